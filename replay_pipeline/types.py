@@ -157,6 +157,9 @@ class TeacherSpec(BaseModel):
     """Short name under which its answers are kept and reported."""
     model: Annotated[str, Field(min_length=1)]
     """Model id as the endpoint knows it, e.g. `deepseek/deepseek-v4-pro`."""
+    answers_as: Annotated[str | None, Field(exclude_if=lambda name: name is None)] = None
+    """What the endpoint calls the model in its answers, where that is another name than `model`, as of
+    a deployment; `*` takes any. A teacher whose first answers are of another model is stopped."""
     base_url: str = "https://openrouter.ai/api/v1"
     """Address of the endpoint, up to and without `/chat/completions`. What is sent there is private:
     plain `http://` is for this machine only."""

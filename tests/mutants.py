@@ -36,7 +36,7 @@ class Room:
     selected: tuple[str, ...] = ("-m", "not slow")
 
 
-MONEY = "ledger database migration reconcile unbooked prices estimates"
+MONEY = "ledger writer scopes lookups books database migration reconcile unbooked prices estimates"
 ROOMS = {
     "ledger": Room(
         tuple(f"replay_pipeline/replay/{name}.py" for name in MONEY.split()),

@@ -18,7 +18,7 @@ from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.support.settings_files import write_settings
 
 PROJECT = SESSIONS_DIR / "-home-mira-code-tideline"
-"""Five of the sample's 22 logs: enough where what counts is not what is in them."""
+"""Five of the sample's 23 logs: enough where what counts is not what is in them."""
 
 
 def pipeline_at(root: Path, **changes: Any) -> Pipeline:

@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-COMMANDS = ("launch", "attach", "logs", "stop", "export", "serve", "tokens")
+COMMANDS = ("launch", "attach", "logs", "stop", "export", "serve", "inspect")
 """First words that are about replicas or a finished model, not about a run in this process."""
 
 
@@ -116,31 +116,37 @@ def _default(overrides: Sequence[str]) -> Path:
     return PRETRAINED_CONFIG if names_model else DEFAULT_CONFIG
 
 
-def _show_tokens(arguments: Sequence[str]) -> int:
+def _inspect(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m trainer tokens",
-        description="Print the tokens of a state's pairs: what is read, and what is scored.",
+        prog="python -m trainer inspect",
+        description="Print pairs as the model sees them: what is read, what is scored, what was cut.",
     )
-    parser.add_argument("--state", required=True, help="id of the state")
-    parser.add_argument("--config", type=Path)
+    parser.add_argument("--rows", type=int, default=3, metavar="N", help="how many (default: 3)")
+    parser.add_argument("--state", metavar="ID", help="the pairs of this state instead")
+    parser.add_argument("--json", action="store_true", help="with token ids, for programs")
+    parser.add_argument("--config", type=Path, help="YAML file, as for a run")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     options = parser.parse_args(arguments)
     with uncollected():
-        from trainer.shown import tokens_of  # noqa: PLC0415 - loads torch
+        from trainer.shown import as_text, inspected  # noqa: PLC0415 - loads torch
 
     try:
         values = read_config(options.config or _default(options.overrides), options.overrides)
-        found = tokens_of(values, options.state)
+        found = inspected(values, state_id=options.state, n_rows=options.rows)
     except TrainerError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    sys.stdout.write(json.dumps(found) + "\n")
+    if not found and not options.json:
+        wanted = f"state {options.state}" if options.state else "pairs"
+        sys.stderr.write(f"error: {values['dataset']} has no {wanted} among its training rows\n")
+        return 2
+    sys.stdout.write((json.dumps(found) if options.json else as_text(found)) + "\n")
     return 0
 
 
 def _command(name: str, arguments: Sequence[str]) -> int:
-    if name == "tokens":
-        return _show_tokens(arguments)
+    if name == "inspect":
+        return _inspect(arguments)
     if name == "serve":
         with uncollected():
             from trainer.model.serve import serve_command  # noqa: PLC0415 - loads torch

@@ -1,6 +1,6 @@
-"""The tokens of single rows, as training sees them: what is read, and what is scored."""
+"""Rows as the model really sees them: what it reads, what is scored, and what a budget took."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,30 @@ from trainer.data.rendering import Renderer
 from trainer.engines.settings_file import read_settings
 from trainer.model.loading import load_tokenizer
 
+__all__ = ["as_text", "inspected"]
 
-def tokens_of(values: Mapping[str, Any], state_id: str) -> list[dict[str, Any]]:
-    """Return the tokens of each pair of a state: ids of the prompt, and those of both sides.
+SIDES = ("chosen", "rejected")
+
+
+def inspected(
+    values: Mapping[str, Any], *, state_id: str | None = None, n_rows: int = 3
+) -> list[dict[str, Any]]:
+    """Return pairs as training sees them: texts and ids of the prompt and of both sides.
 
     Only the tokens of the two sides are scored; the prompt is read and never scored. The tokenizer is
     that of the model in the run's output, else that of the model that is to be trained.
 
     Args:
         values: the settings of a run.
-        state_id: which rows of the dataset.
+        state_id: the state whose pairs are meant; none: the first `n_rows` of the dataset.
+        n_rows: how many, where no state is named.
 
     Raises:
         TrainerConfigError: a setting is wrong, or there is no tokenizer.
         DatasetError: the dataset cannot be read.
     """
     config = read_settings(values)
-    data = load_preference_data(config.dataset)
+    data = load_preference_data(config.dataset, revision=config.revision)
     checkpoint, shared = Path(config.output) / "checkpoint", config.shared
     tokenizer: Any = (
         AutoTokenizer.from_pretrained(str(checkpoint), padding_side="left")
@@ -42,22 +49,56 @@ def tokens_of(values: Mapping[str, Any], state_id: str) -> list[dict[str, Any]]:
         with_tools=shared.render_tools,
         window=shared.prompt_window,
     )
-    found = []
-    for row in data.pairs:
-        if row.get("state_id") != state_id:
-            continue
-        prompt, cut = renderer.prompt(row["prompt"], row.get("tools"), sides=sides_of(row))
-        sides = {side: renderer.response_ids(row[side]) for side in ("chosen", "rejected")}
-        found.append(
-            {
-                "prompt (read, not scored)": _shown(tokenizer, prompt),
-                **{f"{side} (scored)": _shown(tokenizer, ids) for side, ids in sides.items()},
-                "is_prompt_cut": bool(cut),
-                "cut by max_prompt_tokens": str(cut),
-            }
-        )
-    return found
+    rows = [row for row in data.pairs if state_id in (None, row.get("state_id"))]
+    kept = rows if state_id is not None else rows[:n_rows]
+    return [_inspected(renderer, tokenizer, row) for row in kept]
+
+
+def _inspected(renderer: Renderer, tokenizer: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+    prompt, cut = renderer.prompt(row["prompt"], row.get("tools"), sides=sides_of(row))
+    found: dict[str, Any] = {
+        "state_id": row.get("state_id"),
+        "weight": 1.0 if row.get("weight") is None else row["weight"],
+        "prompt (read, not scored)": _shown(tokenizer, prompt),
+    }
+    cuts = {"prompt": str(cut)}
+    for side in SIDES:
+        ids, response_cut = renderer.response(row[side])
+        found[f"{side} (scored)"] = _shown(tokenizer, ids)
+        cuts[side] = str(response_cut)
+    return found | {
+        "is_prompt_cut": bool(cut),
+        "cut by max_prompt_tokens": cuts["prompt"],
+        "cut by max_response_tokens": {side: cuts[side] for side in SIDES},
+        "budget": {
+            "max_prompt_tokens": renderer.max_prompt_tokens,
+            "max_response_tokens": renderer.max_response_tokens,
+        },
+    }
 
 
 def _shown(tokenizer: Any, ids: list[int]) -> dict[str, Any]:
     return {"n_tokens": len(ids), "text": tokenizer.decode(ids), "token_ids": ids}
+
+
+def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Lay inspected rows out for a reader: each part under a line that says what is done with it."""
+    return "\n".join(line for number, row in enumerate(rows, 1) for line in _lines(row, number))
+
+
+def _lines(row: Mapping[str, Any], number: int) -> Iterator[str]:
+    budget, cut = row["budget"], row["cut by max_response_tokens"]
+    prompt = row["prompt (read, not scored)"]
+    yield f"══ row {number}, state {row['state_id']}, weight {row['weight']}"
+    yield (
+        f"── prompt: {prompt['n_tokens']} of {budget['max_prompt_tokens']} tokens, read and not "
+        f"scored; cut: {row['cut by max_prompt_tokens']}"
+    )
+    yield prompt["text"]
+    for side in SIDES:
+        shown = row[f"{side} (scored)"]
+        yield (
+            f"── {side}: {shown['n_tokens']} of {budget['max_response_tokens']} tokens, every one of "
+            f"them scored; cut: {cut[side]}"
+        )
+        yield shown["text"]

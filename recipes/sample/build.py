@@ -53,7 +53,8 @@ def build(out_dir: Path, expected_path: Path) -> list[Story]:
     """Write the sessions, the answers and the README to `out_dir`, the intentions beside it."""
     stories = [*(scenario.tell() for scenario in SCENARIOS), *odd_jobs.stories()]
     for story in stories:
-        story.log.write(out_dir / "sessions")
+        for log in (*story.left, story.log):
+            log.write(out_dir / "sessions")
     answers = [answer for story in stories for answer in story.answers]
     expected = {key: value for story in stories for key, value in story.expected.items()}
     _write(out_dir / "answers.jsonl", "".join(f"{_dumps(answer)}\n" for answer in answers))
@@ -79,12 +80,14 @@ def readme(stories: Sequence[Story]) -> str:
         )
     values = [value for story in stories for value in story.expected.values()]
     counts = Counter(value["outcome"] for value in values)
-    n_with_agents = sum(len(story.session_ids) for story in stories)
+    logs = [log.session_id for story in stories for log in (*story.left, story.log)]
+    sessions = {each for story in stories for each in story.session_ids}
     return template.format(
         table="\n".join(rows),
-        n_sessions=len(stories),
-        n_agents=n_with_agents - len(stories),
-        n_with_agents=n_with_agents,
+        n_conversations=len(stories),
+        n_logs=len(logs),
+        n_agents=len(sessions - set(logs)),
+        n_sessions=len(sessions),
         n_states=len(values),
         table_of_outcomes="\n".join(
             f"| `{name}` | {counts[name]} | {about} |" for name, about in OUTCOMES.items()
@@ -101,7 +104,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     stories = build(options.out, options.expected)
     n_states = sum(len(story.expected) for story in stories)
-    print(f"{len(stories)} sessions, {n_states} states -> {options.out}")
+    n_logs = sum(1 + len(story.left) for story in stories)
+    print(f"{n_logs} sessions, {n_states} states -> {options.out}")
 
 
 def _dumps(value: Any) -> str:

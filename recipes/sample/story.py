@@ -130,6 +130,9 @@ class Story:
     git_branch: str = "main"
     model: str = "claude-sonnet-4-5-20250929"
     log: SessionBuilder = field(init=False)
+    """The session that the story is in now."""
+    left: list[SessionBuilder] = field(default_factory=list)
+    """Sessions that it began in."""
     answers: list[dict[str, Any]] = field(default_factory=list)
     expected: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -151,6 +154,11 @@ class Story:
             model=self.model,
             start=self.start,
         )
+
+    def go_on_in(self, log: SessionBuilder) -> None:
+        """Go on in another session, such as a fork of this one."""
+        self.left.append(self.log)
+        self.log = log
 
     def user(self, text: str) -> str:
         """Let the user say something."""

@@ -38,15 +38,17 @@ from replay_pipeline.replay.calls import (
     encode_row,
 )
 from replay_pipeline.replay.dialects import dialect_of
-from replay_pipeline.replay.engine import Task, answered_row, failed_row
-from replay_pipeline.replay.ledger import BATCH_KEY, Ledger
+from replay_pipeline.replay.ledger import Ledger
+from replay_pipeline.replay.lookups import BATCH_KEY
 from replay_pipeline.replay.openrouter import Client
+from replay_pipeline.replay.outcomes import answered_row, failed_row
 from replay_pipeline.replay.prices import Price, nano, usd
 from replay_pipeline.replay.replies import Answer, Failure, read_reply
 from replay_pipeline.replay.requests import Question, RequestBuilder, with_recorded_names
 from replay_pipeline.replay.run import drained, indexed, lanes_of
 from replay_pipeline.replay.schema import Database
 from replay_pipeline.replay.sizes import Size
+from replay_pipeline.replay.tasks import Task
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.types import ReplayReport, TeacherAction, TeacherSpec, TraceState
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from replay_pipeline.replay.engine import Task
 from replay_pipeline.replay.gates import DEFAULT_GATES
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.prospects import Prospect
 from replay_pipeline.replay.sizes import Learned
+from replay_pipeline.replay.tasks import Task
 from replay_pipeline.types import Message, TeacherSpec
 
 ASSUMED_STUDENT = 0.5

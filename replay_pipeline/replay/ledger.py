@@ -19,24 +19,18 @@ one, so that a hundred calls share one wait for the disk.
 """
 
 import contextlib
-import logging
 import queue
 import socket
 import threading
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from itertools import islice
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay.calls import (
-    DisputedCall,
     Found,
     InDoubt,
     Known,
@@ -45,52 +39,14 @@ from replay_pipeline.replay.calls import (
     Refused,
     Reserved,
     Settlement,
-    decode_row,
-    encode_row,
 )
 from replay_pipeline.replay.database import connect
-from replay_pipeline.replay.prices import usd
+from replay_pipeline.replay.lookups import find_calls, find_lost, iso, now
 from replay_pipeline.replay.schema import Database
-from replay_pipeline.replay.unbooked import Pair, Unbooked, name_of
-
-logger = logging.getLogger(__name__)
+from replay_pipeline.replay.scopes import count_under, load_scopes, open_scopes, unknown_calls
+from replay_pipeline.replay.writer import Leaving, Settling, Waiting, Writer
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Scope:
-    limit: int | None
-    spent: int
-    held: int
-    unknown: int
-    overrun: int
-
-    def fits(self, amount: int) -> bool:
-        return self.limit is None or self.spent + self.held + self.unknown + amount <= self.limit
-
-    def can_ever_fit(self, amount: int) -> bool:
-        # Held money may come back, all but what calls cost; lost calls may keep theirs.
-        return self.limit is None or self.spent + self.unknown + amount <= self.limit
-
-
-@dataclass(slots=True)
-class _Waiting:
-    call: NewCall
-    future: "Future[Reserved | Refused | Known | InDoubt]"
-
-
-@dataclass(slots=True)
-class _Settling:
-    settlement: Settlement
-    future: "Future[None]"
-
-
-@dataclass(slots=True)
-class _Sending:
-    call_id: int
-    sent_by: datetime
-    future: "Future[None]"
 
 
 @dataclass(slots=True)
@@ -100,9 +56,6 @@ class _Doing:
 
 
 _STOP = object()
-_SEPARATOR = "\n"
-_BOOKED_KEY = "unbooked:"
-"""Under this key and its name the ledger notes an answer of a side file that it has booked."""
 _POLL_S = 0.05
 _ORPHAN_CHECKS_EVERY = 20
 
@@ -112,19 +65,15 @@ class Ledger:
 
     def __init__(self, url: str | Path, *, is_durable: bool = True) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._waiting: deque[_Waiting] = deque()
-        self._give_up: set[str] = set()
-        self._n_issued = 0
         self._n_polls = 0
-        self._in_flight: dict[int, NewCall] = {}
         self._database = connect(url, is_durable=is_durable)
         self.url = self._database.name
         try:
             self.owner = self._register()
+            self._writer = Writer(self._database, self.owner)
             with self._database.transaction():
-                self._adopt_orphans(self._database)
-            self._unbooked = Unbooked(self.url, self.owner)
-            self._book_unbooked()
+                self._writer.adopt_orphans(self._database)
+            self._writer.book_unbooked()
         except BaseException:
             self._database.close()
             raise
@@ -151,19 +100,19 @@ class Ledger:
         another living process has in flight is waited for.
         """
         future: Future[Reserved | Refused | Known | InDoubt] = Future()
-        self._queue.put(_Waiting(call, future))
+        self._queue.put(Waiting(call, future))
         return future
 
     def settle(self, settlement: Settlement) -> "Future[None]":
         """Book what a call cost together with its answer; done once both are on disk."""
         future: Future[None] = Future()
-        self._queue.put(_Settling(settlement, future))
+        self._queue.put(Settling(settlement, future))
         return future
 
     def sending(self, call_id: int, sent_by: datetime) -> "Future[None]":
         """Note that a call leaves later than its reservation said: by `sent_by`."""
         future: Future[None] = Future()
-        self._queue.put(_Sending(call_id, sent_by, future))
+        self._queue.put(Leaving(call_id, sent_by, future))
         return future
 
     def do(self, action: Callable[[Database], T]) -> "Future[T]":
@@ -176,7 +125,7 @@ class Ledger:
         """Refuse every reservation that `run_id` waits for, now and later."""
 
         def forget(_: Database) -> None:
-            self._give_up.add(run_id)
+            self._writer.give_up(run_id)
 
         self.do(forget)
 
@@ -192,7 +141,7 @@ class Ledger:
             limits: nano-dollars by scope; `None` lifts the limit.
             by: who sets them: a run, or a command. Every change is kept in the table `limits`.
         """
-        self.do(lambda database: _open_scopes(database, names, limits, by=by)).result()
+        self.do(lambda database: open_scopes(database, names, limits, by=by)).result()
 
     def open_run(
         self, run_id: str, limit: int, *, carried_nano: int = 0, lost: Iterable[LostCall] = ()
@@ -210,11 +159,11 @@ class Ledger:
 
         def open_it(database: Database) -> None:
             limits = {name: max(0, limit - carried_nano)}
-            _open_scopes(database, (), limits, carried_nano=carried_nano)
+            open_scopes(database, (), limits, carried_nano=carried_nano)
             adopted = [each.call_id for each in lost if each.run_id != run_id]
             reserved = sum(
-                _count_under(database, row, name)
-                for row in _unknown_calls(database, adopted)
+                count_under(database, row, name)
+                for row in unknown_calls(database, adopted)
                 if name not in row.scopes
             )
             # They were allowed when they were sent: they must not break the check here.
@@ -232,7 +181,7 @@ class Ledger:
         def read(database: Database) -> tuple[int, datetime | None]:
             lost = [call for calls in find_lost(database).values() for call in calls]
             due = [call.due_at for call in lost if scope in call.scopes]
-            return _load_scopes(database, [scope])[scope].unknown, max(due, default=None)
+            return load_scopes(database, [scope])[scope].unknown, max(due, default=None)
 
         return self.do(read).result()
 
@@ -248,7 +197,7 @@ class Ledger:
             with self._database.transaction():
                 [(owner,)] = self._database.query(
                     "insert into owners(opened_at, host) values(?, ?) returning id",
-                    (_iso(_now()), socket.gethostname()),
+                    (iso(now()), socket.gethostname()),
                 )
             # The lock may be held by a process whose ledger was deleted and is made anew here.
             if self._database.claim(owner):
@@ -261,28 +210,28 @@ class Ledger:
             if _STOP in batch:
                 is_open = False
                 batch = [each for each in batch if each is not _STOP]
-            self._waiting.extend(each for each in batch if isinstance(each, _Waiting))
+            self._writer.waiting.extend(each for each in batch if isinstance(each, Waiting))
             for each in batch:
                 if isinstance(each, _Doing):
                     self._do(each)
-            self._note_sending([each for each in batch if isinstance(each, _Sending)])
-            self._book([each for each in batch if isinstance(each, _Settling)])
-        for waiting in self._waiting:
+            self._writer.note_leaving([each for each in batch if isinstance(each, Leaving)])
+            self._writer.book([each for each in batch if isinstance(each, Settling)])
+        for waiting in self._writer.waiting:
             waiting.future.set_exception(LedgerError(f"{self.url}: the ledger was closed"))
         with contextlib.suppress(LedgerError), self._database.transaction():
-            self._lose(self._database, self.owner)
+            self._writer.lose(self._database, self.owner)
         self._database.close()
 
     def _next_batch(self) -> list[Any]:
         batch: list[Any] = []
         with contextlib.suppress(queue.Empty):
-            batch.append(self._queue.get(timeout=_POLL_S if self._waiting else None))
+            batch.append(self._queue.get(timeout=_POLL_S if self._writer.waiting else None))
             while True:
                 batch.append(self._queue.get_nowait())
         if not batch:
             self._n_polls += 1
             if self._n_polls % _ORPHAN_CHECKS_EVERY == 0:
-                batch.append(_Doing(self._adopt_orphans, Future()))
+                batch.append(_Doing(self._writer.adopt_orphans, Future()))
         return batch
 
     def _do(self, doing: _Doing) -> None:
@@ -293,594 +242,3 @@ class Ledger:
             doing.future.set_exception(error)
         else:
             doing.future.set_result(result)
-
-    def _note_sending(self, sending: list[_Sending]) -> None:
-        if not sending:
-            return
-        rows = [
-            (
-                _iso(each.sent_by),
-                _iso(each.sent_by + timedelta(seconds=call.timeout_s)),
-                each.call_id,
-            )
-            for each in sending
-            if (call := self._in_flight.get(each.call_id))
-        ]
-        try:
-            with self._database.transaction():
-                self._database.run_many(_SENDING, rows)
-        except Exception as error:  # noqa: BLE001 (raised again where the result is awaited)
-            for each in sending:
-                each.future.set_exception(error)
-        else:
-            for each in sending:
-                each.future.set_result(None)
-
-    def _book(self, settling: list[_Settling]) -> None:
-        """Settle and reserve in one transaction; tell nobody before it is committed."""
-        if not settling and not self._waiting:
-            return
-        try:
-            self._transact(settling)
-        except Exception as error:  # noqa: BLE001 (raised again where the result is awaited)
-            for waiting in self._waiting:
-                waiting.future.set_exception(error)
-            was_alone, self._waiting = not self._waiting, deque()
-            if settling and was_alone:
-                self._keep(settling, error)
-            else:
-                # What is paid for must not fail because a reservation did.
-                self._book(settling)
-
-    def _transact(self, settling: list[_Settling]) -> None:
-        told: list[tuple[Future[Any], Any]] = []
-        still_waiting = deque(self._waiting)
-        with self._database.transaction():
-            calls = self._calls_of(settling)
-            lost = find_lost(self._database, [w.call.request_sha for w in still_waiting])
-            scopes = _Scopes(self._database)
-            # All scopes are locked at once and in order: no two processes wait in a circle.
-            scopes.load(
-                name
-                for scopes_of_one in [
-                    *(call.scopes for call in calls.values()),
-                    *(waiting.call.scopes for waiting in still_waiting),
-                    *(each.scopes for several in lost.values() for each in several),
-                ]
-                for name in scopes_of_one
-            )
-            self._settle_all(scopes, calls, settling)
-            self._reserve_all(scopes, still_waiting, told, lost, calls.keys())
-            scopes.save()
-        self._waiting = still_waiting
-        for each in settling:
-            self._in_flight.pop(each.settlement.call_id, None)
-            each.future.set_result(None)
-        for future, result in told:
-            future.set_result(result)
-
-    def _keep(self, settling: list[_Settling], error: Exception) -> None:
-        """Write answers that can't be booked to a side file, for the next start to book."""
-        pairs = [
-            (self._in_flight[each.settlement.call_id], each.settlement)
-            for each in settling
-            if each.settlement.call_id in self._in_flight
-        ]
-        place = self._unbooked.keep(pairs)
-        told = LedgerError(f"{error}; {len(pairs)} answers wait in {place} and are booked by the "
-                           "next run")  # fmt: skip
-        for each in settling:
-            each.future.set_exception(told)
-
-    def _book_unbooked(self) -> None:
-        """Book what an earlier process could not; each answer once, whoever else opens the ledger."""
-        with self._database.transaction():
-            for path, pairs in self._unbooked.left_behind(self._database.is_alive):
-                self._book_kept(self._not_yet_booked(pairs))
-                path.unlink(missing_ok=True)
-                logger.warning("%s: %d answers of %s are booked", self.url, len(pairs), path)
-
-    def _not_yet_booked(self, pairs: Iterable[Pair]) -> list[Pair]:
-        """Leave out what a process booked that died before its file was gone."""
-        return [
-            pair
-            for pair in pairs
-            if self._database.query(
-                "insert into ledger(key, value) values(?, ?) on conflict(key) do nothing returning key",
-                (f"{_BOOKED_KEY}{name_of(pair)}", _iso(_now())),
-            )
-        ]
-
-    def _book_kept(self, pairs: Sequence[Pair]) -> None:
-        known = _load_calls(self._database, [settlement.call_id for _, settlement in pairs])
-        here = [
-            _Settling(settlement, Future())
-            for call, settlement in pairs
-            if (found := known.get(settlement.call_id))
-            and found.request_sha == call.request_sha
-            and found.state in ("open", "unknown")
-        ]
-        scopes = _Scopes(self._database)
-        calls = self._calls_of(here)
-        scopes.load(name for call in calls.values() for name in call.scopes)
-        self._settle_all(scopes, calls, here)
-        scopes.save()
-        for call, settlement in pairs:
-            found = known.get(settlement.call_id)
-            if found is None or found.request_sha != call.request_sha:
-                self._book_of_another_ledger(call, settlement)
-
-    def _book_of_another_ledger(self, call: NewCall, settlement: Settlement) -> None:
-        """Book an answer whose ledger was lost: its money is spent, whatever the limits say."""
-        if settlement.state not in ("answered", "failed"):
-            return
-        cost = settlement.cost_nano
-        _open_scopes(self._database, call.scopes, {})
-        for name in sorted(call.scopes):
-            self._database.query(
-                "update scopes set spent = spent + ?, overrun = overrun + ? where name = ?",
-                (cost, cost, name),
-            )
-        row = (*self._new_row(call, self._issue(), _now()), "answered")
-        self._database.run_many(_INSERT, [row])
-        self._database.run_many(_SETTLE, [(*_settled(settlement, call), row[0])])
-
-    def _calls_of(self, settling: list[_Settling]) -> "dict[int, _Call]":
-        settlements = [each.settlement for each in settling]
-        ids = [s.call_id for s in settlements] + [i for s in settlements for i in s.recovers]
-        return _load_calls(self._database, ids)
-
-    def _settle_all(
-        self, scopes: "_Scopes", calls: "dict[int, _Call]", settling: list[_Settling]
-    ) -> None:
-        rows: list[tuple[Any, ...]] = []
-        withdrawn: list[tuple[Any, ...]] = []
-        settled: set[int] = set()
-        for each in (each.settlement for each in settling):
-            call = calls.get(each.call_id)
-            if call is None or call.state not in ("open", "unknown"):
-                if each.call_id not in self._in_flight or each.call_id in settled:
-                    continue  # what became of it has been found out, perhaps by another process
-                raise LedgerError(f"{self.url}: call {each.call_id} is not open")
-            scopes.settle(call, each)
-            calls[call.id] = replace(call, state=each.state)
-            settled.add(call.id)
-            if each.state == "withdrawn":
-                withdrawn.append((each.call_id,))
-            else:
-                sent = self._in_flight.get(each.call_id, call)
-                rows.append((*_settled(each, sent), each.call_id))
-            for lost in (calls[i] for i in each.recovers if i in calls):
-                if lost.state == "unknown":
-                    scopes.release(lost.scopes, lost.reserved)
-                    calls[lost.id] = replace(lost, state="recovered")
-                    rows.append(_recovered(lost.id))
-        if withdrawn:
-            self._database.run_many("delete from calls where id = ?", withdrawn)
-        if rows:
-            self._database.run_many(_SETTLE, rows)
-
-    def _reserve_all(
-        self,
-        scopes: "_Scopes",
-        waiting: deque[_Waiting],
-        told: list[tuple[Future[Any], Any]],
-        lost: Mapping[str, tuple[LostCall, ...]],
-        just_settled: Iterable[int],
-    ) -> None:
-        if not waiting:
-            return
-        decided, busy = _elsewhere(self._database, [each.call.request_sha for each in waiting])
-        blocked: set[str] = set()
-        rows: list[tuple[Any, ...]] = []
-        recovered: list[tuple[Any, ...]] = []
-        now = _now()
-        for _ in range(len(waiting)):
-            each = waiting.popleft()
-            call = each.call
-            mine = [
-                one for one in lost.get(call.request_sha, ()) if one.call_id not in just_settled
-            ]
-            taken = mine if call.takes_over else []
-            if (clear := self._clear(call, decided, mine)) is not None:
-                told.append((each.future, clear))
-            elif call.request_sha in busy:
-                waiting.append(each)
-            elif scope := scopes.never(call, taken):
-                told.append((each.future, Refused(scope=scope)))
-            elif (full := scopes.full(call, taken)) or not blocked.isdisjoint(call.scopes):
-                if not call.is_patient:
-                    told.append((each.future, Refused(scope=full[0] if full else call.scopes[0])))
-                    continue
-                # First come, first served: whoever waits for a scope keeps later ones waiting.
-                blocked.update(full if blocked.isdisjoint(call.scopes) else ())
-                waiting.append(each)
-            else:
-                for one in taken:
-                    scopes.release(one.scopes, one.reserved_nano)
-                    recovered.append(_recovered(one.call_id))
-                call_id = self._issue()
-                scopes.hold(call)
-                busy.add(call.request_sha)
-                self._in_flight[call_id] = call
-                rows.append((*self._new_row(call, call_id, now), "open"))
-                reserved = Reserved(
-                    call_id=call_id, reserved_nano=call.reserved_nano, sent_by=now + call.slack
-                )
-                told.append((each.future, reserved))
-        if rows:
-            self._database.run_many(_INSERT, rows)
-        if recovered:
-            self._database.run_many(_SETTLE, recovered)
-
-    def _clear(
-        self, call: NewCall, decided: Mapping[str, Known], lost: Sequence[LostCall]
-    ) -> Known | Refused | InDoubt | None:
-        """Say what is clear without looking at the money."""
-        if known := decided.get(call.request_sha):
-            return known
-        if call.run_id in self._give_up:
-            return Refused(scope="stopped")
-        if not {one.call_id for one in lost} <= {*call.lost}:
-            return InDoubt(lost=tuple(lost))
-        return None
-
-    def _new_row(self, call: NewCall, call_id: int, now: datetime) -> tuple[Any, ...]:
-        return (
-            call_id, call.request_sha, call.state_id, call.teacher, call.model, call.run_id,
-            call.partition, _SEPARATOR.join(call.scopes), self.owner, call.reserved_nano,
-            _iso(now), _iso(now + call.slack),
-            _iso(now + call.slack + timedelta(seconds=call.timeout_s)), call.body_sha,
-        )  # fmt: skip
-
-    def _issue(self) -> int:
-        self._n_issued += 1
-        return (self.owner << 32) + self._n_issued
-
-    def _adopt_orphans(self, database: Database) -> int:
-        """Mark the calls of dead owners as unknown; their reservations stay."""
-        owners = database.query("select distinct owner from calls where state = 'open'")
-        dead = [
-            owner for (owner,) in owners if owner != self.owner and not database.is_alive(owner)
-        ]
-        return sum(self._lose(database, owner) for owner in dead)
-
-    def _lose(self, database: Database, owner: int) -> int:
-        """Move every open call of `owner` from held to unknown."""
-        rows = database.query(
-            "update calls set state = 'unknown' where owner = ? and state = 'open' "
-            "returning scopes, reserved",
-            (owner,),
-        )
-        moved: dict[str, int] = defaultdict(int)
-        for names, reserved in rows:
-            for name in names.split(_SEPARATOR):
-                moved[name] += reserved
-        for name in sorted(moved):
-            database.query(
-                "update scopes set held = held - ?, unknown = unknown + ? where name = ?",
-                (moved[name], moved[name], name),
-            )
-        if rows:
-            logger.warning(
-                "%s: %d calls of a process that died have an unknown outcome; they count at their "
-                "full reservation until they are asked again",
-                self.url, len(rows),
-            )  # fmt: skip
-        return len(rows)
-
-
-_INSERT = (
-    "insert into calls(id, request_sha, state_id, teacher, model, run_id, trace_batch, scopes, "
-    "owner, reserved, intent_at, sent_at, due_at, body_sha, state) "
-    "values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
-_SENDING = "update calls set sent_at = ?, due_at = ? where id = ? and state = 'open'"
-_SETTLE = (
-    "update calls set state = ?, cost = ?, n_attempts = ?, is_lasting = ?, is_overrun = ?, "
-    "settled_at = ?, error_code = ?, row = ?, response = ?, generation_id = ?, disputed = ?, "
-    "sent_at = coalesce(?, sent_at), due_at = coalesce(?, due_at) where id = ?"
-)
-
-
-def _settled(settlement: Settlement, call: "NewCall | _Call") -> tuple[Any, ...]:
-    cost, sent_at, due_at = settlement.cost_nano, None, None
-    is_mine = isinstance(call, NewCall)
-    if settlement.sent_at and is_mine:
-        sent_at = _iso(settlement.sent_at)
-        due_at = _iso(settlement.sent_at + timedelta(seconds=call.timeout_s))
-    return (
-        settlement.state, cost, settlement.n_attempts, int(settlement.is_lasting),
-        int(cost > (call.reserved_nano if is_mine else call.reserved)), _iso(_now()),
-        settlement.error_code, settlement.row, settlement.response, settlement.generation_id,
-        settlement.disputed, sent_at, due_at,
-    )  # fmt: skip
-
-
-def _recovered(call_id: int) -> tuple[Any, ...]:
-    return ("recovered", 0, 1, 0, 0, _iso(_now()), *[None] * 7, call_id)
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    id: int
-    request_sha: str
-    state: str
-    reserved: int
-    scopes: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class _Scopes:
-    """The scopes that one transaction touches, changed in memory and saved once."""
-
-    database: Database
-    known: dict[str, _Scope] = field(default_factory=dict)
-    changed: set[str] = field(default_factory=set)
-
-    def load(self, names: Iterable[str]) -> None:
-        missing = sorted(set(names) - self.known.keys())
-        if missing:
-            self.known |= _load_scopes(self.database, missing)
-
-    def settle(self, call: _Call, settlement: Settlement) -> None:
-        for name in call.scopes:
-            scope = self.known[name]
-            if call.state == "open":
-                scope.held -= call.reserved
-            else:
-                scope.unknown -= call.reserved
-            if settlement.state == "unknown":
-                scope.unknown += call.reserved
-            else:
-                scope.spent += settlement.cost_nano
-                scope.overrun += max(0, settlement.cost_nano - call.reserved)
-        self.changed.update(call.scopes)
-
-    def release(self, names: Iterable[str], amount: int) -> None:
-        for name in names:
-            self.known[name].unknown -= amount
-            self.changed.add(name)
-
-    def never(self, call: NewCall, taken: Sequence[LostCall]) -> str | None:
-        for name in call.scopes:
-            if not self.known[name].can_ever_fit(_asked(call, taken, name)):
-                return name
-        return None
-
-    def full(self, call: NewCall, taken: Sequence[LostCall]) -> list[str]:
-        return [
-            name for name in call.scopes if not self.known[name].fits(_asked(call, taken, name))
-        ]
-
-    def hold(self, call: NewCall) -> None:
-        for name in call.scopes:
-            self.known[name].held += call.reserved_nano
-        self.changed.update(call.scopes)
-
-    def save(self) -> None:
-        if self.changed:
-            self.database.run_many(
-                "update scopes set spent = ?, held = ?, unknown = ?, overrun = ? where name = ?",
-                [
-                    (scope.spent, scope.held, scope.unknown, scope.overrun, name)
-                    for name in sorted(self.changed)
-                    for scope in (self.known[name],)
-                ],
-            )
-
-
-def _asked(call: NewCall, taken: Sequence[LostCall], scope: str) -> int:
-    """Count what a call needs under a scope beyond what it takes over there."""
-    return call.reserved_nano - sum(one.reserved_nano for one in taken if scope in one.scopes)
-
-
-def _open_scopes(
-    database: Database,
-    names: Iterable[str],
-    limits: Mapping[str, int | None],
-    *,
-    by: str | None = None,
-    carried_nano: int = 0,
-) -> None:
-    for name in sorted({*names, *limits}):
-        database.query("insert into scopes(name) values(?) on conflict(name) do nothing", (name,))
-        if name not in limits:
-            continue
-        limit = limits[name]
-        [scope] = _load_scopes(database, [name]).values()
-        in_use = scope.spent + scope.held + scope.unknown - scope.overrun
-        # The check must hold for what is in use already when a limit is lowered below it.
-        database.query(
-            "update scopes set limit_nano = ?, ceiling_nano = ?, carried_nano = ? where name = ?",
-            (limit, None if limit is None else max(limit, in_use), carried_nano, name),
-        )
-        if by is not None and limit != scope.limit:
-            database.query(
-                "insert into limits(set_at, scope, limit_nano, set_by) values(?, ?, ?, ?)",
-                (_iso(_now()), name, limit, by),
-            )
-
-
-def find_calls(database: Database, request_shas: Sequence[str]) -> Found:
-    """Find what is known of these requests: answers, lost calls, and what all has cost."""
-    decided: dict[str, Known] = {}
-    booked: dict[str, bytes] = {}
-    paid: Counter[str] = Counter()
-    for chunk in _chunks(request_shas):
-        rows = database.query(
-            "select request_sha, run_id, state, is_lasting, cost, row from calls "
-            f"where state in ('answered', 'failed') and request_sha in ({_marks(chunk)}) "
-            "order by id",
-            chunk,
-        )
-        for sha, run_id, state, is_lasting, cost, row in rows:
-            paid[run_id] += cost
-            if state == "answered" or is_lasting:
-                decided[sha] = Known(
-                    request_sha=sha, run_id=run_id, cost_nano=cost, row=bytes(row or b"null")
-                )
-            elif cost and row:
-                booked[sha] = bytes(row)
-    return Found(decided, find_lost(database, request_shas), booked, paid)
-
-
-def find_lost(
-    database: Database, request_shas: Sequence[str] | None = None
-) -> dict[str, tuple[LostCall, ...]]:
-    """Find the lost calls of these requests, or of all, by request."""
-    found: dict[str, tuple[LostCall, ...]] = {}
-    for chunk in [None] if request_shas is None else _chunks(request_shas):
-        rows = database.query(
-            "select request_sha, id, state_id, teacher, model, run_id, scopes, reserved, "
-            "coalesce(sent_at, intent_at), due_at, error_code, generation_id, body_sha "
-            "from calls where state = 'unknown'"
-            + ("" if chunk is None else f" and request_sha in ({_marks(chunk)})")
-            + " order by id",
-            chunk or (),
-        )
-        for sha, call_id, state_id, teacher, model, run_id, scopes, reserved, *times, error, gen, body in rows:  # fmt: skip
-            sent_at, due_at = times
-            call = LostCall(
-                call_id=call_id,
-                request_sha=sha,
-                state_id=state_id,
-                teacher=teacher,
-                model=model,
-                run_id=run_id,
-                scopes=tuple(scopes.split(_SEPARATOR)),
-                reserved_nano=reserved,
-                sent_at=datetime.fromisoformat(sent_at),
-                due_at=datetime.fromisoformat(due_at),
-                error_code=error,
-                generation_id=gen,
-                body_sha=body,
-            )
-            found[sha] = (*found.get(sha, ()), call)
-    return found
-
-
-def find_disputed(database: Database) -> list[DisputedCall]:
-    """Find the calls that are booked at their bound because their cost is not believed."""
-    rows = database.query(
-        "select id, state_id, teacher, model, cost, disputed, coalesce(sent_at, intent_at), "
-        "coalesce(due_at, intent_at), generation_id from calls where disputed is not null order by id"
-    )
-    return [
-        DisputedCall(
-            call_id=call_id,
-            state_id=state_id,
-            teacher=teacher,
-            model=model,
-            cost_nano=cost,
-            why=why,
-            sent_at=datetime.fromisoformat(sent_at),
-            due_at=datetime.fromisoformat(due_at),
-            generation_id=generation_id,
-        )
-        for call_id, state_id, teacher, model, cost, why, sent_at, due_at, generation_id in rows
-    ]
-
-
-def end_dispute(database: Database, call: DisputedCall, cost_nano: int) -> None:
-    """Book a disputed call at `cost_nano` for good, in all its scopes and in its row."""
-    [(scopes, reserved, cost, row)] = database.query(
-        "select scopes, reserved, cost, row from calls where id = ?", (call.call_id,)
-    )
-    names = sorted(scopes.split(_SEPARATOR))
-    _load_scopes(database, names)  # locked in order, as everywhere
-    over = max(0, cost_nano - reserved) - max(0, cost - reserved)
-    for name in names:
-        database.query(
-            "update scopes set spent = spent + ?, overrun = overrun + ? where name = ?",
-            (cost_nano - cost, over, name),
-        )
-    answer = replace(decode_row(bytes(row)), cost_usd=usd(cost_nano))
-    database.query(
-        "update calls set disputed = null, cost = ?, is_overrun = ?, row = ? where id = ?",
-        (cost_nano, int(cost_nano > reserved), encode_row(answer), call.call_id),
-    )
-
-
-BATCH_KEY = "batch:"
-"""Under this key and its name the ledger notes a batch that was handed in."""
-
-
-def batched_requests(database: Database) -> set[str]:
-    """Requests that wait in a batch for their answer."""
-    rows = database.query("select value from ledger where key like ?", (f"{BATCH_KEY}%",))
-    return {sha for (value,) in rows for sha in msgspec.json.decode(value)["calls"]}
-
-
-def _elsewhere(database: Database, shas: list[str]) -> tuple[dict[str, Known], set[str]]:
-    """Requests answered meanwhile, and requests that are in flight."""
-    decided: dict[str, Known] = {}
-    busy: set[str] = set()
-    for chunk in _chunks(shas):
-        rows = database.query(
-            "select request_sha, run_id, state, cost, row from calls "
-            f"where state in ('answered', 'open') and request_sha in ({_marks(chunk)})",
-            chunk,
-        )
-        for sha, run_id, state, cost, row in rows:
-            if state == "open":
-                busy.add(sha)
-            else:
-                decided[sha] = Known(request_sha=sha, run_id=run_id, cost_nano=cost, row=bytes(row))
-    return decided, busy
-
-
-def _load_scopes(database: Database, names: Sequence[str]) -> dict[str, _Scope]:
-    rows: list[Any] = []
-    lock = " for update" if database.name.startswith("postgres") else ""
-    for chunk in _chunks(names):
-        rows += database.query(
-            "select name, limit_nano, spent, held, unknown, overrun from scopes "
-            f"where name in ({_marks(chunk)}) order by name{lock}",
-            chunk,
-        )
-    if len(rows) != len(names):
-        missing = set(names) - {row[0] for row in rows}
-        raise LedgerError(f"{database.name}: no scope {', '.join(sorted(missing))}")
-    return {name: _Scope(*numbers) for name, *numbers in rows}
-
-
-def _unknown_calls(database: Database, ids: Sequence[int]) -> "list[_Call]":
-    return [call for call in _load_calls(database, ids).values() if call.state == "unknown"]
-
-
-def _count_under(database: Database, call: "_Call", scope: str) -> int:
-    """Count a lost call under one more scope; give back what it holds."""
-    scopes = _SEPARATOR.join((*call.scopes, scope))
-    database.query("update calls set scopes = ? where id = ?", (scopes, call.id))
-    return call.reserved
-
-
-def _load_calls(database: Database, ids: Sequence[int]) -> dict[int, _Call]:
-    calls = {}
-    for chunk in _chunks(ids):
-        rows = database.query(
-            f"select id, request_sha, state, reserved, scopes from calls where id in ({_marks(chunk)})",
-            chunk,
-        )
-        for call_id, sha, state, reserved, scopes in rows:
-            calls[call_id] = _Call(call_id, sha, state, reserved, tuple(scopes.split(_SEPARATOR)))
-    return calls
-
-
-def _chunks(items: Iterable[Any], size: int = 500) -> Iterable[list[Any]]:
-    iterator = iter(items)
-    while chunk := list(islice(iterator, size)):
-        yield chunk
-
-
-def _marks(chunk: Sequence[Any]) -> str:
-    return ",".join("?" * len(chunk))
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
-def _iso(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds")

@@ -11,16 +11,12 @@ from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay.asking import keys_of
 from replay_pipeline.replay.calls import DisputedCall, LostCall
 from replay_pipeline.replay.database import exists
-from replay_pipeline.replay.engine import settled_lost
-from replay_pipeline.replay.ledger import (
-    Ledger,
-    batched_requests,
-    end_dispute,
-    find_disputed,
-    find_lost,
-)
+from replay_pipeline.replay.ledger import Ledger
+from replay_pipeline.replay.lookups import batched_requests, find_disputed, find_lost
 from replay_pipeline.replay.openrouter import Client, run_apart
+from replay_pipeline.replay.outcomes import settled_lost
 from replay_pipeline.replay.prices import usd
+from replay_pipeline.replay.scopes import end_dispute
 from replay_pipeline.types import TeacherSpec
 
 

@@ -186,6 +186,8 @@ LASTING_CODES = frozenset(
 
 NO_COMPLETION = "no_completion"
 """The code of a reply that no chat endpoint sends."""
+OTHER_MODEL = "other_model"
+"""The code of a first answer that another model gave than the one that was asked."""
 
 _CONTEXT_WORDS = re.compile(
     r"context (length|window|size)|maximum context|too many tokens|prompt is too long|"

@@ -11,11 +11,12 @@ from replay_pipeline.reliability.worth import Rule
 from replay_pipeline.replay.asking import Asking
 from replay_pipeline.replay.buying import Buyer, Choice, Market, Place, outcome_of
 from replay_pipeline.replay.calls import Found
-from replay_pipeline.replay.engine import Engine, Task
+from replay_pipeline.replay.engine import Engine
 from replay_pipeline.replay.estimates import n_bytes_written
 from replay_pipeline.replay.gates import Gates
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.sizes import Learned
+from replay_pipeline.replay.tasks import Task
 from replay_pipeline.types import GateReport, TeacherSpec, TraceState
 
 Lanes = list[tuple[TeacherSpec, deque[Task]]]

@@ -27,10 +27,11 @@ from replay_pipeline.replay.board import Board
 from replay_pipeline.replay.buying import Place
 from replay_pipeline.replay.calls import Found, Known, decode_row
 from replay_pipeline.replay.database import exists
-from replay_pipeline.replay.engine import Engine, Task
+from replay_pipeline.replay.engine import Engine
 from replay_pipeline.replay.estimates import Estimate, forecast
 from replay_pipeline.replay.gates import is_error_site
-from replay_pipeline.replay.ledger import Ledger, batched_requests
+from replay_pipeline.replay.ledger import Ledger
+from replay_pipeline.replay.lookups import batched_requests
 from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.prospects import prospect
@@ -38,6 +39,7 @@ from replay_pipeline.replay.replies import LASTING_CODES
 from replay_pipeline.replay.requests import Prefix, RequestBuilder
 from replay_pipeline.replay.rounds import Rounds, asked_by, coverage, place_of
 from replay_pipeline.replay.sizes import Learned, add_learned, read_learned
+from replay_pipeline.replay.tasks import Task
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.types import (
     GateReport,
@@ -409,11 +411,9 @@ class _Replay:
                 if _may_answer_now(found.decided.get(task.question.sha), teacher):
                     del found.decided[task.question.sha]
         self.batched = await asyncio.wrap_future(ledger.do(batched_requests))
-        keys: dict[str, SecretStr | None] = {}
-        prices: dict[str, Price] = {}
-        if self.limit_nano and any(sha not in found.decided for sha in shas):
-            keys = keys_of(self.teachers)
-            prices = await fetch_prices(self.teachers, self.asking, keys=keys, stop=self.stop)
+        keys, prices = await self._keys_and_prices(
+            is_answered=all(sha in found.decided for sha in shas)
+        )
         async with Client(
             max_connections=self.asking.max_concurrency,
             stop=self.stop,
@@ -454,7 +454,7 @@ class _Replay:
                     await (rounds.run(open_lanes) if is_in_rounds else engine.run(open_lanes))
                 finally:
                     gc.unfreeze()
-                    new = engine.newly_learned
+                    new = engine.books.newly_learned
                     await asyncio.wrap_future(
                         ledger.do(lambda database: add_learned(database, self.teachers, new))
                     )
@@ -463,6 +463,15 @@ class _Replay:
                     engine.skip(task, "budget")
         held = await asyncio.to_thread(ledger.held_by_lost, f"run:{engine.run_id}")
         return self._report(engine, expected, *held)
+
+    async def _keys_and_prices(
+        self, *, is_answered: bool
+    ) -> tuple[dict[str, SecretStr | None], dict[str, Price]]:
+        """Return what calls need; nothing where there will be none."""
+        if is_answered or not self.limit_nano:
+            return {}, {}
+        keys = keys_of(self.teachers)
+        return keys, await fetch_prices(self.teachers, self.asking, keys=keys, stop=self.stop)
 
     def _rounds(
         self, engine: Engine, prices: Mapping[str, Price], found: Found, *, is_by_value: bool
@@ -569,7 +578,7 @@ class _Replay:
             n_sent=engine.n_sent,
             n_cached=engine.n_cached,
             spent_usd=round(math.fsum(action.cost_usd for action in actions), 9),
-            newly_spent_usd=usd(engine.newly_spent_nano),
+            newly_spent_usd=usd(engine.books.newly_spent_nano),
             max_total_usd=usd(self.limit_nano),
             stop_reason=_stop_reason(engine),
             skipped=dict(engine.skipped),
@@ -581,10 +590,11 @@ class _Replay:
             gates=self._gate_reports(),
             coverage=coverage(self.places, asked),
             asked_by=asked_by(self.places, asked),
-            n_overruns=engine.n_overruns,
-            n_disputed=engine.n_disputed,
+            n_overruns=engine.books.n_overruns,
+            n_disputed=engine.books.n_disputed,
             stopped_teachers={
-                name: failure.message for name, failure in engine.stopped_teachers.items()
+                name: failure.message
+                for name, failure in engine.dispatcher.stopped_teachers.items()
             },
         )
 
@@ -623,4 +633,4 @@ def _stop_reason(
         return "stopped"
     if engine.skipped["budget"]:
         return "budget"
-    return "teacher_stopped" if engine.stopped_teachers else "completed"
+    return "teacher_stopped" if engine.dispatcher.stopped_teachers else "completed"

@@ -1,5 +1,6 @@
 """What a ledger holds: money by scope, calls by state."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -112,26 +113,13 @@ def ledger_status(url: str | Path) -> LedgerStatus:
         limits = database.query("select set_at, scope, limit_nano, set_by from limits order by 1")
     finally:
         database.close()
-    calls: dict[str, int] = {}
-    teachers: dict[str, dict[str, int]] = {}
-    spent = held = unknown = 0
-    for teacher, state, count, cost, reserved in states:
-        calls[state] = calls.get(state, 0) + count
-        teachers.setdefault(teacher, {})[state] = count
-        spent += int(cost)
-        held += int(reserved) if state == "open" else 0
-        unknown += int(reserved) if state == "unknown" else 0
     return LedgerStatus(
         ledger=database.name,
-        spent_usd=usd(spent),
-        held_usd=usd(held),
-        unknown_usd=usd(unknown),
         held_until=held_until,
         n_disputed=disputed[0],
         disputed_usd=usd(int(disputed[1])),
-        calls=calls,
         errors={row[0]: row[1] for row in errors},
-        teachers=teachers,
+        **_by_state(states),
         scopes=tuple(
             ScopeStatus(
                 scope=name, spent_usd=usd(spent), held_usd=usd(held), unknown_usd=usd(unknown),
@@ -145,3 +133,23 @@ def ledger_status(url: str | Path) -> LedgerStatus:
             for at, name, limit, by in limits
         ),
     )  # fmt: skip
+
+
+def _by_state(rows: Iterable[tuple[str, str, int, int, int]]) -> dict[str, Any]:
+    """Add up calls and money of each teacher and state."""
+    calls: dict[str, int] = {}
+    teachers: dict[str, dict[str, int]] = {}
+    spent = held = unknown = 0
+    for teacher, state, count, cost, reserved in rows:
+        calls[state] = calls.get(state, 0) + count
+        teachers.setdefault(teacher, {})[state] = count
+        spent += int(cost)
+        held += int(reserved) if state == "open" else 0
+        unknown += int(reserved) if state == "unknown" else 0
+    return {
+        "calls": calls,
+        "teachers": teachers,
+        "spent_usd": usd(spent),
+        "held_usd": usd(held),
+        "unknown_usd": usd(unknown),
+    }

@@ -86,6 +86,7 @@ def _receipt(
         inputs=dict(given.inputs),
         outputs=project.digests(batch, stage.writes),
         files=file_digests(project, stage.files(project, batch)),
+        data=stage.data(project),
     )
 
 
@@ -110,7 +111,7 @@ def amend_files(stage: Stage, project: Project) -> None:
     """Note in the receipt of a stage what its files are now: who changed them did so on purpose."""
     if last := project.receipts.read(stage.name, ALL):
         files = file_digests(project, stage.files(project, ALL))
-        project.receipts.amend(replace(last, files=files))
+        project.receipts.amend(replace(last, files=files, data=stage.data(project)))
 
 
 def do_aside(stage: Stage, project: Project, batch: str, folder: Path) -> None:

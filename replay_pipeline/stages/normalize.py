@@ -88,7 +88,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
 
 def _inputs(project: "Project", batch: str) -> Mapping[str, str]:
     return {
-        **project.known_digests(batch, project.tables_of_pairs(batch)),
+        **project.known_digests(batch, project.tables_of(batch, "sample")),
         **project.tools_digest(batch),
         "pairs before it": project.seen_pairs.before(batch),
     }
@@ -126,7 +126,7 @@ NORMALIZE = Stage(
     name="normalize",
     about="The pairs that pass the data-juicer recipe; the others are kept apart with the reason.",
     work=normalize_pairs,
-    reads=("turns", "states", "dpo_pairs"),
+    reads=("turns", "states", "dpo_pairs", "positives", "outcomes"),
     writes=("normalized_pairs", "dropped_pairs"),
     settings=_decisive,
     code=("prompts", "matcher", "normalizer", "secret rules"),
@@ -137,6 +137,6 @@ NORMALIZE = Stage(
     facts=_facts,
     checks=_checks,
     asset="normalized_pairs",
-    after=("pairs", "sample"),
+    after=("ingest", "pairs", "sample"),
     unsafe=("new rows of dpo_pairs", "new rows of sampled_pairs"),
 )

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from replay_pipeline.types import ExportFormat
 
 _SCORES = "token_logprobs"
-_CARD = "the card"
-"""Name of what the dataset card tells that no batch has reported."""
+_AFTER = ("ingest", "pairs", "sample", "normalize")
+"""Stages whose tables decide what is published."""
+_CONTROL_RUN = "the control run"
+"""What the dataset card tells that no batch has reported, and no setting says."""
 
 
 def publish_dataset(task: Task) -> Report:
@@ -58,7 +60,7 @@ def publish_dataset(task: Task) -> Report:
         report = publish(
             ((batch, project.root.read("normalized_pairs", batch)) for batch in new),
             positives=((batch, _positives(project, batch)) for batch in new),
-            prompts=project.prompts,
+            prompts=partial(project.prompts, has_client_texts=options.has_client_texts),
             folder=folder,
             repo_id=options.repo_id,
             private=options.is_private,
@@ -136,7 +138,25 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
     told = options.model_dump(mode="json", exclude={"folder", "repo_id", "is_private", "tokenizer"})
     if (path := options.tokenizer) is not None:
         told["tokenizer"] = digest_of(path / "tokenizer.json" if path.is_dir() else path)
-    return {"publish": told, "ingest.window": settings.ingest.window}
+    told["client_texts"] = options.has_client_texts
+    return {"publish": told, "ingest.window": settings.ingest.window, **_on_the_card(settings)}
+
+
+def _on_the_card(settings: Settings) -> Mapping[str, Any]:
+    """Return what the card says of the settings of other stages."""
+    teachers = {
+        f"replay.teachers.{teacher.name}": {
+            "model": teacher.model,
+            "is_distillable": teacher.is_distillable,
+        }
+        for teacher in settings.teachers()
+    }
+    return {
+        "replay.teachers": [teacher.name for teacher in settings.teachers()],
+        "replay.accepted_terms": settings.replay.accepted_terms,
+        "replay.played": settings.played,
+        **teachers,
+    }
 
 
 def _inputs(project: "Project", _: str) -> Mapping[str, str]:
@@ -151,16 +171,15 @@ def _inputs(project: "Project", _: str) -> Mapping[str, str]:
     project.outputs.clear()  # others may have written since
     found = {batch: _digest(project, batch, facts) for batch in batches}
     project.outputs.clear()
-    return {**found, _CARD: hash_of([json.dumps(_general(facts), sort_keys=True, default=str)])}
+    control_run = json.dumps(facts.get("control_run"), sort_keys=True, default=str)
+    return {**found, _CONTROL_RUN: hash_of([control_run])}
 
 
 def _digest(project: "Project", batch: str, facts: Mapping[str, Any]) -> str:
     """Digest what decides what is published of a batch, beside the settings."""
     from replay_pipeline.publish.batch_facts import stage_facts
 
-    tables = ["turns", "states", "normalized_pairs", "positives", "tools"]
-    if project.is_sampled(batch):
-        tables.append("sampled_positives")
+    tables = project.tables_of(batch, *_AFTER)
     if _is_scored(project, batch):
         tables.append(_SCORES)
     return hash_of([
@@ -207,6 +226,7 @@ def _card_facts(project: "Project") -> "CardFacts":
             for t in settings.teachers()
         ],
         "accepted_terms": settings.replay.accepted_terms,
+        "client_texts": settings.publish.has_client_texts,
         **{stage: receipts.reports(stage, names=names) for stage, names in STAGE_FACTS.items()},
     }
     if control_run := receipts.read("control", "all"):
@@ -217,6 +237,12 @@ def _card_facts(project: "Project") -> "CardFacts":
             "the answers were not produced by the models they name."
         )
     return facts
+
+
+def digest_of_shards(project: "Project") -> str:
+    """Digest the names of the dataset's shards, which are named by their content."""
+    names = files_below(project.place_of("dataset"))
+    return hash_of(sorted(name for name in names if name.endswith(".parquet")))
 
 
 def dataset_files(project: "Project") -> list[str]:
@@ -320,7 +346,7 @@ def _make_again(project: "Project", receipt: Receipt, wanted: Sequence[str], fol
             project.root.read("normalized_pairs", batch),
             _positives(project, batch),
             facts=facts,
-            prompts=project.prompts(batch),
+            prompts=project.prompts(batch, has_client_texts=options.has_client_texts),
             lengths=options.lengths,
             tokenizer=options.tokenizer,
             logprobs=scores,
@@ -386,12 +412,13 @@ PUBLISH = Stage(
     code=("prompts", "matcher", "publisher", "secret rules"),
     inputs=_inputs,
     files=lambda project, _: dataset_files(project),
+    data=digest_of_shards,
     is_there=_is_there,
     figures=_figures,
     facts=_facts,
     trace=_published_rows,
     asset="published_dataset",
     kinds=("huggingface", "parquet"),
-    after=("normalize",),
+    after=_AFTER,
     make_again=_make_again,
 )

@@ -73,6 +73,8 @@ class Receipt:
     """Digest of each table of the batch that was written."""
     files: dict[str, str] = field(default_factory=dict)
     """Digest of each other file that was read or written for good, by its path below the root."""
+    data: str = ""
+    """Hash of what later stages read of its files, where they say more than that."""
     digest: str = ""
     """Hash of the receipt's own text with nothing in this place; receipts up to 0.2.0 have none."""
     is_reused: bool = False
@@ -83,7 +85,7 @@ class Receipt:
     @property
     def data_version(self) -> str:
         """What differs once the stage has written other bytes: its tables, or its files if it has none."""
-        written = self.outputs or self.files
+        written = {"data": self.data} if self.data else self.outputs or self.files
         # No later stage is done again for what only `sessions` says, such as where a project lay.
         written = {name: digest for name, digest in written.items() if name != "sessions"}
         text = json.dumps(written or self.fingerprint, sort_keys=True)

@@ -76,7 +76,7 @@ def ask_teachers(
 
 def asked(teachers: Sequence[TeacherSpec]) -> Mapping[str, Any]:
     """Return what of teachers decides their answers: no address, key, price or speed."""
-    left_out = {"base_url", "api_key_env", "price", "max_concurrency", "timeout_s"}
+    left_out = {"answers_as", "base_url", "api_key_env", "price", "max_concurrency", "timeout_s"}
     return {
         teacher.name: teacher.model_dump(mode="json", exclude=left_out | {"name"})
         for teacher in teachers
@@ -190,8 +190,9 @@ def _prompts_sent(project: "Project", _: str, state: TraceState) -> Mapping[str,
     settings = project.settings
     terms = frozenset(settings.replay.accepted_terms)
     builder = RequestBuilder(RequestOptions(accepted_terms=terms))
+    shown = {"harness": state["harness"]} if "harness" in state else {}
     with project.teachers() as teachers:
-        return {
+        return shown | {
             f"prompt for {teacher.name}": {
                 "request_sha": builder.question(state, teacher).sha,
                 "body": json.loads(builder.body(state, teacher, None)),

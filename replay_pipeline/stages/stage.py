@@ -103,7 +103,8 @@ class Stage:
     is_by_batch: bool = True
     """Whether it works batch by batch, and not on all of them at once."""
     reads: tuple[str, ...] = ()
-    """Tables of the batch that decide what comes out."""
+    """Tables of the batch that decide what comes out, with those that are written together with them:
+    Dagster knows one version of all that a stage has written, and is to call the same stages stale."""
     writes: tuple[str, ...] = ()
     """Tables of the batch that it writes."""
     code: tuple[Part, ...] | Callable[[Settings], tuple[Part, ...]] = ()
@@ -114,6 +115,8 @@ class Stage:
     """Digests of what else decides what comes out, by a name for people."""
     files: "Callable[[Project, str], list[str]]" = lambda *_: []
     """Names of what it reads or writes for good beside tables, below the root."""
+    data: "Callable[[Project], str]" = lambda _: ""
+    """Digest of what later stages read of its files, where those say more."""
     is_there: "Callable[[Project, Receipt], bool]" = lambda *_: True
     """Whether what it wrote beside tables is still there."""
     is_final: "Callable[[Project, Receipt], bool]" = lambda *_: True

@@ -24,7 +24,7 @@ UNKNOWN = "unknown"
 NEW_ROWS = "new rows of {}"
 """Reason of a receipt whose inputs have been written anew since."""
 
-_MAX_NAMED, _MAX_SHOWN = 3, 40
+_MAX_NAMED, _MAX_SHOWN = 3, 60
 """Inputs that are named one by one, and characters of a value that are shown."""
 
 
@@ -113,14 +113,15 @@ def changes_since(receipt: Receipt | Written, given: Given) -> Changes:
 
 
 def _shown(value: Any) -> str:
-    text = "none" if value is None else str(value)
+    each = value if isinstance(value, list) else [value]
+    text = ", ".join("none" if item is None else str(item) for item in each) or "none"
     return text if len(text) <= _MAX_SHOWN else hash_of([text])[:8]
 
 
-def reasons(changes: Changes) -> list[str]:
+def reasons(stage: Stage, changes: Changes) -> list[str]:
     """Return changes in words: parts of the code, settings with both values, and what was read."""
     found = [*changes.code, *changes.settings]
-    if len(changes.inputs) > _MAX_NAMED:
+    if len(changes.inputs) > _MAX_NAMED and not stage.is_by_batch:
         found.append(NEW_ROWS.format(f"{len(changes.inputs):,} batches"))
     else:
         found += [NEW_ROWS.format(name) for name in changes.inputs]
@@ -149,7 +150,7 @@ def reasons_by_batch(
             if batches is not None and receipt.batch not in batches:
                 continue
             given = given_of(stage, project, receipt.batch, declares=declares)
-            if why := reasons(changes_since(receipt, given)):
+            if why := reasons(stage, changes_since(receipt, given)):
                 found.setdefault(receipt.batch, {})[stage.name] = why
     return dict(sorted(found.items()))
 
@@ -168,7 +169,7 @@ def told_reasons(project: Overview, stage: Stage, declares: Given) -> dict[str, 
     found: Counter[str] = Counter()
     for receipt in _receipts(project, stage):
         changes = changes_since(receipt, replace(declares, inputs=receipt.inputs))
-        found.update(reasons(changes))
+        found.update(reasons(stage, changes))
     return dict(sorted(found.items()))
 
 

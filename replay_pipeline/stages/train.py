@@ -13,6 +13,7 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.markdown import Location
 from replay_pipeline.stages.overview import Overview, hash_of
 from replay_pipeline.stages.pictures import curve
+from replay_pipeline.stages.publish import digest_of_shards
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.stage import Report, Stage, Task
 from replay_pipeline.stages.trainer_process import (
@@ -78,9 +79,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
 
 
 def _inputs(project: "Project", _: str) -> Mapping[str, str]:
-    """Digest the names of the dataset's shards, which are named by their content."""
-    names = files_below(project.place_of("dataset"))
-    return {"dataset": hash_of(sorted(name for name in names if name.endswith(".parquet")))}
+    return {"dataset": digest_of_shards(project)}
 
 
 def _tokens(project: "Project", _: str, state: TraceState) -> Mapping[str, Any]:
@@ -88,7 +87,8 @@ def _tokens(project: "Project", _: str, state: TraceState) -> Mapping[str, Any]:
     settings = project.settings
     if not (settings.dataset_dir() / "README.md").exists() or find_spec("trl") is None:
         return {}
-    command = [*python("trainer", "tokens"), "--state", state["state_id"], *_told(project)]
+    command = [*python("trainer", "inspect"), "--json", "--state", state["state_id"]]
+    command += _told(project)
     done = subprocess.run(
         command, env=start_environment(), capture_output=True, text=True, check=False
     )

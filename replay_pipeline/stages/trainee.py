@@ -15,6 +15,11 @@ from replay_pipeline.types import TeacherSpec
 _STOP_S = 10.0
 
 
+def trainee_of(trainee: TraineeSettings) -> TeacherSpec:
+    """Return the model as what is asked. Raises what `samplers` raises."""
+    return trainee.endpoint or _local(_folder(trainee))
+
+
 def samplers(trainee: TraineeSettings) -> list[TeacherSpec]:
     """Name the model once for each sample, so that every sample is a question of its own.
 
@@ -24,7 +29,7 @@ def samplers(trainee: TraineeSettings) -> list[TeacherSpec]:
     Raises:
         ConfigError: neither a folder with a model nor an endpoint is named, or both.
     """
-    spec = trainee.endpoint or _local(_folder(trainee))
+    spec = trainee_of(trainee)
     limit = {"max_completion_tokens": trainee.max_completion_tokens}
     return [
         spec.model_copy(

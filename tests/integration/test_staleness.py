@@ -1,20 +1,33 @@
 """What Dagster itself calls stale is what the pipeline would do again."""
 
+import copy
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
 import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.in_process import run_jobs
 from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.assets.records import sync
 from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.pages.marks import FORMAT
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages import chain
+from replay_pipeline.stages.trainer_process import TrainerJob
+from replay_pipeline.storage.schemas import WRITTEN_BY
+from replay_pipeline.testing import TeacherServer
+from replay_pipeline.types import SAMPLE_TEACHERS
 from tests.integration.processes import instance_of
 from tests.roots import PROJECT, Pipeline, pipeline_at, run_batches
 from tests.support.settings_files import write_settings
@@ -22,6 +35,7 @@ from tests.support.settings_files import write_settings
 pytestmark = pytest.mark.slow
 
 BY_BATCH = ("trace_states", "teacher_actions", "dpo_pairs", "normalized_pairs")
+WHOLE = ("published_dataset",)
 RANGE = "dagster/asset_partition_range_"
 
 
@@ -68,18 +82,18 @@ def other_settings(root: Path, changes: dict[str, dict[str, object]]) -> None:
     write_settings(root, **sections)
 
 
-def stale(instance: dg.DagsterInstance, batches: list[str]) -> dict[str, list[str]]:
+def stale(
+    instance: dg.DagsterInstance, batches: list[str], *, whole: tuple[str, ...] = WHOLE
+) -> dict[str, list[str]]:
     """The batches of each asset that Dagster finds stale, as its pages ask it."""
     graph = define(PipelineResource()).resolve_asset_graph()
     resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
     status: Callable[..., str] = lambda *key: resolver.get_status(*key).value  # noqa: E731
     found = {
         asset: [batch for batch in batches if status(dg.AssetKey(asset), batch) != "FRESH"]
-        for asset in BY_BATCH
+        for asset in (*BY_BATCH, *(("samples",) if "trained_model" in whole else ()))
     }
-    found["published_dataset"] = (
-        [] if status(dg.AssetKey("published_dataset")) == "FRESH" else ["all"]
-    )
+    found |= {asset: ["all"] for asset in whole if status(dg.AssetKey(asset)) != "FRESH"}
     return {asset: which for asset, which in found.items() if which}
 
 
@@ -105,9 +119,11 @@ def test_other_settings_make_their_asset_stale_and_redoing_it_is_enough(root):
         assert stale(instance, batches) == {"dpo_pairs": batches}
         first, *rest = batches
         materialize(instance, "dpo_pairs", first)
-        assert stale(instance, batches) == {"dpo_pairs": rest, "normalized_pairs": [first]}
+        published = {"published_dataset": ["all"]}  # it has positives, which the pairs come with
+        here = {"dpo_pairs": rest, "normalized_pairs": [first]} | published
+        assert stale(instance, batches) == here
         materialize(instance, "dpo_pairs", *rest)
-        assert stale(instance, batches) == {"normalized_pairs": batches}
+        assert stale(instance, batches) == {"normalized_pairs": batches} | published
         materialize(instance, "normalized_pairs", *batches)
         assert stale(instance, batches) == {"published_dataset": ["all"]}
         materialize(instance, "published_dataset")
@@ -140,18 +156,16 @@ def test_what_was_done_by_hand_is_as_stale_as_what_dagster_did(root):
         assert stale(instance, batches) == {
             "dpo_pairs": batches[1:],
             "normalized_pairs": batches[:1],
+            "published_dataset": ["all"],
         }
 
 
-ASSETS = {
-    "ingest": "trace_states",
-    "replay": "teacher_actions",
-    "pairs": "dpo_pairs",
-    "normalize": "normalized_pairs",
-    "publish": "published_dataset",
-}
+ASSETS = {stage.name: stage.asset for stage in chain.STAGES}
 OTHER_SETTINGS = {
     "ingest.is_redacted": ({"ingest": {"is_redacted": False}}, "True → False", ["ingest"]),
+    "replay.accepted_terms": (
+        {"replay": {"accepted_terms": ["vendor/model"]}}, "none → vendor/model", ["publish"],
+    ),
     "ingest.is_project_hashed": (
         {"ingest": {"is_project_hashed": False}}, "True → False", ["ingest"],
     ),
@@ -161,7 +175,7 @@ OTHER_SETTINGS = {
         ["replay", "pairs", "normalize", "publish"],
     ),
     "replay.gates": (
-        {"replay": {"gates": ["cheap_first"]}}, "[] → ['cheap_first']", ["replay"],
+        {"replay": {"gates": ["cheap_first"]}}, "none → cheap_first", ["replay"],
     ),
     "pairs.agreement_threshold": ({"pairs": {"agreement_threshold": 3}}, "2 → 3", ["pairs"]),
     "pairs.min_p_better": ({"pairs": {"min_p_better": 0.5}}, "none → 0.5", ["pairs"]),
@@ -177,7 +191,7 @@ OTHER_SETTINGS = {
         {"publish": {"split_by": "project"}}, "conversation → project", ["publish"],
     ),
     "publish.test_fraction": ({"publish": {"test_fraction": 0.4}}, "0.25 → 0.4", ["publish"]),
-    "publish.lengths": ({"publish": {"lengths": [4096]}}, "[8192] → [4096]", ["publish"]),
+    "publish.lengths": ({"publish": {"lengths": [4096]}}, "8192 → 4096", ["publish"]),
     "publish.teacher_logprobs": (
         {"publish": {"teacher_logprobs": True}}, "none → True", ["publish"],
     ),
@@ -220,36 +234,200 @@ def shown_root(shown, tmp_path, monkeypatch) -> Path:
 def do_all(root: Path) -> Pipeline:
     work = pipeline_at(root)
     run_batches(work)
+    if work.settings.trainee.is_set:
+        for batch in work.batches():
+            work.sample(batch)
+            work.normalize(batch)
     work.publish()
+    if work.settings.train.config is not None:
+        work.train(launch=trained_at_once)
     sync(work)
     return pipeline_at(root)
 
 
+def trained_at_once(job: TrainerJob, _: object) -> None:
+    """Leave what a trainer leaves: that it is done, and not how, is what is asked here."""
+    job.output.mkdir(exist_ok=True)
+    report = {"loss_first": 2.0, "loss_last": 1.0, "steps": 1, "channels_live": ["policy"]}
+    (job.output / "report.json").write_text(json.dumps(report))
+    (job.output / "metrics.jsonl").write_text('{"loss/objective": 1.0}\n')
+
+
 @pytest.mark.parametrize("name", OTHER_SETTINGS)
 def test_command_and_dagster_name_the_same_batches_for_the_same_reason(shown_root, name):
-    root = shown_root
     changes, values, stages = OTHER_SETTINGS[name]
+    see_both(shown_root, lambda: other_settings(shown_root, changes), f"{name}: ", values, stages)
+
+
+def see_both(
+    root: Path, change: Callable[[], object], reason: str, values: str, stages: list[str]
+) -> None:
+    """Change something, and see what both say of it; do what they say, and see that it is enough."""
+    whole = (*WHOLE, *(("trained_model",) if pipeline_at(root).settings.train.config else ()))
     batches = pipeline_at(root).batches()
     with instance_of(root) as instance:
-        assert (stale(instance, batches), told_by_dagster(root)) == ({}, {})
+        found_by_dagster = partial(stale, instance, batches, whole=whole)
+        assert (found_by_dagster(), told_by_dagster(root)) == ({}, {})
         assert pipeline_at(root).stale()["batches"] == {}
 
-        other_settings(root, changes)
+        change()
         found = pipeline_at(root).stale()["batches"]
         by_asset: dict[str, list[str]] = {}
         for batch, row in found.items():
-            for stage, reasons in row.items():
+            for stage, (why, *more) in row.items():
                 by_asset.setdefault(ASSETS[stage], []).append(batch)
-                (reason,) = reasons
-                assert reason.startswith(f"{name}: ")
-                assert values in reason
-                told = told_by_dagster(root)[ASSETS[stage]]
-                assert told.startswith(reason)
-        assert by_asset == stale(instance, batches)
+                assert not more
+                assert why.startswith(reason)
+                assert values in why
+                assert told_by_dagster(root)[ASSETS[stage]].startswith(why)
+        assert by_asset == found_by_dagster()
         assert set(by_asset) == {ASSETS[stage] for stage in stages} == set(told_by_dagster(root))
 
         assert do_all(root).stale()["batches"] == {}
-        assert (stale(instance, batches), told_by_dagster(root)) == ({}, {})
+        assert (found_by_dagster(), told_by_dagster(root)) == ({}, {})
+
+
+def elaborate(root: Path, server: TeacherServer, **changes: dict[str, object]) -> None:
+    """Settings with teachers of one's own, a model that is sampled, and a training."""
+    config = root.parent / "train.yaml"
+    config.write_text(changes.pop("config", "seed: 1"))
+    teachers = {spec.name: spec for spec in server.teachers()}
+    for name, change in changes.pop("teachers", {}).items():
+        if change is None:
+            del teachers[name]
+        else:
+            teachers[name] = teachers[name].model_copy(update=change)
+    endpoint = next(iter(server.teachers())).model_copy(update={"name": "trainee"})
+    sections = {
+        "ingest": {"sources": [PROJECT], "max_batch_sessions": 2, "settle_s": 0},
+        "replay": {"teachers": list(teachers.values())},
+        "trainee": {"endpoint": endpoint, "n_samples": 1},
+        "train": {"config": config},
+    }
+    write_settings(
+        root,
+        **{
+            name: sections.get(name, {}) | changes.get(name, {}) for name in {**sections, **changes}
+        },
+    )
+
+
+FIRST, *_, LAST = (spec.name for spec in SAMPLE_TEACHERS)
+NAMES = [spec.name for spec in SAMPLE_TEACHERS]
+ELABORATE = [
+    (
+        f"replay.teachers.{FIRST}.params.temperature",
+        {"teachers": {FIRST: {"params": {"temperature": 0.5}}}},
+        "none → 0.5",
+        ["replay"],
+    ),
+    (
+        f"replay.teachers.{FIRST}.family",
+        {"teachers": {FIRST: {"family": "house"}}},
+        "none → house",
+        ["replay"],
+    ),
+    (
+        "replay.teachers",
+        {"teachers": {LAST: None}},
+        f"{', '.join(NAMES)} → {', '.join(NAMES[:-1])}",
+        ["replay", "publish"],
+    ),
+    (
+        "pairs.agreement_threshold",
+        {"pairs": {"agreement_threshold": 3}},
+        "2 → 3",
+        ["pairs", "sample"],
+    ),
+    ("trainee.n_samples", {"trainee": {"n_samples": 2}}, "1 → 2", ["sample"]),
+    ("trainee.temperature", {"trainee": {"temperature": 0.5}}, "1.0 → 0.5", ["sample"]),
+    ("trainee.max_prompt_tokens", {"trainee": {"max_prompt_tokens": 99}}, "1024 → 99", ["sample"]),
+    (
+        "trainee.max_completion_tokens",
+        {"trainee": {"max_completion_tokens": 99}},
+        "256 → 99",
+        ["sample"],
+    ),
+    ("train.config", {"config": "seed: 2"}, " → ", ["train"]),
+    ("train.model", {"train": {"model": "some/model"}}, "none → some/model", ["train"]),
+    ("workspaces.execute", {"workspaces": {"execute": "files"}}, "none → files", ["pairs"]),
+]
+"""The setting, the change, what the reason says of it, and the stages that are stale at once."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[TeacherServer]:
+    with TeacherServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def sampled_and_trained(server, tmp_path_factory) -> Path:
+    """A data root that has come as far as a model, with what Dagster knows of it."""
+    root = tmp_path_factory.mktemp("elaborate") / "data"
+    elaborate(root, server)
+    do_all(root)
+    return root
+
+
+@pytest.fixture
+def elaborate_root(sampled_and_trained, server, tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("REPLAY_DATA", str(tmp_path / "data"))
+    root = shutil.copytree(sampled_and_trained, tmp_path / "data")
+    elaborate(root, server)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "values", "stages"), ELABORATE, ids=[name for name, *_ in ELABORATE]
+)
+def test_settings_of_teachers_and_of_models_are_told_alike(
+    elaborate_root, server, name, changes, values, stages
+):
+    change = partial(elaborate, elaborate_root, server, **copy.deepcopy(changes))
+    see_both(elaborate_root, change, f"{name}: ", values, stages)
+
+
+def test_files_that_settings_name_count_by_what_they_say(shown_root, tmp_path):
+    [batch, *_] = pipeline_at(shown_root).batches()
+    [pair_id, *_] = pipeline_at(shown_root).root.read("dpo_pairs", batch)["pair_id"].to_pylist()
+    marks = tmp_path / "marks.json"
+    marks.write_text(json.dumps({"format": FORMAT, "marks": {pair_id: "reject"}}))
+    change = partial(other_settings, shown_root, {"pairs": {"marks": str(marks)}})
+    see_both(shown_root, change, "pairs.marks: none → ", "", ["pairs"])
+    tokenizer = Tokenizer(WordLevel({"word": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    told = {
+        "pairs": {"marks": str(marks)},
+        "publish": {"tokenizer": str(tmp_path / "tokenizer.json")},
+    }
+    change = partial(other_settings, shown_root, told)
+    see_both(shown_root, change, "publish.tokenizer: none → ", "", ["publish"])
+    moved = (tmp_path / "tokenizer.json").rename(tmp_path / "moved.json")
+    told["publish"] = {"tokenizer": str(moved)}
+    other_settings(shown_root, told)
+    assert pipeline_at(shown_root).stale()["batches"] == {}
+
+
+@pytest.mark.parametrize("table", ["positives", "outcomes", "turns"])
+def test_one_table_that_is_new_makes_the_same_stages_stale_for_both(shown_root, table):
+    """As another version of the code may write it: one table of a stage, and not its others."""
+    work = pipeline_at(shown_root)
+    [batch, *_], stage = work.batches(), chain.named(WRITTEN_BY[table])
+    rows = work.root.read(table, batch)
+    work.write(table, batch, rows.take([*reversed(range(len(rows)))]))
+    receipt = work.receipts.read(stage.name, batch)
+    assert receipt is not None
+    work.receipts.write(replace(receipt, outputs=work.digests(batch, stage.writes)))
+    sync(pipeline_at(shown_root))
+    by_asset: dict[str, list[str]] = {}
+    for batch, found in pipeline_at(shown_root).stale()["batches"].items():
+        for name in found:
+            by_asset.setdefault(ASSETS[name], []).append(batch)
+    with instance_of(shown_root) as instance:
+        assert by_asset == stale(instance, work.batches())
+    assert "published_dataset" in by_asset
 
 
 @pytest.mark.parametrize("changes", SAME_BYTES, ids=lambda changes: ", ".join(changes))

@@ -22,7 +22,7 @@ from tests.support.odd_server import OddServer
 
 pytestmark = pytest.mark.slow
 
-SESSIONS = ("6cfe9440", "a9359e44")
+SESSIONS = ("6cfe9440", "a9359e44", "e281782e")
 TOKEN = "".join(("ghp", "_", "x7Qw2LmN8pRt4VyZ1aBc5DeF9gHj3KsU6oEi"))
 MODELS = {"deepseek": "deepseek/deepseek-v4-pro", "qwen": "qwen/qwen3-coder"}
 RECORDED = {

@@ -13,9 +13,10 @@ from replay_pipeline.replay.rows import teacher_actions_from_table
 from replay_pipeline.settings import REHEARSAL_TEACHERS, Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing import TeacherServer, rehearsed_answers
-from replay_pipeline.types import TeacherAction
+from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.full_tables import full_table
 from tests.roots import PROJECT, pipeline_at
+from tests.support.pages import data_of
 from tests.support.settings_files import write_settings
 
 TOKEN = "hf_rehearsal_token"
@@ -90,10 +91,30 @@ def test_answers_of_a_rehearsal_are_in_no_sum_of_real_ones(root):
         assert (summary["answers"], summary["calls"], summary["failed_calls"]) == (0, 0, 0)
         assert summary["rehearsed_answers"] == n_made_up
         words = open_words(status["open"])
-        assert words == (
-            f"up to {n_states * n_teachers:,} questions that no real teacher was asked; "
-            f"a run pays at most ${work.settings.replay.max_total_usd:.2f} for them"
-        )
+        asked_nobody = f"up to {n_states * n_teachers:,} questions that no real teacher was asked"
+        ceiling = f"; a run pays at most ${work.settings.replay.max_total_usd:.2f} for them"
+        assert words.startswith(f"{asked_nobody}{ceiling} (no price list: ")
+
+
+@pytest.mark.slow
+def test_what_no_real_teacher_was_asked_is_priced_by_the_list_of_the_real_teachers(root):
+    """As `estimate` prices it once the real teachers are chosen."""
+    listed = {"prompt": 1e-6, "completion": 2e-6}
+    teachers = [
+        TeacherSpec(name=f"real-{n}", model=f"vendor-{n}/model", base_url="http://127.0.0.1:9/v1",
+                    api_key_env=None, price=listed)
+        for n in range(2)
+    ]  # fmt: skip
+    real = pipeline_at(root, replay={"rehearsal_teachers": False, "teachers": teachers})
+    expected = real.estimate()
+    assert expected.n_calls == 2 * expected.n_states == 2 * len(real.root.read_all("states"))
+    played = pipeline_at(root, replay={"rehearsal_teachers": True, "teachers": teachers})
+    gated = pipeline_at(root, replay={"gates": ["cheap_first"], "teachers": teachers})
+    for work in (real, played, gated):
+        told = work.status()["open"]
+        assert told["never_asked_usd"] == expected.bound_usd > 0
+        assert told["n_never_asked"] == expected.n_calls
+        assert f", at most ${expected.bound_usd:.2f} in all; a run pays" in open_words(told)
 
 
 @pytest.mark.slow
@@ -112,9 +133,12 @@ def test_tables_page_and_card_say_that_it_is_play(root, tmp_path):
     assert {row["source"] for row in with_votes} == {"rehearsal"}
     for row in [*with_votes, *work.root.read_all("positives").to_pylist()]:
         assert all(name.startswith("rehearsal") for name in row["teachers_agreeing"])
-    page = work.review(tmp_path / "review.html").read_text("utf-8")
-    assert '"source":"rehearsal"' in page
-    assert "made up in a rehearsal" in page
+    figures = work.write_page(tmp_path / "look")
+    data = data_of(tmp_path / "look")
+    shown = [item for item in data["pairs-1"]["items"] if item.get("source") == "rehearsal"]
+    assert shown
+    assert all("made up in a rehearsal" in item["doubts"] for item in shown)
+    assert figures["teachers"]["played"] == [t["teacher"] for t in data["teachers"]["teachers"]]
     work.publish()
     card = (root / "dataset" / "README.md").read_text("utf-8")
     assert "**A rehearsal: the answers behind" in card
@@ -237,5 +261,5 @@ def test_the_command_takes_the_teachers_by_an_option(tmp_path, monkeypatch):
     assert "made up in a rehearsal" in command("replay", "--teachers", "rehearsal")
     told = " ".join(command("status").split())  # whoever the teachers of the settings are
     assert "Play in 2" in told
-    assert "questions that no real teacher was asked; a run pays at most $10.00" in told
+    assert "questions that no real teacher was asked; a run pays at most $10.00 for" in told
     assert "no question" not in told

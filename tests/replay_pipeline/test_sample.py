@@ -112,12 +112,33 @@ def test_there_are_enough_sessions_projects_and_states(sessions: Rows):
 
 def test_the_readme_counts_logs_and_sessions():
     states = list(ClaudeCodeIngester().ingest(SESSIONS_DIR))
-    n_sessions = len({state["session_id"] for state in states})
+    sessions = {state["session_id"] for state in states}
     n_logs = len([*SESSIONS_DIR.glob("*/*.jsonl")])
     text = " ".join((SESSIONS_DIR.parent / "README.md").read_text("utf-8").split())
     assert f"{n_logs} Claude Code session logs with {len(states)} decision states" in text
-    assert f"the work of {n_sessions - n_logs} subagents" in text
-    assert f"card count {n_sessions} sessions" in text
+    assert f"the work of {sum('.agent-' in each for each in sessions)} subagents" in text
+    # Read all at once, a log that another holds whole is no session of its own.
+    assert f"the demo counts {len(sessions) + 1} sessions" in text
+    assert f"They are {len({state['conversation'] for state in states})} conversations" in text
+
+
+def test_a_fork_a_resumed_session_and_subagents_belong_to_what_they_came_from(sessions: Rows):
+    began = {log.session_id for log in map(SessionBuilder, ("stacks-holds", "kiln-monday"))}
+    fork, resumed = map(SessionBuilder, ("stacks-holds, forked", "kiln-monday-resumed"))
+    rows = {session_of(name): rows for name, rows in sessions.items() if "subagents" not in name}
+    assert all("forkedFrom" in row for row in rows[fork.session_id][:5] if "uuid" in row)
+    assert not any("forkedFrom" in row for row in rows[resumed.session_id])
+    of_session: dict[str, set[str]] = defaultdict(set)
+    for state in ClaudeCodeIngester().ingest(SESSIONS_DIR):
+        of_session[state["conversation"]].add(state["session_id"])
+    assert {len(of_session[each]) for each in began} == {1, 2}
+    several = {root: ids for root, ids in of_session.items() if ids != {root}}
+    assert {each for ids in several.values() for each in ids} - {*several} == {
+        fork.session_id,
+        resumed.session_id,
+        *(each for ids in of_session.values() for each in ids if ".agent-" in each),
+    }
+    assert len(several) == 4
 
 
 def test_every_state_has_one_answer_of_each_teacher(

@@ -47,18 +47,7 @@ def copied(log: SessionBuilder, name: str, *, says_from: bool) -> SessionBuilder
         says_from: whether rows say what they were forked from; the id of the session in them is
             the new one either way.
     """
-    other = SessionBuilder(name, start="2026-02-04T09:00:00.000Z")
-    other.rows = [
-        row
-        | {"sessionId": other.session_id}
-        | (
-            {"forkedFrom": {"sessionId": log.session_id, "messageUuid": row.get("uuid")}}
-            if says_from
-            else {}
-        )
-        for row in log.rows
-    ]
-    other.head = log.head
+    other = log.copied(name, is_fork=says_from, start="2026-02-04T09:00:00.000Z")
     for step in (100, 101):
         go_on(other, step)
     return other

@@ -11,7 +11,8 @@ class OddServer:
     """Answers each call by `reply(number, body)`: status, headers and bytes; keeps what it was sent.
 
     `None` hangs up, `"stall"` never answers, `"drip"` sends a blank again and again, an awaitable is
-    awaited first; `on_get(path)` answers what is only looked up. It keeps no answers, so an equal request is charged again: what it replies is up to the test.
+    awaited first; `on_get(path)` answers what is only looked up, which is not there by default. It keeps
+    no answers, so an equal request is charged again: what it replies is up to the test.
     """
 
     def __init__(self, reply, on_get=None):
@@ -66,8 +67,9 @@ class OddServer:
         ):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-                if head.startswith("GET ") and self.on_get:
-                    reply = self.on_get(head.split()[1])
+                if head.startswith("GET "):
+                    nothing = (404, {"content-type": "text/html"}, b"")
+                    reply = self.on_get(head.split()[1]) if self.on_get else nothing
                 else:
                     length = int(head.lower().split("content-length:")[1].split("\r\n")[0])
                     body = await reader.readexactly(length)

@@ -430,6 +430,35 @@ class SessionBuilder:
         """Let time pass before the next row."""
         self._now += timedelta(milliseconds=round(seconds * 1000))
 
+    def copied(self, name: str, *, is_fork: bool, start: str | None = None) -> "SessionBuilder":
+        """Return a new session that begins with the rows of this one, and so far ends there.
+
+        Args:
+            name: of the new session, the seed of what comes in it.
+            is_fork: whether the rows say what they were forked from; older clients only copied
+                them when a session was resumed. The id of the session in them is the new one.
+            start: when it goes on; by default a day after this one ended.
+        """
+        other = SessionBuilder(
+            name,
+            era=self.era,
+            version=self.version,
+            cwd=self.cwd,
+            git_branch=self.git_branch,
+            model=self.model,
+            base_tokens=self.base_tokens,
+        )
+        other._now = datetime.fromisoformat(start) if start else self._now + timedelta(days=1)
+        for row in self.rows:
+            again = {**row, "sessionId": other.session_id} if "sessionId" in row else row
+            if is_fork and "uuid" in row:
+                origin = {"sessionId": self.session_id, "messageUuid": row["uuid"]}
+                again = {**again, "forkedFrom": origin}
+            other.rows.append(again)
+        other.head, other._n_chars = self.head, self._n_chars
+        other._chars_at, other._call_row = dict(self._chars_at), dict(self._call_row)
+        return other
+
     # Output
 
     def lines(self) -> list[str]:

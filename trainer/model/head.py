@@ -18,6 +18,7 @@ Shapes: `N` tokens, `C` tokens of one chunk, `R` tokens of one block of rows, `H
 vocabulary. Row `n` of `hidden_N_H` is the state that predicts `target_ids_N[n]`.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -245,7 +246,7 @@ def head_outputs(
         chunk,
     )
     hidden_N_H, weight_V_H, bias_V = _in_one_dtype(hidden_N_H, weight_V_H, bias_V)
-    with torch.autocast(hidden_N_H.device.type, enabled=False):
+    with _own_precision(hidden_N_H.device):
         return HeadOutput(*_RecomputeHead.apply(hidden_N_H, weight_V_H, bias_V, plan))
 
 
@@ -299,7 +300,7 @@ def fused_policy_distillation(
     plan = _plan(hidden_N_H, weight_V_H, target_ids_N, teacher, beta, rule, chunk)
     weights_N = _divergence_weights(divergence_weights_N, plan)
     hidden_N_H, weight_V_H, bias_V = _in_one_dtype(hidden_N_H, weight_V_H, bias_V)
-    with torch.autocast(hidden_N_H.device.type, enabled=False):
+    with _own_precision(hidden_N_H.device):
         if mode == "fused":
             given = (hidden_N_H, weight_V_H, bias_V, plan, policy_loss, weights_N)
             return FusedOutput(*_FusedHead.apply(*given))
@@ -307,6 +308,13 @@ def fused_policy_distillation(
             outputs = HeadOutput(*_RecomputeHead.apply(hidden_N_H, weight_V_H, bias_V, plan))
             return FusedOutput(_total(outputs, policy_loss, weights_N), *outputs)
     raise TrainerConfigError(f"mode={mode!r}: use 'fused' or 'recompute'")
+
+
+def _own_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Turn autocast off where there is such a thing: the head chooses its own precision."""
+    if not torch.amp.is_autocast_available(device.type):
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def _total(outputs: HeadOutput, policy_loss: PolicyLoss | None, weights_N: Tensor | None) -> Tensor:

@@ -286,9 +286,10 @@ def _tree_or(base: str | Callable[..., Any]) -> Callable[..., tuple[Tensor, Tens
             return plain(module, query, key, value, attention_mask, **kwargs)
         _check_exact(module, prefix_tree.tree, kwargs)
         scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
-        if torch.is_autocast_enabled(query.device.type):
+        kind = query.device.type
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
             # Autocast knows torch's own attention, not ours.
-            dtype = torch.get_autocast_dtype(query.device.type)
+            dtype = torch.get_autocast_dtype(kind)
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         output_1_A_N_D = prefix_tree(query, key, value, scale=scale)
         return output_1_A_N_D.transpose(1, 2).contiguous(), None

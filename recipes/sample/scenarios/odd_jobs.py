@@ -90,6 +90,8 @@ class Sheet:
     start: str
     twins: tuple[Twin, ...]
     asides: tuple[tuple[Aside, str], ...]
+    is_resumed: bool = False
+    """Whether its second half is in a file of its own, which begins with a copy of the first."""
 
     @property
     def era(self) -> Era:
@@ -165,7 +167,7 @@ SHEETS = (
     ),
     Sheet(
         "kiln-monday",
-        "small things before a release",
+        "small things before a release, resumed the day after",
         KILN,
         "2.1.29",
         "2026-04-11T11:21:11.211Z",
@@ -183,6 +185,7 @@ SHEETS = (
             (malformed, "fan"),
             (refused, "glaze"),
         ),
+        is_resumed=True,
     ),
     Sheet(
         "tideline-tuesday",
@@ -367,7 +370,9 @@ def _told(sheet: Sheet) -> Story:
     twins, asides = sheet.twins, iter(sheet.asides)
     turned = [(telling, wrong, right) for telling, right, wrong in twins]
     # The second tellings come in another order than the first: where a state stands says nothing.
-    for part in (twins[:3], turned[1::-1], twins[3:], turned[2:4], turned[:3:-1]):
+    for n, part in enumerate((twins[:3], turned[1::-1], twins[3:], turned[2:4], turned[:3:-1])):
+        if n == 2 and sheet.is_resumed:
+            story.go_on_in(story.log.copied(f"{sheet.name}-resumed", is_fork=False))
         for telling, right, wrong in part:
             telling(sitting, right, wrong)
         for aside, name in islice(asides, 1):

@@ -55,7 +55,7 @@ KEPT = REWRITE.replace("# todo", "# todo: cancel")
 def tell() -> Story:
     s = Story(
         "stacks-holds",
-        "a rewrite refused with feedback and refused again, parallel reads, done but not checked",
+        "a rewrite refused, a fork where it is refused again, parallel reads, done but not checked",
         era="attachment",
         version="2.1.247",
         cwd=STACKS,
@@ -110,30 +110,9 @@ def tell() -> Story:
         q=FIX_FROM_LINE.say("pop() takes the newest hold; pop(0) takes the oldest."),
         g=FIX_FROM_DEF.say("Popping from the front makes it first come, first served."),
     )
-    s.log.reject(
-        message.tool_use_ids[0], "Too much, and you dropped cancel(). Only pop from the front."
-    )
-    message = s.act(
-        None,
-        write("stacks/holds.py", KEPT),
-        thinking="",
-        answered=False,
-        pair="dqg",
-        kind="ignores-feedback",
-        d=FIX_FROM_LINE,
-        q=FIX.say("Only the one argument, then."),
-        g=FIX_FROM_LINE.say("Just pop(0)."),
-    )
     s.log.reject(message.tool_use_ids[0])
-    s.user("Edit that one line, nothing else. Then make cancel() safe.")
-    s.act(
-        "Only that line.",
-        FIX,
-        same="dqg",
-        d=FIX_FROM_DEF,
-        q=FIX,
-        g=FIX_FROM_LINE,
-    )
+    fork = s.log.copied("stacks-holds, forked", is_fork=True)
+    s.user("Leave next_member for now, I'll see to that in a fork. Make cancel() safe.")
     s.act(
         None,
         grep("remove", "docs"),
@@ -158,12 +137,34 @@ def tell() -> Story:
         q=FIX_CANCEL,
         g=FIX_CANCEL_WIDER,
     )
+    s.go_on_in(fork)
+    s.user("Too much, and you dropped cancel(). Only pop from the front.")
+    message = s.act(
+        None,
+        write("stacks/holds.py", KEPT),
+        thinking="",
+        answered=False,
+        pair="dqg",
+        kind="ignores-feedback",
+        d=FIX_FROM_LINE,
+        q=FIX.say("Only the one argument, then."),
+        g=FIX_FROM_LINE.say("Just pop(0)."),
+    )
+    s.log.reject(message.tool_use_ids[0], "No. Edit that one line, nothing else.")
     s.act(
-        "Perfect. Both changes are in.",
+        "Only that line.",
+        FIX,
+        same="dqg",
+        d=FIX_FROM_DEF,
+        q=FIX,
+        g=FIX_FROM_LINE,
+    )
+    s.act(
+        "Perfect. The line is served from the front.",
         divided=True,
         kind="no-check",
         d=bash("pytest tests/test_holds.py"),
         q=bash("pytest   'tests/test_holds.py'").say("A look at the hold tests."),
-        g=bash(f"cd {STACKS} && pytest tests/test_holds.py").say("Checking both with the tests."),
+        g=bash(f"cd {STACKS} && pytest tests/test_holds.py").say("Checking it with the tests."),
     )
     return s

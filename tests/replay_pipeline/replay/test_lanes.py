@@ -1,8 +1,8 @@
 import asyncio
 from types import SimpleNamespace
 
-from replay_pipeline.replay.engine import _checked
 from replay_pipeline.replay.lanes import Slots
+from replay_pipeline.replay.outcomes import checked as flagged
 from replay_pipeline.replay.replies import Answer, Usage
 from replay_pipeline.replay.sizes import Size
 from replay_pipeline.types import TeacherSpec
@@ -75,7 +75,7 @@ def test_a_prompt_that_a_local_server_cut_short_is_flagged():
             action={"role": "assistant", "content": "x"}, model="m", provider=None,
             finish_reason="stop", generation_id=None, usage=Usage(n_prompt_tokens=n_tokens),
         )  # fmt: skip
-        return _checked(task, answer)
+        return flagged(task, answer, None)
 
     assert checked(4096).error_code == "prompt_truncated"
     assert "OLLAMA_CONTEXT_LENGTH" in checked(4096).error_message

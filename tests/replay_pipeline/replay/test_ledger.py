@@ -35,6 +35,7 @@ from replay_pipeline.replay.calls import (
 from replay_pipeline.replay.database import connect, exists
 from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.replay.schema import SCHEMA_VERSION
+from replay_pipeline.replay.scopes import Scopes
 from replay_pipeline.replay.unbooked import Unbooked
 from tests.support.told import told_by
 
@@ -1103,15 +1104,15 @@ def test_a_database_server_says_refuses_and_undoes_what_a_file_does(postgres_url
 
 
 @pytest.mark.slow
-def test_no_other_process_changes_a_scope_that_is_being_reserved_under(postgres_url):
-    free = []
+def test_no_other_process_changes_a_scope_that_is_being_reserved_under(postgres_url, monkeypatch):
+    free, save = [], Scopes.save
 
-    class Looking(Ledger):
-        def _reserve_all(self, *arguments):
-            super()._reserve_all(*arguments)
-            free.extend(theirs.query("select name from scopes for update skip locked"))
+    def look_and_save(scopes):
+        free.extend(theirs.query("select name from scopes for update skip locked"))
+        save(scopes)
 
-    with closing(connect(postgres_url)) as theirs, Looking(postgres_url) as ledger:
+    with closing(connect(postgres_url)) as theirs, Ledger(postgres_url) as ledger:
+        monkeypatch.setattr(Scopes, "save", look_and_save)
         ledger.open_scopes(["day:x", "tag:y"], {}, by="test")
         held(ledger, "a", 30)
     assert free == [("tag:y",)]

@@ -8,12 +8,14 @@ import pytest
 from pydantic import SecretStr
 
 from replay_pipeline.replay import RetryPolicy, ledger_status, reconcile, replay_states
+from replay_pipeline.replay.attempts import Dispatcher
 from replay_pipeline.replay.bills import least_tokens, token_problem
 from replay_pipeline.replay.calls import NewCall
-from replay_pipeline.replay.engine import Engine
+from replay_pipeline.replay.introductions import is_model
 from replay_pipeline.replay.openrouter import _without
 from replay_pipeline.replay.replies import Usage
 from replay_pipeline.replay.sizes import Size
+from replay_pipeline.types import TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 from tests.replay_pipeline.replay.test_odd_replies import USAGE, completion, raw
 from tests.replay_pipeline.replay.test_recovery import leave_open
@@ -157,7 +159,7 @@ def test_a_pause_of_nothing_is_no_leave_to_ask_again_at_once(tmp_path, monkeypat
     async def wait(_, seconds):
         waited.append(seconds)
 
-    monkeypatch.setattr(Engine, "wait", wait)
+    monkeypatch.setattr(Dispatcher, "wait", wait)
     with OddServer(lambda *_: (429, {"retry-after": pause}, b"{}")) as server:
         report = ask(server.teacher(), 1, tmp_path / "l", retry=RetryPolicy(settle_s=0))
     assert [row.error_code for row in report.actions] == ["rate_limited"]
@@ -215,11 +217,117 @@ def test_an_endpoint_that_turns_into_a_page_ends_after_three_in_a_row(tmp_path):
     assert ledger_status(tmp_path / "l").calls == {"answered": 9, "unknown": 6}
 
 
-def test_another_model_than_the_one_that_was_asked_is_told(tmp_path, caplog):
-    with OddServer(lambda *_: (200, {}, raw(completion(model="tiny-random-1b")))) as server:
-        ask(server.teacher(model="deepseek/deepseek-v4-pro"), 5, tmp_path / "l")
-    told = [each for each in caplog.messages if "tiny-random-1b" in each]
-    assert len(told) == 1
+def of_model(name):
+    return lambda *_: (200, {}, raw(completion(model=name)))
+
+
+def test_three_answers_of_another_model_end_its_teacher(tmp_path):
+    with OddServer(of_model("vendor/tiny-random-1b")) as server:
+        teacher = server.teacher(model="deepseek/deepseek-v4-pro", max_concurrency=16)
+        report = ask(teacher, 30, tmp_path / "l", max_concurrency=16)
+        assert len(server.bodies) == 3
+    assert report.stop_reason == "teacher_stopped"
+    assert report.skipped == {"teacher_stopped": 27}
+    told = report.stopped_teachers["t"]
+    assert "deepseek/deepseek-v4-pro was asked" in told
+    assert "vendor/tiny-random-1b" in told
+    # They are paid for, and no vote.
+    assert {row.error_code for row in report.actions} == {"other_model"}
+    assert ledger_status(tmp_path / "l").calls == {"answered": 3}
+    assert ledger_status(tmp_path / "l").spent_usd == report.newly_spent_usd > 0
+
+
+def test_answers_of_another_name_count_once_the_teacher_says_that_it_is_its_own(tmp_path):
+    with OddServer(of_model("vendor/tiny-random-1b")) as server:
+        teacher = server.teacher(model="deployment-7", max_concurrency=1)
+        assert ask(teacher, 9, tmp_path / "l").skipped == {"teacher_stopped": 6}
+        teacher = teacher.model_copy(update={"answers_as": "tiny-random"})
+        report = ask(teacher, 9, tmp_path / "l")
+        assert len(server.bodies) == 9
+    assert [row.error_code for row in report.actions] == [None] * 9
+    assert report.n_cached == 3
+
+
+def test_what_answers_as_another_once_it_is_known_is_let_be(tmp_path):
+    """A router may fall back for a moment; the rows say which model it was."""
+
+    def reply(number, _):
+        return (200, {}, raw(completion(model="a/b" if number < 1 else "vendor/other")))
+
+    with OddServer(reply) as server:
+        report = ask(server.teacher(max_concurrency=1), 9, tmp_path / "l")
+    assert report.stop_reason == "completed"
+    assert [row.model for row in report.actions] == ["a/b"] + ["vendor/other"] * 8
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "also"),
+    [
+        ("deepseek/deepseek-v4-pro", "deepseek/deepseek-v4-pro-20260412", None),
+        ("anthropic/claude-sonnet-4.5", "anthropic/claude-4.5-sonnet-20250929", None),
+        ("claude-3-5-sonnet-latest", "claude-3-5-sonnet-20241022", None),
+        ("qwen3-coder:30b", "qwen3-coder:30b", None),
+        ("qwen/qwen3-coder:free", "qwen/qwen3-coder-480b-a35b-07-25", None),
+        ("qwen", "/models/Qwen2.5-Coder-7B.gguf", None),
+        ("vendor/old-name", "vendor/new-name", "vendor/new-name"),
+        ("openrouter/auto", "vendor/any", None),
+        ("@preset/mine", "vendor/any", None),
+        ("vendor/model", None, None),
+    ],
+)
+def test_a_model_is_known_by_the_names_that_endpoints_give_it(asked, answered, also):
+    assert is_model(TeacherSpec(name="t", model=asked), answered, also=also)
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered"),
+    [
+        ("deepseek/deepseek-v4-pro", "deepseek/deepseek-v4-flash"),
+        ("vendor/big-70b", "vendor/big-7b"),
+        ("anthropic/claude-sonnet-4.5", "anthropic/claude-haiku-4.5"),
+        ("gpt-4o", "gpt-3.5-turbo"),
+    ],
+)
+def test_a_smaller_or_older_one_is_another_model(asked, answered):
+    assert not is_model(TeacherSpec(name="t", model=asked), answered)
+
+
+def test_at_most_three_slow_pages_are_held_where_an_endpoint_has_answered_before(tmp_path):
+    async def page():
+        await asyncio.sleep(0.5)
+        return (200, {"content-type": "text/html"}, PAGE)
+
+    is_page = []
+    with OddServer(lambda *_: page() if is_page else (200, {}, raw(completion()))) as server:
+        teacher = server.teacher(max_concurrency=16)
+        ask(teacher, 1, tmp_path / "l", max_concurrency=16)
+        is_page.append(True)
+        report = ask(teacher, 30, tmp_path / "l", states=make_states(30, n_sessions=30, words=9))
+        assert len(server.bodies) == 1 + 3
+    assert report.skipped == {"teacher_stopped": 27}
+    assert ledger_status(tmp_path / "l").calls == {"answered": 1, "unknown": 3}
+
+
+def test_an_endpoint_that_has_answered_and_lists_models_is_sent_all_at_once(tmp_path):
+    """Its list costs nothing; a page that comes in its place lets nothing through."""
+    reached = asyncio.Event()
+
+    async def reply_when_all_are_here():
+        if len(server.bodies) >= 1 + 16:
+            reached.set()
+        await asyncio.wait_for(reached.wait(), 10)
+        return (200, {}, raw(completion()))
+
+    def reply(number, _):
+        return (200, {}, raw(completion())) if not number else reply_when_all_are_here()
+
+    with OddServer(reply, on_get=lambda _: (200, {}, b'{"data": []}')) as server:
+        teacher = server.teacher(max_concurrency=16)
+        ask(teacher, 1, tmp_path / "l", max_concurrency=16)
+        states = make_states(16, n_sessions=16, words=9)
+        report = ask(teacher, 16, tmp_path / "l", states=states, max_concurrency=16)
+    assert report.stop_reason == "completed"
+    assert [row.error_code for row in report.actions] == [None] * 16
 
 
 def test_a_key_refused_in_mid_run_is_no_completed_run(tmp_path):

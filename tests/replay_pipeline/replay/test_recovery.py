@@ -35,6 +35,7 @@ from replay_pipeline.replay.migration import mend
 from replay_pipeline.replay.openrouter import Client
 from replay_pipeline.replay.schema import SCHEMA_VERSION
 from replay_pipeline.replay.unbooked import Unbooked
+from replay_pipeline.replay.writer import Writer
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
@@ -312,14 +313,14 @@ def test_answers_that_cannot_be_booked_are_kept_and_booked_by_the_next_run(tmp_p
     states = make_states(40, n_sessions=40)
     with TeacherServer(script={"content": "yes"}, latency=0.1) as server:
         [teacher] = server.teachers([MODEL])
-        transact = Ledger._transact
+        transact = Writer._transact
 
         def full_disk(self, settling):
             if any(each.settlement.state == "answered" for each in settling):
                 raise LedgerError("database or disk is full")
             transact(self, settling)
 
-        monkeypatch.setattr(Ledger, "_transact", full_disk)
+        monkeypatch.setattr(Writer, "_transact", full_disk)
         with pytest.raises(LedgerError, match=r"answers wait in .*unbooked-1.jsonl"):
             ask(states, [teacher], tmp_path / "l", max_concurrency=8, retry=PATIENT)
         monkeypatch.undo()

@@ -11,12 +11,12 @@ from pydantic import SecretStr, ValidationError
 from replay_pipeline.errors import ConfigError, PriceError
 from replay_pipeline.replay.asking import Asking, check
 from replay_pipeline.replay.dialects import DIALECTS, RequestOptions, dialect_of
-from replay_pipeline.replay.engine import Task
 from replay_pipeline.replay.estimates import Estimate, Purchase, TeacherEstimate, forecast
 from replay_pipeline.replay.prices import Price, PriceBook, floor_nano, nano, usd
 from replay_pipeline.replay.replies import read_reply
 from replay_pipeline.replay.requests import Question, RequestBuilder, with_recorded_names
 from replay_pipeline.replay.sizes import Learned, Size
+from replay_pipeline.replay.tasks import Task
 from replay_pipeline.types import TeacherSpec
 
 LISTED = ("max_tokens", "seed", "stop", "temperature", "tool_choice", "tools", "top_p")

@@ -1,16 +1,20 @@
 """Whether what is held out is held out, asked of the texts in the dataset."""
 
 import json
+import random
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from replay_pipeline.errors import CheckFailedError
+from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.publish import publish
 from replay_pipeline.stages.audit.dataset import refuse_unfit_dataset
 from replay_pipeline.stages.audit.held_out import shared_conversations, shared_messages
 from replay_pipeline.storage.schemas import NORMALIZED_PAIRS
+from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.full_tables import full_table
 from tests.replay_pipeline.publish.conftest import call_message, kept_row
 
@@ -66,6 +70,38 @@ def test_without_conversations_the_check_by_content_sees_what_the_check_by_name_
     assert shared_messages(published(tmp_path / "one", together)).holds
     with pytest.raises(CheckFailedError, match="splits_share_no_prompt: a message of 254 char"):
         refuse_unfit_dataset(sides)
+
+
+@pytest.fixture(scope="module")
+def sample_states():
+    """What the sample's sessions are: subagents, a fork and a resumed one among them."""
+    return list(ClaudeCodeIngester().ingest(SESSIONS_DIR))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_of_sessions_with_subagents_resumes_and_forks_no_conversation_is_on_both_sides(
+    sample_states, seed, fraction, tmp_path
+):
+    """Under other names, drawn by chance: the hash of a name decides its side."""
+    drawn = random.Random(seed)
+    of_session = {state["session_id"]: state["conversation"] for state in sample_states}
+    names = {each: f"{drawn.getrandbits(128):032x}" for each in sorted({*of_session.values()})}
+    rows = [
+        row(number, session, f"Request {number}.") | {"conversation": names[conversation]}
+        for number, (session, conversation) in enumerate(of_session.items())
+    ]
+    folder = published(tmp_path / "set", rows, fraction=fraction)
+    verdict = shared_conversations(folder)
+    assert verdict.holds
+    sides = {}
+    for path in folder.rglob("*.parquet"):
+        for each in pq.ParquetFile(path).read(["conversation"])["conversation"].to_pylist():
+            sides.setdefault(each, set()).add(path.relative_to(folder).parts[2])
+    assert {*sides} == {*names.values()}
+    assert all(len(each) == 1 for each in sides.values())
+    assert (set().union(*sides.values()) == {"train"}) == (not fraction)
 
 
 @pytest.mark.parametrize("number", [3, 4])

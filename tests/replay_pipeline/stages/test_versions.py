@@ -220,7 +220,8 @@ def test_a_changed_setting_is_stale_with_both_values_until_its_stage_has_run(roo
     assert work.stale() == {"batches": {batch: {"pairs": changed}}, "cost": None}
     assert not work.pairs(batch).is_reused
     told = {"all": {"publish": [f"new rows of {batch}"]}}  # its manifest has the figures of a stage
-    assert work.stale()["batches"] == told | {batch: {"normalize": ["new rows of dpo_pairs"]}}
+    new_rows = [f"new rows of {table}" for table in ("dpo_pairs", "outcomes", "positives")]
+    assert work.stale()["batches"] == told | {batch: {"normalize": new_rows}}
     work.normalize(batch)
     assert work.stale()["batches"] == told
     work.publish()

@@ -73,6 +73,15 @@ def test_a_compiled_model_is_refused_before_anything_is_loaded(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_the_file_for_a_gpu_is_read_whole():
+    import yaml
+
+    path = REPO / "trainer" / "gpu.yaml"
+    config = read_settings(yaml.safe_load(path.read_text()) | {"model": "m"})
+    assert (config.dtype, config.peft.rank) == ("bfloat16", 16)
+    assert config.shared.max_prompt_tokens == 4096
+
+
 def test_an_empty_section_of_a_file_is_none():
     empty = dict.fromkeys(("tiny", "evaluation", "outer_options", "trl"))
     values = {name: value for name, value in settings_file().items() if name != "trl"}

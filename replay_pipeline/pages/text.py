@@ -1,0 +1,129 @@
+"""A state and what came of it, as plain text."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches, unified_diff
+from typing import Any
+
+from replay_pipeline.actions import Action, agreement_level, canonical_action
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.pages.sides import readable, shown_prefix
+from replay_pipeline.types import DPOPair, TeacherAction, TraceState
+
+_RULE = "─" * 72
+
+
+def show_state(
+    state_id: str,
+    *,
+    pairs: Iterable[DPOPair] = (),
+    outcomes: Iterable[Mapping[str, Any]] = (),
+    teacher_actions: Iterable[TeacherAction] = (),
+    states: Iterable[TraceState] = (),
+    max_prefix_chars: int = 2_000,
+) -> str:
+    """Everything known about one state: its prefix, every answer, the outcome, the pair.
+
+    Args:
+        state_id: The state, or the beginning of its id if that names only one.
+        pairs: Pairs to look in.
+        outcomes: Rows of the table `outcomes`.
+        teacher_actions: Answers to list.
+        states: States to look in; without the state itself, answers are shown as they came.
+        max_prefix_chars: How much of the prefix is shown.
+
+    Raises:
+        ConfigError: no state, or more than one, has this id.
+    """
+    pairs, outcomes, rows = list(pairs), list(outcomes), list(teacher_actions)
+    known = {s["state_id"]: s for s in states}
+    state_id = _resolved(
+        state_id,
+        [*known, *(p["state_id"] for p in pairs), *(str(o["state_id"]) for o in outcomes)],
+    )
+    state = known.get(state_id)
+    own_pairs = [pair for pair in pairs if pair["state_id"] == state_id]
+    lines = [f"state {state_id}"]
+    outcome = next((o for o in outcomes if o["state_id"] == state_id), None)
+    if outcome is not None:
+        lines.append(_outcome_line(outcome))
+    messages = state["messages"] if state else []
+    if not state and own_pairs:
+        messages = own_pairs[0].get("state_messages", [])
+    for message in shown_prefix(messages, max_chars=max_prefix_chars):
+        lines += ["", f"[{message['role']}]", message["text"]]
+    if state is not None:
+        student = canonical_action(state["student_action"], cwd=state.get("cwd"))
+        lines += [_RULE, f"student ({state.get('student_model') or 'unknown model'})"]
+        lines += _action_lines(student)
+        for note in ("outcome", "hint"):
+            if state.get(note):
+                lines.append(f"  {note}: {state[note]}")
+        lines += _answer_lines([r for r in rows if r.state_id == state_id], state, student)
+    for pair in own_pairs:
+        lines += [_RULE, *_pair_lines(pair)]
+    return "\n".join(lines) + "\n"
+
+
+def _resolved(wanted: str, known: Sequence[str]) -> str:
+    ids = dict.fromkeys(known)
+    if wanted in ids:
+        return wanted
+    starting = [one for one in ids if wanted and one.startswith(wanted)]
+    if len(starting) == 1:
+        return starting[0]
+    if starting:
+        raise ConfigError(f"state {wanted!r} is one of {', '.join(starting[:5])}: add characters")
+    near = get_close_matches(wanted, list(ids), n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"no state {wanted!r} in this data{hint}")
+
+
+def _outcome_line(outcome: Mapping[str, Any]) -> str:
+    parts = [f"{outcome['outcome']}"]
+    if outcome.get("level"):
+        parts.append(f"level {outcome['level']}")
+    if outcome.get("n_asked") is not None:
+        agreeing, valid, asked = (outcome.get(k) for k in ("n_agreeing", "n_valid", "n_asked"))
+        parts.append(f"{agreeing} agree of {valid} valid, {asked} asked")
+    if outcome.get("is_tie"):
+        parts.append("a tie")
+    if outcome.get("near_level"):
+        parts.append(f"would agree at level {outcome['near_level']}")
+    return " · ".join(parts)
+
+
+def _answer_lines(rows: list[TeacherAction], state: TraceState, student: Action) -> list[str]:
+    lines: list[str] = []
+    for row in sorted(rows, key=lambda row: row.teacher):
+        head = f"{row.teacher} ({row.model or 'unknown model'}, ${row.cost_usd:.4f})"
+        if row.action is None:
+            lines += ["", f"{head}: failed, {row.error_code}: {row.error_message}"]
+            continue
+        action = canonical_action(row.action, cwd=state.get("cwd"), tools=state.get("tools"))
+        if action.is_valid:
+            found = agreement_level(action, student)
+            note = f"same as the student at level {found}" if found else "not the student's action"
+        else:
+            note = f"invalid, {action.invalid_reason}"
+        lines += ["", f"{head}: {note}", *_action_lines(action)]
+    return lines
+
+
+def _action_lines(action: Action) -> list[str]:
+    return [f"  {line}" for line in readable(action.to_message()).split("\n")]
+
+
+def _pair_lines(pair: DPOPair) -> list[str]:
+    facts = [f"pair from {pair.get('source', 'consensus')}"]
+    if teachers := pair.get("teachers_agreeing"):
+        facts.append(f"chosen by {', '.join(teachers)}")
+    if (p_better := pair.get("p_better")) is not None:
+        facts.append(f"right with probability {p_better:.2f}")
+    if (is_right := pair.get("is_checked_right")) is not None:
+        facts.append("checked: right" if is_right else "checked: wrong")
+    trials = {side: pair.get(f"{side}_trial") for side in ("chosen", "rejected")}
+    facts += [f"{side}, tried: {trial}" for side, trial in trials.items() if trial]
+    rejected = readable(pair.get("rejected_action"), pair["rejected"]).split("\n")
+    chosen = readable(pair.get("chosen_action"), pair["chosen"]).split("\n")
+    diff = unified_diff(rejected, chosen, "rejected", "chosen", n=99, lineterm="")
+    return [" · ".join(facts), *diff]

@@ -1,0 +1,168 @@
+"""What the ledger knows of calls: answered, in flight, lost, disputed."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from replay_pipeline.replay.calls import DisputedCall, Found, Known, LostCall
+from replay_pipeline.replay.schema import Database
+
+BATCH_KEY = "batch:"
+"""Under this key and its name the ledger notes a batch that was handed in."""
+SEPARATOR = "\n"
+"""Between the scopes of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """What settling a call needs to know of it."""
+
+    id: int
+    request_sha: str
+    state: str
+    reserved: int
+    scopes: tuple[str, ...]
+
+
+def find_calls(database: Database, request_shas: Sequence[str]) -> Found:
+    """Find what is known of these requests: answers, lost calls, and what all has cost."""
+    decided: dict[str, Known] = {}
+    booked: dict[str, bytes] = {}
+    paid: Counter[str] = Counter()
+    for chunk in chunks(request_shas):
+        rows = database.query(
+            "select request_sha, run_id, state, is_lasting, cost, row from calls "
+            f"where state in ('answered', 'failed') and request_sha in ({marks(chunk)}) "
+            "order by id",
+            chunk,
+        )
+        for sha, run_id, state, is_lasting, cost, row in rows:
+            paid[run_id] += cost
+            if state == "answered" or is_lasting:
+                decided[sha] = Known(
+                    request_sha=sha, run_id=run_id, cost_nano=cost, row=bytes(row or b"null")
+                )
+            elif cost and row:
+                booked[sha] = bytes(row)
+    return Found(decided, find_lost(database, request_shas), booked, paid)
+
+
+def find_lost(
+    database: Database, request_shas: Sequence[str] | None = None
+) -> dict[str, tuple[LostCall, ...]]:
+    """Find the lost calls of these requests, or of all, by request."""
+    found: dict[str, tuple[LostCall, ...]] = {}
+    for chunk in [None] if request_shas is None else chunks(request_shas):
+        rows = database.query(
+            "select request_sha, id, state_id, teacher, model, run_id, scopes, reserved, "
+            "coalesce(sent_at, intent_at), due_at, error_code, generation_id, body_sha "
+            "from calls where state = 'unknown'"
+            + ("" if chunk is None else f" and request_sha in ({marks(chunk)})")
+            + " order by id",
+            chunk or (),
+        )
+        for sha, call_id, state_id, teacher, model, run_id, scopes, reserved, *times, error, gen, body in rows:  # fmt: skip
+            sent_at, due_at = times
+            call = LostCall(
+                call_id=call_id,
+                request_sha=sha,
+                state_id=state_id,
+                teacher=teacher,
+                model=model,
+                run_id=run_id,
+                scopes=tuple(scopes.split(SEPARATOR)),
+                reserved_nano=reserved,
+                sent_at=datetime.fromisoformat(sent_at),
+                due_at=datetime.fromisoformat(due_at),
+                error_code=error,
+                generation_id=gen,
+                body_sha=body,
+            )
+            found[sha] = (*found.get(sha, ()), call)
+    return found
+
+
+def find_disputed(database: Database) -> list[DisputedCall]:
+    """Find the calls that are booked at their bound because their cost is not believed."""
+    rows = database.query(
+        "select id, state_id, teacher, model, cost, disputed, coalesce(sent_at, intent_at), "
+        "coalesce(due_at, intent_at), generation_id from calls where disputed is not null order by id"
+    )
+    return [
+        DisputedCall(
+            call_id=call_id,
+            state_id=state_id,
+            teacher=teacher,
+            model=model,
+            cost_nano=cost,
+            why=why,
+            sent_at=datetime.fromisoformat(sent_at),
+            due_at=datetime.fromisoformat(due_at),
+            generation_id=generation_id,
+        )
+        for call_id, state_id, teacher, model, cost, why, sent_at, due_at, generation_id in rows
+    ]
+
+
+def batched_requests(database: Database) -> set[str]:
+    """Return the requests that wait in a batch for their answer."""
+    rows = database.query("select value from ledger where key like ?", (f"{BATCH_KEY}%",))
+    return {sha for (value,) in rows for sha in msgspec.json.decode(value)["calls"]}
+
+
+def elsewhere(database: Database, shas: list[str]) -> tuple[dict[str, Known], set[str]]:
+    """Return requests that were answered meanwhile, and requests that are in flight."""
+    decided: dict[str, Known] = {}
+    busy: set[str] = set()
+    for chunk in chunks(shas):
+        rows = database.query(
+            "select request_sha, run_id, state, cost, row from calls "
+            f"where state in ('answered', 'open') and request_sha in ({marks(chunk)})",
+            chunk,
+        )
+        for sha, run_id, state, cost, row in rows:
+            if state == "open":
+                busy.add(sha)
+            else:
+                decided[sha] = Known(request_sha=sha, run_id=run_id, cost_nano=cost, row=bytes(row))
+    return decided, busy
+
+
+def load_calls(database: Database, ids: Sequence[int]) -> dict[int, CallRow]:
+    """Read calls by their ids; those that are not there are left out."""
+    calls = {}
+    for chunk in chunks(ids):
+        rows = database.query(
+            f"select id, request_sha, state, reserved, scopes from calls where id in ({marks(chunk)})",
+            chunk,
+        )
+        for call_id, sha, state, reserved, scopes in rows:
+            calls[call_id] = CallRow(call_id, sha, state, reserved, tuple(scopes.split(SEPARATOR)))
+    return calls
+
+
+def chunks(items: Iterable[Any], size: int = 500) -> Iterable[list[Any]]:
+    """Cut a list in parts that a statement can take."""
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+def marks(chunk: Sequence[Any]) -> str:
+    """Return a place in a statement for each item."""
+    return ",".join("?" * len(chunk))
+
+
+def now() -> datetime:
+    """Return this moment, in UTC."""
+    return datetime.now(UTC)
+
+
+def iso(moment: datetime) -> str:
+    """Spell a moment as the ledger keeps it."""
+    return moment.isoformat(timespec="milliseconds")

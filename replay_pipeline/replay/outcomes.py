@@ -1,0 +1,153 @@
+"""What came of a question, as a row: an answer that is paid, a failure, a call that was lost."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from replay_pipeline.replay.calls import LostCall, Settlement, encode_row
+from replay_pipeline.replay.dialects import dialect_of
+from replay_pipeline.replay.prices import usd
+from replay_pipeline.replay.replies import Answer, Failure
+from replay_pipeline.replay.tasks import Task
+from replay_pipeline.types import TeacherAction, TeacherSpec
+
+_MOST_BYTES_PER_TOKEN = 6.0
+_LEAST_BYTES_CHECKED = 8192
+
+
+def due(lost: Iterable[LostCall]) -> datetime:
+    """Say when the last of these calls is surely over."""
+    return max((each.due_at for each in lost), default=datetime.now(UTC))
+
+
+def has_too_short_a_limit(lost: Sequence[LostCall], teacher: TeacherSpec) -> bool:
+    """Say whether calls outlasted the time limit of a teacher, which has not been raised since.
+
+    Every further call would be lost too, and paid for. An endpoint that keeps its answers is
+    asked once more, since the answer may be there by now.
+    """
+    timed_out = [each for each in lost if each.error_code == "no_reply"]
+    most = 2 if dialect_of(teacher).name == "openrouter" else 1
+    longest = max((each.due_at - each.sent_at for each in timed_out), default=timedelta())
+    return len(timed_out) >= most and timedelta(seconds=teacher.timeout_s) <= longest
+
+
+def settled_lost(lost: LostCall, cost: int) -> Settlement:
+    """Book a lost call at what is known of its cost, or at its bound; its answer stays lost."""
+    is_too_slow = lost.error_code == "no_reply"
+    waited_s = (lost.due_at - lost.sent_at).total_seconds()
+    row = TeacherAction(
+        state_id=lost.state_id,
+        teacher=lost.teacher,
+        model=lost.model,
+        cost_usd=usd(cost),
+        latency_s=waited_s if is_too_slow else 0.0,
+        request_sha=lost.request_sha,
+        generation_id=lost.generation_id,
+        error_code=lost.error_code or "outcome_unknown",
+        error_message=f"no reply within {waited_s:g} s: raise the teacher's timeout_s"
+        if is_too_slow
+        else "no reply came back; it is booked at the most it can have cost",
+    )
+    return Settlement(
+        call_id=lost.call_id,
+        state="failed",
+        cost_nano=cost,
+        is_lasting=is_too_slow,
+        error_code=row.error_code,
+        row=encode_row(row),
+        generation_id=lost.generation_id,
+    )
+
+
+def checked(task: Task, answer: Answer, wrong: Failure | None) -> Answer:
+    """Flag an answer of another model, or to a prompt that the server cut short without a word, as Ollama does.
+
+    A chat template that knows no tools leaves them out as silently (SmolLM2's, Gemma's).
+    """
+    if wrong is not None:
+        return replace(answer, error_code=wrong.code, error_message=wrong.message)
+    n_tokens, size = answer.usage.n_prompt_tokens, task.question.size
+    if (
+        n_tokens is None
+        or answer.is_replayed
+        or dialect_of(task.teacher).is_whole
+        or n_tokens > size.n_bytes / _MOST_BYTES_PER_TOKEN
+        or size.n_bytes < _LEAST_BYTES_CHECKED
+    ):
+        return answer
+    seen = f"the server read {n_tokens} tokens of a prompt of {size.n_bytes} bytes"
+    if n_tokens > (size.n_bytes - size.n_tool_bytes) / _MOST_BYTES_PER_TOKEN:
+        why = "its chat template drops the tools; serve the model with one that knows tools"
+    else:
+        why = "raise its context length (Ollama: OLLAMA_CONTEXT_LENGTH) or choose a window"
+    return replace(answer, error_code="prompt_truncated", error_message=f"{seen}: {why}")
+
+
+def plausible(task: Task, n_tokens: int | None) -> int | None:
+    """Trust a count of prompt tokens only where it can be the count of the whole prompt."""
+    least = task.question.size.n_bytes / _MOST_BYTES_PER_TOKEN
+    return n_tokens if n_tokens is not None and n_tokens >= least else None
+
+
+def answered_row(task: Task, answer: Answer, cost: int, **made: Any) -> TeacherAction:
+    """Make the row of a paid answer. `made` says how the call was made."""
+    usage = answer.usage
+    return replace(
+        row_of(task, **made),
+        action=answer.action,
+        model=answer.model or task.teacher.model,
+        provider=answer.provider,
+        finish_reason=answer.finish_reason,
+        cost_usd=usd(cost),
+        n_prompt_tokens=usage.n_prompt_tokens,
+        n_completion_tokens=usage.n_completion_tokens,
+        n_cached_tokens=usage.n_cached_tokens,
+        n_reasoning_tokens=usage.n_reasoning_tokens,
+        generation_id=answer.generation_id,
+        error_code=answer.error_code,
+        error_message=answer.error_message,
+        gate=task.gate,
+        propensity=task.propensity,
+        logprobs=answer.logprobs if task.teacher.top_logprobs else None,
+    )
+
+
+def failed_row(task: Task, failure: Failure, **made: Any) -> TeacherAction:
+    """Make the row of a call that brought no answer and cost nothing."""
+    return row_of(task, error_code=failure.code, error_message=failure.message, **made)
+
+
+def lost_row(task: Task) -> TeacherAction:
+    """Make the row of a question whose calls were lost."""
+    code = task.lost[-1].error_code
+    return row_of(
+        task,
+        n_attempts=len(task.lost),
+        error_code="outcome_unknown",
+        error_message=f"a call was sent and no reply came back{f' ({code})' if code else ''}"
+        "; it counts at its full reservation until it is asked again or settled "
+        "(replay-pipeline reconcile)",
+    )
+
+
+def unexpected(error: Exception) -> dict[str, str]:
+    """Return the fields of a row that say what nobody foresaw."""
+    return {
+        "error_code": "unexpected",
+        "error_message": f"{type(error).__name__}: {error}"[:500],
+    }
+
+
+def row_of(task: Task, **more: Any) -> TeacherAction:
+    """Make the row of a question, with `more` of its fields."""
+    return TeacherAction(
+        state_id=task.state_id,
+        teacher=task.teacher.name,
+        model=task.teacher.model,
+        family=task.teacher.vendor,
+        request_sha=task.question.sha,
+        is_distillable=task.teacher.is_distillable,
+        **more,
+    )
