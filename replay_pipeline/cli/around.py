@@ -12,6 +12,7 @@ from replay_pipeline.cli.console import (
     escape,
     out,
     print_report,
+    progress_bars,
     show_findings,
     show_repair,
     show_stale,
@@ -138,8 +139,9 @@ def ui(
     sample: Annotated[
         bool, typer.Option("--demo", help="Set the data root up as `demo` does.")
     ] = False,
+    settings: SettingsOption = None,
 ) -> None:
-    """Open Dagster on the data root; it listens on this machine only.
+    """Open the page of `look` and Dagster on the data root; it listens on this machine only.
 
     It prints an address with a token: only a browser that has opened it is let in.
     """
@@ -150,9 +152,15 @@ def ui(
         data = data or Path("demo")
         if not (data / "settings.toml").exists():
             prepare_demo(data)
-    work = open_pipeline(None, data)
-    sync(work)
+    with progress_bars() as on_progress:
+        work = open_pipeline(settings, data, on_progress=on_progress)
+        sync(work)
+        if work.batches():
+            work.write_page()
     command, environment = ui_command(work.settings, port=port)
+    if settings is not None:
+        # Dagster's processes load the settings themselves.
+        environment["REPLAY_SETTINGS"] = str(settings.absolute())
     out.print(f"Starting Dagster on [bold]{work.root.path}[/]")
     os.execve(command[0], command, environment)
 

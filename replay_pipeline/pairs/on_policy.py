@@ -3,10 +3,14 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Unpack
 
 from replay_pipeline.pairs.extract import ExtractOptions, extract_pairs
-from replay_pipeline.types import DPOPair, TeacherAction, TraceState
+from replay_pipeline.types import DPOPair, Message, TeacherAction, TraceState
+
+MIN_CALLS = 0.2
+"""Below this share of whole calls, samples say little about what a model would do."""
 
 WITH_CONSENSUS = frozenset({"pair", "agreement"})
 """Outcomes of states at which the teachers agree and nothing speaks against what they say."""
@@ -24,9 +28,24 @@ class OnPolicyReport:
     errors: dict[str, int]
     """Failed answers by their code."""
     outcomes: dict[str, int]
-    """Usable samples by what they came to: `pair`, `agreement`, `invalid_action`, …"""
+    """Usable samples by what they came to: `pair`, `agreement`, `invalid_action`, `other_form`
+    (a text where the consensus is a call, or the other way round), …"""
+    forms: dict[str, dict[str, int]]
+    """How often each tool, or `text`, is on the chosen and on the rejected side of the pairs."""
+    n_calls: int
+    """Usable samples that are calls."""
     n_repeated: int
     """Pairs and positives of those that another sample, or the record, has made already."""
+
+    @property
+    def advice(self) -> str | None:
+        """What to do first, where samples of this model make no pairs that teach a decision."""
+        if self.n_samples == 0 or self.n_calls >= MIN_CALLS * self.n_samples:
+            return None
+        return (
+            f"{self.n_calls} of {self.n_samples} samples are whole calls: this model does not answer "
+            "with calls yet. Train on `chosen` first (trl.objective: sft), then sample it again"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as JSON; `agreement_rate` is a share of usable samples."""
@@ -39,6 +58,8 @@ class OnPolicyReport:
             "n_repeated": self.n_repeated,
             "errors": self.errors,
             "outcomes": self.outcomes,
+            "forms": self.forms,
+            "advice": self.advice,
             "agreement_rate": self.outcomes.get("agreement", 0) / n_usable if n_usable else None,
         }
 
@@ -49,6 +70,10 @@ class _Found:
     positives: list[dict[str, Any]] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     n_repeated: int = 0
+    n_other_form: int = 0
+    forms: dict[str, Counter[str]] = field(
+        default_factory=lambda: {"chosen": Counter(), "rejected": Counter()}
+    )
 
 
 def on_policy_pairs(
@@ -64,7 +89,9 @@ def on_policy_pairs(
     """Judge samples of the model to be trained against the teachers' consensus.
 
     A sample that differs is the rejected side of a pair, one that agrees makes a positive. Each
-    pair and each positive is made once, however often it is sampled.
+    pair and each positive is made once, however often it is sampled. A sample of another form than
+    the consensus, such as a text where a call is due, makes no pair: which side is better would
+    show without the prompt.
 
     Args:
         states: those that were sampled.
@@ -101,18 +128,46 @@ def on_policy_pairs(
         )
         outcomes.update(report.outcome_counts)
         for pair in report.pairs:
-            _keep(found, found.pairs, pair, pair["pair_id"])
+            _keep_pair(found, pair)
         for positive in report.positives:
             _keep(found, found.positives, positive, positive["state_id"])
+    if found.n_other_form:
+        outcomes["pair"] -= found.n_other_form
+        outcomes["other_form"] = found.n_other_form
+    drawn_calls = (
+        bool((one.action or {}).get("tool_calls")) for one in chain(*by_sampler.values())
+    )
     return OnPolicyReport(
+        forms={side: dict(sorted(counts.items())) for side, counts in found.forms.items()},
+        n_calls=sum(drawn_calls),
         pairs=found.pairs,
         positives=found.positives,
         n_states=len(states),
         n_samples=n_samples,
         errors=dict(errors),
-        outcomes=dict(outcomes),
+        outcomes={name: n for name, n in outcomes.items() if n},
         n_repeated=found.n_repeated,
     )
+
+
+def _keep_pair(found: _Found, pair: DPOPair) -> None:
+    forms = {
+        "chosen": _forms_of(pair["chosen_action"]),
+        "rejected": _forms_of(pair["rejected_action"]),
+    }
+    if ("text" in forms["chosen"]) != ("text" in forms["rejected"]):
+        found.n_other_form += 1
+        return
+    n_before = len(found.pairs)
+    _keep(found, found.pairs, pair, pair["pair_id"])
+    if len(found.pairs) > n_before:
+        for side, names in forms.items():
+            found.forms[side].update(names)
+
+
+def _forms_of(action: Message) -> list[str]:
+    calls = action.get("tool_calls") or []
+    return [call["function"]["name"] for call in calls] or ["text"]
 
 
 def _keep(found: _Found, rows: list[Any], row: Any, identity: str) -> None:

@@ -1,6 +1,8 @@
 """The stage that samples the model to be trained where the teachers agree."""
 
-from collections.abc import Mapping
+import json
+import logging
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +14,13 @@ from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.replay import answer_facts, asked
 from replay_pipeline.stages.stage import Report, Stage, Task
 from replay_pipeline.stages.trainee import samplers, serving, trainee_of
-from replay_pipeline.types import TraceState
+from replay_pipeline.types import DPOPair, TraceState
 
 if TYPE_CHECKING:
     from replay_pipeline.stages.project import Project
+
+
+logger = logging.getLogger(__name__)
 
 
 def sample_trainee(task: Task) -> Report:
@@ -61,7 +66,21 @@ def sample_trainee(task: Task) -> Report:
     task.write("samples", teacher_actions_table(replay.actions, "samples"))
     task.write("sampled_pairs", pairs_table(report.pairs, "sampled_pairs"))
     task.write("sampled_positives", positives_table(report.positives, "sampled_positives"))
-    return {**replay_facts(replay), **report.to_json()}
+    if report.advice is not None:
+        logger.warning("%s", report.advice)
+    return {**replay_facts(replay), **report.to_json(), "blind": _blind(report.pairs)}
+
+
+def _blind(pairs: Sequence[DPOPair]) -> dict[str, Any] | None:
+    """Measure how often the better side of sampled pairs can be told without the prompt."""
+    from replay_pipeline.publish.blind import blind_control
+
+    found = blind_control(
+        [json.dumps(pair["chosen_action"]) for pair in pairs],
+        [json.dumps(pair["rejected_action"]) for pair in pairs],
+        [str(pair.get("session_id")) for pair in pairs],
+    )
+    return None if found is None else found.to_json()
 
 
 def states_with_consensus(project: "Project", batch: str) -> list[TraceState]:
@@ -85,6 +104,8 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
 
 
 def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
+    from replay_pipeline.publish.blind import in_words
+
     report = receipt.report
     return {
         **answer_facts(project, receipt),
@@ -93,6 +114,10 @@ def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
         "sampled_positives": report["n_positives"],
         "repeated": report["n_repeated"],
         "outcomes": bars(report["outcomes"]),
+        "prompt_blind": in_words(report.get("blind")),
+        "advice": report.get("advice") or "none",
+        "forms_of_chosen": bars(report.get("forms", {}).get("chosen", {})),
+        "forms_of_rejected": bars(report.get("forms", {}).get("rejected", {})),
     }
 
 

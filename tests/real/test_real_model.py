@@ -65,9 +65,8 @@ def test_stock_smollm2_is_refused_where_text_for_tools_is_forbidden(dataset, tmp
     assert not (tmp_path / "checkpoint").exists()
 
 
-@pytest.mark.parametrize("recipe", ["quickstart", "gsm8k"])
-def test_a_recipe_for_a_tiny_model_holds_for_a_real_one(recipe):
-    command = [sys.executable, f"recipes/{recipe}/run.py", "--real", str(FOLDER / MODELS[0])]
+def test_the_recipe_for_a_tiny_model_holds_for_a_real_one():
+    command = [sys.executable, "recipes/quickstart/run.py", "--real", str(FOLDER / MODELS[0])]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPO)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "PASS" in done.stdout

@@ -86,6 +86,8 @@ def test_the_figures_of_samples_are_plain_json():
         "n_positives": 1,
         "n_repeated": 1,
         "errors": {"cut_off": 2, "no_action": 1},
+        "forms": {"chosen": {"Read": 1}, "rejected": {"Bash": 1}},
+        "advice": None,
         "outcomes": {"pair": 2, "agreement": 1, "too_few_answers": 1},
         "agreement_rate": 0.25,
     }
@@ -121,3 +123,26 @@ def test_samples_come_out_in_one_order_whoever_is_first():
     assert found[0] == found[1]
     commands = [json.loads(pair["rejected"].removeprefix("Bash "))["command"] for pair in found[0]]
     assert commands == ["ls", "make", "tox"]
+
+
+def says(text):
+    return {"role": "assistant", "content": text}
+
+
+def test_a_text_where_a_call_is_due_is_no_rejected_side():
+    drawn = [sample(1, says("blorp qua zim")), sample(2, says("I am done.")), sample(3, bash("ls"))]
+    report = on_policy_pairs([state()], answers(**CONSENSUS), drawn)
+    assert [pair["rejected"] for pair in report.pairs] == ['Bash {"command":"ls"}']
+    assert report.outcomes == {"pair": 1, "other_form": 2}
+    assert report.to_json()["forms"]["rejected"] == {"Bash": 1}
+
+
+def test_a_model_that_does_not_answer_with_calls_is_to_be_trained_on_chosen_first():
+    cut = [sample(number, error="cut_off") for number in range(9)]
+    report = on_policy_pairs([state()], answers(**CONSENSUS), [*cut, sample(9, says("zim"))])
+    assert report.pairs == []
+    assert report.advice.startswith("0 of 10 samples are whole calls")
+    assert "Train on `chosen` first" in report.advice
+    able = on_policy_pairs([state()], answers(**CONSENSUS), [sample(1, bash("ls"))])
+    assert able.advice is None
+    assert on_policy_pairs([], [], []).advice is None

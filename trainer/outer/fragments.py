@@ -9,24 +9,21 @@ Source: Douillard et al. 2025, arXiv:2501.18512 (fragments that take turns, over
 steps); Shen et al. 2019, arXiv:1906.12043 (mean + what was trained during the exchange).
 """
 
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import OuterLoopError
+from trainer.outer.background import in_background
 from trainer.outer.exchange import RoundReport, agree_on_run
 from trainer.outer.lease import claim
 from trainer.outer.object_store import ObjectStore, SubStore
 from trainer.outer.replica import OuterReplica, OuterSettings, Vector, fragment_folder
 from trainer.outer.tensor_file import sha256
-
-Result = TypeVar("Result")
 
 BEAT, LOCAL, BASE = "fragments.beat", "fragments.local", "fragments.base"
 """Names in the private state, beside what the caller keeps there."""
@@ -212,17 +209,3 @@ class FragmentedReplica:
 
 def _beat_of(kept: Mapping[str, NDArray]) -> int:
     return int(kept[BEAT][0]) if BEAT in kept else 0
-
-
-def in_background(work: Callable[[], Result]) -> "Future[Result]":
-    """Begin to work on a thread that does not outlive the process, as a pool's would."""
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised again by who asks for the result
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future

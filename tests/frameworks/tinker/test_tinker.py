@@ -2,6 +2,8 @@
 
 import json
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +215,60 @@ def test_a_stopped_run_says_where_its_state_is(server, dataset, model, tmp_path,
     with pytest.raises(TrainingStoppedError, match="tinker://run/weights/step-1"):
         train_with_tinker(values, should_stop=lambda: next(asked))
     assert server.calls.count("optim_step") == 1
+
+
+PRICES = {"sampled": 30.0, "prefilled": 10.0, "trained": 30.0}
+
+
+def test_no_step_is_begun_that_could_pass_the_ceiling(server, dataset, model, tmp_path):
+    from trainer.engines.tinker.run import cost_of_step, train_with_tinker
+    from trainer.errors import TrainingStoppedError
+
+    values = settings(tmp_path, dataset, model, server.address)
+    own = values["engines"]["tinker"]
+    own |= {"usd_per_million": PRICES, "max_usd": 1.0}
+    most = cost_of_step(read_settings(values, "tinker"), TinkerOptions(**own))
+    own["max_usd"] = 1.9 * most
+    with pytest.raises(TrainingStoppedError, match=r"of max_usd=.* are spent; the state is at"):
+        train_with_tinker(values | {"trl": values["trl"] | {"max_steps": 50}})
+    n = server.calls.count("optim_step")
+    assert 1 <= n < 50
+
+
+def test_the_service_is_not_used_without_its_prices(dataset, model, tmp_path, capsys):
+    values = settings(tmp_path, dataset, model, "")
+    values["engines"]["tinker"] = {}
+    path = tmp_path / "settings.yaml"
+    path.write_text(yaml.safe_dump(values))
+    assert main(["tinker", "--config", str(path)]) == 2
+    assert "usd_per_million needs sampled, prefilled and trained" in capsys.readouterr().err
+
+
+def test_who_is_asked_to_stop_does_not_wait_for_a_server_that_is_gone(
+    server, dataset, model, tmp_path, monkeypatch, caplog
+):
+    from trainer.engines.tinker import meter
+    from trainer.engines.tinker.run import train_with_tinker
+    from trainer.errors import TrainingStoppedError
+
+    monkeypatch.setattr(meter, "SETTLE_S", 1.0)
+    monkeypatch.setattr(meter, "SAY_S", 0.4)
+    hung = threading.Event()
+    answer = server.answer
+
+    def silent(path, body):
+        if path == "forward_backward":
+            hung.wait(60)
+        return answer(path, body)
+
+    server.answer = silent
+    values = settings(tmp_path, dataset, model, server.address)
+    began = time.monotonic()
+    with pytest.raises(TrainingStoppedError, match="did not answer"):
+        train_with_tinker(values, should_stop=lambda: time.monotonic() > began + 4)
+    assert time.monotonic() - began < 30
+    assert "Tinker has not answered for" in caplog.text
+    hung.set()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from replay_pipeline.actions import canonical_action
 from replay_pipeline.errors import SchemaError
+from replay_pipeline.feasibility.state import cwd_of
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.storage.schemas import TABLES
 from tests.roots import pipeline_at
@@ -33,15 +35,27 @@ def rows_of(dataset: Path) -> dict[str, list[dict]]:
     return {key: sorted(rows, key=repr) for key, rows in found.items()}
 
 
+SIDES = ("chosen", "rejected", "completion", "consensus")
+
+
 def recorded(rows: list[dict], names: list[str]) -> list[str]:
-    """What the session and its teachers said: the system prompt and tools are of today's release."""
+    """What the session and its teachers said: the system prompt and tools are of today's release.
+
+    Sides are compared as actions, since older versions published another form of them.
+    """
     return sorted(
-        json.dumps(
-            [said(row[name])[1:] if name == "prompt" else said(row[name]) for name in names],
-            sort_keys=True,
-        )
-        for row in rows
+        json.dumps([value_of(row, name) for name in names], sort_keys=True) for row in rows
     )
+
+
+def value_of(row: dict, name: str):
+    value = said(row[name])
+    if name == "prompt":
+        return value[1:]
+    if name not in SIDES:
+        return value
+    message = value[-1] if isinstance(value, list) else value
+    return canonical_action(message, cwd=cwd_of(said(row["prompt"]))).render()
 
 
 def said(value):

@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from trainer.engines.tinker.datums import (
     policy_datums,
     sampled_distillation_datums,
 )
+from trainer.engines.tinker.meter import bound_of_step, cost_usd, wait
 from trainer.engines.tokenized_pairs import TokenizedPairs, fitting_rows, write_pairs
 from trainer.errors import (
     AlignmentError,
@@ -46,10 +47,12 @@ from trainer.errors import (
 from trainer.folders import sole_writer
 from trainer.hints import hint_for_row
 from trainer.losses.channels import DEFAULT_TOP_K
+from trainer.outer.background import in_background
 from trainer.settings import RunConfig, section_of
 
 logger = logging.getLogger(__name__)
 
+OPENING_S = 60.0
 EPSILON = 1e-4
 """Added to a group's standard deviation, as TRL does."""
 
@@ -63,6 +66,11 @@ class TinkerOptions:
     lora_rank: int = 32
     save_every: int = 0
     """Steps between saved states; 0: at the end only."""
+    usd_per_million: dict[str, float] = field(default_factory=dict)
+    """Price of a million tokens `sampled`, `prefilled` and `trained`, of the model, from the
+    service's price list; needed but for a server of your own."""
+    max_usd: float = 10.0
+    """No step is begun that could cost more than is left of this, in dollars."""
 
 
 def train_with_tinker(
@@ -80,14 +88,50 @@ def train_with_tinker(
     settings = read_settings(values, "tinker")
     check_startable(settings)
     options = section_of(TinkerOptions, settings.own, "engines.tinker.")
-    with sole_writer(Path(settings.output)), _translated(), _service(options) as service:
-        run = TinkerRun(settings, options, service)
-        for step in range(settings.shared.max_steps):
-            if should_stop():
+    n_steps, most = settings.shared.max_steps, cost_of_step(settings, options)
+    with (
+        sole_writer(Path(settings.output)),
+        _translated(),
+        _service(options, should_stop) as service,
+    ):
+        run = TinkerRun(settings, options, service, should_stop)
+        for step in range(n_steps):
+            spent = cost_usd(run.counts, options.usd_per_million)
+            is_spent = spent + most > options.max_usd
+            if should_stop() or is_spent:
                 path = run.save(f"step-{step}")
-                raise TrainingStoppedError(f"stopped after {step} steps; the state is at {path}")
+                why = f", as ${spent:.2f} of max_usd={options.max_usd:g} are spent" * is_spent
+                raise TrainingStoppedError(
+                    f"stopped after {step} steps{why}; the state is at {path}"
+                )
             run.step(step)
         return run.finish()
+
+
+def cost_of_step(settings: RunConfig, options: TinkerOptions) -> float:
+    """Return the most that a step can cost, in dollars, and say what the run can.
+
+    Raises:
+        TrainerConfigError: the service's prices are not told, or not one step fits.
+    """
+    prices = options.usd_per_million
+    kinds = {"sampled", "prefilled", "trained"}
+    if set(prices) - kinds or (options.base_url is None and set(prices) != kinds):
+        raise TrainerConfigError(
+            "engines.tinker.usd_per_million needs sampled, prefilled and trained, from the "
+            "service's price list of the model (of a server of your own: base_url)"
+        )
+    most = cost_usd(bound_of_step(settings.shared), prices)
+    if most > options.max_usd:
+        raise TrainerConfigError(
+            f"one step may cost ${most:.2f}, more than engines.tinker.max_usd={options.max_usd:g}"
+        )
+    if prices:
+        logger.warning(
+            "%d steps cost at most $%.2f; no step is begun above max_usd=%g",
+            settings.shared.max_steps, most * settings.shared.max_steps, options.max_usd,
+        )  # fmt: skip
+    return most
 
 
 @contextmanager
@@ -99,7 +143,7 @@ def _translated() -> Iterator[None]:
 
 
 @contextmanager
-def _service(options: TinkerOptions) -> Iterator[Any]:
+def _service(options: TinkerOptions, should_stop: Callable[[], bool]) -> Iterator[Any]:
     if address := options.base_url:
         # The client itself would try for five minutes and say nothing.
         try:
@@ -108,7 +152,9 @@ def _service(options: TinkerOptions) -> Iterator[Any]:
             raise EnvironmentFailedError(
                 f"Tinker: no server answers at {address}: {error}"
             ) from error
-    service, status = tinker.ServiceClient(base_url=options.base_url), "errored"
+    # It opens a session, for which it would try for five minutes as well.
+    opening = in_background(lambda: tinker.ServiceClient(base_url=options.base_url))
+    service, status = wait(opening, should_stop, patience_s=OPENING_S), "errored"
     try:
         yield service
         status = "success"
@@ -121,7 +167,13 @@ def _service(options: TinkerOptions) -> Iterator[Any]:
 class TinkerRun:
     """Samples, scores and trains, one step at a time."""
 
-    def __init__(self, settings: RunConfig, options: TinkerOptions, service: Any) -> None:
+    def __init__(
+        self,
+        settings: RunConfig,
+        options: TinkerOptions,
+        service: Any,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Render the dataset, and have the server make a LoRA of the base model.
 
         Raises:
@@ -147,11 +199,14 @@ class TinkerRun:
             len(self.states), batch_size=n_states_of_step(self.shared), seed=self.shared.seed
         )
         self._rates = learning_rates(settings)
-        self.training = service.create_lora_training_client(
-            base_model=str(settings.model), rank=options.lora_rank, seed=self.shared.seed
+        self._should_stop = should_stop
+        self.training = self._done(
+            in_background(
+                lambda: service.create_lora_training_client(
+                    base_model=str(settings.model), rank=options.lora_rank, seed=self.shared.seed
+                )
+            )
         )
-        if hasattr(self.training, "result"):
-            self.training = self.training.result()
         self._sampler = self._reference_sampler = self._published()
         self._reference: dict[int, tuple[float, float]] = {}
         self._metrics = (self.folder / "metrics.jsonl").open("w", encoding="utf-8")
@@ -175,7 +230,7 @@ class TinkerRun:
             # Submitted before the gradients are waited for: the server goes on without a pause.
             futures_of_step = {**futures, "optimizer": self.training.optim_step(adam)}
             for name, future in futures_of_step.items():
-                answer = future.result()
+                answer = self._done(future)
                 if name != "optimizer":
                     metrics |= _metrics_of(name, answer)
             metrics["train/learning_rate"] = rate
@@ -197,10 +252,12 @@ class TinkerRun:
             max_completion_length=shared.max_completion_length,
         )
         if policy:
+            self._count_trained(policy)
             futures["policy"] = self.training.forward_backward(policy, "importance_sampling")
         is_hinted = any(rollout.teacher_logps_RK is not None for rollout in rollouts)
         if is_hinted and shared.sdpo_estimator == "sampled":
             datums = sampled_distillation_datums(rollouts, weight=shared.alpha_sdpo)
+            self._count_trained(datums)
             futures["sdpo"] = self.training.forward_backward(datums, "importance_sampling")
         elif is_hinted:
             progress = step / max(shared.max_steps - 1, 1)
@@ -208,8 +265,10 @@ class TinkerRun:
             if options.wrapper == "taid":
                 start, end = shared.taid_t_start, shared.taid_t_end
                 options = options.at(start + (end - start) * progress)
+            datums = distillation_datums(rollouts)
+            self._count_trained(datums, n_passes=2)
             futures["sdpo"] = self.training.forward_backward_custom(
-                distillation_datums(rollouts),
+                datums,
                 distillation_loss(rollouts, options, weight=shared.alpha_sdpo),
             )
         if self.pairs is not None:
@@ -217,11 +276,16 @@ class TinkerRun:
             drawn = sampler.step(step)
             rows = [self.pairs.rows[i] for i in drawn]
             reference = self._reference_of(drawn) if shared.replay.needs_reference else None
+            datums = pair_datums(rows)
+            self._count_trained(datums, n_passes=2)
             futures["replay"] = self.training.forward_backward_custom(
-                pair_datums(rows),
+                datums,
                 pair_loss(rows, reference, shared.replay, weight=shared.beta_replay),
             )
         return futures
+
+    def _count_trained(self, datums: Sequence[Any], *, n_passes: int = 1) -> None:
+        self.counts["trained_tokens"] += n_passes * sum(d.model_input.length for d in datums)
 
     def rollouts(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
         """Sample groups at the step's states, with advantages and hinted scores."""
@@ -231,6 +295,7 @@ class TinkerRun:
             self.renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row))
             for row in states
         ]
+        self.counts["prefilled_tokens"] += sum(map(len, prompts))
         sampled = [
             self._sampler.sample(
                 prompt=tinker.ModelInput.from_ints(prompt),
@@ -250,7 +315,7 @@ class TinkerRun:
         for row, prompt, future in zip(states, prompts, sampled, strict=True):
             group: list[Rollout] = []
             own: list[float] = []
-            for sequence in future.result().sequences:
+            for sequence in self._done(future).sequences:
                 ids = [int(i) for i in sequence.tokens]
                 self.counts["sampled_tokens"] += len(ids)
                 if not ids:
@@ -273,7 +338,7 @@ class TinkerRun:
             found += group
             rewards += own
         for rollout, n_hinted, future in scored:
-            self._keep_scores(rollout, n_hinted, future.result())
+            self._keep_scores(rollout, n_hinted, self._done(future))
         self.counts["rollouts"] += len(found)
         self.counts["hinted_rollouts"] += len(scored)
         return found, {
@@ -344,7 +409,9 @@ class TinkerRun:
         for i, side, future in asked:
             row = self.pairs.rows[i]
             n_response = len(row[side])
-            logps = _of_response(future.result(), len(row["prompt_ids"]) + n_response, n_response)
+            logps = _of_response(
+                self._done(future), len(row["prompt_ids"]) + n_response, n_response
+            )
             sums[i, side] = sum(logps)
         self._reference |= {i: (sums[i, SIDES[0]], sums[i, SIDES[1]]) for i in new}
         return [self._reference[i] for i in drawn]
@@ -352,12 +419,16 @@ class TinkerRun:
     # -- weights ---------------------------------------------------------------------------------
 
     def _published(self) -> Any:
-        sampler = self.training.save_weights_and_get_sampling_client()
-        return sampler.result() if hasattr(sampler, "result") else sampler
+        return self._done(in_background(self.training.save_weights_and_get_sampling_client))
+
+    def _done(self, future: Any) -> Any:
+        """Return what a future of the client comes to; its calls that block have none of theirs."""
+        answer = wait(future, self._should_stop)
+        return wait(answer, self._should_stop) if hasattr(answer, "result") else answer
 
     def save(self, name: str) -> str:
         """Save weights and optimizer; returns the server's path."""
-        return str(self.training.save_state(name).result().path)
+        return str(self._done(self.training.save_state(name)).path)
 
     def finish(self) -> dict[str, Any]:
         """Save the state and weights to sample from; returns the report."""
@@ -366,7 +437,8 @@ class TinkerRun:
             logger.warning("channel sdpo did nothing: no state that was drawn has a hint")
         return {
             "state": self.save("final"),
-            "sampler": str(self.training.save_weights_for_sampler("final").result().path),
+            "sampler": str(self._done(self.training.save_weights_for_sampler("final")).path),
+            "cost_usd": cost_usd(self.counts, self.options.usd_per_million),
             "metrics": str(self.folder / "metrics.jsonl"),
             "steps": self.shared.max_steps,
             "pairs": len(self.pairs or ()),

@@ -1,0 +1,89 @@
+"""A second `ingest` over a corpus that did not change: what does it read?
+
+    python benchmarks/rerun.py SESSIONS... [--gigabytes 10] [--json FILE]
+
+The corpus is the sessions, linked under other names until it is as large as asked. Both runs are the
+command of a user, each in a process of its own; bytes are what the process read, by the kernel's count
+(`rchar`), less what a run over an empty folder reads: the program itself.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_CHILD = """
+import json, resource, sys, time
+sys.argv = ["replay-pipeline", "ingest", *sys.argv[1:]]
+from replay_pipeline.cli import app
+try:
+    app(standalone_mode=False)
+finally:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    read = next(l for l in open("/proc/self/io") if l.startswith("rchar"))
+    print("measured", json.dumps({
+        "bytes_read": int(read.split()[1]),
+        "cpu_s": round(used.ru_utime + used.ru_stime, 2),
+        "rss_mib": used.ru_maxrss // 1024,
+    }))
+"""
+
+
+def link(sessions: list[Path], folder: Path, n_bytes: int) -> int:
+    """Link sessions into `folder`, a copy in each round, and return the bytes they hold."""
+    total = 0
+    for round_, path in _rounds(sessions):
+        if total >= n_bytes:
+            return total
+        place = folder / f"project-{round_}" / f"{round_:08x}-{path.name}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, place)
+        total += path.stat().st_size
+    return total
+
+
+def _rounds(sessions: list[Path]) -> Iterator[tuple[int, Path]]:
+    round_ = 0
+    while sessions:
+        yield from ((round_, path) for path in sessions)
+        round_ += 1
+
+
+def ingest(corpus: Path, data: Path) -> dict[str, Any]:
+    """Run the command and return what it read and took."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, str(corpus), "--data", str(data)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("measured "))
+    return json.loads(line.removeprefix("measured "))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sessions", nargs="+", type=Path)
+    parser.add_argument("--gigabytes", type=float, default=10)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    files = sorted(file for path in options.sessions for file in path.rglob("*.jsonl"))
+    with tempfile.TemporaryDirectory(dir=files[0].parent) as folder:
+        corpus, data = Path(folder) / "corpus", Path(folder) / "data"
+        n_bytes = link(files, corpus, int(options.gigabytes * 1e9))
+        first = ingest(corpus, data)
+        second = ingest(corpus, data)
+        report = {"corpus_bytes": n_bytes, "first": first, "second": second}
+        report["share_read_again"] = round(second["bytes_read"] / n_bytes, 6)
+    print(json.dumps(report, indent=2))
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
