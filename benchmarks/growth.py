@@ -46,7 +46,7 @@ N_A_DAY = 30
 FIRST_DAY = date(2025, 1, 1)
 N_LOGS_LEFT = 300
 """Logs of old batches that are still there: agents delete theirs after some weeks."""
-MARKS = {"night": (60.0, 500.0), "status": (1.0, None), "tick": (0.5, None), "review": (2.0, None)}
+MARKS = {"night": (60.0, 500.0), "status": (1.0, None), "tick": (0.5, None), "look": (None, None)}
 """Seconds of the CPU and MiB that a measure may take."""
 
 
@@ -244,8 +244,8 @@ def status(root: Path) -> None:
     _command("status", "status", "--data", str(root), "--json")
 
 
-def review(root: Path) -> None:
-    _command("review", "review", "--data", str(root))
+def look(root: Path) -> None:
+    _command("look", "look", "--data", str(root))
 
 
 def verify(root: Path) -> None:
@@ -282,7 +282,7 @@ def night(root: Path) -> None:
 
 
 MEASURES: dict[str, Callable[[Path], None]] = {
-    "status": status, "tick": tick, "review": review, "verify": verify, "night": night,
+    "status": status, "tick": tick, "look": look, "verify": verify, "night": night,
 }  # fmt: skip
 
 
@@ -321,7 +321,7 @@ def main() -> None:
                 print(json.dumps(each), flush=True)
                 figures.append(each)
 
-        for name in ("status", "status", "tick", "review", "review"):
+        for name in ("status", "status", "tick", "look", "look"):
             take(name)
         # The sample's teachers know only the sample's states.
         write_settings(

@@ -1,18 +1,18 @@
-"""One HTML file that needs nothing else, and in which no text of a session can do anything."""
+"""An HTML page that needs nothing else, and in which no text of a session can do anything."""
 
 import base64
 import hashlib
-import json
-import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+
+MARK = '<meta name="generator" content="replay-pipeline">'
+"""In the head of each page, so that a page of ours is known from other files."""
 
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+{mark}
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
@@ -21,41 +21,48 @@ _PAGE = """<!doctype html>
 </head>
 <body>
 {body}
-<script type="application/json" id="data">{data}</script>
-<script>{script}</script>
+{data}
+{scripts}
 </body>
 </html>
 """
 
 
-def html_page(*, title: str, style: str, body: str, script: str, data: str) -> str:
-    """Write a page whose policy allows its own style and script, and no other source at all.
+def html_page(
+    *, title: str, style: str, body: str, scripts: Sequence[str], data: Sequence[tuple[str, str]]
+) -> str:
+    """Write a page whose policy allows its own style and scripts, and what these scripts add.
 
     Args:
         title: title of the page.
-        style: its style sheet; the colours that all pages share come before it.
+        style: its style sheet; the colors that all pages share come before it.
         body: HTML of its body, written by this package: nothing in it is escaped.
-        script: its script.
-        data: JSON for the script, as `inert_json` writes it.
+        scripts: its scripts, in their order.
+        data: JSON for the scripts by name, as `inert` writes it.
     """
     style = Path(__file__).with_name("palette.css").read_text("utf-8") + style
     policy = "; ".join(
         (
             "default-src 'none'",
             f"style-src {_source(style)}",
-            f"script-src {_source(script)}",
+            # Trust goes from these scripts to those that they add: the page's own data files.
+            f"script-src {' '.join(map(_source, scripts))} 'strict-dynamic'",
             "base-uri 'none'",
             "form-action 'none'",
         )
     )
     return _PAGE.format(
-        title=title, policy=policy, style=style, body=body, data=data, script=script
+        mark=MARK,
+        title=title,
+        policy=policy,
+        style=style,
+        body=body,
+        data="\n".join(
+            f'<script type="application/json" data-name="{name}">{text}</script>'
+            for name, text in data
+        ),
+        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
     )
-
-
-def address_of(page: Path, *, seen_from: Path) -> str:
-    """Give the address of one page as a link of another has it, wherever both are moved together."""
-    return quote(os.path.relpath(page.absolute(), seen_from.absolute().parent).replace(os.sep, "/"))
 
 
 def _source(text: str) -> str:
@@ -64,7 +71,6 @@ def _source(text: str) -> str:
     return f"'sha256-{digest}'"
 
 
-def inert_json(data: Mapping[str, Any]) -> str:
-    """Write JSON that cannot end its script element or start another one."""
-    text = json.dumps(data, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+def inert(json_text: str) -> str:
+    """Return JSON that cannot end its script element or start another one."""
+    return json_text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

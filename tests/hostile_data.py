@@ -31,7 +31,7 @@ def hostile_root(root: Path) -> Pipeline:
         )
     work.normalize(batch)
     work.publish()
-    work.review()
+    work.write_page()
     return work
 
 

@@ -12,6 +12,7 @@ from replay_pipeline.cli.console import (
     escape,
     out,
     print_report,
+    progress_bars,
     show_findings,
     show_repair,
     show_stale,
@@ -140,7 +141,7 @@ def ui(
     ] = False,
     settings: SettingsOption = None,
 ) -> None:
-    """Open Dagster on the data root; it listens on this machine only.
+    """Open the page of `look` and Dagster on the data root; it listens on this machine only.
 
     It prints an address with a token: only a browser that has opened it is let in.
     """
@@ -151,8 +152,11 @@ def ui(
         data = data or Path("demo")
         if not (data / "settings.toml").exists():
             prepare_demo(data)
-    work = open_pipeline(settings, data)
-    sync(work)
+    with progress_bars() as on_progress:
+        work = open_pipeline(settings, data, on_progress=on_progress)
+        sync(work)
+        if work.batches():
+            work.write_page()
     command, environment = ui_command(work.settings, port=port)
     if settings is not None:
         # Dagster's processes load the settings themselves.

@@ -255,35 +255,85 @@ def _acts(train: Report) -> str:
     )
 
 
+def next_step(words: str) -> None:
+    """Print what to do next, as the last line of a command."""
+    out.print(f"Next: {escape(words)}.", highlight=False, soft_wrap=True)
+
+
+_MOST_NAMED = 6
+"""Projects, tools and outcomes that a summary names; the page has all of them."""
+
+
 def show_look(overview: Report) -> None:
     """Show what the sessions hold, largest first."""
-    total, replay = overview["total"], overview["replay"]
-    _table(
-        "Sessions",
-        [
-            ("sessions", f"{total['sessions']}, {total['subagents']} of them of subagents"),
-            ("projects", {each["name"]: each["sessions"] for each in overview["projects"]}),
-            ("dates", f"{total['first']} to {total['last']}"),
-            ("decisions", f"{total['states']:,} in {total['turns']:,} turns"),
-            ("tokens", {name: f"{n:,}" for name, n in overview["tokens"].items()}),
-            ("cost", _cost_words(overview)),
-            ("outcomes", overview["outcomes"]),
-            ("error kinds", overview["error_kinds"]),
-            ("tools", overview["tools"]),
-            ("redacted", overview["redactions"]),
-            ("skipped rows", overview["skipped"]),
-            ("skipped files", overview["skipped_files"]),
-        ],
+    total, tokens = overview["total"], overview["tokens"]
+    read, n_prompt = tokens["cache_read"], sum(tokens.values()) - tokens["output"]
+    share = f"{100 * read / n_prompt:.0f} % of prompts from cache" if n_prompt else "none recorded"
+    rows = [
+        ("sessions", f"{total['sessions']:,}, {total['subagents']:,} of them of subagents"),
+        ("dates", f"{total['first']} to {total['last']}"),
+        ("decisions", f"{total['states']:,} in {total['turns']:,} turns"),
+        ("went wrong", f"{total['errors']:,} errors, {total['interruptions']:,} interruptions"),
+        ("tokens", f"{sum(tokens.values()):,}; {share}"),
+        ("cost", _cost_words(overview)),
+        (
+            "projects",
+            _first_of({p["name"]: f"${p['cost_usd']:,.2f}" for p in overview["projects"]}),
+        ),
+        ("tools", _first_of({name: f"{n:,}" for name, (n, _) in overview["tools"].items()})),
+        ("outcomes", _first_of({name: f"{n:,}" for name, n in overview["outcomes"].items()})),
+        ("redacted", _first_of(overview.get("redactions") or {})),
+        (
+            "left out",
+            _first_of({**overview.get("skipped", {}), **overview.get("skipped_files", {})}),
+        ),
+    ]
+    _table("Sessions", rows)
+    models = {
+        each["model"]: {
+            "turns": f"{each['turns']:,}",
+            "M tokens": f"{each['tokens'] / 1e6:,.1f}",
+            "cost $": "no price" if each["cost_usd"] is None else f"{each['cost_usd']:,.2f}",
+        }
+        for each in overview["models"]
+    }
+    _draw_batches("Models", ("turns", "M tokens", "cost $"), models, first="model")
+    if teachers := overview.get("teachers"):
+        show_compare(teachers)
+
+
+def _first_of(counts: Mapping[str, Any]) -> str:
+    """Name the first few of many, and say how many more there are."""
+    named = ", ".join(f"{name} {n}" for name, n in list(counts.items())[:_MOST_NAMED])
+    more = len(counts) - _MOST_NAMED
+    return (f"{named}, and {more} more" if more > 0 else named) or "none"
+
+
+def show_compare(found: Report) -> None:
+    """Show which model could have been used: how alike each was, and for how much."""
+    table = Table(
+        title="Which model could have been used", title_justify="left", title_style="bold"
     )
-    _draw_batches(
-        "Models", ("turns", "tokens", "cost_usd"),
-        {each["model"]: each for each in overview["models"]}, first="model",
-    )  # fmt: skip
-    _draw_batches(
-        "Fidelity of prefixes", ("n_states", "share_within_10_percent"),
-        overview["fidelity"], first="client",
-    )  # fmt: skip
-    out.print(escape(replay["words"]), soft_wrap=True)
+    table.add_column("model", overflow="fold")
+    for name in ("answers", "alike", "95 %", "same", "equal", "$ per 100", "agent's"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in found["teachers"]:
+        low, high = each["interval"]
+        agent = each["agent_usd_per_decision"]
+        table.add_row(
+            escape(each["teacher"]),
+            f"{each['n']:,}",
+            f"{100 * each['share_alike']:.0f} %",
+            f"{100 * low:.0f}–{100 * high:.0f}",
+            f"{each['n_same']:,}",
+            f"{each['n_equal']:,}",
+            f"{100 * each['usd_per_decision']:.2f}",
+            "–" if agent is None else f"{100 * agent:.2f}",
+        )
+    out.print(table)
+    if found["played"]:
+        out.print(f"Play: {_PLAY}.", soft_wrap=True)
+    out.print(found["caveat"], highlight=False, soft_wrap=True)
 
 
 def show_workspace(report: Report) -> None:
@@ -561,8 +611,11 @@ def show_pairs(reports: Report) -> None:
         for said in (report.get("reliability") or {}).get("words", ()):
             out.print(f"{escape(key)}: {escape(said)}.", highlight=False, soft_wrap=True)
     out.print(f"How many are right: {words}.", highlight=False, soft_wrap=True)
-    if poll.n_pairs and not poll.checks:
-        out.print("`replay-pipeline review --sample 40` shows those whose check tells most.")
+    next_step(
+        "`replay-pipeline look` shows them side by side; mark forty, then `replay-pipeline pairs --marks FILE`"
+        if poll.n_pairs and not poll.checks
+        else "`replay-pipeline normalize` keeps those that are fit to publish"
+    )
 
 
 show_samples = partial(

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replay_pipeline.cli.app import app, pairs_app
+from replay_pipeline.cli.app import pairs_app
 from replay_pipeline.cli.console import (
     escape,
     out,
@@ -27,7 +27,7 @@ def pairs(
         int | None, typer.Option(help="Votes of distinct model families that make a consensus.")
     ] = None,
     marks: Annotated[
-        Path | None, typer.Option(help="Marks exported from the review page.", metavar="FILE")
+        Path | None, typer.Option(help="Marks exported from the page of `look`.", metavar="FILE")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -65,43 +65,3 @@ def pairs_rank(
     """Order pairs for review: first those about which most is open."""
     shown = [ranked_row(pair) for pair in open_pipeline(settings, data).ranked_pairs()[:top]]
     print_report({"pairs": shown}, as_json=as_json, show=show_ranked)
-
-
-@app.command()
-def review(
-    data: DataOption = None,
-    settings: SettingsOption = None,
-    to: Annotated[Path | None, typer.Option("--to", help="The HTML file to write.")] = None,
-    look: Annotated[
-        Path,
-        typer.Option(
-            "--look", help="The page of `look`; where it is there, pairs link to their sessions."
-        ),
-    ] = Path("look.html"),
-    page: Annotated[
-        int, typer.Option(min=1, help="Which page, where the pairs fill more than one.")
-    ] = 1,
-    sample: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Show the N pairs only whose check tells most about how many are right.",
-            metavar="N",
-        ),
-    ] = None,
-) -> None:
-    """Write a page that shows pairs side by side, the newest batches first; it needs no server."""
-    work = open_pipeline(settings, data)
-    shown = look if look.exists() else None
-    path = work.review_sample(sample, to, look=shown) if sample else None
-    path = path or work.review(to, look=shown, page=page)
-    out.print(f"Open [bold]{escape(str(path))}[/] in a browser.")
-    if sample:
-        out.print(
-            "Accept each pair whose chosen side is right and whose rejected one is not, reject the "
-            "others, export the marks, and run `replay-pipeline pairs --marks marks.json`.",
-            soft_wrap=True,
-        )
-        return
-    if (n_pages := work.n_review_pages()) > 1:
-        out.print(f"It is page {page} of {n_pages}; `--page` writes another.")

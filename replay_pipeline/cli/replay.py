@@ -9,10 +9,12 @@ from replay_pipeline.cli.app import app, teachers_app
 from replay_pipeline.cli.console import (
     err,
     escape,
+    next_step,
     open_words,
     out,
     print_report,
     progress_bars,
+    show_compare,
     show_control,
     show_estimate,
     show_lost_calls,
@@ -154,6 +156,34 @@ def control(
         chosen(work, None)
         report = work.control(max_total_usd=max_total_usd, n_states=states).report
     print_report(report, as_json=as_json, show=show_control)
+
+
+@app.command()
+def compare(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option("--svg", help="Also draw a picture to share: no text of a session is in it."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Which model could have been used: how often each did what the agent did, and for how much.
+
+    Reads the answers of a replay; nobody is asked and nothing is paid.
+    """
+    from replay_pipeline.pages.picture import write_svg
+
+    found = open_pipeline(settings, data).compare()
+    if svg is not None:
+        write_svg(found, svg)
+    print_report(found, as_json=as_json, show=show_compare)
+    if not as_json:
+        next_step(
+            f"open {svg} in a browser"
+            if svg
+            else "`replay-pipeline look` shows it by tool and project"
+        )
 
 
 @app.command()

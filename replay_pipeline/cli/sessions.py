@@ -1,60 +1,90 @@
 """The commands that read session logs."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from replay_pipeline.cli.app import app
 from replay_pipeline.cli.console import (
-    escape,
-    out,
+    next_step,
     print_report,
     progress_bars,
     show_ingest,
     show_look,
 )
 from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
-from replay_pipeline.cli.shared import exit_if_failed, load
+from replay_pipeline.cli.shared import exit_if_failed, load, open_pipeline
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import redaction_salt
+
+if TYPE_CHECKING:
+    from replay_pipeline.stages.pipeline import Pipeline
+    from replay_pipeline.stages.project import OnProgress
 
 
 @app.command()
 def look(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Session files or folders. By default Claude Code's own folder."),
-    ] = None,
-    page: Annotated[
-        Path, typer.Option("--page", help="The HTML file to write.", metavar="FILE")
-    ] = Path("look.html"),
-    review: Annotated[
-        Path,
-        typer.Option(
-            "--review",
-            help="The review page; where it is there, decisions link to their pairs.",
+        typer.Argument(
+            help="Session files or folders. By default the data root, if there is one, else Claude "
+            "Code's own folder."
         ),
-    ] = Path("data/review.html"),
+    ] = None,
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to", help="Folder of the page: by default `look`, in the data root.", metavar="DIR"
+        ),
+    ] = None,
+    single_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--single-file", help="Write one file instead, to send to somebody.", metavar="FILE"
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """See your sessions: what they did, what they cost, where they failed. Nothing is sent.
 
-    Needs no key and no settings. The page is one file, redacted, with every session as a tree.
+    Needs no key and no settings. After a replay the page also shows what the teachers would have done,
+    the pairs to mark, the dataset and the training. It is redacted, and works from disk.
     """
-    from replay_pipeline.look import look as look_at
-
+    if to is not None and single_file is not None:
+        raise ConfigError("--to names a folder and --single-file a file: give one of them")
     with progress_bars() as on_progress:
-        overview = look_at(
-            paths,
-            page=page,
-            review=review if review.exists() else None,
-            salt=redaction_salt(),
-            on_progress=on_progress,
-        )
+        work = None if paths else _root_with_batches(settings, data, on_progress)
+        if work is not None:
+            from replay_pipeline.stages.page import page_of
+
+            place = single_file or to or page_of(work.settings).parent
+            overview = work.write_page(place, is_single_file=single_file is not None)
+        else:
+            from replay_pipeline.pages import look as look_at
+
+            place = single_file or to or Path("look")
+            overview = look_at(
+                paths, to=place, is_single_file=single_file is not None,
+                salt=redaction_salt(), on_progress=on_progress,
+            )  # fmt: skip
     print_report(overview, as_json=as_json, show=show_look)
     if not as_json:
-        out.print(f"Every session as a tree: open {escape(str(page))} in a browser.")
+        page = place if single_file else place / "index.html"
+        next_step(f"open {page} in a browser")
+
+
+def _root_with_batches(
+    settings: Path | None, data: Path | None, on_progress: "OnProgress"
+) -> "Pipeline | None":
+    """Open the data root, if it has sessions."""
+    loaded = load(settings, data)
+    if isinstance(loaded.data_dir, Path) and not (loaded.data_dir / "batches").is_dir():
+        return None
+    work = open_pipeline(settings, data, on_progress=on_progress)
+    return work if work.batches() else None
 
 
 @app.command()

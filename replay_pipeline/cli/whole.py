@@ -8,6 +8,7 @@ import typer
 
 from replay_pipeline.cli.app import app
 from replay_pipeline.cli.console import (
+    next_step,
     out,
     print_report,
     progress_bars,
@@ -105,6 +106,7 @@ def demo(
         _show_pairs_of_demo(data, model, yes=yes)
         return
     from replay_pipeline.assets.in_process import run_jobs
+    from replay_pipeline.stages.page import page_of
     from replay_pipeline.storage.store import written_whole
 
     with progress_bars() as on_progress:
@@ -117,9 +119,13 @@ def demo(
     summary = work.summary(since=before)
     with written_whole(data / "report.json") as file:
         file.write(json.dumps(summary, indent=1).encode())
+    work.write_page()
     show_summary(summary)
     out.print(f"Everything is in [bold]{data}[/]; the figures are in {data / 'report.json'}.")
-    out.print("Look at it in Dagster: [bold]make ui[/] prints the address to open.")
+    next_step(
+        f"open {page_of(work.settings)} in a browser, or see it beside Dagster: "
+        f"`replay-pipeline ui --data {data}`"
+    )
 
 
 _BEGAN = "began.json"
@@ -144,6 +150,7 @@ def _open_demo(
 
 
 def _show_pairs_of_demo(data: Path, model: Path | None, *, yes: bool) -> None:
+    from replay_pipeline.stages.page import page_of
     from replay_pipeline.storage.store import written_whole
 
     with progress_bars() as on_progress:
@@ -159,4 +166,7 @@ def _show_pairs_of_demo(data: Path, model: Path | None, *, yes: bool) -> None:
         reports = {batch: work.pairs(batch).report for batch in work.batches()}
     show_pairs(reports)
     show_ranked({"pairs": [ranked_row(pair) for pair in work.ranked_pairs()[:5]]})
-    out.print(f"All of them side by side: open {work.review()} in a browser.")
+    work.write_page()
+    out.print(
+        f"All of them side by side: open {page_of(work.settings)} in a browser.", soft_wrap=True
+    )

@@ -184,6 +184,8 @@ class SessionLog:
     """Ids of rows that it goes on from and does not hold."""
     is_continued: bool = False
     """Whether it goes on with the conversation of a log before it, with no path into that one."""
+    title: str | None = None
+    """What the log itself calls it."""
     sent: list[Turn] = field(default_factory=list)
     """What the log says was sent: messages below each other, and shapes."""
 

@@ -87,6 +87,10 @@ class _Tree:
         """System prompts and tools, as the client logged them."""
         self.n_snapshots: dict[Turn, int] = {}
         """How many of these each decision has seen logged."""
+        self.titles: list[str | None] = [None, None]
+        """What its user called the session, and what its client did."""
+        self.summaries: list[tuple[str, str]] = []
+        """Summaries, each with the row that it leads up to."""
 
     def add(self, offset: int, row: Row) -> None:
         """Take one row in; it is counted as used or skipped exactly once."""
@@ -131,8 +135,23 @@ class _Tree:
             self.counts.rows_used += 1
         elif row.type in _BOOKKEEPING:
             self.counts.skipped["bookkeeping"] += 1
+            self._name(row)
         else:
             self._unknown(f"row_{str(row.type)[:40]}", row)
+
+    def _name(self, row: Row) -> None:
+        """Keep what the session is called: the last name of each kind, its user's before its client's."""
+        if row.type == "summary" and row.summary:
+            self.summaries.append((row.leaf_uuid or "", row.summary))
+        elif row.type == "ai-title" and row.ai_title:
+            self.titles[1] = row.ai_title
+        elif row.type == "custom-title" and row.custom_title:
+            self.titles[0] = row.custom_title
+
+    def title(self) -> str | None:
+        """Return what the log calls the session; summaries of other sessions may be in its file too."""
+        own = [text for leaf, text in self.summaries if leaf in self.by_row]
+        return self.titles[0] or self.titles[1] or (own[-1] if own else None)
 
     def finish(self) -> None:
         """Place the rows whose parent never came."""
@@ -803,6 +822,7 @@ def _logs(
             rows=frozenset() if agent_id else frozenset(tree.by_row),
             follows=frozenset(tree.follows),
             is_continued=is_continued,
+            title=None if agent_id else tree.title(),
             sent=shown,
         )
 

@@ -297,6 +297,7 @@ class LogRows:
             "project": project,
             "versions": sorted({turn.version for turn in log.turns if turn.version}),
             "models": sorted({turn.model for turn in log.turns if turn.model}),
+            "title": self._cleaner.text(log.title) if log.title else None,
             "first_timestamp": min(moments, default=None),
             "last_timestamp": max(moments, default=None),
             "n_turns": sum(turn.index >= 0 for turn in self.kept),
@@ -362,6 +363,7 @@ def joined_sessions(row: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str
         joined[name] = choose(known, default=None)
     for name in ("n_turns", "n_states"):
         joined[name] += more[name]
+    joined["title"] = more["title"] or row["title"]
     return joined | {"project": row["project"] or more["project"]}
 
 

@@ -92,6 +92,10 @@ class Row(msgspec.Struct, rename="camel"):
     content: msgspec.Raw = _NO_JSON
     rendered: msgspec.Raw = _NO_JSON
     rendered_role: str | None = None
+    summary: str | None = None
+    leaf_uuid: str | None = None
+    ai_title: str | None = None
+    custom_title: str | None = None
     replacements: msgspec.Raw = _NO_JSON
 
 

@@ -16,6 +16,7 @@ from replay_pipeline.settings import (
     Settings,
     has_dagster_database,
 )
+from replay_pipeline.stages.page import page_of
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.storage.outages import translated
 from replay_pipeline.storage.permissions import make_private_folder
@@ -159,7 +160,8 @@ def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, s
     """
     local_dir = settings.local_dir().absolute()
     home = prepare_home(local_dir)
-    serve = python("replay_pipeline.orchestration.serve", str(home / "workspace.yaml"), str(port))
+    words = (str(home / "workspace.yaml"), str(port), str(page_of(settings).parent))
+    serve = python("replay_pipeline.orchestration.serve", *words)
     return python("replay_pipeline.orchestration.supervise", *serve), start_environment(
         also=_variables(settings),
         DAGSTER_IS_DEV_CLI="1",

@@ -36,6 +36,7 @@ from dagster_webserver.cli import (
 from dagster_webserver.version import __version__ as web_version
 
 from replay_pipeline.orchestration.gate import TOKEN, Gate
+from replay_pipeline.orchestration.page import WithPage
 from replay_pipeline.processes import python
 
 _LOG_LEVEL = "warning"
@@ -45,8 +46,14 @@ _CLOSING_S = 3
 _TELL_AGAIN_S = 10.0
 
 
-def main(workspace: str, port: int) -> None:
-    """Serve until told to end; prints the address with its token once connections are taken."""
+def main(workspace: str, port: int, page: Path) -> None:
+    """Serve until told to end; prints the address with its token once connections are taken.
+
+    Args:
+        workspace: Dagster's file of code locations.
+        port: of this machine.
+        page: the folder of the page of `look`, on which the address opens if it is there.
+    """
     configure_loggers(formatter="colored", log_level="INFO")
     setup_interrupt_handlers()
     listener = _listen(port)
@@ -68,7 +75,7 @@ def main(workspace: str, port: int) -> None:
             app = create_app_from_workspace_process_context(context, "", _POLL_MS)
             server = uvicorn.Server(
                 uvicorn.Config(
-                    Gate(app, port=port, token=token),
+                    Gate(WithPage(app, page), port=port, token=token),
                     log_level=_LOG_LEVEL,
                     access_log=False,
                     proxy_headers=False,
@@ -127,6 +134,6 @@ def _end_with(daemon: Popen[bytes], server: uvicorn.Server) -> None:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], int(sys.argv[2]))
+        main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -23,7 +23,6 @@ from replay_pipeline.publish.layout import batch_dir
 from replay_pipeline.replay import has_ledger
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.engine import COPIED, do_aside
-from replay_pipeline.stages.looking import review
 from replay_pipeline.stages.project import Project, bytes_digest, digest_of
 from replay_pipeline.stages.publish import published_manifests
 from replay_pipeline.stages.receipts import Receipt, digest_in, is_intact, receipt_in
@@ -242,18 +241,14 @@ def repair(work: Project) -> dict[str, Any]:
 
 def _to_make(found: Verified) -> Iterator[tuple[str, str, list[Damage]]]:
     """Return the damaged files that stages make, by stage and batch, in the order of the stages."""
-    for stage in (*(stage.name for stage in chain.STAGES), "review"):
+    for stage in (stage.name for stage in chain.STAGES):
         of_stage = [d for d in found.damaged if d.stage == stage and d.digest and not _is_kept(d)]
         for batch in sorted({each.batch for each in of_stage}):
             yield stage, batch, [each for each in of_stage if each.batch == batch]
 
 
 def _make(work: Project, name: str, batch: str, wanted: Sequence[Damage], folder: Path) -> None:
-    """Do the stage again below a folder; a page of the review is no stage."""
-    if name == "review":
-        page = 1 if batch == "all" else int(batch.removeprefix("page-"))
-        review(work, folder / wanted[0].path, page=page)
-        return
+    """Do the stage again below a folder."""
     stage = chain.named(name)
     receipt = work.receipts.read(name, batch)
     if stage.make_again is not None and receipt is not None:

@@ -6,7 +6,7 @@ from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.markdown import Location, Markdown, code_block, inert, markdown_table
+from replay_pipeline.stages.markdown import Markdown, code_block, inert, markdown_table
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
@@ -15,7 +15,6 @@ from replay_pipeline.types import DPOPair, TeacherAction, TraceState, Trial
 
 if TYPE_CHECKING:
     from replay_pipeline.stages.project import Project
-    from replay_pipeline.storage.store import Place
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +25,6 @@ def make_pairs(task: Task) -> Report:
     """Make `dpo_pairs`, `positives` and `outcomes` of what teachers would have done at a batch's states."""
     from replay_pipeline.pairs import extract_pairs, outcomes_table, pairs_table, positives_table
     from replay_pipeline.replay.rows import teacher_actions_from_table
-    from replay_pipeline.review import write_review
 
     project, options = task.project, task.project.settings.pairs
     marks, chances = _checked(project.settings)
@@ -48,8 +46,6 @@ def make_pairs(task: Task) -> Report:
     task.write("dpo_pairs", pairs_table(report.pairs))
     task.write("positives", positives_table(report.positives))
     task.write("outcomes", outcomes_table(report.outcomes))
-    page = task.into.path / _review_page(task.batch)
-    write_review(report.pairs, path=page, outcomes=report.outcomes, title=task.batch)
     return {
         **report.to_json(),
         **({"tried": tried} if tried else {}),
@@ -92,7 +88,7 @@ def decisive(settings: Settings) -> Mapping[str, Any]:
 
 def _checked(settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, float]]:
     """Return what a person marked, and the chances with which those pairs were drawn."""
-    from replay_pipeline.review import read_chances, read_marks
+    from replay_pipeline.pages import read_chances, read_marks
 
     path = settings.pairs.marks
     return (read_marks(path), read_chances(path)) if path else ({}, {})
@@ -111,15 +107,6 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
 def check_marks(settings: Settings) -> None:
     """Find a marks file that cannot be read, before the replay is paid for. Raises ConfigError."""
     _checked(settings)
-
-
-def _review_page(batch: str) -> str:
-    return f"review/{batch}.html"
-
-
-def review_path(project: "Project", batch: str) -> "Place":
-    """Return where the review page of one batch is, written together with its pairs."""
-    return project.root.path / _review_page(batch)
 
 
 def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
@@ -159,7 +146,6 @@ def _facts(project: "Project", receipt: Receipt) -> Mapping[str, Any]:
             ]
         ),
         **{f"sample {n}": _sample(pair) for n, pair in enumerate(pairs, 1)},
-        "review_page": Location(review_path(project, receipt.batch)),
     }
 
 
@@ -182,7 +168,7 @@ def _matrix(matrix: dict[str, dict[str, dict[str, float]]]) -> Markdown:
 
 def _sample(pair: DPOPair) -> Markdown:
     """Draw what was asked, and how what the student did differs from what the teachers would do."""
-    from replay_pipeline.review import last_request, readable
+    from replay_pipeline.pages import last_request, readable
 
     rejected = readable(pair.get("rejected_action"), pair["rejected"]).split("\n")
     chosen = readable(pair.get("chosen_action"), pair["chosen"]).split("\n")
@@ -228,8 +214,6 @@ PAIRS = Stage(
     settings=_decisive,
     code=("prompts", "matcher", "pairs"),
     inputs=lambda project, batch: project.tools_digest(batch),
-    files=lambda _, batch: [_review_page(batch)],
-    is_there=lambda project, receipt: review_path(project, receipt.batch).exists(),
     told=("n_pairs",),
     figures=_figures,
     facts=_facts,

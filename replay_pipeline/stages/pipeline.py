@@ -13,7 +13,7 @@ from replay_pipeline.errors import ConfigError, ReplayPipelineError
 from replay_pipeline.ingesters import read_manifest
 from replay_pipeline.publish import PublishReport
 from replay_pipeline.settings import Settings, redaction_salt
-from replay_pipeline.stages import chain, engine, integrity, looking, spending
+from replay_pipeline.stages import chain, engine, integrity, looking, page, spending
 from replay_pipeline.stages.discovery import find_batches, keep_bytes
 from replay_pipeline.stages.doctor import require_trainer
 from replay_pipeline.stages.normalize import normalizer_of
@@ -58,9 +58,8 @@ class Pipeline(Project):
     probe_estimate = spending.estimate_probe
 
     show = looking.show
-    review = looking.review
-    review_sample = looking.review_sample
-    n_review_pages = looking.n_review_pages
+    write_page = page.write_page_of
+    compare = page.compare
     ranked_pairs = looking.ranked_pairs
     summary = looking.summary
     night = looking.night

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from replay_pipeline.errors import ConfigError, PriceError
-from replay_pipeline.look.overview import cost_usd as list_price_usd
+from replay_pipeline.pages.costs import cost_usd as list_price_usd
 from replay_pipeline.replay import (
     Estimate,
     check_teachers,

@@ -60,7 +60,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "feasibility/**/*",
         "workspaces/**/*",
         "stages/trials.py",
-        "review/marks.py",
+        "pages/marks.py",
         "storage/pair_rows.py",
         "types.py:FAILURES",
     ),

@@ -14,7 +14,7 @@ _WORTH_KEEPING = 100
 """Batches that a process has added, from which on the next one should begin behind them."""
 
 _KEPT_BEHIND = 500
-"""At every so many batches the value is kept as well: a page of the review begins that far back."""
+"""At every so many batches the value is kept as well: what is shown of the newest begins that far back."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """`python -m tests.browser.screenshots [FOLDER]`: the pictures of the docs, from the running product.
 
-Runs the demo in an empty folder, opens Dagster and the review page on it in a headless Chromium,
+Runs the demo in an empty folder, opens Dagster and the page of `look` on it in a headless Chromium,
 and writes one small PNG per view.
 """
 
@@ -80,7 +80,7 @@ def take(page: Page, path: Path) -> None:
 
 
 def shoot(browser: Browser, data: Path, folder: Path) -> None:
-    """All views, of Dagster and of the review page."""
+    """All views, of Dagster and of the page of `look`."""
     folder.mkdir(parents=True, exist_ok=True)
     with serving(data) as url:
         for name, (view, width, height) in VIEWS.items():
@@ -90,11 +90,29 @@ def shoot(browser: Browser, data: Path, folder: Path) -> None:
             view(page, url)
             take(page, folder / f"{name}.png")
             page.close()
-    review = sorted((data / "review").glob("*.html"))[0].as_uri()
-    for name, width, height in (("review", 1280, 800), ("review-phone", 400, 800)):
+    shoot_page(browser, data, folder)
+
+
+PAGES: dict[str, tuple[str, int, int]] = {
+    "look-overview": ("#/overview", 1280, 900),
+    "look-sessions": ("#/sessions?sort=-cost", 1280, 800),
+    "look-teachers": ("#/teachers", 1280, 900),
+    "review": ("#/pairs", 1280, 800),
+    "look-dataset": ("#/dataset", 1280, 800),
+    "look-training": ("#/training", 1280, 900),
+    "look-phone": ("#/sessions?sort=-cost", 400, 800),
+    "review-phone": ("#/pairs", 400, 800),
+}
+"""Name → the address of a tab, and the width and height of the window."""
+
+
+def shoot_page(browser: Browser, data: Path, folder: Path) -> None:
+    """The tabs of the page of `look`."""
+    index = (data / "look" / "index.html").as_uri()
+    for name, (place, width, height) in PAGES.items():
         page = browser.new_page(viewport={"width": width, "height": height})
-        page.goto(review)
-        page.keyboard.press("j")
+        page.goto(index + place)
+        page.wait_for_function("document.documentElement.dataset.ready !== undefined")
         take(page, folder / f"{name}.png")
         page.close()
 

@@ -1,4 +1,4 @@
-"""The review page in a real headless browser: open, filter, mark, export, and nothing runs."""
+"""The tab of pairs in a real headless browser: open, filter, mark, export, and nothing runs."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from replay_pipeline.review import read_marks, write_review
+from replay_pipeline.pages import Contents, portion, read_marks, write_page
 
 ATTACK = (
     "</script><script>window.hit=1</script><img src=x onerror='window.hit=1'>"
@@ -65,12 +65,18 @@ PAIRS = [
         source="rewind",
         n_teachers_agreeing=0,
         teachers_agreeing=[],
+        p_better=0.6,
     ),
 ]
 OUTCOMES = [
     *({"state_id": f"s{n}", "outcome": "pair"} for n in range(1, 5)),
     {"state_id": "s5", "outcome": "no_consensus", "near_level": "target", "n_valid": 3},
 ]
+
+
+def write_pairs(pairs, folder: Path, outcomes=(), title: str = "All pairs") -> str:
+    write_page(Contents(sessions=(), pairs=[portion(title, pairs, outcomes)]), to=folder)
+    return f"{(folder / 'index.html').as_uri()}#/pairs"
 
 
 @pytest.fixture
@@ -80,7 +86,7 @@ def pairs():
 
 @pytest.fixture(params=[1280, 400])
 def page(browser, tmp_path: Path, request, pairs):
-    path = write_review(pairs, outcomes=OUTCOMES, path=tmp_path / "review.html", title=ATTACK)
+    url = write_pairs(pairs, tmp_path / "look", OUTCOMES, ATTACK)
     context = browser.new_context(viewport={"width": request.param, "height": 800})
     opened = context.new_page()
     problems: list[str] = []
@@ -88,7 +94,8 @@ def page(browser, tmp_path: Path, request, pairs):
     opened.on("console", lambda message: problems.append(message.text))
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.on("request", lambda one: requests.append(one.url))
-    opened.goto(path.as_uri())
+    opened.goto(url)
+    opened.locator("#list button").first.wait_for()
     yield opened
     assert opened.evaluate("window.hit") is None
     assert problems == []
@@ -126,10 +133,10 @@ def test_session_text_is_shown_as_it_is_and_never_run(page: Page):
     for _ in range(2):
         page.keyboard.press("j")
     assert ATTACK in page.locator("#detail").inner_text()
-    assert page.locator("#title").inner_text() == ATTACK
+    assert ATTACK in page.locator("main select").first.inner_text()
     page.keyboard.press("p")
     assert ATTACK in page.locator("details.prefix pre").nth(1).inner_text()
-    assert page.locator("#detail img, #detail svg, #detail script").count() == 0
+    assert page.locator("main img, main svg, main script").count() == 0
 
 
 @pytest.mark.parametrize(
@@ -243,11 +250,12 @@ def test_a_mark_is_for_one_pair_of_a_state_and_every_count_says_so(page: Page):
 
 
 def test_the_list_is_of_use_on_a_narrow_screen(browser, tmp_path):
-    path = write_review(PAIRS, path=tmp_path / "review.html")
+    url = write_pairs(PAIRS, tmp_path / "look")
     context = browser.new_context(viewport={"width": 400, "height": 800})
     page = context.new_page()
-    page.goto(path.as_uri())
-    box = page.locator("nav").bounding_box()
+    page.goto(url)
+    page.locator("#list button").first.wait_for()
+    box = page.locator(".sides nav").bounding_box()
     assert box["height"] >= 200
     inside = [
         entry

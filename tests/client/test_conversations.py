@@ -8,7 +8,7 @@ from tempfile import mkdtemp
 import pytest
 
 from replay_pipeline.ingesters import IngestReport
-from replay_pipeline.look import look
+from replay_pipeline.pages import look
 from tests.client.clients import VERSIONS, Desk, client, numbers_of
 from tests.client.comparison import Compared, compared
 from tests.client.conversations import CONVERSATIONS
@@ -56,7 +56,7 @@ def test_a_session_costs_what_its_client_counts(tmp_path: Path):
     (log,) = desk.logs.rglob("*.jsonl")
     rows = map(json.loads, log.read_bytes().splitlines())
     *_, counted = (row["totalCostUSD"] for row in rows if row["type"] == "cost-state")
-    figures = look([desk.logs], page=tmp_path / "look.html")
+    figures = look([desk.logs], to=tmp_path / "look")
     assert figures["cost_usd"] == pytest.approx(counted, rel=0.01)
 
 

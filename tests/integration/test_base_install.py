@@ -139,7 +139,7 @@ def test_the_commands_of_the_base_take_sessions_to_a_dataset_folder(command, tmp
     replayed = json.loads(command("replay", *data, "--json").stdout)
     assert all(report["n_answers"] for report in replayed.values())
     command("pairs", *data)
-    command("review", *data)
+    command("look", *data)
     assert "--recipe none" in command("normalize", *data, rc=2).stderr
     command("normalize", "--recipe", "none", *data)
     command("publish", "--to", "dataset", *data)
@@ -155,7 +155,7 @@ def test_with_the_trainer_alone_the_commands_go_as_far_as_a_model(with_trainer, 
     data = ("--data", "root")
     sessions = sorted(PROJECT.glob("*.jsonl"))
     assert command("look", sessions[0]).stdout
-    assert (tmp_path / "look.html").exists()
+    assert (tmp_path / "look" / "index.html").exists()
     (tmp_path / "mine.toml").write_text("[normalize]\nrecipe = 'none'\n")
     chosen = ("--settings", "mine.toml", "--teachers", "rehearsal", "--no-train")
     command("run", *sessions[:3], *chosen, *data)
@@ -175,7 +175,7 @@ def test_with_the_trainer_alone_the_commands_go_as_far_as_a_model(with_trainer, 
 def test_the_demo_shows_pairs_before_anything_but_the_base_is_installed(command, tmp_path):
     shown = command("demo", "--until-pairs").stdout
     assert "Pairs to look at first" in shown
-    assert (tmp_path / "demo" / "review.html").exists()
+    assert (tmp_path / "demo" / "look" / "index.html").exists()
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_pat
     """In two steps, as `make demo` runs it: what the first has done counts as done now."""
     first, told = command(tmp_path, "--until-pairs")
     assert "Pairs to look at first" in first
-    assert (tmp_path / "demo" / "review.html").exists()
+    assert (tmp_path / "demo" / "look" / "index.html").exists()
     assert not (tmp_path / "demo" / "dataset").exists()
     stages = [line.partition(" ")[0] for line in told.splitlines()]
     assert stages == sorted(stages)  # each stage is told once, from its beginning to its end

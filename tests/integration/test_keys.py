@@ -180,7 +180,7 @@ def test_a_whole_run_leaves_no_key_in_anything_that_it_leaves(world):
     dagster = ["-m", "dagster", "asset", "materialize", "-m", "replay_pipeline.definitions"]
     shown["dagster"] = run([*dagster, "--select", assets, "--partition", batch], environment)
     shown["publish"] = run([*dagster, "--select", "published_dataset"], environment)
-    shown["review"] = run([*CLI, "review"], environment)
+    shown["look"] = run([*CLI, "look"], environment)
     shown["status"] = run([*CLI, "status", "--json"], environment)
     shown["doctor"] = run([*CLI, "doctor", "--json"], environment, expected=None)
     left = list(everything(root))

@@ -21,7 +21,7 @@ from replay_pipeline.assets.in_process import run_jobs
 from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.assets.records import sync
 from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.review.marks import FORMAT
+from replay_pipeline.pages.marks import FORMAT
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.trainer_process import TrainerJob

@@ -84,7 +84,7 @@ OUTAGES = {
     "find_batches": [("GET", "list-type"), ("PUT", "/batches/")],
     "ingest": [("GET", "/batches/"), ("HEAD", "/receipts/"), ("PUT", "/turns/")],
     "replay": [("GET", "/turns/"), ("PUT", "/teacher_actions/"), ("PUT", "/receipts/")],
-    "pairs": [("GET", "/teacher_actions/"), ("PUT", "/dpo_pairs/"), ("PUT", "/review/")],
+    "pairs": [("GET", "/teacher_actions/"), ("PUT", "/dpo_pairs/"), ("PUT", "/outcomes/")],
     "normalize": [("GET", "/dpo_pairs/"), ("PUT", "/dropped_pairs/")],
     "publish": [
         ("GET", "/receipts/"),

@@ -11,8 +11,8 @@ from replay_pipeline.cli import app
 from replay_pipeline.cli.console import open_words, progress_bars, show_normalize, show_train
 from replay_pipeline.cli.shared import exit_if_most_failed
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.pages.sides import last_request
 from replay_pipeline.replay import check_teachers
-from replay_pipeline.review.sides import last_request
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.stages.audit.drift import agreement_drift
 from replay_pipeline.stages.audit.verdict import Verdict

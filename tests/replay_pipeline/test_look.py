@@ -1,7 +1,5 @@
 """`look`: what the table and the page hold, read without a browser."""
 
-import base64
-import gzip
 import json
 import re
 from pathlib import Path
@@ -10,26 +8,18 @@ import pytest
 from typer.testing import CliRunner
 
 from replay_pipeline.cli import app
-from replay_pipeline.errors import IngestError
+from replay_pipeline.errors import ConfigError, IngestError
 from replay_pipeline.ingesters import ingest
-from replay_pipeline.look import look
-from replay_pipeline.look.look import MAX_CHARS
-from replay_pipeline.look.overview import cost_usd
-from replay_pipeline.review import write_review
+from replay_pipeline.pages import look
+from replay_pipeline.pages.costs import cost_usd
+from replay_pipeline.pages.tree import MAX_CHARS
+from replay_pipeline.pages.words import shard_of
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.replay_pipeline.ingesters.logs import Log
+from tests.support.pages import data_in, data_of, turns_of
 
 ATTACK = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)>"
 SECRET = "ghp_" + "k3vR8tQz1LmN5pXw7YbC2dFg4HjS6aUe9TiO"
-
-
-def data_of(page: Path) -> dict:
-    (text,) = re.findall(r'id="data">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)
-    return json.loads(text)
-
-
-def turns_of(data: dict, number: int) -> list[dict]:
-    return json.loads(gzip.decompress(base64.b64decode(data["pieces"][number])))
 
 
 def session_log(folder: Path, said: str, answer: str) -> Path:
@@ -55,28 +45,42 @@ def session_log(folder: Path, said: str, answer: str) -> Path:
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory):
-    page = tmp_path_factory.mktemp("look") / "look.html"
-    return look([SESSIONS_DIR], page=page), page
+    page = tmp_path_factory.mktemp("look") / "look"
+    return look([SESSIONS_DIR], to=page), page
 
 
 def test_every_session_turn_and_decision_that_was_read_is_in_the_page(sample):
     figures, page = sample
     read = ingest([SESSIONS_DIR])
     data = data_of(page)
-    shown = [turn for n in range(len(data["pieces"])) for turn in turns_of(data, n)]
+    shown = [turn for n in range(len(data["sessions"])) for turn in turns_of(data, n)]
     ids = [each["id"] for each in data["sessions"]]
     assert sorted(ids) == sorted(read.sessions["session_id"].to_pylist())
     assert len(shown) == len(read.turns)
     decisions = [turn["state"]["state_id"] for turn in shown if "state" in turn]
     assert sorted(decisions) == sorted(read.states["state_id"].to_pylist())
-    tools = {who for turn in shown for who, _ in turn["parts"] if who.startswith("call: ")}
-    assert tools == {f"call: {name}" for name in figures["tools"]}
-    whos = [[who for who, _ in turn["parts"]] for turn in shown if "state" in turn]
+    tools = {part[1] for turn in shown for part in turn["parts"] if part[0] == "call"}
+    assert tools == set(figures["tools"])
+    whos = [[part[0] for part in turn["parts"]] for turn in shown if "state" in turn]
     assert not [each for each in whos if "tool" in each and each[0] == "tool"]
     assert not [turn for turn in shown if "state" in turn and not turn["parts"]]
     assert figures["total"]["states"] == sum(figures["outcomes"].values()) == len(read.states)
-    assert figures["tokens"]["output"] == read.report.usage["output_tokens"]
     assert figures["redactions"] == read.report.redactions
+
+
+def test_figures_of_days_sessions_projects_and_models_add_up_to_the_same(sample):
+    figures, page = sample
+    data = data_of(page)
+    days = data["overview"]["days"]
+    usd = figures["cost_usd"]
+    assert usd > 0
+    assert sum(row[-1] or 0 for row in days) == pytest.approx(usd)
+    assert sum(each["cost_usd"] for each in data["sessions"]) == pytest.approx(usd)
+    assert sum(each["cost_usd"] for each in figures["projects"]) == pytest.approx(usd)
+    assert sum(sum(row[3:-1]) for row in days) == sum(figures["tokens"].values())
+    total = figures["total"]
+    assert sum(each["n_errors"] for each in data["sessions"]) == total["errors"] > 0
+    assert sum(each["n_interrupted"] for each in data["sessions"]) == total["interruptions"] > 0
 
 
 def test_rewinds_and_subagents_are_counted_and_subagents_name_their_session(sample):
@@ -88,37 +92,115 @@ def test_rewinds_and_subagents_are_counted_and_subagents_name_their_session(samp
     assert set(parents) <= ids
 
 
+def test_a_session_is_called_what_the_log_calls_it_or_by_its_first_request(tmp_path):
+    log = Log("one")
+    log.user("<system-reminder>Be kind.</system-reminder>Mend the  gate\nof the garden.")
+    log.says("m1", "Done.")
+    path = log.write(tmp_path)
+    look([path], to=tmp_path / "look")
+    assert data_of(tmp_path / "look")["sessions"][0]["title"] == "Mend the gate of the garden."
+    leaf = json.loads(path.read_text().splitlines()[-1])["uuid"]
+    rows = [
+        {"type": "summary", "summary": "Of another session", "leafUuid": "elsewhere"},
+        {"type": "summary", "summary": "A gate, for ann@shop.example", "leafUuid": leaf},
+    ]
+    path.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in rows))
+    look([path], to=tmp_path / "look")
+    (session,) = data_of(tmp_path / "look")["sessions"]
+    assert session["title"].startswith("A gate, for <EMAIL:")
+    for more, title in (({"type": "ai-title", "aiTitle": "Gate"}, "Gate"),
+                        ({"type": "custom-title", "customTitle": "My gate"}, "My gate")):  # fmt: skip
+        path.write_text(path.read_text() + json.dumps({**more, "sessionId": "one"}) + "\n")
+        look([path], to=tmp_path / "look")
+        assert data_of(tmp_path / "look")["sessions"][0]["title"] == title
+
+
+def test_a_word_is_found_in_the_sessions_that_have_it_and_no_others(sample):
+    data = data_of(sample[1])
+    shards = {name: words for name, words in data.items() if name.startswith("words-")}
+    for name, words in shards.items():
+        assert {f"words-{shard_of(word)}" for word in words} == {name}
+    index = {word: steps for words in shards.values() for word, steps in words.items()}
+    texts = [
+        json.dumps(turns_of(data, n), ensure_ascii=False).lower()
+        for n in range(len(data["sessions"]))
+    ]
+    for word in ("pytest", "stacks", "def", "notice"):
+        found, at = set(), 0
+        for step in index[word]:
+            at += step
+            found.add(at)
+        whole = re.compile(rf"(?<![^\W_]){word}(?![^\W_])")
+        assert found <= {n for n, text in enumerate(texts) if word in text}
+        assert found >= {
+            n for n, text in enumerate(texts) if whole.search(text.replace("\\n", " "))
+        }
+
+
 def test_the_same_sessions_make_the_same_page(sample, tmp_path):
-    look([SESSIONS_DIR], page=tmp_path / "again.html")
-    assert (tmp_path / "again.html").read_bytes() == sample[1].read_bytes()
+    look([SESSIONS_DIR], to=tmp_path / "again")
+    files = sorted(p.relative_to(tmp_path / "again") for p in (tmp_path / "again").rglob("*.*"))
+    assert len(files) > 30
+    for name in files:
+        assert (tmp_path / "again" / name).read_bytes() == (sample[1] / name).read_bytes()
 
 
 def test_text_of_sessions_is_inert_and_secrets_are_taken_out(tmp_path):
-    session_log(tmp_path, f"{ATTACK} the token is {SECRET}", "\x1b[31m" + ATTACK)
-    page = tmp_path / "look.html"
-    figures = look([tmp_path], page=page)
+    log = session_log(tmp_path, f"{ATTACK} the token is {SECRET}", "\x1b[31m" + ATTACK)
+    page = tmp_path / "page.html"
+    figures = look([log], to=page, is_single_file=True)
     html = page.read_text("utf-8")
-    assert html.count("<script") == html.count("</script>") == 2
+    own = html.count('<script type="application/json"')
+    assert html.count("<script") - own == html.count("</script>") - own == 2
     assert "default-src 'none'" in html
-    assert "alert(1)" not in html
-    (turns,) = [turns_of(data_of(page), 0)]
+    assert "unsafe" not in html.partition("<title>")[0]
+    assert "<script>alert" not in html
+    assert "<img" not in html
+    turns = turns_of(data_in(page))
     assert SECRET not in json.dumps(turns)
     assert [ATTACK in turn["parts"][0][1] for turn in turns] == [True, True]
     assert "\x1b" not in turns[1]["parts"][0][1]
     assert sum(figures["redactions"].values()) >= 1
+    assert look([log], to=tmp_path / "look")
+    for path in (tmp_path / "look").rglob("*"):
+        text = path.read_bytes() if path.is_file() else b""
+        assert b"<script>alert" not in text
+        assert SECRET.encode() not in text
+
+
+def test_one_file_holds_what_the_folder_does(sample, tmp_path):
+    look([SESSIONS_DIR], to=tmp_path / "page.html", is_single_file=True)
+    assert data_in(tmp_path / "page.html") == data_of(sample[1])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["page.html"]
+
+
+def test_a_folder_with_other_files_is_left_alone_and_old_data_go(tmp_path):
+    log = session_log(tmp_path, "Go.", "Yes.")
+    other = tmp_path / "mine"
+    other.mkdir()
+    (other / "thesis.txt").write_text("all of it")
+    with pytest.raises(ConfigError, match="--to"):
+        look([log], to=other)
+    with pytest.raises(ConfigError, match="--to"):
+        look([log], to=other / "thesis.txt")
+    assert [p.name for p in other.iterdir()] == ["thesis.txt"]
+    look([SESSIONS_DIR], to=tmp_path / "look")
+    look([log], to=tmp_path / "look")
+    assert [name for name in data_of(tmp_path / "look") if name.startswith("session-")] == [
+        "session-0"
+    ]
 
 
 def test_a_long_text_is_cut_and_says_by_how_much(tmp_path):
-    session_log(tmp_path, "word " * 2_000, "Yes.")
-    page = tmp_path / "look.html"
-    look([tmp_path], page=page)
-    text = turns_of(data_of(page), 0)[0]["parts"][0][1]
+    log = session_log(tmp_path, "word " * 2_000, "Yes.")
+    look([log], to=tmp_path / "look")
+    text = turns_of(data_of(tmp_path / "look"))[0]["parts"][0][1]
     assert text.endswith(f"… and {10_000 - MAX_CHARS:,} characters more")
 
 
 def test_tokens_cost_what_the_list_says_and_a_model_without_a_price_is_named(tmp_path):
     session_log(tmp_path, "Go.", "Yes.")
-    figures = look([tmp_path], page=tmp_path / "look.html")
+    figures = look([tmp_path / "s.jsonl"], to=tmp_path / "look")
     assert figures["cost_usd"] == pytest.approx(1.0 * 3 + 0.1 * 15)
     cached = {"cache_write": 1_000_000, "cache_read": 1_000_000}
     assert cost_usd("claude-opus-4-5-20251101", cached) == pytest.approx(5 * 1.25 + 5 * 0.1)
@@ -138,7 +220,7 @@ def test_what_is_written_to_the_cache_for_an_hour_costs_what_the_client_counts(t
         "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 500},
     }
     log.says("m1", "Yes.", message={"model": "claude-opus-5-5", "usage": usage})
-    figures = look([log.write(tmp_path)], page=tmp_path / "look.html")
+    figures = look([log.write(tmp_path)], to=tmp_path / "look")
     assert figures["cost_usd"] == pytest.approx(0.0122)
     assert figures["tokens"] == {
         "input": 50, "cache_write": 0, "cache_write_1h": 500, "cache_read": 15_000, "output": 250
@@ -154,26 +236,10 @@ def test_a_model_that_is_not_listed_gets_no_price_of_another(tmp_path):
         assert cost_usd(name, tokens) is None
 
 
-def test_both_pages_have_the_same_colours_and_lead_to_each_other(tmp_path):
-    session_log(tmp_path, "Go.", "Yes.")
-    page, review = tmp_path / "a b" / "look.html", tmp_path / "data" / "review.html"
-    page.parent.mkdir()
-    look([tmp_path / "s.jsonl"], page=page, review=review)
-    assert data_of(page)["review"] == "../data/review.html"
-    write_review([], path=review, look=page)
-    assert data_of(review)["look"] == "../a%20b/look.html"
-    palette = [
-        html.read_text("utf-8").partition(":root {")[2].partition("}")[0] for html in (page, review)
-    ]
-    assert palette[0] == palette[1] != ""
-    look([tmp_path / "s.jsonl"], page=page)
-    assert data_of(page)["review"] is None
-
-
 def test_no_session_is_an_error_and_writes_no_page(tmp_path):
     with pytest.raises(IngestError):
-        look([tmp_path / "none"], page=tmp_path / "look.html")
-    assert not (tmp_path / "look.html").exists()
+        look([tmp_path / "none"], to=tmp_path / "look")
+    assert not (tmp_path / "look" / "index.html").exists()
 
 
 def test_the_command_needs_no_settings_and_says_where_the_page_is(tmp_path, monkeypatch):
@@ -182,5 +248,6 @@ def test_the_command_needs_no_settings_and_says_where_the_page_is(tmp_path, monk
     log = session_log(tmp_path, "Go.", "Yes.")
     done = CliRunner().invoke(app, ["look", str(log)])
     assert done.exit_code == 0, done.output
-    assert "look.html" in done.output
+    assert "open look/index.html in a browser" in done.output
+    assert (tmp_path / "look" / "index.html").exists()
     assert "$4.50" in done.output

@@ -16,6 +16,7 @@ from replay_pipeline.testing import TeacherServer, rehearsed_answers
 from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.full_tables import full_table
 from tests.roots import PROJECT, pipeline_at
+from tests.support.pages import data_of
 from tests.support.settings_files import write_settings
 
 TOKEN = "hf_rehearsal_token"
@@ -132,9 +133,12 @@ def test_tables_page_and_card_say_that_it_is_play(root, tmp_path):
     assert {row["source"] for row in with_votes} == {"rehearsal"}
     for row in [*with_votes, *work.root.read_all("positives").to_pylist()]:
         assert all(name.startswith("rehearsal") for name in row["teachers_agreeing"])
-    page = work.review(tmp_path / "review.html").read_text("utf-8")
-    assert '"source":"rehearsal"' in page
-    assert "made up in a rehearsal" in page
+    figures = work.write_page(tmp_path / "look")
+    data = data_of(tmp_path / "look")
+    shown = [item for item in data["pairs-1"]["items"] if item.get("source") == "rehearsal"]
+    assert shown
+    assert all("made up in a rehearsal" in item["doubts"] for item in shown)
+    assert figures["teachers"]["played"] == [t["teacher"] for t in data["teachers"]["teachers"]]
     work.publish()
     card = (root / "dataset" / "README.md").read_text("utf-8")
     assert "**A rehearsal: the answers behind" in card

@@ -1,15 +1,15 @@
-"""The review page as a file, the marks, and the text view; the page itself runs in tests/browser."""
+"""Pairs as the page has them, the marks, and the text view; the page itself runs in tests/browser."""
 
 import json
 import re
-from html.parser import HTMLParser
 
 import pytest
 
 from replay_pipeline.errors import ConfigError, StorageError
+from replay_pipeline.inert_html import inert
+from replay_pipeline.pages import apply_marks, in_portions, portion, read_marks, show_state
+from replay_pipeline.pages.sides import last_request, readable, shown_prefix, side_by_side
 from replay_pipeline.pairs import extract_pairs
-from replay_pipeline.review import apply_marks, read_marks, show_state, write_review
-from replay_pipeline.review.sides import last_request, readable, shown_prefix, side_by_side
 from replay_pipeline.storage.pair_rows import id_of_pair
 from replay_pipeline.types import TeacherAction
 
@@ -54,68 +54,32 @@ def judged():
     return states, rows, extract_pairs(states, rows)
 
 
-class Elements(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.found = []
-        self.text = {}
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        if self.found:
-            self.text[len(self.found) - 1] = self.text.get(len(self.found) - 1, "") + data
-
-
-def test_page_is_one_file_in_which_session_text_is_only_data(tmp_path, judged):
+def test_session_text_of_a_portion_is_only_data(judged):
     _, _, report = judged
-    path = write_review(
-        report.pairs, path=tmp_path / "r.html", outcomes=report.outcomes, title=ATTACK
-    )
-    html = path.read_text("utf-8")
-    page = Elements()
-    page.feed(html)
-    scripts = [n for n, (tag, _) in enumerate(page.found) if tag == "script"]
-    assert len(scripts) == 2
-    assert not [attrs for _, attrs in page.found if "src" in attrs or "href" in attrs]
-    assert not [attrs for _, attrs in page.found if any(key.startswith("on") for key in attrs)]
-    assert "img" not in [tag for tag, _ in page.found]
-    data = json.loads(page.text[scripts[0]])
-    assert data["title"] == ATTACK
-    assert data["items"][0]["hint"] == ATTACK
-    assert {item["outcome"] for item in data["items"]} == {"pair", "no_consensus"}
-    [policy] = [a["content"] for t, a in page.found if a.get("http-equiv")]
-    assert policy.startswith("default-src 'none'")
-    assert "unsafe" not in policy
+    shown = portion(ATTACK, report.pairs, report.outcomes)
+    assert shown["title"] == ATTACK
+    assert shown["items"][0]["hint"] == ATTACK
+    assert {item["outcome"] for item in shown["items"]} == {"pair", "no_consensus"}
+    assert "<" not in inert(json.dumps(shown))
+    assert json.loads(inert(json.dumps(shown)))["title"] == ATTACK
 
 
-def test_what_became_of_tried_sides_is_on_the_page_and_in_the_text(tmp_path, judged):
+def test_what_became_of_tried_sides_is_on_the_page_and_in_the_text(judged):
     states, rows, report = judged
     tried = {"chosen_trial": "works", "rejected_trial": "fails: string_not_found"}
     pairs = [{**report.pairs[0], **tried}, *report.pairs[1:]]
-    page = Elements()
-    page.feed(write_review(pairs, path=tmp_path / "r.html").read_text("utf-8"))
-    scripts = [n for n, (tag, _) in enumerate(page.found) if tag == "script"]
-    item = json.loads(page.text[scripts[0]])["items"][0]
+    item = portion("tried", pairs)["items"][0]
     assert {name: item[name] for name in tried} == tried
     known = {"outcomes": report.outcomes, "teacher_actions": rows, "states": states}
     text = show_state(pairs[0]["state_id"], pairs=pairs, **known)
     assert " · chosen, tried: works · rejected, tried: fails: string_not_found\n" in text
 
 
-def test_page_of_the_same_pairs_has_the_same_bytes(tmp_path, judged):
-    _, _, report = judged
-    one, other = (
-        write_review(report.pairs, path=tmp_path / name).read_bytes() for name in ("a", "b")
-    )
-    assert one == other
-
-
-def test_page_that_cannot_be_written_says_so(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot be written"):
-        write_review([], path=tmp_path / "file" / "r.html")
+def test_batches_are_shown_in_portions_the_newest_first():
+    sizes = [("a", 3), ("b", 2), ("c", 9), ("d", 1)]
+    assert list(in_portions(sizes, 5)) == [["d"], ["c"], ["a", "b"]]
+    assert list(in_portions(sizes, 100)) == [["a", "b", "c", "d"]]
+    assert list(in_portions([], 5)) == []
 
 
 def test_marks_are_read_and_applied(tmp_path, judged):

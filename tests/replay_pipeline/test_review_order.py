@@ -1,8 +1,6 @@
 """Pairs are ordered for review by how much is open about them."""
 
-import json
-
-from replay_pipeline.review import doubts, rank_pairs, review_score, write_review
+from replay_pipeline.pages import doubts, portion, rank_pairs, review_score
 
 PLAIN = {
     "state_id": "s",
@@ -46,9 +44,7 @@ def test_each_doubt_is_named():
     assert doubts(PLAIN) == []
 
 
-def test_the_page_gives_each_pair_its_place(tmp_path):
+def test_the_page_gives_each_pair_its_place():
     pairs = [pair("sure", p_better=0.99), pair("doubtful", p_better=0.6)]
-    page = write_review(pairs, path=tmp_path / "review.html").read_text("utf-8")
-    data = page.split('id="data">')[1].split("</script>")[0]
-    scores = {item["id"]: item["score"] for item in json.loads(data)["items"]}
+    scores = {item["id"]: item["score"] for item in portion("two", pairs)["items"]}
     assert scores["doubtful"] == review_score(pairs[1]) > scores["sure"]

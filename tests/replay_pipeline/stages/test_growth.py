@@ -10,12 +10,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from replay_pipeline.errors import ConfigError
-from replay_pipeline.stages import looking
+from replay_pipeline.stages import page
 from replay_pipeline.storage import folds
 from replay_pipeline.storage.folds import Fold, Kept
 from replay_pipeline.storage.root_index import FILE, RootIndex
 from tests.roots import Pipeline, pipeline_at, project_root
+from tests.support.pages import data_of
 
 
 @pytest.fixture(scope="module")
@@ -184,22 +184,22 @@ def test_a_fold_that_is_asked_for_an_older_batch_does_not_start_over(monkeypatch
     assert len(added) <= 10
 
 
-def test_a_review_in_pages_shows_every_pair_once(work, monkeypatch, tmp_path):
-    monkeypatch.setattr(looking, "_PAIRS_A_PAGE", 15)
-    n_pages = work.n_review_pages()
-    assert n_pages > 1
-    texts = [work.review(tmp_path / f"{n}.html", page=n).read_text() for n in range(1, n_pages + 1)]
+def test_a_page_shows_every_pair_once_in_portions_and_forty_to_mark(work, monkeypatch, tmp_path):
+    monkeypatch.setattr(page, "_PAIRS_A_PORTION", 15)
+    work.write_page(tmp_path / "look")
+    data = data_of(tmp_path / "look")
+    to_mark, *portions = (data[f"pairs-{n}"] for n in range(len(data["pairs"])))
+    assert len(portions) > 1
     ids = [
         one
         for batch in work.batches()
         for one in pq.ParquetFile(work.root.part("dpo_pairs", batch)).read()["pair_id"].to_pylist()
     ]
-    assert ids
-    for one in ids:
-        assert sum(f'"{one}"' in text for text in texts) == 1
-    assert work.batches()[-1] in texts[0]
-    with pytest.raises(ConfigError, match=f"the last is {n_pages}"):
-        work.review(tmp_path / "none.html", page=n_pages + 1)
+    shown = [item["pair"] for each in portions for item in each["items"] if "pair" in item]
+    assert sorted(shown) == sorted(ids) != []
+    assert work.batches()[-1] in portions[0]["title"]
+    assert len(to_mark["items"]) == min(40, len(ids))
+    assert set(to_mark["chances"]) == {item["pair"] for item in to_mark["items"]}
 
 
 def test_an_index_that_is_deleted_is_made_again(work):

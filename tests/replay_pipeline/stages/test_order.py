@@ -13,12 +13,11 @@ FIRST_ON_NOTHING = {
     "estimate": "ingest",
     "replay": "ingest",
     "pairs": "ingest",
-    "review": "pairs",
     "normalize": "ingest",
     "publish": "normalize",
     "train": "publish",
 }
-FIRST_ON_STATES = {"pairs": "replay", "normalize": "pairs", "review": "pairs"}
+FIRST_ON_STATES = {"pairs": "replay", "normalize": "pairs"}
 
 
 @pytest.fixture
@@ -37,7 +36,6 @@ def assert_names(result, first: str) -> None:
 def test_on_an_empty_data_root(run, tmp_path, command):
     assert_names(run(command), FIRST_ON_NOTHING[command])
     assert not (tmp_path / "data" / "dataset").exists()
-    assert not (tmp_path / "data" / "review.html").exists()
 
 
 def test_with_nothing_but_states(run):

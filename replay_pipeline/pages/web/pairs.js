@@ -1,41 +1,36 @@
-"use strict";
-// All session text goes into the page through textContent; nothing here builds HTML from data.
-(() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+tabs.push(["pairs", "Pairs", showPairs]);
+const MARKS_KEY = "replay-pipeline marks";
+
+function storedMarks() {
+  try {
+    return JSON.parse(localStorage.getItem(MARKS_KEY)) ?? {};
+  } catch {
+    return {}; // Storage may be off for local files; marks then live as long as the page.
+  }
+}
+
+const marks = storedMarks();
+
+function storeMarks() {
+  try {
+    localStorage.setItem(MARKS_KEY, JSON.stringify(marks));
+  } catch {
+    // See storedMarks.
+  }
+}
+
+async function showPairs(main, { rest: [wanted = "0", stateId] }) {
+  const portions = await load("pairs");
+  const nth = Number(wanted) in portions ? Number(wanted) : 0;
+  const data = await load(`pairs-${nth}`);
   // Pairs in the order in which a look is worth most, then the states without one.
-  const items = data.items.sort((a, b) => (b.score ?? -1) - (a.score ?? -1));
+  const items = [...data.items].sort((a, b) => (b.score ?? -1) - (a.score ?? -1));
   const pairs = items.filter((item) => item.diff);
-  const storageKey = `replay-pipeline review ${data.key}`;
-  const $ = (id) => document.getElementById(id);
-  const filters = [...document.querySelectorAll("[data-filter]")];
-  let marks = storedMarks();
+  buildPairs(main, portions, nth, data);
+  const filters = [...main.querySelectorAll("[data-filter]")];
   let shown = items;
   let current = items[0] ?? null;
 
-  function storedMarks() {
-    try {
-      return JSON.parse(localStorage.getItem(storageKey)) ?? {};
-    } catch {
-      return {}; // Storage may be off for local files; marks then live as long as the page.
-    }
-  }
-
-  function storeMarks() {
-    try {
-      localStorage.setItem(storageKey, JSON.stringify(marks));
-    } catch {
-      // See storedMarks.
-    }
-  }
-
-  function element(tag, className, text) {
-    const made = document.createElement(tag);
-    if (className) made.className = className;
-    if (text !== undefined && text !== null) made.textContent = text;
-    return made;
-  }
-
-  const words = (text) => String(text).replaceAll("_", " ");
   const markOf = (item) => marks[item.pair] ?? "unmarked";
   const textOf = (item) => {
     item.text ??= [item.id, item.session, item.hint]
@@ -146,7 +141,7 @@
     drawProgress();
   }
 
-  const minor = new Set(["outcome", "student", "rejected side", "session", "teachers"]);
+  const minor = new Set(["outcome", "agent", "rejected side", "session", "teachers"]);
 
   function chip(name, value) {
     const made = element("span", minor.has(name) ? "chip minor" : "chip", `${name} `);
@@ -164,7 +159,7 @@
       teachers: item.teachers.join(", "),
       "probability that it is right": item.p_better?.toFixed(2),
       "the record says": item.recorded ? words(item.recorded) : null,
-      student: item.student,
+      agent: item.student,
       "rejected side": item.rejected_source,
       "chosen, tried": item.chosen_trial,
       "rejected, tried": item.rejected_trial,
@@ -179,16 +174,14 @@
     for (const [name, value] of Object.entries(item.facts ?? {})) {
       if (name !== "level") chips.append(chip(words(name), words(value)));
     }
-    if (data.look && item.session) {
-      const link = element("a", "chip", "see it in its session");
-      link.href = `${data.look}#${encodeURIComponent(item.session)}/${encodeURIComponent(item.id)}`;
-      chips.append(link);
+    if (item.session) {
+      chips.append(link("see it in its session", addressOf("session", [item.session, item.id]), "chip"));
     }
     const made = [element("h2", "", item.id), chips];
     if (item.request) made.push(note("The user said last", item.request));
     if (item.hint) made.push(note("What went wrong, in the record", item.hint));
     if (item.why) made.push(note("Why this made no pair", item.why));
-    if (item.reason) made.push(note("Why the student's action cannot run", item.reason));
+    if (item.reason) made.push(note("Why the agent's action cannot run", item.reason));
     if (item.diff) made.push(diffOf(item.diff));
     if (item.prefix) made.push(prefixOf(item.prefix));
     return made;
@@ -257,20 +250,20 @@
   }
 
   function exportMarks() {
-    const ids = new Set(pairs.map((item) => item.pair));
+    const ids = new Set(data.chances ? pairs.map((item) => item.pair) : portions.flatMap((each) => each.ids));
     const kept = Object.fromEntries(
       Object.entries(marks).filter(([id]) => ids.has(id)).sort(([a], [b]) => (a < b ? -1 : 1)),
     );
     const text = JSON.stringify(
       { format: data.format, marks: kept, ...(data.chances && { chances: data.chances }) }, null, 1);
-    const link = element("a");
-    link.href = URL.createObjectURL(new Blob([`${text}\n`], { type: "application/json" }));
-    link.download = "marks.json";
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+    const made = element("a");
+    made.href = URL.createObjectURL(new Blob([`${text}\n`], { type: "application/json" }));
+    made.download = "marks.json";
+    made.click();
+    setTimeout(() => URL.revokeObjectURL(made.href), 10_000);
   }
 
-  const keys = {
+  Object.assign(keys, {
     j: () => step(1),
     ArrowDown: () => step(1),
     k: () => step(-1),
@@ -280,58 +273,66 @@
     u: () => mark(null),
     e: exportMarks,
     p: () => {
-      const prefix = document.querySelector("details.prefix");
+      const prefix = main.querySelector("details.prefix");
       if (prefix) prefix.open = !prefix.open;
     },
     "/": () => {
       $("filters").open = true;
       $("search").focus();
     },
-    "?": () => $("help").showModal(),
-  };
-
-  document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
-    if (event.key === "Escape") {
-      event.preventDefault(); // The browser would empty the search without a word.
-      document.activeElement?.blur();
-    }
-    if (event.target.closest("input, select, textarea")) return;
-    const act = keys[event.key];
-    if (!act) return;
-    event.preventDefault();
-    act();
   });
-  for (const select of filters) select.addEventListener("change", applyFilters);
+  for (const each of filters) each.addEventListener("change", applyFilters);
   $("search").addEventListener("input", applyFilters);
   $("export").addEventListener("click", exportMarks);
-  $("help-open").addEventListener("click", () => $("help").showModal());
   $("accept").addEventListener("click", () => mark("accept"));
   $("reject").addEventListener("click", () => mark("reject"));
   $("previous").addEventListener("click", () => step(-1));
   $("next").addEventListener("click", () => step(1));
-
-  document.title = `${data.title} · review`;
-  $("title").textContent = data.title;
   const outcomes = Object.entries(data.outcomes);
   $("counts").textContent = outcomes.length
     ? `States by outcome: ${outcomes.map(([name, n]) => `${n} ${words(name)}`).join(" · ")}`
     : `${pairs.length} pairs`;
   if (matchMedia("(max-width: 760px)").matches) $("filters").open = false;
-  // `#STATE`, as the page of `look` links here; a state without a pair is listed as well.
-  function followAddress() {
-    const id = decodeURIComponent(location.hash.slice(1));
-    const item = items.find((each) => each.id === id);
-    if (!item) return;
-    for (const each of filters) each.value = "";
-    $("search").value = "";
-    current = item;
-    applyFilters();
-    select(item);
-  }
-
-  addEventListener("hashchange", followAddress);
   fillFilters();
+  // A link from a session names a state; one without a pair is listed as well.
+  const linked = stateId && items.find((each) => each.id === stateId);
+  if (linked) {
+    for (const each of filters) each.value = "";
+    current = linked;
+  }
   applyFilters();
-  followAddress();
-})();
+  if (linked) select(linked);
+}
+
+function buildPairs(main, portions, nth, data) {
+  const field = (name, told) => {
+    const made = element("select");
+    made.dataset.filter = name;
+    return element("label", "", `${told} `, made);
+  };
+  const search = element("input");
+  search.type = "search";
+  search.id = "search";
+  search.placeholder = "in both sides and the id";
+  search.autocomplete = "off";
+  const named = (tag, id, ...content) => Object.assign(element(tag, "", ...content), { id });
+  const act = (id, told, className = "") => Object.assign(button(told, className, () => {}), { id });
+  const filters = named("details", "filters", element("summary", "", "Filters ", named("span", "n-filters")), element("div", "fields",
+    field("outcome", "Outcome"), field("source", "Source"), field("level", "Level"), field("teachers", "Teacher"),
+    field("tools", "Tool"), field("recorded", "Record"), field("mark", "Mark"), element("label", "wide", "Text ", search)));
+  filters.open = true;
+  const progress = named("span", "progress");
+  progress.setAttribute("role", "status");
+  const count = named("p", "n-shown");
+  count.setAttribute("role", "status");
+  const list = element("nav", "", count, named("ol", "list"));
+  list.setAttribute("aria-label", "States");
+  const detail = named("article", "detail");
+  detail.setAttribute("aria-live", "polite");
+  main.append(
+    element("div", "bar",
+      selector("Pairs", portions.map((each, n) => [n, `${each.title} (${each.n_pairs})`]), nth, (n) => { location.hash = addressOf("pairs", [n]); }),
+      named("p", "counts"), element("div", "actions", progress, act("export", "Export marks", "primary"))),
+    filters, element("div", "sides", list, detail),
+    element("footer", "", act("previous", "← Previous"), act("reject", "Reject", "reject"), act("accept", "Accept", "accept"), act("next", "Next →")));
+}

@@ -6,7 +6,7 @@ from typing import Any
 
 from replay_pipeline.actions import Action, agreement_level, canonical_action
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.review.sides import readable, shown_prefix
+from replay_pipeline.pages.sides import readable, shown_prefix
 from replay_pipeline.types import DPOPair, TeacherAction, TraceState
 
 _RULE = "─" * 72

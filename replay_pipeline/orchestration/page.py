@@ -1,0 +1,36 @@
+"""The page of `look` beside Dagster's pages, behind the same gate."""
+
+from http import HTTPStatus
+from pathlib import Path
+
+from starlette.responses import RedirectResponse
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+PLACE = "/look/"
+
+
+class WithPage:
+    """Dagster's web application with a page in it, to which its root leads.
+
+    Args:
+        app: the application.
+        folder: of the page; it may come, change and go while it is served.
+    """
+
+    def __init__(self, app: ASGIApp, folder: Path) -> None:
+        self._app = app
+        self._index = folder / "index.html"
+        self._files = StaticFiles(directory=folder, html=True, check_dir=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what is about the page, and pass on the rest."""
+        path = scope.get("path", "")
+        if scope["type"] == "http" and path == "/" and self._index.is_file():
+            response = RedirectResponse(f"{PLACE}index.html", HTTPStatus.SEE_OTHER)
+            await response(scope, receive, send)
+        elif scope["type"] == "http" and path.startswith(PLACE) and self._index.is_file():
+            inner = {**scope, "path": path[len(PLACE) - 1 :], "root_path": ""}
+            await self._files(inner, receive, send)
+        else:
+            await self._app(scope, receive, send)

@@ -1,0 +1,33 @@
+"""Pages to look at sessions and at what was made of them; and pairs as text, with the marks people gave.
+
+Session text is untrusted: it reaches a page as data only, and the page's content security policy
+lets nothing run but its own scripts.
+"""
+
+from replay_pipeline.pages.compare import Comparison, pooled_accuracy
+from replay_pipeline.pages.look import Contents, look, write_page
+from replay_pipeline.pages.marks import Mark, apply_marks, read_chances, read_marks
+from replay_pipeline.pages.order import doubts, rank_pairs, review_score
+from replay_pipeline.pages.pairs import in_portions, portion
+from replay_pipeline.pages.sides import last_request, readable
+from replay_pipeline.pages.text import show_state
+
+__all__ = [
+    "Comparison",
+    "Contents",
+    "Mark",
+    "apply_marks",
+    "doubts",
+    "in_portions",
+    "last_request",
+    "look",
+    "pooled_accuracy",
+    "portion",
+    "rank_pairs",
+    "read_chances",
+    "read_marks",
+    "readable",
+    "review_score",
+    "show_state",
+    "write_page",
+]

@@ -1,0 +1,220 @@
+"""Which model could have done it: what each teacher did at the agent's decisions, how alike, for how much.
+
+An answer is the *same* where it is the agent's action to the letter, *equal* where it has the same effect,
+and *another* action otherwise, by the matcher that makes pairs. What the same action says of the outcome
+of a session is nothing: both may have been wrong.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import sqrt
+from statistics import quantiles
+from typing import Any
+
+import msgspec
+
+from replay_pipeline.actions import agreement_level, canonical_action
+from replay_pipeline.families import family_of_model
+from replay_pipeline.pages.costs import Row, cost_usd, tokens_of
+from replay_pipeline.pages.overview import Facts, tools_of
+from replay_pipeline.pages.tree import call_shown, cut
+from replay_pipeline.redaction.printable import printable
+from replay_pipeline.types import Message, TeacherAction
+
+CAVEAT = (
+    "The same action is not the same outcome of a session: where a model differs, it may be right or "
+    "wrong, and after a different action the session would have gone on differently."
+)
+AGENT = "the agent itself"
+_Z = 1.96
+_VERDICTS = ("same", "equal", "other", "invalid", "failed")
+
+
+class Comparison:
+    """Adds up answers session by session."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str, str], Counter[str]] = {}
+        self._latency_s: dict[str, list[float]] = {}
+        self._models: dict[str, Counter[str]] = {}
+        self._agent_usd: dict[tuple[str, str, str], float] = {}
+        self._played: set[str] = set()
+
+    def add(
+        self,
+        facts: Facts,
+        turns: Sequence[Row],
+        states: Sequence[Row],
+        answers: Mapping[str, Sequence[TeacherAction]],
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Take in a session, and return what its page shows of each answer, by state.
+
+        Args:
+            facts: the session in a line.
+            turns: its rows of `turns`.
+            states: its rows of `states`.
+            answers: the answers by state.
+        """
+        by_turn = {turn["turn_idx"]: turn for turn in turns}
+        shown: dict[str, list[dict[str, Any]]] = {}
+        for state in states:
+            given = answers.get(state["state_id"], ())
+            if not given:
+                continue
+            own = canonical_action(_action_of(state), cwd=state["cwd"])
+            kind = next(iter(tools_of(state)), "text")
+            turn = by_turn.get(state["turn_idx"])
+            usd = cost_usd(turn["model"], tokens_of([turn])) if turn else None
+            for answer in given:
+                verdict = _verdict(own, answer, state["cwd"])
+                self._count(answer, verdict, usd, kind, facts["project"])
+                shown.setdefault(state["state_id"], []).append(_answer_shown(answer, verdict))
+        return shown
+
+    def _count(
+        self, answer: TeacherAction, verdict: str, agent_usd: float | None, kind: str, project: str
+    ) -> None:
+        name = printable(answer.teacher)
+        if answer.is_rehearsal:
+            self._played.add(name)
+        self._models.setdefault(name, Counter())[printable(answer.model or "")] += 1
+        if answer.error_code is None:
+            self._latency_s.setdefault(name, []).append(answer.latency_s)
+        for by, value in (("all", ""), ("tool", printable(kind)), ("project", project)):
+            key = (name, by, value)
+            counts = self._counts.setdefault(key, Counter())
+            counts[verdict] += 1
+            counts["nano_usd"] += round(answer.cost_usd * 1e9)
+            if agent_usd is not None:
+                counts["n_agent_priced"] += 1
+                self._agent_usd[key] = self._agent_usd.get(key, 0.0) + agent_usd
+
+    def figures(self, accuracy: Mapping[str, float] | None = None) -> dict[str, Any] | None:
+        """Return the comparison, the most alike first; `None` where nobody answered.
+
+        Args:
+            accuracy: how often each family of models is right, as the votes tell.
+        """
+        names = sorted({name for name, _, _ in self._counts})
+        if not names:
+            return None
+        teachers = [self._teacher(name, accuracy or {}) for name in names]
+        teachers.sort(key=lambda each: (-each["share_alike"], each["teacher"]))
+        return {
+            "teachers": teachers,
+            "by_tool": self._table("tool"),
+            "by_project": self._table("project"),
+            "agent_usd_per_decision": self._agent_per_decision(),
+            "played": sorted(self._played),
+            "caveat": CAVEAT,
+        }
+
+    def _teacher(self, name: str, accuracy: Mapping[str, float]) -> dict[str, Any]:
+        model = self._models[name].most_common(1)[0][0]
+        latency = sorted(self._latency_s.get(name, []))
+        cuts = quantiles(latency, n=20) if len(latency) > 1 else latency * 19
+        right = next(
+            (accuracy[key] for key in (name, family_of_model(model) or model) if key in accuracy),
+            None,
+        )
+        return {
+            "teacher": name,
+            "model": model,
+            "is_played": name in self._played,
+            "latency_s_median": round(cuts[9], 3) if cuts else None,
+            "latency_s_p95": round(cuts[18], 3) if cuts else None,
+            "accuracy": right,
+            **self._row((name, "all", "")),
+        }
+
+    def _row(self, key: tuple[str, str, str]) -> dict[str, Any]:
+        counts = self._counts[key]
+        n = sum(counts[verdict] for verdict in _VERDICTS)
+        n_valid = counts["same"] + counts["equal"] + counts["other"]
+        alike = counts["same"] + counts["equal"]
+        n_priced = counts["n_agent_priced"]
+        return {
+            **{f"n_{verdict}": counts[verdict] for verdict in _VERDICTS},
+            "n": n,
+            "share_alike": round(alike / n_valid, 4) if n_valid else 0.0,
+            "interval": wilson(alike, n_valid),
+            "usd_per_decision": counts["nano_usd"] / 1e9 / n,
+            "agent_usd_per_decision": self._agent_usd[key] / n_priced if n_priced else None,
+        }
+
+    def _table(self, by: str) -> list[dict[str, Any]]:
+        """Give a row by tool or project, the most decisions first, with every teacher's figures."""
+        groups: dict[str, dict[str, Any]] = {}
+        for key in self._counts:
+            if key[1] == by:
+                groups.setdefault(key[2], {})[key[0]] = self._row(key)
+        rows = [{"name": name, "teachers": row} for name, row in groups.items()]
+        return sorted(
+            rows, key=lambda row: (-max(t["n"] for t in row["teachers"].values()), row["name"])
+        )
+
+    def _agent_per_decision(self) -> float | None:
+        found = [
+            (self._agent_usd[key], counts["n_agent_priced"])
+            for key, counts in self._counts.items()
+            if key[1] == "all" and counts["n_agent_priced"]
+        ]
+        usd, n = max(found, key=lambda each: each[1], default=(0.0, 0))
+        return usd / n if n else None
+
+
+def wilson(n: int, total: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share of so many; Wilson (1927)."""
+    if not total:
+        return (0.0, 1.0)
+    share, z2 = n / total, _Z**2 / total
+    middle = (share + z2 / 2) / (1 + z2)
+    half = _Z * sqrt(share * (1 - share) / total + z2 / (4 * total)) / (1 + z2)
+    return (round(max(0.0, middle - half), 4), round(min(1.0, middle + half), 4))
+
+
+def _verdict(own: Any, answer: TeacherAction, cwd: str | None) -> str:
+    if answer.action is None:
+        return "failed"
+    action = canonical_action(answer.action, cwd=cwd)
+    if action.invalid_reason is not None:
+        return "invalid"
+    level = agreement_level(own, action)
+    return {"exact": "same", "effect": "equal"}.get(level or "", "other")
+
+
+def _answer_shown(answer: TeacherAction, verdict: str) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "teacher": printable(answer.teacher),
+        "verdict": verdict,
+        "usd": round(answer.cost_usd, 6),
+        "latency_s": round(answer.latency_s, 2),
+        "parts": [],
+    }
+    if answer.action is None:
+        shown["why"] = cut(answer.error_message or answer.error_code or "no answer")
+        return shown
+    if text := answer.action.get("content"):
+        shown["parts"].append(["assistant", cut(text)])
+    calls = answer.action.get("tool_calls") or ()
+    shown["parts"] += (call_shown(call["function"]) for call in calls)
+    return shown
+
+
+def _action_of(state: Row) -> Message:
+    action: Message = {"role": "assistant", "content": state["action_text"] or ""}
+    if calls := msgspec.json.decode(state["action_tool_calls_json"] or "[]"):
+        action["tool_calls"] = calls
+    return action
+
+
+def pooled_accuracy(reports: Iterable[Mapping[str, Any] | None]) -> dict[str, float]:
+    """Return how often each rater is right, over the estimates of all batches, by their states."""
+    sums: dict[str, list[float]] = {}
+    for report in reports:
+        for rater, share in ((report or {}).get("accuracy") or {}).items():
+            n = (report or {})["n_states"]
+            total = sums.setdefault(rater, [0.0, 0.0])
+            total[0] += share * n
+            total[1] += n
+    return {rater: round(total / n, 3) for rater, (total, n) in sums.items() if n}

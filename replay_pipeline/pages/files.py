@@ -1,0 +1,132 @@
+"""A page as a folder that works from disk, or as one file: its policy lets nothing else run or load.
+
+In a folder the data are scripts, since a page that was opened from disk may read no other file. The
+page's own script is allowed by its hash, and it alone may add those.
+"""
+
+import base64
+import gzip
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replay_pipeline.errors import ConfigError, StorageError
+from replay_pipeline.inert_html import MARK, html_page, inert
+from replay_pipeline.storage.store import written_whole
+
+_WEB = Path(__file__).parent / "web"
+_SCRIPTS = (
+    "core",
+    "charts",
+    "overview",
+    "sessions",
+    "session",
+    "teachers",
+    "pairs",
+    "results",
+    "start",
+)
+_VENDORED = "chart.umd.min.js"
+_NOTE = "Written by replay-pipeline look. It replaces what is in this folder each time.\n"
+
+
+class Files:
+    """Where the data of a page go, each under a name of its own.
+
+    Args:
+        folder: of the page; nothing is written there where `is_single`.
+        is_single: whether all data are put into the page itself.
+    """
+
+    def __init__(self, folder: Path, *, is_single: bool) -> None:
+        self.folder = folder
+        self.is_single = is_single
+        self._inline: list[tuple[str, str]] = []
+        self.names: set[str] = set()
+
+    def add(self, name: str, value: Any, *, is_packed: bool = False) -> None:
+        """Write data that the page loads by this name when it needs them.
+
+        Args:
+            name: small letters, digits and hyphens.
+            value: what is in it, as JSON has it.
+            is_packed: compress it: for texts, which are large and looked at one by one.
+        """
+        text = msgspec.json.encode(value)
+        if is_packed:
+            # The same bytes at any time: a page that is made again is the same page.
+            text = msgspec.json.encode(base64.b64encode(gzip.compress(text, 4, mtime=0)).decode())
+        self.names.add(name)
+        if self.is_single:
+            self._inline.append((name, inert(text.decode())))
+            return
+        with written_whole(self.folder / "data" / f"{name}.js") as file:
+            file.write(f"lookData({name!r},".encode() + inert(text.decode()).encode() + b");\n")
+
+    def page(self, title: str) -> str:
+        """Return the HTML of the page."""
+        scripts = [(_WEB / f"{name}.js").read_text("utf-8") for name in _SCRIPTS]
+        own = '"use strict";\n(() => {\n' + "\n".join(scripts) + "\n})();\n"
+        chart = (_WEB / _VENDORED).read_text("utf-8")
+        return html_page(
+            title=title,
+            style=(_WEB / "page.css").read_text("utf-8"),
+            body=(_WEB / "page.html").read_text("utf-8"),
+            scripts=[chart, own] if self.is_single else [own],
+            data=self._inline,
+        )
+
+
+@contextmanager
+def page_folder(folder: Path, title: str) -> Iterator[Files]:
+    """Give a folder for a page; old data go, and the page itself comes last.
+
+    Raises:
+        ConfigError: the folder holds something else.
+        StorageError: it cannot be written.
+    """
+    _check(folder)
+    files = Files(folder, is_single=False)
+    data = folder / "data"
+    with suppress(FileNotFoundError):
+        (folder / "index.html").unlink()
+    if data.is_dir():
+        shutil.rmtree(data)
+    yield files
+    for name in (_VENDORED, "chart.LICENSE.md"):
+        with written_whole(folder / name) as file:
+            file.write((_WEB / name).read_bytes())
+    with written_whole(folder / "README.txt") as file:
+        file.write(_NOTE.encode())
+    with written_whole(folder / "index.html") as file:
+        file.write(files.page(title).encode())
+
+
+@contextmanager
+def page_file(path: Path, title: str) -> Iterator[Files]:
+    """Give a place for a page that is one file; it appears complete or not at all."""
+    files = Files(path.parent, is_single=True)
+    yield files
+    with written_whole(path) as file:
+        file.write(files.page(title).encode())
+
+
+def _check(folder: Path) -> None:
+    """Refuse to write into a folder with other people's files."""
+    try:
+        if not folder.exists() or not any(folder.iterdir()):
+            return
+        note = folder / "README.txt"
+        is_ours = note.is_file() and note.read_text("utf-8", "replace") == _NOTE
+        index = folder / "index.html"
+        is_ours = is_ours or (index.is_file() and MARK in index.read_text("utf-8", "replace")[:500])
+    except NotADirectoryError as error:
+        raise ConfigError(f"{folder}: a file lies there; name another folder with --to") from error
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be read ({error.strerror or error})") from error
+    if not is_ours:
+        raise ConfigError(f"{folder}: holds other files; name a new folder with --to")

@@ -1,0 +1,205 @@
+"""The figures of all sessions, added up one session at a time: by day, project, model, tool and outcome."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+
+from replay_pipeline.pages.costs import TOKENS, Row, by_model, cost_usd, prices_date, tokens_of
+from replay_pipeline.redaction.printable import printable
+
+FINE = frozenset({"ok", "final_text"})
+INTERRUPTED = frozenset({"user_rejected", "interrupted"})
+"""Outcomes in which the user said no, or stopped the agent; the others beside `FINE` are errors."""
+_TITLE_CHARS = 90
+_COMMAND = re.compile(r"<((?:local-)?command-[a-z]+|system-reminder)>.*?</\1>\s*", re.DOTALL)
+"""What a client puts into a user's message."""
+_SENTINELS = ("[Request interrupted", "Caveat:")
+
+Facts = dict[str, Any]
+
+
+class Overview:
+    """Adds sessions up; `figures` gives the sums so far."""
+
+    def __init__(self) -> None:
+        self.sessions: list[Facts] = []
+        self.outcomes: Counter[str] = Counter()
+        self.error_kinds: Counter[str] = Counter()
+        self._days: dict[tuple[str, str, str], Counter[str]] = {}
+        self._models: dict[str, Counter[str]] = {}
+        self._tools: dict[str, list[int]] = {}
+        self._n_turns = 0
+
+    def add(self, session: Row, turns: Sequence[Row], states: Sequence[Row]) -> Facts:
+        """Take in a session, and tell it in a line.
+
+        Args:
+            session: its row of `sessions`.
+            turns: its rows of `turns`, without what was sent.
+            states: its rows of `states`.
+        """
+        facts = facts_of_session(session, turns, states)
+        self.sessions.append(facts)
+        self._n_turns += len(turns)
+        self.outcomes.update(state["outcome"] for state in states)
+        self.error_kinds.update(s["error_kind"] for s in states if s["error_kind"] is not None)
+        for name, (n, n_failed) in facts["tools"].items():
+            counts = self._tools.setdefault(name, [0, 0])
+            counts[0] += n
+            counts[1] += n_failed
+        for model, rows in by_model(paid(turns, states)).items():
+            model = printable(model)
+            self._models.setdefault(model, Counter()).update(
+                tokens_of(rows) + Counter(turns=len(rows))
+            )
+            for day, of_day in _by_day(rows).items():
+                key = (day, model, facts["project"])
+                self._days.setdefault(key, Counter()).update(tokens_of(of_day))
+        return facts
+
+    def figures(self) -> dict[str, Any]:
+        """Return everything that was added up, for the table and for the page."""
+        models = [
+            {
+                "model": model,
+                "turns": counts["turns"],
+                "tokens": sum(counts[name] for name in TOKENS),
+                "cost_usd": cost_usd(model, counts),
+            }
+            for model, counts in sorted(self._models.items())
+        ]
+        tokens = {name: sum(c[name] for c in self._models.values()) for name in TOKENS}
+        dates = sorted(d for each in self.sessions for d in (each["first"], each["last"]) if d)
+        n_states = sum(self.outcomes.values())
+        interrupted = sum(self.outcomes[name] for name in INTERRUPTED)
+        errors = n_states - interrupted - sum(self.outcomes[name] for name in FINE)
+        return {
+            "total": {
+                "sessions": len(self.sessions),
+                "subagents": sum(each["parent"] is not None for each in self.sessions),
+                "turns": self._n_turns,
+                "states": n_states,
+                "errors": errors,
+                "interruptions": interrupted,
+                "first": dates[0][:10] if dates else None,
+                "last": dates[-1][:10] if dates else None,
+            },
+            "projects": _projects(self.sessions),
+            "models": models,
+            "tokens": tokens,
+            "cost_usd": sum(each["cost_usd"] or 0.0 for each in models),
+            "prices_of": prices_date(),
+            "models_without_price": [e["model"] for e in models if e["cost_usd"] is None],
+            "outcomes": dict(self.outcomes.most_common()),
+            "error_kinds": dict(self.error_kinds.most_common()),
+            "tools": dict(sorted(self._tools.items(), key=lambda item: (-item[1][0], item[0]))),
+            "days": [
+                [day, model, project, *(counts[name] for name in TOKENS), cost_usd(model, counts)]
+                for (day, model, project), counts in sorted(self._days.items())
+            ],
+        }
+
+
+def paid(turns: Iterable[Row], states: Iterable[Row]) -> list[Row]:
+    """Return the turns that a session paid for: a fork or a copy shows the turns of another one, too."""
+    decided = {state["turn_idx"] for state in states}
+    # One without a parent is no decision, since nothing came before it; it was paid for all the same.
+    return [t for t in turns if t["turn_idx"] in decided or t["parent_turn_idx"] is None]
+
+
+def _by_day(turns: Iterable[Row]) -> dict[str, list[Row]]:
+    days: dict[str, list[Row]] = {}
+    for turn in turns:
+        day = turn["timestamp"].date().isoformat() if turn["timestamp"] else ""
+        days.setdefault(day, []).append(turn)
+    return days
+
+
+def _projects(sessions: Iterable[Facts]) -> list[dict[str, Any]]:
+    groups: dict[str, list[Facts]] = {}
+    for each in sessions:
+        groups.setdefault(each["project"], []).append(each)
+    rows = [
+        {
+            "name": name,
+            "sessions": len(group),
+            "states": sum(each["n_states"] for each in group),
+            "cost_usd": sum(each["cost_usd"] for each in group),
+        }
+        for name, group in groups.items()
+    ]
+    return sorted(rows, key=lambda row: (-row["cost_usd"], row["name"]))
+
+
+def facts_of_session(session: Row, turns: Sequence[Row], states: Sequence[Row]) -> Facts:
+    """Tell one session in a line: what, where, when, by what, how long, and what went wrong."""
+    folder = next((turn["cwd"] for turn in turns if turn["cwd"]), None)
+    name = PurePosixPath(folder).name if folder else "unnamed"
+    parents = (turn["parent_turn_idx"] for turn in turns)
+    children = Counter(parent for parent in parents if parent is not None)
+    first, last = session["first_timestamp"], session["last_timestamp"]
+    n_interrupted = sum(state["outcome"] in INTERRUPTED for state in states)
+    n_failed = sum(state["outcome"] not in FINE for state in states)
+    own = paid(turns, states)
+    usd = {model: cost_usd(model, tokens_of(rows)) for model, rows in by_model(own).items()}
+    return {
+        "id": session["session_id"],
+        "title": printable(session.get("title") or first_request(turns) or "(no request)"),
+        "parent": session["parent_session_id"],
+        "agent": session["agent"],
+        "project": printable(f"{name} {(session['project'] or '')[:6]}".strip()),
+        "models": [printable(model) for model in session["models"] or []],
+        "first": _instant(first),
+        "last": _instant(last),
+        "seconds": round((last - first).total_seconds()) if first and last else None,
+        "n_turns": len(turns),
+        "n_states": len(states),
+        "n_branches": sum(n - 1 for n in children.values()),
+        "n_compactions": sum(turn["kind"] in ("summary", "microcompact") for turn in turns),
+        "n_errors": n_failed - n_interrupted,
+        "n_interrupted": n_interrupted,
+        "n_hints": sum(state["hint"] is not None for state in states),
+        "tools": _tools(states),
+        "tokens": tokens_of(own).total(),
+        "cost_usd": sum(each or 0.0 for each in usd.values()),
+        "is_priced": None not in usd.values(),
+    }
+
+
+def first_request(turns: Iterable[Row]) -> str | None:
+    """Return the beginning of what the user asked for first, on one line."""
+    for turn in turns:
+        if turn["kind"] != "user":
+            continue
+        for message in msgspec.json.decode(turn["messages_json"]):
+            text = message.get("content") if message.get("role") == "user" else None
+            words = " ".join(_COMMAND.sub("", text).split()) if isinstance(text, str) else ""
+            if words and not words.startswith(_SENTINELS):
+                return f"{words[:_TITLE_CHARS]}…" if len(words) > _TITLE_CHARS else words
+    return None
+
+
+def _tools(states: Iterable[Row]) -> dict[str, list[int]]:
+    """Count by tool the decisions that call it, and those of them that did not go well."""
+    counts: dict[str, list[int]] = {}
+    for state in states:
+        failed = state["outcome"] not in FINE
+        for name in set(tools_of(state)):
+            each = counts.setdefault(printable(name), [0, 0])
+            each[0] += 1
+            each[1] += failed
+    return counts
+
+
+def tools_of(state: Row) -> list[str]:
+    """Name the tools that a recorded action calls."""
+    calls = msgspec.json.decode(state["action_tool_calls_json"] or "[]")
+    return [call.get("function", {}).get("name", "unnamed") for call in calls]
+
+
+def _instant(value: Any) -> str | None:
+    return value.isoformat(timespec="seconds") if value else None

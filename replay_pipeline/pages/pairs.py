@@ -1,0 +1,116 @@
+"""Pairs as the page's script takes them: both sides next to each other, in portions."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from replay_pipeline.pages.marks import FORMAT
+from replay_pipeline.pages.order import doubts, review_score
+from replay_pipeline.pages.sides import (
+    headline_of,
+    last_request,
+    readable,
+    shown_prefix,
+    side_by_side,
+    tools_of,
+)
+from replay_pipeline.storage.pair_rows import id_of_pair
+from replay_pipeline.types import DPOPair
+
+MAX_PREFIX_CHARS = 12_000
+"""How much of each prefix is kept in the page."""
+
+
+def portion(
+    title: str,
+    pairs: Iterable[DPOPair],
+    outcomes: Sequence[Mapping[str, Any]] = (),
+    *,
+    chances: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """Return the pairs of some batches, and the states of theirs without one.
+
+    Args:
+        title: what these pairs are.
+        pairs: pairs with their prompts.
+        outcomes: rows of the table `outcomes`.
+        chances: with which probability each pair was drawn, if not all are shown; marks carry it.
+    """
+    items = [pair_item(pair) for pair in pairs]
+    with_pair = {item["id"] for item in items}
+    items += (_state_item(row) for row in outcomes if row["state_id"] not in with_pair)
+    return {
+        "title": title,
+        "format": FORMAT,
+        "outcomes": dict(Counter(str(row["outcome"]) for row in outcomes)),
+        "chances": dict(chances) if chances else None,
+        "items": items,
+    }
+
+
+def pair_item(pair: DPOPair) -> dict[str, Any]:
+    """Return one pair as the page shows it."""
+    chosen, rejected = pair.get("chosen_action"), pair.get("rejected_action")
+    messages = pair.get("state_messages", [])
+    rows = side_by_side(readable(rejected, pair["rejected"]), readable(chosen, pair["chosen"]))
+    return {
+        "id": pair["state_id"],
+        "pair": id_of_pair(pair),
+        "session": pair.get("session_id"),
+        "outcome": "pair",
+        "source": pair.get("source", "consensus"),
+        "level": pair.get("agreement_level"),
+        "teachers": pair.get("teachers_agreeing", []),
+        "n_agreeing": pair["n_teachers_agreeing"],
+        "n_asked": pair.get("n_teachers_asked"),
+        "p_better": pair.get("p_better"),
+        "margin": pair.get("margin"),
+        "evidence": pair.get("evidence", []),
+        "score": review_score(pair),
+        "doubts": doubts(pair),
+        "recorded": pair.get("outcome"),
+        "hint": pair.get("hint"),
+        "student": pair.get("student_model"),
+        "rejected_source": pair.get("rejected_source"),
+        "chosen_trial": pair.get("chosen_trial"),
+        "rejected_trial": pair.get("rejected_trial"),
+        "tools": sorted({*tools_of(chosen), *tools_of(rejected)}),
+        "headline": headline_of(chosen, pair["chosen"]),
+        "request": last_request(messages),
+        "diff": rows,
+        "prefix": shown_prefix(messages, max_chars=MAX_PREFIX_CHARS),
+    }
+
+
+def _state_item(row: Mapping[str, Any]) -> dict[str, Any]:
+    kept = ("level", "student_level", "near_level", "n_asked", "n_valid", "n_agreeing", "margin")
+    return {
+        "id": str(row["state_id"]),
+        "session": row.get("session_id"),
+        "outcome": str(row["outcome"]),
+        "level": row.get("level"),
+        "teachers": [],
+        "tools": [],
+        "facts": {key: row.get(key) for key in kept if row.get(key) is not None},
+        "reason": row.get("invalid_reason"),
+        "why": row.get("why"),
+    }
+
+
+def in_portions(sizes: Sequence[tuple[str, int]], limit: int) -> Iterator[list[str]]:
+    """Give the batches that are shown together, the newest first; each is in one portion as a whole.
+
+    Args:
+        sizes: batches in their order, with their pairs.
+        limit: pairs of a portion, where a single batch does not have more.
+    """
+    batches: list[str] = []
+    n_pairs = 0
+    for batch, n in reversed(sizes):
+        if n_pairs and n_pairs + n > limit:
+            yield batches
+            batches, n_pairs = [], 0
+        batches.insert(0, batch)
+        n_pairs += n
+    if batches:
+        yield batches

@@ -1,0 +1,93 @@
+"""What a training came to, in words and figures; the terminal and the page say the same."""
+
+from collections.abc import Mapping
+from typing import Any
+
+Report = Mapping[str, Any]
+_ROWS = {
+    "preference_accuracy": ("right on held-out pairs", "%"),
+    "blank_prompt_accuracy": ("the same with a blank prompt", "%"),
+    "shuffled_prompt_accuracy": ("the same with another pair's prompt", "%"),
+    "consensus_rate": ("takes the consensus action", "%"),
+    "valid_calls": ("writes well-formed calls", "%"),
+    "general_loss": ("loss on general text", ""),
+}
+
+
+def in_words(report: Report) -> list[dict[str, str]]:
+    """Return a training in sentences, each with its kind: `fact`, or `finding` for what went wrong."""
+    facts = [
+        f"{report['steps']:,} steps on {report['pairs']:,} pairs: the loss went from "
+        f"{report['loss_first']:.3f} to {report['loss_last']:.3f}."
+    ]
+    if "preference_accuracy_after" in report:
+        facts.append(
+            f"It prefers the better side in {_percent(report['preference_accuracy_after'])} of "
+            f"{report['held_out_pairs']:,} held-out pairs "
+            f"({_percent(report['preference_accuracy_before'])} before); without the prompt in "
+            f"{_percent(report['blank_prompt_accuracy_after'])}."
+        )
+    if "consensus_rate_after" in report:
+        facts.append(
+            f"By itself it takes the teachers' action at {_percent(report['consensus_rate_after'])} of "
+            f"{report['held_out_states']:,} held-out states ({_percent(report['consensus_rate_before'])} "
+            f"before), and writes well-formed calls at {_percent(report['valid_calls_after'])} "
+            f"({_percent(report['valid_calls_before'])})."
+        )
+    found = [{"kind": "fact", "text": text} for text in facts]
+    findings = report.get("findings") or ()
+    return found + [{"kind": "finding", "text": _sentence(text)} for text in findings]
+
+
+def before_after(report: Report) -> list[dict[str, Any]]:
+    """Return a row per figure that was measured before and after, with its interval where it has one."""
+    rows = []
+    intervals = report.get("intervals_after") or {}
+    for name, (words, unit) in _ROWS.items():
+        before, after = report.get(f"{name}_before"), report.get(f"{name}_after")
+        if before is None or after is None:
+            continue
+        told = _percent if unit else "{:.3f}".format
+        low_high = intervals.get(name)
+        rows.append(
+            {
+                "name": words,
+                "before": told(before),
+                "after": told(after),
+                "interval": f"{told(low_high[0])} to {told(low_high[1])}" if low_high else None,
+            }
+        )
+    return rows
+
+
+def training_shown(report: Report) -> dict[str, Any]:
+    """Return a training as the page shows it."""
+    return {
+        "words": in_words(report),
+        "before_after": before_after(report),
+        "curves": report.get("curves") or {},
+        "examples": report.get("examples") or [],
+    }
+
+
+def sparkline(values: list[float], width: int = 48) -> str:
+    """Return a curve as one line of blocks: each the mean of a stretch, the lowest one the smallest."""
+    if not values:
+        return ""
+    n = min(width, len(values))
+    means = [_mean(values[k * len(values) // n : (k + 1) * len(values) // n]) for k in range(n)]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join("▁▂▃▄▅▆▇█"[round(7 * (mean - low) / span)] for mean in means)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."

@@ -1,0 +1,153 @@
+// What every tab uses: elements, numbers, data that load when asked, and the address.
+// All session text goes into the page through textContent; nothing here builds HTML from data.
+const $ = (id) => document.getElementById(id);
+const number = new Intl.NumberFormat("en");
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const words = (text) => String(text).replaceAll("_", " ");
+const percent = (share, digits = 0) =>
+  share === null || share === undefined ? "–" : `${(100 * share).toFixed(digits)} %`;
+const dollars = (usd, digits = 2) =>
+  usd === null || usd === undefined ? "no price" : `$${usd.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })}`;
+const fine = (usd) => dollars(usd, usd && usd < 1 ? 4 : 2);
+const isoDay = (at) => (at ?? "").slice(0, 10);
+const moment = (at) => (at ?? "").replace("T", " ").slice(0, 16);
+
+function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "";
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 60) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.round(hours / 24)} days`;
+}
+
+function element(tag, className, ...content) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  made.append(...content.filter((each) => each !== null && each !== undefined && each !== false).map((each) => (each instanceof Node ? each : String(each))));
+  return made;
+}
+
+function link(label, address, className = "") {
+  const made = element("a", className, label);
+  made.href = address;
+  return made;
+}
+
+function button(label, className, act) {
+  const made = element("button", className, label);
+  made.type = "button";
+  made.addEventListener("click", act);
+  return made;
+}
+
+// `columns`: [heading, cell(row), kind] where kind is "n" for numbers; a cell is a node or a text.
+function table(columns, rows, caption) {
+  const made = element("table");
+  if (caption) made.append(element("caption", "", caption));
+  const head = element("tr", "", ...columns.map(([name, , kind]) => {
+    const cell = element("th", kind ?? "", name);
+    cell.scope = "col";
+    return cell;
+  }));
+  made.append(element("thead", "", head), element("tbody", "", ...rows.map((row) =>
+    element("tr", "", ...columns.map(([, cell, kind]) => element("td", kind ?? "", cell(row)))))));
+  const scroll = element("div", "scroll", made);
+  scroll.tabIndex = 0;
+  scroll.setAttribute("role", "region");
+  scroll.setAttribute("aria-label", caption ?? "Table");
+  return scroll;
+}
+
+// Placeholders of the redaction are marked, so that a reader sees what was taken out; so is what was searched.
+function prose(value, needles = []) {
+  const shown = element("pre");
+  for (const [place, part] of value.split(/(<(?:SECRET:[^<>]{1,60}|EMAIL:[0-9a-f]+)>)/).entries()) {
+    if (place % 2) shown.append(element("mark", "taken", part));
+    else shown.append(...marked(part, needles));
+  }
+  return shown;
+}
+
+function marked(text, needles) {
+  const parts = [];
+  const small = text.toLowerCase();
+  if (!needles.length || small.length !== text.length) return [text];
+  for (let from = 0; from < text.length; ) {
+    let at = -1, found = "";
+    for (const needle of needles) {
+      const place = small.indexOf(needle, from);
+      if (place >= 0 && (at < 0 || place < at)) [at, found] = [place, needle];
+    }
+    if (at < 0) { parts.push(text.slice(from)); break; }
+    parts.push(text.slice(from, at), element("mark", "", text.slice(at, at + found.length)));
+    from = at + found.length;
+  }
+  return parts;
+}
+
+// Data files are scripts that call this, because a page from disk may read no other file.
+const arrived = new Map();
+const waiting = new Map();
+window.lookData = (name, value) => arrived.set(name, value);
+
+function add(source) {
+  return new Promise((done, failed) => {
+    const script = document.createElement("script");
+    script.src = source;
+    script.onload = () => { script.remove(); done(); };
+    script.onerror = () => failed(new Error(`${source} is missing: was the whole folder copied?`));
+    document.head.append(script);
+  });
+}
+
+function load(name) {
+  if (!waiting.has(name)) waiting.set(name, loaded(name));
+  return waiting.get(name);
+}
+
+async function loaded(name) {
+  const inline = document.querySelector(`script[data-name="${name}"]`);
+  let value;
+  if (inline) value = JSON.parse(inline.textContent);
+  else if (document.querySelector("script[data-name]")) return null; // one file, and it is not in it
+  else {
+    await add(`data/${name}.js`);
+    value = arrived.get(name);
+    arrived.delete(name);
+  }
+  return typeof value === "string" ? unpacked(value) : value;
+}
+
+async function unpacked(text) {
+  const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+// `#/tab/more/more?name=value`: each view has an address, so that Back and links work.
+function address() {
+  const [path, query = ""] = location.hash.slice(1).split("?");
+  const parts = path.split("/").slice(1).map(decodeURIComponent);
+  return { tab: parts[0] || "overview", rest: parts.slice(1), query: new URLSearchParams(query) };
+}
+
+function addressOf(tab, rest = [], query = {}) {
+  const asked = new URLSearchParams(Object.entries(query).filter(([, value]) => value));
+  const path = [tab, ...rest].map(encodeURIComponent).join("/");
+  return `#/${path}${asked.size ? `?${asked}` : ""}`;
+}
+
+const sessionAddress = (session, state, query) =>
+  addressOf("session", [session.id, ...(state ? [state] : [])], query);
+
+function selector(label, options, value, act) {
+  const chosen = element("select");
+  chosen.setAttribute("aria-label", label);
+  for (const [key, told] of options) chosen.append(new Option(told, key));
+  chosen.value = value;
+  chosen.addEventListener("change", () => act(chosen.value));
+  return element("label", "field", `${label} `, chosen);
+}
+
+const keys = {}; // of the tab that is shown
+const tabs = [];

@@ -1,0 +1,198 @@
+// One session as a tree: rewinds folded, subagents linked, edits as differences, results on demand.
+const FINE = ["ok", "final_text"];
+const EDITED = [["old_string", "new_string"], ["old_str", "new_str"], ["oldString", "newString"]];
+const MOST_LINES = 600;
+
+async function showSession(main, { rest: [id, stateId], query }) {
+  const sessions = await load("sessions");
+  const n = sessions.findIndex((each) => each.id === id);
+  if (n < 0) return void main.append(element("p", "empty", "No session has this address."));
+  const session = sessions[n];
+  const turns = await load(`session-${n}`);
+  const told = session.has_answers ? await load(`answers-${n}`) : { answers: {}, portion: {} };
+  const needles = needlesOf(query.get("q") ?? "");
+  main.append(sessionHead(session, sessions));
+  const known = new Set(turns.map((turn) => turn.i));
+  const children = new Map();
+  for (const turn of turns) {
+    const parent = known.has(turn.parent) ? turn.parent : null;
+    if (!children.has(parent)) children.set(parent, []);
+    children.get(parent).push(turn);
+  }
+  const sheet = element("article", "tree");
+  const context = { session, told, needles, children };
+  // Roots are no branches: after a compaction the log begins anew.
+  for (const root of children.get(null) ?? []) {
+    drawTurn(root, sheet, context);
+    drawWays(root.i, sheet, context);
+  }
+  main.append(sheet);
+  const step = (by) => {
+    const all = [...sheet.querySelectorAll(".turn.decision")];
+    const at = all.findIndex((each) => each.classList.contains("linked"));
+    const next = all[at < 0 ? (by > 0 ? 0 : all.length - 1) : at + by];
+    if (next) { history.replaceState(null, "", sessionAddress(session, next.dataset.state, { q: query.get("q") })); point(next); }
+  };
+  keys.j = () => step(1);
+  keys.k = () => step(-1);
+  if (stateId) await unfold(sheet, stateId);
+  else if (needles.length) {
+    const first = sheet.querySelector("mark:not(.taken)");
+    for (let up = first?.closest("details"); up; up = up.parentElement.closest("details")) up.open = true;
+    first?.scrollIntoView({ block: "center" });
+  } else scrollTo(0, 0);
+}
+
+function point(turn) {
+  document.querySelector(".turn.linked")?.classList.remove("linked");
+  turn.classList.add("linked");
+  turn.scrollIntoView({ block: "start" });
+}
+
+// A decision on a way that was left lies in a folded branch; branches lie in branches.
+async function unfold(sheet, stateId) {
+  const find = () => [...sheet.querySelectorAll(".turn")].find((each) => each.dataset.state === stateId);
+  for (let folded; !find() && (folded = sheet.querySelector("details.branch:not([open])")); ) {
+    folded.open = true;
+    await new Promise((ready) => setTimeout(ready));
+  }
+  const turn = find();
+  if (turn) point(turn);
+}
+
+function sessionHead(session, sessions) {
+  const head = element("section", "head", element("h2", "", session.title));
+  const facts = [
+    session.project, session.models.join(", "), moment(session.first), duration(session.seconds),
+    `${number.format(session.n_states)} decisions`, session.n_errors && `${session.n_errors} errors`,
+    session.n_interrupted && `${session.n_interrupted} interruptions`, session.n_branches && `${session.n_branches} rewinds`,
+    session.n_compactions && `${session.n_compactions} compactions`, dollars(session.cost_usd), session.id,
+  ];
+  head.append(element("p", "note", facts.filter(Boolean).join(" · ")));
+  const parent = sessions.find((each) => each.id === session.parent);
+  if (parent) head.append(element("p", "", "A subagent of ", link(parent.title, sessionAddress(parent))));
+  const below = sessions.filter((each) => each.parent === session.id);
+  if (below.length) {
+    const list = element("details", "", element("summary", "", `${below.length} subagents`));
+    list.append(element("ul", "", ...below.map((each) => element("li", "", link(each.title, sessionAddress(each)), ` ${dollars(each.cost_usd)}`))));
+    head.append(list);
+  }
+  return head;
+}
+
+// A rewind leaves two ways on from one turn. The last one is what the session went on with; the
+// others are folded, and drawn when they are opened.
+function drawWays(from, into, context) {
+  let ways = context.children.get(from) ?? [];
+  while (ways.length) {
+    const next = ways.at(-1);
+    for (const other of ways.slice(0, -1)) into.append(branch(other, context));
+    drawTurn(next, into, context);
+    ways = context.children.get(next.i) ?? [];
+  }
+}
+
+function branch(first, context) {
+  const folded = element("details", "branch", element("summary", "", `Another way from here, left by a rewind or in parallel: #${first.i}`));
+  folded.addEventListener("toggle", () => {
+    if (!folded.open || folded.childElementCount !== 1) return;
+    drawTurn(first, folded, context);
+    drawWays(first.i, folded, context);
+  });
+  return folded;
+}
+
+function drawTurn(turn, into, context) {
+  if (turn.kind === "summary" || turn.kind === "microcompact") {
+    into.append(element("div", "compaction", "Compaction: what came before was cleared or summed up"));
+  }
+  into.append(turnShown(turn, context));
+}
+
+function turnShown(turn, context) {
+  const { state } = turn;
+  const failed = state && !FINE.includes(state.outcome);
+  const made = element("section", `turn ${turn.kind}${state ? " decision" : ""}${failed ? " failed" : ""}`);
+  const about = [turn.model ?? words(turn.kind), turn.at && moment(turn.at), turn.usd && fine(turn.usd)];
+  const what = element("div", "what", about.filter(Boolean).join(" · "));
+  if (state) {
+    made.dataset.state = state.state_id;
+    const outcome = element("b", failed ? "bad" : "", [words(state.outcome), state.error_kind && words(state.error_kind)].filter(Boolean).join(": "));
+    what.append(" · ", outcome, " · ", link(`decision ${state.state_id.slice(0, 10)}`, sessionAddress(context.session, state.state_id)));
+    if (state.state_id in context.told.portion) {
+      what.append(" · ", link("its pair", addressOf("pairs", [context.told.portion[state.state_id], state.state_id])));
+    }
+  }
+  made.append(what);
+  if (turn.thinking) made.append(folded("Thinking", turn.thinking, context.needles));
+  for (const part of turn.parts) made.append(partShown(part, context.needles));
+  if (state?.hint) made.append(element("div", "hint", element("h3", "", "What came after told what was wrong"), prose(state.hint, context.needles)));
+  const answers = state && context.told.answers[state.state_id];
+  if (answers) made.append(answersShown(answers));
+  return made;
+}
+
+function folded(title, text, needles) {
+  const first = text.trimStart().split("\n", 1)[0].slice(0, 110);
+  return element("details", "", element("summary", "", element("b", "", title), ` ${first}`), prose(text, needles));
+}
+
+function partShown(part, needles) {
+  const [who, text] = part;
+  if (who === "call") return callShown(part, needles);
+  if (who === "tool") return folded("Result", text, needles);
+  const made = element("div", `said ${who}`);
+  if (who !== "assistant") made.append(element("h3", "", who));
+  made.append(prose(text, needles));
+  return made;
+}
+
+function callShown([, name, values], needles) {
+  const made = element("div", "call", element("h3", "", name));
+  const found = Object.fromEntries(values);
+  const edit = EDITED.find(([before, after]) => before in found && after in found);
+  for (const [key, value] of values) {
+    if (edit?.includes(key)) continue;
+    if (value.includes("\n")) made.append(element("div", "key", key), prose(value, needles));
+    else made.append(element("div", "value", element("span", "key", key), " ", ...marked(value, needles)));
+  }
+  if (edit) made.append(difference(found[edit[0]], found[edit[1]]));
+  return made;
+}
+
+// The longest common lines, by the book: edits are short, and longer ones are shown one after the other.
+function difference(before, after) {
+  const [a, b] = [before.split("\n"), after.split("\n")];
+  const shown = element("pre", "difference");
+  const put = (sign, line) => shown.append(element("span", { "-": "out", "+": "in", " ": "" }[sign], `${sign} ${line}\n`));
+  if (a.length + b.length > MOST_LINES) {
+    a.forEach((line) => put("-", line));
+    b.forEach((line) => put("+", line));
+    return shown;
+  }
+  const longest = Array.from({ length: a.length + 1 }, () => new Uint16Array(b.length + 1));
+  for (let i = a.length - 1; i >= 0; i--) {
+    for (let j = b.length - 1; j >= 0; j--) {
+      longest[i][j] = a[i] === b[j] ? longest[i + 1][j + 1] + 1 : Math.max(longest[i + 1][j], longest[i][j + 1]);
+    }
+  }
+  for (let i = 0, j = 0; i < a.length || j < b.length; ) {
+    if (i < a.length && j < b.length && a[i] === b[j]) { put(" ", a[i]); i++; j++; }
+    else if (i < a.length && (j >= b.length || longest[i + 1][j] >= longest[i][j + 1])) put("-", a[i++]);
+    else put("+", b[j++]);
+  }
+  return shown;
+}
+
+const VERDICTS = { same: "the same action", equal: "an equal action", other: "another action", invalid: "no action that can run", failed: "no answer" };
+
+function answersShown(answers) {
+  const alike = answers.filter((each) => each.verdict === "same" || each.verdict === "equal").length;
+  const made = element("details", "answers", element("summary", "", element("b", "", "Teachers"), ` ${alike} of ${answers.length} would have done the same`));
+  for (const each of answers) {
+    made.append(element("h3", each.verdict, `${each.teacher}: ${VERDICTS[each.verdict]} · ${fine(each.usd)} · ${each.latency_s} s`));
+    if (each.why) made.append(prose(each.why));
+    for (const part of each.parts) made.append(partShown(part, []));
+  }
+  return made;
+}

@@ -1,0 +1,48 @@
+tabs.push(["teachers", "Teachers", showTeachers]);
+
+async function showTeachers(main) {
+  const [found, overview] = await Promise.all([load("teachers"), load("overview")]);
+  const { teachers } = found;
+  main.append(element("h2", "", "Which model could I have used?"));
+  if (found.played.length) {
+    main.append(element("p", "warning", `${found.played.join(", ")}: these answers were made up in a rehearsal. They show what the page looks like, and nothing about a model.`));
+  }
+  main.append(element("p", "note", `${found.caveat} Intervals are 95 % (Wilson).`));
+  const newest = overview.total.last;
+  const sums = (days) => {
+    const since = new Date(Date.parse(newest) - (days - 1) * 86_400_000).toISOString().slice(0, 10);
+    return overview.days.filter((row) => row[DAY] >= since).reduce((sum, row) => sum + (row[USD] ?? 0), 0);
+  };
+  const month = newest ? sums(30) : 0;
+  const ratio = (t) => (t.agent_usd_per_decision ? t.usd_per_decision / t.agent_usd_per_decision : null);
+  main.append(element("div", "card wide", table([
+    ["model", (t) => element("span", "", element("b", "", t.teacher), element("span", "sub", t.model))],
+    ["answers", (t) => number.format(t.n), "n"],
+    ["alike", (t) => percent(t.share_alike), "n"],
+    ["interval", (t) => `${Math.round(100 * t.interval[0])}–${Math.round(100 * t.interval[1])} %`, "n"],
+    ["same", (t) => number.format(t.n_same), "n"], ["equal", (t) => number.format(t.n_equal), "n"],
+    ["another", (t) => number.format(t.n_other), "n"], ["no action", (t) => number.format(t.n_invalid + t.n_failed), "n"],
+    ["right, by the votes", (t) => percent(t.accuracy), "n"],
+    ["$ per 100", (t) => fine(100 * t.usd_per_decision), "n"],
+    ["the agent's", (t) => (t.agent_usd_per_decision === null ? "no price" : fine(100 * t.agent_usd_per_decision)), "n"],
+    ["last 30 days with it", (t) => (ratio(t) === null ? "–" : dollars(month * ratio(t))), "n"],
+    ["median s", (t) => t.latency_s_median ?? "–", "n"], ["95 % s", (t) => t.latency_s_p95 ?? "–", "n"],
+  ], teachers, "Models by how often they did what the agent did")));
+  main.append(element("p", "note", `“$ per 100” is what 100 decisions cost here; “the agent's” is what the recorded turns of the same decisions cost at list prices of ${overview.prices_of}. “Last 30 days with it” is what your sessions cost in the 30 days to ${newest} (${dollars(month)}), by the ratio of the two. A teacher reads the whole prompt at each decision, less what its provider’s cache serves.`));
+  const picture = element("section", "card wide", element("h2", "", "Dollars against decisions taken alike"));
+  main.append(picture);
+  const dots = teachers.map((t) => ({ name: t.teacher, x: 100 * t.usd_per_decision, y: t.share_alike }));
+  if (found.agent_usd_per_decision !== null) dots.push({ name: "the agent itself", x: 100 * found.agent_usd_per_decision, y: 1 });
+  chart(picture, `Dollars per 100 decisions against share alike: ${dots.map((d) => `${d.name} ${percent(d.y)} for ${fine(d.x)}`).join("; ")}`,
+    points(dots, "US dollars per 100 decisions", "decisions taken alike"));
+  const names = teachers.map((t) => t.teacher);
+  for (const [title, rows, filter] of [["By tool of the decision", found.by_tool, "tool"], ["By project", found.by_project, "project"]]) {
+    main.append(element("section", "card wide", element("h2", "", title), table([
+      [filter, (row) => link(row.name, addressOf("sessions", [], { [filter]: row.name === "text" ? "" : row.name }))],
+      ["decisions", (row) => number.format(Math.max(...Object.values(row.teachers).map((t) => t.n))), "n"],
+      ...names.map((name) => [name, (row) => shareOf(row.teachers[name]), "n"]),
+    ], rows, title)));
+  }
+}
+
+const shareOf = (t) => (t ? element("span", "", percent(t.share_alike), element("span", "sub", `${Math.round(100 * t.interval[0])}–${Math.round(100 * t.interval[1])} · ${fine(100 * t.usd_per_decision)}`)) : "–");

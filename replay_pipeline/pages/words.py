@@ -1,0 +1,40 @@
+"""Which words are in which session: an index in small files, of which a search reads one or two."""
+
+from collections.abc import Iterable, Iterator
+
+N_SHARDS = 256
+
+
+def shard_of(word: str) -> int:
+    """Return the file of a word, by its first two letters; the page's script counts the same."""
+    first, second = ord(word[0]), ord(word[1]) if len(word) > 1 else 0
+    return (first * 31 + second) % N_SHARDS
+
+
+class WordIndex:
+    """Takes the words of sessions in their order, and gives them by file."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, list[int]] = {}
+
+    def add(self, session: int, words: Iterable[str]) -> None:
+        """Note that these words are in a session."""
+        sessions = self._sessions
+        for word in words:
+            found = sessions.get(word)
+            if found is None:
+                sessions[word] = [session]
+            else:
+                found.append(session)
+
+    def shards(self) -> Iterator[tuple[int, dict[str, list[int]]]]:
+        """Give each file with its words in order; the numbers of sessions are told as steps."""
+        by_shard: dict[int, list[str]] = {}
+        for word in self._sessions:
+            by_shard.setdefault(shard_of(word), []).append(word)
+        for shard, words in sorted(by_shard.items()):
+            yield shard, {word: _steps(self._sessions[word]) for word in sorted(words)}
+
+
+def _steps(numbers: list[int]) -> list[int]:
+    return [after - before for before, after in zip([0, *numbers], numbers, strict=False)]

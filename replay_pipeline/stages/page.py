@@ -1,0 +1,238 @@
+"""A data root as a page: its sessions, what teachers answered, the pairs, the dataset, the training."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.ingesters.fidelity import shares_by_client
+from replay_pipeline.pages import (
+    Comparison,
+    Contents,
+    in_portions,
+    pooled_accuracy,
+    portion,
+    write_page,
+)
+from replay_pipeline.pages.costs import Row
+from replay_pipeline.pages.look import SessionRows
+from replay_pipeline.pages.overview import facts_of_session
+from replay_pipeline.pages.training import training_shown
+from replay_pipeline.reliability import draw
+from replay_pipeline.replay.rows import teacher_actions_from_table
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.project import Project
+from replay_pipeline.stages.stage import ALL
+from replay_pipeline.stages.sums import added
+from replay_pipeline.types import TeacherAction
+
+_PAIRS_A_PORTION = 250
+"""What a browser opens at once, and a person looks through at most."""
+_MOST_PORTIONS = 8
+"""So many of the newest portions are in the page: each prompt in it is put together again."""
+_TO_MARK = 40
+_DRAWN_BY = ["pair_id", "p_better", "is_checked_right"]
+
+
+def page_of(settings: Settings) -> Path:
+    """Return where the page of a data root lies, on this machine."""
+    return settings.local_dir().absolute() / "look" / "index.html"
+
+
+def write_page_of(
+    project: Project, to: Path | None = None, *, is_single_file: bool = False
+) -> dict[str, Any]:
+    """Write the page of a data root. Returns the figures of its overview.
+
+    Args:
+        project: the data root.
+        to: the folder of the page, or its file; by default `look` in the data root.
+        is_single_file: whether it is one file.
+
+    Raises:
+        ConfigError: the folder holds something else.
+        StorageError: the page cannot be written.
+    """
+    return write_page(
+        contents_of(project),
+        to=to or page_of(project.settings).parent,
+        is_single_file=is_single_file,
+        on_progress=project.on_progress,
+    )
+
+
+def compare(project: Project) -> dict[str, Any]:
+    """Return how alike each teacher was to the agent, and for how much, as the page shows it.
+
+    Raises:
+        ConfigError: no teacher has answered yet.
+    """
+    project.batches_with("teacher_actions")
+    rows, compared = _Rows(project), Comparison()
+    for session, turns, states in rows.sessions():
+        facts = facts_of_session(session, turns, states)
+        compared.add(facts, turns, states, rows.answered(states))
+    return compared.figures(_accuracy(project)) or {"teachers": []}
+
+
+def _accuracy(project: Project) -> dict[str, float]:
+    reports = project.receipts.reports("pairs", names=["reliability"])
+    return pooled_accuracy(report.get("reliability") for report in reports.values())
+
+
+def contents_of(project: Project) -> Contents:
+    """Return everything that a data root has to show."""
+    rows = _Rows(project)
+    portions = list(_portions(project))
+    return Contents(
+        sessions=rows.sessions(),
+        n_sessions=rows.n_sessions,
+        answers=rows.answered if project.root.batches("teacher_actions") else None,
+        accuracy=_accuracy(project),
+        pairs=(_portion(project, title, batches) for title, batches in portions),
+        portion_of=_portion_of(project, portions),
+        dataset=_dataset(project),
+        training=_training(project),
+        read=_read(project),
+        root=project.root.path.name,
+        is_redacted=project.settings.ingest.is_redacted,
+    )
+
+
+def _read(project: Project) -> dict[str, Any]:
+    names = ("redactions", "skipped", "skipped_files")
+    reports = list(project.receipts.reports("ingest", names=names).values())
+    counts = {name: added(report.get(name) or {} for report in reports) for name in names}
+    sessions, states = (project.root.read_all(name) for name in ("sessions", "states"))
+    return {**counts, "fidelity": shares_by_client(sessions, states)}
+
+
+class _Rows:
+    """The rows of a data root by session, though a session that grew is in several batches."""
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+        self._batches = project.root.batches("states")
+        self._last: dict[str, str] = {}
+        for batch in self._batches:
+            table = project.root.read("sessions", batch, columns=["session_id"])
+            self._last.update(dict.fromkeys(table["session_id"].to_pylist(), batch))
+        self.n_sessions = len(self._last)
+        self._answers: dict[str, list[TeacherAction]] = {}
+
+    def sessions(self) -> Iterator[SessionRows]:
+        """Give each session once, with the newest row of each of its turns and states."""
+        held: dict[str, SessionRows] = {}
+        root = self._project.root
+        for batch in self._batches:
+            turns, states = (
+                _by_session(root.read(name, batch).to_pylist()) for name in ("turns", "states")
+            )
+            if root.has("teacher_actions", batch):
+                for answer in teacher_actions_from_table(root.read("teacher_actions", batch)):
+                    self._answers.setdefault(answer.state_id, []).append(answer)
+            for session in root.read("sessions", batch).to_pylist():
+                name = session["session_id"]
+                rows = _merged(held.get(name), session, turns.get(name, []), states.get(name, []))
+                if self._last[name] == batch:
+                    held.pop(name, None)
+                    yield rows
+                else:
+                    held[name] = rows
+
+    def answered(self, states: Sequence[Row]) -> Mapping[str, Sequence[TeacherAction]]:
+        """Give the answers at some states, and forget them."""
+        found = {s["state_id"]: self._answers.pop(s["state_id"], ()) for s in states}
+        return {
+            name: list({a.teacher: a for a in answers}.values()) for name, answers in found.items()
+        }
+
+
+def _merged(
+    before: SessionRows | None, session: Row, turns: Sequence[Row], states: Sequence[Row]
+) -> SessionRows:
+    old_turns, old_states = (before[1], before[2]) if before else ([], [])
+    by_turn = {row["turn_idx"]: row for row in (*old_turns, *turns) if row["turn_idx"] >= 0}
+    by_state = {row["state_id"]: row for row in (*old_states, *states)}
+    if before is None:
+        joined = session
+    else:
+        first = [r["first_timestamp"] for r in (before[0], session) if r["first_timestamp"]]
+        last = [r["last_timestamp"] for r in (before[0], session) if r["last_timestamp"]]
+        joined = {
+            **session,
+            "models": sorted({*(before[0]["models"] or ()), *(session["models"] or ())}),
+            "first_timestamp": min(first, default=None),
+            "last_timestamp": max(last, default=None),
+            "title": session.get("title") or before[0].get("title"),
+        }
+    return (
+        joined,
+        [by_turn[index] for index in sorted(by_turn)],
+        sorted(by_state.values(), key=lambda row: row["turn_idx"]),
+    )
+
+
+def _by_session(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["session_id"], []).append(row)
+    return groups
+
+
+def _portions(project: Project) -> Iterator[tuple[str, list[str]]]:
+    """Give the titles and the batches of what is shown of the pairs; first, those to mark next."""
+    reports = project.receipts.reports("pairs", names=["n_pairs"])
+    sizes = [(batch, int(report["n_pairs"])) for batch, report in sorted(reports.items())]
+    if not sizes:
+        return
+    if sum(n for _, n in sizes):
+        yield "To mark next", []
+    found = list(in_portions(sizes, _PAIRS_A_PORTION))
+    for number, batches in enumerate(found[:_MOST_PORTIONS], 1):
+        title = "All pairs" if len(found) == 1 else f"{batches[0]} to {batches[-1]}"
+        if number == _MOST_PORTIONS < len(found):
+            title += f", and {len(found) - number} older portions are not in this page"
+        yield title, batches
+
+
+def _portion(project: Project, title: str, batches: list[str]) -> dict[str, Any]:
+    if batches:
+        outcomes = [row for b in batches for row in project.root.read("outcomes", b).to_pylist()]
+        return portion(title, project.paired(batches), outcomes)
+    rows = project.root.read_all("dpo_pairs").select(_DRAWN_BY).to_pylist()
+    unchecked = [row for row in rows if row["is_checked_right"] is None]
+    chances = draw({row["pair_id"]: row["p_better"] or 0.0 for row in unchecked}, _TO_MARK)
+    everywhere = project.batches_with("dpo_pairs")
+    drawn = (pair for pair in project.paired(everywhere) if pair.get("pair_id") in chances)
+    return portion(f"{len(chances)} to mark next", drawn, chances=chances)
+
+
+def _portion_of(project: Project, portions: Sequence[tuple[str, list[str]]]) -> dict[str, int]:
+    return {
+        state_id: number
+        for number, (_, batches) in enumerate(portions)
+        for batch in batches
+        for state_id in project.root.read("outcomes", batch, columns=["state_id"])[
+            "state_id"
+        ].to_pylist()
+    }
+
+
+def _dataset(project: Project) -> dict[str, Any] | None:
+    receipt = project.receipts.read("publish", ALL)
+    if receipt is None:
+        return None
+    names = ("rows_by_split", "checks", "dataset", "repo_id")
+    dropped = project.receipts.reports("normalize", names=["dropped"]).values()
+    place = project.place_of("dataset/README.md")
+    card = place.read_text("utf-8").split("---\n", 2)[-1].strip() if place.exists() else None
+    return {
+        **{name: receipt.report.get(name) for name in names},
+        "dropped": added(report.get("dropped") or {} for report in dropped),
+        "card": card,
+    }
+
+
+def _training(project: Project) -> dict[str, Any] | None:
+    receipt = project.receipts.read("train", ALL)
+    return training_shown(receipt.report) if receipt else None
