@@ -54,6 +54,9 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 """Policy objectives by our names, in TRL's words. `sft` is no policy gradient and reads no rollouts:
 cross-entropy per token of the actions that `sft_on` names."""
 
+MAX_EPOCHS = 10
+"""How often a small dataset is shown, where steps follow from `pair_visits`."""
+
 NOT_IN_FILE = {"is_in_file": False}
 """Metadata of a field that is no entry of a settings file."""
 
@@ -108,6 +111,10 @@ class SharedSettings:
     rpo_alpha: float = 0.0
     """Weight of the chosen side's own log-likelihood per token, added to any preference loss, so
     that the difference is not bought by making both sides unlikely."""
+    group_pairs_by: str = "session"
+    """Which pairs are drawn together: those of a `session`, which share their prompts' tokens; or those
+    of the same two `actions`, of which one state prefers the one and another state the other, so that a
+    step learns from the prompts and not from what the actions look like (all others by session)."""
     pairs_per_step: int = 4
     """Pairs of one optimizer step, over all processes."""
     head: str = "auto"
@@ -130,6 +137,9 @@ class SharedSettings:
     render_tools: bool = True
     """Whether the tools' schemas are put into prompts."""
     max_steps: int = -1
+    pair_visits: int = 0
+    """Where `max_steps` is not set: how often pairs are shown in all, from which the steps follow.
+    A small dataset is shown ten times at most, a large one at least once. 0: the engine's epochs."""
     learning_rate: float = 1e-6
     lr_scheduler_type: str = "linear"
     warmup_steps: float = 0.0
@@ -156,6 +166,13 @@ class SharedSettings:
     def needs_rollouts(self) -> bool:
         """Whether a channel with a weight reads rollouts; pairs alone need none."""
         return self.alpha_sdpo > 0 or (self.policy_weight > 0 and not self.is_sft)
+
+    def steps_for(self, n_pairs: int) -> int:
+        """Return the optimizer steps of a run on so many pairs."""
+        if self.max_steps > 0 or self.pair_visits == 0 or n_pairs == 0:
+            return self.max_steps
+        n_shown = min(max(self.pair_visits, n_pairs), MAX_EPOCHS * n_pairs)
+        return -(-n_shown // self.pairs_per_step)
 
     @property
     def sdpo(self) -> SDPOOptions:
@@ -206,6 +223,7 @@ class SharedSettings:
             "head": ("auto", "fused", "reference"),
             "pair_forward": ("auto", "packed", "padded"),
             "prompt_window": ("decision", "tail"),
+            "group_pairs_by": ("session", "actions"),
             "sft_on": ("chosen", "consensus", "recorded"),
         }
         for name, known in choices.items():
@@ -267,9 +285,10 @@ class PeftOptions:
     """The adapter counts alpha / rank times."""
     dropout: float = 0.0
     targets: str | list[str] = "all-linear"
-    """Names of the adapted modules, or `all-linear`."""
+    """Names of the adapted modules, or `all-linear`, or `attention`: those of attention layers."""
     layers: str | None = None
-    """First and last adapted layer, as `12-29`, or how many of the last, as `last 10`; none: all."""
+    """First and last adapted layer, as `12-29`, or how many of the last, as `last 10`, or which
+    share, as `last 60%`; none: all."""
     merge: bool = True
     """Whether `checkpoint` becomes the merged model; the adapter is saved in any case."""
 

@@ -17,13 +17,16 @@ from trainer.__main__ import DEFAULT_CONFIG, read_config
 from trainer.engines.settings_file import read_settings
 from trainer.trl.run import run
 
-NO_REPLAY = "trl.beta_replay=0.0"
-NO_POLICY = "trl.policy_weight=0.0"
+WEIGHTS = {
+    "channel 3 alone": (0.0, 0.0, 1.0),
+    "channel 2 alone": (0.0, 0.1, 0.0),
+    "all three": (1.0, 0.1, 1.0),
+    "channels 1 and 2": (1.0, 0.1, 0.0),
+}
+NAMES = ("trl.policy_weight", "trl.alpha_sdpo", "trl.beta_replay")
 ARMS = {
-    "channel 3 alone": [NO_POLICY, "trl.alpha_sdpo=0.0"],
-    "channel 2 alone": [NO_POLICY, NO_REPLAY],
-    "all three": [],
-    "channels 1 and 2": [NO_REPLAY],
+    arm: [f"{name}={weight}" for name, weight in zip(NAMES, weights, strict=True)]
+    for arm, weights in WEIGHTS.items()
 }
 """The first two settle the question. Channel 1 is paid for agreeing with the same consensus, so it
 can learn the preference too: the last two show what channel 3 adds to it."""

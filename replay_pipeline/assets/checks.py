@@ -15,7 +15,7 @@ from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.publish import newest
-from replay_pipeline.stages.audit import dataset, tables
+from replay_pipeline.stages.audit import dataset, model, tables
 from replay_pipeline.stages.audit.verdict import Verdict
 from replay_pipeline.stages.chain import by_batch
 from replay_pipeline.stages.pipeline import Pipeline
@@ -75,6 +75,15 @@ def dataset_check(
     return dg.asset_check(
         asset="published_dataset", name=name, blocking=blocking, description=_question(look)
     )(check)
+
+
+def model_check(name: str, look: OfDataset) -> dg.AssetChecksDefinition:
+    """A check of the trained model; nothing stands downstream of it that could be blocked."""
+
+    def check(pipeline: PipelineResource) -> dg.AssetCheckResult:
+        return as_result(look(pipeline.open().settings.model_dir()))
+
+    return dg.asset_check(asset="trained_model", name=name, description=_question(look))(check)
 
 
 def as_result(verdict: Verdict) -> dg.AssetCheckResult:
@@ -145,4 +154,5 @@ def all_checks() -> list[dg.AssetChecksDefinition]:
         dataset_check("splits_share_no_similar_prompt", dataset.shared_prompts),
         dataset_check("prompts_decide", dataset.prompts_decide),
         dataset_check("no_secret_is_published", dataset.published_secrets, blocking=True),
+        *(model_check(name, look) for name, look in model.CHECKS.items()),
     ]

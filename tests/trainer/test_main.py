@@ -11,6 +11,9 @@ from trainer.errors import TrainerConfigError
 
 pytestmark = pytest.mark.slow
 
+ALL_CHANNELS = ("trl.policy_weight=1.0", "trl.alpha_sdpo=0.1")
+"""Beside the third, which is on by default."""
+
 
 @pytest.fixture(scope="module")
 def finished(dataset_folder, tmp_path_factory):
@@ -19,6 +22,7 @@ def finished(dataset_folder, tmp_path_factory):
         f"dataset={dataset_folder}",
         f"output={output}",
         "trl.max_steps=6",
+        *ALL_CHANNELS,
         "tiny.hidden_size=32",
         "tiny.vocab_size=512",
         "evaluation.max_prompts=2",
@@ -100,6 +104,7 @@ def test_rollouts_may_be_generated_or_set_side_by_side(dataset_folder, tmp_path,
         "evaluation.max_prompts=0",
         "trl.save_strategy=steps",
         "trl.save_steps=1",
+        *ALL_CHANNELS,
     ]
     assert main([part for setting in settings for part in ("--set", setting)]) == 0
     report = json.loads((output / "report.json").read_text())

@@ -5,8 +5,10 @@ writing either of them, so both are measured, before and after, on the same stat
 """
 
 import math
+import sysconfig
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -31,9 +33,13 @@ Agreement = Callable[[Message, Message], str | None]
 
 SURE = 0.05
 """One-sided error at which a model counts as acting worse."""
+SURE_LEARNED = 0.01
+"""The same for having learned: labels by a coin must not pass by luck, states hang together."""
 MAX_GENERAL_RISE = 0.1
 """Share by which the loss on general text may rise before a report calls it a loss of language."""
 _N_TEXTS, _TEXT_TOKENS = 12, 128
+_N_CODE = 40
+"""Files of Python's library whose text a model is held to."""
 
 
 @torch.no_grad()
@@ -107,7 +113,30 @@ def general_texts(tokenizer: Any) -> list[list[int]]:
     names = sorted(topics)
     chosen = names[:: max(len(names) // (2 * _N_TEXTS), 1)][: 2 * _N_TEXTS]
     texts = [topics[name][: 8 * _TEXT_TOKENS] for name in chosen]
-    return [tokenizer(text, add_special_tokens=False)["input_ids"][:_TEXT_TOKENS] for text in texts]
+    return [_first_tokens(tokenizer, text) for text in texts]
+
+
+def other_texts(tokenizer: Any) -> list[list[int]]:
+    """Return token ids of text to hold a model to, none of which the general loss is measured on.
+
+    Prose is the rest of Python's manual, code is from its library: `_N_CODE` files of every kind.
+    """
+    names = sorted(topics)
+    step = max(len(names) // (2 * _N_TEXTS), 1)
+    measured = set(names[::step][: 2 * _N_TEXTS][::2])
+    prose = [topics[name][: 8 * _TEXT_TOKENS] for name in names if name not in measured]
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    code = []
+    for path in files[:: max(len(files) // _N_CODE, 1)]:
+        text = path.read_text("utf-8", errors="replace")
+        middle = text.find("\n", len(text) // 3) + 1
+        code.append(text[middle : middle + 8 * _TEXT_TOKENS])
+    return [_first_tokens(tokenizer, text) for text in prose + code]
+
+
+def _first_tokens(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids[:_TEXT_TOKENS]
 
 
 @torch.no_grad()
@@ -156,14 +185,18 @@ def verdict(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
     """Compare how a model acts before and after training, state by state.
 
     A model acts worse where it lost more states than it gained, by a one-sided exact sign test
-    (McNemar 1947) at 5 %: of agreements with the consensus, or of well-formed calls.
+    (McNemar 1947) at 5 %: of agreements with the consensus, or of well-formed calls. It has learned
+    something where the margin of the chosen side rose for more held-out pairs than it fell for, by the
+    same test at 1 %. The rate of consensus actions tells less: who only learned to write calls hits
+    some of them.
 
     Args:
         before: as `evaluate` returns it, with `consensus`, `general_loss` and `preference`.
         after: the same of the trained model, on the same states.
 
     Returns:
-        `acts_worse`, `learned` and `findings`, which are sentences.
+        `acts_worse`; `learned`, which is none where there are too few pairs to tell; and `findings`,
+        which are sentences.
     """
     findings = []
     acts_worse = False
@@ -174,7 +207,7 @@ def verdict(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
         were, are = before["consensus"][name], after["consensus"][name]
         lost = sum(was and not now for was, now in zip(were, are, strict=True))
         gained = sum(now and not was for was, now in zip(were, are, strict=True))
-        if lost > gained and _sign_test(lost, gained) < SURE:
+        if lost > gained and sign_test(lost, gained) < SURE:
             acts_worse = True
             findings.append(
                 f"the model {what} at {sum(are)} of {len(are)} held-out states, before training at "
@@ -183,13 +216,30 @@ def verdict(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
     rise = after["general_loss"] / before["general_loss"] - 1
     if rise > MAX_GENERAL_RISE:
         findings.append(f"its loss on general text rose by {rise:.0%}")
-    better = after["preference"]["accuracy"] > before["preference"]["accuracy"]
-    learned = better or after["consensus"]["any"] > before["consensus"]["any"]
-    if not learned:
-        findings.append(
-            "nothing was learned: neither preference accuracy nor the rate of consensus actions rose"
-        )
+    learned = _has_learned(before["preference"]["margins"], after["preference"]["margins"])
+    if learned is False:
+        findings.append(_nothing_learned(before["preference"], after["preference"]))
     return {"acts_worse": acts_worse, "learned": learned, "findings": findings}
+
+
+def _has_learned(before: Sequence[float], after: Sequence[float]) -> bool | None:
+    if before and before == after:
+        return False
+    if sign_test(len(before), 0) >= SURE_LEARNED:
+        return None
+    risen = sum(now > was for was, now in zip(before, after, strict=True))
+    fallen = sum(now < was for was, now in zip(before, after, strict=True))
+    return sign_test(risen, fallen) < SURE_LEARNED
+
+
+def _nothing_learned(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    if before["margins"] == after["margins"]:
+        return "nothing was learned: the model ranks every held-out pair as it did before training"
+    risen = sum(now > was for was, now in zip(before["margins"], after["margins"], strict=True))
+    return (
+        f"nothing was learned that chance does not explain: the chosen side gained on the other in "
+        f"{risen} of {len(after['margins'])} held-out pairs"
+    )
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
@@ -202,10 +252,10 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def _sign_test(lost: int, gained: int) -> float:
-    """Return the chance of at least `lost` losses among all changes if both were as likely."""
-    n = lost + gained
-    return sum(math.comb(n, k) for k in range(lost, n + 1)) / 2**n
+def sign_test(more: int, fewer: int) -> float:
+    """Return the chance of at least `more` of one kind among all changes if both were as likely."""
+    n = more + fewer
+    return sum(math.comb(n, k) for k in range(more, n + 1)) / 2**n
 
 
 def _share(marks: Sequence[bool]) -> float:

@@ -36,6 +36,8 @@ class PreferenceScore:
     """In [0, 1]; an exact tie counts half."""
     margin: float
     """Mean difference of log-probability per token, in nats."""
+    margins: list[float]
+    """The same pair by pair."""
 
 
 @torch.no_grad()
@@ -105,6 +107,7 @@ def _score(margins: Sequence[float]) -> PreferenceScore:
         n_pairs=len(margins),
         accuracy=hits / n_pairs if margins else nothing,
         margin=sum(margins) / n_pairs if margins else nothing,
+        margins=list(margins),
     )
 
 

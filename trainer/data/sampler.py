@@ -1,6 +1,7 @@
 """Which pairs and rollouts a step sees: pure functions of step and epoch, so resuming needs no state."""
 
 import itertools
+import json
 import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -14,10 +15,40 @@ def weight_of(row: Mapping[str, Any]) -> float:
     return 1.0 if weight is None else float(weight)
 
 
+def groups_of(rows: Sequence[Mapping[str, Any]], by: str = "session") -> list[str]:
+    """Name the group of every pair: its session, or with `actions` the same two actions.
+
+    Where one state prefers an action to another and a second state the other way round, what the
+    actions look like cancels out within a step, and what is left is what the prompts say. Drawn apart,
+    each step first learns to like one of the two.
+    """
+    sessions = [f"session:{row.get('session_id') or i}" for i, row in enumerate(rows)]
+    if by == "session":
+        return sessions
+    sides = [tuple(_action_key(row.get(side)) for side in ("chosen", "rejected")) for row in rows]
+    there = set(sides)
+    return [
+        f"sides:{min(both)}{max(both)}" if both[::-1] in there else session
+        for session, both in zip(sessions, sides, strict=True)
+    ]
+
+
+def _action_key(side: Any) -> str:
+    """Write an action without the ids of its calls, which differ from state to state."""
+    messages = [
+        {
+            "content": message.get("content"),
+            "calls": [call.get("function") for call in message.get("tool_calls") or ()],
+        }
+        for message in side or ()
+    ]
+    return json.dumps(messages, sort_keys=True, default=str)
+
+
 class PairSampler:
     """Walks through all pairs in epochs of random order, `batch_size` a step.
 
-    Pairs of one group (a session) stay together, up to as many as a step has: their prompts share a
+    Pairs of one group (see `groups_of`) stay together, up to as many as a step has: their prompts share a
     prefix, and no session is all that a run sees for many steps. Every process of a run builds the
     same sampler and takes its own part of each step.
     """

@@ -203,18 +203,33 @@ def without_peft_warnings() -> Iterator[None]:
 
 
 def _targets(model: Any, options: PeftOptions) -> str | list[str]:
-    if options.targets != "all-linear" or options.layers is None:
+    is_attention = options.targets == "attention"
+    if not is_attention and (options.targets != "all-linear" or options.layers is None):
         return options.targets
     # peft takes a range of layers with names only.
     head = model.get_output_embeddings()
-    linear = (
-        name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head
-    )
-    return sorted({name.rpartition(".")[2] for name in linear})
+    found = {
+        name.rpartition(".")[2]
+        for name, m in model.named_modules()
+        if isinstance(m, nn.Linear)
+        and m is not head
+        and (not is_attention or _ATTENTION.search(name.rpartition(".")[0]))
+    }
+    if not found:
+        raise TrainerConfigError(
+            f"peft.targets={options.targets!r}: no such layers in {type(model).__name__}; name them"
+        )
+    return sorted(found)
+
+
+_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+"""In the path of a module: it is a part of an attention layer, whatever the architecture."""
 
 
 def layer_range(layers: str | None, n_layers: int) -> list[int] | None:
     """Read `12-29` as the layers 12 to 29, `last 10` as the last ten; `None` is all of them.
+
+    `last 60%` is that share of the layers, whatever the depth, and one layer at least.
 
     Args:
         layers: what the settings say.
@@ -225,13 +240,16 @@ def layer_range(layers: str | None, n_layers: int) -> list[int] | None:
     """
     if layers is None:
         return None
-    if found := re.fullmatch(r"last (\d+)", layers):
+    if found := re.fullmatch(r"last (\d+)\s*%", layers):
+        n_last = max(round(n_layers * int(found[1]) / 100), 1)
+        first, last = n_layers - n_last, n_layers - 1
+    elif found := re.fullmatch(r"last (\d+)", layers):
         first, last = n_layers - int(found[1]), n_layers - 1
     elif found := re.fullmatch(r"(\d+)-(\d+)", layers):
         first, last = int(found[1]), int(found[2])
     else:
         raise TrainerConfigError(
-            f"peft.layers={layers!r}: write first-last, as 12-29, or `last 10`"
+            f"peft.layers={layers!r}: write first-last, as 12-29, or `last 10`, or `last 60%`"
         )
     if not 0 <= first <= last < n_layers:
         raise TrainerConfigError(

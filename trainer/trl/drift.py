@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from trainer.data.acting import general_texts
+from trainer.data.acting import other_texts
 from trainer.data.rendering import Renderer
 from trainer.errors import TrainerConfigError
 from trainer.trl.config import ComposerConfig
@@ -103,5 +103,5 @@ def make_drift(
         + renderer.response_ids(row["completion"])
         for row in kept
     ]
-    general = general_texts(renderer.tokenizer)[1::2]
+    general = other_texts(renderer.tokenizer)
     return Drift(model, acted, general, n_tokens=args.drift_tokens, seed=args.seed)

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
-from trainer.data.sampler import PairSampler, weight_of
+from trainer.data.sampler import PairSampler, groups_of, weight_of
 from trainer.losses.channels import replay_per_pair
 from trainer.losses.compose import PairLogps
 from trainer.model.packing import tree_pair_logps, trees_of
@@ -66,7 +66,7 @@ class PairChannel:
             len(pairs),
             batch_size=args.pairs_per_step,
             seed=args.seed,
-            groups=[str(row.get("session_id") or i) for i, row in enumerate(self.pairs)],
+            groups=groups_of(pairs, args.group_pairs_by),
         )
         rows = [self.pairs[i] for i in self.sampler.step(0)[:2]]
         self._forward = choose_pair_forward(

@@ -280,6 +280,7 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
     answers, teacher_tokens = recorded_answers(config, renderer)
     recorded = recorded_rollouts(config, args, data, renderer)
     data = replace(data, pairs=data.sft_pairs(args.sft_on))
+    args.max_steps = args.steps_for(len(data.pairs))
     if recorded is not None and args.needs_rollouts:
         with _autocast(args):
             recorded.add_behaviour_logps(

@@ -1,5 +1,7 @@
 """What a report says of a model that acts better, worse, or as before."""
 
+import random
+
 import pytest
 from torch import nn
 
@@ -7,12 +9,12 @@ from trainer.data.acting import general_loss, verdict, wilson_interval
 from trainer.data.tiny import corpus, make_model, train_tokenizer
 
 
-def scores(*, agreed, valid_at, general=3.0, accuracy=0.5):
+def scores(*, agreed, valid_at, general=3.0, accuracy=0.5, margins=()):
     rate = sum(agreed) / len(agreed)
     return {
         "consensus": {"agreed": agreed, "valid_at": valid_at, "any": rate},
         "general_loss": general,
-        "preference": {"accuracy": accuracy},
+        "preference": {"accuracy": accuracy, "margins": list(margins)},
     }
 
 
@@ -34,7 +36,7 @@ def test_lost_calls_are_found_where_the_rate_of_the_consensus_hides_them():
 def test_as_many_lost_as_gained_is_no_finding():
     before = scores(agreed=[True, False] * 10, valid_at=[True] * 20)
     after = scores(agreed=[False, True] * 10, valid_at=[True] * 20, accuracy=0.6)
-    assert verdict(before, after) == {"acts_worse": False, "learned": True, "findings": []}
+    assert verdict(before, after) == {"acts_worse": False, "learned": None, "findings": []}
 
 
 def test_four_lost_states_may_be_chance_and_five_are_not():
@@ -46,11 +48,44 @@ def test_four_lost_states_may_be_chance_and_five_are_not():
     assert verdict(before, five_lost)["acts_worse"]
 
 
-def test_a_run_that_changed_nothing_says_so():
-    same = scores(agreed=[True, False], valid_at=[True])
+def test_a_run_that_changed_nothing_says_so_of_however_few_pairs():
+    same = scores(agreed=[True, False], valid_at=[True], margins=[0.1, -0.2])
     found = verdict(same, same)
-    assert not found["learned"]
-    assert found["findings"][0].startswith("nothing was learned")
+    assert found["learned"] is False
+    assert found["findings"][0].startswith("nothing was learned: ")
+
+
+def learned_by(changes, **after):
+    """The verdict on pairs whose margins moved by `changes`, from about nothing."""
+    before = scores(agreed=[False] * 40, valid_at=[True], margins=[0.0] * len(changes))
+    return verdict(
+        before, scores(**{"agreed": [False] * 40, "valid_at": [True]} | after, margins=changes)
+    )
+
+
+def test_labels_by_a_coin_teach_nothing_though_the_model_begins_to_write_calls():
+    """Moves of held-out pairs that nothing decides, at ten seeds of a hundred pairs."""
+    for seed in range(10):
+        draw = random.Random(seed)
+        found = learned_by(
+            [draw.gauss(0, 1) for _ in range(100)], agreed=[True] * 20 + [False] * 20
+        )
+        assert found["learned"] is False
+        assert "held-out pairs" in found["findings"][0]
+
+
+def test_most_pairs_moved_to_their_chosen_side_is_learning():
+    assert learned_by([0.1] * 29 + [-0.1] * 10) == {
+        "acts_worse": False,
+        "learned": True,
+        "findings": [],
+    }
+    assert learned_by([0.1] * 24 + [-0.1] * 15)["learned"] is False
+
+
+def test_of_six_pairs_nobody_can_tell():
+    assert learned_by([0.1] * 6)["learned"] is None
+    assert learned_by([0.1] * 7)["learned"] is True
 
 
 def test_a_loss_of_language_is_told():

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.sampler import PairSampler, RolloutOrder
+from trainer.data.sampler import PairSampler, RolloutOrder, groups_of
 from trainer.errors import DatasetError
+from trainer.settings import SharedSettings
 
 
 @given(
@@ -91,3 +92,34 @@ def test_rollouts_of_a_step_are_of_the_sessions_of_its_pairs():
 def test_epochs_of_rollouts_differ_in_order():
     order = RolloutOrder([0] * 30, batch_size=3, within=2, seed=0)
     assert order.epoch(0, lambda _batch: [0]) != order.epoch(1, lambda _batch: [0])
+
+
+def prefers(chosen, rejected, session):
+    sides = {
+        name: [{"role": "assistant", "content": content}]
+        for name, content in (("chosen", chosen), ("rejected", rejected))
+    }
+    return {**sides, "session_id": session}
+
+
+def test_pairs_of_two_actions_that_both_win_somewhere_are_one_group():
+    rows = [
+        prefers("a", "b", "first"),
+        prefers("b", "a", "second"),
+        prefers("a", "c", "first"),
+        prefers("a", "c", "second"),
+    ]
+    by_actions = groups_of(rows, "actions")
+    assert by_actions[0] == by_actions[1]
+    assert by_actions[2:] == groups_of(rows)[2:] == ["session:first", "session:second"]
+    assert groups_of([{}, {}]) == ["session:0", "session:1"]
+
+
+@pytest.mark.parametrize(
+    ("n_pairs", "n_steps"), [(4, 10), (20, 50), (240, 300), (400, 300), (1200, 300), (5000, 1250)]
+)
+def test_steps_follow_from_the_dataset(n_pairs, n_steps):
+    """Ten epochs of few pairs at most, one of many at least, 1,200 pairs in between."""
+    assert SharedSettings(pair_visits=1200, pairs_per_step=4).steps_for(n_pairs) == n_steps
+    assert SharedSettings(pair_visits=1200, max_steps=7).steps_for(n_pairs) == 7
+    assert SharedSettings().steps_for(n_pairs) == -1

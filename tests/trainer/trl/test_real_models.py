@@ -277,6 +277,8 @@ def test_quantizing_says_what_it_needs(tmp_path, dataset_folder, folder, capsys)
 def test_a_range_of_layers_is_read():
     assert layer_range("2-4", 6) == [2, 3, 4]
     assert layer_range("last 2", 6) == [4, 5]
+    assert layer_range("last 60%", 30) == list(range(12, 30))
+    assert layer_range("last 60%", 2) == [1]
     assert layer_range(None, 6) is None
     for wrong in ("4-2", "2-6", "last 7", "last 0"):
         with pytest.raises(TrainerConfigError, match="the model has the layers 0-5"):

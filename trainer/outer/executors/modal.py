@@ -35,8 +35,9 @@ GPU_USD_PER_S = {
     "A100-80GB": 0.000694, "A100": 0.000694, "A100-40GB": 0.000583, "L40S": 0.000542,
     "A10": 0.000306, "A10G": 0.000306, "L4": 0.000222, "T4": 0.000164,
 }  # fmt: skip
-"""modal.com/pricing as of July 2026, without a choice of region; sandboxes pay thrice the rate of
-functions for cores and memory. The name A100 may get the larger one, so it has that one's price."""
+"""Dollars a second, from copies of Modal's price page of 2026, not compared with the page itself; without a
+choice of region. Sandboxes pay thrice the rate of functions for cores and memory. The name A100 may get the larger
+one, so it has that one's price."""
 
 
 class ModalExecutor(ServerlessExecutor):

@@ -1,0 +1,64 @@
+"""The trained model, by the report that its trainer left beside it."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.storage.store import Place, read_files
+
+REPORT = "report.json"
+
+
+def acts_as_well(folder: Place) -> Verdict:
+    """Does the model take the consensus action, and write well-formed calls, as often as before?
+
+    The same held-out states, greedy, before and after training: see docs/train.md.
+    """
+    report = _report(folder)
+    if "acts_worse" not in report:
+        return _unmeasured()
+    worse = [one for one in report["findings"] if "acts worse" in one or "general text" in one]
+    return Verdict(
+        problems=worse if report["acts_worse"] else [],
+        what_to_do="It ranks pairs and has lost how to act: do not publish it. Raise "
+        "`trl.drift_weight` or `trl.rpo_alpha`, or lower `trl.learning_rate`, and train again.",
+        facts=_figures(report, "consensus_rate", "valid_calls", "general_loss"),
+        judged=report.get("held_out_states", 0),
+    )
+
+
+def learned_something(folder: Place) -> Verdict:
+    """Did training move held-out pairs towards their chosen sides, more than chance does?"""
+    report = _report(folder)
+    if "learned" not in report:
+        return _unmeasured()
+    nothing = [one for one in report["findings"] if one.startswith("nothing was learned")]
+    return Verdict(
+        problems=nothing if report["learned"] is False else [],
+        what_to_do="Look at the pairs (`replay-pipeline show`) before you train longer: labels that "
+        "are no better than a coin, or a learning rate of nothing, end like this.",
+        facts=_figures(report, "preference_accuracy", "prompt_gain"),
+        judged=0 if report["learned"] is None else report.get("held_out_pairs", 0),
+    )
+
+
+CHECKS: Mapping[str, Callable[[Place], Verdict]] = {
+    "acts_as_well_as_before": acts_as_well,
+    "something_was_learned": learned_something,
+}
+"""What should hold of a trained model, by name of the check."""
+
+
+def _report(folder: Place) -> dict[str, Any]:
+    [text] = read_files(folder, [REPORT])
+    return json.loads(text) if text else {}
+
+
+def _figures(report: Mapping[str, Any], *names: str) -> dict[str, float]:
+    places = (f"{name}_{when}" for name in names for when in ("before", "after"))
+    return {place: report[place] for place in places if report.get(place) is not None}
+
+
+def _unmeasured() -> Verdict:
+    return Verdict(judged=0)
