@@ -3,7 +3,9 @@
 from http import HTTPStatus
 from pathlib import Path
 
+from starlette.applications import Starlette
 from starlette.responses import RedirectResponse
+from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -21,7 +23,8 @@ class WithPage:
     def __init__(self, app: ASGIApp, folder: Path) -> None:
         self._app = app
         self._index = folder / "index.html"
-        self._files = StaticFiles(directory=folder, html=True, check_dir=False)
+        files = StaticFiles(directory=folder, check_dir=False)
+        self._files = Starlette(routes=[Mount(PLACE.rstrip("/"), files)])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer what is about the page, and pass on the rest."""
@@ -30,7 +33,6 @@ class WithPage:
             response = RedirectResponse(f"{PLACE}index.html", HTTPStatus.SEE_OTHER)
             await response(scope, receive, send)
         elif scope["type"] == "http" and path.startswith(PLACE) and self._index.is_file():
-            inner = {**scope, "path": path[len(PLACE) - 1 :], "root_path": ""}
-            await self._files(inner, receive, send)
+            await self._files(scope, receive, send)
         else:
             await self._app(scope, receive, send)

@@ -192,7 +192,21 @@ def test_a_websocket_is_for_our_own_pages(ui):
 def test_a_person_with_the_printed_address_is_let_in_and_a_run_takes_no_settings_path(ui):
     assert ask(ui, "GET", f"/?token={ui.token}") == 303
     assert ask(ui, "GET", "/runs", cookie=ui.cookie, sec_fetch_site="same-origin") == 200
-    assert ask(ui, "GET", "/", cookie=ui.cookie, host=f"localhost:{urlsplit(ui.url).port}") == 200
+    localhost = f"localhost:{urlsplit(ui.url).port}"
+    # The first page leads to the page of `look`, which only somebody with the token may see.
+    assert ask(ui, "GET", "/", cookie=ui.cookie, host=localhost) == 303
+    assert ask(ui, "GET", "/look/index.html", cookie=ui.cookie, host=localhost) == 200
+    assert (
+        ask(ui, "GET", "/look/data/overview.js", cookie=ui.cookie, sec_fetch_site="same-origin")
+        == 200
+    )
+    assert ask(ui, "GET", "/look/index.html") == 401
+    assert (
+        ask(ui, "GET", "/look/data/overview.js", cookie=ui.cookie, sec_fetch_site="cross-site")
+        == 403
+    )
+    assert ask(ui, "GET", "/look/../settings.toml", cookie=ui.cookie) == 404
+    assert ask(ui, "GET", "/look/%2e%2e/settings.toml", cookie=ui.cookie) == 404
     launched = graphql(ui.url, launching(ui))["launchRun"]["__typename"]
     assert launched == "RunConfigValidationInvalid"
     assert n_runs(ui) == 0
