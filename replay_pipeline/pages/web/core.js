@@ -61,6 +61,7 @@ function table(columns, rows, caption) {
 // Placeholders of the redaction are marked, so that a reader sees what was taken out; so is what was searched.
 function prose(value, needles = []) {
   const shown = element("pre");
+  if (value.length > 1_000) shown.tabIndex = 0; // it may scroll, so the keyboard has to reach it
   for (const [place, part] of value.split(/(<(?:SECRET:[^<>]{1,60}|EMAIL:[0-9a-f]+)>)/).entries()) {
     if (place % 2) shown.append(element("mark", "taken", part));
     else shown.append(...marked(part, needles));
