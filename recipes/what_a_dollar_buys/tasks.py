@@ -160,7 +160,7 @@ def _run(function: Mapping[str, Any], folder: Path) -> str | None:
         return ""
     if words[0] != "python":
         return None
-    run = [sys.executable, "-I", str(path)]
+    run = [sys.executable, "-I", "-S", str(path)]
     done = subprocess.run(run, cwd=folder, capture_output=True, text=True, timeout=30)
     return done.stdout if done.returncode == 0 else done.stderr
 
