@@ -1,6 +1,7 @@
-"""Can chosen and rejected be told apart by their look alone? On the bundled sample.
+"""Can chosen and rejected be told apart by their look alone? On the bundled sample, or on a dataset.
 
     python benchmarks/format_leak.py
+    python benchmarks/format_leak.py --dataset data/dataset
 
 A classifier that sees nothing but surface features of the two sides (lengths, shares of kinds of
 characters, JSON-ness) is trained on all sessions but one and judges that one. Half right is a
@@ -11,21 +12,33 @@ coin. Two questions:
   much of the figure is due to what the sides do.
 - Equivalent actions: which side is the teacher's, when teacher and student do the same? Here only
   the format can tell.
+
+Of a published dataset, whose sides are in native form, it is counted how many calls fit the schema and
+the paths of their own prompt, and a classifier judges by form alone: the order of keys, the way in which
+paths begin, blanks and escapes of the JSON, ids, and words beside calls, but nothing of what is done.
 """
 
+import argparse
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
+import jsonschema
 import numpy as np
+import pyarrow.parquet as pq
 
 from replay_pipeline.actions import agreement_level, agrees_at, canonical_action
+from replay_pipeline.actions.native import NativeForm
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.pairs import extract_pairs
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import DPOPair, TeacherAction, TraceState
 
-MARK = 0.60
+MARK, MARK_OF_FORM = 0.60, 0.52
 TOOLS = ("Bash", "Read", "Edit", "Grep", "Write", "Task", "Agent", "TodoWrite")
 Side = tuple[str, str]
 """Chosen and rejected (or teacher and student), as text."""
@@ -126,9 +139,10 @@ def read_answers() -> list[TeacherAction]:
 
 def equivalent_sides(
     states: Sequence[TraceState], rows: Sequence[TeacherAction]
-) -> tuple[list[Side], list[Side], list[str]]:
-    """Teacher and student where both do the same: canonical texts, naive texts, sessions."""
+) -> tuple[list[Side], list[Side], list[Side], list[str]]:
+    """Teacher and student where both do the same: canonical, native and naive texts, sessions."""
     canonical: list[Side] = []
+    native: list[Side] = []
     naive: list[Side] = []
     sessions: list[str] = []
     known = {state["state_id"]: state for state in states}
@@ -140,12 +154,87 @@ def equivalent_sides(
         )
         if agrees_at("effect", agreement_level(teacher, student)):
             canonical.append((teacher.render(), student.render()))
+            form = NativeForm(state["messages"], state.get("tools"), state.get("cwd"))
+            native.append((json.dumps(form.message(teacher)), json.dumps(form.message(student))))
             naive.append((json.dumps(row.action), json.dumps(state["student_action"])))
             sessions.append(state.get("session_id", ""))
-    return canonical, naive, sessions
+    return canonical, native, naive, sessions
+
+
+def form(side: str) -> list[float]:
+    """How the calls of a published message are written, and nothing of what they do.
+
+    All but the last are shares, which do not tell how many calls or arguments there are.
+    """
+    message = json.loads(side)
+    texts = [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
+    given = [value for value in map(json.loads, texts) if value]
+    paths = [v for each in given for k, v in each.items() if k in _PATHS and isinstance(v, str)]
+
+    def share(holds: list[bool]) -> float:
+        return sum(holds) / len(holds) if holds else 0.5
+
+    ids = [str(call.get("id")) for call in message.get("tool_calls") or ()]
+    return [
+        share([list(each) == sorted(each) for each in given if len(each) > 1]),
+        share([path.startswith("/") for path in paths]),
+        share([path.startswith(("./", "../", "~")) for path in paths]),
+        share(["//" in path or path.endswith("/") for path in paths]),
+        share(['": ' in text.replace('\\"', "") for text in texts]),
+        share([bool(re.search(r"\\u[0-9a-f]{4}|\\/", text)) for text in texts]),
+        share([None in each.values() for each in given]),
+        share([name.startswith("call_") for name in ids]),
+        float(bool(texts) and bool(message.get("content"))),
+    ]
+
+
+_PATHS = ("file_path", "path", "notebook_path")
+
+
+def faults(row: dict[str, Any]) -> Counter[str]:
+    """What calls of a published row are not as their own prompt wants them."""
+    found: Counter[str] = Counter()
+    tools = {
+        tool["function"]["name"]: tool["function"] for tool in json.loads(row["tools"] or "[]")
+    }
+    for side in ("chosen", "rejected"):
+        for call in row[side][-1]["tool_calls"] or ():
+            schema = tools.get(call["function"]["name"], {}).get("parameters")
+            given = json.loads(call["function"]["arguments"])
+            found["calls"] += 1
+            if schema is None:
+                found["no such tool"] += 1
+                continue
+            told = schema.get("properties", {})
+            known = [key for key in given if key in told]
+            found["schema"] += not jsonschema.Draft202012Validator(schema).is_valid(given)
+            found["order"] += known != [key for key in told if key in given]
+            found["path"] += any(
+                "absolute" in str(told[key].get("description")).lower()
+                and not str(given[key]).startswith("/")
+                for key in known
+            )
+    return found
+
+
+def judge_dataset(folder: Path) -> None:
+    """Print how well the sides of a published dataset are formed, and whether their form tells them."""
+    files = sorted(folder.glob("data/pairs/*/*/*.parquet"))
+    rows = [row for file in files for row in pq.read_table(file, partitioning=None).to_pylist()]
+    found = sum((faults(row) for row in rows), Counter())
+    sides = [(json.dumps(row["chosen"][-1]), json.dumps(row["rejected"][-1])) for row in rows]
+    accuracy = held_out_accuracy(sides, [row["conversation"] or "" for row in rows], form)
+    print(f"{len(rows)} pairs, {found.pop('calls')} calls; a coin gives 50 % +- {_error(rows)}")
+    print(f"  calls against schema, key order or paths of their prompt: {dict(+found) or 'none'}")
+    print(f"  native rendering, by form alone: {accuracy:.1%}  (mark: at most {MARK_OF_FORM:.0%})")
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--dataset", type=Path, help="a published dataset folder")
+    if (folder := parser.parse_args().dataset) is not None:
+        judge_dataset(folder)
+        return
     states = list(ClaudeCodeIngester().ingest(SESSIONS_DIR))
     rows = read_answers()
     pairs = extract_pairs(states, rows, include_natural=False).pairs
@@ -159,11 +248,12 @@ def main() -> None:
     print(f"  naive rendering, by its look:     {naive:.0%}")
     print(f"  canonical rendering, by its look: {canonical:.0%}  (mark: at most {MARK:.0%})")
     print(f"  by the names of the tools alone:  {held_out_accuracy(sides, groups, tools):.0%}")
-    same, logged, groups = equivalent_sides(states, rows)
+    same, native, logged, groups = equivalent_sides(states, rows)
     n_equal = sum(teacher == student for teacher, student in same)
     print(f"{len(same)} equivalent actions, {n_equal} of them one text; a coin +- {_error(same)}")
     print(f"  naive rendering, by its look:     {held_out_accuracy(logged, groups):.0%}")
     print(f"  canonical rendering, by its look: {held_out_accuracy(same, groups):.0%}")
+    print(f"  native rendering, by its look:    {held_out_accuracy(native, groups):.0%}")
 
 
 def _error(rows: Sequence[object]) -> str:

@@ -123,8 +123,8 @@ def keep_steps_with_hints(trainer: Any) -> None:
     drawn = [row for step in kept for row in batches[step]]
     behaviour = RecordedRollouts([groups[row] for row in dict.fromkeys(drawn)])
     behaviour.add_behaviour_logps(trainer.model, logps_of=response_logps)
-    pairs_of = trainer._pair_sampler.step
-    trainer._pair_sampler.step = lambda step: pairs_of(kept[step])
+    pairs_of = trainer.pair_channel.sampler.step
+    trainer.pair_channel.sampler.step = lambda step: pairs_of(kept[step])
     trainer._get_train_sampler = lambda _dataset=None: drawn
     trainer._train_sampler = None
 
@@ -211,12 +211,14 @@ def dpo_steps(trainer: Any) -> list[tuple[float, float]]:
     trainer.model.train()
     steps = []
     for step in range(N_STEPS):
-        rows = trainer._pair_sampler.step(step)
+        rows = trainer.pair_channel.sampler.step(step)
         batch = trainer.collator.pairs([trainer.pairs[i] for i in rows])
         n_weighed = float(batch["dpo_weight"].sum())
         before_s, total = spent_s("cpu"), 0.0
-        for pairs, forward in trainer._pair_passes(trainer.model, batch):
-            charged, _ = trainer._charged(forward(), {"dpo_weight": batch["dpo_weight"][pairs]})
+        for pairs, forward in trainer.pair_channel.passes(trainer.model, batch):
+            charged, *_ = trainer.pair_channel.charged(
+                forward(), {"dpo_weight": batch["dpo_weight"][pairs]}
+            )
             (charged / n_weighed).backward()
             total += float(charged.detach()) / n_weighed
         torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)

@@ -88,7 +88,7 @@ def run_peer(variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
             [*renderer.response_ids(row["chosen"])[:-1], end],
             [*renderer.response_ids(row["rejected"])[:-1], end],
         )
-        for row in (ours.pairs[i] for i in ours._pair_sampler.step(0))
+        for row in (ours.pairs[i] for i in ours.pair_channel.sampler.step(0))
     ]
     policy = run_policy(ours, groups, n, sizes, options)
     preference = run_trl(

@@ -378,6 +378,8 @@ class DPOPair(TypedDict):
     rejected_action: NotRequired[Message]
     session_id: NotRequired[str]
     conversation: NotRequired[str | None]
+    cwd: NotRequired[str | None]
+    """Folder that relative paths of both sides are read against."""
     tools: NotRequired[list[Tool]]
     teachers_agreeing: NotRequired[list[str]]
     n_teachers_asked: NotRequired[int]

@@ -46,8 +46,10 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "sapo": {"loss_type": "sapo"},
     "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence"},
     "vespo": {"loss_type": "vespo"},
+    "sft": {},
 }
-"""Policy objectives by our names, in TRL's words."""
+"""Policy objectives by our names, in TRL's words. `sft` is no policy gradient and reads no rollouts:
+cross-entropy per token of the actions that `sft_on` names."""
 
 NOT_IN_FILE = {"is_in_file": False}
 """Metadata of a field that is no entry of a settings file."""
@@ -58,8 +60,11 @@ class SharedSettings:
     """The three channels and the numbers of a run, by the names of the `trl` section."""
 
     objective: str | None = None
-    """Policy objective: grpo, bnpo, dr_grpo, dapo, gspo, cispo, sapo, luspo or vespo; none: the
-    engine's own."""
+    """Policy objective: grpo, bnpo, dr_grpo, dapo, gspo, cispo, sapo, luspo or vespo, or `sft`,
+    cross-entropy on recorded actions; none: the engine's own."""
+    sft_on: str = "chosen"
+    """Actions that `objective: sft` learns from: `chosen`, those of the pairs; `consensus`, the same
+    and those of the positives; or `recorded`, what the agent did at the states of both."""
     alpha_sdpo: float = 0.0
     """Weight of hint-conditioned self-distillation; 0: off."""
     beta_replay: float = 0.0
@@ -140,9 +145,14 @@ class SharedSettings:
     seed: int = 42
 
     @property
-    def is_replay_alone(self) -> bool:
-        """Whether only pairs have a weight, so that no rollout is needed."""
-        return self.beta_replay > 0 and self.policy_weight == self.alpha_sdpo == 0
+    def is_sft(self) -> bool:
+        """Whether the policy objective is cross-entropy on recorded actions, and has a weight."""
+        return self.objective == "sft" and self.policy_weight > 0
+
+    @property
+    def needs_rollouts(self) -> bool:
+        """Whether a channel with a weight reads rollouts; pairs alone need none."""
+        return self.alpha_sdpo > 0 or (self.policy_weight > 0 and not self.is_sft)
 
     @property
     def sdpo(self) -> SDPOOptions:
@@ -193,6 +203,7 @@ class SharedSettings:
             "head": ("auto", "fused", "reference"),
             "pair_forward": ("auto", "packed", "padded"),
             "prompt_window": ("decision", "tail"),
+            "sft_on": ("chosen", "consensus", "recorded"),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -210,6 +221,11 @@ class SharedSettings:
         if self.policy_weight == self.alpha_sdpo == self.beta_replay == 0:
             raise TrainerConfigError(
                 "all three channels are off: raise policy_weight, alpha_sdpo or beta_replay"
+            )
+        if self.sft_on != "chosen" and not (self.is_sft and self.beta_replay == 0):
+            raise TrainerConfigError(
+                f"sft_on={self.sft_on!r} needs objective=sft and beta_replay=0: the preference loss "
+                "reads pairs, and these actions are of other states as well"
             )
         if self.pairs_per_step < 1:
             raise TrainerConfigError(f"pairs_per_step={self.pairs_per_step} must be at least 1")

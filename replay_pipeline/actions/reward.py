@@ -74,7 +74,9 @@ def consensus_score(
 
 
 _COLUMNS = ("consensus", "chosen_action", "chosen_action_json", "chosen", "cwd", "prompt")
-_WORKING_DIRECTORY = re.compile(r"^Working directory: (/.*)$", re.MULTILINE)
+_WORKING_DIRECTORY = re.compile(
+    r"^(?:\s*- |\s*)(?:Primary w|W)orking directory: (/.*)$", re.MULTILINE
+)
 
 
 def _working_directory(row: Mapping[str, Any]) -> str | None:

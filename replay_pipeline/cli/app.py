@@ -2,12 +2,24 @@
 
 import importlib.metadata
 import logging
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.logging import RichHandler
+from typer.core import TyperOption
 
 from replay_pipeline.cli.console import PrintableFormatter, err, out
+
+_with_type = TyperOption.display_type
+
+
+def _type_in_help(self: TyperOption, ctx: Any) -> str:
+    """Return the type of an option that takes a value; a flag takes none, so `<bool>` says nothing."""
+    return "" if self.is_flag else _with_type(self, ctx)
+
+
+# Typer makes its options itself, the one of `--help` among them, and takes no class of ours for them.
+TyperOption.display_type = _type_in_help
 
 app = typer.Typer(
     name="replay-pipeline",

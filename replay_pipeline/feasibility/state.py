@@ -44,7 +44,7 @@ _REFUSED = re.compile(
     r"(?:\bdo(?:n[’']?t| not)|\bnever|\bwithout|\bno|\bnot|\bavoid)(?: \w+){0,2} $"
 )
 _TEMPORARY = ("/tmp/", "/private/tmp/", "/var/folders/", "/var/tmp/", "/dev/")
-_CWD = re.compile(r"^\s*(?:Primary w|W)orking directory: (/.*)$", re.MULTILINE)
+_CWD = re.compile(r"^(?:\s*- |\s*)(?:Primary w|W)orking directory: (/.*)$", re.MULTILINE)
 _REQUESTS = {
     kind: re.compile(pattern)
     for kind, pattern in msgspec.toml.decode(

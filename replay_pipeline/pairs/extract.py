@@ -717,6 +717,7 @@ def _shared(state: TraceState) -> dict[str, Any]:
         "state_id": state["state_id"],
         "session_id": state.get("session_id"),
         "conversation": state.get("conversation"),
+        "cwd": state.get("cwd"),
         "state_messages": state["messages"],
         "tools": state.get("tools"),
         "hint": state.get("hint"),

@@ -33,7 +33,7 @@ _ANCHOR = 8
 
 def with_needs(pairs: pa.Table) -> pa.Table:
     """Fill in the column `needs` of rows of the config `pairs`: what a cut must leave in its place."""
-    rows = pairs.select(["prompt", "chosen", "rejected"]).to_pylist()
+    rows = pairs.select(["prompt", "chosen", "rejected", "cwd"]).to_pylist()
     needs = [sorted(_Sides(row).needs(row["prompt"])) for row in rows]
     column = layout.PAIRS.get_field_index("needs")
     field = layout.PAIRS.field(column)
@@ -66,11 +66,15 @@ class _Sides:
     """The two sides of a row, and what they need of a prompt."""
 
     def __init__(self, row: Row) -> None:
-        self.chosen, self.rejected = (_action(row[side]) for side in ("chosen", "rejected"))
+        self._cwd = row.get("cwd")
+        self.chosen, self.rejected = (self._action(row[side]) for side in ("chosen", "rejected"))
+
+    def _action(self, side: Sequence[Message]) -> Action:
+        return canonical_action(side[0] if side else None, cwd=self._cwd)
 
     def possible(self, prompt: Sequence[Message]) -> list[Action]:
         """Give the sides that could be carried out at a prompt."""
-        state = PromptState(prompt, self.rejected)
+        state = PromptState(prompt, self.rejected, cwd=self._cwd)
         sides = [side for side in (self.chosen, self.rejected) if side.is_valid]
         return [side for side in sides if state.impossible(side) is None]
 
@@ -85,12 +89,8 @@ class _Sides:
 
     def needs(self, prompt: Sequence[Message]) -> set[int]:
         """Give the places of the messages that the sides need; a side that is not possible needs none."""
-        state = PromptState(prompt, self.rejected)
+        state = PromptState(prompt, self.rejected, cwd=self._cwd)
         return {place for side in self.possible(prompt) for place in state.needed(side)}
-
-
-def _action(side: Sequence[Message]) -> Action:
-    return canonical_action(side[0] if side else None)
 
 
 def _cut_row(row: dict[str, Any], budget: int, sizes: TokenSizes) -> dict[str, Any] | str:

@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,16 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from replay_pipeline.actions import canonical_action
+from replay_pipeline.actions.native import NativeForm
+from replay_pipeline.feasibility.state import cwd_of
 from replay_pipeline.storage.pair_rows import ROWS_AT_ONCE, json_value
 from replay_pipeline.types import Message, conversation_of
 
-VERSION = 3
+VERSION = 4
 """Of the columns. In 1, messages and tools were lists of JSON texts; until 3, rows did not name their
-conversation, and each session was split by itself, subagents apart from who started them."""
+conversation, and each session was split by itself, subagents apart from who started them; until 4, both
+sides were in the canonical form, which no client takes."""
 
 _TEXT = pa.string()
 _FUNCTION = pa.struct([("name", _TEXT), ("arguments", _TEXT)])
@@ -52,7 +56,7 @@ _COMMON = [
     ("is_distillable", pa.bool_()),
     ("cost_usd", pa.float64()),
 ]
-_KEYS = [(name, _TEXT) for name in ("state_id", "session_id", "conversation", "trace_batch")]
+_KEYS = [(name, _TEXT) for name in ("state_id", "session_id", "conversation", "trace_batch", "cwd")]
 _OF_PAIRS = [
     ("pair_id", pa.string()),
     ("n_teachers_valid", pa.int32()),
@@ -240,11 +244,15 @@ class Shards:
 
 
 def read_shard(file: Path | bytes, config: str) -> Iterator[pa.Table]:
-    """Give the rows of a file that `Shards` made, in this version or an older one, in parts."""
+    """Give the rows of a file that `Shards` made, in this version or an older one, in parts.
+
+    Sides of older versions are in the canonical form; here they come in the native one.
+    """
     schema = schema_of(config)
     with pq.ParquetFile(file if isinstance(file, Path) else io.BytesIO(file)) as shard:
         for part in shard.iter_batches(batch_size=ROWS_AT_ONCE):
-            yield pa.table([_column(part, field) for field in schema], schema=schema)
+            rows = pa.table([_column(part, field) for field in schema], schema=schema)
+            yield rows if "cwd" in part.schema.names else _brought_to_native(rows)
 
 
 def conversations_in(rows: pa.Table | pa.RecordBatch, named: Mapping[str, str]) -> list[str]:
@@ -286,14 +294,20 @@ def _column(part: pa.RecordBatch, field: pa.Field) -> pa.Array:
 
 def pair_rows(kept: pa.Table, batch: str) -> pa.Table:
     """Give rows of the config `pairs`, from a table `normalized_pairs`."""
+    prompts, tools = (
+        _each(kept, "state_messages_json", messages_of),
+        _each(kept, "tools_json", tools_of),
+    )
+    states = _States(prompts, tools, _given(kept, "cwd"))
     return _table(
         kept,
         batch,
         PAIRS,
-        prompt=_each(kept, "state_messages_json", messages_of),
-        chosen=_each(kept, "chosen_messages_json", messages_of),
-        rejected=_each(kept, "rejected_messages_json", messages_of),
-        tools=_each(kept, "tools_json", tools_of),
+        prompt=prompts,
+        chosen=states.in_native_form(_each(kept, "chosen_messages_json", messages_of)),
+        rejected=states.in_native_form(_each(kept, "rejected_messages_json", messages_of)),
+        tools=tools,
+        cwd=states.folders,
     )
 
 
@@ -301,18 +315,83 @@ def positive_rows(positives: pa.Table, batch: str) -> pa.Table:
     """Give rows of the config `positives`: states at which the student did what the teachers would."""
     actions = _each(positives, "action_json", lambda text: messages_of(f"[{text}]"))
     texts = positives["action"].to_pylist()
+    prompts = _each(positives, "state_messages_json", messages_of)
+    tools = _each(positives, "tools_json", tools_of)
+    states = _States(prompts, tools, _given(positives, "cwd"))
+    completions = [
+        action or [message_of({"role": "assistant", "content": text})]
+        for action, text in zip(actions, texts, strict=True)
+    ]
     return _table(
         positives,
         batch,
         POSITIVES,
-        prompt=_each(positives, "state_messages_json", messages_of),
-        completion=[
-            action or [message_of({"role": "assistant", "content": text})]
-            for action, text in zip(actions, texts, strict=True)
-        ],
+        prompt=prompts,
+        completion=states.in_native_form(completions),
         label=[True] * len(positives),
-        tools=_each(positives, "tools_json", tools_of),
+        tools=tools,
+        cwd=states.folders,
     )
+
+
+class _States:
+    """The states of some rows, by which their sides are rendered.
+
+    Args:
+        prompts: messages of each row.
+        tools: JSON text of the tools of each row.
+        folders: working directory of each row; where it is not known, what the prompt says.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[list[Message] | None],
+        tools: Sequence[str | None],
+        folders: Sequence[str | None],
+    ) -> None:
+        self.folders = [
+            folder or cwd_of(prompt or ()) for folder, prompt in zip(folders, prompts, strict=True)
+        ]
+        read = {text: json_value(text) for text in {*tools} if text}
+        self._forms = [
+            NativeForm(prompt or (), read.get(text or ""), folder)
+            for prompt, text, folder in zip(prompts, tools, self.folders, strict=True)
+        ]
+
+    def in_native_form(self, sides: Iterable[list[Message] | None]) -> list[list[Message] | None]:
+        """Return one side of each row as the client of its state takes it."""
+        return [
+            side and [self._message(message, *place) for message in side]
+            for side, place in zip(sides, zip(self._forms, self.folders, strict=True), strict=True)
+        ]
+
+    def _message(self, message: Message, form: NativeForm, folder: str | None) -> Message:
+        action = canonical_action(message, cwd=folder)
+        is_ours = action.is_valid and action.calls and message["role"] == "assistant"
+        return message_of(form.message(action)) if is_ours else message
+
+
+_SIDES = ("chosen", "rejected", "completion", "consensus")
+
+
+def _brought_to_native(rows: pa.Table) -> pa.Table:
+    """Return rows of an older version with their sides in native form, and their folder."""
+    states = _States(*(rows[name].to_pylist() for name in ("prompt", "tools", "cwd")))
+    made: dict[str, list[Any]] = {"cwd": states.folders}
+    for name in set(_SIDES) & set(rows.column_names):
+        sides = rows[name].to_pylist()
+        is_list = rows.schema.field(name).type == MESSAGES
+        found = states.in_native_form(sides if is_list else [each and [each] for each in sides])
+        made[name] = found if is_list else [each and each[0] for each in found]
+    columns = [
+        pa.array(made[field.name], field.type) if field.name in made else rows[field.name]
+        for field in rows.schema
+    ]
+    return pa.table(columns, schema=rows.schema)
+
+
+def _given(table: pa.Table, name: str) -> list[Any]:
+    return table[name].to_pylist() if name in table.column_names else [None] * len(table)
 
 
 def prompt_rows(rows: pa.Table, side: str, kind: str) -> pa.Table:

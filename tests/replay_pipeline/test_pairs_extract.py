@@ -94,6 +94,7 @@ def test_two_teachers_that_agree_against_the_student_make_a_pair():
 TOLD = {
     "session_id": "session",
     "conversation": "conversation",
+    "cwd": "/home/ada/shop",
     "tools": [{"type": "function", "function": {"name": "Bash", "parameters": {}}}],
     "hint": "Look first.",
     "outcome": "tool_error",

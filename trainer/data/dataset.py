@@ -15,6 +15,7 @@ from datasets import Dataset, disable_progress_bars, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from datasets.table import CastError
 
+from trainer.data.budget import sides_of
 from trainer.data.sampler import weight_of
 from trainer.data.template import with_object_arguments
 from trainer.errors import DatasetError
@@ -40,6 +41,23 @@ class PreferenceData:
     positives: list[PositiveRow]
     test_pairs: list[PairRow]
     test_prompts: list[PromptRow]
+
+    def sft_pairs(self, on: str) -> list[PairRow]:
+        """Return rows whose `chosen` is the action to imitate: see `SharedSettings.sft_on`.
+
+        Args:
+            on: `chosen`, `consensus` or `recorded`.
+        """
+        if on == "chosen":
+            return self.pairs
+        rows: list[Any] = list(self.pairs)
+        if on == "recorded":
+            # The prompt keeps what both sides need, as it does in every other run.
+            rows = [{**row, "sides": sides_of(row), "chosen": row["rejected"]} for row in rows]
+        return rows + [
+            {**row, "chosen": row["completion"], "rejected": row["completion"]}
+            for row in self.positives
+        ]
 
 
 def load_preference_data(source: str | Path, *, revision: str | None = None) -> PreferenceData:

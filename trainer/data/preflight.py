@@ -5,7 +5,7 @@ teaches nothing; it is taken out and counted, and a run in which there are too m
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,21 +108,7 @@ def preflight(
     """
     features = own_features or renderer.features
     rows: list[Mapping[str, Any]] = [*data.pairs, *data.prompts, *data.positives]
-    asked = _asked(rows, with_tools=renderer.with_tools)
-    missing = {
-        NEEDED_BY[name]: how
-        for name, how in features.missing().items()
-        if name in NEEDED_BY and name in asked
-    }
-    if not features.puts_response_behind_prompt:
-        missing["generation prompts"] = "a template of ours stands in for the model's"
-    if missing and not options.plain_rendering:
-        raise TrainerConfigError(
-            "the model's chat template has no place for "
-            + ", ".join(missing)
-            + ": they would vanish from what is trained on. Allow plain text for them "
-            "(preflight.plain_rendering=true), or take a model whose template knows them"
-        )
+    missing = _missing(features, _asked(rows, with_tools=renderer.with_tools), options)
     usable, n_identical, n_empty, n_cut = look_at_pairs(renderer, data.pairs)
     every = max(len(rows) // n_prompts, 1) if n_prompts else 1
     looked_at = rows[::every][:n_prompts]
@@ -152,6 +138,26 @@ def preflight(
     )
     _refuse(found, options, renderer)
     return found
+
+
+def _missing(
+    features: TemplateFeatures, asked: Collection[str], options: PreflightOptions
+) -> dict[str, str]:
+    missing = {
+        NEEDED_BY[name]: how
+        for name, how in features.missing().items()
+        if name in NEEDED_BY and name in asked
+    }
+    if not features.puts_response_behind_prompt:
+        missing["generation prompts"] = "a template of ours stands in for the model's"
+    if missing and not options.plain_rendering:
+        raise TrainerConfigError(
+            "the model's chat template has no place for "
+            + ", ".join(missing)
+            + ": they would vanish from what is trained on. Allow plain text for them "
+            "(preflight.plain_rendering=true), or take a model whose template knows them"
+        )
+    return missing
 
 
 def look_at_pairs(

@@ -122,21 +122,11 @@ def entropy_aware_opd_loss(
     elif mode == "additive":
         if labels is None:
             raise TrainerConfigError("mode='additive' needs labels: the ids that were sampled")
-        shared = {"temperature": temperature}
-        per_token = reverse_kl_surrogate_per_token(
-            student_logits,
-            teacher_logits,
-            labels,
-            old_logps=old_logps,
-            clip=clip,
-            **shared,
-        ) + alpha * gated_forward_kl_per_token(
-            student_logits,
-            teacher_logits,
-            entropy_threshold=entropy_threshold,
-            top_k=top_k,
-            **shared,
-        )
+        sides = (student_logits, teacher_logits)
+        sampled = {"old_logps": old_logps, "clip": clip, "temperature": temperature}
+        gated = {"entropy_threshold": entropy_threshold, "top_k": top_k, "temperature": temperature}
+        per_token = reverse_kl_surrogate_per_token(*sides, labels, **sampled)
+        per_token = per_token + alpha * gated_forward_kl_per_token(*sides, **gated)
     else:
         raise TrainerConfigError(f"mode={mode!r} is neither 'soft' nor 'additive'")
     if reduction == "none":

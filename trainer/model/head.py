@@ -301,16 +301,8 @@ def fused_policy_distillation(
     hidden_N_H, weight_V_H, bias_V = _in_one_dtype(hidden_N_H, weight_V_H, bias_V)
     with torch.autocast(hidden_N_H.device.type, enabled=False):
         if mode == "fused":
-            return FusedOutput(
-                *_FusedHead.apply(
-                    hidden_N_H,
-                    weight_V_H,
-                    bias_V,
-                    plan,
-                    policy_loss,
-                    weights_N,
-                )
-            )
+            given = (hidden_N_H, weight_V_H, bias_V, plan, policy_loss, weights_N)
+            return FusedOutput(*_FusedHead.apply(*given))
         if mode == "recompute":
             outputs = HeadOutput(*_RecomputeHead.apply(hidden_N_H, weight_V_H, bias_V, plan))
             return FusedOutput(_total(outputs, policy_loss, weights_N), *outputs)

@@ -7,15 +7,21 @@ costs a few hundred tokens a step, whatever the batch is.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
+from trainer.data.acting import general_texts
+from trainer.data.rendering import Renderer
+from trainer.errors import TrainerConfigError
+from trainer.trl.config import ComposerConfig
 from trainer.trl.teacher import Teacher
 
-__all__ = ["Drift"]
+__all__ = ["Drift", "make_drift"]
 
 
 class Drift:
@@ -58,7 +64,13 @@ class Drift:
     def term(
         self, model: nn.Module, number: int, autocast: Callable[[], AbstractContextManager[None]]
     ) -> Tensor:
-        """Return KL(untouched || trained) of a draw in nats per token, as a scalar with a graph."""
+        """Return KL(untouched || trained) of a draw in nats per token, as a scalar with a graph.
+
+        Raises:
+            TrainerConfigError: the weights are sharded, so that no rank has the untouched model.
+        """
+        if isinstance(model, FSDPModule):
+            raise TrainerConfigError("drift_weight does not serve sharded models: set it to 0")
         device = next(model.parameters()).device
         total, n = torch.zeros((), device=device), 0
         for text in self.draw(number):
@@ -70,3 +82,26 @@ class Drift:
             total = total + (wanted.exp() * (wanted - found)).sum()
             n += len(text)
         return total / max(n, 1)
+
+
+def make_drift(
+    model: nn.Module,
+    renderer: Renderer,
+    kept: Sequence[Mapping[str, Any]],
+    args: ComposerConfig,
+) -> Drift:
+    """Make the leash of a run to the model as it is now.
+
+    Args:
+        model: the trainee before its first step.
+        renderer: of the run.
+        kept: rows with `prompt` and `completion` whose action needs no change.
+        args: of the run.
+    """
+    acted = [
+        renderer.prompt_ids(row["prompt"], row.get("tools"))
+        + renderer.response_ids(row["completion"])
+        for row in kept
+    ]
+    general = general_texts(renderer.tokenizer)[1::2]
+    return Drift(model, acted, general, n_tokens=args.drift_tokens, seed=args.seed)

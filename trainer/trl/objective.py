@@ -23,9 +23,10 @@ class FixedBatchObjective:
     """All three channels on up to `n_rows` pairs, those with a hint first.
 
     Policy: the clipped surrogate of the actions of its pairs, against their log-probs when the run
-    began, with advantage +1 for a chosen and -1 for a rejected one (near 0 at the start). To it
-    come alpha times the self-distillation, with the model itself as teacher, and beta times the
-    preference loss. A teacher on record is left to the metrics of the steps.
+    began, with advantage +1 for a chosen and -1 for a rejected one (near 0 at the start); with
+    `objective: sft` the cross-entropy of the chosen ones. To it come alpha times the
+    self-distillation, with the model itself as teacher, and beta times the preference loss. A
+    teacher on record is left to the metrics of the steps.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class FixedBatchObjective:
 
     def _policy(self, states: dict[str, Tensor], batch: dict[str, Tensor]) -> float:
         total, n_tokens, args = 0.0, 0, self.args
+        if args.is_sft:
+            return -float(self._logps(states, batch, "chosen", 1.0).mean())
         for side, advantage in _SIDES:
             logps_N = self._logps(states, batch, side, args.temperature)
             old_N = self._old.setdefault(side, logps_N).to(logps_N.device)

@@ -74,9 +74,6 @@ class RecordedTeacherTrainer(ComposerReplicationTrainer):
     def _make_teacher(self) -> Teacher | None:
         return None
 
-    def _hinted(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> dict[str, Tensor]:  # noqa: ARG002
-        return {}
-
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         inputs = super()._prepare_inputs(generation_batch)
         return {**inputs, "answers": self._next_answers()} if self._mode == "train" else inputs
@@ -104,12 +101,14 @@ class RecordedTeacherTrainer(ComposerReplicationTrainer):
         if mine:
             with self.accelerator.autocast():
                 pad_id = int(self._tokenizer.pad_token_id)
-                charged = recorded_distillation(model, mine, self._options_now(), pad_id=pad_id)
+                charged = recorded_distillation(
+                    model, mine, self.hint_channel.options, pad_id=pad_id
+                )
         summed = charged.detach().float()
         n_mine = torch.full_like(summed, sum(len(answer.places) for answer in mine))
         totals = self.accelerator.reduce(torch.stack([summed, n_mine]), reduction="sum")
-        self._noted.append(("train", "sdpo", totals))
-        self._advance_taid(totals)
+        self.figures.note("train", "sdpo", totals)
+        self.hint_channel.advance(totals, self.state.global_step + 1)
         return charged * (self.accelerator.num_processes / max(drawn["n_tokens"], 1))
 
 

@@ -5,8 +5,8 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from trainer.data.acting import compared, end_tokens
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import PreferenceData, load_preference_data
 from trainer.data.evaluation import evaluate
+from trainer.data.preflight import Preflight
 from trainer.data.rendering import RENDERING_FILE, Renderer
 from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
@@ -178,6 +179,81 @@ def _run(
     started = time.perf_counter()
     transformers_logging.disable_progress_bar()
     output = Path(config.output)
+    made = _prepared(config, args, parts)
+    before, loss_first = made.measured()
+    metrics = MetricsFile(output / "metrics.jsonl", args, on_metrics)
+    stopping = StopAtStep(identity_of(asdict(config)), should_stop)
+    trainer = build_trainer(made, parts, [*made.outer, metrics, stopping])
+    with without_upstream_warnings():
+        train_replica(trainer, made.outer, resume_from=_checkpoint(config, args, stopping.identity))
+    stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
+    # First what took hours, then what only looks at it.
+    save_checkpoint(config, trainer, made.tokenizer, output)
+    after, loss_last = made.measured()
+    report = {
+        "loss_first": loss_first,
+        "loss_last": loss_last,
+        **_channels(trainer, made.off),
+        "steps": trainer.state.global_step,
+        "seconds": round(time.perf_counter() - started, 2),
+        **made.figures(),
+        "pairs_forward": trainer.pair_forward,
+        **compared(before, after),
+    }
+    if trainer.is_world_process_zero():
+        plot_metrics(metrics.rows, output / "loss.png")
+        write_results(config, report, {"before": before, "after": after})
+        if config.push_to_hub is not None:
+            refuse_worse(report, output)
+            push_to_hub(config.push_to_hub, output)
+    return report
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """Everything of a run that is there before its trainer."""
+
+    config: RunConfig
+    args: ComposerConfig
+    tokenizer: Any
+    collator: ComposerDataCollator
+    data: PreferenceData
+    found: Preflight
+    model: Any
+    outer: list[TrainerCallback]
+    off: dict[str, str]
+    """Channels that cannot teach anything, with the reason."""
+    answers: list[ScoredAnswer]
+    teacher_tokens: dict[str, int]
+    recorded: RecordedRollouts | None
+    objective: FixedBatchObjective
+
+    def measured(self) -> tuple[dict[str, Any], float]:
+        """Evaluate the model as it is now, and compute the objective on a fixed batch."""
+        level = load_function(self.config.agreement) if self.config.agreement else agreement
+        figures = evaluate(
+            self.model,
+            self.collator,
+            self.data.test_pairs,
+            self.data.test_prompts,
+            options=self.config.evaluation,
+            level=level,
+            forward=pair_logps,
+        )
+        return figures, self.objective()
+
+    def figures(self) -> dict[str, Any]:
+        """Return what a report says of the data."""
+        return {
+            "pairs": len(self.data.pairs),
+            "held_out_pairs": len(self.data.test_pairs),
+            "cut_prompts": self.found.n_cut_prompts,
+            "preflight": self.found.as_report(),
+            **({"teacher_tokens": self.teacher_tokens} if self.teacher_tokens else {}),
+        }
+
+
+def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prepared:
     data = load_preference_data(config.dataset, revision=config.revision)
     tokenizer = load_tokenizer(config, data)
     collator = make_collator(config, args, tokenizer, data)
@@ -189,74 +265,34 @@ def _run(
     off = off_channels(args, data)
     answers, teacher_tokens = recorded_answers(config, renderer)
     recorded = recorded_rollouts(config, args, data, renderer)
-    level = load_function(config.agreement) if config.agreement else agreement
-    if recorded is not None and not args.is_replay_alone:
+    data = replace(data, pairs=data.sft_pairs(args.sft_on))
+    if recorded is not None and args.needs_rollouts:
         recorded.add_behaviour_logps(model, logps_of=response_logps, temperature=args.temperature)
-    objective = FixedBatchObjective(model, collator, data, args)
-
-    def measured() -> tuple[dict[str, Any], float]:
-        pairs, prompts = data.test_pairs, data.test_prompts
-        figures = evaluate(
-            model,
-            collator,
-            pairs,
-            prompts,
-            options=config.evaluation,
-            level=level,
-            forward=pair_logps,
-        )
-        return figures, objective()
-
-    before, loss_first = measured()
-    metrics = MetricsFile(output / "metrics.jsonl", args, on_metrics)
-    stopping = StopAtStep(identity_of(asdict(config)), should_stop)
-    trainer = build_trainer(
-        config,
-        args,
-        model,
-        tokenizer,
-        data,
-        recorded,
-        renderer,
-        [*outer, metrics, stopping],
-        parts,
-        answers,
+    return _Prepared(
+        config=config,
+        args=args,
+        tokenizer=tokenizer,
+        collator=collator,
+        data=data,
+        found=found,
+        model=model,
+        outer=outer,
+        off=off,
+        answers=answers,
+        teacher_tokens=teacher_tokens,
+        recorded=recorded,
+        objective=FixedBatchObjective(model, collator, data, args),
     )
-    with without_upstream_warnings():
-        train_replica(trainer, outer, resume_from=_checkpoint(config, args, stopping.identity))
-    stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
-    # First what took hours, then what only looks at it.
-    save_checkpoint(config, trainer, tokenizer, output)
-    after, loss_last = measured()
 
+
+def _channels(trainer: ComposerReplicationTrainer, off: Mapping[str, str]) -> dict[str, Any]:
     live = [name for name, steps in trainer.n_live_steps.items() if steps > 0]
-    report = {
-        "loss_first": loss_first,
-        "loss_last": loss_last,
-        "channels_live": live,
-        "channels_off": off
-        | {
-            name: f"no step gave it anything to learn from ({why})"
-            for name, why in NOTHING_TO_LEARN.items()
-            if name not in [*live, *off]
-        },
-        "steps": trainer.state.global_step,
-        "seconds": round(time.perf_counter() - started, 2),
-        "pairs": len(data.pairs),
-        "held_out_pairs": len(data.test_pairs),
-        "cut_prompts": found.n_cut_prompts,
-        "preflight": found.as_report(),
-        **({"teacher_tokens": teacher_tokens} if teacher_tokens else {}),
-        "pairs_forward": trainer.pair_forward,
-        **compared(before, after),
+    idle = {
+        name: f"no step gave it anything to learn from ({why})"
+        for name, why in NOTHING_TO_LEARN.items()
+        if name not in [*live, *off]
     }
-    if trainer.is_world_process_zero():
-        plot_metrics(metrics.rows, output / "loss.png")
-        write_results(config, report, {"before": before, "after": after})
-        if config.push_to_hub is not None:
-            refuse_worse(report, output)
-            push_to_hub(config.push_to_hub, output)
-    return report
+    return {"channels_live": live, "channels_off": {**off, **idle}}
 
 
 def _outer_callbacks(config: RunConfig, parts: RunParts) -> list[TrainerCallback]:
@@ -430,22 +466,18 @@ def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
 
 
 def build_trainer(
-    config: RunConfig,
-    args: ComposerConfig,
-    model: Any,
-    tokenizer: Any,
-    data: PreferenceData,
-    recorded: RecordedRollouts | None,
-    renderer: Renderer,
-    callbacks: list[TrainerCallback],
-    parts: RunParts,
-    answers: Sequence[ScoredAnswer] = (),
+    made: _Prepared, parts: RunParts, callbacks: list[TrainerCallback]
 ) -> ComposerReplicationTrainer:
-    """Build the trainer of this run, on recorded or generated rollouts."""
-    options: dict[str, Any] = {"answers": answers} if answers else {}
-    kind = RecordedTeacherTrainer if answers else ComposerReplicationTrainer
+    """Build the trainer of this run, on recorded or generated rollouts.
+
+    Raises:
+        TrainerConfigError: rollouts are on record, and a host of the run would sample some.
+    """
+    config, args, data, renderer = made.config, made.args, made.data, made.collator.renderer
+    options: dict[str, Any] = {"answers": made.answers} if made.answers else {}
+    kind = RecordedTeacherTrainer if made.answers else ComposerReplicationTrainer
     has_environment = parts.environment is not None
-    if recorded is None:
+    if made.recorded is None:
         options["train_dataset"] = prompts_dataset(data, renderer if has_environment else None)
         options["rollout_func"] = parts.rollout
         options["environment_factory"] = parts.environment
@@ -454,25 +486,21 @@ def build_trainer(
             f"rollouts={config.rollouts} are on record, nothing would be sampled: set "
             "rollouts=generate"
         )
+    outer_options = section_of(OuterOptions, config.outer_options, "outer_options.")
     with without_upstream_warnings():
         trainer = kind(
-            model,
+            made.model,
             # An environment brings its own reward.
             None if has_environment else parts.reward or as_trl_reward(load_reward(config.reward)),
             args,
             pairs=data.pairs,
-            recorded=recorded,
+            recorded=made.recorded,
             kept=data.positives,
             tokens=renderer.store,
             **options,
-            processing_class=tokenizer,
+            processing_class=made.tokenizer,
             callbacks=callbacks,
-            optimizers=inner_optimizers(
-                config.outer,
-                section_of(OuterOptions, config.outer_options, "outer_options."),
-                model,
-                args,
-            ),
+            optimizers=inner_optimizers(config.outer, outer_options, made.model, args),
         )
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from trainer.errors import TrainerConfigError
+from trainer.settings import SharedSettings
 
 FILE_NAME = "teacher.safetensors"
 
@@ -89,6 +90,23 @@ class Teacher(TrainerCallback):
     def _parameters(self) -> dict[str, Tensor]:
         assert self.copy is not None
         return {name: value.detach() for name, value in self.copy.named_parameters()}
+
+
+def make_teacher(args: SharedSettings, student: nn.Module, *, has_router_loss: bool) -> Teacher:
+    """Make the teacher that the settings name for this student.
+
+    Raises:
+        TrainerConfigError: the model has a router loss, or the kind of teacher does not fit it.
+    """
+    if has_router_loss:
+        raise TrainerConfigError(
+            "channel 2 does not serve models with a router loss: set alpha_sdpo=0 or "
+            "router_aux_loss_coef=0"
+        )
+    kind = args.teacher
+    if kind == "auto":
+        kind = "base" if hasattr(student, "peft_config") else "ema"
+    return Teacher(kind, student, ema_rate=args.teacher_ema_rate)
 
 
 def _frozen_copy(model: nn.Module) -> nn.Module:

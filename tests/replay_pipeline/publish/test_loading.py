@@ -38,7 +38,7 @@ def test_the_default_config_is_pairs_of_messages(load, make_kept):
     (chosen,) = row["chosen"]
     assert chosen["content"] == ""
     function = {"name": "Read", "arguments": '{"file_path":"src/module_3.py"}'}
-    assert chosen["tool_calls"] == [{"id": "call_1", "type": "function", "function": function}]
+    assert chosen["tool_calls"] == [{"id": "call_0", "type": "function", "function": function}]
     assert row["rejected"] == [none | json.loads(source["rejected_messages_json"])[0]]
     assert json.loads(row["tools"]) == json.loads(source["tools_json"])
     scalars = ["session_id", "agreement_level", "n_teachers_agreeing", "teachers_agreeing"]

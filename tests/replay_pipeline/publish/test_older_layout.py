@@ -32,8 +32,14 @@ def test_our_trainer_reads_both_alike(tmp_path, kept_table):
     before, after = prompts_in(OLD), prompts_in(tmp_path / "new")
     assert before.keys() == after.keys() == {f"state-{n}" for n in range(12)}
     for state, row in before.items():
-        for column in ("prompt", "chosen", "rejected", "tools", "hint"):
+        for column in ("prompt", "tools", "hint"):
             assert row[column] == after[state][column], (state, column)
+        for column in ("chosen", "rejected"):
+            old, new = (
+                (side["content"] or "", [call["function"] for call in side.get("tool_calls", ())])
+                for (side,) in (row[column], after[state][column])
+            )
+            assert old == new, (state, column)
     arguments = after["state-3"]["chosen"][0]["tool_calls"][0]["function"]["arguments"]
     assert arguments == {"file_path": "src/module_3.py"}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from replay_pipeline.publish import publish, retract
+from replay_pipeline.publish import layout, publish, retract
 from replay_pipeline.publish.publisher import read_manifests
 from replay_pipeline.publish.splits import ConversationSplit, joined, position, sha_of, sides_in
 
@@ -208,7 +208,7 @@ def test_an_older_dataset_has_a_cut_conversation_in_train_afterwards(bring, old,
     assert found[CUT] == {"train"}
     assert found["c3e1d7a4-2b9f-5c6d-9e70-1a2b3c4d5e03"] == {"test"}  # was there, and nowhere else
     manifests = read_manifests(old)
-    assert {manifests[batch]["layout"] for batch in ("b1", "b2")} == {3}
+    assert {manifests[batch]["layout"] for batch in ("b1", "b2")} == {layout.VERSION}
     sides = joined(*(sides_in(manifest["conversations"]) for manifest in manifests.values()))
     assert sides[sha_of(CUT)] == "train"
     card = " ".join((old / "README.md").read_text("utf-8").split())

@@ -72,7 +72,7 @@ def llama(tokenizer, **rope):
 def test_a_window_shorter_than_the_pairs_takes_the_plain_path_and_trains(
     composer, tokenizer, window, is_packed, monkeypatch
 ):
-    from trainer.trl import trainer as module
+    from trainer.trl import pairs as module
 
     calls = []
     for name in ("tree_pair_logps", "pair_logps"):
@@ -111,7 +111,7 @@ def test_rotary_scaling_by_length_is_neither_packed_nor_cached(composer, tokeniz
     assert length_dependent_positions(llama(tokenizer, rope_type="default")) is None
     trainer = composer(model=model, beta_replay=1.0, alpha_sdpo=0.1, teacher="live", max_steps=1)
     assert trainer.pair_forward.startswith("padded: ")
-    assert not trainer._reuses_prefix
+    assert not trainer.step_forward.reuses_prefix(trainer.model)
     trainer.train()
     with pytest.raises(TrainerConfigError, match=rope["rope_type"]):
         composer(model=model, beta_replay=1.0, pair_forward="packed")
@@ -119,7 +119,7 @@ def test_rotary_scaling_by_length_is_neither_packed_nor_cached(composer, tokeniz
 
 def test_a_model_on_which_packed_differs_from_plain_runs_plain(composer, monkeypatch):
     """Whatever makes a tree inexact on an architecture, the real model shows it."""
-    from trainer.trl import trainer as module
+    from trainer.trl import pairs as module
 
     original = module.packed_pair_logps
     monkeypatch.setattr(

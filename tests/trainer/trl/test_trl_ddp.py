@@ -69,9 +69,10 @@ def report_of_two_like_one(folder: Path, settings: dict, **of_two) -> dict:
 
 
 @pytest.mark.slow
-def test_replicas_stay_equal_with_channels_on_one_rank_only(tmp_path):
+@pytest.mark.parametrize("objective", [None, "sft"])
+def test_replicas_stay_equal_with_channels_on_one_rank_only(tmp_path, objective):
     """One pair a step falls on one rank; hints reach the rank whose state failed."""
-    report_of_two_like_one(tmp_path, THREE_STEPS)
+    report_of_two_like_one(tmp_path, THREE_STEPS | {"objective": objective})
 
 
 @pytest.mark.slow

@@ -75,8 +75,8 @@ def test_resuming_is_bit_exact(composer, model, tmp_path, wrapper):
     teachers = [dict(t.teacher.copy.named_parameters()) for t in (straight, resumed)]
     assert_equal(teachers[0], teachers[1], atol=0.0, rtol=0.0)
     if wrapper == "taid":
-        assert straight.taid.state_dict() == resumed.taid.state_dict()
-        assert straight.taid.t > 0.4
+        assert straight.hint_channel.taid.state_dict() == resumed.hint_channel.taid.state_dict()
+        assert straight.hint_channel.taid.t > 0.4
     logged = [
         [entry["replay/loss"] for entry in t.state.log_history if "replay/loss" in entry]
         for t in (straight, resumed)
@@ -95,7 +95,7 @@ def sessions_by_step(trainer):
         return generate(inputs)
 
     def drawn():
-        rows = trainer._pair_sampler.step(trainer.state.global_step)
+        rows = trainer.pair_channel.sampler.step(trainer.state.global_step)
         seen[-1]["pairs"] = [trainer.pairs[i]["session_id"] for i in rows]
         return draw()
 

@@ -106,7 +106,7 @@ def test_trl_objectives_pass_through_our_trainer(trainer, path, shard):
         logits = array("logits").requires_grad_()
         inputs = inputs_of(case)
         if path != "channels off":
-            trainer.teacher, inputs = NoTeacher(), without_hints(inputs)
+            trainer.hint_channel.teacher, inputs = NoTeacher(), without_hints(inputs)
         loss = trainer.compute_loss(Replay(logits), inputs)
         assert float(loss.detach()) == pytest.approx(case["loss"], abs=1e-9), case["key"]
         (gradient,) = torch.autograd.grad(loss, logits)
