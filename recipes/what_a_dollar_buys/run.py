@@ -7,6 +7,7 @@ Each part is kept in the folder as soon as it is whole, and a second call goes o
 
 import argparse
 import json
+import os
 import random
 import resource
 import shutil
@@ -20,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import rewards
 import table
 from tasks import Repository, repositories, write_session
 
@@ -46,8 +48,8 @@ class Size:
     """What each arm may spend on teachers."""
 
 
-QUICK = Size(n_form=180, n_train=120, n_test=60, form_steps=90, steps=30, usd=0.016)
-FULL = Size(n_form=240, n_train=360, n_test=240, form_steps=120, steps=90, usd=0.046)
+QUICK = Size(n_form=240, n_train=120, n_test=60, form_steps=100, steps=40, usd=0.016)
+FULL = Size(n_form=240, n_train=360, n_test=240, form_steps=300, steps=200, usd=0.046)
 
 
 def command(*words: str | Path, log: Path) -> None:
@@ -300,9 +302,12 @@ class Work:
     def __init__(self, out: Path, model: Path, size: Size, draw: int = 0) -> None:
         """Draw the repositories; `draw` is their seed."""
         self.out, self.model, self.size = out, model, size
-        self.repositories = repositories(
-            n_form=size.n_form, n_train=size.n_train, n_test=size.n_test, seed=draw, tasks=draw
-        )
+        drawn = {"n_form": size.n_form, "n_train": size.n_train, "n_test": size.n_test}
+        drawn |= {"seed": draw, "tasks": draw}
+        self.repositories = repositories(**drawn)
+        # For the reward, which the trainer loads.
+        told = {rewards.VARIABLE: json.dumps(drawn), "PYTHONPATH": str(HERE)}
+        os.environ.update(told)  # noqa: TID251
         out.mkdir(parents=True, exist_ok=True)
         identity = json.dumps([asdict(size), draw, str(model)])
         if (kept_as := out / "run.json").exists() and kept_as.read_text("utf-8") != identity:
@@ -463,6 +468,7 @@ class Work:
                 [one.id, one.family.name, one.split, one.run(action)[0]]
                 for one, action in zip(tested, done, strict=True)
             ]
+            bought |= {"usd": 0.0} if arm.get("is_free") else {}
             return {"bought": bought, "outcomes": outcomes, "report": report}
 
         return kept(self.out / "arms" / f"{regime}, {arm['name']}, {seed}.json", make)

@@ -21,10 +21,20 @@ _DATA = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text("utf-8"))
 N_FILES = 6
 SYSTEM = "You are a coding agent. Answer with one tool call."
 TOOLS = [
-    {"name": name, "description": about, "input_schema": {
-        "type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}}
-    for name, about, argument in (("Read", "Read a file.", "file_path"), ("Bash", "Run a command.", "command"))
-]  # fmt: skip
+    {
+        "name": name,
+        "description": about,
+        "input_schema": {
+            "type": "object",
+            "properties": {argument: {"type": "string", "description": what}},
+            "required": [argument],
+        },
+    }
+    for name, about, argument, what in (
+        ("Read", "Read a file.", "file_path", "Path relative to the working directory."),
+        ("Bash", "Run a command.", "command", "The command."),
+    )
+]
 Split = Literal["form", "train", "new_repositories", "new_families"]
 CONTENTS = {
     "read": ("This is what was asked for.\n", "This is something else.\n"),

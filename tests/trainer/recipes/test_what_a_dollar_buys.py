@@ -13,7 +13,7 @@ import pytest
 from replay_pipeline import ClaudeCodeIngester, TeacherAction, extract_dpo_pairs
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "what_a_dollar_buys"
-MODULES = ("tasks", "table", "run")
+MODULES = ("tasks", "table", "rewards", "run")
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +187,16 @@ def test_agreement_is_more_often_right_than_a_teacher_and_controls_fail_the_chec
     # Where nobody is right more often than the agent, a coin tells nothing.
     coin = {**bought("coin"), "rejected_right": 0.45}
     assert recipe["table"].check(coin, gain)
+
+
+def test_the_reward_of_an_action_is_what_comes_of_running_it(recipe, some, monkeypatch):
+    drawn = {"n_form": 12, "n_train": 24, "n_test": 12}
+    monkeypatch.setenv(recipe["rewards"].VARIABLE, json.dumps(drawn))
+    one, executed, draw = some[20], recipe["rewards"].executed, random.Random(0)
+    row = {"session_id": one.id}
+    assert executed(one.right_action(draw), row) == 1.0
+    assert executed(one.wrong_action(draw), row) == 0.1
+    assert executed({"role": "assistant", "content": "Done."}, row) == 0.0
 
 
 # --- statistics ----------------------------------------------------------------------------------
