@@ -48,8 +48,9 @@ from trainer.outer import (
 )
 from trainer.outer.codecs import CODECS, decode_payload, encode_payload
 from trainer.outer.exchange import RoundReport
+from trainer.outer.executors.base import ReplicaHandle
+from trainer.outer.executors.ledger import JobLedger
 from trainer.outer.inner import make_inner_optimizer
-from trainer.outer.launch import read_handles
 from trainer.outer.parameters import ParameterVector, state_of_tensors, tensors_of_state
 
 CONTEXT = 64
@@ -336,7 +337,7 @@ class ProcessRun:
         )  # fmt: skip
         replica = OuterReplica(
             store, view.read(), rank=rank, world_size=self.regime.n_replicas, settings=settings,
-            attempt=attempt, state=store if self.keeps_state else None,
+            state=store if self.keeps_state else None,
         )  # fmt: skip
         replica.join()
         if replica.inner_state:
@@ -506,8 +507,10 @@ class LaunchedRun:
 
     def kill_replicas(self, ranks: list[int]) -> None:
         """Kill replicas that run."""
-        for handle in read_handles(self.folder / "handles.jsonl"):
-            if handle.rank in ranks:
+        rows = JobLedger(self.folder / "ledger.sqlite").rows()
+        last = {row.rank: ReplicaHandle.from_json(row.handle) for row in rows}
+        for handle in last.values():
+            if handle.rank in ranks and handle.job_id:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(int(handle.job_id.partition(":")[0]), 9)
 

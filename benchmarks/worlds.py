@@ -20,50 +20,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from replay_pipeline.pairs import extract_pairs
-from replay_pipeline.reliability import BallotBox, draw
-from replay_pipeline.reliability.worth import Rule
-from replay_pipeline.replay import parse_gates
-from replay_pipeline.replay.buying import Buyer, Market
-from replay_pipeline.replay.rounds import place_of
-from replay_pipeline.types import TeacherAction
-from tests.support.worlds import WORLDS, Simulation, World, simulate
+from replay_pipeline.reliability import draw
+from tests.support.worlds import WORLDS, World, bought, simulate
 
 N_CHECKED = 100
 MARK_ALIKE, MARK_CHECKED = 0.03, 0.05
 MARK_MIXED, MARK_LEAST, MARK_PRECISION = 2.0, 0.95, 0.01
 UNALIKE = ("four kinds, half hard", "several right actions", "drift")
-
-
-def bought(world: Simulation, usd: float) -> list[TeacherAction]:
-    """Answers that `usd` buys by value, at the world's prices."""
-    prices = [price / 1_000 for price in world.world.prices]
-    buyer = Buyer(
-        Market(
-            places=[place_of(state, i) for i, state in enumerate(world.states)],
-            teachers=world.teachers,
-            cost_usd=lambda state, teacher, is_warm: prices[teacher],  # noqa: ARG005
-            bound_usd=lambda state, teacher: prices[teacher],  # noqa: ARG005
-        ),
-        Rule(),
-    )
-    box, gates = BallotBox(buyer.families), parse_gates(())
-    known = {(row.state_id, row.teacher): row for row in world.rows()}
-    rows: dict[int, list[TeacherAction]] = {}
-    left = usd
-    while choices := buyer.next_round(left):
-        for choice in choices:
-            name = world.teachers[choice.teacher].name
-            row = known[world.states[choice.state]["state_id"], name]
-            rows.setdefault(choice.state, []).append(row)
-            left -= row.cost_usd
-        for number in {choice.state for choice in choices}:
-            state, poll = world.states[number], gates.poll(world.states[number])
-            for row in rows[number]:
-                poll.add(row)
-            paid = {c.teacher: prices[c.teacher] for c in choices if c.state == number}
-            buyer.file(number, box.ballot(state, poll.student, poll.votes), paid)
-    assert left > -1e-9
-    return [row for each in rows.values() for row in each]
 
 
 def true_precision(world: World, n_states: int = 10_000) -> float:

@@ -489,6 +489,9 @@ class ReplayReport:
     coverage: dict[str, dict[str, int]] = field(default_factory=dict)
     """Of `projects`, `sessions`, `kinds` of decision and `states`: how many there are (`all`), and at
     how many somebody was asked (`asked`)."""
+    asked_by: dict[str, dict[str, int]] = field(default_factory=dict)
+    """States at which somebody was asked, by name of each of the `projects` and `kinds`; 0 where nobody
+    was."""
     n_overruns: int = 0
     """Calls that cost more than could be expected at most; booked as they are."""
     stopped_teachers: dict[str, str] = field(default_factory=dict)

@@ -12,20 +12,26 @@
     └── OuterLoopError       an outer round failed
         ├── ObjectStoreError     the object store refused a request or cannot be reached
         ├── OuterTimeoutError    too few replicas answered, or none committed, in time
-        └── ReplicaFailedError   a launched replica ended without success
+        ├── ReplicaFailedError   a launched replica ended without success
+        │   └── BudgetReachedError   the ceiling of a launch has no room for another start
+        ├── PlatformUnreachableError  who runs the replicas does not answer
+        └── LeaseHeldError       another launch has this store
 
 Every class also inherits the standard exception it refines, and pickles.
 """
 
 __all__ = [
     "AlignmentError",
+    "BudgetReachedError",
     "DatasetError",
     "DivergedError",
     "EnvironmentFailedError",
     "FolderInUseError",
+    "LeaseHeldError",
     "ObjectStoreError",
     "OuterLoopError",
     "OuterTimeoutError",
+    "PlatformUnreachableError",
     "ReplicaFailedError",
     "ShapeError",
     "TrainerConfigError",
@@ -84,3 +90,15 @@ class OuterTimeoutError(OuterLoopError, TimeoutError):
 
 class ReplicaFailedError(OuterLoopError):
     """A launched replica ended without success: its rank, exit code and last log lines."""
+
+
+class BudgetReachedError(ReplicaFailedError):
+    """A start would pass the ceiling of a launch, in dollars or hours; it was not made."""
+
+
+class PlatformUnreachableError(OuterLoopError, ConnectionError):
+    """The platform that runs the replicas does not answer. They go on, and it may answer later."""
+
+
+class LeaseHeldError(OuterLoopError):
+    """Another launch has the store; nothing was started."""

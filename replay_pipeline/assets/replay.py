@@ -35,5 +35,7 @@ def ask_in_run(
         live.show({"answers_so_far": progress.n_done, "usd_so_far": progress.cost_usd or 0.0})
 
     work = pipeline.open(observe)
-    ask = work.replay_within(config.max_total_usd, night=config.night)
+    ask = work.replay_within(
+        config.max_total_usd, night=config.night, batches=sorted(context.partition_keys)
+    )
     yield from each_batch(context, work, named("replay"), ask)

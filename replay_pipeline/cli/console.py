@@ -404,6 +404,8 @@ def show_estimate(report: Report) -> None:
             )
     for said in report["prospect"]["words"]:
         out.print(f"{escape(said)}.", highlight=False, soft_wrap=True)
+    if words := _next_words(report):
+        out.print(escape(words), highlight=False, soft_wrap=True)
     for heading, each in (("as set", report), ("with the recommended gates", report["gated"])):
         if each and each["buys"]:
             out.print(
@@ -411,6 +413,19 @@ def show_estimate(report: Report) -> None:
                 f"{_bought(each, report['ceiling_usd'])}",
                 soft_wrap=True,
             )
+
+
+def _next_words(report: Report) -> str | None:
+    """Say what more money would bring, and what the last pair of it costs."""
+    found = report["prospect"]["next"]
+    if not found or not found["high"]:
+        return None
+    last = f"; the last of them costs ${found['usd_per_last']:.2f}" if found["usd_per_last"] else ""
+    return (
+        f'Spent by value (`gates = ["value"]`), the next ${found["usd"]:.2f} would bring '
+        f"{found['low']:,.0f} to {found['high']:,.0f} right pairs{last}. Stop when that is more than a "
+        "pair is worth to you."
+    )
 
 
 def _bought(estimate: Report, usd: float) -> str:
@@ -487,18 +502,47 @@ def show_replay(reports: Report) -> None:
 def _covered(reports: Report) -> str:
     """How much of what there is was asked about, over all batches."""
     found = [report.get("coverage") or {} for report in reports.values()]
+    by_name: dict[str, Counter[str]] = {"projects": Counter(), "kinds": Counter()}
+    for what, counts in by_name.items():
+        for report in reports.values():
+            counts.update((report.get("asked_by") or {}).get(what, {}))
     parts = []
     for what in ("states", "sessions", "projects", "kinds"):
         asked, everything = (
             sum(each[what][part] for each in found if what in each) for part in ("asked", "all")
         )
+        if counts := by_name.get(what):  # one may be in several batches
+            asked, everything = sum(n > 0 for n in counts.values()), len(counts)
         word = "kinds of decision" if what == "kinds" else what
         parts.append(f"{asked:,} of {everything:,} {word}")
-    return ", ".join(parts) + (" (each batch counted by itself)" if len(reports) > 1 else "")
+    left_out = sorted(kind for kind, n in by_name["kinds"].items() if not n)
+    nobody = f"; nobody was asked at {', '.join(left_out)}" if left_out else ""
+    return ", ".join(parts) + nobody
 
 
 def _draw_facts(title: str, report: Report) -> None:
     _table(title, [(key, value) for key, value in report.items() if not isinstance(value, list)])
+
+
+def show_strengths(reports: Report) -> None:
+    """How strong each teacher is beside the agent, as far as who agrees with whom tells."""
+    from replay_pipeline.reliability import shared_errors, strengths
+
+    found = [each.row() for each in strengths(reports.values())]
+    if not found:
+        return
+    table = Table(title="Teachers, by estimate", title_justify="left", title_style="bold")
+    for name in found[0]:
+        table.add_column(name, overflow="fold")
+    for row in found:
+        table.add_row(*(escape(cell) for cell in row.values()))
+    out.print(table)
+    if (share := shared_errors(reports.values())) is not None:
+        out.print(
+            f"Where they err, {share:.0%} make the mistake that others make there too.",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def show_pairs(reports: Report) -> None:
@@ -507,6 +551,7 @@ def show_pairs(reports: Report) -> None:
     _draw_batches("Pairs", figures, reports)
     from replay_pipeline.reliability import Poll
 
+    show_strengths(reports)
     poll = Poll.pooled(report["poll"] for report in reports.values() if "poll" in report)
     words = poll.precision().words()
     for key, report in reports.items():

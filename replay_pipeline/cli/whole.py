@@ -153,7 +153,7 @@ def _show_pairs_of_demo(data: Path, model: Path | None, *, yes: bool) -> None:
     confirm(work, yes=yes)
     with progress_bars() as on_progress:
         work.watch(on_progress)
-        replay = work.replay_within()
+        replay = work.replay_within(batches=work.batches())
         for batch in work.batches():
             replay(batch)
         reports = {batch: work.pairs(batch).report for batch in work.batches()}

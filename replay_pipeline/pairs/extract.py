@@ -571,7 +571,7 @@ class _Extraction:
                 tally.n_invalid += 1
                 continue
             tally.n_valid += 1
-            family = family_of_answer(row)
+            family = tally.family = family_of_answer(row)
             vote = Vote(family, row, action)
             found.valid.append(vote)
             if family == side.family:

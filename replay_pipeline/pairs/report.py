@@ -33,6 +33,8 @@ class TeacherTally:
     n_with_student: int = 0
     """Valid answers that agree with the student's action."""
     cost_usd: float = 0.0
+    family: str | None = None
+    """The family in whose name it votes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,15 @@ STAGE_FACTS = {
         "cost_by_teacher_usd",
         "errors",
     ),
-    "pairs": ("n_consensus", "n_agreement", "n_pairs", "outcomes", "poll"),
+    "pairs": (
+        "n_consensus",
+        "n_agreement",
+        "n_pairs",
+        "outcomes",
+        "poll",
+        "teachers",
+        "reliability",
+    ),
     "normalize": ("recipe", "n_in", "n_kept", "dropped", "length_bias"),
 }
 """What is told of each stage, out of its report."""

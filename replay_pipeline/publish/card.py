@@ -18,7 +18,7 @@ from replay_pipeline.publish.batch_facts import digest_of, n_moved, rows_by_spli
 from replay_pipeline.publish.blind import in_words
 from replay_pipeline.publish.splits import SPLITS
 from replay_pipeline.redaction.printable import printable
-from replay_pipeline.reliability import Poll
+from replay_pipeline.reliability import Poll, strengths
 from replay_pipeline.storage.schemas import describe
 
 # Filled in directly: `DatasetCard.from_template` would compile it and read the result back each
@@ -267,6 +267,7 @@ def _teachers(
     votes = _added(batch["teachers_agreeing"] for batch in batches)
     costs = _added(_stage(batch, "replay").get("cost_by_teacher_usd", {}) for batch in batches)
     told = {teacher["name"]: teacher for teacher in facts.get("teachers", ()) if "name" in teacher}
+    right = {each.teacher: each for each in strengths(_stage(batch, "pairs") for batch in batches)}
     names = sorted({*votes, *costs, *told})
     allows = {True: "yes", False: "no"}
     columns = {
@@ -274,6 +275,8 @@ def _teachers(
         "model": [_code(told.get(name, {}).get("model", "")) for name in names],
         "votes in pairs": [votes.get(name, 0) for name in names],
         "cost, USD": [f"{costs[name]:.4f}" if name in costs else "" for name in names],
+        "right, estimated": [f"{right[n].right:.0%}" if n in right else "" for n in names],
+        "agent right there": [f"{right[n].agent_right:.0%}" if n in right else "" for n in names],
         "asked": [_period(told.get(name, {})) for name in names],
         "allows distillation": [
             allows.get(told.get(name, {}).get("is_distillable"), "not known") for name in names

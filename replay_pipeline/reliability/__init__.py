@@ -6,6 +6,7 @@ Start with `model.py`; `ballots.py` says what is looked at, `precision.py` how c
 from replay_pipeline.reliability.ballots import AGENT, Ballot, BallotBox, Verdicts
 from replay_pipeline.reliability.model import Beliefs, Reliability, fit, posterior
 from replay_pipeline.reliability.precision import Poll, Precision, draw
+from replay_pipeline.reliability.strengths import Strength, shared_errors, strengths
 
 __all__ = [
     "AGENT",
@@ -15,8 +16,11 @@ __all__ = [
     "Poll",
     "Precision",
     "Reliability",
+    "Strength",
     "Verdicts",
     "draw",
     "fit",
     "posterior",
+    "shared_errors",
+    "strengths",
 ]

@@ -14,8 +14,8 @@ more states: Bayes' rule with a beta prior (Gelman et al., "Bayesian data analys
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,16 +27,23 @@ Array = np.ndarray
 
 _PRIOR = 12.0
 """States by which an estimate of a kind is drawn towards that of all kinds."""
-_ACCURACY = (0.7, 2.0)
-"""Accuracy before anything was seen, and the states it counts for."""
+_ACCURACY = (0.7, 20.0)
+"""Accuracy before anything was seen, and the states it counts for: enough that nobody is taken to be
+always right, where all others erring together would explain the votes as well."""
+_STARTS = ((0.7, 0.7), (0.5, 0.85), (0.85, 0.55))
+"""Accuracies of agent and teachers from which the algorithm sets out: its end depends on them."""
 _SHARED = (0.35, 6.0)
 _ALIKE = 30.0
 """Errors by which a rater's share of tempted ones is drawn towards everybody's."""
 _HARD = (0.3, 10.0)
 _FAILS = (0.05, 0.2, 30.0)
 """How often a right and a wrong action fails before anything was seen, and the states it counts for."""
+_SAME_RIGHT = 0.998
+"""How often one that is right takes the commonest right action, where nothing tells: votes cannot say it."""
 _MIN_KNOWN = 25
-"""From so many states with a verdict on, hard states are told from easy ones."""
+"""From so many states with a verdict on, hard states may be told from easy ones."""
+_TOLD_MORE = 1.0
+"""By so much hard states must make verdicts likelier (its logarithm), or there are none."""
 _FEWEST_SEEN = 30
 """Answers of a teacher at a kind of decision below which nothing is said of it."""
 _SAME = 0.03
@@ -150,15 +157,27 @@ def fit(
     """
     merged = merged_kinds(ballot.kind for ballot in ballots)
     kinds = tuple(dict.fromkeys(sorted(merged.values()))) or ("other",)
+    places = {name: kinds.index(kind) for name, kind in merged.items()}
     n_known = sum(bool(ballot.known) for ballot in ballots)
-    found = _start(kinds, len(raters), 2 if n_known >= _MIN_KNOWN else 1, self_agreement)
-    work = _Work(ballots, merged, kinds, len(raters)) if ballots else None
-    for _ in range(n_steps):
-        if work is None:
-            break
-        before, found = found, work.step(found)
-        if np.abs(found.accuracy - before.accuracy).max() < tolerance:
-            break
+    n_raters = len(raters)
+
+    def fitted(some: Sequence[Ballot], n_classes: int) -> tuple[_Parameters, Array]:
+        starts = [_start(kinds, n_raters, n_classes, self_agreement, first) for first in _STARTS]
+        if not some:
+            return starts[0], np.zeros((len(kinds), n_raters))
+        work = _Work(some, merged, kinds, n_raters)
+        ends = [_climb(work, start, n_steps, tolerance) for start in starts]
+        return max(ends, key=work.log_posterior), work.seen_K_R
+
+    n_classes = 1
+    if n_known >= _MIN_KNOWN:
+        # Told apart only where that tells more of verdicts that the estimates have not seen.
+        folds = _folds(ballots)
+        told = {
+            n: sum(_told(*fitted(some, n), held, places) for some, held in folds) for n in (1, 2)
+        }
+        n_classes = 2 if told[2] > told[1] + _TOLD_MORE else 1
+    found, seen_K_R = fitted(ballots, n_classes)
     return Reliability(
         raters=tuple(raters),
         kinds=kinds,
@@ -169,7 +188,7 @@ def fit(
         fails=found.fails,
         n_states=len(ballots),
         n_known=n_known,
-        seen_K_R=work.seen_K_R if work else np.zeros((len(kinds), len(raters))),
+        seen_K_R=seen_K_R,
         merged=merged,
     )
 
@@ -196,17 +215,59 @@ class _Parameters:
         return found
 
 
+def _folds(ballots: Sequence[Ballot]) -> list[tuple[list[Ballot], list[Ballot]]]:
+    """Take the verdicts of each half of the ballots away in turn; with those that lost theirs."""
+    known = sorted((ballot for ballot in ballots if ballot.known), key=lambda b: b.state_id)
+    halves = {ballot.state_id: number % 2 for number, ballot in enumerate(known)}
+    return [
+        (
+            [replace(b, known=()) if halves.get(b.state_id) == half else b for b in ballots],
+            [b for b in known if halves[b.state_id] == half],
+        )
+        for half in (0, 1)
+    ]
+
+
+def _told(
+    found: "_Parameters", _: Array, held: Sequence[Ballot], places: Mapping[str, int]
+) -> float:
+    """Return the logarithm of how likely the verdicts on ballots are by estimates made without them."""
+    total = 0.0
+    for ballot in held:
+        rows = Rows([ballot.pattern])
+        kept = Rows([ballot.pattern], [ballot.known]).by_group[0]
+        likely = _likely(found, places[ballot.kind], rows, has_failed=ballot.has_failed)
+        is_so = np.array([ways in kept for ways in rows.by_group[0]])
+        total += float(np.log(max(likely[is_so].sum() / max(likely.sum(), _TINY), 1e-6)))
+    return total
+
+
+def _climb(work: "_Work", found: _Parameters, n_steps: int, tolerance: float) -> _Parameters:
+    """Do steps of the algorithm until they change nothing any more."""
+    for _ in range(n_steps):
+        before, found = found, work.step(found)
+        if np.abs(found.accuracy - before.accuracy).max() < tolerance:
+            break
+    return found
+
+
 def _start(
-    kinds: tuple[str, ...], n_raters: int, n_classes: int, self_agreement: float | None
+    kinds: tuple[str, ...],
+    n_raters: int,
+    n_classes: int,
+    self_agreement: float | None,
+    first: tuple[float, float],
 ) -> _Parameters:
-    accuracy = np.full((len(kinds), n_classes, n_raters), _ACCURACY[0])
+    accuracy = np.full((len(kinds), n_classes, n_raters), first[1])
+    accuracy[..., 0] = first[0]
     shared = np.full((len(kinds), n_classes, n_raters), _SHARED[0])
     classes = np.ones(1)
     if n_classes == 2:
-        accuracy[:, 0], accuracy[:, 1] = 0.8, 0.4
+        accuracy[:, 0] += 0.1
+        accuracy[:, 1] -= 0.3
         shared[:, 1] = 0.5
         classes = np.array([1 - _HARD[0], _HARD[0]])
-    same, strength = 0.995, 1e6
+    same, strength = _SAME_RIGHT, 1e6
     if self_agreement is not None:
         # Two draws of one model differ where it has a choice of right actions: p^2 + (1 - p)^2.
         same = (1 + max(0.0, 2 * self_agreement - 1) ** 0.5) / 2
@@ -261,6 +322,16 @@ class _Work:
             before.same_right_prior,
         )  # fmt: skip
 
+    def log_posterior(self, now: _Parameters) -> float:
+        """Return the logarithm of how likely the ballots are, times the prior of the accuracies."""
+        self._expected(now)
+        right = np.clip(now.accuracy, 1e-6, 1 - 1e-6)
+        weight = self.seen_K_R[:, None, :] / np.maximum(self.seen_K_R.sum(axis=0), 1)
+        pooled = (right * weight * now.classes[:, None]).sum(axis=(0, 1)).clip(1e-6, 1 - 1e-6)
+        mean, strength = _ACCURACY
+        prior = strength * (mean * np.log(pooled) + (1 - mean) * np.log(1 - pooled))
+        return float(self._log_likelihood + prior.sum())
+
     def _expected(self, now: _Parameters) -> Array:
         """Expected answers by kind, class, rater and label; notes what else the step needs."""
         rows = self.rows
@@ -269,6 +340,7 @@ class _Work:
         by_row = logs[:, :, raters, rows.labels_N_R].sum(axis=3) + np.log(now.classes)[:, None]
         found = np.zeros_like(logs[..., :N_LABELS])
         self._by_class = np.zeros(len(now.classes))
+        self._log_likelihood = 0.0
         failing = np.zeros((2, 2))  # right or wrong, failed or not
         for outcome in range(3):
             likely = np.exp(by_row)
@@ -277,7 +349,9 @@ class _Work:
                 fails = np.where(self.is_agent_right, right, wrong)
                 likely = likely * (fails if outcome else 1 - fails)
             total = np.add.reduceat(likely.sum(axis=1), rows.starts_P, axis=1)
-            share = likely / np.maximum(total, _TINY)[:, None, rows.pattern_N]
+            total = np.maximum(total, _TINY)
+            self._log_likelihood += float((self.counts[outcome] * np.log(total)).sum())
+            share = likely / total[:, None, rows.pattern_N]
             share = share * self.counts[outcome][:, None, rows.pattern_N]
             found += np.einsum("kdn,nrl->kdrl", share, self.one_hot, optimize=True)
             self._by_class += share.sum(axis=(0, 2))
@@ -357,19 +431,23 @@ def likelihoods(
 ) -> Array:
     """Return the probability of each labeling together with what was seen."""
     parameters = _Parameters(
-        reliability.accuracy_K_D_R[kind : kind + 1],
-        reliability.shared_K_D_R[kind : kind + 1],
+        reliability.accuracy_K_D_R,
+        reliability.shared_K_D_R,
         reliability.same_right,
         reliability.classes_D,
         reliability.fails,
         (0.0, 0.0),
     )
-    logs = parameters.logs()[0]
+    return _likely(parameters, kind, rows, has_failed=has_failed)
+
+
+def _likely(now: _Parameters, kind: int, rows: Rows, *, has_failed: bool | None) -> Array:
+    logs = now.logs()[kind]
     raters = np.arange(rows.labels_N_R.shape[1])
     by_row = np.exp(logs[:, raters, rows.labels_N_R].sum(axis=2))
-    likely = reliability.classes_D @ by_row
+    likely = now.classes @ by_row
     if has_failed is not None:
-        right, wrong = reliability.fails
+        right, wrong = now.fails
         fails = np.where(rows.labels_N_R[:, 0] <= ALSO_RIGHT, right, wrong)
         likely = likely * (fails if has_failed else 1 - fails)
     return likely

@@ -21,7 +21,7 @@ from replay_pipeline.reliability.model import Array, Reliability, likelihoods
 MOST_PLANNED = 5
 """Teachers that are planned with; of more, the other ones are asked only where everybody is."""
 _N_PRICES = 40
-_PRICES = np.geomspace(1e-4, 1e2, _N_PRICES)
+PRICES = np.geomspace(1e-4, 1e2, _N_PRICES)
 """Right pairs per mean cost of a call, from what is hardly worth it to what is a bargain."""
 _OUTCOMES = (None, False, True)
 
@@ -127,6 +127,7 @@ class Worth:
             for pattern in self._patterns
         ]
         self._solved: dict[tuple[int, bool | None], list[Advice | None]] = {}
+        self._gains: dict[tuple[int, bool | None], tuple[Array, Array]] = {}
 
     def advice(self, kind: int, pattern: Pattern, *, has_failed: bool | None) -> Advice | None:
         """Return whom to ask next; `None` where no answer is worth anything."""
@@ -134,6 +135,18 @@ class Worth:
         if key not in self._solved:
             self._solved[key] = self._solve(kind, has_failed=has_failed)
         return self._solved[key][self._places[in_order(pattern)]]
+
+    def gains(self, kind: int, pattern: Pattern, *, has_failed: bool | None) -> tuple[Array, Array]:
+        """Return what asking on brings where a right pair is worth each of `PRICES`.
+
+        Returns:
+            Right pairs, and their cost in mean calls, by price; for the best way to ask at it.
+        """
+        key = (kind, has_failed)
+        self.advice(kind, pattern, has_failed=has_failed)
+        gain_P_L, calls_P_L = self._gains[key]
+        place = self._places[in_order(pattern)]
+        return gain_P_L[place] + PRICES * calls_P_L[place], calls_P_L[place]
 
     def right_pairs(self, kind: int) -> float:
         """Return how many right pairs a state of a kind brings where everybody is asked."""
@@ -150,20 +163,27 @@ class Worth:
         likely = likelihoods(self._model, kind, rows, has_failed=has_failed)
         total_P = np.maximum(np.add.reduceat(likely, rows.starts_P), 1e-300)
         value_P_L = np.zeros((len(self._patterns), _N_PRICES))
+        calls_P_L = np.zeros_like(value_P_L)
         found: list[Advice | None] = [None] * len(self._patterns)
+        stop_P = np.zeros(len(self._patterns))
         for place in range(len(self._patterns) - 1, -1, -1):
-            stop = self._stopped(place, rows, likely, total_P)
+            stop = stop_P[place] = self._stopped(place, rows, likely, total_P)
             best_L = np.full(_N_PRICES, -np.inf)
             who_L = np.zeros(_N_PRICES, dtype=int)
+            calls_L = np.zeros(_N_PRICES)
             for rater, after in self._next[place].items():
                 shares = total_P[after] / total_P[after].sum()
-                asked_L = shares @ value_P_L[after] - _PRICES * self._costs[rater - 1]
+                asked_L = shares @ value_P_L[after] - PRICES * self._costs[rater - 1]
                 who_L = np.where(asked_L > best_L, rater, who_L)
+                then_L = shares @ calls_P_L[after] + self._costs[rater - 1]
+                calls_L = np.where(asked_L > best_L, then_L, calls_L)
                 best_L = np.maximum(best_L, asked_L)
             value_P_L[place] = np.maximum(stop, best_L)
+            calls_P_L[place] = np.where(best_L > stop, calls_L, 0.0)
             pays = np.flatnonzero(best_L > stop + 1e-12)
             if len(pays):
-                found[place] = Advice(int(who_L[pays[-1]]), float(_PRICES[pays[-1]]))
+                found[place] = Advice(int(who_L[pays[-1]]), float(PRICES[pays[-1]]))
+        self._gains[kind, has_failed] = value_P_L - stop_P[:, None], calls_P_L
         return found
 
     def _stopped(self, place: int, rows: Rows, likely: Array, total_P: Array) -> float:

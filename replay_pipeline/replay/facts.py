@@ -39,6 +39,7 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         and not report.skipped.get("in_batch"),
         "skipped": report.skipped,
         "coverage": report.coverage,
+        "asked_by": report.asked_by,
         "cost_by_teacher_usd": report.cost_by_teacher_usd,
         "latency_s": sorted(round(row.latency_s, 3) for row in answered),
         "tokens": {

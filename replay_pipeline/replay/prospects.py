@@ -5,11 +5,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from replay_pipeline.families import family_of_model
-from replay_pipeline.reliability import AGENT, Ballot, BallotBox, fit
-from replay_pipeline.reliability.ballots import kind_of_state
-from replay_pipeline.reliability.worth import MOST_PLANNED, Rule, Worth
+from replay_pipeline.reliability import AGENT, Ballot, BallotBox, Reliability, fit
+from replay_pipeline.reliability.ballots import Pattern, kind_of_state
+from replay_pipeline.reliability.worth import MOST_PLANNED, PRICES, Rule, Worth
 from replay_pipeline.replay.asking import Asking
+from replay_pipeline.replay.buying import outcome_of
 from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
 
 _ASSUMED = (0.05, 0.75)
@@ -18,6 +21,23 @@ agent bring the one, far stronger ones the other."""
 _MIN_STATES = 20
 _SPREAD = 0.15
 """By which share of itself an estimate may be off beside chance: states need not be alike."""
+
+
+NEXT_USD = 10.0
+"""An estimate says what so much more money would bring."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Next:
+    """What more money brings where it is spent by value."""
+
+    usd: float
+    """What can be spent of it before nothing is left to ask."""
+    low: float
+    high: float
+    """Right pairs, as an interval."""
+    usd_per_last: float | None
+    """What the last of them costs: below the price at which a pair is worth it to you, go on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +50,8 @@ class Prospect:
     """States whose answers it rests on; 0: it is assumed."""
     words: tuple[str, ...] = ()
     """Whether these teachers can teach this agent."""
+    next: Next | None = None
+    """None before there are answers to go by."""
 
 
 def prospect(
@@ -37,6 +59,8 @@ def prospect(
     teachers: Sequence[TeacherSpec],
     rows: Mapping[int, Sequence[TeacherAction]],
     asking: Asking,
+    *,
+    usd_per_call: Mapping[str, float] | None = None,
 ) -> Prospect:
     """Return how many right pairs a state should bring.
 
@@ -48,17 +72,20 @@ def prospect(
         teachers: those that would be asked.
         rows: answers by number of their state.
         asking: how a run would ask.
+        usd_per_call: mean cost of the calls that are left, by teacher.
     """
     gates = asking.gating()
     families = list(dict.fromkeys(teacher.vendor for teacher in teachers))[:MOST_PLANNED]
     box = BallotBox(families, level=asking.level)
     ballots: list[Ballot] = []
     kinds: Counter[str] = Counter()
+    places: Counter[_Place] = Counter()
     for number, state in enumerate(states):
         if family_of_model(state.get("student_model")) in families and len(families) < 2:
             continue
         kinds[kind_of_state(state)] += 1
         if not (answered := rows.get(number)):
+            places[kind_of_state(state), (0, *[-1] * len(families)), outcome_of(state)] += 1
             continue
         poll = gates.poll(state)
         for row in answered:
@@ -66,11 +93,13 @@ def prospect(
         ballot = box.ballot(state, poll.student, poll.votes) if poll.votes else None
         if ballot is not None:
             ballots.append(ballot)
+            places[ballot.kind, ballot.pattern, ballot.has_failed] += 1
     if len(ballots) < _MIN_STATES:
         return Prospect()
     model = fit(ballots, (AGENT, *families))
     rule = Rule(asking.agreement_threshold, asking.min_p_better)
-    worth = Worth(model, [1.0] * len(families), rule)
+    usd = _usd_by_family(teachers, families, usd_per_call or {})
+    worth = Worth(model, usd, rule)
     n_all = kinds.total()
     share = sum(n / n_all * worth.right_pairs(model.kind(kind)) for kind, n in kinds.items())
     half = 2 * math.sqrt(share * (1 - share) / len(ballots)) + _SPREAD * share
@@ -79,4 +108,52 @@ def prospect(
         high=round(min(1.0, share + half), 4),
         n_states=len(ballots),
         words=tuple(model.words()),
+        next=_next(model, worth, places, sum(usd) / len(usd), half / share if share else 0.0),
+    )
+
+
+_Place = tuple[str, Pattern, bool | None]
+"""Kind, who did the same so far, and whether the recorded action failed."""
+
+
+def _usd_by_family(
+    teachers: Sequence[TeacherSpec], families: Sequence[str], usd_per_call: Mapping[str, float]
+) -> list[float]:
+    """Cost of a call of each family, that of its cheapest teacher."""
+    found = dict.fromkeys(families, math.inf)
+    for teacher in teachers:
+        if teacher.vendor in found and (usd := usd_per_call.get(teacher.name)) is not None:
+            found[teacher.vendor] = min(found[teacher.vendor], usd)
+    return [0.0 if usd == math.inf else usd for usd in found.values()]
+
+
+def _next(
+    model: Reliability,
+    worth: Worth,
+    places: Mapping[_Place, int],
+    usd_per_call: float,
+    spread: float,
+) -> Next | None:
+    """Spend `NEXT_USD` where it brings most.
+
+    At each price of a right pair, states are asked on as far as they are worth it; the lowest price at
+    which the money lasts is the one that is paid.
+    """
+    if usd_per_call <= 0:
+        return None
+    pairs, calls = np.zeros(len(PRICES)), np.zeros(len(PRICES))
+    for (kind, pattern, has_failed), n in places.items():
+        right, asked = worth.gains(model.kind(kind), pattern, has_failed=has_failed)
+        pairs += n * right
+        calls += n * asked
+    # The less a call costs in pairs, the more is asked.
+    usd = np.maximum.accumulate(calls[::-1] * usd_per_call)
+    spent = min(NEXT_USD, float(usd[-1]))
+    found = float(np.interp(spent, usd, pairs[::-1]))
+    price = float(np.interp(spent, usd, PRICES[::-1]))
+    return Next(
+        usd=round(spent, 2),
+        low=round(found * max(0.0, 1 - spread), 1),
+        high=round(found * (1 + spread), 1),
+        usd_per_last=round(usd_per_call / price, 4) if found else None,
     )

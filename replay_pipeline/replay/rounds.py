@@ -1,6 +1,6 @@
 """A replay in rounds: what a buyer chooses is asked, and its answers decide what is chosen next."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -51,6 +51,16 @@ def coverage(places: Sequence[Place], asked: Iterable[int]) -> dict[str, dict[st
         what: {"asked": len({named[number] for number in numbers}), "all": len(set(named))}
         for what, named in names.items()
     }
+
+
+def asked_by(places: Sequence[Place], asked: Iterable[int]) -> dict[str, dict[str, int]]:
+    """Count the states at which somebody was asked by project and by kind of decision, 0 included."""
+    numbers = Counter(set(asked))
+    found: dict[str, Counter[str]] = {"projects": Counter(), "kinds": Counter()}
+    for number, place in enumerate(places):
+        found["projects"][place.project] += numbers[number]
+        found["kinds"][place.kind] += numbers[number]
+    return {what: dict(sorted(counts.items())) for what, counts in found.items()}
 
 
 @dataclass(kw_only=True)

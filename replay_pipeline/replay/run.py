@@ -36,7 +36,7 @@ from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.prospects import prospect
 from replay_pipeline.replay.replies import LASTING_CODES
 from replay_pipeline.replay.requests import Prefix, RequestBuilder
-from replay_pipeline.replay.rounds import Rounds, coverage, place_of
+from replay_pipeline.replay.rounds import Rounds, asked_by, coverage, place_of
 from replay_pipeline.replay.sizes import Learned, add_learned, read_learned
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.types import (
@@ -305,7 +305,10 @@ def estimate(
     found = forecast(
         left, prices, gates=asking.gates, learned=learned, adaptations=adapted, is_full=True
     )
-    seen = prospect(states, teachers, rows, asking)
+    per_call = {
+        each.teacher: each.expected_usd / each.n_calls for each in found.teachers if each.n_calls
+    }
+    seen = prospect(states, teachers, rows, asking, usd_per_call=per_call)
     gated = replace(found.gated, prospect=seen) if found.gated else None
     return replace(found, prospect=seen, gated=gated)
 
@@ -556,6 +559,7 @@ class _Replay:
         held_until: datetime | None,
     ) -> ReplayReport:
         actions = _each_paid_once(engine)
+        asked = {index // len(self.teachers) for index in engine.decided}
         by_teacher = dict.fromkeys((teacher.name for teacher in self.teachers), 0.0)
         for action in actions:
             by_teacher[action.teacher] += action.cost_usd
@@ -575,10 +579,8 @@ class _Replay:
             unknown_usd=usd(unknown_nano),
             held_until=held_until.isoformat(timespec="seconds") if held_until else None,
             gates=self._gate_reports(),
-            coverage=coverage(
-                self.places,
-                {index // len(self.teachers) for index in engine.decided},
-            ),
+            coverage=coverage(self.places, asked),
+            asked_by=asked_by(self.places, asked),
             n_overruns=engine.n_overruns,
             n_disputed=engine.n_disputed,
             stopped_teachers={

@@ -31,12 +31,13 @@ def make_pairs(task: Task) -> Report:
     project, options = task.project, task.project.settings.pairs
     marks, chances = _checked(project.settings)
     answers = list(teacher_actions_from_table(task.read("teacher_actions")))
-    trials, tried = _trials(task, answers)
+    trials, failing, tried = _trials(task, answers)
     report = extract_pairs(
         project.states([task.batch]),
         answers,
         options.agreement_threshold,
         trials=trials,
+        verdicts=failing,
         level=options.level,
         include_natural=options.include_natural,
         count_own_family=options.count_own_family,
@@ -60,23 +61,27 @@ def make_pairs(task: Task) -> Report:
 
 def _trials(
     task: Task, answers: Sequence[TeacherAction]
-) -> tuple[dict[str, dict[str, Trial]], dict[str, int]]:
-    """Try the actions at a batch's states, as far as the settings allow, and count what was done."""
+) -> tuple[dict[str, dict[str, Trial]], dict[tuple[str, str], bool], dict[str, int]]:
+    """Try the actions at a batch's states, as far as the settings allow.
+
+    Returns what became of them, whose actions are known to be wrong by that, and counts.
+    """
     from replay_pipeline.ingesters import read_manifest
-    from replay_pipeline.stages.trials import judge_of, try_actions
+    from replay_pipeline.stages.trials import judge_of, try_actions, verdicts_of
     from replay_pipeline.stages.workspaces import Workspaces
 
     settings, options = task.project.settings, task.project.settings.workspaces
     if options.execute == "off":
-        return {}, {}
+        return {}, {}, {}
     manifest = read_manifest(task.batch, task.project.root.path)
     sources = [source.path for source in manifest.slices if source.path.is_file()]
     if not sources:
         logger.warning("%s: its logs are gone, so nothing of it is tried", task.batch)
-        return {}, {"n_states": 0}
+        return {}, {}, {"n_states": 0}
     judge = judge_of(options, kept=settings.local_dir() / "runs.sqlite")
     work = Workspaces(settings, sources=sources)
-    return try_actions(work, judge, task.project.states([task.batch]), answers)
+    trials, counts = try_actions(work, judge, task.project.states([task.batch]), answers)
+    return trials, verdicts_of(trials, task.project.states([task.batch]), answers), counts
 
 
 def decisive(settings: Settings) -> Mapping[str, Any]:
@@ -128,6 +133,7 @@ def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
 
 def _facts(project: "Project", receipt: Receipt) -> Mapping[str, Any]:
     from replay_pipeline.pairs import pairs_of
+    from replay_pipeline.reliability import strengths
 
     report = receipt.report
     n_states = sum(report["outcomes"].values())
@@ -144,6 +150,7 @@ def _facts(project: "Project", receipt: Receipt) -> Mapping[str, Any]:
         "rejected_in_review": report["n_rejected_in_review"],
         "outcomes": bars(report["outcomes"]),
         "sources": bars(report["pairs_by_source"]),
+        "teachers": markdown_table([each.row() for each in strengths([report])]),
         "agreement": _matrix(report["matrix"]),
         "agreement_by_level": markdown_table(
             [

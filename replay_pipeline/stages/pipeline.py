@@ -211,7 +211,7 @@ def run(
     if with_training:
         require_trainer()
     batches = pipeline.ingest_new()
-    replay = pipeline.replay_within()
+    replay = pipeline.replay_within(batches=batches)
     stages = [each for each in chain.by_batch()[1:] if each.is_wanted(settings)]
     for batch in batches:
         for stage in stages:

@@ -1,10 +1,13 @@
 """What asking costs beyond one batch: one ceiling for all, estimates, plans of a night, batch APIs."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from replay_pipeline.errors import ConfigError
+from replay_pipeline.errors import ConfigError, PriceError
+from replay_pipeline.look.overview import cost_usd as list_price_usd
 from replay_pipeline.replay import (
     Estimate,
     check_teachers,
@@ -28,6 +31,8 @@ from replay_pipeline.types import Progress, ReplayReport
 _PLANNED_ABOVE_BUDGET = 1.25
 """Estimates are rough: plan for a little more than there is, so that no money is left over."""
 
+_MUCH_CHEAPER = 0.5
+"""Below this share of what the agent costs, a teacher is said to be much cheaper."""
 _POLL_S, _PLAYED_POLL_S = 30.0, 0.1
 """Seconds between two looks at a batch that was handed in."""
 
@@ -105,8 +110,56 @@ def checked_teachers(project: Project) -> list[dict[str, Any]]:
 def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> Estimate:
     """Say what replaying `batches` (by default all) would cost beyond what is already paid."""
     with project.teachers() as teachers:
-        states = project.states(batches or project.batches())
-        return estimate(states, teachers, ledger=project.settings.ledger_url(), **project.options())
+        batches = batches or project.batches()
+        found = estimate(
+            project.states(batches),
+            teachers,
+            ledger=project.settings.ledger_url(),
+            **project.options(),
+        )
+    if found.prospect.words or project.settings.played:
+        return found
+    agents: Counter[str] = Counter()
+    for batch in batches:
+        column = project.root.read("states", batch, columns=["student_model"])["student_model"]
+        agents.update(model for model in column.to_pylist() if model)
+    words = tuple(words_beforehand(found, agents))
+    return replace(found, prospect=replace(found.prospect, words=words))
+
+
+def words_beforehand(found: Estimate, agents: Mapping[str, int]) -> list[str]:
+    """Say, before any answer is there, whether these teachers are likely to teach this agent.
+
+    All that is known then is what the same calls cost at list price: cheap models are often the weaker
+    ones, and where the agent is better the teachers' agreement teaches little.
+
+    Args:
+        found: the estimate of the calls.
+        agents: states by the model that acted there.
+    """
+    if not agents or not found.teachers:
+        return []
+    model = max(agents, key=lambda name: (agents[name], name))
+    dearest = max(found.teachers, key=lambda each: each.expected_usd / max(1, each.n_calls))
+    tokens = {
+        "input": dearest.n_prompt_tokens - dearest.n_cached_tokens,
+        "cache_read": dearest.n_cached_tokens,
+        "output": dearest.n_completion_tokens,
+    }
+    usd = list_price_usd(model, tokens)
+    if not usd or not dearest.expected_usd:
+        return []
+    compared = (
+        f"{dearest.teacher}, your dearest teacher, costs ${dearest.expected_usd:.2f}; the same calls of "
+        f"{model}, which wrote {agents[model]:,} of {sum(agents.values()):,} states, would cost ${usd:.2f}"
+    )
+    if dearest.expected_usd >= _MUCH_CHEAPER * usd:
+        return [compared]
+    return [
+        compared,
+        "teachers that cost so much less are often weaker than the model that wrote the sessions: ask "
+        "at 120 states first, and this command says where they are stronger and where weaker",
+    ]
 
 
 def hand_in(project: Project, batches: Sequence[str]) -> ReplayReport:
@@ -181,7 +234,7 @@ def _shares(project: Project, batches: Sequence[str], left_usd: float) -> dict[s
         return {}
     try:
         expected_usd = estimate_replay(project, batches).expected_usd
-    except ConfigError:  # the replay says so itself
+    except (ConfigError, PriceError):  # the replay says so itself
         return {}
     if expected_usd <= left_usd:
         return {}

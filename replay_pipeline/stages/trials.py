@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_pipeline.actions import canonical_action
+from replay_pipeline.reliability import AGENT
 from replay_pipeline.settings import WorkspaceSettings
 from replay_pipeline.stages.workspaces import Workspaces, ids_of
 from replay_pipeline.types import Message, TeacherAction, TraceState, Trial
@@ -106,6 +107,32 @@ def try_actions(
                 )
     counts["n_run"] = judge.n_run
     return trials, dict(counts)
+
+
+def verdicts_of(
+    trials: Trials, states: Iterable[TraceState], answers: Iterable[TeacherAction]
+) -> dict[tuple[str, str], bool]:
+    """Tell whose actions are known to be wrong, by state and candidate: those whose tool refuses them.
+
+    That an action works does not say that it is right, so of those that work nothing is known.
+    """
+    cwds: dict[str, str | None] = {}
+    found: dict[tuple[str, str], bool] = {}
+
+    def note(state_id: str, candidate: str, message: Message | str) -> None:
+        rendered = canonical_action(message, cwd=cwds[state_id]).render()
+        trial = trials[state_id].get(rendered)
+        if trial is not None and not trial.works:
+            found[state_id, candidate] = False
+
+    for state in states:
+        if state["state_id"] in trials:
+            cwds[state["state_id"]] = state.get("cwd")
+            note(state["state_id"], AGENT, state["student_action"])
+    for row in answers:
+        if row.state_id in cwds and row.action is not None and row.error_code is None:
+            note(row.state_id, row.teacher, row.action)
+    return found
 
 
 def _at_once(

@@ -782,7 +782,13 @@ def test_the_report_as_json_holds_every_figure():
         "n_unmatched_answers": 23,
         "control": {"n": 40, "n_mismatch": 10, "mismatch_rate": 0.25},
         "teachers": {
-            "glm": {**nothing, "n_in_consensus": 4, "n_with_student": 3, "cost_usd": 0.012345678},
+            "glm": {
+                **nothing,
+                "n_in_consensus": 4,
+                "n_with_student": 3,
+                "cost_usd": 0.012345678,
+                "family": None,
+            },
             "qwen": {
                 "n_asked": 11,
                 "n_failed": 1,
@@ -790,6 +796,7 @@ def test_the_report_as_json_holds_every_figure():
                 "n_valid": 8,
                 "n_in_consensus": 0,
                 "n_with_student": 0,
+                "family": None,
                 "cost_usd": 0.0,
             },
         },

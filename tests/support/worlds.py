@@ -11,6 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from replay_pipeline.reliability import BallotBox
+from replay_pipeline.reliability.worth import Rule
+from replay_pipeline.replay import parse_gates
+from replay_pipeline.replay.buying import Buyer, Market
+from replay_pipeline.replay.rounds import place_of
 from replay_pipeline.types import DPOPair, Message, TeacherAction, TeacherSpec, TraceState
 
 MODELS = (
@@ -217,3 +222,37 @@ def _action(tool: str, i: int, number: int) -> Message:
 def _number_of(action: Message) -> str:
     [call] = action["tool_calls"]
     return str(call["function"]["arguments"]).rpartition("way-")[2].rstrip('"}')
+
+
+def bought(
+    world: Simulation, usd: float, *, min_p_better: float | None = None
+) -> list[TeacherAction]:
+    """Give the answers that `usd` buys by value, at the world's prices and without a server."""
+    prices = [price / 1_000 for price in world.world.prices]
+    buyer = Buyer(
+        Market(
+            places=[place_of(state, i) for i, state in enumerate(world.states)],
+            teachers=world.teachers,
+            cost_usd=lambda state, teacher, is_warm: prices[teacher],
+            bound_usd=lambda state, teacher: prices[teacher],
+        ),
+        Rule(min_p_better=min_p_better),
+    )
+    box, gates = BallotBox(buyer.families), parse_gates(())
+    known = {(row.state_id, row.teacher): row for row in world.rows()}
+    rows: dict[int, list[TeacherAction]] = {}
+    left = usd
+    while choices := buyer.next_round(left):
+        for choice in choices:
+            name = world.teachers[choice.teacher].name
+            row = known[world.states[choice.state]["state_id"], name]
+            rows.setdefault(choice.state, []).append(row)
+            left -= row.cost_usd
+        for number in {choice.state for choice in choices}:
+            state, poll = world.states[number], gates.poll(world.states[number])
+            for row in rows[number]:
+                poll.add(row)
+            paid = {c.teacher: prices[c.teacher] for c in choices if c.state == number}
+            buyer.file(number, box.ballot(state, poll.student, poll.votes), paid)
+    assert left > -1e-9
+    return [row for each in rows.values() for row in each]

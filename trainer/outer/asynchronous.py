@@ -62,17 +62,10 @@ class AsyncReplica(OuterReplica):
         rank: int,
         world_size: int,
         settings: OuterSettings | None = None,
-        attempt: int = 0,
         state: ObjectStore | None = None,
     ) -> None:
         super().__init__(
-            store,
-            theta,
-            rank=rank,
-            world_size=world_size,
-            settings=settings,
-            attempt=attempt,
-            state=state,
+            store, theta, rank=rank, world_size=world_size, settings=settings, state=state
         )
         if self.settings.outer.momentum:
             raise TrainerConfigError(
@@ -108,9 +101,10 @@ class AsyncReplica(OuterReplica):
         """
         self.patience.begin_wait()
         self.retried(self._agree)
+        self.retried(self._claim)
         self.retried(self._load_private)
         self.retried(self._start)
-        self._follow()
+        self._follow(is_thorough=True)
         if self.own is not None:
             self._fold_in(self.own)
         self._n_made = self.n_trained
@@ -203,16 +197,18 @@ class AsyncReplica(OuterReplica):
         self._life.round_id, self._life.base = at.round_id, at.base
         named = None
         for past in range(max(0, at.round_id - self.max_age), at.round_id):
-            if (manifest := self.read_manifest(past)) is not None:
+            if (manifest := self.read_manifest(past, is_thorough=True)) is not None:
                 named = manifest if self.own is not None and manifest.names(self.own) else named
                 self.settle(manifest)
         return named
 
-    def _follow(self) -> Manifest | None:
+    def _follow(self, *, is_thorough: bool = False) -> Manifest | None:
         """Apply all manifests that are there; return the one that names the own contribution."""
         own, found = self.own, None
         while True:
-            manifest = self.retried(lambda: self.read_manifest(self.round_id))
+            manifest = self.retried(
+                lambda: self.read_manifest(self.round_id, is_thorough=is_thorough)
+            )
             if manifest is None:
                 return found
             base: str | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -43,6 +44,8 @@ ROUNDS: dict[str, type[OuterReplica]] = {
     "synchronous": OuterReplica,
     "asynchronous": AsyncReplica,
 }
+ONE_MACHINE = frozenset({"", "file", "local", "memory"})
+"""Schemes of stores that are on one machine, as far as one can tell."""
 OUTER_KINDS = ("none", "torchft", "object_store")
 
 
@@ -54,8 +57,9 @@ class OuterOptions:
     """Store that joins the replicas (`object_store`)."""
     sync_every: int = 50
     """Optimizer steps per round."""
-    rounds: str = "synchronous"
-    """`synchronous`: equal bits, at the pace of the quorum; `asynchronous`: nobody waits."""
+    rounds: str = "auto"
+    """`synchronous`: equal bits, at the pace of the quorum; `asynchronous`: nobody waits; `auto`:
+    asynchronous over a store that joins machines, synchronous in a folder."""
     fragments: int = 1
     """From 2 on: parts of the parameters that are exchanged in turn, each while training goes on."""
     inner: str = ""
@@ -113,17 +117,33 @@ def outer_callbacks(
             f"outer_options.fragments={options.fragments} must divide sync_every="
             f"{options.sync_every}: every fragment has its turn once a round"
         )
-    if options.rounds not in ROUNDS:
+    if options.rounds not in {*ROUNDS, "auto"}:
         raise TrainerConfigError(
-            f"outer_options.rounds={options.rounds!r} is not one of {', '.join(ROUNDS)}"
+            f"outer_options.rounds={options.rounds!r} is not one of auto, {', '.join(ROUNDS)}"
         )
     if kind == "object_store":
         if store is None and not options.uri:
             raise TrainerConfigError("outer=object_store needs outer_options.uri")
-        return [ObjectStoreLoop(options, where, store)]
+        return [ObjectStoreLoop(replace(options, rounds=rounds_of(options)), where, store)]
     if not options.lighthouse:
         raise TrainerConfigError("outer=torchft needs outer_options.lighthouse")
     return [TorchftLoop(options, where)]
+
+
+def rounds_of(options: OuterOptions) -> str:
+    """Return which rounds a run has, and say why where it was not asked for."""
+    if options.rounds != "auto":
+        return options.rounds
+    if urlsplit(options.uri).scheme in ONE_MACHINE:
+        return "synchronous"
+    # Machines differ in speed, and everybody would go at the pace of the slowest. All replicas
+    # come to the same conclusion: it follows from what they have in common.
+    chosen = "synchronous" if outer_preset(options.optimizer).momentum else "asynchronous"
+    logger.warning(
+        "outer_options.rounds: %s, as %s joins machines and the outer optimizer is %s",
+        chosen, options.uri, options.optimizer,
+    )  # fmt: skip
+    return chosen
 
 
 def inner_optimizers(
@@ -221,7 +241,6 @@ class ObjectStoreLoop(TrainerCallback):
                 view.read(),
                 rank=self.place.rank,
                 world_size=self.place.world_size,
-                attempt=self.place.attempt,
                 settings=OuterSettings(
                     codec=options.codec,
                     outer=outer_preset(options.optimizer),

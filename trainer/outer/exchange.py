@@ -40,6 +40,7 @@ from trainer.outer.protocol import (
     ReadManifest,
     Train,
     adaptive_grace_s,
+    copy_key,
     delta_prefix,
     join_key,
     manifest_key,
@@ -56,7 +57,7 @@ Result = TypeVar("Result")
 RUN_KEY = "run.safetensors"
 """What all replicas of a run must have in common; written once."""
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
-DAMAGE_S = 10.0
+DAMAGE_S = 5.0
 """An object that is damaged for so long, in seconds, will not become whole by itself."""
 POLL_SHARE = 0.05
 MIN_POLL_S, MAX_POLL_S = 0.02, 2.0
@@ -199,31 +200,72 @@ def agree_on_run(
         TrainerConfigError: The run was started with other settings, or the store ignores the
             condition of a conditional write.
     """
-    data = store.get(RUN_KEY)
-    if data is None:
+    run = read_run(store)
+    if run is None:
         store.put_if_absent(RUN_KEY, seal_tensors({**description, **(first or {})}, {}))
         # Another replica may have been first, or this answer lost: what is there now counts.
-        data = store.get(RUN_KEY)
-    if data is None:
+        run = read_run(store)
+    if run is None:
         raise ObjectStoreError(f"{RUN_KEY} was created and cannot be read")
-    check_condition(store, RUN_KEY, data)
-    try:
-        run = unseal_tensors(data)[0]
-    except OuterLoopError as error:
-        raise OuterLoopError(
-            f"{store.place}{RUN_KEY} is damaged ({error}): delete it, a replica writes it anew"
-        ) from error
+    check_condition(store, RUN_KEY, run[0])
     different = {
-        name: (run.get(name), value)
+        name: (run[1].get(name), value)
         for name, value in description.items()
-        if run.get(name) != value
+        if run[1].get(name) != value
     }
     if different:
         raise TrainerConfigError(
             f"the run was started with other settings (theirs, ours): {different}; "
             "use them, or another store URI"
         )
-    return run
+    return run[1]
+
+
+def read_run(store: ObjectStore) -> tuple[bytes, dict[str, Any]] | None:
+    """Return a run's description, as it is written and what it says; None if it has none.
+
+    Raises:
+        OuterLoopError: It is damaged.
+    """
+    return read_whole(store, RUN_KEY, lambda data: (data, unseal_tensors(data)[0]))
+
+
+def read_whole(store: ObjectStore, key: str, parse: Callable[[bytes], Result]) -> Result | None:
+    """Return what an object holds, or None if there is none.
+
+    A read that was cut short is made again; what is still damaged after `DAMAGE_S` stays so.
+
+    Args:
+        store: Where it is.
+        key: Which.
+        parse: Makes of the bytes what is returned; raises OuterLoopError if they are damaged.
+
+    Raises:
+        OuterLoopError: The object is damaged.
+    """
+
+    def read() -> Result | None:
+        data = store.get(key)
+        return None if data is None else parse(data)
+
+    try:
+        return until_whole(read)
+    except ObjectStoreError:
+        raise
+    except OuterLoopError as error:
+        raise OuterLoopError(f"{store.place}{key} is damaged: {error}") from error
+
+
+def until_whole(request: Callable[[], Result]) -> Result:
+    """Return what a request returns, made again for `DAMAGE_S` while it meets damage."""
+    attempts = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(OuterLoopError)
+        & tenacity.retry_if_not_exception_type(ObjectStoreError),
+        stop=tenacity.stop_after_delay(DAMAGE_S),
+        wait=tenacity.wait_exponential(FIRST_BACKOFF_S, max=MAX_POLL_S),
+        reraise=True,
+    )
+    return attempts(request)
 
 
 def check_condition(store: ObjectStore, key: str, data: bytes) -> None:
@@ -248,7 +290,6 @@ class RoundDriver:
         patience: How long is long.
         rank: This replica's rank.
         n: Values that are exchanged.
-        attempt: How many processes of this rank came before: a later one sorts after them.
     """
 
     def __init__(
@@ -259,13 +300,12 @@ class RoundDriver:
         *,
         rank: int,
         n: int,
-        attempt: int = 0,
     ) -> None:
         self.store = store
         self.codec = codec_named(codec)
         self.patience = patience
         self.rank = rank
-        self.incarnation = f"{attempt:06d}-{uuid.uuid4().hex[:8]}"
+        self.incarnation = f"{0:06d}-{uuid.uuid4().hex[:8]}"
         self.feedback = ErrorFeedback(self.codec, np.zeros(n, np.float32))
         self.own: Contribution | None = None
         self._own_round = 0
@@ -327,7 +367,8 @@ class RoundDriver:
             case ReadManifest(round_id=round_id):
                 if action.is_poll:
                     self.patience.poll(f"rank {self.rank}, round {round_id}")
-                return Look(self.read_manifest(round_id), self.patience.graces)
+                manifest = self.read_manifest(round_id, is_thorough=not action.is_poll)
+                return Look(manifest, self.patience.graces)
             case PutDelta() if self.own is not None:
                 return self.put(self.own.key(action.round_id), self.payload)
             case ListRound(round_id=round_id):
@@ -341,41 +382,50 @@ class RoundDriver:
         raise OuterLoopError(f"rank {self.rank} cannot perform {action}")
 
     def read_whole(self, key: str, parse: Callable[[bytes], Result]) -> Result | None:
-        """Return what an object holds, or None if there is none.
+        """Return what `read_whole` does, counted."""
 
-        A read that was cut short is made again; what is still damaged after `DAMAGE_S` stays so.
+        def counted(data: bytes) -> Result:
+            self._down_bytes += len(data)
+            return parse(data)
+
+        return read_whole(self.store, key, counted)
+
+    def read_manifest(self, round_id: int, *, is_thorough: bool = False) -> Manifest | None:
+        """Return a round's decision, if there is one; one that is damaged is put back.
+
+        Args:
+            round_id: The round.
+            is_thorough: Look for the copy, too, if there is no decision: it may be gone.
 
         Raises:
-            OuterLoopError: The object is damaged.
+            OuterLoopError: It is damaged, and so is its copy.
         """
-        attempts = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(OuterLoopError)
-            & tenacity.retry_if_not_exception_type(ObjectStoreError),
-            stop=tenacity.stop_after_delay(DAMAGE_S),
-            wait=tenacity.wait_exponential(FIRST_BACKOFF_S, max=MAX_POLL_S),
-            reraise=True,
-        )
-
-        def read() -> Result | None:
-            data = self.get(key)
-            return None if data is None else parse(data)
-
+        key = manifest_key(round_id)
         try:
-            return attempts(read)
+            manifest = self.read_whole(key, Manifest.from_bytes)
+            if manifest is None and is_thorough:
+                manifest = self._put_back(round_id)
         except ObjectStoreError:
             raise
-        except OuterLoopError as error:
-            raise OuterLoopError(f"{self.store.place}{key} is damaged: {error}") from error
-
-    def read_manifest(self, round_id: int) -> Manifest | None:
-        """Return a round's decision, if there is one.
-
-        Raises:
-            OuterLoopError: It is damaged: only who has read it before knows what was decided.
-        """
-        manifest = self.read_whole(manifest_key(round_id), Manifest.from_bytes)
+        except OuterLoopError:
+            manifest = self._put_back(round_id)
+            if manifest is None:
+                raise
         if manifest is not None and manifest.round_id != round_id:
-            raise OuterLoopError(f"{manifest_key(round_id)} decides round {manifest.round_id}")
+            raise OuterLoopError(f"{key} decides round {manifest.round_id}")
+        return manifest
+
+    def _put_back(self, round_id: int) -> Manifest | None:
+        """Write a decision again as its copy has it; None if there is no copy."""
+        data = self.get(copy_key(round_id))
+        try:
+            manifest = None if data is None else Manifest.from_bytes(data)
+        except OuterLoopError as error:
+            logger.warning("%s: %s", copy_key(round_id), error)
+            return None
+        if manifest is not None and data is not None:
+            logger.warning("%s is put back from its copy", manifest_key(round_id))
+            self.put(manifest_key(round_id), data)
         return manifest
 
     def read_merged(self, manifest: Manifest, *, n: int) -> Vector | None:
@@ -430,15 +480,28 @@ class RoundDriver:
         if self._lost is not None and self._lost[0] == contributions:
             lost = self._lost[1]
         else:
-            mean, damaged = self._mean(
-                manifest.round_id, contributions, self.feedback.residual.size
-            )
-            merged = self.read_merged(manifest, n=mean.size)
-            if damaged or merged is None:
+            found = until_whole(lambda: self._lost_again(manifest))
+            if found is None:
                 logger.warning("round %d: what its mean lost is not known", manifest.round_id)
                 return None
-            lost = mean - merged
+            lost = found
         return lost * np.float32(sum(c.weight for c in contributions) / own.weight)
+
+    def _lost_again(self, manifest: Manifest) -> Vector | None:
+        """Return what a merged delta has lost; None if the round's deltas have been cleaned away.
+
+        Raises:
+            OuterLoopError: One of them is damaged. Who has sent it sends it again when it joins.
+        """
+        n, round_id = self.feedback.residual.size, manifest.round_id
+        mean, damaged = self._mean(round_id, manifest.contributions, n)
+        merged = self.read_merged(manifest, n=n)
+        if merged is None or not any(self.store.keys(delta_prefix(round_id))):
+            return None
+        if damaged:
+            key = damaged[0].key(round_id)
+            raise OuterLoopError(f"{self.store.place}{key} is damaged or gone")
+        return mean - merged
 
     def report(
         self, manifest: Manifest, own: Contribution, base: str, *, n_missed: int = 0
@@ -511,10 +574,14 @@ class RoundDriver:
         return self.payload if is_own else self.store.get(contribution.key(round_id))
 
     def _commit(self, manifest: Manifest) -> None:
-        data = manifest.to_bytes()
+        data, key = manifest.to_bytes(), manifest_key(manifest.round_id)
+        if self._put_back(manifest.round_id) is not None:
+            return
         self._up_bytes += len(data)
         try:
-            self.store.put_if_absent(manifest_key(manifest.round_id), data)
+            if self.store.put_if_absent(key, data):
+                # Whoever finds no manifest any more finds what was decided all the same.
+                self.put(copy_key(manifest.round_id), data)
         except ObjectStoreError as error:
             # The answer may be lost although the write was not: read before trying again.
             logger.warning("round %d: unclear commit: %s", manifest.round_id, error)

@@ -1,7 +1,6 @@
 """From an outer loop's store to a model: what a snapshot lacks, and how it becomes a folder."""
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -12,15 +11,17 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from trainer.errors import OuterLoopError, TrainerConfigError, TrainerError
+from trainer.outer.exchange import read_whole
 from trainer.outer.hub_store import upload_model
 from trainer.outer.object_store import ObjectStore
 from trainer.outer.parameters import ParameterVector
 from trainer.outer.replica import newest_state
 from trainer.outer.stores import open_store
+from trainer.outer.tensor_file import seal_tensors, sha256, unseal_tensors
 
 TEMPLATE = "model/"
 """Where a run keeps the model's files: configuration, tokenizer, and what is not trained."""
-COMPLETE = f"{TEMPLATE}complete.json"
+COMPLETE = f"{TEMPLATE}complete.safetensors"
 HUB = "hub:"
 
 
@@ -36,12 +37,13 @@ def publish_template(store: ObjectStore, trainer: Trainer) -> None:
         # Not by the trainer, whose way to save sharded models wants all ranks.
         model.save_pretrained(folder)
         trainer.processing_class.save_pretrained(folder)
-        for path in sorted(Path(folder).iterdir()):
-            if path.is_file():
-                store.put(f"{TEMPLATE}{path.name}", path.read_bytes())
+        files = {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
+    for name, data in sorted(files.items()):
+        store.put(f"{TEMPLATE}{name}", data)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    hashes = {name: sha256(data) for name, data in files.items()}
     # The last one: whoever finds it finds them all.
-    store.put(COMPLETE, json.dumps({"trained": trained}).encode())
+    store.put(COMPLETE, seal_tensors({"trained": trained, "files": hashes}, {}))
 
 
 def export_model(
@@ -63,16 +65,18 @@ def export_model(
     """
     store = open_store(uri, options=options)
     found, theta, run = newest_state(store, round_id)
-    data = store.get(COMPLETE)
-    if data is None:
+    sealed = read_whole(store, COMPLETE, unseal_tensors)
+    if sealed is None:
         raise OuterLoopError(f"{uri} holds no model: its replicas were not trained by a trainer")
-    trained = set(json.loads(data)["trained"])
     with tempfile.TemporaryDirectory() as folder:
-        for key in store.keys(TEMPLATE):
-            Path(folder, key.removeprefix(TEMPLATE)).write_bytes(store.get(key) or b"")
+        for name, sha in sealed[0]["files"].items():
+            data = store.get(f"{TEMPLATE}{name}")
+            if data is None or sha256(data) != sha:
+                raise OuterLoopError(f"{store.place}{TEMPLATE}{name} is damaged or gone")
+            Path(folder, name).write_bytes(data)
         model = _loaded(folder)
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in trained)
+            parameter.requires_grad_(name in sealed[0]["trained"])
         view = ParameterVector(model)
         if view.signature != run["signature"]:
             raise OuterLoopError(f"the model in {uri} is not the one that was trained there")

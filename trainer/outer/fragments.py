@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from trainer.errors import OuterLoopError
 from trainer.outer.exchange import RoundReport, agree_on_run
+from trainer.outer.lease import claim
 from trainer.outer.object_store import ObjectStore, SubStore
 from trainer.outer.replica import OuterReplica, OuterSettings, Vector, fragment_folder
 from trainer.outer.tensor_file import sha256
@@ -45,7 +46,6 @@ class FragmentedReplica:
         rank: This replica's rank, from 0.
         world_size: Replicas that the first round waits for.
         settings: What the run agrees on; `n_rounds` counts calls of `exchange`.
-        attempt: How many processes of this rank came before.
         state: Where private state is kept between processes; None keeps none.
     """
 
@@ -59,7 +59,6 @@ class FragmentedReplica:
         rank: int,
         world_size: int,
         settings: OuterSettings,
-        attempt: int = 0,
         state: ObjectStore | None = None,
     ) -> None:
         self.store = store
@@ -75,7 +74,6 @@ class FragmentedReplica:
                 rank=rank,
                 world_size=world_size,
                 settings=replace(settings, n_rounds=self._n_rounds_of(i, n_fragments)),
-                attempt=attempt,
                 state=None if state is None else SubStore(state, fragment_folder(i)),
             )
             for i, part in enumerate(parts)
@@ -106,6 +104,10 @@ class FragmentedReplica:
             self.store,
             {"fragments": len(self._fragments), "signature": self.settings.signature},
         )
+        # One number for all: of two processes none has only a part of the fragments.
+        claimed = self._fragments[0].retried(lambda: claim(self.store, self._fragments[0].rank))
+        for fragment in self._fragments:
+            fragment.claimed = claimed
         for joining in [in_background(fragment.join) for fragment in self._fragments]:
             joining.result()
         kept = max((f.inner_state for f in self._fragments), key=_beat_of)

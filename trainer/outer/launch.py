@@ -1,80 +1,360 @@
-"""`python -m trainer launch`: start the replicas of one run and keep them alive."""
+"""`python -m trainer launch`: start the replicas of one run under a ceiling and keep them alive.
+
+Every start is in the launch's ledger before it is made, so that whoever comes after an interruption
+knows all of them. The lease in the store keeps a second launch from training side by side.
+"""
 
 import argparse
+import hashlib
 import logging
+import math
+import socket
 import sys
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from trainer.errors import TrainerConfigError, TrainerError
+from trainer.errors import (
+    BudgetReachedError,
+    ObjectStoreError,
+    PlatformUnreachableError,
+    ReplicaFailedError,
+    TrainerConfigError,
+    TrainerError,
+)
 from trainer.folders import sole_writer
 from trainer.outer.environment import variables_named
 from trainer.outer.executors.base import (
     ReplicaHandle,
     ReplicaResult,
+    ReplicaState,
     ServerlessExecutor,
     supervise,
 )
 from trainer.outer.executors.hf_jobs import HFJobsExecutor
+from trainer.outer.executors.ledger import JobLedger, LedgerRow
 from trainer.outer.executors.local import LocalProcessExecutor
-from trainer.outer.executors.modal import ModalExecutor
+from trainer.outer.executors.modal import DEFAULT_CPU, DEFAULT_MEMORY_MIB, ModalExecutor
+from trainer.outer.lease import Lease
+from trainer.outer.stores import open_store
 
 logger = logging.getLogger(__name__)
 
 EXECUTORS = ("local", "hf_jobs", "modal")
-HANDLES, WATCH = "handles.jsonl", "watch.json"
+LEDGER, PLAN = "ledger.sqlite", "plan"
 INTERRUPTED = 130
+MIN_LIFE_S = 60.0
+"""A start that could not live for so long is not worth its image."""
+PROBE_RANK, PROBE_S = -1, 900.0
+LOST = "lost"
+"""The outcome of a start of which the platform knows nothing."""
+ASK_S = 60.0
+"""How long who asks for the status, or stops a launch, waits for the platform."""
+MAX_GAPS = 3
+"""So many attempts in a row that a platform does not know, and there is no later one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
-    """What another process needs to go on watching replicas; names of secrets, no values."""
+class Limits:
+    """What a launch may use up. Restarts and the probe count."""
+
+    max_usd: float | None = 10.0
+    """Dollars of all starts together, by the platform's price list; None sets no ceiling."""
+    max_hours: float = 24.0
+    """Hours from the first start on, after which the platform itself ends every replica."""
+    max_restarts: int = 10
+    """Restarts of all replicas together, while they are watched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What another process needs to go on with a launch; names of secrets, no values."""
 
     executor: str = "local"
-    image: str = "python:3.12"
+    image: str = ""
     hardware: str | None = None
-    cpu: float | None = None
-    memory_mib: int | None = None
+    cpu: float = DEFAULT_CPU
+    memory_mib: int = DEFAULT_MEMORY_MIB
     namespace: str | None = None
+    usd_per_hour: float | None = None
+    uri: str = ""
     secrets: tuple[str, ...] = ()
-    max_restarts: int = 10
+    limits: Limits = Limits()
 
 
-def make_executor(
-    name: str,
-    *,
-    work_dir: Path,
-    image: str = "python:3.12",
-    hardware: str | None = None,
-    cpu: float | None = None,
-    memory_mib: int | None = None,
-    namespace: str | None = None,
-) -> ServerlessExecutor:
-    """Return an executor by its name: `local`, `hf_jobs` or `modal`.
-
-    Args:
-        name: Which platform.
-        work_dir: Logs of local replicas.
-        image: Container image of cloud replicas; it must hold this package.
-        hardware: Flavor of a Hugging Face Job, or GPU of a Modal sandbox.
-        cpu: Cores of a Modal sandbox.
-        memory_mib: Memory of a Modal sandbox.
-        namespace: Who pays for Hugging Face Jobs; None takes the token's owner.
+def make_executor(plan: Plan, work_dir: Path) -> ServerlessExecutor:
+    """Return the executor that a plan names: `local`, `hf_jobs` or `modal`.
 
     Raises:
-        TrainerConfigError: There is no such executor, or its package is missing.
+        TrainerConfigError: There is no such executor, its package is missing, or a cloud's image
+            is not named.
     """
-    match name:
-        case "local":
-            return LocalProcessExecutor(work_dir)
-        case "hf_jobs":
-            return HFJobsExecutor(hardware or "cpu-basic", image=image, namespace=namespace)
-        case "modal":
-            return ModalExecutor(image, hardware, cpu=cpu, memory_mib=memory_mib)
-    raise TrainerConfigError(f"executor {name!r}: choose one of {', '.join(EXECUTORS)}")
+    if plan.executor not in EXECUTORS:
+        raise TrainerConfigError(
+            f"executor {plan.executor!r}: choose one of {', '.join(EXECUTORS)}"
+        )
+    if plan.executor == "local":
+        return LocalProcessExecutor(work_dir / "replicas")
+    if not plan.image:
+        raise TrainerConfigError("--image is needed: a container image that holds this package")
+    price = plan.usd_per_hour
+    if plan.executor == "hf_jobs":
+        return HFJobsExecutor(
+            plan.hardware or "cpu-basic", image=plan.image, namespace=plan.namespace,
+            usd_per_hour=price,
+        )  # fmt: skip
+    return ModalExecutor(
+        plan.image, plan.hardware, cpu=plan.cpu, memory_mib=plan.memory_mib, usd_per_hour=price
+    )
+
+
+class Launch:
+    """The replicas of one run, known by a ledger in `work_dir` and a lease in the store.
+
+    Args:
+        work_dir: Where the ledger is.
+        uri: The store that joins the replicas.
+        executor: Where they run.
+        limits: What they may use up.
+    """
+
+    def __init__(
+        self, work_dir: Path, uri: str, executor: ServerlessExecutor, limits: Limits
+    ) -> None:
+        self.uri, self.executor, self.limits = uri, executor, limits
+        self.work_dir = work_dir
+        self.ledger = executor.ledger = JobLedger(work_dir / LEDGER)
+        self.run_id = self.ledger.recall("run_id") or ""
+        holder = self.ledger.remember("holder", uuid.uuid4().hex)
+        self.lease = Lease(open_store(uri), holder)
+
+    @property
+    def until(self) -> float:
+        """When the platform will have ended every replica, in seconds of the epoch."""
+        began = float(self.ledger.remember("began", str(self.executor.now())))
+        return began + 3600 * self.limits.max_hours
+
+    def take(self, *, is_forced: bool = False) -> None:
+        """Take the store's lease and set the ceiling.
+
+        Raises:
+            LeaseHeldError: Another launch has the store.
+            TrainerConfigError: The price of the hardware is not known.
+        """
+        known = int(self.ledger.recall("run") or 0)
+        where = f"{self.work_dir.resolve()} on {socket.gethostname()}"
+        run = self.lease.take(
+            where, now=self.executor.now(), until=self.until, run=known, is_forced=is_forced
+        )
+        self.ledger.remember("run", str(run))
+        named = f"outer-{hashlib.sha256(self.uri.encode()).hexdigest()[:12]}-{run}"
+        self.run_id = self.ledger.remember("run_id", named)
+        self.ledger.set_ceiling(self.limits.max_usd if self.executor.usd_per_hour else None)
+
+    def handles(self) -> list[ReplicaHandle]:
+        """Return the last start of every rank that has a job; what was not heard of is looked up."""
+        executor, newest = self.executor, dict[int, ReplicaHandle]()
+        unsure: list[ReplicaHandle] = []
+        for row in self.ledger.rows():
+            known = ReplicaHandle.from_json(row.handle)
+            handle = known if known.job_id or row.outcome == "refused" else executor.found(known)
+            if handle is None and row.is_open:
+                # Its request may still be under way; what is not there then has ended before.
+                since_s = executor.now() - row.intent_at
+                executor.sleep(max(0.0, executor.arrives_s - since_s))
+                handle = executor.found(known)
+            if handle is None:
+                cost = executor.bound_usd(min(executor.now() - row.intent_at, known.timeout_s))
+                self.ledger.settle(row.rank, row.attempt, cost, LOST, executor.now())
+            elif handle.job_id:
+                newest[row.rank] = handle
+                unsure += [handle] if row.is_open or row.outcome == LOST else []
+        # Of two of one rank the later one stays.
+        executor.cancel([handle for handle in unsure if newest[handle.rank] != handle])
+        return [newest[rank] for rank in sorted(newest)]
+
+    def start(
+        self,
+        entrypoint: str,
+        command: Sequence[str],
+        n: int,
+        *,
+        env: Mapping[str, str],
+        secrets: Mapping[str, str],
+    ) -> list[ReplicaHandle]:
+        """Return all replicas, those that run already and those that have to be started.
+
+        Raises:
+            TrainerConfigError: The ledger has replicas of another command.
+            BudgetReachedError: They could not live for long under the ceiling.
+            ReplicaFailedError: The probe or a start failed; what was started is stopped.
+        """
+        executor = self.executor
+        there = {handle.rank: handle for handle in self.handles() if handle.rank != PROBE_RANK}
+        wanted = [executor.command_of(entrypoint, command, rank, n) for rank in range(n)]
+        if any(rank >= n or there[rank].command != wanted[rank] for rank in there):
+            raise TrainerConfigError(
+                "the work dir is that of a launch with other arguments: give another --work-dir"
+            )
+        if there:
+            logger.warning("%s: replicas are there already, going on with them", self.work_dir)
+        attempts = {row.rank: row.attempt + 1 for row in self.ledger.rows()}
+        ended = executor.poll(list(there.values()))
+        alive = [s.rank for s in ended if not s.state.is_final or s.state is ReplicaState.SUCCEEDED]
+        missing = [rank for rank in range(n) if rank not in alive]
+        if not missing:
+            return [there[rank] for rank in range(n)]
+        try:
+            if entrypoint.startswith("python:"):
+                self._probe(attempts.get(PROBE_RANK, 0), n, env=env, secrets=secrets)
+            life_s = self.life_s(len(missing))
+            for rank in missing:
+                self.check_lease()
+                handle = ReplicaHandle(
+                    self.run_id, rank, n, attempts.get(rank, 0), "", wanted[rank], dict(env), life_s
+                )
+                there[rank] = executor.start(handle, secrets)
+        except ReplicaFailedError:
+            executor.cancel([handle for rank, handle in there.items() if rank in missing])
+            raise
+        return [there[rank] for rank in range(n)]
+
+    def adopt(
+        self, entrypoint: str, command: Sequence[str], n: int, env: Mapping[str, str]
+    ) -> None:
+        """Take the jobs that a launch from elsewhere has started for this run into the ledger.
+
+        How long they may live is that launch's word, and so is what they may cost.
+        """
+        executor, life_s = self.executor, self.until - self.executor.now()
+        for rank in range(n):
+            argv, n_gaps, attempt = executor.command_of(entrypoint, command, rank, n), 0, 0
+            while n_gaps < MAX_GAPS:
+                handle = ReplicaHandle(self.run_id, rank, n, attempt, "", argv, dict(env), life_s)
+                found = executor.found(handle)
+                n_gaps = n_gaps + 1 if found is None else 0
+                if found is not None and not executor.poll([found])[0].state.is_final:
+                    spent, held, ceiling = self.ledger.totals_usd()
+                    free = math.inf if ceiling is None else (ceiling - spent - held) / (n - rank)
+                    bound = min(free, executor.bound_usd(life_s))
+                    self.ledger.reserve(rank, attempt, found.to_json(), bound, executor.now())
+                attempt += 1
+
+    def life_s(self, n: int) -> float:
+        """Return for how long each of `n` replicas that start now may live, in seconds.
+
+        Raises:
+            BudgetReachedError: Not long enough to be worth a start.
+        """
+        life_s, price = self.until - self.executor.now(), self.executor.usd_per_hour
+        spent, held, ceiling = self.ledger.totals_usd()
+        if price and ceiling is not None:
+            # Of what is affordable, one step may be begun at the end and one is rounded up.
+            affordable_s = (ceiling - spent - held) / n / price * 3600
+            life_s = min(life_s, affordable_s - 2 * self.executor.billing_step_s)
+        if life_s < MIN_LIFE_S:
+            raise BudgetReachedError(
+                f"{n} more starts at ${price:.2f} an hour do not fit: ${spent:.2f} are spent and "
+                f"${held:.2f} held under max_usd={ceiling}, and max_hours={self.limits.max_hours:g} "
+                "ends everything: raise them, and the same command goes on from the store"
+            )
+        if price:
+            logger.warning(
+                "%d replicas at $%.2f an hour each: they may live for %.1f h under max_usd=%s and "
+                "max_hours=%g", n, price, life_s / 3600, ceiling, self.limits.max_hours,
+            )  # fmt: skip
+        return float(int(life_s))
+
+    def check_lease(self) -> None:
+        """Make sure that the store is still this launch's, before anything is started.
+
+        Raises:
+            LeaseHeldError: Another launch has taken over.
+        """
+
+        def check() -> None:
+            try:
+                self.lease.check()
+            except ObjectStoreError as error:
+                raise PlatformUnreachableError(str(error)) from error
+
+        self.executor.patiently(check)
+
+    def watch(
+        self,
+        handles: Sequence[ReplicaHandle],
+        *,
+        poll_s: float = 1.0,
+        secrets: Mapping[str, str] | None = None,
+    ) -> list[ReplicaResult]:
+        """Start dead replicas anew until all have succeeded; return their logs.
+
+        Raises:
+            ReplicaFailedError: One died and may not be started anew; the others are stopped.
+            LeaseHeldError: Another launch has taken over; the jobs go on.
+        """
+
+        def renewed(handle: ReplicaHandle) -> ReplicaHandle:
+            self.check_lease()
+            return replace(handle, timeout_s=self.life_s(1))
+
+        is_over = False
+        try:
+            finished = supervise(
+                self.executor,
+                handles,
+                max_restarts=self.limits.max_restarts,
+                poll_s=poll_s,
+                secrets=secrets,
+                renewed=renewed,
+            )
+            results = self.executor.collect(finished, timeout_s=0)
+            is_over = True
+        except ReplicaFailedError:
+            is_over = True
+            raise
+        finally:
+            if is_over or not self.executor.outlives_launcher:
+                self.lease.release()
+        return results
+
+    def stop(self) -> None:
+        """End all replicas, and let another launch have the store.
+
+        Raises:
+            LeaseHeldError: Another launch has taken over; the replicas are its own now.
+            PlatformUnreachableError: The platform did not answer; what runs may run on.
+        """
+        try:
+            self.take()
+        except ObjectStoreError as error:
+            logger.warning("%s", error)
+        self.executor.cancel(self.handles())
+        self.lease.release()
+
+    def _probe(
+        self, attempt: int, n: int, *, env: Mapping[str, str], secrets: Mapping[str, str]
+    ) -> None:
+        """Start one replica that only shows that the others could work, where starts cost money."""
+        executor = self.executor
+        if not executor.outlives_launcher or self.ledger.recall("probed") is not None:
+            return
+        command = executor.command_of("python:trainer.outer.probe", [self.uri], 0, n)
+        life_s = min(PROBE_S, self.life_s(1))
+        handle = ReplicaHandle(self.run_id, PROBE_RANK, n, attempt, "", command, dict(env), life_s)
+        self.check_lease()
+        started = executor.start(handle, secrets)
+        try:
+            executor.collect([started], timeout_s=2 * PROBE_S)
+        except ReplicaFailedError as error:
+            raise ReplicaFailedError(
+                "no replica was started, for the probe failed: the image must hold this package, "
+                f"and reach the store with the secrets that it is given: {error}"
+            ) from error
+        self.ledger.remember("probed", "yes")
 
 
 def launch(
@@ -84,117 +364,87 @@ def launch(
     uri: str,
     executor: ServerlessExecutor,
     entrypoint: str = "python:trainer",
-    max_restarts: int = 10,
-    timeout_s: float = 24 * 3600.0,
+    limits: Limits | None = None,
     poll_s: float = 1.0,
     env: Mapping[str, str] | None = None,
     secrets: Mapping[str, str] | None = None,
-    handles_file: Path | None = None,
+    work_dir: Path = Path("outer"),
     is_detached: bool = False,
+    is_forced: bool = False,
 ) -> list[ReplicaResult]:
     """Train with N replicas joined by a store, start dead ones anew, return their logs.
+
+    The same call again goes on with the replicas that are there.
 
     Args:
         arguments: Of `python -m trainer`; `{rank}` and `{world_size}` are filled in.
         replicas: How many.
-        uri: The store that joins them.
+        uri: The store that joins them; this process must reach it, too.
         executor: Where they run.
         entrypoint: The program each replica runs.
-        max_restarts: Restarts of all replicas together.
-        timeout_s: Life of one replica's process, in seconds.
+        limits: What they may use up; None takes those of `Limits`.
         poll_s: Seconds between looks.
         env: Further variables.
         secrets: Variables such as cloud keys, through the platform's secret store.
-        handles_file: Where the replicas' names are kept, for another process to watch them. If
-            it names replicas of the same command, those are watched, and none is launched.
+        work_dir: Where the ledger of all starts is kept.
         is_detached: Return as soon as all are started, with no result.
+        is_forced: Take the store over from another launch, with the jobs that it has started.
 
     Raises:
-        ReplicaFailedError: One died and no restart was left; the others are stopped.
-        TrainerConfigError: `handles_file` names replicas of another command.
+        ReplicaFailedError: One died and may not be started anew; the others are stopped.
+        BudgetReachedError: A start would pass `limits`.
+        LeaseHeldError: Another launch has the store.
+        TrainerConfigError: `work_dir` has replicas of another command.
     """
     settings = ["--set", "outer=object_store", "--set", f"outer_options.uri={uri}"]
     if uri.startswith("file://"):
         # On a disk the optimizers' state costs little; on a network it is the user's choice.
         settings += ["--set", f"outer_options.state_uri={uri}"]
     command = [*arguments, *settings]
-    handles = read_handles(handles_file) if handles_file is not None else []
-    if handles:
-        _check_same(handles, executor, entrypoint, command, replicas)
-        logger.warning("%s: replicas are there already, going on with them", handles_file)
-    else:
-        handles = executor.launch_replicas(
-            replicas, entrypoint, command, env=env, secrets=secrets, timeout_s=timeout_s
-        )
-        keep_handles(handles_file, handles)
-    if is_detached:
-        return []
-    return watch(
-        executor,
-        handles,
-        max_restarts=max_restarts,
-        poll_s=poll_s,
-        secrets=secrets,
-        handles_file=handles_file,
+    run = Launch(work_dir, uri, executor, limits or Limits())
+    is_first = run.run_id == ""
+    run.take(is_forced=is_forced)
+    if is_first and is_forced:
+        run.adopt(entrypoint, command, replicas, env or {})
+    handles = run.start(entrypoint, command, replicas, env=env or {}, secrets=secrets or {})
+    return [] if is_detached else run.watch(handles, poll_s=poll_s, secrets=secrets)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer launch",
+        description="Train with replicas that share nothing but an object store. Other options "
+        "are those of `python -m trainer`; {rank} in them is filled in. The same command again "
+        "goes on with the replicas that are there.",
     )
-
-
-def watch(
-    executor: ServerlessExecutor,
-    handles: Sequence[ReplicaHandle],
-    *,
-    max_restarts: int = 10,
-    poll_s: float = 1.0,
-    secrets: Mapping[str, str] | None = None,
-    handles_file: Path | None = None,
-) -> list[ReplicaResult]:
-    """Start dead replicas anew until all have succeeded; return their logs.
-
-    Raises:
-        ReplicaFailedError: One died and no restart was left; the others are stopped.
-    """
-    finished = supervise(
-        executor,
-        handles,
-        max_restarts=max_restarts,
-        poll_s=poll_s,
-        secrets=secrets,
-        on_change=lambda changed: keep_handles(handles_file, changed),
+    add = parser.add_argument
+    add("--work-dir", type=Path, default=Path("outer"), help="ledger and logs")
+    add("--status", action="store_true", help="print what was launched from here, and its cost")
+    add("--logs", action="store_true", help="print what the replicas have written")
+    add("--rank", type=int, help="only of this one (--logs)")
+    add("--attach", action="store_true", help="watch what was launched from here")
+    add("--stop", action="store_true", help="end what was launched from here")
+    add(
+        "--take-over", action="store_true", help="take the store from another launch, with its jobs"
     )
-    return executor.collect(finished, timeout_s=0)
-
-
-def keep_handles(path: Path | None, handles: Sequence[ReplicaHandle]) -> None:
-    """Write handles for another process; a reader sees the old or the new ones."""
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_suffix(".part")
-        aside.write_text("".join(f"{handle.to_json()}\n" for handle in handles), "utf-8")
-        aside.replace(path)
-
-
-def read_handles(path: Path) -> list[ReplicaHandle]:
-    """Return the handles that `keep_handles` wrote; none if there is no file.
-
-    Raises:
-        TrainerConfigError: A line is no handle.
-    """
-    lines = path.read_text("utf-8").splitlines() if path.exists() else []
-    return [ReplicaHandle.from_json(line) for line in lines]
-
-
-def _check_same(
-    handles: Sequence[ReplicaHandle],
-    executor: ServerlessExecutor,
-    entrypoint: str,
-    command: Sequence[str],
-    replicas: int,
-) -> None:
-    wanted = [executor.command_of(entrypoint, command, rank, replicas) for rank in range(replicas)]
-    if [handle.command for handle in handles] != wanted:
-        raise TrainerConfigError(
-            "the work dir is that of a launch with other arguments: give another --work-dir"
-        )
+    add("--replicas", type=int, default=2, help="how many (default: 2)")
+    add("--processes", type=int, default=1, help="of each replica, by torchrun (default: 1)")
+    add("--executor", choices=EXECUTORS, default="local", help="where they run")
+    add("--uri", help="store that joins them (default: a folder, local only)")
+    add("--image", default="", help="container image that holds this package (cloud)")
+    add("--hardware", help="flavor (hf_jobs) or GPU (modal)")
+    add("--cpu", type=float, default=DEFAULT_CPU, help="cores of each replica (modal)")
+    add("--memory", type=int, default=DEFAULT_MEMORY_MIB, metavar="MIB", help="of each (modal)")
+    add("--namespace", help="who pays (hf_jobs; default: the token's owner)")
+    add("--max-usd", type=float, default=10.0, help="ceiling of all starts together (default: 10)")
+    add("--max-hours", type=float, default=24.0, help="from the first start on (default: 24)")
+    add("--usd-per-hour", type=float, help="price of one replica (default: the platform's)")
+    add("--secret", action="append", default=[], metavar="NAME",
+        help="hand this variable on through the platform's secrets")  # fmt: skip
+    add("--env", action="append", default=[], metavar="NAME=VALUE", help="set this variable")
+    add("--detach", action="store_true", help="start, and do not watch")
+    add("--max-restarts", type=int, default=10, help="of all replicas together")
+    return parser
 
 
 def launch_command(arguments: Sequence[str]) -> int:
@@ -204,162 +454,108 @@ def launch_command(arguments: Sequence[str]) -> int:
         The exit code: 0 if all replicas came to the end, 2 for a user's mistake or a failure, 130
         if the watch was interrupted.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer launch",
-        description="Train with replicas that share nothing but an object store. Other options "
-        "are those of `python -m trainer`; {rank} in them is filled in. The same command again "
-        "goes on with the replicas that are there.",
-    )
-    parser.add_argument("--replicas", type=int, default=2, help="how many (default: 2)")
-    parser.add_argument(
-        "--processes", type=int, default=1, help="of each replica, by torchrun (default: 1)"
-    )
-    parser.add_argument("--executor", choices=EXECUTORS, default="local", help="where they run")
-    parser.add_argument("--uri", help="store that joins them (default: a folder, local only)")
-    _add_work_dir(parser)
-    parser.add_argument("--image", default="python:3.12", help="container image (cloud)")
-    parser.add_argument("--hardware", help="flavor (hf_jobs) or GPU (modal)")
-    parser.add_argument("--cpu", type=float, help="cores of each replica (modal)")
-    parser.add_argument("--memory", type=int, metavar="MIB", help="of each replica (modal)")
-    parser.add_argument("--namespace", help="who pays (hf_jobs; default: the token's owner)")
-    parser.add_argument(
-        "--secret", action="append", default=[], metavar="NAME",
-        help="hand this variable on through the platform's secrets",
-    )  # fmt: skip
-    parser.add_argument(
-        "--env", action="append", default=[], metavar="NAME=VALUE", help="set this variable"
-    )
-    parser.add_argument("--detach", action="store_true", help="start, and do not watch")
-    parser.add_argument("--max-restarts", type=int, default=10, help="of all replicas together")
-    options, rest = parser.parse_known_args(arguments)
-    entrypoint = "python:trainer"
+    options, rest = _parser().parse_known_args(arguments)
+    work_dir: Path = options.work_dir
+    try:
+        if options.attach or options.status or options.stop or options.logs:
+            results = _of_launched(options)
+        else:
+            results = _launched(options, rest)
+    except TrainerError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write(
+            f"not watched any more; python -m trainer launch --attach --work-dir {work_dir} goes "
+            "on, --stop ends what still runs\n"
+        )
+        return INTERRUPTED
+    for result in results:
+        last = (result.log.strip().splitlines() or [""])[-1]
+        sys.stdout.write(f"replica {result.rank} (attempt {result.attempt}): {last}\n")
+    return 0
+
+
+def _launched(options: argparse.Namespace, rest: list[str]) -> list[ReplicaResult]:
+    """Launch what the command line asks for."""
+    entrypoint, work_dir = "python:trainer", options.work_dir
     if options.processes > 1:
         entrypoint = "python:torch.distributed.run"
         n = str(options.processes)
         rest = ["--standalone", "--nproc-per-node", n, "-m", "trainer", *rest]
-    how = Watch(
+    if options.uri is None and options.executor != "local":
+        raise TrainerConfigError("--uri is needed: cloud replicas cannot see a local folder")
+    plan = Plan(
         executor=options.executor,
         image=options.image,
         hardware=options.hardware,
         cpu=options.cpu,
         memory_mib=options.memory,
         namespace=options.namespace,
+        usd_per_hour=options.usd_per_hour,
+        uri=options.uri or f"file://{(work_dir / 'store').resolve()}",
         secrets=tuple(options.secret),
-        max_restarts=options.max_restarts,
+        limits=Limits(
+            max_usd=options.max_usd,
+            max_hours=options.max_hours,
+            max_restarts=options.max_restarts,
+        ),
     )
+    env, secrets = dict(_pair(text) for text in options.env), variables_named(plan.secrets)
+    executor = make_executor(plan, work_dir)
+    with sole_writer(work_dir):
+        JobLedger(work_dir / LEDGER).put(PLAN, msgspec.json.encode(plan).decode())
+        return launch(
+            rest,
+            replicas=options.replicas,
+            uri=plan.uri,
+            executor=executor,
+            entrypoint=entrypoint,
+            limits=plan.limits,
+            env=env,
+            secrets=secrets,
+            work_dir=work_dir,
+            is_detached=options.detach,
+            is_forced=options.take_over,
+        )
 
-    def run() -> list[ReplicaResult]:
-        if options.uri is None and how.executor != "local":
-            raise TrainerConfigError("--uri is needed: cloud replicas cannot see a local folder")
-        executor, secrets = _executor_of(how, options.work_dir), variables_named(how.secrets)
+
+def _of_launched(options: argparse.Namespace) -> list[ReplicaResult]:
+    """Do what the command line asks for with a launch that is there."""
+    path = options.work_dir / LEDGER
+    text = JobLedger(path).recall(PLAN) if path.exists() else None
+    if text is None:
+        raise TrainerConfigError(f"{options.work_dir}: nothing was launched from here")
+    plan = msgspec.json.decode(text, type=Plan)
+    executor = make_executor(plan, options.work_dir)
+    run = Launch(options.work_dir, plan.uri, executor, plan.limits)
+    if options.attach:
         with sole_writer(options.work_dir):
-            (options.work_dir / WATCH).write_bytes(msgspec.json.encode(how))
-            return launch(
-                rest,
-                replicas=options.replicas,
-                uri=options.uri or f"file://{(options.work_dir / 'store').resolve()}",
-                executor=executor,
-                entrypoint=entrypoint,
-                max_restarts=how.max_restarts,
-                env=dict(_pair(text) for text in options.env),
-                secrets=secrets,
-                handles_file=options.work_dir / HANDLES,
-                is_detached=options.detach,
-            )
-
-    return _told(run, options.work_dir)
-
-
-def attach_command(arguments: Sequence[str]) -> int:
-    """Run `attach`: watch the replicas that another process has launched."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer attach", description="Watch replicas that were launched before."
-    )
-    _add_work_dir(parser)
-    options = parser.parse_args(arguments)
-
-    def run() -> list[ReplicaResult]:
-        how, executor, handles = _launched(options.work_dir)
-        secrets = variables_named(how.secrets)
-        with sole_writer(options.work_dir):
-            return watch(
-                executor,
-                handles,
-                max_restarts=how.max_restarts,
-                secrets=secrets,
-                handles_file=options.work_dir / HANDLES,
-            )
-
-    return _told(run, options.work_dir)
-
-
-def logs_command(arguments: Sequence[str]) -> int:
-    """Run `logs`: print what replicas have written."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer logs", description="Print what replicas have written."
-    )
-    _add_work_dir(parser)
-    parser.add_argument("--rank", type=int, help="only of this one")
-    options = parser.parse_args(arguments)
-
-    def run() -> list[ReplicaResult]:
-        _, executor, handles = _launched(options.work_dir)
-        for handle in handles:
-            if options.rank in (None, handle.rank):
-                status = executor.poll([handle])[0]
-                sys.stdout.write(f"replica {handle.rank}: {status.state.value}\n")
-                sys.stdout.write(executor.logs(handle))
+            run.take()
+            handles = [handle for handle in run.handles() if handle.rank != PROBE_RANK]
+            return run.watch(handles, secrets=variables_named(plan.secrets))
+    executor.patience_s = ASK_S
+    if options.stop:
+        run.stop()
         return []
-
-    return _told(run, options.work_dir)
-
-
-def stop_command(arguments: Sequence[str]) -> int:
-    """Run `stop`: end the replicas of a launch."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer stop", description="End replicas that were launched before."
-    )
-    _add_work_dir(parser)
-    options = parser.parse_args(arguments)
-
-    def run() -> list[ReplicaResult]:
-        _, executor, handles = _launched(options.work_dir)
-        executor.cancel(handles)
-        return []
-
-    return _told(run, options.work_dir)
+    states = {(h.rank, h.attempt): (h, executor.poll([h])[0].state.value) for h in run.handles()}
+    for row in run.ledger.rows():
+        handle, state = states.get((row.rank, row.attempt), (None, row.outcome))
+        if options.rank not in (None, row.rank) or (options.logs and handle is None):
+            continue
+        name = "probe" if row.rank == PROBE_RANK else f"replica {row.rank}"
+        sys.stdout.write(f"{name}: {state}\n" if options.logs else _line(name, state, row))
+        if options.logs and handle is not None:
+            sys.stdout.write(executor.logs(handle))
+    if options.status:
+        spent, held, ceiling = run.ledger.totals_usd()
+        sys.stdout.write(f"${spent:.2f} spent, ${held:.2f} held, max_usd={ceiling}\n")
+    return []
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "launch": launch_command,
-    "attach": attach_command,
-    "logs": logs_command,
-    "stop": stop_command,
-}
-
-
-def _add_work_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--work-dir", type=Path, default=Path("outer"), help="logs and handles")
-
-
-def _executor_of(how: Watch, work_dir: Path) -> ServerlessExecutor:
-    return make_executor(
-        how.executor,
-        work_dir=work_dir / "replicas",
-        image=how.image,
-        hardware=how.hardware,
-        cpu=how.cpu,
-        memory_mib=how.memory_mib,
-        namespace=how.namespace,
-    )
-
-
-def _launched(work_dir: Path) -> tuple[Watch, ServerlessExecutor, list[ReplicaHandle]]:
-    handles = read_handles(work_dir / HANDLES)
-    if not handles:
-        raise TrainerConfigError(f"{work_dir}: nothing was launched from here")
-    how = msgspec.json.decode((work_dir / WATCH).read_bytes(), type=Watch)
-    return how, _executor_of(how, work_dir), handles
+def _line(name: str, state: str, row: LedgerRow) -> str:
+    held = f"may cost ${row.reserved_usd:.2f}" if row.is_open else f"cost ${row.cost_usd:.2f}"
+    return f"{name} (attempt {row.attempt}): {state}, {held}\n"
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -369,20 +565,9 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _told(run: Callable[[], list[ReplicaResult]], work_dir: Path) -> int:
-    """Run a command, print what came of it, and return the exit code."""
-    try:
-        results = run()
-    except TrainerError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        sys.stderr.write(
-            f"not watched any more; python -m trainer attach --work-dir {work_dir} goes on, stop "
-            "ends what still runs\n"
-        )
-        return INTERRUPTED
-    for result in results:
-        last = (result.log.strip().splitlines() or [""])[-1]
-        sys.stdout.write(f"replica {result.rank} (attempt {result.attempt}): {last}\n")
-    return 0
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "launch": launch_command,
+    "attach": lambda arguments: launch_command(["--attach", *arguments]),
+    "logs": lambda arguments: launch_command(["--logs", *arguments]),
+    "stop": lambda arguments: launch_command(["--stop", *arguments]),
+}

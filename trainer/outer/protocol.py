@@ -39,6 +39,11 @@ def manifest_key(round_id: int) -> str:
     return f"{round_prefix(round_id)}manifest.json"
 
 
+def copy_key(round_id: int) -> str:
+    """Return the key of a decision's copy, which is written after it."""
+    return f"decided/{round_id:06d}.json"
+
+
 def delta_prefix(round_id: int) -> str:
     """Return the folder of a round's contributions and join requests."""
     return f"{round_prefix(round_id)}delta/"
@@ -58,7 +63,7 @@ def snapshot_key(round_id: int, base: str) -> str:
 class Contribution:
     """One replica's pseudo-gradient of one round, as its key tells it.
 
-    `incarnation` starts with the number of the process's attempt, so that of two twins of one
+    `incarnation` starts with the number that the process has claimed, so that of two twins of one
     rank the later sorts last. `base` is the hash of the state it started from, `sha` that of its
     bytes, `weight` what it counts in the mean (usually tokens).
     """
@@ -377,8 +382,8 @@ class ReplicaLife:
             self._stuck_at = max(self._stuck_at, self.round_id)
             if self.n_resyncs > MAX_RESYNCS:
                 raise OuterLoopError(
-                    f"rank {self.rank}: the log of rounds does not continue the state we hold, "
-                    "and no snapshot helps"
+                    f"rank {self.rank}: {round_prefix(self.round_id)} does not continue the state "
+                    "we hold, or its merged object is gone, and no snapshot helps"
                 )
             yield from self._load()
             return False

@@ -13,6 +13,7 @@ the codec kept back) is private and optionally kept in a state store, which make
 """
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,7 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import ObjectStoreError, OuterLoopError, TrainerConfigError
-from trainer.outer.exchange import RUN_KEY, Patience, RoundDriver, RoundReport, agree_on_run
+from trainer.outer import exchange
+from trainer.outer.exchange import Patience, RoundDriver, RoundReport, agree_on_run
+from trainer.outer.lease import claim
 from trainer.outer.object_store import ObjectStore, SubStore
 from trainer.outer.outer_step import OuterStep
 from trainer.outer.protocol import (
@@ -43,6 +46,8 @@ logger = logging.getLogger(__name__)
 Vector = NDArray[np.float32]
 
 SNAPSHOTS = "snapshots/"
+MARK = ".kept"
+"""Ends the name of an object that says that private state was kept: if it is gone, it was lost."""
 
 
 def fragment_folder(fragment: int) -> str:
@@ -84,7 +89,6 @@ class OuterReplica(RoundDriver):
         rank: This replica's rank, from 0.
         world_size: Replicas that round 0 waits for.
         settings: What the run agrees on.
-        attempt: How many processes of this rank came before.
         state: Where private state is kept between processes; None keeps none, and a restarted
             replica begins with a fresh inner optimizer.
     """
@@ -99,7 +103,6 @@ class OuterReplica(RoundDriver):
         rank: int,
         world_size: int,
         settings: OuterSettings | None = None,
-        attempt: int = 0,
         state: ObjectStore | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
@@ -107,7 +110,7 @@ class OuterReplica(RoundDriver):
         self.settings = settings or OuterSettings()
         patience = Patience(self.settings.timeout_s, self.settings.first_grace_s)
         n = int(np.size(theta))
-        super().__init__(store, self.settings.codec, patience, rank=rank, n=n, attempt=attempt)
+        super().__init__(store, self.settings.codec, patience, rank=rank, n=n)
         self.world_size = world_size
         self.theta = np.array(theta, dtype=np.float32)
         self.velocity = np.zeros_like(self.theta)
@@ -116,6 +119,8 @@ class OuterReplica(RoundDriver):
         self.snapshot_every = self.settings.snapshot_every
         self._state = state
         self._private_key = f"private/{rank:04d}.safetensors"
+        self._has_marked = False
+        self.claimed = ""
         quorum = self.settings.quorum or -(-world_size // 2)
         self._life = ReplicaLife(rank, self.settings.n_rounds, quorum)
         self._protocol = self._life.live()
@@ -152,6 +157,7 @@ class OuterReplica(RoundDriver):
         """
         self.patience.begin_wait()
         self.retried(self._agree)
+        self.retried(self._claim)
         self.retried(self._load_private)
         self._advance(None)
 
@@ -230,6 +236,10 @@ class OuterReplica(RoundDriver):
                     f"over from this one ({ours}); stop this one"
                 )
 
+    def _claim(self) -> None:
+        """Take the rank over from whatever process has it."""
+        self.claimed = self.incarnation = self.claimed or claim(self.store, self.rank)
+
     def _base(self) -> str:
         return sha256(self.theta, self.velocity)[:20]
 
@@ -255,17 +265,32 @@ class OuterReplica(RoundDriver):
 
         Args:
             until: No newer one than of so many rounds; None takes any.
+
+        Raises:
+            OuterLoopError: The run has begun, and no snapshot of it is whole.
+            OuterTimeoutError: It does not begin.
         """
+        began = time.monotonic()
         while True:
-            for key in reversed(self.store.keys(SNAPSHOTS)):
-                if until is not None and _round_of(key) > until:
-                    continue
+            keys = [k for k in self.store.keys(SNAPSHOTS) if until is None or _round_of(k) <= until]
+            for key in reversed(keys):
                 if (loaded := self._read_snapshot(key)) is not None:
                     header, tensors = loaded
                     self.theta, self.velocity = tensors["theta"], tensors["velocity"]
                     return Snapshot(
                         header["round_id"], header["base"], frozenset(header["expected"])
                     )
+            if (first := snapshot_key(0, self._base())) in keys:
+                logger.warning("%s is written again", first)
+                self._put_snapshot(0, self._base(), range(self.world_size))
+            elif time.monotonic() - began > exchange.DAMAGE_S and (
+                keys or self.read_manifest(0, is_thorough=True) is not None
+            ):
+                lost = keys[-1] if keys else SNAPSHOTS
+                raise OuterLoopError(
+                    f"{self.store.place}{lost} is damaged or gone, and no other snapshot is there: "
+                    "the run cannot be joined any more; use another store URI"
+                )
             self.patience.poll(f"rank {self.rank}, waiting for a snapshot")
 
     def _read_snapshot(self, key: str) -> tuple[dict[str, Any], dict[str, NDArray]] | None:
@@ -322,18 +347,23 @@ class OuterReplica(RoundDriver):
         tensors |= {f"inner.{name}": value for name, value in self.inner_state.items()}
         tensors["payload"] = np.frombuffer(self.payload, np.uint8)
         self._state.put(self._private_key, seal_tensors(header, tensors))
+        if not self._has_marked:
+            self._state.put(f"{self._private_key}{MARK}", b"")
+            self._has_marked = True
 
     def _load_private(self) -> None:
         """Take up the private state of the process before us, if it left any."""
-        data = self._state.get(self._private_key) if self._state is not None else None
-        if data is None:
+        if self._state is None:
             return
-        try:
-            header, tensors = unseal_tensors(data)
-        except OuterLoopError as error:
-            raise OuterLoopError(
-                f"{self._private_key} is damaged ({error}): delete it to go on with a new optimizer"
-            ) from error
+        kept = exchange.read_whole(self._state, self._private_key, unseal_tensors)
+        if kept is None:
+            if self._state.get(f"{self._private_key}{MARK}") is not None:
+                raise OuterLoopError(
+                    f"{self._state.place}{self._private_key} is gone: put it back, or delete "
+                    f"{self._private_key}{MARK} as well to go on with a new optimizer"
+                )
+            return
+        header, tensors = kept
         self.payload = tensors.pop("payload").tobytes()
         for name, value in tensors.items():
             room, _, rest = name.partition(".")
@@ -344,11 +374,14 @@ class OuterReplica(RoundDriver):
 
     def _resume_own(self, own: Contribution) -> None:
         """Take up the contribution that the process before us had made."""
-        manifest = self.read_manifest(self._own_round)
+        manifest = self.read_manifest(self._own_round, is_thorough=True)
         if manifest is None:
             self._life.prepared = (self._own_round, own)
         else:
-            # Decided while we were away; a snapshot may be past it, so settle the account now.
+            # Decided while we were away; a snapshot may be past it, so settle the account now. Who
+            # answers for what the mean has lost needs all deltas again: ours must be whole.
+            if manifest.names(own):
+                self.put(own.key(self._own_round), self.payload)
             self.settle(manifest)
 
 
@@ -367,23 +400,25 @@ def newest_state(
     Raises:
         OuterLoopError: There is no such state.
     """
-    data = store.get(RUN_KEY)
-    if data is None:
+    known = exchange.read_run(store)
+    if known is None:
         raise OuterLoopError(f"{store.place or 'the store'} holds no run")
-    run, _ = unseal_tensors(data)
+    run = known[1]
     if "fragments" in run:
         folders = map(fragment_folder, range(run["fragments"]))
         parts = [newest_state(SubStore(store, folder), round_id) for folder in folders]
         theta = np.concatenate([theta for _, theta, _ in parts])
         return min(found for found, _, _ in parts), theta, run
     settings = OuterSettings(codec=run["codec"], outer=OuterStep(**run["outer"]), timeout_s=60.0)
-    # Its attempt is the last there can be: no replica's process replaces one that only looks on.
-    watcher = OuterReplica(
-        store, np.zeros(run["n"]), rank=0, world_size=1, settings=settings, attempt=999_999
-    )
+    watcher = OuterReplica(store, np.zeros(run["n"]), rank=0, world_size=1, settings=settings)
+    # Higher than any that is claimed: no replica's process replaces one that only looks on.
+    watcher.incarnation = "999999-watcher"
     at: Snapshot = watcher.retried(lambda: watcher.load_snapshot(until=round_id))
     found = at.round_id
-    while found != round_id and (manifest := watcher.read_manifest(found)) is not None:
+    while (
+        found != round_id
+        and (manifest := watcher.read_manifest(found, is_thorough=True)) is not None
+    ):
         if watcher.perform(Apply(found, manifest)) is None:
             raise OuterLoopError(f"the mean of round {found} is gone, and no snapshot is newer")
         found += 1

@@ -9,7 +9,7 @@ import pytest
 from replay_pipeline.pairs import extract_pairs
 from replay_pipeline.reliability import Ballot, Poll, draw, fit, posterior
 from replay_pipeline.reliability.labels import OWN, labelings
-from tests.support.worlds import WORLDS, simulate
+from tests.support.worlds import WORLDS, bought, simulate
 
 ALIKE = ("agent much weaker", "equal, errors shared", "four kinds", "a liar", "five teachers")
 """Worlds whose states are alike within a kind, so that votes alone tell the precision."""
@@ -83,6 +83,30 @@ def test_pairs_kept_by_probability_are_as_right_as_they_claim():
     n_right = [sum(map(world.is_right_pair, each.pairs)) for each in (report, votes)]
     assert n_right[0] > n_right[1]  # more than by counting, since one strong teacher may do
     assert {"pair"} < report.outcome_counts.keys()
+
+
+@pytest.mark.slow
+def test_bought_by_value_pairs_are_as_right_as_is_asked_and_checks_do_not_spoil_it():
+    """A teacher that errs as the agent does must not make the agent look always right."""
+    world = simulate(WORLDS["a liar"], 1_600, seed=1)
+    rows = bought(world, 2.8, min_p_better=0.8)
+    report = extract_pairs(world.states, rows, min_p_better=0.8)
+    assert len(report.pairs) > 100
+    assert true_precision(world, report.pairs) >= 0.9
+    checked, chances = checked_by_hand(world, report, 60)
+    after = extract_pairs(world.states, rows, min_p_better=0.8, checked=checked, chances=chances)
+    assert len(after.pairs) > 100
+    assert true_precision(world, after.pairs) >= 0.9
+
+
+@pytest.mark.slow
+def test_checks_bring_pairs_kept_by_probability_to_what_is_asked_where_states_are_hard():
+    world = simulate(WORLDS["four kinds, half hard"], 2_400, seed=1)
+    rows = bought(world, 4.2, min_p_better=0.8)
+    report = extract_pairs(world.states, rows, min_p_better=0.8)
+    checked, chances = checked_by_hand(world, report, 100)
+    after = extract_pairs(world.states, rows, min_p_better=0.8, checked=checked, chances=chances)
+    assert true_precision(world, after.pairs) >= max(0.8, true_precision(world, report.pairs))
 
 
 def test_the_likelihoods_of_all_partitions_add_up_to_one():

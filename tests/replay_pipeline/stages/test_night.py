@@ -8,9 +8,11 @@ import pytest
 
 from replay_pipeline.ingesters import SourceSlice, TraceBatch, write_manifest
 from replay_pipeline.ingesters.batches import Cursor
+from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.spending import words_beforehand
 from replay_pipeline.stages.summary import night_words, summarize_night
 from tests.roots import pipeline_at, project_root
 
@@ -65,6 +67,44 @@ def test_as_many_batches_are_planned_as_the_money_is_likely_to_reach(work):
     assert work.fitting(rest, max_total_usd=0.01) == rest[:1], "at least one goes on"
     work.receipts.write(receipt("replay", rest[0], is_complete=False, spent_usd=0.9, **PAID))
     assert work.fitting(rest, max_total_usd=2.0) == rest[:4], "what is paid is not paid again"
+
+
+@pytest.mark.slow
+def test_money_for_a_part_reaches_every_batch_of_a_run(tmp_path):
+    """Before, the first batches in order had all of it."""
+    work = project_root(tmp_path)
+    work.find_batches()
+    batches = work.batches()
+    for batch in batches:
+        work.ingest(batch)
+    assert len(batches) > 1
+    everything = work.estimate(batches).expected_usd
+    replay = work.replay_within(everything / 3, batches=batches)
+    reports = [replay(batch).report for batch in batches]
+    assert all(report["n_answers"] for report in reports)
+    assert sum(report["newly_spent_usd"] for report in reports) <= everything / 3
+    assert {report["stop_reason"] for report in reports} == {"budget"}
+    for report in reports:
+        counts = report["asked_by"]["projects"]
+        assert len(counts) == report["coverage"]["projects"]["all"]
+        assert sum(counts.values()) == report["coverage"]["states"]["asked"]
+
+
+def test_before_anybody_was_asked_prices_say_whether_teachers_may_be_weaker():
+    teacher = TeacherEstimate(
+        teacher="glm", model="z-ai/glm-4.6", n_calls=10, n_prompt_tokens=1_000_000,
+        n_cached_tokens=0, n_completion_tokens=100_000, expected_usd=0.5, bound_usd=1.0,
+        price_source="", price_date="",
+    )  # fmt: skip
+    found = Estimate(n_states=10, n_calls=10, expected_usd=0.5, bound_usd=1, teachers=(teacher,))
+    compared, advice = words_beforehand(found, {"claude-opus-4-5": 8, "claude-haiku-4-5": 2})
+    assert compared == (
+        "glm, your dearest teacher, costs $0.50; the same calls of claude-opus-4-5, which wrote 8 of "
+        "10 states, would cost $7.50"
+    )
+    assert "weaker" in advice
+    assert len(words_beforehand(found, {"claude-3-haiku": 9})) == 1  # $0.38: no such doubt
+    assert words_beforehand(found, {"a model of nobody's list": 9}) == []
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.pairs import extract_pairs
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.stages.trials import try_actions
+from replay_pipeline.stages.trials import try_actions, verdicts_of
 from replay_pipeline.stages.workspaces import Workspaces
 from replay_pipeline.types import TeacherAction
 from replay_pipeline.workspaces.sandbox import Limits, Sandbox
@@ -55,7 +55,10 @@ def pairs_of(tmp_path, work, state_id, answers, execute="files"):
     work_of = Workspaces(Settings(), sources=[path], repositories=[work.root])
     judge = execute if isinstance(execute, Judge) else Judge(execute)
     trials, counts = try_actions(work_of, judge, states, rows)
-    report = extract_pairs(states, rows, 2, trials=trials, include_natural=False)
+    verdicts = verdicts_of(trials, states, rows)
+    assert not any(verdicts.values())  # that an action works does not make it right
+    report = extract_pairs(states, rows, 2, trials=trials, verdicts=verdicts, include_natural=False)
+    counts["n_known_wrong"] = len(verdicts)
     (outcome,) = [row for row in report.outcomes if row["state_id"] == state_id]
     return outcome, report.pairs, counts
 
@@ -83,8 +86,9 @@ def test_a_side_that_works_against_one_that_fails_is_told_on_the_pair(tmp_path, 
         file_path=str(work.root / "tide" / "high.py"), old_string="return 5", new_string="return 6",
     )  # fmt: skip
     answer = edit(work, "return 3", "return 4")
-    outcome, (pair,), _ = pairs_of(tmp_path, work, state, {"qwen": answer, "glm": answer})
+    outcome, (pair,), counts = pairs_of(tmp_path, work, state, {"qwen": answer, "glm": answer})
     assert outcome["outcome"] == "pair"
+    assert counts["n_known_wrong"] == 1  # the agent's own
     assert pair["chosen_trial"] == "works"
     assert pair["rejected_trial"] == "fails: string_not_found"
 

@@ -17,6 +17,12 @@ from pathlib import Path
 
 from tests.trainer.outer.loopback import LoopbackServer
 
+HARDWARE = {
+    "name": "cpu-basic", "prettyName": "CPU Basic", "cpu": "2 vCPU", "ram": "16 GB",
+    "accelerator": None, "unitCostMicroUSD": 167, "unitCostUSD": 0.000167, "unitLabel": "minute",
+}  # fmt: skip
+"""A line of Hugging Face's price list, as its client documents it."""
+
 
 @dataclass
 class Job:
@@ -88,6 +94,9 @@ class JobsHub(LoopbackServer):
         path = request.path.partition("?")[0]
         if path == "/api/whoami-v2":
             return self.answer_json(request, {"name": "me", "type": "user", "id": "u", "orgs": []})
+        if path == "/api/jobs/hardware":
+            a10g = {**HARDWARE, "name": "a10g-large", "unitCostUSD": 0.025}
+            return self.answer_json(request, [HARDWARE, a10g])
         if path == "/api/jobs/me":
             return self.answer_json(request, [self.info(job) for job in self.jobs.values()])
         if (match := re.fullmatch(r"/api/jobs/me/(\w+)(/logs)?", path)) and match[1] in self.jobs:
@@ -170,6 +179,9 @@ class SandboxCloud:
         self.secrets = {}
         self.definitions = []
         self.calls = set()
+        self.named = {}
+        self.failing = []
+        self.is_offline = lambda: False
         self.loop = asyncio.new_event_loop()
         self.server = None
         ready = threading.Event()
@@ -207,7 +219,13 @@ class SandboxCloud:
 
     def start(self, definition, env, name):
         """Run a sandbox as a process; return its name."""
+        from grpclib import GRPCError, Status
+
+        known = self.jobs.get(self.named.get(definition.name))
+        if known is not None and known.code() is None:
+            raise GRPCError(Status.ALREADY_EXISTS, f"a sandbox named {definition.name} runs")
         self.definitions.append(definition)
+        self.named[definition.name] = name
         argv = list(definition.entrypoint_args)
         self.jobs[name] = Job(self.folder, argv, env, definition.timeout_secs, {}, name)
         return name
@@ -227,8 +245,16 @@ def service(base, cloud, answers, is_allowed=lambda name, metadata: True):
                 raise GRPCError(Status.UNIMPLEMENTED, name)
             if not is_allowed(name, stream.metadata):
                 raise GRPCError(Status.UNAUTHENTICATED, name)
+            if cloud.is_offline():
+                raise GRPCError(Status.UNAVAILABLE, "no route to the control plane")
             cloud.calls.add(name)
             answer = answers[name](request)
+            if (
+                name.startswith("SandboxCreate")
+                and cloud.failing
+                and cloud.failing.pop(0) == "lost"
+            ):
+                raise GRPCError(Status.UNAVAILABLE, "the answer is lost")
             if inspect.isawaitable(answer):
                 answer = await answer
             for message in answer if isinstance(answer, list) else [answer]:
@@ -308,8 +334,15 @@ def result_of(job):
 
 
 def both_versions(cloud):
-    """Return waiting and terminating, which the versions share."""
+    """Return waiting, terminating and finding by name, which the versions share."""
+    from grpclib import GRPCError, Status
     from modal_proto import api_pb2
+
+    def from_name(request):
+        name = cloud.named.get(request.sandbox_name)
+        if name is None or (cloud.jobs[name].code() is not None and not request.include_terminated):
+            raise GRPCError(Status.NOT_FOUND, request.sandbox_name)
+        return api_pb2.SandboxGetFromNameResponse(sandbox_id=name)
 
     async def wait(request):
         job = cloud.jobs[request.sandbox_id]
@@ -322,7 +355,7 @@ def both_versions(cloud):
         cloud.jobs[request.sandbox_id].end("cancel")
         return api_pb2.SandboxTerminateResponse()
 
-    return wait, terminate
+    return wait, terminate, from_name
 
 
 def version_1(cloud):
@@ -346,8 +379,9 @@ def version_1(cloud):
             api_pb2.TaskLogsBatch(eof=True),
         ]
 
-    wait, terminate = both_versions(cloud)
+    wait, terminate, from_name = both_versions(cloud)
     return {
+        "SandboxGetFromName": from_name,
         "SandboxCreate": create,
         "SandboxGetTaskId": lambda _: api_pb2.SandboxGetTaskIdResponse(task_id="ta-1"),
         "SandboxWait": wait,
@@ -373,8 +407,9 @@ def version_2(cloud):
     def access(_):
         return api_pb2.SandboxGetCommandRouterAccessResponse(jwt=token(), url=cloud.url)
 
-    wait, terminate = both_versions(cloud)
+    wait, terminate, from_name = both_versions(cloud)
     return {
+        "SandboxGetFromNameV2": from_name,
         "SandboxCreateV2": create,
         "SandboxGetTaskIdV2": task,
         "SandboxWaitV2": wait,

@@ -19,10 +19,10 @@ def settings(**options):
     )
 
 
-def replica_of(store, rank, world_size, *, state=None, attempt=0, **options):
+def replica_of(store, rank, world_size, *, state=None, **options):
     replica = AsyncReplica(
         store, np.zeros(N, np.float32), rank=rank, world_size=world_size,
-        settings=settings(**options), state=state, attempt=attempt,
+        settings=settings(**options), state=state,
     )  # fmt: skip
     replica.join()
     return replica
@@ -150,7 +150,7 @@ def test_a_process_that_takes_over_sends_its_contribution_again_and_counts_on():
     first._fold_in = die
     with pytest.raises(Killed):
         first.exchange(first.theta - 1)
-    second = replica_of(store, 0, 1, state=store, attempt=1)
+    second = replica_of(store, 0, 1, state=store)
     assert second.n_trained == 2
     np.testing.assert_allclose(second.theta, -2.0)
     second.exchange(second.theta - 1)

@@ -27,6 +27,7 @@ SETTINGS = (
     "outer_options.sync_every=2", "outer_options.quorum={n}",
 )  # fmt: skip
 N_REPLICAS = {"hf_jobs": 2, "modal": 1}
+ROUNDS = {"hf_jobs": "synchronous", "modal": "auto"}
 """Each is a process of many seconds: what is only the platform's is seen with one."""
 
 
@@ -98,8 +99,10 @@ def test_the_documented_line_ends_with_a_model_after_its_launcher_was_killed(
     }  # fmt: skip
     launcher = trainer(
         "launch", "--replicas", str(n), "--executor", platform, "--uri", uri, *work_dir,
+        "--image", "me/image",
         *(part for name in (*KEYS, "HF_TOKEN") for part in ("--secret", name)),
         *(part for pair in to_replicas.items() for part in ("--env", "=".join(pair))),
+        "--set", f"outer_options.rounds={ROUNDS[platform]}",
         *(part for text in SETTINGS for part in ("--set", text.format(folder=tmp_path, n=n))),
     )  # fmt: skip
     options = {
@@ -113,10 +116,12 @@ def test_the_documented_line_ends_with_a_model_after_its_launcher_was_killed(
         threading.Event().wait(0.1)
     launcher.kill()
     launcher.communicate()
-    assert [job.code() for job in servers.jobs.values()] == [None] * n, "the jobs go on"
+    probe, *trained = servers.jobs.values()
+    assert probe.code() == 0, probe.log()
+    assert [job.code() for job in trained] == [None] * n, "the jobs go on"
     for path in (tmp_path / "outer").rglob("*"):
         assert path.is_dir() or b"s3cr3t" not in path.read_bytes(), path
-    attached = trainer("attach", *work_dir)
+    attached = trainer("launch", "--attach", *work_dir)
     told = attached.communicate()[0].decode()
     assert attached.returncode == 0, told
     for name, value in {**KEYS, "AWS_ENDPOINT_URL": bucket}.items():

@@ -1,7 +1,10 @@
 """One contract for all executors: the real clients, against servers that speak the protocol."""
 
+import dataclasses
+import itertools
 import json
 import sys
+import threading
 
 import huggingface_hub.constants
 import pytest
@@ -39,6 +42,11 @@ def cloud(tmp_path_factory):
     cloud.close()
 
 
+def quick(executor):
+    executor.sleep = lambda s: threading.Event().wait(min(s, 0.02))
+    return executor
+
+
 @pytest.fixture(params=["local", "hf_jobs", "modal", "modal_gpu"])
 def make(request, tmp_path, monkeypatch):
     """Return a maker of executors that all see the same platform."""
@@ -47,8 +55,8 @@ def make(request, tmp_path, monkeypatch):
     if request.param == "hf_jobs":
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         url = request.getfixturevalue("hub").url
-        return lambda: HFJobsExecutor(
-            "cpu-basic", endpoint=url, token="hf_x", python=sys.executable, sleep=lambda s: None
+        return lambda: quick(
+            HFJobsExecutor("cpu-basic", endpoint=url, token="hf_x", python=sys.executable)
         )
     request.getfixturevalue("cloud")
     gpu = "T4" if request.param == "modal_gpu" else None
@@ -163,8 +171,8 @@ def test_a_module_runs_with_the_platforms_python(make):
 @pytest.fixture
 def hf(hub, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    return HFJobsExecutor(
-        "a10g-large", endpoint=hub.url, token="hf_x", python=sys.executable, sleep=lambda s: None
+    return quick(
+        HFJobsExecutor("a10g-large", endpoint=hub.url, token="hf_x", python=sys.executable)
     )
 
 
@@ -190,7 +198,7 @@ def test_hf_jobs_tries_again_after_a_refusal_and_starts_no_twin_after_a_lost_ans
 def test_hf_jobs_cancels_what_it_started_when_the_next_is_refused(hub, hf):
     before = set(hub.jobs)
     hub.failing[:] = ["", "402"]
-    with pytest.raises(ReplicaFailedError, match="refused replica 1"):
+    with pytest.raises(ReplicaFailedError, match="replica 1 was refused"):
         launch(hf, "import time; time.sleep(60)", 2)
     (started,) = set(hub.jobs) - before
     assert hub.jobs[started].ended_by == "cancel"
@@ -215,6 +223,45 @@ def test_modals_client_speaks_the_second_version_without_a_gpu_and_the_first_wit
     assert executor.collect(handles, timeout_s=60, poll_s=0.02)[0].log.strip() == "hi"
     streams = cloud.calls & {"SandboxStdioReadV2", "SandboxGetLogs"}
     assert streams == {call}
+
+
+@pytest.mark.parametrize("gpu", [None, "A100"])
+def test_modal_starts_no_twin_after_a_lost_answer_and_waits_while_it_is_away(cloud, gpu):
+    executor = quick(ModalExecutor("python:3.12", gpu, python=sys.executable))
+    before, requests = len(cloud.jobs), itertools.count()
+    cloud.failing[:] = ["lost"] * 4
+    handles = launch(executor, "import time; time.sleep(1); print('once')", 2, run_id=f"r-{gpu}")
+    cloud.is_offline = lambda: next(requests) in range(3, 20)
+    try:
+        finished = supervise(executor, handles, poll_s=0.02)
+    finally:
+        cloud.is_offline = lambda: False
+    assert next(requests) > 20
+    assert len(cloud.jobs) == before + 2
+    assert not any(job.ended_by for job in list(cloud.jobs.values())[before:])
+    assert [one.log.strip() for one in executor.collect(finished, timeout_s=60)] == ["once"] * 2
+
+
+@pytest.mark.parametrize("gpu", [None, "A100"])
+def test_modal_finds_a_replica_by_the_label_alone(cloud, gpu):
+    executor = ModalExecutor("python:3.12", gpu, python=sys.executable)
+    (handle,) = launch(executor, "import time; time.sleep(60)", 1, run_id=f"label-{gpu}")
+    unheard = dataclasses.replace(handle, job_id="")
+    assert ModalExecutor("python:3.12", gpu).found(unheard) == handle
+    assert executor.found(dataclasses.replace(unheard, attempt=7)) is None
+    executor.cancel([handle])
+
+
+def test_prices_are_those_of_the_platforms_and_bound_every_life(hf):
+    assert hf.usd_per_hour == pytest.approx(1.5)
+    assert hf.bound_usd(61) == pytest.approx(3 * 0.025), "two minutes, and the one begun last"
+    modal = ModalExecutor("python:3.12", "H100:2", cpu=4, memory_mib=16384)
+    assert modal.usd_per_hour == pytest.approx(3600 * (2 * 0.001097 + 4 * 3.93e-5 + 16 * 6.67e-6))
+    with pytest.raises(TrainerConfigError, match="--usd-per-hour"):
+        _ = ModalExecutor("python:3.12", "Z9").usd_per_hour
+    hf.hardware, hf._usd_per_hour = "abacus", None
+    with pytest.raises(TrainerConfigError, match="choose one of a10g-large, cpu-basic"):
+        _ = hf.usd_per_hour
 
 
 def test_a_killed_local_replica_has_failed(tmp_path):

@@ -28,10 +28,10 @@ def settings(**options):
 
 
 def replica_of(store, rank=0, world_size=1, *, kind=OuterReplica, n_fragments=3, **options):
-    attempt, state = options.pop("attempt", 0), options.pop("state", None)
+    state = options.pop("state", None)
     replica = FragmentedReplica(
         kind, n_fragments, store, np.zeros(N, np.float32), rank=rank, world_size=world_size,
-        settings=settings(**options), attempt=attempt, state=state,
+        settings=settings(**options), state=state,
     )  # fmt: skip
     replica.join()
     return replica
@@ -164,7 +164,7 @@ def test_killed_at_any_request_it_ends_in_the_bits_of_the_undisturbed_run(kind):
         with pytest.raises(Killed):
             train_on(replica_of(mortal, state=mortal, **options), 0)
         store = MortalStore(objects, 10**6)
-        again = replica_of(store, state=store, attempt=1, **options)
+        again = replica_of(store, state=store, **options)
         n_resumed += again.n_trained > 0
         train_on(again, 0)
         assert again.theta.tobytes() == undisturbed.theta.tobytes(), fatal

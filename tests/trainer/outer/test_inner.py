@@ -121,3 +121,24 @@ def test_the_inner_optimizer_takes_the_trainers_rates(tmp_path):
 
 def test_none_is_no_callback():
     assert outer_callbacks("none", OuterOptions()) == []
+
+
+@pytest.mark.parametrize(
+    ("uri", "optimizer", "rounds", "expected"),
+    [
+        ("s3://bucket/run", "average", "auto", "asynchronous"),
+        ("hf://datasets/me/run", "average", "auto", "asynchronous"),
+        ("s3://bucket/run", "nesterov", "auto", "synchronous"),
+        ("s3://bucket/run", "average", "synchronous", "synchronous"),
+        ("file:///tmp/run", "average", "auto", "synchronous"),
+        ("/tmp/run", "average", "auto", "synchronous"),
+    ],
+)
+def test_rounds_are_asynchronous_where_replicas_are_on_several_machines(
+    uri, optimizer, rounds, expected, caplog
+):
+    options = OuterOptions(uri=uri, optimizer=optimizer, rounds=rounds)
+    (loop,) = outer_callbacks("object_store", options, place=ReplicaPlace())
+    assert loop.options.rounds == expected
+    is_said = rounds == "auto" and "://" in uri and not uri.startswith("file")
+    assert (expected in caplog.text) == is_said, "the log says what was chosen, and why"

@@ -14,11 +14,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.support.forked import forked_python
 from trainer.__main__ import main
 from trainer.errors import ReplicaFailedError, TrainerConfigError
-from trainer.outer import LocalProcessExecutor
+from trainer.outer import LocalProcessExecutor, ReplicaHandle
 from trainer.outer.environment import ReplicaPlace, replica_place
-from trainer.outer.launch import launch, launch_command, make_executor, read_handles
+from trainer.outer.executors.ledger import JobLedger
+from trainer.outer.launch import Limits, Plan, launch, launch_command, make_executor
 
 REPO = Path(__file__).parents[3]
+
+
+def handles_in(work_dir):
+    """Return the last start of every rank."""
+    rows = JobLedger(work_dir / "ledger.sqlite").rows()
+    return list({row.rank: ReplicaHandle.from_json(row.handle) for row in rows}.values())
 
 
 @pytest.mark.slow
@@ -31,8 +38,8 @@ def test_two_hugging_face_trainers_end_with_the_same_weights(tmp_path, monkeypat
         executor=LocalProcessExecutor(tmp_path / "logs"),
         entrypoint=forked_python(),
         poll_s=0.05,
-        max_restarts=0,
-        handles_file=tmp_path / "handles.jsonl",
+        limits=Limits(max_restarts=0),
+        work_dir=tmp_path,
     )
     assert [r.log.strip().splitlines()[-1] for r in results] == ["done 0", "done 1"]
     first, second = (
@@ -42,7 +49,7 @@ def test_two_hugging_face_trainers_end_with_the_same_weights(tmp_path, monkeypat
     assert first["rounds"] == 3
     assert first["contributions"] == [2, 2, 2]
     assert first["loss"][-1] < first["loss"][0]
-    assert len((tmp_path / "handles.jsonl").read_text().splitlines()) == 2
+    assert len(handles_in(tmp_path)) == 2
 
 
 def test_a_replica_that_cannot_be_saved_ends_the_run(tmp_path):
@@ -53,8 +60,9 @@ def test_a_replica_that_cannot_be_saved_ends_the_run(tmp_path):
             uri=f"file://{tmp_path}/store",
             executor=LocalProcessExecutor(tmp_path),
             entrypoint=sys.executable,
-            max_restarts=1,
+            limits=Limits(max_restarts=1),
             poll_s=0.02,
+            work_dir=tmp_path,
         )
 
 
@@ -76,20 +84,20 @@ def launched(tmp_path, code=SLEEPY, **options):
     return launch(
         ["-c", code, "{rank}"],
         replicas=2,
-        uri="s3://somewhere/else",
+        uri=f"file://{tmp_path}/store",
         executor=LocalProcessExecutor(tmp_path),
         entrypoint=sys.executable,
         poll_s=0.02,
-        handles_file=tmp_path / "handles.jsonl",
+        work_dir=tmp_path,
         **options,
     )
 
 
 def test_the_same_launch_again_goes_on_with_the_replicas_that_are_there(tmp_path):
     assert launched(tmp_path, is_detached=True) == []
-    before = read_handles(tmp_path / "handles.jsonl")
+    before = handles_in(tmp_path)
     assert [(r.attempt, r.log) for r in launched(tmp_path)] == [(0, "done 0\n"), (0, "done 1\n")]
-    assert read_handles(tmp_path / "handles.jsonl") == before
+    assert handles_in(tmp_path) == before
     with pytest.raises(TrainerConfigError, match="other arguments"):
         launched(tmp_path, code="print()")
 
@@ -98,7 +106,7 @@ def test_a_watch_taken_over_starts_anew_what_died_meanwhile(tmp_path):
     code = "import os, sys; sys.exit(int(os.environ['REPLICA_ATTEMPT']) < int(sys.argv[1]))"
     launched(tmp_path, code=code, is_detached=True)
     assert [result.attempt for result in launched(tmp_path, code=code)] == [0, 1]
-    handles = read_handles(tmp_path / "handles.jsonl")
+    handles = handles_in(tmp_path)
     assert [handle.attempt for handle in handles] == [0, 1], "the next to take over finds them"
 
 
@@ -112,7 +120,7 @@ def test_stop_and_logs_find_the_replicas_of_a_detached_launch(tmp_path, capsys, 
     options = ["--detach", "--secret", "BUCKET_KEY", "--env", "COLOUR=blue", "--replicas", "1"]
     assert main(["launch", *work_dir, *options, "--max-restarts", "0", *nothing]) == 0
     assert not any(b"s3cr3t" in path.read_bytes() for path in tmp_path.glob("*.json*"))
-    assert read_handles(tmp_path / "handles.jsonl")[0].env == {"COLOUR": "blue"}
+    assert handles_in(tmp_path)[0].env == {"COLOUR": "blue"}
     assert main(["stop", *work_dir]) == 0
     assert main(["logs", *work_dir]) == 0
     assert capsys.readouterr().out.startswith("replica 0: cancelled\n")
@@ -142,11 +150,15 @@ def test_an_executor_without_arguments_and_arguments_by_name(tmp_path, monkeypat
 
 
 def test_executors_by_name(tmp_path):
-    assert isinstance(make_executor("local", work_dir=tmp_path), LocalProcessExecutor)
-    assert make_executor("modal", work_dir=tmp_path, hardware="A100").gpu == "A100"
-    assert make_executor("hf_jobs", work_dir=tmp_path, hardware="t4-small").hardware == "t4-small"
+    assert isinstance(make_executor(Plan(), tmp_path), LocalProcessExecutor)
+    a100 = Plan(executor="modal", hardware="A100", image="me/image")
+    assert make_executor(a100, tmp_path).gpu == "A100"
+    t4 = Plan(executor="hf_jobs", hardware="t4-small", image="me/image")
+    assert make_executor(t4, tmp_path).hardware == "t4-small"
     with pytest.raises(TrainerConfigError, match="choose one of"):
-        make_executor("slurm", work_dir=tmp_path)
+        make_executor(Plan(executor="slurm"), tmp_path)
+    with pytest.raises(TrainerConfigError, match="--image is needed"):
+        make_executor(Plan(executor="modal"), tmp_path)
 
 
 def test_a_process_learns_its_place_from_the_environment(monkeypatch):

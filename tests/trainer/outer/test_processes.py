@@ -39,18 +39,18 @@ class CountingRun:
     def __new__(cls, bench, folder, n_rounds):
         folder.mkdir()
         run = bench.ProcessRun(folder, bench.Regime(n_rounds=n_rounds), quorum=4)
-        object.__setattr__(run, "replica", lambda rank, attempt: count(run, rank, attempt))
+        object.__setattr__(run, "replica", lambda rank, _: count(run, rank))
         return run
 
 
-def count(run, rank, attempt):
+def count(run, rank):
     """Be a replica whose inner optimizer is one array that remembers every round."""
     store = open_store(f"file://{run.folder}/run")
     settings = OuterSettings(
         codec="ternary", n_rounds=run.regime.n_rounds, quorum=4, timeout_s=60, snapshot_every=2
     )
     replica = OuterReplica(
-        store, np.zeros(500), rank=rank, world_size=4, settings=settings, attempt=attempt,
+        store, np.zeros(500), rank=rank, world_size=4, settings=settings,
         state=store,
     )  # fmt: skip
     replica.join()

@@ -127,9 +127,9 @@ def test_a_replica_that_replays_the_log_does_not_wait_forever_for_who_is_gone():
     store = MemoryStore()
     settings = OuterSettings(codec="fp32", n_rounds=2, quorum=1, first_grace_s=0.05)
 
-    def started(attempt):
+    def started():
         replica = OuterReplica(
-            store, np.zeros(N), rank=1, world_size=2, settings=settings, attempt=attempt,
+            store, np.zeros(N), rank=1, world_size=2, settings=settings,
             state=store,
         )  # fmt: skip
         replica.join()
@@ -143,7 +143,7 @@ def test_a_replica_that_replays_the_log_does_not_wait_forever_for_who_is_gone():
 
     other = OuterReplica(store, np.zeros(N), rank=0, world_size=2, settings=settings)
     other.join()
-    first = started(0)
+    first = started()
     other_round = threading.Thread(target=other.exchange, args=(other.theta - 1,))
     other_round.start()
     first.exchange(first.theta - 1)
@@ -151,7 +151,7 @@ def test_a_replica_that_replays_the_log_does_not_wait_forever_for_who_is_gone():
     first.drive = die
     with pytest.raises(Killed):
         first.exchange(first.theta - 1)
-    second = started(1)
+    second = started()
     assert second.is_finished, "its prepared contribution is round 1, though rank 0 is gone"
 
 

@@ -44,7 +44,7 @@ class MortalStore(FileStore):
         return answer
 
 
-def train(dataset, output: Path, store, *, attempt=0, world_size=1, rank=0, tiny=None, **outer):
+def train(dataset, output: Path, store, *, world_size=1, rank=0, tiny=None, **outer):
     config = read_settings(
         {
             "dataset": str(dataset),
@@ -63,7 +63,7 @@ def train(dataset, output: Path, store, *, attempt=0, world_size=1, rank=0, tiny
             },
         }
     )  # fmt: skip
-    place = ReplicaPlace(rank, world_size, attempt)
+    place = ReplicaPlace(rank, world_size)
     return run(config, parts=RunParts(place=place, store=store))
 
 
@@ -100,7 +100,7 @@ def test_killed_at_any_request_it_ends_in_the_bits_of_the_undisturbed_run(
     store = MortalStore(tmp_path / "store", fatal, is_carried_out=is_carried_out)
     with pytest.raises(Killed):
         train(dataset_folder, tmp_path, store)
-    again = train(dataset_folder, tmp_path, MortalStore(tmp_path / "store"), attempt=1)
+    again = train(dataset_folder, tmp_path, MortalStore(tmp_path / "store"))
     assert weights(tmp_path) == weights(calm)
     assert [row["step"] for row in rows_of(tmp_path)] == list(range(1, N_STEPS + 1))
     for ours, theirs in zip(rows_of(tmp_path), rows_of(calm), strict=True):
@@ -123,7 +123,7 @@ def test_an_asynchronous_replica_and_one_in_fragments_go_on_after_a_kill_as_well
     with pytest.raises(Killed):
         train(dataset_folder, tmp_path / "killed", store, **alone)
     again = MortalStore(tmp_path / "store")
-    train(dataset_folder, tmp_path / "killed", again, attempt=1, **alone)
+    train(dataset_folder, tmp_path / "killed", again, **alone)
     assert weights(tmp_path / "killed") == weights(tmp_path / "calm")
     assert [row["step"] for row in rows_of(tmp_path / "killed")] == list(range(1, N_STEPS + 1))
 

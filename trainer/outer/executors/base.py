@@ -1,25 +1,39 @@
 """The contract of executors: start N replicas of one command, watch, collect, restart, cancel.
 
-A platform implements four verbs on one replica (`_start`, `_inspect`, `_read_log`, `_stop`); what
-is common to all is here. Handles are plain data, so another process can take over the watch.
+A platform implements five verbs on one replica (`_start`, `_find`, `_inspect`, `logs`, `_stop`) and
+its price; what is common to all is here. Handles are plain data, so another process can take over
+the watch. A platform that does not answer is waited for: its jobs go on, and cost money.
 """
 
 import logging
+import math
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+import tenacity
 
-from trainer.errors import OuterTimeoutError, ReplicaFailedError, TrainerConfigError
+from trainer.errors import (
+    OuterTimeoutError,
+    PlatformUnreachableError,
+    ReplicaFailedError,
+    TrainerConfigError,
+)
+from trainer.outer.executors.ledger import JobLedger
 
 logger = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
 LOG_TAIL_LINES = 20
+FIRST_WAIT_S, MAX_WAIT_S = 1.0, 30.0
+"""Between two tries of a platform that does not answer."""
 
 
 class ReplicaState(Enum):
@@ -42,7 +56,8 @@ class ReplicaState(Enum):
 class ReplicaHandle:
     """One replica that was started. Serialisable, and enough to find it again.
 
-    `command` and `env` are kept to start it anew; secrets are not kept.
+    `command` and `env` are kept to start it anew; secrets are not kept. Without a `job_id` it is
+    about to be started, or who started it was killed before the platform's answer.
     """
 
     run_id: str
@@ -53,6 +68,11 @@ class ReplicaHandle:
     command: tuple[str, ...]
     env: Mapping[str, str]
     timeout_s: float
+
+    @property
+    def label(self) -> str:
+        """The name of this start, which is the same whoever asks the platform for it."""
+        return f"{self.run_id}-{self.rank}-{self.attempt}"
 
     def to_json(self) -> str:
         """Return the handle as JSON."""
@@ -73,12 +93,16 @@ class ReplicaHandle:
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """What is known of a replica; `exit_code` is None while it runs or if none was told."""
+    """What is known of a replica; `exit_code` is None while it runs or if none was told.
+
+    `billed_s` is for how many seconds the platform says that it has run; None if it does not say.
+    """
 
     rank: int
     state: ReplicaState
     exit_code: int | None = None
     message: str = ""
+    billed_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,12 +117,37 @@ class ReplicaResult:
 class ServerlessExecutor(ABC):
     """Runs replicas somewhere. All implementations pass one contract suite.
 
-    A platform implements four verbs on one replica, those that begin with an underscore.
+    A platform implements the verbs on one replica, those that begin with an underscore.
     """
 
     python: str = "python"
     outlives_launcher: bool = True
     """Whether replicas go on when who watches them is interrupted."""
+    billing_step_s: float = 1.0
+    """The platform bills whole steps of so many seconds."""
+    arrives_s: float = 60.0
+    """For so long the request of a process that was killed may still start something."""
+    ledger: JobLedger | None = None
+    """Where each start is reserved before it is made, and settled after its end."""
+    patience_s: float = math.inf
+    """For how long a platform that does not answer is waited for, in seconds."""
+    now: Callable[[], float] = staticmethod(lambda: datetime.now(UTC).timestamp())
+    sleep: Callable[[float], None] = staticmethod(time.sleep)
+
+    @property
+    def usd_per_hour(self) -> float:
+        """What one replica costs, in dollars an hour.
+
+        Raises:
+            TrainerConfigError: The platform's price list does not have the hardware.
+        """
+        return 0.0
+
+    def bound_usd(self, life_s: float) -> float:
+        """Return the most that a replica can cost in so many seconds of life, in dollars."""
+        # The platform ends a replica at its limit, in the step that it has begun.
+        steps = math.ceil(life_s / self.billing_step_s) + 1
+        return steps * self.billing_step_s * self.usd_per_hour / 3600
 
     def launch_replicas(
         self,
@@ -128,7 +177,7 @@ class ServerlessExecutor(ABC):
 
         Raises:
             TrainerConfigError: The number of replicas or the timeout is not positive.
-            ReplicaFailedError: The platform refused to start one.
+            ReplicaFailedError: The platform refused to start one, or the ledger has no money for it.
         """
         if n_replicas < 1 or timeout_s <= 0:
             raise TrainerConfigError(
@@ -140,7 +189,7 @@ class ServerlessExecutor(ABC):
             argv = self.command_of(entrypoint, entrypoint_args, rank, n_replicas)
             handle = ReplicaHandle(name, rank, n_replicas, 0, "", argv, dict(env or {}), timeout_s)
             try:
-                handles.append(self._started(handle, secrets))
+                handles.append(self.start(handle, secrets))
             except ReplicaFailedError:
                 self.cancel(handles)
                 raise
@@ -151,11 +200,60 @@ class ServerlessExecutor(ABC):
     ) -> ReplicaHandle:
         """Start a replica anew under the same rank, as its next attempt."""
         self.cancel([handle])
-        return self._started(replace(handle, attempt=handle.attempt + 1, job_id=""), secrets)
+        return self.start(replace(handle, attempt=handle.attempt + 1, job_id=""), secrets)
+
+    def start(self, handle: ReplicaHandle, secrets: Mapping[str, str] | None) -> ReplicaHandle:
+        """Start one replica, which the ledger knows before and after; return it with its job.
+
+        Raises:
+            ReplicaFailedError: The platform refused, or the ledger has no money for it.
+        """
+        variables = {
+            **handle.env,
+            "REPLICA_RANK": str(handle.rank),
+            "REPLICA_COUNT": str(handle.world_size),
+            "REPLICA_ATTEMPT": str(handle.attempt),
+            "REPLICA_RUN_ID": handle.run_id,
+        }
+        if self.ledger is not None:
+            bound = self.bound_usd(handle.timeout_s)
+            self.ledger.reserve(handle.rank, handle.attempt, handle.to_json(), bound, self.now())
+        try:
+            job_id = self._start(handle, variables, dict(secrets or {}))
+        except ReplicaFailedError:
+            if self.ledger is not None:
+                self.ledger.settle(handle.rank, handle.attempt, 0.0, "refused", self.now())
+            raise
+        started = replace(handle, job_id=job_id)
+        if self.ledger is not None:
+            self.ledger.note_started(handle.rank, handle.attempt, started.to_json(), self.now())
+        return started
+
+    def found(self, handle: ReplicaHandle) -> ReplicaHandle | None:
+        """Return a replica whose start was not heard of any more, if the platform knows it."""
+        job_id = self._find(handle)
+        if job_id is None:
+            return None
+        known = replace(handle, job_id=job_id)
+        if self.ledger is not None:
+            self.ledger.note_started(handle.rank, handle.attempt, known.to_json(), self.now())
+        return known
 
     def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
-        """Return how the replicas are, at once."""
-        return [self._inspect(handle) for handle in handles]
+        """Return how the replicas are; those that have ended are settled in the ledger."""
+        return [self._settled(handle, self._inspect(handle)) for handle in handles]
+
+    def _settled(self, handle: ReplicaHandle, status: ReplicaStatus) -> ReplicaStatus:
+        if status.state.is_final and self.ledger is not None:
+            began = self.ledger.reserved_at(handle.rank, handle.attempt)
+            if began is not None:
+                # A platform that does not tell is believed to have run it until just now.
+                told = status.billed_s
+                ran_s = min(self.now() - began, handle.timeout_s) if told is None else told
+                cost = self.bound_usd(max(0.0, ran_s))
+                outcome = status.state.value
+                self.ledger.settle(handle.rank, handle.attempt, cost, outcome, self.now())
+        return status
 
     def collect(
         self, handles: Sequence[ReplicaHandle], *, timeout_s: float = 3600.0, poll_s: float = 1.0
@@ -166,7 +264,7 @@ class ServerlessExecutor(ABC):
             ReplicaFailedError: One did not; the others go on.
             OuterTimeoutError: Some still run after `timeout_s`; they go on.
         """
-        until = time.monotonic() + timeout_s
+        until = self.now() + timeout_s
         while True:
             statuses = self.poll(handles)
             for handle, status in zip(handles, statuses, strict=True):
@@ -174,16 +272,17 @@ class ServerlessExecutor(ABC):
                     raise ReplicaFailedError(self._obituary(handle, status))
             if all(status.state.is_final for status in statuses):
                 return [ReplicaResult(h.rank, h.attempt, self.logs(h)) for h in handles]
-            if time.monotonic() > until:
+            if self.now() > until:
                 running = [status.rank for status in statuses if not status.state.is_final]
                 raise OuterTimeoutError(f"ranks {running} still run after {timeout_s:g} s")
-            time.sleep(poll_s)
+            self.sleep(poll_s)
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
         """Stop replicas that still run."""
         for handle in handles:
-            if not self._inspect(handle).state.is_final:
+            if not self.poll([handle])[0].state.is_final:
                 self._stop(handle)
+                self.poll([handle])
 
     def _obituary(self, handle: ReplicaHandle, status: ReplicaStatus) -> str:
         tail = "\n".join(self.logs(handle).splitlines()[-LOG_TAIL_LINES:])
@@ -192,17 +291,6 @@ class ServerlessExecutor(ABC):
             f"replica {handle.rank} of {handle.run_id} (attempt {handle.attempt}) "
             f"{status.state.value}{code}: {status.message}\n{tail}"
         )
-
-    def _started(self, handle: ReplicaHandle, secrets: Mapping[str, str] | None) -> ReplicaHandle:
-        variables = {
-            **handle.env,
-            "REPLICA_RANK": str(handle.rank),
-            "REPLICA_COUNT": str(handle.world_size),
-            "REPLICA_ATTEMPT": str(handle.attempt),
-            "REPLICA_RUN_ID": handle.run_id,
-        }
-        job_id = self._start(handle, variables, dict(secrets or {}))
-        return replace(handle, job_id=job_id)
 
     def command_of(
         self,
@@ -227,6 +315,10 @@ class ServerlessExecutor(ABC):
         """Start one replica; return the platform's name for it."""
 
     @abstractmethod
+    def _find(self, handle: ReplicaHandle) -> str | None:
+        """Return the platform's name for the replica of a handle's label, if there is one."""
+
+    @abstractmethod
     def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus:
         """Return how a replica is, without waiting."""
 
@@ -237,6 +329,32 @@ class ServerlessExecutor(ABC):
     @abstractmethod
     def _stop(self, handle: ReplicaHandle) -> None:
         """Stop a replica that runs."""
+
+    def patiently(self, request: Callable[[], Result]) -> Result:
+        """Return what a request returns, however long the platform does not answer.
+
+        Raises:
+            PlatformUnreachableError: It has not for `patience_s`.
+        """
+        began = self.now()
+
+        def say(state: tenacity.RetryCallState) -> None:
+            why = state.outcome.exception() if state.outcome is not None else None
+            logger.warning(
+                "%s; jobs go on meanwhile, waiting for it (for %.0f s by now)",
+                why,
+                self.now() - began,
+            )
+
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(PlatformUnreachableError),
+            stop=lambda _: self.now() - began >= self.patience_s,
+            wait=tenacity.wait_exponential(FIRST_WAIT_S, max=MAX_WAIT_S),
+            sleep=self.sleep,
+            before_sleep=say,
+            reraise=True,
+        )
+        return attempts(request)
 
 
 def _listed(arguments: Sequence[str] | Mapping[str, Any]) -> list[str]:
@@ -263,9 +381,11 @@ def supervise(
     max_restarts: int = 10,
     poll_s: float = 1.0,
     secrets: Mapping[str, str] | None = None,
-    on_change: Callable[[list[ReplicaHandle]], None] = lambda _: None,
+    renewed: Callable[[ReplicaHandle], ReplicaHandle] = lambda handle: handle,
 ) -> list[ReplicaHandle]:
     """Watch replicas until all have succeeded, and start those anew that died.
+
+    A replica that came to its time limit is started anew once: one that hangs would hang again.
 
     Args:
         executor: Where they run.
@@ -273,17 +393,19 @@ def supervise(
         max_restarts: Restarts allowed, of all replicas together.
         poll_s: Seconds between looks.
         secrets: Given again at each restart.
-        on_change: Gets the handles whenever one was started anew.
+        renewed: Gets a dead replica before it is started anew and returns it, perhaps with
+            another limit of life; what it raises ends the watch.
 
     Returns:
         The handles of the attempts that succeeded.
 
     Raises:
-        ReplicaFailedError: One died and no restart is left, or one was cancelled; the others
+        ReplicaFailedError: One died and may not be started anew, or one was cancelled; the others
             are stopped.
     """
     current = list(handles)
     n_restarts = 0
+    hung: set[int] = set()
     try:
         while True:
             statuses = executor.poll(current)
@@ -292,18 +414,18 @@ def supervise(
             for index, status in enumerate(statuses):
                 if not status.state.is_final or status.state is ReplicaState.SUCCEEDED:
                     continue
-                if status.state is ReplicaState.CANCELLED or n_restarts >= max_restarts:
+                is_lost = status.state is ReplicaState.CANCELLED or status.rank in hung
+                if is_lost or n_restarts >= max_restarts:
                     # It has failed for good: this raises, with the end of its log.
                     executor.collect([current[index]], timeout_s=0)
                 n_restarts += 1
+                if status.state is ReplicaState.TIMED_OUT:
+                    hung.add(status.rank)
                 logger.warning("replica %d %s: starting it anew", status.rank, status.state.value)
-                current[index] = executor.relaunch(current[index], secrets=secrets)
-                on_change(current)
-            time.sleep(poll_s)
-    except KeyboardInterrupt:
-        if not executor.outlives_launcher:
+                current[index] = executor.relaunch(renewed(current[index]), secrets=secrets)
+            executor.sleep(poll_s)
+    except BaseException as error:
+        # Whatever else happens here says nothing about the replicas: jobs in a cloud go on.
+        if isinstance(error, ReplicaFailedError) or not executor.outlives_launcher:
             executor.cancel(current)
-        raise
-    except BaseException:
-        executor.cancel(current)
         raise

@@ -2,15 +2,18 @@
 
 import logging
 import re
-import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-import tenacity
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HTTPError
 
-from trainer.errors import OuterLoopError, ReplicaFailedError
+from trainer.errors import (
+    OuterLoopError,
+    PlatformUnreachableError,
+    ReplicaFailedError,
+    TrainerConfigError,
+)
 from trainer.outer.executors.base import (
     ReplicaHandle,
     ReplicaState,
@@ -29,8 +32,8 @@ STATES = {
     "ERROR": ReplicaState.FAILED,
     "RUNNING": ReplicaState.RUNNING,
 }
-TRIES = 5
-FIRST_BACKOFF_S = 0.5
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+UNITS_S = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 
 
 class HFJobsExecutor(ServerlessExecutor):
@@ -46,7 +49,10 @@ class HFJobsExecutor(ServerlessExecutor):
         token: Access token; None takes the one that is logged in.
         endpoint: Another Hub than the public one.
         python: The interpreter in the image, for `python:` entry points.
+        usd_per_hour: What one replica costs; None asks Hugging Face for its prices.
     """
+
+    billing_step_s = 60.0
 
     def __init__(
         self,
@@ -57,56 +63,77 @@ class HFJobsExecutor(ServerlessExecutor):
         token: str | None = None,
         endpoint: str | None = None,
         python: str = "python",
-        sleep: Callable[[float], None] = time.sleep,
+        usd_per_hour: float | None = None,
     ) -> None:
         self.hardware = hardware
         self.image = image
         self.python = python
         self._api = HfApi(endpoint=endpoint, token=token)
         self._namespace = namespace
-        self._backoff = sleep
+        self._usd_per_hour = usd_per_hour
 
     @property
     def namespace(self) -> str:
         """Who the jobs belong to."""
-        return self._namespace or self._asked(lambda: self._api.whoami(cache=True))["name"]
+        if self._namespace is None:
+            self._namespace = str(self._asked(lambda: self._api.whoami(cache=True))["name"])
+        return self._namespace
+
+    @property
+    def usd_per_hour(self) -> float:
+        """What one replica costs by the price list of Hugging Face, in dollars an hour.
+
+        Raises:
+            TrainerConfigError: The list does not have the flavor.
+        """
+        if self._usd_per_hour is None:
+            listed = {one.name: one for one in self._asked(self._api.list_jobs_hardware)}
+            if self.hardware not in listed:
+                raise TrainerConfigError(
+                    f"hardware {self.hardware!r}: choose one of {', '.join(sorted(listed))}"
+                )
+            found = listed[self.hardware]
+            self._usd_per_hour = found.unit_cost_usd * 3600 / UNITS_S[found.unit_label]
+        return self._usd_per_hour
 
     def _start(
         self, handle: ReplicaHandle, env: Mapping[str, str], secrets: Mapping[str, str]
     ) -> str:
-        labels = {"run": handle.run_id, "rank": str(handle.rank), "attempt": str(handle.attempt)}
-        attempts = self._attempts()
+        namespace, is_first = self.namespace, True
 
         def start() -> str:
             # Starting is not idempotent: a request without an answer may have started the job.
-            is_first = attempts.statistics["attempt_number"] == 1
-            if not is_first and (found := self._find(labels)) is not None:
+            nonlocal is_first
+            if not is_first and (found := self._listed(handle)) is not None:
                 return found
+            is_first = False
             job = self._api.run_job(
                 image=self.image,
                 command=list(handle.command),
                 env=dict(env),
                 secrets=dict(secrets) or None,
                 flavor=self.hardware,
-                timeout=max(1, round(handle.timeout_s)),
-                labels=labels,
-                namespace=self.namespace,
+                timeout=max(1, int(handle.timeout_s)),
+                labels=_labels(handle),
+                namespace=namespace,
             )
             return job.id
 
         try:
-            return attempts(start)
-        except (HfHubHTTPError, OSError) as error:
-            why = f"Hugging Face Jobs refused replica {handle.rank}: {error}"
-            raise ReplicaFailedError(why) from error
+            return self._asked(start)
+        except PlatformUnreachableError:
+            raise
+        except OuterLoopError as error:
+            raise ReplicaFailedError(f"replica {handle.rank} was refused: {error}") from error
 
-    def _find(self, labels: dict[str, str]) -> str | None:
-        """Return the job that an unanswered request has started after all."""
-        listed = self._asked(
-            lambda: list(self._api.list_jobs(labels=labels, namespace=self.namespace))
-        )
-        same = [job for job in listed if (job.labels or {}).items() >= labels.items()]
-        return same[0].id if same else None
+    def _find(self, handle: ReplicaHandle) -> str | None:
+        return self._asked(lambda: self._listed(handle))
+
+    def _listed(self, handle: ReplicaHandle) -> str | None:
+        labels = _labels(handle)
+        listed = self._api.list_jobs(labels=labels, namespace=self.namespace)
+        same = [job.id for job in listed if (job.labels or {}).items() >= labels.items()]
+        return same[0] if same else None
 
     def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus:
         job = self._asked(
@@ -119,7 +146,10 @@ class HFJobsExecutor(ServerlessExecutor):
             state = ReplicaState.TIMED_OUT
         told = re.search(r"exit code:? (\d+)", message)
         code = 0 if state is ReplicaState.SUCCEEDED else int(told[1]) if told else None
-        return ReplicaStatus(handle.rank, state, code, message)
+        # Waiting for a machine is not billed.
+        told_s = job.durations
+        billed_s = None if told_s is None else float(told_s.running_secs or 0)
+        return ReplicaStatus(handle.rank, state, code, message, billed_s)
 
     def logs(self, handle: ReplicaHandle) -> str:
         """Return what a replica has written so far, or since it ended."""
@@ -133,24 +163,18 @@ class HFJobsExecutor(ServerlessExecutor):
 
     def _asked(self, request: Callable[[], Result]) -> Result:
         """Make a request that may be repeated, until it is answered."""
-        try:
-            return self._attempts()(request)
-        except (HfHubHTTPError, OSError) as error:
-            raise OuterLoopError(f"Hugging Face Jobs: {error}") from error
 
-    def _attempts(self) -> tenacity.Retrying:
-        return tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_is_transient),
-            stop=tenacity.stop_after_attempt(TRIES),
-            wait=tenacity.wait_exponential(FIRST_BACKOFF_S),
-            sleep=self._backoff,
-            before_sleep=tenacity.before_sleep_log(logger, logging.WARNING),
-            reraise=True,
-        )
+        def ask() -> Result:
+            try:
+                return request()
+            except (HTTPError, OSError) as error:
+                response = getattr(error, "response", None)
+                is_told = response is not None and response.status_code not in TRANSIENT
+                kind = OuterLoopError if is_told else PlatformUnreachableError
+                raise kind(f"Hugging Face Jobs: {error}") from error
+
+        return self.patiently(ask)
 
 
-def _is_transient(error: BaseException) -> bool:
-    if not isinstance(error, HfHubHTTPError | OSError):
-        return False
-    response = getattr(error, "response", None)
-    return response is None or response.status_code >= 500 or response.status_code == 429
+def _labels(handle: ReplicaHandle) -> dict[str, str]:
+    return {"run": handle.run_id, "rank": str(handle.rank), "attempt": str(handle.attempt)}

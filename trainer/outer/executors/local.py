@@ -21,7 +21,7 @@ from trainer.outer.executors.base import (
 )
 
 # Runs a command and leaves its exit code, for a watcher that is not its parent.
-SHIM = '"$@"; code=$?; echo $code > "$0.part"; mv "$0.part" "$0"; exit $code'
+SHIM = 'echo $$ > "${0%exit}pid"; "$@"; c=$?; echo $c > "$0.part"; mv "$0.part" "$0"; exit $c'
 
 GONE = "gone"
 
@@ -47,6 +47,7 @@ class LocalProcessExecutor(ServerlessExecutor):
     """
 
     outlives_launcher = False
+    arrives_s = 1.0
 
     def __init__(
         self, work_dir: str | os.PathLike[str] = "replicas", *, python: str = sys.executable
@@ -75,6 +76,14 @@ class LocalProcessExecutor(ServerlessExecutor):
         (folder / "began").write_text(datetime.now(UTC).isoformat(), "utf-8")
         _children[job_id] = child
         return job_id
+
+    def _find(self, handle: ReplicaHandle) -> str | None:
+        path = self._folder(handle) / "pid"
+        if not path.exists():
+            return None
+        pid = int(path.read_text("utf-8"))
+        (path.with_name("began")).write_text(datetime.now(UTC).isoformat(), "utf-8")
+        return f"{pid}:{_started_at(pid)}"
 
     def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus:
         folder = self._folder(handle)

@@ -5,7 +5,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from trainer.errors import OuterLoopError, ReplicaFailedError, TrainerConfigError
+from trainer.errors import (
+    OuterLoopError,
+    PlatformUnreachableError,
+    ReplicaFailedError,
+    TrainerConfigError,
+)
 from trainer.outer.executors.base import (
     ReplicaHandle,
     ReplicaState,
@@ -18,23 +23,40 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 TIMED_OUT_CODE, TERMINATED_CODE = 124, 137
+UNREACHABLE = (
+    "ConnectionError", "ServiceError", "InternalError", "TimeoutError", "ResourceExhaustedError",
+)  # fmt: skip
+"""Errors of Modal that say nothing about what was asked for: it may be asked again."""
+
+DEFAULT_CPU, DEFAULT_MEMORY_MIB = 2.0, 8192
+CPU_USD_PER_S, GIB_USD_PER_S = 0.0000393, 0.00000667
+GPU_USD_PER_S = {
+    "B200": 0.001736, "H200": 0.001261, "H100": 0.001097, "RTX-PRO-6000": 0.000842,
+    "A100-80GB": 0.000694, "A100": 0.000694, "A100-40GB": 0.000583, "L40S": 0.000542,
+    "A10": 0.000306, "A10G": 0.000306, "L4": 0.000222, "T4": 0.000164,
+}  # fmt: skip
+"""modal.com/pricing as of July 2026, without a choice of region; sandboxes pay thrice the rate of
+functions for cores and memory. The name A100 may get the larger one, so it has that one's price."""
 
 
 class ModalExecutor(ServerlessExecutor):
     """Runs each replica in a sandbox of its own.
 
     Modal tells a stopped sandbox from a killed process by no exit code: both are 137. A replica
-    that was cancelled through another executor object counts as failed here.
+    that was cancelled through another executor object counts as failed here. A sandbox has its
+    label for a name, which no other one that runs can have: a lost answer starts no twin. Modal
+    bills what is used above what was asked for, so both are limited to that.
 
     Args:
-        image: A registry name such as `python:3.12`, or a `modal.Image`.
-        gpu: GPU type, such as `A100`; None runs on CPUs.
-        cpu: Cores of each replica; None takes Modal's default.
-        memory_mib: Memory of each replica; None takes Modal's default.
+        image: A registry name such as `python:3.12`, or a `modal.Image`; it holds this package.
+        gpu: GPU type, such as `A100`; None runs on CPUs. `H100:2` is two of them.
+        cpu: Cores of each replica.
+        memory_mib: Memory of each replica.
         app: Name of the Modal app; made if it does not exist.
         volumes: Mounts by path, `modal.Volume` or `modal.CloudBucketMount`.
         python: The interpreter in the image, for `python:` entry points.
         client: A `modal.Client`; None takes the one of the configured account.
+        usd_per_hour: What one replica costs; None takes Modal's published prices.
 
     Raises:
         TrainerConfigError: modal is not installed.
@@ -45,12 +67,13 @@ class ModalExecutor(ServerlessExecutor):
         image: Any = "python:3.12",
         gpu: str | None = None,
         *,
-        cpu: float | None = None,
-        memory_mib: int | None = None,
+        cpu: float = DEFAULT_CPU,
+        memory_mib: int = DEFAULT_MEMORY_MIB,
         app: str = "outer-loop",
         volumes: Mapping[str, Any] | None = None,
         python: str = "python",
         client: Any = None,
+        usd_per_hour: float | None = None,
     ) -> None:
         try:
             self._modal: Any = importlib.import_module("modal")
@@ -64,41 +87,94 @@ class ModalExecutor(ServerlessExecutor):
         self.memory_mib = memory_mib
         self.app_name = app
         self.python = python
+        self._usd_per_hour = usd_per_hour
         self._volumes = dict(volumes or {})
         self._client = client
         self._app: Any = None
         self._sandboxes: dict[str, Any] = {}
         self._cancelled: set[str] = set()
 
+    @property
+    def usd_per_hour(self) -> float:
+        """What one replica costs, in dollars an hour.
+
+        Raises:
+            TrainerConfigError: The price of the GPU is not known.
+        """
+        if self._usd_per_hour is not None:
+            return self._usd_per_hour
+        per_s = self.cpu * CPU_USD_PER_S + self.memory_mib / 1024 * GIB_USD_PER_S
+        if self.gpu is not None:
+            kind, _, n = self.gpu.upper().rstrip("!").partition(":")
+            if kind not in GPU_USD_PER_S:
+                raise TrainerConfigError(f"no price is known for a {kind}: give --usd-per-hour")
+            per_s += GPU_USD_PER_S[kind] * int(n or 1)
+        return 3600 * per_s
+
     def _start(
         self, handle: ReplicaHandle, env: Mapping[str, str], secrets: Mapping[str, str]
     ) -> str:
-        modal = self._modal
-        image = self.image
-        if isinstance(image, str):
-            image = modal.Image.from_registry(image)
-        try:
-            if self._app is None:
-                self._app = modal.App.lookup(
-                    self.app_name, create_if_missing=True, client=self._client
-                )
-            sandbox = modal.Sandbox.create(
+        modal, is_first = self._modal, True
+
+        def start() -> Any:
+            nonlocal is_first
+            # A request without an answer may have started it.
+            if not is_first and (known := self._named(handle)) is not None:
+                return known
+            is_first = False
+            image = self.image
+            return modal.Sandbox.create(
                 *handle.command,
-                app=self._app,
-                image=image,
+                app=self._application(),
+                name=handle.label,
+                image=modal.Image.from_registry(image) if isinstance(image, str) else image,
                 gpu=self.gpu,
-                cpu=self.cpu,
-                memory=self.memory_mib,
+                cpu=(self.cpu, self.cpu),
+                memory=(self.memory_mib, self.memory_mib),
                 secrets=[modal.Secret.from_dict({**env, **secrets})],
-                timeout=max(1, round(handle.timeout_s)),
+                timeout=max(1, int(handle.timeout_s)),
                 volumes=self._volumes,
                 tags={"run": handle.run_id, "rank": str(handle.rank)},
                 client=self._client,
             )
-        except modal.exception.Error as error:
-            raise ReplicaFailedError(f"Modal refused replica {handle.rank}: {error}") from error
+
+        try:
+            sandbox = self._asked(start)
+        except PlatformUnreachableError:
+            raise
+        except OuterLoopError as error:
+            if isinstance(error.__cause__, modal.exception.AlreadyExistsError):
+                sandbox = self._named(handle)
+            else:
+                raise ReplicaFailedError(f"Modal refused replica {handle.rank}: {error}") from error
         self._sandboxes[sandbox.object_id] = sandbox
         return sandbox.object_id
+
+    def _application(self) -> Any:
+        if self._app is None:
+            self._app = self._modal.App.lookup(
+                self.app_name, create_if_missing=True, client=self._client
+            )
+        return self._app
+
+    def _find(self, handle: ReplicaHandle) -> str | None:
+        self._asked(self._application)
+        found = self._asked(lambda: self._named(handle))
+        return None if found is None else found.object_id
+
+    def _named(self, handle: ReplicaHandle) -> Any:
+        """Return the sandbox of a handle's label; one that has ended only of the second version."""
+        for is_ended_too in (False, True):
+            try:
+                return self._modal.Sandbox.from_name(
+                    self.app_name,
+                    handle.label,
+                    include_terminated=is_ended_too,
+                    client=self._client,
+                )
+            except self._modal.exception.NotFoundError:
+                continue
+        return None
 
     def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus:
         code = self._asked(lambda: self._sandbox(handle).poll())
@@ -140,7 +216,17 @@ class ModalExecutor(ServerlessExecutor):
         return self._sandboxes[handle.job_id]
 
     def _asked(self, request: Callable[[], Result]) -> Result:
-        try:
-            return request()
-        except self._modal.exception.Error as error:
-            raise OuterLoopError(f"Modal: {type(error).__name__}: {error}") from error
+        """Make a request that may be repeated, until it is answered."""
+        errors = self._modal.exception
+        unreachable = tuple(getattr(errors, name) for name in UNREACHABLE)
+
+        def ask() -> Result:
+            try:
+                return request()
+            except unreachable as error:
+                why = f"Modal does not answer ({type(error).__name__}: {error})"
+                raise PlatformUnreachableError(why) from error
+            except errors.Error as error:
+                raise OuterLoopError(f"Modal: {type(error).__name__}: {error}") from error
+
+        return self.patiently(ask)

@@ -1,0 +1,113 @@
+"""How strong each teacher is beside the agent, from the reports of one or many batches."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from replay_pipeline.reliability.ballots import AGENT
+
+_FEWEST_ANSWERS = 30
+"""Valid answers at a kind of decision below which nothing is said of it."""
+_SAME = 0.03
+"""Shares that differ by less are taken for the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strength:
+    """What is estimated of one teacher, over all batches."""
+
+    teacher: str
+    n_asked: int
+    n_valid: int
+    n_with_agent: int
+    """Valid answers that do what the agent did."""
+    right: float
+    """Share of its valid answers that are right."""
+    agent_right: float
+    """Share of the agent's actions that are right, in the same batches."""
+    usd_per_right: float | None
+    """What a right answer costs; None where nothing was paid."""
+    stronger_at: tuple[str, ...]
+    weaker_at: tuple[str, ...]
+    """Kinds of decision at which it is right more, or less, often than the agent."""
+
+    def row(self) -> dict[str, str]:
+        """Return it as the cells of a table for people."""
+        usd = self.usd_per_right
+        return {
+            "teacher": self.teacher,
+            "answers": f"{self.n_valid:,} of {self.n_asked:,}",
+            "as the agent": f"{self.n_with_agent / max(1, self.n_valid):.0%}",
+            "right": f"{self.right:.0%}",
+            "agent right": f"{self.agent_right:.0%}",
+            "$ a right answer": "" if usd is None else f"{usd:.4f}",
+            "stronger at": ", ".join(self.stronger_at) or "nothing",
+            "weaker at": ", ".join(self.weaker_at) or "nothing",
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain numbers and names."""
+        return asdict(self)
+
+
+def strengths(reports: Iterable[Mapping[str, Any]]) -> list[Strength]:
+    """Return how strong each teacher is, by the reports of the stage that makes pairs.
+
+    Estimates of batches are weighed by the answers that they rest on. A teacher of which no batch has
+    an estimate is left out.
+
+    Args:
+        reports: as `PairReport.to_json` gives them.
+    """
+    sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    kinds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0] * 3))
+    for report in reports:
+        model = report.get("reliability") or {}
+        for name, tally in (report.get("teachers") or {}).items():
+            family = tally.get("family")
+            if family not in model.get("accuracy", {}) or not tally["n_valid"]:
+                continue
+            found, n = sums[name], tally["n_valid"]
+            for key in ("n_asked", "n_valid", "n_with_student", "cost_usd"):
+                found[key] += tally[key]
+            found["right"] += n * model["accuracy"][family]
+            found["agent"] += n * model["accuracy"][AGENT]
+            for kind, accuracy in model["accuracy_by_kind"].items():
+                n_seen = (model.get("n_by_kind") or {}).get(kind, {}).get(family, 0)
+                of_kind = kinds[name][kind]
+                of_kind[0] += n_seen
+                of_kind[1] += n_seen * accuracy[family]
+                of_kind[2] += n_seen * accuracy[AGENT]
+    return [_strength(name, sums[name], kinds[name]) for name in sorted(sums)]
+
+
+def shared_errors(reports: Iterable[Mapping[str, Any]]) -> float | None:
+    """Return how often one that errs takes the wrong action that tempts all; None if unknown."""
+    known = [each["reliability"] for each in reports if each.get("reliability")]
+    n_states = sum(each["n_states"] for each in known)
+    if not n_states:
+        return None
+    return math.fsum(each["shared_errors"] * each["n_states"] for each in known) / n_states
+
+
+def _strength(name: str, sums: Mapping[str, float], kinds: Mapping[str, list[float]]) -> Strength:
+    leads = {
+        kind: (right - agent) / n
+        for kind, (n, right, agent) in sorted(kinds.items())
+        if n >= _FEWEST_ANSWERS
+    }
+    return Strength(
+        teacher=name,
+        n_asked=int(sums["n_asked"]),
+        n_valid=int(sums["n_valid"]),
+        n_with_agent=int(sums["n_with_student"]),
+        right=round(sums["right"] / sums["n_valid"], 4),
+        agent_right=round(sums["agent"] / sums["n_valid"], 4),
+        usd_per_right=round(sums["cost_usd"] / max(sums["right"], 1e-9), 6)
+        if sums["cost_usd"]
+        else None,
+        stronger_at=tuple(kind for kind, lead in leads.items() if lead > _SAME),
+        weaker_at=tuple(kind for kind, lead in leads.items() if lead < -_SAME),
+    )

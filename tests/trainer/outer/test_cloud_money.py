@@ -1,0 +1,289 @@
+"""Launches in a cloud: what was started is known, and costs no more than it may, whatever happens."""
+
+import contextlib
+import itertools
+import json
+import random
+
+import huggingface_hub.constants
+import huggingface_hub.utils._http as hub_http
+import pytest
+
+from tests.trainer.outer.virtual_jobs import Clock, Killed, VirtualHub
+from trainer.errors import BudgetReachedError, LeaseHeldError, ReplicaFailedError
+from trainer.outer import HFJobsExecutor, ReplicaHandle
+from trainer.outer.executors.ledger import JobLedger
+from trainer.outer.launch import Launch, Limits, launch, launch_command
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    # The client's own short retries of reads; the tests' clock does not reach them.
+    monkeypatch.setattr(hub_http.time, "sleep", lambda s: None)
+
+
+@pytest.fixture
+def cloud():
+    """Return a maker of a Hub on a clock, closed at the end."""
+    hubs = []
+
+    def make(deaths=(), gaps=()):
+        hubs.append(VirtualHub(Clock(deaths), gaps))
+        return hubs[-1]
+
+    yield make
+    for hub in hubs:
+        hub.close()
+
+
+class Rig:
+    """What stays of a launch when its process is killed: a folder, a store and a cloud."""
+
+    def __init__(self, hub, folder, *, n=4, lives=None, **limits):
+        self.hub, self.folder, self.n = hub, folder, n
+        self.env = {"LIVES": json.dumps(lives or {})}
+        self.limits = Limits(**{"max_usd": 100.0, **limits})
+        self.uri = f"file://{folder}/store"
+
+    def executor(self):
+        executor = HFJobsExecutor(
+            "a10g-large", image="me/image", endpoint=self.hub.url, token="hf_x"
+        )
+        executor.now, executor.sleep = self.hub.clock.now, self.hub.clock.sleep
+        return executor
+
+    def launch(self, executor=None, work_dir="outer", **options):
+        return launch(
+            ["--config", "run.yaml"], replicas=self.n, uri=self.uri, limits=self.limits,
+            executor=executor or self.executor(), env=self.env, poll_s=120.0,
+            work_dir=self.folder / work_dir, **options,
+        )  # fmt: skip
+
+    def rows(self, work_dir="outer"):
+        return JobLedger(self.folder / work_dir / "ledger.sqlite").rows()
+
+    def known(self, work_dir="outer"):
+        ids = [ReplicaHandle.from_json(row.handle).job_id for row in self.rows(work_dir)]
+        return {job_id for job_id in ids if job_id}
+
+
+@pytest.mark.parametrize("gap_s", [1, 9, 45, 300])
+def test_a_network_that_is_away_is_waited_for_and_no_job_is_cancelled(cloud, tmp_path, gap_s):
+    hub = cloud(gaps=[(600, gap_s), (1500, gap_s)])
+    results = Rig(hub, tmp_path).launch()
+    assert [result.attempt for result in results] == [0] * 4
+    assert len(hub.jobs) == 4 + 1, "one each, and the probe"
+    assert all(job.cancelled_at > job.ends for job in hub.jobs.values())
+
+
+def test_a_network_that_is_away_while_jobs_are_started_costs_no_second_start(cloud, tmp_path):
+    hub = cloud(gaps=[(0, 40), (95, 100)])
+    hub.lost = 3
+    rig = Rig(hub, tmp_path)
+    rig.launch()
+    assert len(hub.jobs) == 5
+    assert rig.known() == set(hub.jobs)
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+@pytest.mark.parametrize("n_started", [0, 1, 2, 4])
+def test_a_launch_that_is_killed_while_starting_goes_on_with_what_it_started(
+    cloud, tmp_path, n_started, is_sent
+):
+    hub = cloud()
+    rig = Rig(hub, tmp_path)
+    executor = rig.executor()
+    start, numbers = executor._api.run_job, itertools.count()
+
+    def run_job(**options):
+        is_fatal = next(numbers) == n_started
+        if is_fatal and not is_sent:
+            raise Killed
+        job = start(**options)
+        if is_fatal:
+            raise Killed
+        return job
+
+    executor._api.run_job = run_job
+    with pytest.raises(Killed):
+        rig.launch(executor)
+    results = rig.launch()
+    assert len(results) == 4
+    assert len([job for job in hub.jobs.values() if not job.is_probe]) == 4, "not six"
+    assert rig.known() == set(hub.jobs)
+
+
+def test_the_label_of_a_job_follows_from_its_store_and_its_run(cloud, tmp_path):
+    hub = cloud()
+    Rig(hub, tmp_path, n=1).launch()
+    first = [job.labels["run"] for job in hub.jobs.values()]
+    assert len(set(first)) == 1
+    Rig(hub, tmp_path, n=1).launch(work_dir="another")
+    second = next(reversed(hub.jobs.values())).labels["run"]
+    assert first[0].rpartition("-")[0] == second.rpartition("-")[0]
+    assert (first[0][-2:], second[-2:]) == ("-1", "-2")
+
+
+def test_a_probe_that_fails_is_the_only_paid_start(cloud, tmp_path):
+    hub = cloud()
+    rig = Rig(hub, tmp_path, lives={"-1": [[5, 1]]})
+    with pytest.raises(ReplicaFailedError, match=r"(?s)no replica was started.*No module named"):
+        rig.launch()
+    assert len(hub.jobs) == 1
+
+
+def test_a_cloud_launch_without_an_image_starts_nothing(tmp_path, capsys):
+    options = ["--executor", "hf_jobs", "--uri", f"file://{tmp_path}", "--work-dir", str(tmp_path)]
+    assert launch_command(options) == 2
+    assert "--image is needed" in capsys.readouterr().err
+
+
+def test_what_hangs_is_started_anew_once(cloud, tmp_path):
+    hub = cloud()
+    rig = Rig(hub, tmp_path, n=2, lives={"1": [[1e9, 0]]}, max_usd=None, max_hours=48)
+    launcher = rig.executor()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Launch, "life_s", lambda self, n: 7200.0)
+        with pytest.raises(ReplicaFailedError, match="timed out"):
+            rig.launch(launcher)
+    assert len([job for job in hub.jobs.values() if job.labels["rank"] == "1"]) == 2
+
+
+def test_lives_are_cut_to_what_the_ceiling_pays_and_a_restart_to_what_is_left(cloud, tmp_path):
+    hub = cloud()
+    lives = {"0": [[1e9, 0]], "1": [[300, 1], [1e9, 0]]}
+    rig = Rig(hub, tmp_path, n=2, lives=lives, max_usd=4.0)
+    with pytest.raises(BudgetReachedError, match="max_usd=4"):
+        rig.launch()
+    assert hub.bill_usd <= 4.0
+    assert hub.bill_usd > 3.0, "the ceiling is used"
+    assert not hub.running
+    spent, held, _ = JobLedger(tmp_path / "outer" / "ledger.sqlite").totals_usd()
+    assert hub.bill_usd <= spent <= 4.0
+    assert held == 0
+
+
+def test_a_ceiling_below_the_cheapest_start_starts_nothing(cloud, tmp_path):
+    hub = cloud()
+    with pytest.raises(BudgetReachedError, match="do not fit"):
+        Rig(hub, tmp_path, max_usd=0.05).launch()
+    assert not hub.jobs
+
+
+def test_after_max_hours_the_platform_itself_has_ended_everything(cloud, tmp_path):
+    hub = cloud()
+    rig = Rig(hub, tmp_path, lives={"2": [[1e9, 0]]}, max_hours=2)
+    rig.launch(is_detached=True)
+    hub.clock.sleep(2 * 3600 + 60)
+    assert not hub.running
+
+
+def test_a_second_launch_on_one_store_is_refused_and_can_take_over(cloud, tmp_path):
+    hub = cloud()
+    rig = Rig(hub, tmp_path)
+    rig.launch(is_detached=True)
+    with pytest.raises(LeaseHeldError, match="is that of a launch from"):
+        rig.launch(work_dir="second")
+    assert len(hub.jobs) == 5
+    first = Launch(tmp_path / "outer", rig.uri, rig.executor(), rig.limits)
+    first.take()
+    results = rig.launch(work_dir="second", is_forced=True)
+    assert [result.attempt for result in results] == [0] * 4
+    trained = {job.id for job in hub.jobs.values() if not job.is_probe}
+    assert len(trained) == 4, "its jobs were taken over, and none was started"
+    assert trained <= rig.known("second")
+    with pytest.raises(LeaseHeldError, match="has taken over"):
+        first.check_lease()
+
+
+def test_status_and_stop_from_the_command_line(cloud, tmp_path, capsys, monkeypatch):
+    hub = cloud()
+    monkeypatch.setattr(HFJobsExecutor, "now", staticmethod(hub.clock.now))
+    monkeypatch.setattr(HFJobsExecutor, "sleep", staticmethod(hub.clock.sleep))
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+    work_dir = ["--work-dir", str(tmp_path / "outer")]
+    rest = ["--image", "me/image", "--hardware", "a10g-large", "--uri", f"file://{tmp_path}/store"]
+    started = ["--executor", "hf_jobs", "--max-usd", "6", "--detach", *rest]
+    assert launch_command([*work_dir, *started]) == 0
+    capsys.readouterr()
+    hub.clock.sleep(600)
+    assert launch_command([*work_dir, "--status"]) == 0
+    told = capsys.readouterr().out
+    assert "replica 1 (attempt 0): running, may cost $2.95" in told
+    assert "probe (attempt 0): succeeded, cost $0.05" in told
+    assert "max_usd=6.0" in told
+    assert launch_command([*work_dir, "--stop"]) == 0
+    assert not hub.running
+    assert launch_command([*work_dir, "--status"]) == 0
+    assert "$0.00 held" in capsys.readouterr().out
+
+
+def scheduled(hub, folder, dice):
+    """Let a random launch live through its schedule; return its rig."""
+    n = dice.randint(1, 4)
+    lives = {
+        str(rank): [
+            [dice.choice([5, 300, 1800, 4000, 1e9]), dice.choice([0, 0, 1])] for _ in range(3)
+        ]
+        for rank in range(n)
+    }
+    rig = Rig(
+        hub, folder, n=n, lives=lives, max_usd=dice.choice([0.3, 1.0, 2.5, 6.0]),
+        max_hours=dice.choice([0.5, 2, 24]), max_restarts=3,
+    )  # fmt: skip
+    hub.lost = dice.randint(0, 2)
+    hub.refusals = [dice.choice([0, 0, 0, 503, 402]) for _ in range(6)]
+    for _ in range(dice.randint(2, 6)):
+        executor = rig.executor()
+        start = executor._api.run_job
+
+        def run_job(start=start, **options):
+            if dice.random() < 0.1:
+                raise Killed
+            job = start(**options)
+            if dice.random() < 0.1:
+                raise Killed
+            return job
+
+        executor._api.run_job = run_job
+        try:
+            rig.launch(executor, work_dir=dice.choice(["outer", "outer", "outer", "second"]))
+            break
+        except (Killed, ReplicaFailedError, LeaseHeldError):
+            hub.clock.time += dice.choice([1, 60, 2000])
+    return rig
+
+
+@pytest.mark.slow
+def test_in_random_schedules_every_job_is_known_and_the_bill_stays_below_the_ceiling(
+    cloud, tmp_path
+):
+    n_jobs = n_killed = 0
+    for seed in range(50):
+        dice = random.Random(seed)
+        deaths = sorted(dice.uniform(0, 8000) for _ in range(dice.randint(0, 4)))
+        gaps = [(dice.uniform(0, 8000), dice.uniform(1, 300)) for _ in range(dice.randint(0, 4))]
+        hub = cloud(deaths=deaths, gaps=gaps)
+        rig = scheduled(hub, tmp_path / str(seed), dice)
+        hub.clock.deaths = []
+        dirs = [name for name in ("outer", "second") if (tmp_path / str(seed) / name).exists()]
+        for name in dirs:
+            last = Launch(rig.folder / name, rig.uri, rig.executor(), rig.limits)
+            with contextlib.suppress(LeaseHeldError):
+                last.stop()
+        known = set.union(*(rig.known(name) for name in dirs))
+        assert set(hub.jobs) == known, seed
+        assert not hub.running, seed
+        for name in dirs:
+            mine = rig.known(name)
+            bill = sum(
+                -(-job.ran_s(hub.clock.time) // 60) * 0.025
+                for job in hub.jobs.values() if job.id in mine
+            )  # fmt: skip
+            assert bill <= rig.limits.max_usd, seed
+        n_jobs += len(hub.jobs)
+        n_killed += len(deaths)
+    assert n_jobs > 100
+    assert n_killed > 50

@@ -1,0 +1,115 @@
+"""One launch a store: a lease whose number rises with every launch that takes it.
+
+The lease is an object that is created once, `launch/<number>.json`; the highest number has the
+store. Who was overtaken sees a higher one before it starts anything, and starts nothing any more.
+Processes of one rank take numbers in the same way, so that of two the later one stays.
+"""
+
+import json
+import os
+import socket
+import uuid
+from typing import Any
+
+from trainer.errors import LeaseHeldError, OuterLoopError
+from trainer.outer.object_store import ObjectStore
+
+LEASES = "launch/"
+CLAIMS = "claims/"
+END = ".end"
+
+
+class Lease:
+    """What a launch holds while its replicas may run.
+
+    Args:
+        store: The run's store.
+        holder: The launch's own name; the same one finds its lease again.
+    """
+
+    def __init__(self, store: ObjectStore, holder: str) -> None:
+        self._store, self._holder = store, holder
+        self.number = 0
+
+    def take(
+        self, where: str, *, now: float, until: float, run: int = 0, is_forced: bool = False
+    ) -> int:
+        """Take the lease, or find the own one again.
+
+        Args:
+            where: What others are told of this launch.
+            now: The time, in seconds of the epoch.
+            until: When the last replica must have ended; then the lease lapses by itself.
+            run: The number of the run that goes on; 0 begins one.
+            is_forced: Take it from another launch, too, with the run that is under way.
+
+        Returns:
+            The number of the run, which is that of the first lease it had.
+
+        Raises:
+            LeaseHeldError: Another launch has it.
+        """
+        while True:
+            ends, numbers = self._known()
+            newest = max(numbers, default=0)
+            if newest and newest not in ends:
+                held = self._read(newest)
+                if held["holder"] == self._holder:
+                    self.number = newest
+                    return int(held["run"])
+                is_lapsed = held["until"] <= now
+                if not is_lapsed and not is_forced:
+                    raise LeaseHeldError(
+                        f"{self._store.place or 'the store'} is that of a launch from "
+                        f"{held['where']}: watch it from there, or stop it there; --take-over "
+                        "watches its jobs from here (of a local launch, make sure that it is over)"
+                    )
+                run = run or (0 if is_lapsed else int(held["run"]))
+            run = run or newest + 1
+            mine = {"holder": self._holder, "where": where, "until": until, "run": run}
+            data = json.dumps({**mine, "host": socket.gethostname(), "pid": os.getpid()}).encode()
+            if self._store.put_if_absent(f"{LEASES}{newest + 1:06d}.json", data):
+                self.number = newest + 1
+                return run
+
+    def check(self) -> None:
+        """Make sure that no other launch has taken over.
+
+        Raises:
+            LeaseHeldError: One has.
+        """
+        newest = max(self._known()[1], default=0)
+        if newest > self.number:
+            raise LeaseHeldError(
+                f"another launch, from {self._read(newest)['where']}, has taken over: this one "
+                "watches no longer"
+            )
+
+    def release(self) -> None:
+        """Let the next launch have the store."""
+        if self.number:
+            self._store.put(f"{LEASES}{self.number:06d}{END}", b"")
+
+    def _known(self) -> tuple[set[int], set[int]]:
+        keys = self._store.keys(LEASES)
+        numbered = [(int(key.rpartition("/")[2].partition(".")[0]), key) for key in keys]
+        return {n for n, key in numbered if key.endswith(END)}, {n for n, _ in numbered}
+
+    def _read(self, number: int) -> dict[str, Any]:
+        key = f"{LEASES}{number:06d}.json"
+        try:
+            held = json.loads(self._store.get(key) or b"")
+            return {name: held[name] for name in ("holder", "where", "until", "run")}
+        except (ValueError, KeyError, TypeError) as error:
+            raise OuterLoopError(
+                f"{self._store.place}{key} is damaged: make sure that no replica runs and delete it"
+            ) from error
+
+
+def claim(store: ObjectStore, rank: int) -> str:
+    """Return the name of a new process of a rank, which sorts after those of all before it."""
+    folder = f"{CLAIMS}{rank:04d}/"
+    while True:
+        number = max((int(key.rpartition("/")[2]) for key in store.keys(folder)), default=0) + 1
+        if store.put_if_absent(f"{folder}{number:06d}", b""):
+            return f"{number:06d}-{uuid.uuid4().hex[:8]}"
