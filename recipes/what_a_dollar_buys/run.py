@@ -21,10 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import rewards
 import table
 from tasks import Repository, repositories, write_session
 
+from replay_pipeline import Pipeline, Settings
+from replay_pipeline.replay import ledger_status
 from replay_pipeline.testing import TeacherServer
 
 HERE = Path(__file__).parent
@@ -197,6 +200,7 @@ def buy(
     addresses: Mapping[str, str],
     purchase: Mapping[str, Any],
     usd: float,
+    until: str = "publish",
 ) -> None:
     """Take sessions to a dataset for so many dollars: five commands and one settings file."""
     lines = [
@@ -221,6 +225,19 @@ def buy(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "settings.toml").write_text("\n".join(lines) + "\n", "utf-8")
     where = ("--data", folder / "data", "--settings", folder / "settings.toml")
+    if until == "pairs":  # the same by plain calls: hundreds of purchases start no processes
+        work = Pipeline(
+            Settings.load(
+                folder / "settings.toml",
+                data_dir=folder / "data",
+                changes={"ingest": {"sources": [sessions]}},
+                env={},
+            )
+        )
+        [batch] = work.ingest_new()
+        work.replay(batch, max_total_usd=usd)
+        work.pairs(batch)
+        return
     for words in (
         ("ingest", sessions),
         ("replay", "--budget", str(usd), "--yes"),
@@ -233,35 +250,26 @@ def buy(
 
 def worth(folder: Path, asked: Sequence[Repository]) -> dict[str, Any]:
     """Say what a dataset cost and how right it is, by running its actions."""
-    import pyarrow.parquet as pq
-
-    by_id, right = {one.id: one for one in asked}, {"chosen": [], "rejected": [], "completion": []}
-    for config in ("pairs", "positives"):
-        for file in sorted((folder / "data" / "dataset" / "data" / config).rglob("*.parquet")):
+    by_id, right = {one.id: one for one in asked}, {"chosen": [], "rejected": [], "action": []}
+    for table_name, sides in (("dpo_pairs", ("chosen", "rejected")), ("positives", ("action",))):
+        for file in sorted((folder / "data" / table_name).rglob("*.parquet")):
             for row in pq.read_table(file).to_pylist():
-                for side in right.keys() & row.keys():
-                    right[side].append(by_id[row["session_id"]].run(row[side][-1])[0] == "right")
-    words = [
-        PRODUCT,
-        "status",
-        "--json",
-        "--data",
-        folder / "data",
-        "--settings",
-        folder / "settings.toml",
-    ]
-    status = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+                for side in sides:
+                    key = "action_json" if side == "action" else f"{side}_action_json"
+                    did, _ = by_id[row["session_id"]].run(json.loads(row[key]))
+                    right[side].append(did == "right")
+    spent = ledger_status(folder / "data" / "ledger.sqlite")
     pairs = list(zip(right["chosen"], right["rejected"], strict=True))
     return {
-        "n_calls": sum(status["ledger"]["calls"].values()),
-        "usd": status["ledger"]["spent_usd"],
+        "n_calls": sum(spent.calls.values()),
+        "usd": spent.spent_usd,
         "n_pairs": len(pairs),
         "n_right_pairs": sum(chosen and not rejected for chosen, rejected in pairs),
         **{
             f"{side}_right": sum(marks) / len(marks) if marks else None
             for side, marks in right.items()
         },
-        "n_positives": len(right["completion"]),
+        "n_positives": len(right["action"]),
     }
 
 
@@ -368,20 +376,16 @@ class Work:
         regime: str,
         purchase: Mapping[str, Any],
         usd: float,
+        until: str = "publish",
     ) -> None:
         """Serve the teachers of a regime and buy from them."""
         shutil.rmtree(folder / "data", ignore_errors=True)
         if regime.startswith("trained."):
             with served(self.teachers(regime)) as addresses:
-                return buy(folder, sessions, addresses, purchase, usd)
+                return buy(folder, sessions, addresses, purchase, usd, until)
         with TeacherServer(answers(sessions, asked, PLAN["regimes"][regime], 0)) as server:
-            return buy(
-                folder,
-                sessions,
-                {t["model"]: server.base_url for t in PLAN["teachers"]},
-                purchase,
-                usd,
-            )
+            addresses = {teacher["model"]: server.base_url for teacher in PLAN["teachers"]}
+            return buy(folder, sessions, addresses, purchase, usd, until)
 
     def teachers(self, regime: str) -> dict[str, Path]:
         """Train three teachers from the agent, each on two of three thirds of the form tasks and right labels."""
@@ -428,7 +432,10 @@ class Work:
 
         def make() -> dict[str, Any]:
             sessions = self.sessions(is_scripted=is_scripted)
-            self.bought(folder, sessions, self.of("train"), regime, PLAN["purchases"][name], usd)
+            until = "pairs" if is_scripted else "publish"
+            self.bought(
+                folder, sessions, self.of("train"), regime, PLAN["purchases"][name], usd, until
+            )
             return worth(folder, self.of("train"))
 
         found = kept(folder / "worth.json", make)
