@@ -87,6 +87,9 @@ class IngestSettings(_Section):
     their logs after some weeks. They stay on this machine, under `home_dir` or the data root."""
     window: str = "full"
     """Windowing policy for long prefixes: `full`, `clear_tool_results:10`, `token_budget:32000`."""
+    harness: Literal["auto", "neutral"] = "auto"
+    """Below which system prompt and tools states are shown whose log does not tell them: `auto` takes what
+    `replay-pipeline harness learn` has learned from the client, `neutral` a short prompt of this program."""
 
 
 class ReplaySettings(_Section):

@@ -119,6 +119,9 @@ class TraceState(TypedDict):
     system: NotRequired[list[str]]
     """The texts of the system prompt as it was sent, where the log has it; `messages` begins with
     them. It has no neutral prompt in their place."""
+    harness: NotRequired[dict[str, Any]]
+    """Of which client's harness the system prompt and the tools are, where they were learned from the
+    client: `agent`, `version`, `sha` and what is not quite as it was (`note`)."""
     params: NotRequired[dict[str, Any]]
     """The other parameters of the request, where it is logged: model, thinking, context management, …"""
 

@@ -9,7 +9,7 @@ import sys
 
 # isort: off
 from replay_pipeline.cli import whole, sessions, replay, pairs, dataset, model  # noqa: F401
-from replay_pipeline.cli import workspaces, trace, around  # noqa: F401
+from replay_pipeline.cli import workspaces, harness, trace, around  # noqa: F401
 
 # isort: on
 from replay_pipeline.cli.app import app

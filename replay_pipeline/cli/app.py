@@ -35,9 +35,13 @@ pairs_app = typer.Typer(invoke_without_command=True, help="Extract pairs, and lo
 workspace_app = typer.Typer(
     no_args_is_help=True, help="Look at the files behind states, as they were."
 )
+harness_app = typer.Typer(
+    no_args_is_help=True, help="Learn what clients put around a conversation, and look at it."
+)
 app.add_typer(teachers_app, name="teachers")
 app.add_typer(pairs_app, name="pairs")
 app.add_typer(workspace_app, name="workspace")
+app.add_typer(harness_app, name="harness")
 
 
 def _print_version(is_wanted: bool) -> None:

@@ -5,6 +5,7 @@ would be two hundred times larger than the turns they are made of.
 """
 
 import logging
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ import msgspec
 import pyarrow as pa
 
 from replay_pipeline.errors import SchemaError
+from replay_pipeline.harness import Filled, Harness, HarnessStore, Moment
+from replay_pipeline.harness.harness import fill
 from replay_pipeline.ingesters.tool_schemas import (
     ToolLearner,
     known_tools,
@@ -103,11 +106,27 @@ class Traces:
     """Sessions, turns, states and tools of one ingestion, as frames and as trace states.
 
     The tables belong together: the prefix of a state holds the actions of other states.
+
+    Args:
+        sessions: one row per conversation.
+        turns: their message groups.
+        states: their decisions.
+        tools: the tools that were called.
+        harnesses: what clients put around a conversation, for logs that do not tell it; by default every
+            such state has the neutral system prompt.
     """
 
     def __init__(
-        self, *, sessions: pa.Table, turns: pa.Table, states: pa.Table, tools: pa.Table
+        self,
+        *,
+        sessions: pa.Table,
+        turns: pa.Table,
+        states: pa.Table,
+        tools: pa.Table,
+        harnesses: HarnessStore | None = None,
     ) -> None:
+        self._harnesses = harnesses
+        self._framed: dict[tuple[Any, ...], tuple[Filled, list[Tool], dict[str, Any]]] = {}
         self._sessions = sessions
         self._turns = turns
         self._states = states
@@ -221,12 +240,20 @@ class Traces:
         else:
             path = _path(turns, row["turn_idx"])
             cwd = path[0].cwd if path else row["cwd"]
-            messages = policy.apply(merged_users(self._shown(path)))
+            framed = None if row["shape_turn_idx"] is not None else self._framing(row, cwd)
+            messages = merged_users(self._shown(path))
+            if framed is not None and not any(turn.kind in _PLACES for turn in path):
+                messages = _surrounded(messages, framed[0])
+            messages = policy.apply(messages)
             prompt = {
                 "messages": [{"role": "system", "content": system_prompt(cwd)}, *messages],
                 "tools": self._tools_for(row["session_id"]),
                 "fidelity": "rebuilt",
             }
+            if framed is not None:
+                filled, tools, told = framed
+                prompt["messages"][0]["content"] = "\n\n".join(filled.system)
+                prompt |= {"system": filled.system, "tools": tools, "harness": told}
             if row["shape_turn_idx"] is not None:
                 shape = self._shape(turns[row["shape_turn_idx"]])
                 prompt["messages"][0]["content"] = "\n\n".join(shape.system)
@@ -248,6 +275,53 @@ class Traces:
             alternatives=[self._action(self._position_of[i]) for i in siblings],
             n_context_tokens=row["n_context_tokens"],
         )
+
+    def _framing(
+        self, row: dict[str, Any], cwd: str | None
+    ) -> tuple[Filled, list[Tool], dict[str, Any]] | None:
+        """Return what the client of a session puts around it, where that was learned."""
+        if self._harnesses is None:
+            return None
+        session_id = row["session_id"]
+        agent, version, is_subagent, at = self._clients[session_id]
+        found = self._harnesses.find(agent, version)
+        if found is None:
+            return None
+        moment = Moment(cwd=cwd, model=row["student_model"], at=at)
+        key = (session_id, moment)
+        if key not in self._framed:
+            if len(self._framed) >= _MAX_RECENT:
+                self._framed.clear()
+            framing, is_its_own = found.harness.framing(is_subagent=is_subagent)
+            filled = fill(framing, moment)
+            tools = self._with_others(filled.tools, session_id)
+            told = _told(found.harness, filled, found.note, is_its_own=is_its_own)
+            self._framed[key] = filled, tools, told
+        return self._framed[key]
+
+    def _with_others(self, tools: list[Tool], session_id: str) -> list[Tool]:
+        """Return a harness's tools, what the user gave in their place, and others that a session called."""
+        called, given = self._called_in.get(session_id, {}), self._given
+        own = {tool["function"]["name"]: tool for tool in tools}
+        others = {
+            name: tool
+            for tool in self._tools_for(session_id)
+            if (name := tool["function"]["name"]) in called
+            and name not in own
+            and (name.startswith("mcp__") or name in known_tools() or name in given)
+        }
+        # A name that no client knows was made up by the model. The fixed part comes first, so that a prompt cache holds it once for all sessions.
+        return list((own | others | {n: tool for n, tool in given.items() if n in own}).values())
+
+    @cached_property
+    def _clients(self) -> dict[str, tuple[str, str | None, bool, Any]]:
+        """Agent, version, whether it is a subagent, and the first time, of each session."""
+        names = ("session_id", "agent", "versions", "agent_id", "first_timestamp")
+        columns = [self._sessions.column(name).to_pylist() for name in names]
+        return {
+            session: (agent, versions[-1] if versions else None, agent_id is not None, at)
+            for session, agent, versions, agent_id, at in zip(*columns, strict=True)
+        }
 
     def _as_sent(
         self, turns: dict[int, _StoredTurn], row: dict[str, Any], policy: WindowPolicy
@@ -470,6 +544,43 @@ _PLACES = {"context": 0, "preface": 1, "system": 3}
 
 def _place(turn: _StoredTurn) -> int:
     return _PLACES.get(turn.kind, 2)
+
+
+def _surrounded(messages: list[Message], filled: Filled) -> list[Message]:
+    """Put a client's reminders into the first message of the user, and what it says behind it.
+
+    The skills are those that the log lists, where it does, in the client's own words around them.
+    """
+    place = next((n for n, each in enumerate(messages) if each["role"] == "user"), None)
+    if place is None or not isinstance(messages[place].get("content"), str):
+        return messages
+    words, before = messages[place]["content"], list(filled.before)
+    listed = _SKILLS_LISTED.search(words)
+    heads = [_SKILLS_HEAD.match(text) for text in before]
+    if listed and (head := next(filter(None, heads), None)):
+        before[heads.index(head)] = f"{head[0]}{listed[1]}\n</system-reminder>\n"
+        words = (words[: listed.start()] + words[listed.end() :]).strip("\n")
+    shown = {**messages[place], "content": "\n\n".join([*before, words])}
+    return [*messages[:place], shown, *filled.after, *messages[place + 1 :]]
+
+
+_SKILLS_LISTED = re.compile(
+    r"<system-reminder>\nSkills you can use:\n\n(.*?)\n</system-reminder>\n*", re.DOTALL
+)
+_SKILLS_HEAD = re.compile(r"<system-reminder>\n[^\n]*\bskills\b[^\n]*:\n\n(?=- )")
+
+
+def _told(
+    harness: Harness, filled: Filled, note: str | None, *, is_its_own: bool
+) -> dict[str, Any]:
+    """Say of which harness a prompt is, and what is not quite as it was."""
+    notes = [note] if note else []
+    if not is_its_own:
+        notes.append("of the main conversation: that of a subagent was not asked")
+    if filled.unfilled:
+        notes.append(f"not in the log: {', '.join(sorted(filled.unfilled))}")
+    named = {"agent": harness.agent, "version": harness.version, "sha": harness.sha}
+    return named | ({"note": "; ".join(notes)} if notes else {})
 
 
 def _is_seam(turn: _StoredTurn, after: _StoredTurn) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import LazyStates, TraceBatch, Traces, manifest_from
 from replay_pipeline.lazy import OnFirstUse
 from replay_pipeline.pairs import pairs_of
@@ -188,7 +189,14 @@ class Project(Overview):
         tables = {name: self.root.read(name, batch) for name in ("sessions", "turns", "states")}
         # Reading takes twice what the tables hold, and Arrow would keep it for the next time.
         pa.default_memory_pool().release_unused()
-        return Traces(**tables, tools=self.tools_until(batch))
+        return Traces(**tables, tools=self.tools_until(batch), harnesses=self.harnesses)
+
+    @cached_property
+    def harnesses(self) -> HarnessStore | None:
+        """What was learned from clients; `None` where the neutral prompt is wanted."""
+        if self.settings.ingest.harness == "neutral":
+            return None
+        return HarnessStore(self.root.path)
 
     def prompts(self, batch: str) -> PromptsOf:
         """Return what finds what the states of a batch had shown, for its pairs; opened when first asked."""
@@ -306,10 +314,25 @@ class Project(Overview):
         )
 
     def tools_digest(self, batch: str) -> dict[str, str]:
-        """Digest the tools that are shown at the states of a batch: those of earlier batches, too."""
+        """Digest what states of a batch are shown below: tools, of earlier batches too, and harnesses."""
         if not self.root.has("tools", batch):
             return {}
-        return {"tools": hash_of(self.tools_until(batch)["tool_json"].to_pylist())}
+        tools = {"tools": hash_of(self.tools_until(batch)["tool_json"].to_pylist())}
+        return tools | self.harness_digest(batch)
+
+    def harness_digest(self, batch: str) -> dict[str, str]:
+        """Digest the harnesses of the clients that wrote the sessions of a batch; nothing without any."""
+        if (store := self.harnesses) is None or store.is_empty:
+            return {}
+        sessions = self.root.read("sessions", batch, columns=["agent", "versions"])
+        found = {
+            store.find(agent, versions[-1] if versions else None)
+            for agent, versions in zip(
+                *(sessions[name].to_pylist() for name in ("agent", "versions")), strict=True
+            )
+        }
+        shas = sorted({each.harness.sha for each in found if each is not None})
+        return {"harness": hash_of(shas)} if shas else {}
 
     def digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
         """Digest tables of a batch by their bytes; `-` for one that is not there."""

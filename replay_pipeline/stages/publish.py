@@ -167,6 +167,7 @@ def _digest(project: "Project", batch: str, facts: Mapping[str, Any]) -> str:
         json.dumps(project.known_digests(batch, tables)),
         project.tools_seen.before(batch),
         json.dumps(stage_facts(facts, batch), sort_keys=True, default=str),
+        *project.harness_digest(batch).values(),
     ])  # fmt: skip
 
 

@@ -34,6 +34,9 @@ PARTS: dict[str, tuple[str, ...]] = {
         "ingesters/tool_schemas.py",
         "ingesters/wire.py",
         "ingesters/known_tools*",
+        "harness/__init__.py",
+        "harness/harness.py",
+        "harness/store.py",
         "windows.py",
     ),
     "requests": (

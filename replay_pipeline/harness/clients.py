@@ -1,0 +1,230 @@
+"""How each client is started in an empty home, and how its requests are read."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.harness.listener import Call, Kept
+from replay_pipeline.harness.slots import Request
+from replay_pipeline.types import Tool
+
+_KEY = "sk-ant-not-a-key-0000000000000000"
+"""What a client sends where it wants a key; it opens nothing."""
+SUBTASK = "Look around."
+_QUIET = {
+    "DISABLE_TELEMETRY": "1",
+    "DISABLE_ERROR_REPORTING": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    "DISABLE_BUG_COMMAND": "1",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a client is started with."""
+
+    home: Path
+    folder: Path
+    url: str
+    words: str
+    """What the user says."""
+    model: str | None = None
+    is_headless: bool = False
+    """Whether it works without a terminal, as programs start it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """One program that can be asked."""
+
+    agent: str
+    """As in the column `agent` of sessions."""
+    program: str
+    """What it is called where it is installed."""
+    prepare: Callable[[Start], tuple[list[str], dict[str, str]]]
+    """Writes its settings; returns arguments and environment."""
+    read: Callable[[Kept], tuple[list[str], list[Tool], list[tuple[str, list[str]]]] | None]
+    """System texts, tools and messages of a request; `None` for one that is not of a conversation."""
+    is_interactive: bool = False
+    """Whether it is started in a terminal, as its users start it."""
+    has_subagents: bool = False
+
+
+def version_in(kept: Kept) -> str | None:
+    """Return the version of the client that sent a request, as it names itself."""
+    match = re.search(r"/(\d+\.\d+\.\d+)", kept.headers.get("user-agent", ""))
+    return match[1] if match else None
+
+
+def params_in(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a request that are no content and name nobody."""
+    left_out = ("model", "messages", "system", "tools", "metadata", "stream", "input", "instructions",
+                "prompt_cache_key", "client_metadata")  # fmt: skip
+    return {key: value for key, value in body.items() if key not in left_out}
+
+
+def request_in(client: Client, kept: Kept, words: str, values: Mapping[str, str]) -> Request | None:
+    """Return a request as it was sent; `None` for one that is not of a conversation."""
+    found = client.read(kept)
+    if found is None:
+        return None
+    system, tools, messages = found
+    return Request(
+        system=system,
+        tools=tools,
+        messages=messages,
+        params=params_in(kept.body),
+        words=words,
+        values=values,
+    )
+
+
+def subagent_call(kept: Kept) -> Call | None:
+    """Return the call that makes Claude Code start a helper, where that is a tool of its."""
+    names = [tool.get("name") for tool in kept.body.get("tools") or () if isinstance(tool, dict)]
+    name = next((each for each in ("Agent", "Task") if each in names), None)
+    if name is None or SUBTASK in json.dumps(kept.body.get("messages")):
+        return None
+    arguments = {"description": "Look", "prompt": SUBTASK, "subagent_type": "general-purpose"}
+    return Call(name, arguments)
+
+
+def texts_of(content: Any) -> list[str]:
+    """Return the texts of a content, which may be one text or come in blocks."""
+    if isinstance(content, str):
+        return [content]
+    blocks = content if isinstance(content, list) else []
+    return [
+        each["text"]
+        for each in blocks
+        if isinstance(each, dict) and isinstance(each.get("text"), str)
+    ]
+
+
+def _claude_code(start: Start) -> tuple[list[str], dict[str, str]]:
+    place = {"hasTrustDialogAccepted": True, "hasCompletedProjectOnboarding": True}
+    settings = {
+        "hasCompletedOnboarding": True,
+        "theme": "dark",
+        "numStartups": 3,
+        "customApiKeyResponses": {"approved": [_KEY[-20:]], "rejected": []},
+        "projects": {str(start.folder): place},
+    }
+    (start.home / ".claude.json").write_text(json.dumps(settings), "utf-8")
+    arguments = [
+        *(["-p"] if start.is_headless else []),
+        start.words,
+        "--allowedTools",
+        "Task,Agent",
+    ]
+    env = {"ANTHROPIC_BASE_URL": start.url, "ANTHROPIC_API_KEY": _KEY, **_QUIET}
+    return [*arguments, *(["--model", start.model] if start.model else [])], env
+
+
+def _read_messages(kept: Kept) -> tuple[list[str], list[Tool], list[tuple[str, list[str]]]] | None:
+    body = kept.body
+    if not kept.path.endswith("/messages") or not body.get("tools"):
+        return None
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": str(tool.get("name")),
+                **({"description": tool["description"]} if tool.get("description") else {}),
+                "parameters": tool.get("input_schema") or {"type": "object"},
+            },
+        }
+        for tool in body["tools"]
+    ]
+    messages = [(str(each.get("role")), texts_of(each.get("content"))) for each in body["messages"]]
+    return texts_of(body.get("system")), tools, messages
+
+
+def _codex(start: Start) -> tuple[list[str], dict[str, str]]:
+    folder = start.home / ".codex"
+    folder.mkdir()
+    (folder / "config.toml").write_text(
+        'model_provider = "loopback"\napproval_policy = "never"\n'
+        f"{f'model = {json.dumps(start.model)}' if start.model else ''}\n"
+        '[model_providers.loopback]\nname = "loopback"\nwire_api = "responses"\n'
+        f'env_key = "NO_KEY"\nbase_url = "{start.url}"\n',
+        "utf-8",
+    )
+    return ["exec", "--skip-git-repo-check", start.words], {"NO_KEY": _KEY}
+
+
+def _read_responses(kept: Kept) -> tuple[list[str], list[Tool], list[tuple[str, list[str]]]] | None:
+    body = kept.body
+    items = [item for item in body.get("input") or () if isinstance(item, dict)]
+    # Newer versions put their tools into an item of the conversation, and the instructions as well.
+    offered = [
+        *(body.get("tools") or ()),
+        *(tool for item in items for tool in item.get("tools") or ()),
+    ]
+    if not kept.path.endswith("/responses") or not offered:
+        return None
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": str(tool.get("name") or tool.get("type")),
+                **({"description": tool["description"]} if tool.get("description") else {}),
+                "parameters": tool.get("parameters") or {"type": "object"},
+            },
+        }
+        for tool in offered
+    ]
+    messages = [
+        (str(item["role"]), texts)
+        for item in items
+        if item.get("role") and (texts := texts_of(item.get("content")))
+    ]
+    first = next((n for n, (role, _) in enumerate(messages) if role == "user"), len(messages))
+    told = [text for _, texts in messages[:first] for text in texts]
+    return [*texts_of(body.get("instructions") or ""), *told], tools, messages[first:]
+
+
+def _opencode(start: Start) -> tuple[list[str], dict[str, str]]:
+    folder = start.home / ".config" / "opencode"
+    folder.mkdir(parents=True)
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "loopback",
+        "options": {"baseURL": start.url, "apiKey": _KEY},
+        "models": {"any": {"name": "any"}},
+    }
+    settings = {"provider": {"loopback": provider}, "model": "loopback/any", "autoupdate": False}
+    (folder / "opencode.json").write_text(json.dumps(settings), "utf-8")
+    return ["run", start.words], {}
+
+
+def _read_chat(kept: Kept) -> tuple[list[str], list[Tool], list[tuple[str, list[str]]]] | None:
+    body = kept.body
+    if not kept.path.endswith("/chat/completions") or not body.get("tools"):
+        return None
+    messages = [(str(each.get("role")), texts_of(each.get("content"))) for each in body["messages"]]
+    first = next((n for n, (role, _) in enumerate(messages) if role != "system"), len(messages))
+    system = [text for _, texts in messages[:first] for text in texts]
+    return system, body["tools"], messages[first:]
+
+
+CLIENTS: dict[str, Client] = {
+    client.agent: client
+    for client in (
+        Client(
+            agent="claude_code",
+            program="claude",
+            prepare=_claude_code,
+            read=_read_messages,
+            is_interactive=True,
+            has_subagents=True,
+        ),
+        Client(agent="codex", program="codex", prepare=_codex, read=_read_responses),
+        Client(agent="opencode", program="opencode", prepare=_opencode, read=_read_chat),
+    )
+}
+"""Clients that can be asked, by the name of their agent."""

@@ -1,0 +1,180 @@
+"""A harness: the constant part of a client's requests, with slots for what it fills in by itself."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from replay_pipeline.types import Message, Tool
+
+SLOT = re.compile(r"⟦([a-z_]+)⟧")
+_EVERY_LINE_END = re.compile(r"(?<=\n)")
+_HOME = re.compile(r"(?:/(?:home|Users)/[^/]+|/root)(?=/|$)")
+_MODEL = re.compile(
+    r"claude-(?P<family>[a-z]+)-(?P<major>\d+)(?:-(?P<minor>\d{1,2}))?(?:-\d{8})?(?P<long>\[1m\])?$"
+)
+OF_THE_MODEL = ("model", "model_name", "knowledge")
+"""Slots whose values go with the model that was asked."""
+
+Kind = Literal["main", "subagent"]
+"""Whose requests: those of the conversation with the user, or of a helper that it starts."""
+
+
+class Framing(msgspec.Struct, frozen=True, kw_only=True):
+    """What is around the conversation in the requests of one kind; texts may have slots."""
+
+    system: list[str]
+    tools: list[Tool] = []
+    before: list[str] = []
+    """Texts that stand in the first message of the user, before its own words."""
+    after: list[Message] = []
+    """Messages behind it, mostly of the system."""
+    params: dict[str, Any] = {}
+    """The other parameters of the request."""
+    learned: dict[str, str] = {}
+    """Values of the slots that go with the model which was asked for."""
+    left_out: list[str] = []
+    """Beginnings of what the client filled in by values that nobody knows: not kept."""
+
+
+class Harness(msgspec.Struct, frozen=True, kw_only=True):
+    """The harness of one version of a client."""
+
+    agent: str
+    version: str
+    how: str
+    """`asked` of the client, or read from a `request`."""
+    framings: dict[Kind, Framing]
+
+    @property
+    def sha(self) -> str:
+        """Name of the content: equal harnesses have equal names."""
+        data = msgspec.json.encode(msgspec.to_builtins(self), order="sorted")
+        return hashlib.sha256(data).hexdigest()[:16]
+
+    def framing(self, *, is_subagent: bool = False) -> tuple[Framing, bool]:
+        """Return the framing of a conversation, and whether it is the one of its own kind."""
+        if is_subagent and (found := self.framings.get("subagent")) is not None:
+            return found, True
+        return self.framings["main"], not is_subagent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What a log tells of the place and time of a request, so that slots can be filled."""
+
+    cwd: str | None = None
+    model: str | None = None
+    at: datetime | None = None
+
+    def values(self, learned: Mapping[str, str]) -> dict[str, str]:
+        """Return the value of each slot that is known.
+
+        Args:
+            learned: values that go with the model which was asked for; used where it is the same one.
+        """
+        found: dict[str, str] = {}
+        if self.cwd:
+            found |= {"cwd": self.cwd, "cwd_slug": slug_of(self.cwd)}
+            if home := _HOME.match(self.cwd):
+                found["home"] = home[0]
+                found["platform"] = "darwin" if home[0].startswith("/Users/") else "linux"
+        if self.at:
+            found |= {
+                "date": f"{self.at:%Y-%m-%d}",
+                "month": f"{self.at:%B %Y}",
+                "year": f"{self.at:%Y}",
+            }
+        if self.model and bare_model(self.model) == bare_model(learned.get("model", "")):
+            found |= learned
+        elif self.model and (name := name_of_model(self.model)):
+            found |= {"model": self.model, "model_name": name}
+        return found
+
+
+@dataclass(slots=True)
+class Filled:
+    """The framing of one state."""
+
+    system: list[str]
+    tools: list[Tool]
+    before: list[str]
+    after: list[Message]
+    unfilled: set[str] = field(default_factory=set)
+    """Slots that the log tells nothing of; the lines that have them are left out."""
+
+
+def fill(framing: Framing, moment: Moment) -> Filled:
+    """Put what a log tells of a moment into the slots; lines whose slots stay open are left out."""
+    values = moment.values(framing.learned)
+    unfilled: set[str] = set()
+
+    def put(value: Any) -> Any:
+        if isinstance(value, str):
+            return filled_text(value, values, unfilled)
+        if isinstance(value, dict):
+            return {key: put(each) for key, each in value.items()}
+        return [put(each) for each in value] if isinstance(value, list) else value
+
+    return Filled(
+        system=[text for text in put(framing.system) if text],
+        tools=put(framing.tools),
+        before=[text for text in put(framing.before) if text],
+        after=put(framing.after),
+        unfilled=unfilled,
+    )
+
+
+def filled_text(text: str, values: Mapping[str, str], unfilled: set[str]) -> str:
+    """Fill the slots of a text; a line with an open one is left out, and the slot is noted."""
+    if "⟦" not in text:
+        return text
+    kept = []
+    for line in _EVERY_LINE_END.split(text):
+        names = set(SLOT.findall(line))
+        if missing := names - values.keys():
+            unfilled |= missing
+        else:
+            kept.append(SLOT.sub(lambda match: values[match[1]], line))
+    return "".join(kept)
+
+
+def leaves_of(value: Any) -> Iterator[str]:
+    """Yield every text inside a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from leaves_of(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from leaves_of(each)
+
+
+def slots_of(framing: Framing) -> list[str]:
+    """Return the names of the slots that a framing has."""
+    texts: Iterable[Any] = [framing.system, framing.tools, framing.before, framing.after]
+    return sorted({name for text in leaves_of(list(texts)) for name in SLOT.findall(text)})
+
+
+def slug_of(folder: str) -> str:
+    """Return a folder as Claude Code spells it in the names of its own folders."""
+    return re.sub(r"[^A-Za-z0-9]", "-", folder)
+
+
+def bare_model(model: str) -> str:
+    """Return the id of a model without vendor, date and the mark of a long context."""
+    return re.sub(r"-\d{8}$", "", model.rpartition("/")[2].removesuffix("[1m]"))
+
+
+def name_of_model(model: str) -> str | None:
+    """Return a model as the client calls it: `claude-opus-4-5-20251101` is `Opus 4.5`."""
+    match = _MODEL.match(model.rpartition("/")[2])
+    if match is None:
+        return None
+    number = ".".join(filter(None, (match["major"], match["minor"])))
+    return f"{match['family'].title()} {number}{' (1M context)' if match['long'] else ''}"

@@ -1,0 +1,301 @@
+"""Ask a client for its harness: start it twice on loopback, with different values, and keep what it sends."""
+
+import os
+import pty
+import re
+import secrets
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.harness.clients import (
+    CLIENTS,
+    SUBTASK,
+    Client,
+    Start,
+    request_in,
+    subagent_call,
+    version_in,
+)
+from replay_pipeline.harness.harness import Framing, Harness, Kind
+from replay_pipeline.harness.listener import Kept, Listener
+from replay_pipeline.harness.slots import Request, framing_of, values_in
+from replay_pipeline.processes import variables
+
+TIMEOUT_S = 10.0
+"""How long a client may take until it has sent what is wanted."""
+_POLL_S = 0.05
+_GRACE_S = 5.0
+"""How long a helper's request is waited for once the main one is there."""
+_SHOWN_CHARS = 400
+
+
+def learn(
+    command: Sequence[str],
+    *,
+    agent: str = "claude_code",
+    version: str | None = None,
+    model: str | None = None,
+    is_headless: bool = False,
+    timeout_s: float = TIMEOUT_S,
+) -> Harness:
+    """Start a client in an empty home and folder, and return the harness that it sends.
+
+    Both starts go on at once, each in a home, a folder and a group of processes of its own; whatever
+    of a group is left at the end is killed, and its folders are removed.
+
+    Args:
+        command: the program, and arguments that go before all others.
+        agent: whose client it is, as in `CLIENTS`.
+        version: what the version is called; by default what the client calls itself.
+        model: the model that is asked for; by default the client's own choice.
+        is_headless: whether it is started as programs start it (`-p`), and not as people do, in a
+            terminal: system prompt and tools differ.
+        timeout_s: how long each start may take.
+
+    Raises:
+        ConfigError: the client is not known, cannot be started, or sent no request in time.
+    """
+    client = CLIENTS.get(agent)
+    if client is None:
+        raise ConfigError(f"agent {agent!r} is not one of {', '.join(CLIENTS)}")
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        starts = [
+            pool.submit(
+                _ask,
+                client,
+                command,
+                model=model,
+                is_headless=is_headless,
+                has_git=has_git,
+                timeout_s=timeout_s,
+            )
+            for has_git in (True, False)
+        ]
+        first, second = (start.result() for start in starts)
+    found = version or first.version
+    if not found:
+        raise ConfigError(f"{' '.join(command)}: it does not name its version; say which it is")
+    framings: dict[Kind, Framing] = {
+        kind: framing_of(first.requests[kind], second.requests[kind])
+        for kind in first.requests
+        if kind in second.requests
+    }
+    return Harness(agent=agent, version=found, how="asked", framings=framings)
+
+
+def harness_of_request(
+    body: Mapping[str, Any], *, version: str, agent: str = "claude_code"
+) -> Harness:
+    """Return the harness of a request that was recorded elsewhere.
+
+    Args:
+        body: the request.
+        version: the version of the client that sent it.
+        agent: whose client it is.
+
+    Raises:
+        ConfigError: it is no request of this client with tools and a first message.
+    """
+    client = CLIENTS[agent]
+    for path in ("/messages", "/responses", "/chat/completions"):
+        request = request_in(client, Kept(path, {}, dict(body)), "", {})
+        if request is not None and (words := _last_words(request)):
+            told = Request(
+                system=request.system, tools=request.tools, messages=request.messages,
+                params=request.params, words=words, values=values_in(request),
+            )  # fmt: skip
+            framings: dict[Kind, Framing] = {"main": framing_of(told)}
+            return Harness(agent=agent, version=version, how="request", framings=framings)
+    raise ConfigError(
+        "no request of a conversation: it needs tools and a first message of the user"
+    )
+
+
+def _last_words(request: Request) -> str | None:
+    """Return the user's own words: the last text of the first message of the user."""
+    texts = next((texts for role, texts in request.messages if role == "user"), [])
+    return texts[-1] if texts else None
+
+
+class _Asked:
+    """What one start of a client sent."""
+
+    def __init__(self, requests: dict[Kind, Request], version: str | None) -> None:
+        self.requests, self.version = requests, version
+
+
+def _ask(
+    client: Client,
+    command: Sequence[str],
+    *,
+    model: str | None,
+    is_headless: bool,
+    has_git: bool,
+    timeout_s: float,
+) -> _Asked:
+    mark = secrets.token_hex(4)
+    words = f"Say hello to {mark}."
+    asked_helper = threading.Event()
+
+    def answer(kept: Kept) -> Any:
+        if client.read(kept) is None or asked_helper.is_set():
+            return None
+        call = subagent_call(kept) if client.has_subagents else None
+        if call is not None:
+            asked_helper.set()
+        return call
+
+    with (
+        TemporaryDirectory(prefix="client-", ignore_cleanup_errors=True) as aside,
+        Listener(answer) as server,
+    ):
+        place = Path(aside).resolve()
+        start = Start(
+            home=place / f"home-{mark}",
+            folder=place / f"work-{mark}",
+            url=server.url,
+            words=words,
+            model=model,
+            is_headless=is_headless,
+        )
+        for folder in (start.home, start.folder):
+            folder.mkdir()
+        if has_git:
+            _make_repository(start.folder, start.home, mark)
+        values = {
+            "cwd": str(start.folder),
+            "home": str(start.home),
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "month": f"{datetime.now(UTC):%B %Y}",
+            "url": server.url,
+        }
+        said = _run(client, command, start, server, timeout_s)
+        requests: dict[Kind, Request] = {}
+        version = None
+        for kept in server.kept:
+            kind: Kind = "subagent" if _is_helpers(kept, words) else "main"
+            request = request_in(client, kept, SUBTASK if kind == "subagent" else words, values)
+            if request is not None:
+                version = version or version_in(kept)
+                requests.setdefault(kind, request)
+    if "main" not in requests:
+        raise ConfigError(
+            f"{' '.join(command)}: sent no request within {timeout_s:g} s and was ended; it printed: "
+            f"{said[-_SHOWN_CHARS:].strip() or 'nothing'}"
+        )
+    return _Asked(requests, version)
+
+
+def _is_helpers(kept: Kept, words: str) -> bool:
+    texts = str(kept.body.get("messages"))
+    return SUBTASK in texts and words not in texts
+
+
+def _run(
+    client: Client, command: Sequence[str], start: Start, server: Listener, timeout_s: float
+) -> str:
+    """Run a client until it has sent what is wanted, ends or is out of time; returns what it printed."""
+    arguments, env = client.prepare(start)
+
+    def kinds() -> set[bool]:
+        return {_is_helpers(each, start.words) for each in server.kept if client.read(each)}
+
+    deadline = time.monotonic() + timeout_s
+    full_env = {
+        "PATH": variables().get("PATH", os.defpath),
+        "HOME": str(start.home),
+        "TMPDIR": str(start.home),
+        "TERM": "xterm-256color",
+        "SHELL": "/bin/bash",
+        "LANG": "C.UTF-8",
+        **env,
+    }
+    with _started(
+        [*command, *arguments], start.folder, full_env, is_interactive=client.is_interactive
+    ) as (
+        process,
+        said,
+    ):
+        is_waiting = False
+        while time.monotonic() < deadline:
+            with server.came:
+                server.came.wait(_POLL_S)
+            there = kinds()
+            if len(there) > client.has_subagents or process.poll() is not None:
+                break
+            if there and not is_waiting:
+                is_waiting = True
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
+        return said()
+
+
+@contextmanager
+def _started(
+    command: Sequence[str], folder: Path, env: Mapping[str, str], *, is_interactive: bool
+) -> Iterator[tuple[subprocess.Popen[bytes], Any]]:
+    """Start a program in a group of its own, and end the whole group at the end."""
+    mine, its = pty.openpty() if is_interactive else os.pipe()
+    output: list[bytes] = []
+
+    def drain() -> None:
+        with suppress(OSError):  # the other end is closed
+            while data := os.read(mine, 65_536):
+                output.append(data)
+
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=dict(env),
+            stdin=its if is_interactive else subprocess.DEVNULL,
+            stdout=its,
+            stderr=its,
+            start_new_session=True,
+        )
+    except OSError as error:
+        os.close(mine)
+        raise ConfigError(f"{command[0]}: cannot be started ({error})") from error
+    finally:
+        os.close(its)
+    reader = threading.Thread(target=drain, daemon=True)
+    reader.start()
+    try:
+        yield process, lambda: _plain(b"".join(output))
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        reader.join(1.0)
+        os.close(mine)
+
+
+def _plain(data: bytes) -> str:
+    """Return what was printed, without the signs that move a cursor or color a text."""
+    return re.sub(
+        r"\x1b(?:\[[0-9;?<>=]*[A-Za-z]|\][^\x07]*\x07|.)", "", data.decode("utf-8", "replace")
+    )
+
+
+def _make_repository(folder: Path, home: Path, mark: str) -> None:
+    """Make the folder a repository, as most folders are that clients work in."""
+    (folder / "notes.txt").write_text(f"{mark}\n", "utf-8")
+    env = {"PATH": variables().get("PATH", os.defpath), "HOME": str(home)}
+    who = ("-c", "user.name=Nobody", "-c", "user.email=nobody@example.com")
+    steps = (
+        ["init", "-q", "-b", f"branch-{mark}"],
+        ["add", "."],
+        [*who, "commit", "-qm", f"Add {mark}"],
+    )
+    with suppress(OSError, subprocess.CalledProcessError):  # without git the folder stays plain
+        for step in steps:
+            subprocess.run(["git", *step], cwd=folder, env=env, check=True, capture_output=True)

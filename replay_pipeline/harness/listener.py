@@ -1,0 +1,210 @@
+"""A server on loopback that keeps what a client sends, and answers so that it sends more.
+
+It speaks as much of three interfaces as a client needs to go on: Anthropic's Messages, OpenAI's Responses
+and chat completions.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple, Self
+
+Body = dict[str, Any]
+_MAX_BODY = 64_000_000
+
+
+class Kept(NamedTuple):
+    """One request for an answer."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: Body
+
+
+class Call(NamedTuple):
+    """A call of a tool that is answered with."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+Answer = Callable[[Kept], Call | None]
+"""What to answer a request with: a call, or a word that ends the turn."""
+
+
+class Listener:
+    """The server; use it as a context.
+
+    Args:
+        answer: decides what each request is answered with.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self.kept: list[Kept] = []
+        self.came = threading.Condition()
+        self.others: list[str] = []
+        """Requests for something else, by method and path."""
+        self._answer = answer
+        self._server = _Server(("127.0.0.1", 0), _handler_of(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def url(self) -> str:
+        """The address, without a path."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def take(self, kept: Kept) -> Call | None:
+        """Keep a request, and say what it is answered with."""
+        answer = self._answer(kept)
+        with self.came:
+            self.kept.append(kept)
+            self.came.notify_all()
+        return answer
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a client that is ended leaves its connections."""
+
+
+def _handler_of(listener: Listener) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing."""
+
+        def do_HEAD(self) -> None:
+            self._send(200, b"", "text/plain")
+
+        def do_GET(self) -> None:
+            listener.others.append(f"GET {self.path}")
+            self._send(404, b"{}", "application/json")
+
+        def do_CONNECT(self) -> None:
+            listener.others.append(f"CONNECT {self.path}")
+            self._send(403, b"", "text/plain")
+
+        def do_POST(self) -> None:
+            n_bytes = int(self.headers.get("content-length") or 0)
+            data = self.rfile.read(min(n_bytes, _MAX_BODY))
+            path = self.path.partition("?")[0]
+            write = next((_WRITERS[end] for end in _WRITERS if path.endswith(end)), None)
+            body: Any = None
+            with suppress(ValueError):
+                body = json.loads(data)
+            if write is None or not isinstance(body, dict):
+                listener.others.append(f"POST {path}")
+                tokens = {"input_tokens": 1} if path.endswith("/count_tokens") else {}
+                self._send(200, json.dumps(tokens).encode(), "application/json")
+                return
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            call = listener.take(Kept(path, headers, body))
+            if body.get("stream"):
+                lines = b"".join(write(body, call))
+                self._send(200, lines, "text/event-stream")
+            else:
+                self._send(200, json.dumps(_whole(path, body, call)).encode(), "application/json")
+
+        def _send(self, status: int, data: bytes, kind: str) -> None:
+            with suppress(OSError):  # the client may be gone already
+                self.send_response(status)
+                self.send_header("content-type", kind)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+    return Handler
+
+
+def _whole(path: str, body: Body, call: Call | None) -> Body:
+    if path.endswith("/messages"):
+        return _message(body, [_block(call)]) | {"stop_reason": "end_turn"}
+    message = {"role": "assistant", "content": "Done."}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return {"id": "chat_1", "object": "chat.completion", "choices": [choice], "usage": _USAGE}
+
+
+_USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+
+
+def _block(call: Call | None) -> Body:
+    if call is None:
+        return {"type": "text", "text": "Done."}
+    return {"type": "tool_use", "id": "toolu_1", "name": call.name, "input": call.arguments}
+
+
+def _message(body: Body, content: list[Body]) -> Body:
+    return {
+        "id": "msg_1", "type": "message", "role": "assistant", "model": body.get("model"),
+        "content": content, "stop_reason": None, "stop_sequence": None,
+        "usage": {"input_tokens": 1, "output_tokens": 1},
+    }  # fmt: skip
+
+
+def _event(name: str, value: Body) -> bytes:
+    return f"event: {name}\ndata: {json.dumps({'type': name, **value})}\n\n".encode()
+
+
+def _of_messages(body: Body, call: Call | None) -> Iterator[bytes]:
+    block = _block(call)
+    if call is None:
+        start, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+    else:
+        written = json.dumps(call.arguments)
+        start, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": written}
+    yield _event("message_start", {"message": _message(body, [])})
+    yield _event("content_block_start", {"index": 0, "content_block": start})
+    yield _event("content_block_delta", {"index": 0, "delta": delta})
+    yield _event("content_block_stop", {"index": 0})
+    stop = {"stop_reason": "end_turn" if call is None else "tool_use", "stop_sequence": None}
+    yield _event("message_delta", {"delta": stop, "usage": {"output_tokens": 1}})
+    yield _event("message_stop", {})
+
+
+def _of_responses(body: Body, call: Call | None) -> Iterator[bytes]:
+    del call
+    said = [{"type": "output_text", "text": "Done.", "annotations": []}]
+    item = {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "status": "completed",
+        "content": said,
+    }
+    usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
+    response = {"id": "resp_1", "object": "response", "model": body.get("model"), "output": []}
+    yield _event("response.created", {"response": response | {"status": "in_progress"}})
+    yield _event("response.output_item.done", {"output_index": 0, "item": item})
+    done = response | {"status": "completed", "output": [item], "usage": usage}
+    yield _event("response.completed", {"response": done})
+
+
+def _of_chat(body: Body, call: Call | None) -> Iterator[bytes]:
+    del call
+    head = {"id": "chat_1", "object": "chat.completion.chunk", "model": body.get("model")}
+    for delta, reason in (({"role": "assistant", "content": "Done."}, None), ({}, "stop")):
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        yield f"data: {json.dumps({**head, 'choices': [choice], 'usage': _USAGE})}\n\n".encode()
+    yield b"data: [DONE]\n\n"
+
+
+_WRITERS: dict[str, Callable[[Body, Call | None], Iterator[bytes]]] = {
+    "/messages": _of_messages,
+    "/responses": _of_responses,
+    "/chat/completions": _of_chat,
+}

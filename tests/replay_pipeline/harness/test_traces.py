@@ -1,0 +1,152 @@
+"""States are shown below the harness of the client that wrote them, where it was learned."""
+
+import json
+
+import pytest
+
+from replay_pipeline.harness import Framing, Harness, HarnessStore
+from replay_pipeline.ingesters import Traces, ingest, system_prompt
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.harness import learn_harness, list_harnesses, show_harness
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.testing.sample import SESSIONS_DIR
+
+VERSION = "2.1.38"
+
+
+def tool(name):
+    function = {
+        "name": name,
+        "description": f"{name} of the client.",
+        "parameters": {"type": "object"},
+    }
+    return {"type": "function", "function": function}
+
+
+MAIN = Framing(
+    system=["You are a client.", "Work in ⟦cwd⟧.\nThe shell is ⟦shell⟧.\nYou are ⟦model⟧."],
+    tools=[tool("Write"), tool("Bash")],
+    before=["<system-reminder>\nBe kind.\n</system-reminder>\n"],
+    after=[{"role": "system", "content": "Skills: none."}],
+)
+HELPER = Framing(system=["You are a helper in ⟦cwd⟧."], tools=[tool("Bash")])
+
+
+def harness(version=VERSION, **framings):
+    return Harness(
+        agent="claude_code", version=version, how="asked", framings={"main": MAIN, **framings}
+    )
+
+
+@pytest.fixture(scope="module")
+def ingested():
+    return ingest(SESSIONS_DIR)
+
+
+def states(ingested, store):
+    tables = {name: getattr(ingested, name) for name in ("sessions", "turns", "states", "tools")}
+    traces = Traces(**tables, harnesses=store)
+    versions = dict(
+        zip(*(ingested.sessions[n].to_pylist() for n in ("session_id", "versions")), strict=True)
+    )
+    return [(versions[s["session_id"]][-1], s) for s in traces.materialize()]
+
+
+def test_system_tools_and_reminders_are_the_clients(tmp_path, ingested):
+    store = HarnessStore(tmp_path)
+    store.keep(harness(subagent=HELPER))
+    own = [s for v, s in states(ingested, store) if v == VERSION]
+    mains = [s for s in own if ".agent-" not in s["session_id"]]
+    helpers = [s for s in own if ".agent-" in s["session_id"]]
+    assert mains
+    assert helpers
+    for state in mains:
+        system, first, behind, *_ = state["messages"]
+        lines = system["content"].split("\n")
+        assert lines[:2] == ["You are a client.", ""]
+        assert lines[2].startswith("Work in /")
+        assert lines[3:] == [f"You are {state['student_model']}."]
+        assert state["system"] == [lines[0], "\n".join(lines[2:])]
+        assert first["content"].startswith(f"{MAIN.before[0]}\n\n")
+        assert behind == {"role": "system", "content": "Skills: none."}
+        assert [t["function"]["name"] for t in state["tools"]][:2] == ["Write", "Bash"]
+        assert state["tools"][0]["function"]["description"] == "Write of the client."
+        told = state["harness"]
+        assert (told["version"], told["sha"]) == (VERSION, harness(subagent=HELPER).sha)
+        assert told["note"] == "not in the log: shell"
+    for state in helpers:
+        assert state["messages"][0]["content"].startswith("You are a helper in /")
+        assert "note" not in state["harness"]
+
+
+def test_what_is_not_known_is_noted_or_neutral(tmp_path, ingested):
+    store = HarnessStore(tmp_path)
+    store.keep(harness())
+    for version, state in states(ingested, store):
+        numbers = tuple(map(int, version.split(".")))
+        if "harness" not in state:
+            is_older = numbers < tuple(map(int, VERSION.split(".")))
+            assert is_older or state["fidelity"] == "exact" or "system" in state
+            continue
+        note = state["harness"].get("note", "")
+        assert ("nearest older version" in note) == (version != VERSION)
+        if ".agent-" in state["session_id"]:
+            assert "that of a subagent was not asked" in note
+
+
+def test_without_a_harness_nothing_changes(tmp_path, ingested):
+    without = [state for _, state in states(ingested, None)]
+    assert without == [state for _, state in states(ingested, HarnessStore(tmp_path))]
+    rebuilt = [s for s in without if "system" not in s]
+    assert rebuilt
+    assert all(s["messages"][0]["content"].startswith(system_prompt()) for s in rebuilt)
+
+
+@pytest.fixture
+def project(tmp_path):
+    settings = Settings(data_dir=tmp_path / "data", ingest={"sources": [SESSIONS_DIR]})
+    pipeline = Pipeline(settings)
+    pipeline.ingest_new()
+    return pipeline
+
+
+def asked(tmp_path):
+    """A request as somebody has recorded it."""
+    body = {
+        "system": "Be a client.",
+        "tools": [{"name": "Bash", "input_schema": {"type": "object"}}],
+        "messages": [{"role": "user", "content": "Hello"}],
+    }
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(body))
+    return path
+
+
+def test_learning_makes_replay_stale_and_the_setting_does_not(tmp_path, project):
+    (batch,) = project.root.batches("states")
+    before = project.tools_digest(batch)
+    assert before.keys() == {"tools"}
+    report = learn_harness(project, request=asked(tmp_path), version=VERSION)
+    assert report["states_shown_anew"] > 0
+    now = Pipeline(project.settings)
+    after = now.tools_digest(batch)
+    assert after["tools"] == before["tools"]
+    assert "harness" in after
+    shown = [s for s in now.states([batch]) if "harness" in s]
+    assert len(shown) == report["states_shown_anew"]
+    neutral = Pipeline(project.settings.model_copy(
+        update={"ingest": project.settings.ingest.model_copy(update={"harness": "neutral"})}
+    ))  # fmt: skip
+    assert neutral.tools_digest(batch) == before
+    assert not [s for s in neutral.states([batch]) if "harness" in s]
+
+
+def test_harnesses_are_listed_and_shown(tmp_path, project):
+    learn_harness(project, request=asked(tmp_path), version=VERSION)
+    report = list_harnesses(project)
+    assert [each["version"] for each in report["harnesses"]] == [VERSION]
+    shown = {each["version"]: each["harness"] for each in report["clients"]}
+    assert shown[VERSION] == VERSION
+    assert shown["2.0.64"] == "neutral"
+    assert shown["2.1.41"].startswith(f"of {VERSION}, the nearest older version")
+    assert show_harness(project, VERSION)["main"]["system"] == ["Be a client."]
