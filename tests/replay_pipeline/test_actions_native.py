@@ -57,6 +57,23 @@ def native(message, history=(), tools=TOOLS, cwd=CWD):
     return form["tool_calls"][0]["function"]["arguments"]
 
 
+@pytest.mark.parametrize(
+    ("told", "path"),
+    [
+        ("Path relative to the working directory.", "cart.py"),
+        ("Must be absolute, not relative.", f"{CWD}/cart.py"),
+        ("Absolute or relative path.", f"{CWD}/cart.py"),
+        ("", f"{CWD}/cart.py"),
+    ],
+)
+def test_a_path_is_written_as_the_schema_says(told, path):
+    offered = [tool("Read", ["file_path"], file_path={"type": "string", "description": told})]
+    form = NativeForm([], offered, CWD)
+    action = canonical_action(says("Read", file_path="cart.py"), cwd=CWD)
+    [call] = form.message(action)["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"file_path": path}
+
+
 def test_a_path_is_absolute_where_the_tool_wants_it():
     for spelled in ("src/a.py", "./src/a.py", f"{CWD}/src/a.py", "src/b/../a.py"):
         assert native(says("Read", file_path=spelled)) == '{"file_path":"/home/ada/shop/src/a.py"}'

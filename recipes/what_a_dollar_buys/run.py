@@ -1,0 +1,552 @@
+"""What a dollar buys: sessions, teachers, pairs and models by the product's own commands, and what the models do.
+
+    python recipes/what_a_dollar_buys/run.py build/dollar --quick
+
+Each part is kept in the folder as soon as it is whole, and a second call goes on from there.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import rewards
+import table
+from tasks import Repository, repositories, write_session
+
+from replay_pipeline import Pipeline, Settings
+from replay_pipeline.replay import ledger_status
+from replay_pipeline.testing import TeacherServer
+
+HERE = Path(__file__).parent
+PLAN = tomllib.loads((HERE / "arms.toml").read_text("utf-8"))
+AGENT = 0.45
+"""How often a scripted agent is right."""
+PRODUCT = Path(sys.executable).with_name("replay-pipeline")
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything."""
+
+    n_form: int
+    n_train: int
+    n_test: int
+    form_steps: int
+    steps: int
+    usd: float
+    """What each arm may spend on teachers."""
+
+
+QUICK = Size(n_form=240, n_train=120, n_test=60, form_steps=100, steps=40, usd=0.016)
+FULL = Size(n_form=240, n_train=360, n_test=240, form_steps=300, steps=200, usd=0.046)
+
+
+def command(*words: str | Path, log: Path) -> None:
+    """Run a command of the product; what it says goes to a log.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"$ {' '.join(map(str, words))}\n")
+        file.flush()
+        done = subprocess.run([str(word) for word in words], stdout=file, stderr=file, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{words[0]} {words[1]} ended with {done.returncode}: see {log}")
+
+
+def kept(path: Path, make: Callable[[], Any]) -> Any:
+    """Return the JSON of a part that is whole, or make it and keep it with its CPU seconds."""
+    if not path.exists():
+        before = cpu_seconds()
+        value = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(
+            json.dumps({"value": value, "cpu_s": round(cpu_seconds() - before, 1)}), "utf-8"
+        )
+        unfinished.rename(path)
+    return json.loads(path.read_text("utf-8"))["value"]
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of those that it waited for."""
+    times = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in times)
+
+
+# --- sessions ------------------------------------------------------------------------------------
+
+
+def act(model: Path, asked: Sequence[Repository], *, sampled: int | None = None) -> list[Message]:
+    """Return what a model does at each repository: greedy, or sampled at temperature 1 by a seed."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from trainer.data.acting import end_tokens
+    from trainer.data.rendering import Renderer
+    from trainer.data.rewards import parse_action
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(model, padding_side="left")
+    policy: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    renderer = Renderer(tokenizer=tokenizer, max_prompt_tokens=192, with_tools=False)
+    torch.manual_seed(sampled or 0)
+    done: list[Message] = []
+    for start in range(0, len(asked), 20):
+        ids = [renderer.prompt_ids(one.prompt) for one in asked[start : start + 20]]
+        batch = tokenizer.pad({"input_ids": ids}, return_tensors="pt")
+        with torch.no_grad():
+            out = policy.generate(
+                **batch, max_new_tokens=48, do_sample=sampled is not None, top_k=0, top_p=1.0,
+                pad_token_id=tokenizer.pad_token_id, eos_token_id=end_tokens(policy, tokenizer),
+            )  # fmt: skip
+        texts = tokenizer.batch_decode(
+            out[:, batch["input_ids"].size(1) :], skip_special_tokens=True
+        )
+        done += [parse_action(text) for text in texts]
+    return done
+
+
+def record(folder: Path, asked: Sequence[Repository], actions: Sequence[Message]) -> Path:
+    """Write a session of each repository, as Claude Code logs it."""
+    for one, action in zip(asked, actions, strict=True):
+        write_session(folder / f"{one.id}.jsonl", one, action)
+    return folder
+
+
+# --- teachers ------------------------------------------------------------------------------------
+
+
+def answers(
+    sessions: Path, asked: Sequence[Repository], regime: Mapping[str, Any], seed: int
+) -> dict[str, Any]:
+    """Draw what scripted teachers do, by state and model.
+
+    A teacher is right with its accuracy. At a share of states all are right or wrong together, and wrong in
+    the same way. `labels` draws one of the six files by a coin, or what is right in another repository.
+    """
+    from replay_pipeline import ClaudeCodeIngester
+
+    by_id, found = {one.id: one for one in asked}, {}
+    for state in ClaudeCodeIngester().ingest(sessions):
+        one = by_id[state["session_id"]]
+        draw = random.Random(f"{seed} {one.id}")
+        shared, wrong, is_shared = (
+            draw.random(),
+            one.wrong_action(draw),
+            draw.random() < regime.get("shared", 0),
+        )
+        said = found[state["state_id"]] = {}
+        for number, teacher in enumerate(PLAN["teachers"]):
+            if regime.get("labels") == "coin":
+                action = one.family.message(draw.choice(one.names))
+            elif regime.get("labels") == "foreign":
+                action = asked[asked.index(one) - 1].right_action(random.Random(0))
+            elif (shared if is_shared else draw.random()) < regime["accuracies"][number]:
+                action = one.right_action(draw)
+            else:
+                action = wrong if is_shared else one.wrong_action(draw)
+            said[teacher["model"]] = action
+    return found
+
+
+@contextmanager
+def served(models: Mapping[str, Path]) -> Iterator[dict[str, str]]:
+    """Serve checkpoints as teachers, each by a process of its own; give their addresses by name."""
+    running = {}
+    try:
+        for name, folder in models.items():
+            serve = [
+                sys.executable,
+                "-m",
+                "trainer",
+                "serve",
+                "--model",
+                str(folder),
+                "--name",
+                name,
+            ]
+            running[name] = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
+        yield {
+            n: json.loads(process.stdout.readline())["base_url"] for n, process in running.items()
+        }
+    finally:
+        for process in running.values():
+            process.terminate()
+            process.wait()
+
+
+# --- the chain -----------------------------------------------------------------------------------
+
+
+def buy(
+    folder: Path,
+    sessions: Path,
+    addresses: Mapping[str, str],
+    purchase: Mapping[str, Any],
+    usd: float,
+    until: str = "publish",
+) -> None:
+    """Take sessions to a dataset for so many dollars: five commands and one settings file."""
+    lines = [
+        f"[replay]\nconfirm_above_usd = 100.0\ngates = {json.dumps(purchase.get('gates', []))}"
+    ]
+    lines += [f"[pairs]\nagreement_threshold = {purchase.get('threshold', 2)}"]
+    lines += [f"min_p_better = {purchase['min_p_better']}"] if "min_p_better" in purchase else []
+    lines += ["[ingest]\nmax_batch_sessions = 1000", "[publish]\ntest_fraction = 0.05"]
+    for teacher in PLAN["teachers"][: purchase.get("n_teachers", 3)]:
+        prompt, completion = teacher["price"]
+        address, is_scripted = (
+            addresses[teacher["model"]],
+            addresses[teacher["model"]].endswith("/api/v1"),
+        )
+        lines += [
+            f'[[replay.teachers]]\nname = "{teacher["name"]}"\nmodel = "{teacher["model"]}"',
+            f'base_url = "{address}"\napi_key_env = ""\nmax_concurrency = 2',
+            f"price = {{prompt = {prompt}e-6, completion = {completion}e-6}}",
+            "params = {max_completion_tokens = 64, temperature = 0}",
+            'dialect = "openrouter"' if is_scripted else 'dialect = "vllm"',
+        ]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "settings.toml").write_text("\n".join(lines) + "\n", "utf-8")
+    where = ("--data", folder / "data", "--settings", folder / "settings.toml")
+    if until == "pairs":  # the same by plain calls: hundreds of purchases start no processes
+        work = Pipeline(
+            Settings.load(
+                folder / "settings.toml",
+                data_dir=folder / "data",
+                changes={"ingest": {"sources": [sessions]}},
+                env={},
+            )
+        )
+        [batch] = work.ingest_new()
+        work.replay(batch, max_total_usd=usd)
+        work.pairs(batch)
+        return
+    for words in (
+        ("ingest", sessions),
+        ("replay", "--budget", str(usd), "--yes"),
+        ("pairs",),
+        ("normalize",),
+        ("publish",),
+    ):
+        command(PRODUCT, *words, *where, log=folder / "log.txt")
+
+
+def worth(folder: Path, asked: Sequence[Repository]) -> dict[str, Any]:
+    """Say what a dataset cost and how right it is, by running its actions."""
+    by_id, right = {one.id: one for one in asked}, {"chosen": [], "rejected": [], "action": []}
+    for table_name, sides in (("dpo_pairs", ("chosen", "rejected")), ("positives", ("action",))):
+        for file in sorted((folder / "data" / table_name).rglob("*.parquet")):
+            for row in pq.read_table(file).to_pylist():
+                for side in sides:
+                    key = "action_json" if side == "action" else f"{side}_action_json"
+                    did, _ = by_id[row["session_id"]].run(json.loads(row[key]))
+                    right[side].append(did == "right")
+    spent = ledger_status(folder / "data" / "ledger.sqlite")
+    pairs = list(zip(right["chosen"], right["rejected"], strict=True))
+    return {
+        "n_calls": sum(spent.calls.values()),
+        "usd": spent.spent_usd,
+        "n_pairs": len(pairs),
+        "n_right_pairs": sum(chosen and not rejected for chosen, rejected in pairs),
+        **{
+            f"{side}_right": sum(marks) / len(marks) if marks else None
+            for side, marks in right.items()
+        },
+        "n_positives": len(right["action"]),
+    }
+
+
+def train(
+    model: Path, dataset: Path, output: Path, settings: Mapping[str, Any], steps: int, seed: int
+) -> Path:
+    """Train by `python -m trainer`; give the checkpoint."""
+    values = {
+        "model": model,
+        "dataset": dataset,
+        "output": output,
+        "trl.max_steps": steps,
+        "trl.seed": seed,
+    }
+    sets = [
+        word
+        for key, value in (values | dict(settings)).items()
+        for word in ("--set", f"{key}={value}")
+    ]
+    command(
+        sys.executable,
+        "-m",
+        "trainer",
+        "--config",
+        HERE / "train.yaml",
+        *sets,
+        log=output.with_suffix(".log"),
+    )
+    return output / "checkpoint"
+
+
+# --- the whole -----------------------------------------------------------------------------------
+
+
+class Work:
+    """The parts of one run in its folder; each is made once."""
+
+    def __init__(self, out: Path, model: Path, size: Size, draw: int = 0) -> None:
+        """Draw the repositories; `draw` is their seed."""
+        self.out, self.model, self.size = out, model, size
+        drawn = {"n_form": size.n_form, "n_train": size.n_train, "n_test": size.n_test}
+        drawn |= {"seed": draw, "tasks": draw}
+        self.repositories = repositories(**drawn)
+        # For the reward, which the trainer loads.
+        told = {rewards.VARIABLE: json.dumps(drawn), "PYTHONPATH": str(HERE)}
+        os.environ.update(told)  # noqa: TID251
+        out.mkdir(parents=True, exist_ok=True)
+        identity = json.dumps([asdict(size), draw, str(model)])
+        if (kept_as := out / "run.json").exists() and kept_as.read_text("utf-8") != identity:
+            raise SystemExit(f"{out}: another run is there; name another folder")
+        kept_as.write_text(identity, "utf-8")
+
+    def of(self, *splits: str) -> list[Repository]:
+        """Return the repositories of these splits."""
+        return [one for one in self.repositories if one.split in splits]
+
+    def agent(self) -> Path:
+        """Teach the model to call tools, on other tasks; it becomes the agent, and then the trainee."""
+        form, folder = self.of("form"), self.out / "form"
+
+        def make() -> str:
+            draw = random.Random(0)
+            record(folder / "sessions", form, [one.wrong_action(draw) for one in form])
+            self.bought(folder, folder / "sessions", form, "perfect", {}, 10.0)
+            dataset = folder / "data" / "dataset"
+            return str(
+                train(
+                    self.model,
+                    dataset,
+                    self.out / "agent",
+                    PLAN["settings"]["sft"],
+                    self.size.form_steps,
+                    0,
+                )
+            )
+
+        return Path(kept(folder / "agent.json", make))
+
+    def sessions(self, *, is_scripted: bool = False) -> Path:
+        """Let the agent act in the repositories to train on, and log it.
+
+        A scripted agent is right in .45 and needs no model: for the map of what dollars buy.
+        """
+        asked, folder = self.of("train"), self.out / ("scripted" if is_scripted else "sessions")
+
+        def scripted() -> list[Message]:
+            draw = random.Random(0)
+            return [
+                one.right_action(draw) if draw.random() < AGENT else one.wrong_action(draw)
+                for one in asked
+            ]
+
+        def make() -> str:
+            done = scripted() if is_scripted else act(self.agent(), asked)
+            return str(record(folder, asked, done))
+
+        return Path(kept(folder.with_suffix(".json"), make))
+
+    def bought(
+        self,
+        folder: Path,
+        sessions: Path,
+        asked: Sequence[Repository],
+        regime: str,
+        purchase: Mapping[str, Any],
+        usd: float,
+        until: str = "publish",
+    ) -> None:
+        """Serve the teachers of a regime and buy from them."""
+        shutil.rmtree(folder / "data", ignore_errors=True)
+        if regime.startswith("trained."):
+            with served(self.teachers(regime)) as addresses:
+                return buy(folder, sessions, addresses, purchase, usd, until)
+        with TeacherServer(answers(sessions, asked, PLAN["regimes"][regime], 0)) as server:
+            addresses = {teacher["model"]: server.base_url for teacher in PLAN["teachers"]}
+            return buy(folder, sessions, addresses, purchase, usd, until)
+
+    def teachers(self, regime: str) -> dict[str, Path]:
+        """Train three teachers from the agent, each on two of three thirds of the form tasks and right labels."""
+        made = {}
+        for number, teacher in enumerate(PLAN["teachers"]):
+            folder = self.out / "teachers" / f"{regime}.{number}"
+            steps, made[teacher["model"]] = PLAN["regimes"][regime]["steps"], self.agent()
+            if steps:
+                taught = [one for i, one in enumerate(self.lessons()) if i % 3 != number]
+                made[teacher["model"]] = Path(
+                    kept(
+                        folder / "teacher.json",
+                        partial(self._taught, folder, taught, steps, number),
+                    )
+                )
+        return made
+
+    def lessons(self) -> list[Repository]:
+        """Return repositories of the trained families that only teachers see."""
+        drawn = repositories(n_form=0, n_train=self.size.n_train, n_test=0, seed=1000)
+        return [replace(one, id=f"lesson-{one.id}") for one in drawn]
+
+    def _taught(self, folder: Path, taught: Sequence[Repository], steps: int, seed: int) -> str:
+        draw = random.Random(seed)
+        record(folder / "sessions", taught, [one.wrong_action(draw) for one in taught])
+        self.bought(folder, folder / "sessions", taught, "perfect", {}, 10.0)
+        return str(
+            train(
+                self.agent(),
+                folder / "data" / "dataset",
+                folder,
+                PLAN["settings"]["sft"],
+                steps,
+                seed,
+            )
+        )
+
+    def purchase(
+        self, regime: str, name: str, usd: float, *, is_scripted: bool = False
+    ) -> tuple[Path, dict[str, Any]]:
+        """Buy a dataset once; give its folder and what it is worth."""
+        where = self.out / ("map" if is_scripted else "bought")
+        folder = where / f"{regime}, {name}, {usd:g}"
+
+        def make() -> dict[str, Any]:
+            sessions = self.sessions(is_scripted=is_scripted)
+            until = "pairs" if is_scripted else "publish"
+            self.bought(
+                folder, sessions, self.of("train"), regime, PLAN["purchases"][name], usd, until
+            )
+            return worth(folder, self.of("train"))
+
+        found = kept(folder / "worth.json", make)
+        if is_scripted:
+            shutil.rmtree(folder / "data", ignore_errors=True)
+        return folder / "data", found
+
+    def arm(self, regime: str, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        """Train one arm by one seed and see what it does at the repositories to test on."""
+        folder = self.out / "arms" / f"{regime}, {arm['name']}, {seed}"
+
+        def make() -> dict[str, Any]:
+            model, report, bought = self.agent(), {}, {}
+            if "purchase" in arm:
+                data, bought = self.purchase(
+                    arm.get("regime", regime), arm["purchase"], self.size.usd
+                )
+                if not bought["n_pairs"]:
+                    return {"bought": bought, "outcomes": []}
+                settings = PLAN["settings"][arm["settings"]]
+                for number in range(arm.get("rounds", 1)):
+                    data = self._sampled(folder, data, model) if arm.get("rounds") else data
+                    model = train(
+                        model,
+                        data / "dataset",
+                        folder / f"round-{number}",
+                        settings,
+                        self.size.steps,
+                        seed,
+                    )
+                report = json.loads((model.parent / "report.json").read_text("utf-8"))
+            tested = self.of("new_repositories", "new_families")
+            done = act(model, tested)
+            if model != self.agent():
+                shutil.rmtree(folder)  # weights of half a gigabyte; what they did is what counts
+            outcomes = [
+                [one.id, one.family.name, one.split, one.run(action)[0]]
+                for one, action in zip(tested, done, strict=True)
+            ]
+            bought |= {"usd": 0.0} if arm.get("is_free") else {}
+            return {"bought": bought, "outcomes": outcomes, "report": report}
+
+        return kept(self.out / "arms" / f"{regime}, {arm['name']}, {seed}.json", make)
+
+    def _sampled(self, folder: Path, data: Path, model: Path) -> Path:
+        """Sample the trainee where the teachers agree, and publish pairs of what differs."""
+        copy = folder / "data"
+        shutil.copytree(data, copy, dirs_exist_ok=True)
+        where = ("--data", copy, "--settings", data.parent / "settings.toml")
+        for words in (("sample", "--trainee", model), ("normalize",), ("publish",)):
+            command(PRODUCT, *words, *where, log=folder / "log.txt")
+        return copy
+
+
+def report(found: Mapping[str, Any]) -> int:
+    """Print the table; 1 if a control passed the check that it must fail."""
+    passed = []
+    for regime, of in found["regimes"].items():
+        for name, row in of["arms"].items():
+            verdict = "; ".join(row.get("check", [])) or "passes"
+            print(
+                f"{regime:20} {name:28} {row.get('executed', 0):.3f} {row.get('interval', '')} {verdict}"
+            )
+            passed += [name] if name in table.CONTROLS and not row["check"] else []
+        print(json.dumps(of.get("named")))
+    return int(bool(passed))
+
+
+def main() -> int:
+    """Run what is asked for, and write the table."""
+    names = [arm["name"] for arm in PLAN["arms"]]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--quick", action="store_true", help="small, one seed, the first arms")
+    parser.add_argument(
+        "--model", type=Path, default=HERE.parents[1] / "build/real-model/smollm2-135m-instruct"
+    )
+    parser.add_argument("--regimes", nargs="+", default=["stronger"], choices=PLAN["regimes"])
+    parser.add_argument("--arms", nargs="*", help=f"of {', '.join(names)}; without a name none")
+    parser.add_argument("--seeds", nargs="+", type=int)
+    parser.add_argument(
+        "--draw", type=int, default=0, help="seed of the repositories and of the words of requests"
+    )
+    parser.add_argument(
+        "--map",
+        nargs="*",
+        type=float,
+        metavar="SHARE",
+        help="shares of the dollars at which all is bought",
+    )
+    options = parser.parse_args()
+    size = QUICK if options.quick else FULL
+    work = Work(options.folder, options.model, size, options.draw)
+    chosen = [
+        a
+        for a in PLAN["arms"]
+        if a["name"]
+        in (names[: 7 if options.quick else None] if options.arms is None else options.arms)
+    ]
+    for share in options.map or ():
+        for regime in ("stronger", "equal", "weaker", "shared"):
+            for name in ("one", "consensus", "cheap_first", "value", "p_better"):
+                work.purchase(regime, name, round(share * size.usd, 6), is_scripted=True)
+    for seed in options.seeds or ([0] if options.quick else [0, 1, 2]):
+        for regime in options.regimes:
+            for arm in chosen:
+                if arm["name"] != "nothing" or seed == 0:
+                    work.arm(regime, arm, seed)
+                    table.write(options.folder, PLAN)
+    return report(table.write(options.folder, PLAN))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

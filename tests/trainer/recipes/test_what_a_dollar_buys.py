@@ -1,0 +1,296 @@
+"""The recipe's tasks, graders, chain and statistics, without a model."""
+
+import importlib
+import json
+import random
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replay_pipeline import ClaudeCodeIngester, TeacherAction, extract_dpo_pairs
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "what_a_dollar_buys"
+MODULES = ("tasks", "table", "rewards", "run")
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    """The modules of the recipe, which is a folder of scripts and no package."""
+    sys.path.insert(0, str(RECIPE))
+    try:
+        yield {name: importlib.import_module(name) for name in MODULES}
+    finally:
+        sys.path.remove(str(RECIPE))
+        for name in MODULES:
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def tasks(recipe):
+    return recipe["tasks"]
+
+
+@pytest.fixture(scope="module")
+def some(tasks):
+    """A repository of each verb, and of each split."""
+    found = tasks.repositories(n_form=12, n_train=24, n_test=12)
+    assert {one.family.verb for one in found} == {"read", "run", "remove"}
+    return found
+
+
+def test_tested_names_and_families_occur_nowhere_else(tasks):
+    by_split = defaultdict(list)
+    for one in tasks.repositories():
+        by_split[one.split].append(one)
+    sizes = {split: len(of) for split, of in by_split.items()}
+    assert sizes == {"form": 240, "train": 360, "new_repositories": 160, "new_families": 80}
+    families = {split: {one.family.name for one in of} for split, of in by_split.items()}
+    assert families["new_repositories"] <= families["train"]
+    assert not families["new_families"] & (families["train"] | families["form"])
+    assert not families["form"] & families["train"]
+    names = {split: {name for one in of for name in one.names} for split, of in by_split.items()}
+    seen = names["train"] | names["form"]
+    assert not seen & (names["new_repositories"] | names["new_families"])
+    assert tasks.repositories() == tasks.repositories()
+    assert tasks.repositories(seed=1) != tasks.repositories()
+
+
+def test_of_eighteen_plausible_actions_one_or_two_are_right_when_they_are_run(some):
+    for one in some[::6]:
+        did = [one.run(action)[0] for action in one.plausible]
+        assert len(did) == 18
+        assert did.count("right") == len(one.right) in (1, 2)
+        assert did.count("wrong") == 18 - len(one.right)
+
+
+def test_another_spelling_of_a_right_action_is_right(some):
+    spelled = {"read": "cat {}", "remove": "rm -f {}", "run": "python  {}"}
+    for one in some:
+        path = one.family.path.format(x=one.right[0])
+        command = spelled[one.family.verb].format(path)
+        call = {"function": {"name": "Bash", "arguments": json.dumps({"command": command})}}
+        assert one.run({"tool_calls": [call]})[0] == "right", one.family.name
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("Bash", {"command": "rm -rf ."}),
+        ("Bash", {"command": "rm ../outside"}),
+        ("Bash", {"command": "python -c print(1)"}),
+        ("Bash", {"command": "cat notes.txt; rm notes.txt"}),
+        ("Read", {"file_path": "/etc/passwd"}),
+        ("Read", {"file_path": "../outside"}),
+        ("Read", "no JSON"),
+        ("Read", None),
+        ("Write", {"file_path": "a", "content": "b"}),
+    ],
+)
+def test_an_action_that_reaches_beyond_the_folder_is_refused(some, name, arguments):
+    text = arguments if isinstance(arguments, str | None) else json.dumps(arguments)
+    assert some[0].run({"tool_calls": [{"function": {"name": name, "arguments": text}}]})[0] == (
+        "refused"
+    )
+
+
+def test_a_text_is_no_call(some):
+    assert some[0].run({"role": "assistant", "content": "Done."}) == ("no_call", "")
+
+
+def recorded(recipe, folder, asked, *, is_right):
+    draw = random.Random(0)
+    done = [one.right_action(draw) if is_right else one.wrong_action(draw) for one in asked]
+    return recipe["run"].record(folder, asked, done), done
+
+
+def test_a_session_is_read_back_as_the_prompt_and_the_action(recipe, some, tmp_path):
+    folder, done = recorded(recipe, tmp_path, some, is_right=False)
+    states = {state["session_id"]: state for state in ClaudeCodeIngester().ingest(folder)}
+    assert len(states) == len(some)
+    for one, action in zip(some, done, strict=True):
+        state = states[one.id]
+        assert state["messages"] == one.prompt
+        assert one.run(state["student_action"]) == one.run(action)
+        assert [tool["function"]["name"] for tool in state["tools"]] == ["Read", "Bash"]
+
+
+def test_an_agent_that_says_something_is_recorded_too(recipe, some, tmp_path):
+    recipe["run"].record(tmp_path, some[:1], [{"role": "assistant", "content": "I am not sure."}])
+    [state] = ClaudeCodeIngester().ingest(tmp_path)
+    assert state["student_action"]["content"] == "I am not sure."
+
+
+@pytest.fixture(scope="module")
+def wrong(recipe, tasks, tmp_path_factory):
+    """Sessions of an agent that is always wrong, and their repositories."""
+    asked = tasks.repositories(n_form=0, n_train=84, n_test=0)
+    folder, _ = recorded(recipe, tmp_path_factory.mktemp("wrong"), asked, is_right=False)
+    return folder, {one.id: one for one in asked}
+
+
+@pytest.mark.parametrize(
+    ("regime", "is_right", "together"),
+    [
+        ("stronger", 0.7, 0.5),
+        ("equal", 0.45, 0.38),
+        ("weaker", 0.3, 0.49),
+        ("shared", 0.7, 0.87),
+        ("coin", 0.25, 0.43),
+    ],
+)
+def test_scripted_teachers_are_as_right_as_their_regime_says(
+    recipe, wrong, regime, is_right, together
+):
+    folder, by_id = wrong
+    states = {s["state_id"]: by_id[s["session_id"]] for s in ClaudeCodeIngester().ingest(folder)}
+    rates = recipe["run"].PLAN["regimes"][regime]
+    marks = []
+    for seed in range(4):
+        for state_id, said in (
+            recipe["run"].answers(folder, list(by_id.values()), rates, seed).items()
+        ):
+            one = states[state_id]
+            right = [one.family.message(name) for name in one.right]
+            marks.append([action in right for action in said.values()])
+    marks = np.array(marks)
+    assert marks.mean(0) == pytest.approx([is_right] * 3, abs=0.08)
+    assert (marks.all(1) | (~marks).all(1)).mean() == pytest.approx(together, abs=0.08)
+
+
+def test_agreement_is_more_often_right_than_a_teacher_and_controls_fail_the_check(recipe, wrong):
+    folder, by_id = wrong
+    states = list(ClaudeCodeIngester().ingest(folder))
+
+    def bought(regime):
+        """What the product makes of a regime's answers, without servers."""
+        rates = recipe["run"].PLAN["regimes"][regime]
+        said = [
+            TeacherAction(state_id=state_id, teacher=model, model=model, action=action)
+            for state_id, by_model in recipe["run"]
+            .answers(folder, list(by_id.values()), rates, 0)
+            .items()
+            for model, action in by_model.items()
+        ]
+        pairs = extract_dpo_pairs(states, said)
+        right = [by_id[p["session_id"]].run(p["chosen_action"])[0] == "right" for p in pairs]
+        return {"n_pairs": len(pairs), "chosen_right": np.mean(right), "rejected_right": 0.0}
+
+    gain = np.full(100, 0.1)
+    good, foreign = bought("stronger"), bought("foreign")
+    assert good["chosen_right"] > 0.85
+    assert recipe["table"].check(good, gain) == []
+    assert foreign["chosen_right"] < 0.05
+    assert recipe["table"].check(foreign, gain)
+    # Where nobody is right more often than the agent, a coin tells nothing.
+    coin = {**bought("coin"), "rejected_right": 0.45}
+    assert recipe["table"].check(coin, gain)
+
+
+def test_the_reward_of_an_action_is_what_comes_of_running_it(recipe, some, monkeypatch):
+    drawn = {"n_form": 12, "n_train": 24, "n_test": 12}
+    monkeypatch.setenv(recipe["rewards"].VARIABLE, json.dumps(drawn))
+    one, executed, draw = some[20], recipe["rewards"].executed, random.Random(0)
+    row = {"session_id": one.id}
+    assert executed(one.right_action(draw), row) == 1.0
+    assert executed(one.wrong_action(draw), row) == 0.1
+    assert executed({"role": "assistant", "content": "Done."}, row) == 0.0
+
+
+# --- statistics ----------------------------------------------------------------------------------
+
+
+def kept(rates, *, n_seeds=3, n=240, chosen=0.9, rejected=0.2):
+    """Results of arms that are right with these rates, at tasks of 60 families."""
+    draw, results = random.Random(0), {}
+    for name, rate in rates.items():
+        bought = {"n_pairs": 100, "chosen_right": chosen, "rejected_right": rejected}
+        results[name] = [
+            {
+                "outcomes": [
+                    [f"t{i}", f"f{i % 60}", "new_families" if i % 3 else "new_repositories",
+                     "right" if draw.random() < rate else "wrong"]
+                    for i in range(n)
+                ],
+                "report": {}, "cpu_s": 1.0, "bought": {} if name == "nothing" else bought,
+            }
+            for _ in range(1 if name == "nothing" else n_seeds)
+        ]  # fmt: skip
+    return results
+
+
+AGREES = {"nothing": False, "one": False, "consensus": True, "coin, pairs": False}
+
+
+def test_a_real_difference_is_found_and_none_is_made_up(recipe):
+    rates = {"nothing": 0.45, "one": 0.45, "consensus": 0.6}
+    found = recipe["table"].summary(kept(rates), AGREES)
+    low, high = found["named"]["interval"]
+    assert (found["named"]["best_of_agreement"], low > 0) == ("consensus", True)
+    assert low < found["named"]["difference"] < high
+    assert found["named"]["p"] < 0.05
+    assert found["arms"]["consensus"]["check"] == []
+    assert found["corrected_p"]["consensus - nothing"] < 0.05
+    same = recipe["table"].summary(kept(dict.fromkeys(rates, 0.45)), AGREES)
+    assert same["named"]["interval"][0] < 0 < same["named"]["interval"][1] + 0.05
+    assert same["named"]["p"] > 0.05
+    assert min(same["corrected_p"].values()) > 0.05
+
+
+def test_families_are_drawn_whole(recipe):
+    # Sixty tasks of one family that stand and fall together say as much as one task.
+    done = np.repeat(np.array([[1.0, 0.0, 1.0, 1.0]]), 60, axis=1)
+    together = recipe["table"].intervals({"a": done}, [f"f{i // 60}" for i in range(240)])["a"]
+    apart = recipe["table"].intervals({"a": done}, [f"f{i}" for i in range(240)])["a"]
+    assert together.std() > 5 * apart.std()
+    assert apart.std() == pytest.approx((0.75 * 0.25 / 240) ** 0.5, rel=0.1)
+
+
+def test_p_values_are_corrected_as_holm_did(recipe):
+    # statsmodels.stats.multitest.multipletests([.01, .04, .03, .005], method="holm")
+    corrected = recipe["table"].holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
+    assert corrected == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02})
+
+
+def test_coin_labels_a_frozen_optimizer_and_no_pairs_fail_the_check(recipe):
+    check, rates = recipe["table"].check, {"nothing": 0.45, "coin, pairs": 0.6}
+    found = recipe["table"].summary(kept(rates, chosen=0.25, rejected=0.45), AGREES)
+    assert "right no more often" in found["arms"]["coin, pairs"]["check"][0]
+    frozen = kept({"nothing": 0.45})
+    frozen["frozen, pairs"] = kept({"one": 0.45}, n_seeds=1)["one"]
+    frozen["frozen, pairs"][0]["outcomes"] = frozen["nothing"][0]["outcomes"]
+    found = recipe["table"].summary(frozen, AGREES | {"frozen, pairs": True})
+    assert found["arms"]["frozen, pairs"]["check"] == [
+        "it does not act better than the untrained model"
+    ]
+    assert check({"n_pairs": 0}, None) == ["there is no pair"]
+
+
+def test_a_control_that_passes_ends_the_command_with_an_error(recipe, capsys):
+    arms = {"coin, pairs": {"executed": 0.6, "check": []}}
+    assert recipe["run"].report({"regimes": {"stronger": {"arms": arms}}}) == 1
+    arms["coin, pairs"]["check"] = ["there is no pair"]
+    assert recipe["run"].report({"regimes": {"stronger": {"arms": arms}}}) == 0
+    assert "there is no pair" in capsys.readouterr().out
+
+
+def test_table_and_picture_are_written_of_whatever_there_is(recipe, tmp_path):
+    (tmp_path / "run.json").write_text("[]")
+    for name, of in kept({"nothing": 0.4, "consensus, pairs": 0.6}).items():
+        for seed, result in enumerate(of):
+            path = tmp_path / "arms" / f"stronger, {name}, {seed}.json"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps({"value": result, "cpu_s": 2.0}))
+    for usd in (0.01, 0.02):
+        for purchase in ("one", "consensus", "value"):
+            path = tmp_path / "map" / f"equal, {purchase}, {usd}" / "worth.json"
+            path.parent.mkdir(parents=True)
+            path.write_text(json.dumps({"value": {"usd": usd, "n_right_pairs": 9}, "cpu_s": 2.0}))
+    table = recipe["table"].write(tmp_path, recipe["run"].PLAN)
+    assert table["regimes"]["stronger"]["arms"]["consensus, pairs"]["seeds"] == 3
+    assert json.loads((tmp_path / "table.json").read_text()) == table
+    picture = (tmp_path / "picture.svg").read_text()
+    assert "consensus, pairs" in picture
+    assert "right pairs" in picture
