@@ -162,7 +162,8 @@ def draw(table: Mapping[str, Any], path: Path) -> None:
         lines.setdefault(regime, {}).setdefault(purchase, []).append(
             (value["usd"], value["n_right_pairs"])
         )
-    mapped = [regime for regime, of in lines.items() if len(of) > 2]
+    # With one budget there is no line to draw; the table has the points.
+    mapped = [r for r, of in lines.items() if any(len(points) > 1 for points in of.values())]
     n = max(len(table["regimes"]), 1), max(len(mapped), 1)
     figure = Figure(figsize=(9, 3.6 * n[0] + 2.8), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=[3.6 * n[0], 2.8])
