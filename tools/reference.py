@@ -127,7 +127,7 @@ _CLI_HEAD = """\
 
 `replay-pipeline COMMAND --help` says the same in a terminal. `--data` and `--settings` come after the
 command. A mistake of yours ends with one line and exit code 2, work that failed with 1, Ctrl-C with
-130; whatever was paid for is kept, and the same command goes on from there.
+130. The ledger keeps every paid answer, and the same command goes on from there.
 """
 
 

@@ -123,7 +123,7 @@ def workspace_serve(
 ) -> None:
     """Offer states with a check as an environment that OpenEnv's clients speak to.
 
-    Needs `workspaces.execute = "commands"` and `workspaces.checks`. Whoever reaches the address can run
+    Needs `workspaces.execute = "commands"` and `workspaces.checks`. Anyone who reaches the address can run
     commands in the sandbox: bind it to a network you trust.
     """
     from replay_pipeline.stages.environment import serve_tasks

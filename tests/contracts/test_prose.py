@@ -7,6 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from replay_pipeline.cli import app
+from tools.prose import Page, pages
 
 REPO = Path(__file__).parents[2]
 QUESTION = re.compile(r"^\*\*([^*]+\?)\*\* (.*?)(?=^\*\*|^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -43,3 +44,29 @@ def test_help_names_a_type_only_where_a_value_is_written():
         assert "--help" in page, name
         assert "<bool>" not in page, name
         assert command.help, name
+
+
+GENERATED = {"cli.md", "settings.md", "tables.md", "dependencies.md"}
+
+
+def test_pages_keep_to_short_sentences_the_active_voice_and_the_word_list():
+    findings = [
+        finding
+        for page in pages()
+        for finding in page.findings()
+        if page.path.name not in GENERATED or "are passive" not in finding
+    ]
+    assert not findings, "\n".join(findings)
+
+
+def test_a_long_passive_or_foreign_sentence_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("The colour was chosen by the team whilst it rained. " * 30, "utf-8")
+    found = "\n".join(Page(page).findings())
+    assert "passive" in found
+    assert "'colour'" in found
+    assert "'whilst'" in found
+    page.write_text(
+        "You run the command, " * 20 + "and it ends. " * 1 + "It ends well now. " * 25, "utf-8"
+    )
+    assert Page(page).passive_share == 0
