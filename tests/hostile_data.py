@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from replay_pipeline.stages.chain import named
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.storage.tables import DataRoot
 from tests.hostile import HOSTILE
@@ -26,8 +27,20 @@ def hostile_root(root: Path) -> Pipeline:
         _spoil(work.root, table, batch, texts)
     for receipt in work.receipts.all():
         report = _spoiled_report(receipt.report, texts)
+        stage = named(receipt.stage)
         work.receipts.write(
-            replace(receipt, fingerprint="", report=report, seconds=1.0, inputs={}, outputs={})
+            replace(
+                receipt,
+                fingerprint="",
+                report=report,
+                seconds=1.0,
+                inputs={
+                    table: d
+                    for table, d in work.digests(batch, stage.reads).items()
+                    if table in receipt.inputs
+                },
+                outputs=work.digests(batch, stage.writes) if receipt.batch == batch else {},
+            )
         )
     work.normalize(batch)
     work.publish()

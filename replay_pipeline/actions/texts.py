@@ -10,6 +10,7 @@ _MAX_CHOICE_CHARS = 600
 """A longer text says more than which option it takes."""
 _EMPHASIS = re.compile(r"[*_`]+")
 _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-"})
+_QUOTED = re.compile("[\u2018\u2019\u201c\u201d\u2013]")
 _LETTER = r"([A-Ha-h1-9])"
 _ALONE = re.compile(rf"(?:the )?(?:answer|option|choice)?(?: is|:)? ?\(?{_LETTER}[.):]?\.?", re.I)
 _TAKEN = re.compile(
@@ -29,10 +30,11 @@ _HEDGED = re.compile(
 
 def say_the_same(one: str, other: str) -> bool:
     """Whether two texts are equal but for typography, or take the same option."""
-    if _normal(one) == _normal(other):
+    one, other = _normal(one), _normal(other)
+    if one == other:
         return True
-    choice = choice_of(one)
-    return choice is not None and choice == choice_of(other)
+    choice = _choice_of(one)
+    return choice is not None and choice == _choice_of(other)
 
 
 def choice_of(text: str) -> str | None:
@@ -40,7 +42,11 @@ def choice_of(text: str) -> str | None:
 
     The text must begin with it or be nothing else, name no other option, and make no reservation.
     """
-    plain = _normal(text)
+    return _choice_of(_normal(text))
+
+
+def _choice_of(plain: str) -> str | None:
+    """Return the option that a text in normal form takes."""
     if len(plain) > _MAX_CHOICE_CHARS:
         return None
     found = _ALONE.fullmatch(plain)
@@ -55,5 +61,7 @@ def choice_of(text: str) -> str | None:
 
 def _normal(text: str) -> str:
     """Give a text without emphasis, in plain quotes and single blanks, without a full stop at the end."""
-    plain = _EMPHASIS.sub("", text).translate(_QUOTES)
+    plain = _EMPHASIS.sub("", text)
+    if _QUOTED.search(plain):  # translating a long text takes ten times as long as looking
+        plain = plain.translate(_QUOTES)
     return " ".join(plain.split()).rstrip(" .")

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -45,11 +46,14 @@ def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_pat
     assert "Pairs to look at first" in first
     assert (tmp_path / "demo" / "look" / "index.html").exists()
     assert not (tmp_path / "demo" / "dataset").exists()
-    stages = [line.partition(" ")[0] for line in told.splitlines()]
-    assert stages == sorted(stages)  # each stage is told once, from its beginning to its end
-    done = [int(line.split()[1].replace(",", "")) for line in told.splitlines() if "replay" in line]
+    lines = told.splitlines()
+    stages = [stage for stage, _ in groupby(line.partition(" ")[0] for line in lines)]
+    assert stages[0] == "replay"
+    assert len(stages) == len(set(stages))  # each is told once, from its beginning to its end
+    replayed = [line for line in lines if line.startswith("replay ")]
+    done = [int(line.split()[1].replace(",", "")) for line in replayed]
     assert done == sorted(set(done))
-    assert told.splitlines()[-1].startswith(f"replay {done[-1]:,} of {done[-1]:,}, $")
+    assert replayed[-1].startswith(f"replay {done[-1]:,} of {done[-1]:,}, $")
     report, shown = demo(tmp_path)
     assert report["sessions"] >= 6
     assert report["states"] >= 60
