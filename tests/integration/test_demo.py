@@ -86,7 +86,7 @@ def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_pat
         "dataset",
         "loss",
         "points by reading the prompt",
-        "make ui",
+        "replay-pipeline ui",
     ):
         assert word in shown
 
