@@ -408,6 +408,10 @@ def test_what_a_lost_ledger_was_charged_for_is_spent_and_nothing_else(tmp_path):
 def test_a_ledger_that_is_gone_stops_the_run_and_its_answers_go_into_the_next(tmp_path, how):
     path = tmp_path / "ledger.sqlite"
     states = make_states(60, n_sessions=60)
+    # Made elsewhere and moved in: a ledger that is opened in place books what the run has kept.
+    other = tmp_path / "other" / "ledger.sqlite"
+    other.parent.mkdir()
+    Ledger(other).close()
     with TeacherServer(script={"content": "yes"}, latency=0.1) as server:
         [teacher] = server.teachers([MODEL])
 
@@ -423,11 +427,13 @@ def test_a_ledger_that_is_gone_stops_the_run_and_its_answers_go_into_the_next(tm
                 and list(tmp_path.glob("*-wal"))
             ):
                 lost.append(progress)
-                for each in tmp_path.glob("ledger.sqlite*"):
+                for each in tmp_path.glob("ledger.sqlite-*"):
                     if "owner" not in each.name:
                         each.unlink()
                 if how == "replaced":
-                    Ledger(path).close()
+                    other.replace(path)
+                else:
+                    path.unlink()
 
         with pytest.raises(LedgerError, match="deleted or replaced"):
             ask(states, [teacher], path, max_concurrency=8, on_progress=lose, retry=PATIENT)
