@@ -12,6 +12,10 @@ What is modelled: a prompt cache that forgets after five minutes; Anthropic's wr
 price, and its looking back over twenty blocks from a mark; calls that take LATENCY_S each, so that
 states between two asked ones let a cache go cold. What is assumed are the votes, by three models.
 The gates are the real ones, run on these votes.
+
+With `--harness ROOT`, a data root into which `replay-pipeline harness learn` has learned, it is shown what
+the clients' own system prompts and tools add to the neutral prompt of the same states, with a prompt cache
+and without.
 """
 
 import argparse
@@ -28,8 +32,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import pyarrow as pa
 from tokenizers import Tokenizer
 
+from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import Traces, ingest
 from replay_pipeline.replay import DEFAULT_GATES, measure_gates, parse_gates
 from replay_pipeline.replay.dialects import Prompt, RequestOptions
@@ -52,6 +58,7 @@ MARK_USD = 1.50
 MARK_PAIRS = 0.9
 MARK_FORECAST = 0.25
 MARK_BOUND = 1.5
+MARK_HARNESS = 0.35
 
 Count = Callable[[str], int]
 
@@ -392,16 +399,69 @@ def lane_bound(sessions: Sessions) -> float:
     return bound / total
 
 
+def harness_table(
+    read: Any, store: HarnessStore, count: Count, every: int
+) -> Iterator[dict[str, Any]]:
+    """Print what harnesses add to the cost of the states that get one, and give the rows."""
+    tables = {name: getattr(read, name) for name in ("sessions", "turns", "states", "tools")}
+    shown = Traces(**tables, harnesses=store)
+    having = {state["session_id"] for state in shown.materialize() if "harness" in state}
+    kept = [session in having for session in read.states["session_id"].to_pylist()]
+    tables["states"] = read.states.filter(pa.array(kept, pa.bool_()))
+    both = {
+        name: read_sessions(Traces(**tables, harnesses=each), count, every)
+        for name, each in (("neutral prompt", None), ("harness", store))
+    }
+    for teachers, of in ((DEFAULT_TEACHERS, "default"), (FRONTIER_TEACHERS, "frontier")):
+        cost: dict[str, dict[str, float]] = {}
+        for name, sessions in both.items():
+            steps = [step for each in sessions for step in each]
+            lanes = [(number, range(len(each))) for number, each in enumerate(sessions)]
+            alone = (call_usd(t, s.n_tokens, 0, is_marked=False) for t in teachers for s in steps)
+            cost[name] = {
+                "tokens": sum(step.n_tokens for step in steps) / len(steps),
+                "cached": sum(in_lanes_usd(lanes, sessions, teachers)) * 50 / len(steps),
+                "uncached": sum(alone) * 50 / len(steps),
+            }
+            figures = cost[name]
+            print(f"  {of} teachers, {name:16s} {len(steps):,} states of {figures['tokens']:,.0f} tokens: "
+                  f"${figures['cached']:.3f} per 50 in lanes, ${figures['uncached']:.3f} without a cache")  # fmt: skip
+        for teacher in teachers:
+            neutral_usd, harness_usd = (
+                sum(in_lanes_usd(
+                    [(number, range(len(each))) for number, each in enumerate(sessions)],
+                    sessions, [teacher],
+                ))
+                for sessions in both.values()
+            )  # fmt: skip
+            has_cache = served(teacher.model).cache_read is not None
+            print(f"    {teacher.model:28s} {harness_usd / neutral_usd - 1:+.1%}"
+                  f"{'' if has_cache else '  (its price list has no cache)'}")  # fmt: skip
+        neutral, harness = cost["neutral prompt"], cost["harness"]
+        added = {how: harness[how] / neutral[how] - 1 for how in ("cached", "uncached")}
+        is_met = added["cached"] <= MARK_HARNESS
+        print(f"  {of} teachers: a harness adds {added['cached']:.1%} in lanes, {added['uncached']:.1%} "
+              f"without a cache  mark {MARK_HARNESS:.0%}: {'ok' if is_met else 'missed'}")  # fmt: skip
+        yield {"teachers": of, "usd_per_50_steps": cost, "added": added, "is_met": is_met}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("sessions", type=Path, nargs="?", help="folder of Claude Code sessions")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json; bytes are used without")
     parser.add_argument("--every", type=int, default=1, help="take every so many sessions")
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--harness", type=Path, help="a data root with learned harnesses")
     arguments = parser.parse_args()
     sessions, shortened = made_up_sessions(), {}
     if arguments.sessions:
         count, read = counter(arguments.tokenizer), ingest(arguments.sessions)
+        if arguments.harness:
+            store = HarnessStore(arguments.harness)
+            rows = list(harness_table(read, store, count, arguments.every))
+            if arguments.json:
+                arguments.json.write_text(json.dumps(rows, indent=1), "utf-8")
+            return
         traces = Traces(
             sessions=read.sessions, turns=read.turns, states=read.states, tools=read.tools
         )

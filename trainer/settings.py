@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 Section = TypeVar("Section")
 
+HOSTS_OF_TRL = frozenset({"trl", "monarch"})
+"""Engines that run TRL itself, and so know every field of the `trl` section."""
+
 ENGINE_NAMES = ("trl", "monarch", "verl", "prime_rl", "tinker")
 """What may stand under `engines`."""
 
@@ -336,6 +339,19 @@ class RunConfig:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise TrainerConfigError(f"{name}={getattr(self, name)!r} is not {_any_of(known)}")
+        if self.model is None and (self.dtype != "float32" or self.attention is not None):
+            name = "attention" if self.attention is not None else "dtype"
+            raise TrainerConfigError(
+                f"{name}={getattr(self, name)}: without a model a tiny one is made, in float32; name "
+                "one (model), or take it out"
+            )
+        if self.dtype != "float32" and self.peft is None and self.engine in HOSTS_OF_TRL:
+            raise TrainerConfigError(
+                f"dtype={self.dtype} trains all weights in {self.dtype}, whose steps at usual "
+                "learning rates are below half a unit in the last place and are rounded away. Keep "
+                "the weights in float32 (dtype: float32; on a GPU they are computed in bfloat16 all "
+                "the same, by trl.bf16), or train adapters beside them (peft.rank=16)"
+            )
         if self.quantize != "none" and (self.peft is None or self.model is None):
             raise TrainerConfigError(
                 f"quantize={self.quantize}: quantized weights are not trained; name a model and add "

@@ -78,6 +78,7 @@ def _parsed(program: Program, words: Sequence[str]) -> _Parsed | None:
     ends = program.ends or program.operands in ("script", "command")
     at = 0
     may_hide_flags = False
+    places: list[int] = []
     while at < len(words):
         word = words[at]
         at += 1
@@ -93,20 +94,30 @@ def _parsed(program: Program, words: Sequence[str]) -> _Parsed | None:
                 operands += words[at - 1 :]
                 break
             operands.append(word)
+            places.append(at)
             may_hide_flags |= _may_be_flags(word)
             continue
         if may_hide_flags:
             return None
-        read = _long if word.startswith("--") else _short
+        read = _single if program.single else _long if word.startswith("--") else _short
         taken = read(program, word, words[at] if at < len(words) else None, at, flags)
         if taken is None:
             return None
         at += taken
+    return None if _is_odd(program, words, flags, places) else _Parsed(flags, operands)
+
+
+def _is_odd(
+    program: Program, words: Sequence[str], flags: Sequence[Flag], places: Sequence[int]
+) -> bool:
+    """Whether options or operands (their `places`) stand as the program reads in a way of its own."""
     if program.number == "alone" and len(words) > 2 and re.match(r"-\d", words[0]):
-        return None
+        return True
     if program.once and len({flag[0] for flag in flags}) < len(flags):
-        return None
-    return _Parsed(flags, operands)
+        return True
+    # An operand behind an option behind an operand is none of the program's own any more.
+    is_parted = bool(places) and places[-1] - places[0] >= len(places)
+    return program.single and is_parted
 
 
 def _may_be_flags(word: str) -> bool:
@@ -173,6 +184,14 @@ def _long(
     return 0
 
 
+def _single(
+    program: Program, word: str, following: str | None, at: int, flags: list[Flag]
+) -> int | None:
+    """Read an option with one dash or two, as Go's flag package does."""
+    bare = word.removeprefix("-").removeprefix("-")
+    return None if bare.startswith("-") else _long(program, f"--{bare}", following, at, flags)
+
+
 def _understood(
     program: Program,
     name: tuple[str, ...],
@@ -190,7 +209,7 @@ def _understood(
 
     objects = _objects(program, operands, read, has_pattern=bool(named))
     acted_on = objects
-    if program.operands in ("script", "git"):
+    if program.operands in ("script", "git") or (program.operands == "words" and program.ends):
         acted_on = tuple(word for word in objects if word == "--" or not word.startswith("-"))
     return Arguments((*name, ordered, *objects), (*name, *named, *acted_on))
 

@@ -49,9 +49,12 @@ def consequence_of(words: Sequence[str]) -> Consequence:
     name, facts = _looked_up(words, _FACTS.acts)
     if facts is None:
         return Consequence(only_looks)
-    kind, _, needed = facts.partition(":")
-    is_so = not needed or _has_one_of(words[len(name) :], needed)
-    return Consequence(only_looks and not is_so, frozenset({kind}) if is_so else frozenset())
+    acts = frozenset(
+        kind.strip()
+        for kind, _, needed in (fact.partition(":") for fact in facts.split(";"))
+        if kind.strip() and (not needed or _has_one_of(words[len(name) :], needed))
+    )
+    return Consequence(only_looks and not acts, acts)
 
 
 def _looked_up(words: Sequence[str], facts: dict[str, str]) -> tuple[Sequence[str], str | None]:

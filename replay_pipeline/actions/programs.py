@@ -39,6 +39,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     searches_path: bool = False
     display: bool = False
     is_interpreter: bool = False
+    single: bool = False
     spellings: dict[str, Option] = {}
     """Each spelling of each option; made from `options`."""
     groups: dict[str, frozenset[str]] = {}

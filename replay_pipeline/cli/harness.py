@@ -21,7 +21,10 @@ def harness_learn(
     agent: AgentOption = "claude_code",
     command: Annotated[
         str | None,
-        typer.Option("--command", help="How the client is started; by default as installed."),
+        typer.Option(
+            "--command",
+            help="How the client is started, with its options; by default as installed.",
+        ),
     ] = None,
     version: Annotated[
         str | None,
@@ -30,9 +33,6 @@ def harness_learn(
     request: Annotated[
         Path | None,
         typer.Option("--from", help="A recorded request, instead of a client.", metavar="FILE"),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="The model that the client is told to ask for.")
     ] = None,
     timeout_s: Annotated[
         float, typer.Option("--timeout", help="How many seconds a start may take.")
@@ -54,7 +54,6 @@ def harness_learn(
         command=command,
         version=version,
         request=request,
-        model=model,
         timeout_s=timeout_s,
     )
     print_report(report, as_json=as_json, show=_show_learned)

@@ -7,7 +7,6 @@ prompt after a cut. The rules look at the prompt alone, so the same judge serves
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from importlib import resources
 from pathlib import PurePosixPath
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +17,7 @@ from replay_pipeline.actions.canonical import MalformedCallError, canonical_call
 from replay_pipeline.actions.edits import Edit
 from replay_pipeline.actions.keys import keys_of
 from replay_pipeline.actions.reach import depend, plan_of, reach_of
+from replay_pipeline.feasibility.asked import agrees_to, asks_for
 from replay_pipeline.feasibility.files import Files, may_change, path_of, replacements
 from replay_pipeline.types import Message
 from replay_pipeline.windows import CLEARED_RESULT
@@ -40,18 +40,11 @@ _FAILED = re.compile(
     re.IGNORECASE,
 )
 _NOT_OWN_WORDS = re.compile(r"<(system-reminder|local-command-\w+)>.*?</\1>", re.DOTALL)
-_REFUSED = re.compile(
-    r"(?:\bdo(?:n[’']?t| not)|\bnever|\bwithout|\bno|\bnot|\bavoid)(?: \w+){0,2} $"
+_STANDING = re.compile(
+    r"\b(?:always|each|every|whenever|from now on|as you go|along the way|regularly)\b"
 )
 _TEMPORARY = ("/tmp/", "/private/tmp/", "/var/folders/", "/var/tmp/", "/dev/")
 _CWD = re.compile(r"^(?:\s*- |\s*)(?:Primary w|W)orking directory: (/.*)$", re.MULTILINE)
-_REQUESTS = {
-    kind: re.compile(pattern)
-    for kind, pattern in msgspec.toml.decode(
-        (resources.files("replay_pipeline.feasibility") / "requests.toml").read_bytes(),
-        type=dict[str, str],
-    ).items()
-}
 
 
 class Obstacle(NamedTuple):
@@ -253,13 +246,29 @@ class PromptState:
         )
 
     def request_place(self, kind: str) -> int | None:
-        """Give the place of the last user message that asks for a kind of consequence."""
-        pattern = _REQUESTS.get(kind)
+        """Give the place of the last user message that asks for a kind of consequence.
+
+        A request that was carried out before the user spoke again is over, unless it stands for all
+        that comes ("commit after each step").
+        """
+        spoke = False
+        carried_out = [
+            done.place
+            for done in self.done
+            if not done.has_failed and kind in self._acts(done.call)
+        ]
+        next_word = len(self._messages)
         for place in range(len(self._messages) - 1, -1, -1):
-            if self._messages[place].get("role") == "user" and pattern is not None:
-                words = _NOT_OWN_WORDS.sub(" ", self.texts[place]).lower()
-                if any(not _REFUSED.search(words[: m.start()]) for m in pattern.finditer(words)):
-                    return place
+            if self._messages[place].get("role") != "user":
+                continue
+            words = _NOT_OWN_WORDS.sub(" ", self.texts[place]).lower()
+            if not words.strip():
+                continue
+            before = self.texts[place - 1] if place else ""
+            if asks_for(words, kind) or agrees_to(words, before, kind):
+                is_over = spoke and any(place < at < next_word for at in carried_out)
+                return None if is_over and not _STANDING.search(words) else place
+            spoke, next_word = True, place
         return None
 
     def needed(self, action: Action) -> set[int]:

@@ -114,6 +114,7 @@ class Traces:
         tools: the tools that were called.
         harnesses: what clients put around a conversation, for logs that do not tell it; by default every
             such state has the neutral system prompt.
+        has_client_texts: whether states may have the system prompts and tools of clients at all.
     """
 
     def __init__(
@@ -124,8 +125,10 @@ class Traces:
         states: pa.Table,
         tools: pa.Table,
         harnesses: HarnessStore | None = None,
+        has_client_texts: bool = True,
     ) -> None:
-        self._harnesses = harnesses
+        self._harnesses = harnesses if has_client_texts else None
+        self._has_client_texts = has_client_texts
         self._framed: dict[tuple[Any, ...], tuple[Filled, list[Tool], dict[str, Any]]] = {}
         self._sessions = sessions
         self._turns = turns
@@ -259,6 +262,11 @@ class Traces:
                 prompt["messages"][0]["content"] = "\n\n".join(shape.system)
                 prompt |= {"system": shape.system}
                 prompt["tools"] = shape.tools or prompt["tools"]
+        if not self._has_client_texts and prompt.pop("system", None) is not None:
+            first = _path(turns, row["turn_idx"])
+            text = system_prompt(first[0].cwd if first else row["cwd"])
+            prompt["messages"] = [{"role": "system", "content": text}, *prompt["messages"][1:]]
+            prompt["tools"] = self._tools_for(row["session_id"])
         return TraceState(
             **prompt,
             state_id=row["state_id"],

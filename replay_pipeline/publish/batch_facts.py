@@ -42,6 +42,8 @@ class CardFacts(TypedDict, total=False):
     """Models used although their vendor forbids training on answers."""
     control_run: Mapping[str, Any]
     """What the students' own models did when they were asked again, by name."""
+    client_texts: bool
+    """Whether prompts have the system prompts and tools of clients, which belong to their makers."""
     notes: str
     url: str
     """Where the software or the project is described."""
@@ -52,7 +54,16 @@ class CardFacts(TypedDict, total=False):
     normalize: Mapping[str, Mapping[str, Any]]
 
 
-_GENERAL = ("title", "license", "teachers", "accepted_terms", "control_run", "notes", "url")
+_GENERAL = (
+    "title",
+    "license",
+    "teachers",
+    "accepted_terms",
+    "client_texts",
+    "control_run",
+    "notes",
+    "url",
+)
 STAGE_FACTS = {
     "ingest": ("n_sessions", "n_turns", "n_states"),
     "replay": (

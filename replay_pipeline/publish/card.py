@@ -136,6 +136,7 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         blind=in_words(facts.get("blind_control")) if n_pairs else "",
         control_run=[(_code(name), value) for name, value in facts.get("control_run", {}).items()],
         accepted_terms=", ".join(map(_code, facts.get("accepted_terms", ()))),
+        client_texts=facts.get("client_texts"),
         sample=_sample(batches),
     )
     return f"{card}\n".encode()

@@ -22,7 +22,6 @@ def learn_harness(
     command: str | None = None,
     version: str | None = None,
     request: Path | None = None,
-    model: str | None = None,
     timeout_s: float | None = None,
 ) -> dict[str, Any]:
     """Learn the harness of a client and keep it in the data root; returns what was learned.
@@ -33,7 +32,6 @@ def learn_harness(
         command: how it is started; by default as it is installed.
         version: the version that npm is asked for; with `request`, the one that sent it.
         request: a file with a request that was recorded elsewhere, instead of a client.
-        model: the model that the client is told to ask for.
         timeout_s: how long a start may take.
 
     Raises:
@@ -60,9 +58,7 @@ def learn_harness(
             if shutil.which(program) is None:
                 raise ConfigError(f"{program} is not installed here: name it by --command")
             words = [program]
-        harness = learn.learn(
-            words, agent=agent, model=model, timeout_s=timeout_s or learn.TIMEOUT_S
-        )
+        harness = learn.learn(words, agent=agent, timeout_s=timeout_s or learn.TIMEOUT_S)
     place = HarnessStore(project.root.path).keep(harness)
     return {
         **_summary(harness),

@@ -184,12 +184,17 @@ class Project(Overview):
             window=self.settings.ingest.window,
         )
 
-    def traces(self, batch: str) -> Traces:
-        """Open the sessions of a batch."""
+    def traces(self, batch: str, *, has_client_texts: bool = True) -> Traces:
+        """Open the sessions of a batch; without texts of clients, all have the neutral prompt."""
         tables = {name: self.root.read(name, batch) for name in ("sessions", "turns", "states")}
         # Reading takes twice what the tables hold, and Arrow would keep it for the next time.
         pa.default_memory_pool().release_unused()
-        return Traces(**tables, tools=self.tools_until(batch), harnesses=self.harnesses)
+        return Traces(
+            **tables,
+            tools=self.tools_until(batch),
+            harnesses=self.harnesses,
+            has_client_texts=has_client_texts,
+        )
 
     @cached_property
     def harnesses(self) -> HarnessStore | None:
@@ -198,13 +203,13 @@ class Project(Overview):
             return None
         return HarnessStore(self.root.path)
 
-    def prompts(self, batch: str) -> PromptsOf:
+    def prompts(self, batch: str, *, has_client_texts: bool = True) -> PromptsOf:
         """Return what finds what the states of a batch had shown, for its pairs; opened when first asked."""
         traces: list[Traces] = []
 
         def prompts(state_ids: Sequence[str]) -> Iterator[TraceState]:
             if not traces:
-                traces.append(self.traces(batch))
+                traces.append(self.traces(batch, has_client_texts=has_client_texts))
             return traces[0].materialize(state_ids, self.settings.ingest.window)
 
         return prompts

@@ -61,7 +61,7 @@ def test_commands_that_may_change_something(command):
 @pytest.mark.parametrize(
     ("command", "acts"),
     [
-        ("git add -A && git commit -m x && git push --force", {"commit", "push"}),
+        ("git add -A && git commit -m x && git push --force", {"commit", "push", "force"}),
         ("rm -rf build", {"delete"}),
         ("find . -name '*.pyc' -delete", {"delete"}),
         ("find . -name '*.pyc'", set()),

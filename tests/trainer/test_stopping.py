@@ -11,7 +11,10 @@ import pytest
 from tests.support.forked import fork_of
 from tests.trainer.programs import Program
 from trainer.__main__ import STOPPED
-from trainer.trl.stopping import identity_of, last_checkpoint
+from trainer.data.evaluation import EvaluationOptions
+from trainer.errors import TrainerConfigError
+from trainer.settings import RunConfig, TinyOptions
+from trainer.trl.checkpoints import checkpoint_to_resume, mark_finished, stamp_of, write_stamp
 
 N_STEPS = 16
 
@@ -102,18 +105,96 @@ def test_a_killed_run_goes_on_from_its_last_whole_checkpoint(dataset_folder, str
     assert_same(tmp_path, straight)
 
 
-def test_only_a_whole_checkpoint_of_the_same_run_is_gone_on_from(tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "a.parquet").write_bytes(b"rows")
-    settings = {"dataset": str(tmp_path), "output": "here", "trl": {"seed": 1}}
-    own = identity_of(settings)
-    assert own == identity_of({**settings, "output": "there", "resume_from": "last"})
-    assert own != identity_of({**settings, "trl": {"seed": 2}})
-    for step, identity in ((2, own), (10, own), (11, "another")):
+def config_of(folder: Path, **changes) -> RunConfig:
+    trl = {"seed": 1} | changes.pop("trl", {})
+    return RunConfig(dataset=str(folder), output=str(folder / "out"), trl=trl, **changes)
+
+
+@pytest.fixture
+def begun(tmp_path) -> Path:
+    """Two checkpoints of a run that has not ended, and a third that was never finished."""
+    (tmp_path / "a.parquet").write_bytes(b"rows")
+    for step in (2, 10):
         folder = tmp_path / "steps" / f"checkpoint-{step}"
         folder.mkdir(parents=True)
-        (folder / "run.json").write_text(json.dumps({"identity": identity}))
+        (folder / "model.safetensors").write_bytes(b"weights")
+        (folder / "trainer_state.json").write_text("{}")
+        write_stamp(folder, stamp_of(config_of(tmp_path)))
     (tmp_path / "steps" / "checkpoint-12").mkdir()
-    assert last_checkpoint(tmp_path / "steps", own) == tmp_path / "steps" / "checkpoint-10"
-    (tmp_path / "data" / "a.parquet").write_bytes(b"other rows")
-    assert last_checkpoint(tmp_path / "steps", identity_of(settings)) is None
+    return tmp_path
+
+
+def resumed(folder: Path, resume_from: str = "last", **changes) -> Path | None:
+    stamp = stamp_of(config_of(folder, **changes))
+    return checkpoint_to_resume(resume_from, folder / "steps", stamp)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"evaluation": EvaluationOptions(max_pairs=1)},
+        {"trl": {"logging_steps": 7, "save_steps": 3, "pair_forward": "padded"}},
+        {"trl": {"pairs_per_step": 4}},  # the default, by its name
+        {"agreement": "a.b:c", "push_to_hub": "me/model"},
+    ],
+)
+def test_settings_that_change_no_mathematics_go_on_from_the_newest_checkpoint(begun, changes):
+    assert resumed(begun, **changes) == begun / "steps" / "checkpoint-10"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"trl": {"seed": 2}}, r"trl\.seed \(there 1, now 2\)"),
+        ({"trl": {"learning_rate": 0.5}}, r"trl\.learning_rate \(there None, now 0\.5\)"),
+        ({"model": "elsewhere"}, "model"),
+        ({"tiny": TinyOptions(n_layers=3)}, r"tiny\.n_layers"),
+    ],
+)
+def test_settings_that_change_it_are_refused_by_name(begun, changes, named):
+    with pytest.raises(TrainerConfigError, match=named) as refused:
+        resumed(begun, **changes)
+    assert "Set them back" in str(refused.value)
+    one = str(begun / "steps" / "checkpoint-2")
+    assert resumed(begun, one, **changes) == Path(one)  # asked for by its name
+
+
+def test_other_rows_or_processes_are_another_run(begun):
+    stamp = stamp_of(config_of(begun), n_processes=2)
+    with pytest.raises(TrainerConfigError, match="processes"):
+        checkpoint_to_resume("last", begun / "steps", stamp)
+    (begun / "a.parquet").write_bytes(b"other rows")
+    with pytest.raises(TrainerConfigError, match="the rows of the dataset"):
+        resumed(begun)
+    mark_finished(begun / "steps")  # what has come to its end keeps nobody from beginning anew
+    assert resumed(begun) is None
+
+
+def test_a_checkpoint_that_lost_a_part_is_passed_over(begun, caplog):
+    (begun / "steps" / "checkpoint-10" / "model.safetensors").write_bytes(b"weig")
+    assert resumed(begun) == begun / "steps" / "checkpoint-2"
+    assert "model.safetensors has 4 of 7 bytes" in caplog.text
+    (begun / "steps" / "checkpoint-2" / "model.safetensors").unlink()
+    with pytest.raises(TrainerConfigError, match="no whole checkpoint"):
+        resumed(begun)
+    with pytest.raises(TrainerConfigError, match=r"model\.safetensors is missing"):
+        resumed(begun, str(begun / "steps" / "checkpoint-2"))
+    with pytest.raises(TrainerConfigError, match="no such folder"):
+        resumed(begun, str(begun / "steps" / "checkpoint-3"))
+
+
+def test_a_changed_run_is_refused_before_anything_is_written(dataset_folder, tmp_path):
+    saving = ("trl.save_strategy=steps", "trl.save_steps=2")
+    killed = start(dataset_folder, tmp_path, *saving)
+    wait_for(killed, lambda: len(steps(tmp_path)) >= 3)
+    os.kill(fork_of(killed), signal.SIGKILL)
+    killed.wait(60)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    status, errors = start(dataset_folder, tmp_path, *saving, "trl.learning_rate=0.5").ended(400)
+    assert status == 2
+    assert "trl.learning_rate" in errors
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    status, errors = start(dataset_folder, tmp_path, *saving, "evaluation.max_pairs=3").ended(400)
+    assert status == 0, errors
+    assert steps(tmp_path) == list(range(1, N_STEPS + 1))

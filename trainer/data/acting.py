@@ -44,8 +44,9 @@ def consensus_rate(
     *,
     level: Agreement = agreement,
     max_new_tokens: int = 64,
+    on_acted: Callable[[int], object] = lambda _n: None,
 ) -> dict[str, Any]:
-    """Measure the greedy actions at held-out states.
+    """Measure the greedy actions at held-out states; `on_acted` is told of each.
 
     Returns:
         The share of states that agree with the consensus by level, and `any` of them; `valid`, the
@@ -77,6 +78,7 @@ def consensus_rate(
             levels[found] += 1
         if row["consensus"].get("tool_calls"):
             valid_at.append(bool(action.get("tool_calls")))
+        on_acted(1)
     model.train(was_training)
     return {
         **{name: count / max(len(rows), 1) for name, count in sorted(levels.items())},

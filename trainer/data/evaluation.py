@@ -7,13 +7,15 @@ over the blank one is what it learned to read, and the figure to judge it by. Wi
 actions replaced by filler it can only go by form (length, text or call).
 """
 
+import random
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from tqdm.auto import tqdm
 
 from trainer.data.acting import Agreement, consensus_rate, general_loss
 from trainer.data.budget import sides_of
@@ -21,6 +23,8 @@ from trainer.data.collator import ComposerDataCollator
 from trainer.data.rewards import agreement, canonical_calls
 from trainer.losses.compose import PairForward, pair_logps
 from trainer.types import Message, PairRow, PromptRow
+
+Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +48,56 @@ def preference_score(
     forward: PairForward = pair_logps,
 ) -> PreferenceScore:
     """Score pairs; NaN without any."""
+    asked = {"preference": rows}
+    scores = preference_scores(model, collator, asked, batch_size=batch_size, forward=forward)
+    return scores["preference"]
+
+
+@torch.no_grad()
+def preference_scores(
+    model: nn.Module,
+    collator: ComposerDataCollator,
+    asked: Mapping[str, Sequence[PairRow]],
+    *,
+    batch_size: int = 4,
+    forward: PairForward = pair_logps,
+    on_scored: Callable[[int], object] = lambda _n: None,
+) -> dict[str, PreferenceScore]:
+    """Score several lists of pairs, those with the same prompt together, whose tokens may be shared.
+
+    Args:
+        model: who prefers.
+        collator: of the run.
+        asked: lists of pairs by name.
+        batch_size: pairs of one call of `forward`.
+        forward: how both sides of pairs run.
+        on_scored: told after each call how many pairs were scored.
+    """
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
-    margins: list[float] = []
-    for start in range(0, len(rows), batch_size):
-        batch = collator(rows[start : start + batch_size])
+    prompt_ids = collator.renderer.prompt_ids
+    order = sorted(
+        ((name, i) for name, rows in asked.items() for i in range(len(rows))),
+        key=lambda key: prompt_ids(
+            (row := asked[key[0]][key[1]])["prompt"], row.get("tools"), sides=sides_of(row)
+        ),
+    )
+    margins: dict[str, dict[int, float]] = {name: {} for name in asked}
+    for start in range(0, len(order), batch_size):
+        keys = order[start : start + batch_size]
+        batch = collator.pairs([asked[name][i] for name, i in keys])
         batch = {key: value.to(device) for key, value in batch.items()}
         (chosen, n_chosen), (rejected, n_rejected) = forward(model, batch)
-        margins.extend((chosen / n_chosen - rejected / n_rejected).tolist())
+        found = (chosen / n_chosen - rejected / n_rejected).tolist()
+        for (name, i), margin in zip(keys, found, strict=True):
+            margins[name][i] = margin
+        on_scored(len(keys))
     model.train(was_training)
+    return {name: _score([found[i] for i in sorted(found)]) for name, found in margins.items()}
+
+
+def _score(margins: Sequence[float]) -> PreferenceScore:
     hits = sum(1.0 if margin > 0 else 0.5 if margin == 0 else 0.0 for margin in margins)
     n_pairs = max(len(margins), 1)
     nothing = float("nan")
@@ -121,9 +165,77 @@ def _filler(message: Message) -> Message:
 class EvaluationOptions:
     """How much of the held-out sessions is scored."""
 
-    max_pairs: int = 200
-    max_prompts: int = 12
+    max_pairs: int | None = None
+    """Pairs that are scored; none: what `max_share` pays for, and at most 200."""
+    max_prompts: int | None = None
+    """States at which the model acts; none: what `max_share` pays for, and at most 64."""
     max_new_tokens: int = 64
+    max_share: float = 0.1
+    """Share of the run's work that both evaluations together may take, counted in tokens."""
+    seed: int = 0
+    """Of the sample, where there is more than is scored."""
+
+    def within(self, cost: "EvaluationCost") -> "EvaluationOptions":
+        """Fill in what is not said, half of the share for pairs and half for acting.
+
+        At least eight of each are looked at, whatever they take.
+        """
+        paid = self.max_share * cost.run_tokens / 4
+        acting = cost.prompt_tokens + DECODED * self.max_new_tokens
+        n_pairs = max(8, min(200, int(paid / max(cost.pair_tokens, 1))))
+        n_prompts = max(8, min(64, int(paid / max(acting, 1))))
+        return replace(
+            self,
+            max_pairs=n_pairs if self.max_pairs is None else self.max_pairs,
+            max_prompts=n_prompts if self.max_prompts is None else self.max_prompts,
+        )
+
+
+DECODED = 4
+"""Tokens of a prompt that take as long as one that is written, which waits for the one before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationCost:
+    """What a run and its evaluations take, in tokens of a forward pass."""
+
+    pair_tokens: float
+    """Mean of a held-out pair with its controls."""
+    prompt_tokens: float
+    """Mean of a held-out state."""
+    run_tokens: float
+    """All steps; a step counts three times its tokens, for the way back."""
+
+
+def stratified(rows: Sequence[Row], n: int, *, seed: int, side: str) -> list[Row]:
+    """Draw `n` rows so that every kind of action and every session has its share, give or take one.
+
+    Rows are put in order by kind and session, at random within both, and every so-manieth is taken
+    from a random start (systematic sampling). They come back in the order in which they were given.
+
+    Args:
+        rows: pairs or prompts.
+        n: how many; all where there are no more.
+        seed: of the draw.
+        side: the field with the action that says the kind, `chosen` or `consensus`.
+    """
+    if n >= len(rows):
+        return list(rows)
+    if n <= 0:
+        return []
+    rng = random.Random(f"evaluation:{seed}")
+    tickets = [rng.random() for _ in rows]
+    order = sorted(range(len(rows)), key=lambda i: (*_stratum(rows[i], side), tickets[i]))
+    start, step = rng.random(), len(rows) / n
+    drawn = sorted(order[int((start + k) * step)] for k in range(n))
+    return [rows[i] for i in drawn]
+
+
+def _stratum(row: Mapping[str, Any], side: str) -> tuple[str, str]:
+    action = row.get(side) or {}
+    message = action[-1] if isinstance(action, list) else action
+    calls = canonical_calls(message) if message.get("tool_calls") else []
+    return (calls[0][0] if calls else "", str(row.get("session_id") or ""))
 
 
 def evaluate(
@@ -135,31 +247,39 @@ def evaluate(
     options: EvaluationOptions,
     level: Agreement = agreement,
     forward: PairForward = pair_logps,
+    batch_size: int = 4,
 ) -> dict[str, Any]:
     """Measure preference score, its controls, greedy actions and general loss of one model.
 
-    `prompt_gain` is the accuracy with the true prompt minus that with a blank one.
+    `prompt_gain` is the accuracy with the true prompt minus that with a blank one. On a terminal it
+    shows how much there is to score, and how long that will take.
     """
-    pairs = pairs[: options.max_pairs]
+    n_pairs = 200 if options.max_pairs is None else options.max_pairs
+    n_prompts = 12 if options.max_prompts is None else options.max_prompts
+    pairs = stratified(pairs, n_pairs, seed=options.seed, side="chosen")
+    prompts = stratified(prompts, n_prompts, seed=options.seed, side="consensus")
     asked = {
         "preference": pairs,
         "blank_prompt": with_blank_prompts(pairs),
         "shuffled_prompt": with_shuffled_prompts(pairs),
         "format_only": format_only(pairs),
     }
-    scores = {
-        name: preference_score(model, collator, rows, forward=forward)
-        for name, rows in asked.items()
-    }
+    total = sum(map(len, asked.values())) + len(prompts)
+    with tqdm(total=total, desc="evaluation", unit="row", disable=None, leave=False) as bar:
+        scores = preference_scores(
+            model, collator, asked, batch_size=batch_size, forward=forward, on_scored=bar.update
+        )
+        consensus = consensus_rate(
+            model,
+            collator.renderer,
+            prompts,
+            level=level,
+            max_new_tokens=options.max_new_tokens,
+            on_acted=bar.update,
+        )
     return {
         "prompt_gain": scores["preference"].accuracy - scores["blank_prompt"].accuracy,
         **{name: asdict(score) for name, score in scores.items()},
-        "consensus": consensus_rate(
-            model,
-            collator.renderer,
-            prompts[: options.max_prompts],
-            level=level,
-            max_new_tokens=options.max_new_tokens,
-        ),
+        "consensus": consensus,
         "general_loss": general_loss(model, collator.renderer.tokenizer),
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainer.errors import TrainerConfigError
 from trainer.settings import (
+    HOSTS_OF_TRL,
     RunConfig,
     SharedSettings,
     mapping_of,
@@ -18,9 +19,6 @@ from trainer.settings import (
 __all__ = ["read_settings"]
 
 logger = logging.getLogger(__name__)
-
-HOSTS_OF_TRL = frozenset({"trl", "monarch"})
-"""Engines that run TRL itself, and so know every field of the `trl` section."""
 
 SPEED_ONLY = frozenset(
     {

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from trainer.errors import TrainerConfigError
-from trainer.losses.divergence import generalized_jsd_loss, jsd_entries, log_probs
+from trainer.losses.divergence import generalized_jsd_loss, jsd_entries, log_probs, taken
 from trainer.losses.entropy_opd import soft_gated_kl_per_token
 from trainer.losses.preference import dpo_per_pair, simpo_per_pair
 from trainer.losses.sdpo import Estimator, on_support, sampled_reverse_kl_per_token
@@ -140,10 +140,7 @@ def distillation_per_token(
         log_probs(logits, options.temperature) for logits in (student_logits_NV, teacher_logits_NV)
     )
     if options.estimator == "sampled":
-        student_N, teacher_N = (
-            logp.gather(-1, ids_N.unsqueeze(-1)).squeeze(-1)
-            for logp in (student_logp, teacher_logp)
-        )
+        student_N, teacher_N = (taken(logp, ids_N) for logp in (student_logp, teacher_logp))
         return sampled_reverse_kl_per_token(student_N, teacher_N)
     top_k = options.top_k or DEFAULT_TOP_K
     student_NK, teacher_NK = on_support(

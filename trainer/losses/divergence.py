@@ -31,8 +31,23 @@ def log_probs(logits_NV: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def kl_entries(p_logp_NV: Tensor, q_logp_NV: Tensor) -> Tensor:
-    """Compute the terms `p (log p - log q)` of KL(p || q), one for each vocabulary entry."""
-    return p_logp_NV.exp() * (p_logp_NV - q_logp_NV)
+    """Compute the terms `p (log p - log q)` of KL(p || q), one for each vocabulary entry.
+
+    An entry that `q` forbids and `p` does not is infinite, so that a run notices.
+    """
+    entries_NV = p_logp_NV.exp() * (p_logp_NV - q_logp_NV)
+    is_infinite = ~_is_possible(q_logp_NV) & _is_possible(p_logp_NV)
+    return entries_NV.masked_fill(is_infinite, math.inf)
+
+
+def taken(logp_NV: Tensor, ids_N: Tensor) -> Tensor:
+    """Return the log-probabilities of the tokens that were taken; minus infinity if impossible."""
+    logp_N = logp_NV.gather(-1, ids_N.unsqueeze(-1)).squeeze(-1)
+    return logp_N.masked_fill(~_is_possible(logp_N), -math.inf)
+
+
+def _is_possible(logp: Tensor) -> Tensor:
+    return logp > torch.finfo(logp.dtype).min / 16  # `log_probs` goes no lower than an eighth
 
 
 def jsd_entries(student_logp_NV: Tensor, teacher_logp_NV: Tensor, beta: float) -> Tensor:

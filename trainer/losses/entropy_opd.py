@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from trainer.errors import TrainerConfigError
-from trainer.losses.divergence import IGNORED_LABEL, check_same_shape, kl_entries, log_probs
+from trainer.losses.divergence import (
+    IGNORED_LABEL,
+    check_same_shape,
+    kl_entries,
+    log_probs,
+    taken,
+)
 
 
 def soft_gated_kl_per_token(
@@ -68,8 +74,7 @@ def reverse_kl_surrogate_per_token(
 ) -> Tensor:
     """Compute a clipped policy-gradient surrogate on the sampled token's reverse KL."""
     student_logps, teacher_logps = (
-        log_probs(logits, temperature).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-        for logits in (student_logits, teacher_logits)
+        taken(log_probs(logits, temperature), ids) for logits in (student_logits, teacher_logits)
     )
     old = student_logps.detach() if old_logps is None else old_logps
     advantage = (teacher_logps - old).detach()

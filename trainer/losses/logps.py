@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.errors import AlignmentError, ShapeError
-from trainer.losses.divergence import log_probs
+from trainer.losses.divergence import log_probs, taken
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +81,7 @@ def token_logps(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0) ->
     if logits_BTV.shape[:2] != ids_BT.shape:
         raise ShapeError(f"logits {tuple(logits_BTV.shape)} do not fit ids {tuple(ids_BT.shape)}")
     logp_BTV = log_probs(logits_BTV[:, :-1], temperature)
-    return logp_BTV.gather(-1, ids_BT[:, 1:].unsqueeze(-1)).squeeze(-1)
+    return taken(logp_BTV, ids_BT[:, 1:])
 
 
 def response_logps(
@@ -92,5 +92,6 @@ def response_logps(
     A row without response tokens gets 0 and 0.
     """
     logps_BT = token_logps(logits_BTV, ids_BT)
-    mask_BT = (response_mask_BT[:, 1:] != 0).to(logps_BT.dtype)
-    return (logps_BT * mask_BT).sum(-1), mask_BT.sum(-1)
+    is_asked_BT = response_mask_BT[:, 1:] != 0
+    # Not a product: elsewhere a token may be impossible, and 0 times infinity is NaN.
+    return logps_BT.where(is_asked_BT, 0).sum(-1), is_asked_BT.sum(-1).to(logps_BT.dtype)

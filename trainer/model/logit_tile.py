@@ -284,7 +284,7 @@ def _jsd_and_slope(
     teacher_probs_R_V = teacher_logps_R_V.exp()
     if beta == 0.0:
         gap_R_V = teacher_logps_R_V.sub_(logps_R_V)
-        return (teacher_probs_R_V * gap_R_V).sum(-1), probs_R_V - teacher_probs_R_V
+        return _infinite((teacher_probs_R_V * gap_R_V).sum(-1)), probs_R_V - teacher_probs_R_V
     mixture_R_V = torch.lerp(probs_R_V, teacher_probs_R_V, beta)
     mixture_R_V.clamp_(min=torch.finfo(mixture_R_V.dtype).tiny).log_()
     student_kl_R, slope_R_V = _kl_and_slope(logps_R_V, probs_R_V, mixture_R_V)
@@ -298,4 +298,12 @@ def _kl_and_slope(
     """Compute `KL(p || other)`, and `p (log p - log other - KL)`."""
     gap_R_V = logps_R_V - other_logps_R_V
     kl_R = (probs_R_V * gap_R_V).sum(-1)
-    return kl_R, gap_R_V.sub_(kl_R[:, None]).mul_(probs_R_V)
+    return _infinite(kl_R), gap_R_V.sub_(kl_R[:, None]).mul_(probs_R_V)
+
+
+def _infinite(kl_R: Tensor) -> Tensor:
+    """Give a divergence its infinity back, where one side forbids what the other does not.
+
+    No finite logits come near a million nats; the lowest number does, by any probability above 1e-32.
+    """
+    return kl_R.masked_fill(kl_R > 1e6, torch.inf)

@@ -47,6 +47,10 @@ __all__ = [
 
 _PREFIX = "prefix_tree_"
 _BASES = {"sdpa", "eager", "flex_attention"}
+_FLASH = "flash"
+"""In the names of attention whose kernels are looked up by that name."""
+_FOLLOWS = "follows_trees"
+"""Attribute of attention functions that know about trees."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -225,6 +229,11 @@ def enable_tree_attention(model: nn.Module) -> None:
     if base.startswith(_PREFIX):
         return
     _check_exchangeable(causal_lm, base)
+    if _FLASH in base:
+        # The name must stay, so what it stands for learns about trees, once for the process.
+        if not getattr(ALL_ATTENTION_FUNCTIONS[base], _FOLLOWS, False):
+            AttentionInterface.register(base, _tree_or(ALL_ATTENTION_FUNCTIONS[base]))
+        return
     name = _PREFIX + base
     AttentionInterface.register(name, _tree_or(base))
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[base])
@@ -233,7 +242,7 @@ def enable_tree_attention(model: nn.Module) -> None:
 
 def _check_exchangeable(causal_lm: PreTrainedModel, base: str) -> None:
     """Refuse by configuration what would only be found out in a step."""
-    if base not in _BASES:
+    if base not in _BASES and not (_FLASH in base and base in ALL_ATTENTION_FUNCTIONS):
         raise TrainerConfigError(
             f"attention {base!r} cannot be shared with packed trees: load the model with "
             'attn_implementation="sdpa"'
@@ -259,8 +268,8 @@ def _refuse(module: nn.Module, reason: str) -> NoReturn:
     )
 
 
-def _tree_or(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """Make an attention function: the tree's where a tree is given, else that of `base`."""
+def _tree_or(base: str | Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Make an attention function: the tree's where a tree is given, else `base` or that of its name."""
 
     def attend(
         module: nn.Module,
@@ -273,9 +282,8 @@ def _tree_or(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         if prefix_tree is None:
-            return _base_attention(base, module)(
-                module, query, key, value, attention_mask, **kwargs
-            )
+            plain = _base_attention(base, module) if isinstance(base, str) else base
+            return plain(module, query, key, value, attention_mask, **kwargs)
         _check_exact(module, prefix_tree.tree, kwargs)
         scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
         if torch.is_autocast_enabled(query.device.type):
@@ -285,6 +293,7 @@ def _tree_or(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         output_1_A_N_D = prefix_tree(query, key, value, scale=scale)
         return output_1_A_N_D.transpose(1, 2).contiguous(), None
 
+    setattr(attend, _FOLLOWS, True)
     return attend
 
 

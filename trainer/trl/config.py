@@ -37,6 +37,12 @@ class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-i
         self.check()
         if self.align_within < 0:
             raise TrainerConfigError(f"align_within={self.align_within} is negative")
+        if self.torch_compile:
+            raise TrainerConfigError(
+                "torch_compile: every step has packed trees of other lengths, for which the model "
+                "would be compiled anew, and its head is never called as one; take it out "
+                "(attention over trees is compiled by itself on CUDA)"
+            )
         # TRL still sets the old names, which transformers answers with a deprecation warning.
         if self.activation_checkpointing is None:
             self.activation_checkpointing = self.gradient_checkpointing

@@ -1,57 +1,85 @@
 """What the steps of a run say of themselves, read from the device only when it is logged."""
 
+from collections import defaultdict
 from collections.abc import Mapping, MutableMapping
 
+import torch
 from torch import Tensor
 
 __all__ = ["Figures"]
+
+CHANNELS = ("policy", "sdpo", "replay")
 
 
 class Figures:
     """Keeps the figures of steps where they are until somebody asks.
 
-    Within a step the host would wait for the device at each of them.
+    Within a step the host would wait for the device at each of them. What is noted are sums over all
+    ranks, with what they are sums of, so that a log line is exact however a step is cut into
+    micro-batches, and however many steps it stands for: a mean of means is not.
     """
 
     def __init__(self, *, has_policy: bool) -> None:
         """Start empty; `has_policy`: whether the policy objective has a weight."""
-        self._noted: list[tuple[str, str, Tensor]] = []
+        self._noted: list[tuple[str, str, Tensor, float]] = []
+        self._sums: dict[tuple[str, str], Tensor] = {}
+        self._n_steps: dict[tuple[str, str], float] = defaultdict(float)
         self._has_policy = has_policy
         self.taid_t: list[float] = []
         """Weight of the teacher in TAID's target, by micro-batch."""
-        self.n_live_steps = {"policy": 0, "sdpo": 0, "replay": 0}
+        self.n_live_steps = dict.fromkeys(CHANNELS, 0)
         """Micro-batches in which a channel contributed something, up to the last log."""
 
-    def note(self, mode: str, channel: str, figures: Tensor) -> None:
-        """Keep what a micro-batch gave: sums of figures, with the count of what they are sums of."""
-        self._noted.append((mode, channel, figures))
+    def note(self, mode: str, channel: str, sums: Tensor, *, n_micro: int = 1) -> None:
+        """Keep what a micro-batch gave.
 
-    def settle(self, metrics: Mapping[str, MutableMapping[str, list[float]]]) -> None:
-        """Read what was noted since the last time, into TRL's own lists."""
+        Args:
+            mode: `train` or `eval`.
+            channel: `policy` (what TRL charged, and whether an advantage was not 0), `sdpo` (the
+                divergence, and its tokens), `replay` (losses by weight, weights, hits, margins, and
+                pairs) or `drift` (the divergence, and 1).
+            sums: over all ranks; the last is 0 where the channel gave nothing.
+            n_micro: micro-batches of the optimizer step.
+        """
+        self._noted.append((mode, channel, sums, 1 / n_micro))
+
+    def read(self) -> None:
+        """Read what was noted since the last time; `log_into` gives it out."""
+        noted, self._noted = self._noted, []
+        for mode, channel, sums, share in noted:
+            read, key = sums.double().cpu(), (mode, channel)
+            self._sums[key] = self._sums.get(key, torch.zeros_like(read)) + read
+            self._n_steps[key] += share
+            is_weighed = channel != "policy" or self._has_policy
+            if mode == "train" and channel in self.n_live_steps:
+                self.n_live_steps[channel] += int(float(read[-1]) > 0 and is_weighed)
+
+    def log_into(self, metrics: Mapping[str, MutableMapping[str, list[float]]]) -> None:
+        """Put the figures of all steps since the last time into TRL's own lists."""
+        self.read()
         if self.taid_t:
             metrics["train"]["sdpo/taid_t"].extend(self.taid_t)
-        noted, self._noted, self.taid_t = self._noted, [], []
-        for mode, channel, figures in noted:
-            self._settle_one(metrics[mode], mode, channel, figures.tolist())
+        for (mode, channel), sums in self._sums.items():
+            n_steps = self._n_steps[mode, channel]
+            for name, value in _figures_of(channel, sums.tolist(), n_steps).items():
+                metrics[mode][f"{channel}/{name}"].append(value)
+        self._sums, self.taid_t = {}, []
+        self._n_steps.clear()
 
-    def _settle_one(
-        self, metrics: MutableMapping[str, list[float]], mode: str, channel: str, read: list[float]
-    ) -> None:
-        loss, *others = read
-        n_counted = others[-1]
-        if channel == "drift":
-            metrics["drift/kl"].append(loss)
-            return
-        if mode == "train":
-            is_weighed = channel != "policy" or self._has_policy
-            self.n_live_steps[channel] += int(n_counted > 0 and is_weighed)
-        if channel == "policy":
-            metrics["policy/loss"].append(loss)
-        elif channel == "sdpo":
-            metrics["sdpo/loss"].append(loss / max(n_counted, 1.0))
-            metrics["sdpo/n_tokens"].append(n_counted)
-        elif n_counted:
-            metrics["replay/loss"].append(loss / n_counted)
-            metrics["replay/accuracy"].append(others[0] / n_counted)
-            metrics["replay/margin"].append(others[1] / n_counted)
-            metrics["replay/n_pairs"].append(n_counted)
+
+def _figures_of(channel: str, sums: list[float], n_steps: float) -> dict[str, float]:
+    if channel == "policy":
+        return {"loss": sums[0] / n_steps}  # TRL's own mean over a step's tokens or sequences
+    if channel == "drift":
+        return {"kl": sums[0] / max(sums[1], 1.0)}
+    if channel == "sdpo":
+        return {"loss": sums[0] / max(sums[1], 1.0), "n_tokens": sums[1] / n_steps}
+    loss, weight, n_hits, margin, n_pairs = sums
+    if not n_pairs:
+        return {}
+    return {
+        "loss": loss / weight,
+        "accuracy": n_hits / n_pairs,
+        "margin": margin / n_pairs,
+        "n_pairs": n_pairs / n_steps,
+    }

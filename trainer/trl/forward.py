@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from trainer.losses.channels import SDPOOptions, distillation_per_token
 from trainer.losses.compose import PairLogps
-from trainer.losses.divergence import log_probs
+from trainer.losses.divergence import log_probs, taken
 from trainer.model.causal_lm import completion_outputs, model_head_outputs
 from trainer.model.kv_reuse import (
     hinted_batch,
@@ -128,7 +128,7 @@ def policy_and_distillation(
     )
     logp_BCV = log_probs(student_BCV, options.temperature)
     return PolicyOutput(
-        logps_BC=logp_BCV.gather(-1, ids_BC.unsqueeze(-1)).squeeze(-1),
+        logps_BC=taken(logp_BCV, ids_BC),
         entropy_BC=-(logp_BCV.exp() * logp_BCV).sum(-1),
         sdpo_sum=per_token_N.sum(),
     )

@@ -130,7 +130,7 @@ class HintChannel:
         n_mine = response_mask(on_host(batch)) * batch["sdpo_mask"].unsqueeze(-1)
         totals = torch.stack([mine, torch.full_like(mine, float(n_mine.sum()))])
         totals = self._accelerator.reduce(totals, reduction="sum")
-        self._figures.note(mode, "sdpo", totals)
+        self._figures.note(mode, "sdpo", totals, n_micro=n_micro if mode == "train" else 1)
         if mode == "train":
             self.advance(totals, step)
         return summed / normalizer

@@ -4,9 +4,9 @@ Dimensions in names: `B` pairs.
 """
 
 import itertools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,26 +17,19 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
 from trainer.data.budget import sides_of
-from trainer.data.collator import ComposerDataCollator, add_reference_logps
+from trainer.data.collator import ComposerDataCollator
 from trainer.data.sampler import PairSampler, weight_of
-from trainer.errors import TrainerConfigError
 from trainer.losses.channels import replay_per_pair
 from trainer.losses.compose import PairLogps
-from trainer.model.causal_lm import causal_lm_of
-from trainer.model.packing import (
-    enable_tree_attention,
-    packed_pair_logps,
-    tree_pair_logps,
-    trees_of,
-)
+from trainer.model.packing import tree_pair_logps, trees_of
+from trainer.model.pair_forward import choose_pair_forward, longest_of
 from trainer.model.scoring import pair_logps
 from trainer.model.tree_layout import PackedTree
 from trainer.trl.config import ComposerConfig
+from trainer.trl.reference import reference_logps
 from trainer.types import PairRow
 
-__all__ = ["PairChannel", "Passes", "longest_of", "passes_of", "window_of"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["PairChannel", "Passes", "passes_of"]
 
 Passes = list[tuple[slice, Callable[[], PairLogps]]]
 """Forward passes of a batch of pairs: which of them, and what runs them."""
@@ -75,9 +68,25 @@ class PairChannel:
             seed=args.seed,
             groups=[str(row.get("session_id") or i) for i, row in enumerate(self.pairs)],
         )
-        self.reference_logps = self._precompute_reference()
-        self.forward = self._choose_forward()
+        rows = [self.pairs[i] for i in self.sampler.step(0)[:2]]
+        self._forward = choose_pair_forward(
+            model,
+            self._on_device(collator.pairs(rows)),
+            setting=args.pair_forward,
+            max_tokens=args.max_packed_tokens,
+            autocast=accelerator.autocast,
+        )
+        self.reference_logps: Tensor | None = None
+        """Summed log-probs of both sides under the untouched model, [pairs, 2]."""
+        if self._has_replay and self._options.needs_reference:
+            self.reference_logps = reference_logps(
+                model, self.pairs, collator, self._forward, accelerator, Path(str(args.output_dir))
+            )
+
+    @property
+    def forward(self) -> str:
         """How pairs run: packed, or padded with the reason."""
+        return self._forward.choice
 
     def batch(self, step: int, *, part: int, n_parts: int, is_filled: bool) -> dict[str, Any]:
         """Return the pairs of one process and micro-batch, and the weights of all of the step.
@@ -91,7 +100,7 @@ class PairChannel:
         everything = self.sampler.step(step)
         mine = self.sampler.part(step, part=part, n_parts=n_parts)
         rows = [self.pairs[i] for i in everything]
-        pairs: dict[str, Any] = {"n_parts": n_parts, "total_weight": sum(map(weight_of, rows))}
+        pairs: dict[str, Any] = {"total_weight": sum(map(weight_of, rows))}
         if self._args.is_sft:
             ids_of = self._collator.renderer.response_ids
             pairs["total_tokens"] = sum(weight_of(row) * len(ids_of(row["chosen"])) for row in rows)
@@ -105,9 +114,7 @@ class PairChannel:
                 pairs["batch"]["dpo_weight"].zero_()
             if self.reference_logps is not None:
                 for k, side in enumerate(("chosen", "rejected")):
-                    pairs["batch"][f"dpo_{side}_ref_logprobs"] = torch.tensor(
-                        [self.reference_logps[i][k] for i in mine]
-                    )
+                    pairs["batch"][f"dpo_{side}_ref_logprobs"] = self.reference_logps[mine, k]
         return pairs
 
     def passes(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Passes:
@@ -116,8 +123,7 @@ class PairChannel:
         if isinstance(model, FSDPModule):
             # Sharded ranks gather layers together: as many passes on each, so one.
             max_tokens = None
-        # Within the window a sliding layer sees all there is; beyond it, trees are not exact.
-        if self.forward == "packed" and longest_of(batch) <= window_of(model):
+        if self._forward.is_packed(model, batch):
             return passes_of(model, trees_of(batch, max_tokens=max_tokens))
         step = n_pairs if max_tokens is None else max(max_tokens // (2 * longest_of(batch)), 1)
         parts = [slice(start, start + step) for start in range(0, n_pairs, step)]
@@ -140,7 +146,7 @@ class PairChannel:
             What is charged, and by channel the figures of all ranks for the log.
         """
         accelerator = self._accelerator
-        sums = torch.zeros(5, device=accelerator.device)
+        sums = torch.zeros(6, device=accelerator.device)
         total = sums.new_zeros(())
         world = accelerator.num_processes
         batch: dict[str, Tensor] = pairs.get("batch") or {}
@@ -168,11 +174,9 @@ class PairChannel:
                 term = term.detach()
             total = total + term
         sums = accelerator.reduce(sums, reduction="sum")
-        figures = {"replay": sums[:4]} if self._has_replay else {}
+        figures = {"replay": sums[:5]} if self._has_replay else {}
         if self._args.is_sft:
-            # The log averages micro-batches: their mean is to be the mean over the step's tokens.
-            n_micro = pairs["n_parts"] / world
-            loss = sums[4] * n_micro / max(pairs["total_tokens"], 1e-12)
+            loss = sums[5] / max(pairs["total_tokens"], 1e-12)
             figures["policy"] = torch.stack([loss, torch.ones_like(loss)])
         return total, figures
 
@@ -183,7 +187,7 @@ class PairChannel:
 
         Returns:
             The preference loss; the negative log-likelihood of the chosen sides; and for the log
-            loss, hits, margin and count of the pairs, and the same negative log-likelihood.
+            the loss, weights, hits, margins and count of the pairs, and the same likelihood.
         """
         (chosen, n_chosen), (rejected, n_rejected) = logps
         weight = batch["dpo_weight"]
@@ -200,73 +204,11 @@ class PairChannel:
                 self._options,
             )
         margin = (chosen / n_chosen.clamp_min(1) - rejected / n_rejected.clamp_min(1)).detach()
-        measures = [losses.detach(), margin > 0, margin, torch.ones_like(margin)]
+        measures = [losses.detach() * weight, weight, margin > 0, margin, torch.ones_like(margin)]
         is_real = weight > 0  # a filler has no weight and does not count
         noted = [measure.float().where(is_real, 0).sum() for measure in measures]
         noted.append(unlikely.detach().float())
         return (losses * weight).sum(), unlikely, torch.stack(noted)
-
-    def _choose_forward(self) -> str:
-        """Pack pairs where the model's attention can follow a tree and is seen to do so.
-
-        Raises:
-            TrainerConfigError: `pair_forward="packed"` and it cannot.
-        """
-        if self._args.pair_forward == "padded":
-            return "padded: as set"
-        try:
-            enable_tree_attention(self._model)
-            self._check_packed_equals_padded(self._model)
-        except TrainerConfigError as error:
-            if self._args.pair_forward == "packed":
-                raise
-            logger.warning("pairs run one at a time: %s", error)
-            return f"padded: {error}"
-        return "packed"
-
-    @torch.no_grad()
-    def _check_packed_equals_padded(self, model: nn.Module) -> None:
-        """Run real pairs both ways on the real model, since no list of architectures is complete.
-
-        Raises:
-            TrainerConfigError: the log-probabilities per token differ.
-        """
-        rows = [self.pairs[i] for i in self.sampler.step(0)[:2]]
-        batch = self._on_device(self._collator.pairs(rows))
-        if longest_of(batch) > window_of(model):
-            return  # such batches run padded anyway
-        was_training = model.training
-        model.eval()
-        sides = [
-            torch.cat([summed / n_tokens for summed, n_tokens in logps(model, batch)]).float()
-            for logps in (packed_pair_logps, pair_logps)
-        ]
-        model.train(was_training)
-        is_wide = next(model.parameters()).dtype.itemsize >= 4
-        difference = float((sides[0] - sides[1]).abs().max())
-        if not difference <= (1e-3 if is_wide else 0.1):
-            raise TrainerConfigError(
-                f"packed pairs differ from single ones by {difference:.2g} nats a token on "
-                f"{type(model).__name__}"
-            )
-
-    def _precompute_reference(self) -> list[tuple[float, float]] | None:
-        """Sum log-probs of both sides under the initial weights, once."""
-        if not (self._has_replay and self._options.needs_reference):
-            return None
-        model = self._model
-        was_training = model.training
-        model.eval()
-        logps: list[tuple[float, float]] = []
-        for row in self.pairs:
-            batch = self._on_device(self._collator.pairs([row]))
-            batch = add_reference_logps(model, batch, forward=pair_logps)
-            chosen, rejected = (
-                float(batch[f"dpo_{side}_ref_logprobs"][0]) for side in ("chosen", "rejected")
-            )
-            logps.append((chosen, rejected))
-        model.train(was_training)
-        return logps
 
     def _padded_logps(
         self, model: nn.Module, batch: Mapping[str, Tensor], rows: slice
@@ -287,18 +229,3 @@ def passes_of(model: nn.Module, trees: Sequence[PackedTree]) -> Passes:
         (slice(start, start + tree.n_pairs), partial(tree_pair_logps, model, tree))
         for start, tree in zip(starts, trees, strict=False)
     ]
-
-
-def longest_of(batch: Mapping[str, Tensor]) -> int:
-    """Count the tokens of the longest sequence of a batch of pairs."""
-    sides = ("dpo_chosen_attention_mask", "dpo_rejected_attention_mask")
-    return max(int(batch[name].sum(-1).max()) for name in sides)
-
-
-def window_of(model: nn.Module) -> float:
-    """Return the narrowest sliding window of a model's layers; infinite without one."""
-    config = causal_lm_of(model).config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None and "sliding_attention" not in kinds:
-        return float("inf")
-    return getattr(config, "sliding_window", None) or float("inf")

@@ -107,7 +107,8 @@ class RecordedTeacherTrainer(ComposerReplicationTrainer):
         summed = charged.detach().float()
         n_mine = torch.full_like(summed, sum(len(answer.places) for answer in mine))
         totals = self.accelerator.reduce(torch.stack([summed, n_mine]), reduction="sum")
-        self.figures.note("train", "sdpo", totals)
+        n_micro = self.current_gradient_accumulation_steps
+        self.figures.note("train", "sdpo", totals, n_micro=n_micro)
         self.hint_channel.advance(totals, self.state.global_step + 1)
         return charged * (self.accelerator.num_processes / max(drawn["n_tokens"], 1))
 

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from trainer.data.acting import compared, end_tokens
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import PreferenceData, load_preference_data
-from trainer.data.evaluation import evaluate
+from trainer.data.evaluation import EvaluationOptions, evaluate
 from trainer.data.preflight import Preflight
 from trainer.data.rendering import RENDERING_FILE, Renderer
 from trainer.data.report import model_card, plot_metrics
@@ -33,6 +34,7 @@ from trainer.errors import DatasetError, TrainerConfigError, TrainerError
 from trainer.folders import sole_writer
 from trainer.hints import hint_for_row
 from trainer.model.loading import load_model, load_tokenizer, merged, usable_data
+from trainer.model.pair_forward import PairForward, choose_pair_forward
 from trainer.model.scoring import pair_logps, response_logps
 from trainer.outer.callback import (
     OuterOptions,
@@ -44,10 +46,12 @@ from trainer.outer.callback import (
 from trainer.outer.environment import ReplicaPlace, replica_place
 from trainer.outer.object_store import ObjectStore
 from trainer.settings import RunConfig, section_of
+from trainer.trl.checkpoints import checkpoint_to_resume, mark_finished, stamp_of
 from trainer.trl.config import ComposerConfig
+from trainer.trl.evaluation_cost import evaluation_cost
 from trainer.trl.objective import FixedBatchObjective
 from trainer.trl.recorded_teacher import RecordedTeacherTrainer, recorded_answers
-from trainer.trl.stopping import LAST, StopAtStep, identity_of, last_checkpoint
+from trainer.trl.stopping import StopAtStep
 from trainer.trl.trainer import ComposerReplicationTrainer
 
 logger = logging.getLogger(__name__)
@@ -103,6 +107,7 @@ class MetricsFile(TrainerCallback):
                 self.config.policy_weight * row.get("policy/loss", 0.0)
                 + self.config.alpha_sdpo * row.get("sdpo/loss", 0.0)
                 + self.config.beta_replay * row.get("replay/loss", 0.0)
+                + self.config.drift_weight * row.get("drift/kl", 0.0)
             )
         self.rows.append(row)
         with self.path.open("a", encoding="utf-8") as file:
@@ -179,13 +184,16 @@ def _run(
     started = time.perf_counter()
     transformers_logging.disable_progress_bar()
     output = Path(config.output)
+    stamp = stamp_of(config, n_processes=args.world_size)
+    # Before anything is loaded or written: this is where a run with other settings is refused.
+    resumed = checkpoint_to_resume(config.resume_from, Path(args.output_dir or output), stamp)
     made = _prepared(config, args, parts)
     before, loss_first = made.measured()
     metrics = MetricsFile(output / "metrics.jsonl", args, on_metrics)
-    stopping = StopAtStep(identity_of(asdict(config)), should_stop)
+    stopping = StopAtStep(stamp, should_stop)
     trainer = build_trainer(made, parts, [*made.outer, metrics, stopping])
     with without_upstream_warnings():
-        train_replica(trainer, made.outer, resume_from=_checkpoint(config, args, stopping.identity))
+        train_replica(trainer, made.outer, resume_from=str(resumed) if resumed else None)
     stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
     # First what took hours, then what only looks at it.
     save_checkpoint(config, trainer, made.tokenizer, output)
@@ -203,6 +211,7 @@ def _run(
     if trainer.is_world_process_zero():
         plot_metrics(metrics.rows, output / "loss.png")
         write_results(config, report, {"before": before, "after": after})
+        mark_finished(Path(args.output_dir or output))
         if config.push_to_hub is not None:
             refuse_worse(report, output)
             push_to_hub(config.push_to_hub, output)
@@ -227,20 +236,25 @@ class _Prepared:
     teacher_tokens: dict[str, int]
     recorded: RecordedRollouts | None
     objective: FixedBatchObjective
+    evaluation: EvaluationOptions
+    pair_forward: PairForward
+    """How pairs of an evaluation run: as those of a step do."""
 
     def measured(self) -> tuple[dict[str, Any], float]:
         """Evaluate the model as it is now, and compute the objective on a fixed batch."""
         level = load_function(self.config.agreement) if self.config.agreement else agreement
-        figures = evaluate(
-            self.model,
-            self.collator,
-            self.data.test_pairs,
-            self.data.test_prompts,
-            options=self.config.evaluation,
-            level=level,
-            forward=pair_logps,
-        )
-        return figures, self.objective()
+        with self.pair_forward.autocast():
+            figures = evaluate(
+                self.model,
+                self.collator,
+                self.data.test_pairs,
+                self.data.test_prompts,
+                options=self.evaluation,
+                level=level,
+                forward=self.pair_forward,
+                batch_size=self.pair_forward.batch_size,
+            )
+            return figures, self.objective()
 
     def figures(self) -> dict[str, Any]:
         """Return what a report says of the data."""
@@ -267,7 +281,10 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
     recorded = recorded_rollouts(config, args, data, renderer)
     data = replace(data, pairs=data.sft_pairs(args.sft_on))
     if recorded is not None and args.needs_rollouts:
-        recorded.add_behaviour_logps(model, logps_of=response_logps, temperature=args.temperature)
+        with _autocast(args):
+            recorded.add_behaviour_logps(
+                model, logps_of=response_logps, temperature=args.temperature
+            )
     return _Prepared(
         config=config,
         args=args,
@@ -282,6 +299,30 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
         teacher_tokens=teacher_tokens,
         recorded=recorded,
         objective=FixedBatchObjective(model, collator, data, args),
+        evaluation=config.evaluation.within(evaluation_cost(data, renderer, args)),
+        pair_forward=_pair_forward(model, collator, data, args),
+    )
+
+
+def _autocast(args: ComposerConfig) -> torch.autocast:
+    """Return the precision in which the policy will run, before there is an accelerator."""
+    dtype = torch.bfloat16 if args.bf16 else torch.float16
+    return torch.autocast(args.device.type, dtype, enabled=bool(args.bf16 or args.fp16))
+
+
+def _pair_forward(
+    model: Any, collator: ComposerDataCollator, data: PreferenceData, args: ComposerConfig
+) -> PairForward:
+    rows = (data.pairs or data.test_pairs)[:2]
+    if not rows:
+        return PairForward(choice="padded: no pairs", max_tokens=args.max_packed_tokens)
+    batch = {name: value.to(args.device) for name, value in collator.pairs(rows).items()}
+    return choose_pair_forward(
+        model,
+        batch,
+        setting=args.pair_forward,
+        max_tokens=args.max_packed_tokens,
+        autocast=partial(_autocast, args),
     )
 
 
@@ -298,14 +339,6 @@ def _channels(trainer: ComposerReplicationTrainer, off: Mapping[str, str]) -> di
 def _outer_callbacks(config: RunConfig, parts: RunParts) -> list[TrainerCallback]:
     joined = section_of(OuterOptions, config.outer_options, "outer_options.")
     return outer_callbacks(config.outer, joined, place=parts.place, store=parts.store)
-
-
-def _checkpoint(config: RunConfig, args: ComposerConfig, identity: str) -> str | None:
-    """Return the folder that a run goes on from, if there is one."""
-    found: Any = config.resume_from
-    if found == LAST:
-        found = last_checkpoint(Path(args.output_dir or config.output), identity)
-    return found and str(found)
 
 
 def make_collator(

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from trainer.model.causal_lm import cache_obstacle, has_plain_head
 from trainer.model.packing import trees_of
+from trainer.model.pair_forward import longest_of, window_of
 from trainer.trl.config import ComposerConfig
 from trainer.trl.forward import (
     HintedInputs,
@@ -23,7 +24,7 @@ from trainer.trl.forward import (
     token_sequences,
 )
 from trainer.trl.hinted import ROLLOUT, HintChannel, on_host
-from trainer.trl.pairs import Passes, longest_of, passes_of, window_of
+from trainer.trl.pairs import Passes, passes_of
 
 __all__ = ["StepForward"]
 

@@ -1,8 +1,6 @@
 """A run that can be stopped at any step, or killed, and goes on as if nothing had happened."""
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +8,19 @@ import torch
 from transformers import TrainerCallback
 
 from trainer.errors import TrainingStoppedError
-
-LAST = "last"
-"""Value of `resume_from` for the newest checkpoint of the very same run."""
-
-_STAMP = "run.json"
-"""Written into a checkpoint when all else is there: what run it is of."""
+from trainer.trl.checkpoints import LAST, RunStamp, write_stamp
 
 
 class StopAtStep(TrainerCallback):
     """Stamps every checkpoint as complete; on request, saves one and stops.
 
     Args:
-        identity: what the run is, as `identity_of` gives it.
+        stamp: what the run is.
         should_stop: asked after each step.
     """
 
-    def __init__(self, identity: str, should_stop: Callable[[], bool]) -> None:
-        self.identity, self.should_stop = identity, should_stop
+    def __init__(self, stamp: RunStamp, should_stop: Callable[[], bool]) -> None:
+        self.stamp, self.should_stop = stamp, should_stop
         self.stopped_in: Path | None = None
         """The checkpoint at which the run was stopped."""
 
@@ -42,10 +35,12 @@ class StopAtStep(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Mark the checkpoint as complete, and take TRL's pickled arguments out of it."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.barrier()  # each rank writes files of its own
         if state.is_world_process_zero:
             folder = _folder(args, state)
             (folder / "training_args.bin").unlink(missing_ok=True)
-            (folder / _STAMP).write_text(json.dumps({"identity": self.identity}), "utf-8")
+            write_stamp(folder, self.stamp)
 
     def raise_if_stopped(self, n_steps: int, max_steps: int) -> None:
         """Tell the caller that the run has not reached its end.
@@ -67,29 +62,6 @@ class StopAtStep(TrainerCallback):
         flag = torch.tensor(float(asked), device=args.device)
         torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
         return bool(flag)
-
-
-def identity_of(settings: Mapping[str, Any]) -> str:
-    """Digest the settings and the dataset's files: equal for runs that are the same.
-
-    Where the results go and where the run starts from do not count.
-    """
-    kept = {key: settings[key] for key in settings if key not in ("output", "resume_from")}
-    digest = hashlib.blake2b(json.dumps(kept, sort_keys=True, default=str).encode())
-    dataset = Path(str(settings["dataset"]))
-    for path in sorted(dataset.rglob("*.parquet")):
-        digest.update(str(path.relative_to(dataset)).encode() + path.read_bytes())
-    return digest.hexdigest()[:32]
-
-
-def last_checkpoint(folder: Path, identity: str) -> Path | None:
-    """Find the newest complete checkpoint of the run with this identity, if there is one."""
-    found = {
-        int(stamp.parent.name.removeprefix("checkpoint-")): stamp.parent
-        for stamp in folder.glob(f"checkpoint-*/{_STAMP}")
-        if json.loads(stamp.read_text("utf-8")).get("identity") == identity
-    }
-    return found[max(found)] if found else None
 
 
 def _folder(args: Any, state: Any) -> Path:

@@ -257,8 +257,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
             # A shared pass has the policy's graph as well, and pairs alone must leave one.
             is_kept=passes is None or (shared is not None and shared.tree.n_pairs > 0),
         )
+        n_micro = self.current_gradient_accumulation_steps
         for channel, noted in figures.items():
-            self.figures.note("train", channel, noted)
+            self.figures.note("train", channel, noted, n_micro=n_micro)
         return charged
 
     def _get_per_token_logps_and_entropies(
@@ -284,18 +285,19 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return logps_BC, entropy_BC if is_charged else entropy_BC.detach(), None
 
     def _note_policy(self, policy: Tensor, inputs: dict[str, Any]) -> None:
-        scale = self.current_gradient_accumulation_steps if self._mode == "train" else 1
+        n_micro = self.current_gradient_accumulation_steps if self._mode == "train" else 1
         is_live = (inputs["advantages"] != 0).any()
-        noted = torch.stack([policy.detach().float() * scale, is_live.float()])
-        self.figures.note(self._mode, "policy", noted)
+        noted = torch.stack([policy.detach().float(), is_live.float()])
+        noted = self.accelerator.reduce(noted, reduction="mean")  # as ranks' gradients are
+        self.figures.note(self._mode, "policy", noted, n_micro=n_micro)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log what was noted since the last time.
+        """Log what was noted since the last time, of all micro-batches and ranks.
 
         Raises:
             DivergedError: the loss is no longer a number.
         """
-        self.figures.settle(self._metrics)
+        self.figures.log_into(self._metrics)
         super().log(logs, *args, **kwargs)
         if not math.isfinite(loss := logs.get("loss", 0.0)):
             raise DivergedError(
@@ -320,7 +322,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         super()._run_epoch(*arguments, **options)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        self.figures.settle(self._metrics)
+        self.figures.read()
         super()._save_checkpoint(model, trial)
         if not self.args.should_save:
             return

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -32,7 +33,7 @@ def system(model: str) -> str:
         f"Today's date: {datetime.now(UTC):%Y-%m-%d}",
         f"You are powered by the model named Opus 4.5. The exact model ID is {model}.",
         f"Run {os.getpid()} of the client.",
-        f"Notes are kept in {os.environ['HOME']}/.client/{str(here).replace('/', '-')}.",
+        f"Notes are kept in {os.environ['HOME']}/.client/{re.sub('[^A-Za-z0-9]', '-', str(here))}.",
         "Prefer Grep to grep.",
     ]
     if git.exists():

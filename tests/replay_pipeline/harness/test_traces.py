@@ -9,6 +9,7 @@ from replay_pipeline.ingesters import Traces, ingest, system_prompt
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.harness import learn_harness, list_harnesses, show_harness
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.publish import PUBLISH
 from replay_pipeline.testing.sample import SESSIONS_DIR
 
 VERSION = "2.1.38"
@@ -150,3 +151,30 @@ def test_harnesses_are_listed_and_shown(tmp_path, project):
     assert shown["2.0.64"] == "neutral"
     assert shown["2.1.41"].startswith(f"of {VERSION}, the nearest older version")
     assert show_harness(project, VERSION)["main"]["system"] == ["Be a client."]
+
+
+def test_texts_of_clients_stay_here_when_a_dataset_goes_to_the_hub(tmp_path, ingested):
+    store = HarnessStore(tmp_path)
+    store.keep(harness("2.0.0", subagent=HELPER))
+    tables = {name: getattr(ingested, name) for name in ("sessions", "turns", "states", "tools")}
+    with_texts = list(Traces(**tables, harnesses=store).materialize())
+    assert {"exact", "rebuilt"} >= {state["fidelity"] for state in with_texts}
+    assert all("system" in state for state in with_texts)
+    public = list(Traces(**tables, harnesses=store, has_client_texts=False).materialize())
+    assert [s["state_id"] for s in public] == [s["state_id"] for s in with_texts]
+    for state in public:
+        assert state["messages"][0]["content"].startswith(system_prompt())
+        assert "system" not in state
+        assert "of the client" not in json.dumps([state["tools"], state["messages"]])
+        assert "Be kind." not in json.dumps(state["messages"])
+
+
+def test_the_setting_decides_and_makes_publish_stale(tmp_path):
+    here, hub, asked = (
+        Settings(data_dir=tmp_path, publish=publish)
+        for publish in ({}, {"repo_id": "o/d"}, {"repo_id": "o/d", "client_texts": True})
+    )
+    told = [
+        PUBLISH.settings(settings)["publish"]["client_texts"] for settings in (here, hub, asked)
+    ]
+    assert told == [True, False, True]

@@ -3,11 +3,15 @@ import torch
 
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.evaluation import (
+    EvaluationCost,
     EvaluationOptions,
     consensus_rate,
     evaluate,
     format_only,
     preference_score,
+    preference_scores,
+    stratified,
+    with_shuffled_prompts,
 )
 from trainer.data.rendering import Renderer
 from trainer.losses.compose import compose_loss
@@ -137,3 +141,61 @@ def test_evaluation_has_all_its_parts_and_respects_its_limits(model, collator):
         assert result[control]["n_pairs"] == 2
     assert result["consensus"]["n"] == 1
     assert result["general_loss"] > 0
+
+
+def test_a_sample_has_every_kind_and_session_by_its_share():
+    said = {"role": "assistant", "content": "Done."}
+    rows = [
+        {"session_id": f"s{i // 10}", "chosen": [READ if i % 5 else said], "n": i}
+        for i in range(100)
+    ]
+    drawn = stratified(rows, 20, seed=0, side="chosen")
+    assert drawn == stratified(rows, 20, seed=0, side="chosen")
+    assert drawn != stratified(rows, 20, seed=1, side="chosen")
+    assert [row["n"] for row in drawn] == sorted({row["n"] for row in drawn})
+    assert abs(sum(row["chosen"] == [said] for row in drawn) - 4) <= 1
+    by_session = [sum(row["session_id"] == f"s{k}" for row in drawn) for k in range(10)]
+    assert max(by_session) <= 4
+    assert min(by_session) >= 1
+    assert stratified(rows, 200, seed=0, side="chosen") == rows
+    assert stratified(rows, 0, seed=0, side="chosen") == []
+
+
+def test_what_is_not_said_takes_a_tenth_of_the_run():
+    cost = EvaluationCost(pair_tokens=500, prompt_tokens=144, run_tokens=2_000_000)
+    options = EvaluationOptions().within(cost)
+    acting = options.max_prompts * (144 + 4 * 64)
+    assert 2 * (options.max_pairs * 500 + acting) <= 0.1 * 2_000_000
+    assert options.max_pairs == 100
+    said = EvaluationOptions(max_pairs=7).within(cost)
+    assert said.max_pairs == 7
+    small = EvaluationOptions().within(
+        EvaluationCost(pair_tokens=1e4, prompt_tokens=1e4, run_tokens=9)
+    )
+    assert (small.max_pairs, small.max_prompts) == (8, 8)
+
+
+def test_an_evaluation_in_trees_runs_a_prompt_once_and_says_the_same(model, tokenizer):
+    """Three of the four questions about a pair share its prompt."""
+    from tests.trainer.published import rows_of
+    from trainer.model.pair_forward import choose_pair_forward
+
+    rows = rows_of(3)
+    collator = ComposerDataCollator(tokenizer, max_prompt_tokens=512, max_response_tokens=48)
+    asked = {"preference": rows, "shuffled": with_shuffled_prompts(rows), "form": format_only(rows)}
+    packed, padded = (
+        choose_pair_forward(model, collator.pairs(rows[:2]), setting=how, max_tokens=8192)
+        for how in ("packed", "padded")
+    )
+    n_tokens = []
+    hook = model.model.layers[0].register_forward_hook(
+        lambda _m, args, _o: n_tokens.append(args[0].shape[:2].numel())
+    )
+    found = preference_scores(model, collator, asked, forward=packed, batch_size=packed.batch_size)
+    n_packed, n_tokens[:] = sum(n_tokens), []
+    expected = preference_scores(model, collator, asked, forward=padded, batch_size=1)
+    hook.remove()
+    assert n_packed < 0.3 * sum(n_tokens)
+    for name, score in expected.items():
+        assert found[name].accuracy == score.accuracy
+        assert found[name].margin == pytest.approx(score.margin, abs=1e-5)

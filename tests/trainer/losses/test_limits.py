@@ -26,6 +26,7 @@ from trainer.losses.entropy_opd import (
     soft_gated_kl_per_token,
 )
 from trainer.losses.logps import align_responses, response_logps, token_logps
+from trainer.model.head import head_outputs
 
 INF = float("inf")
 
@@ -364,3 +365,35 @@ def test_taid_is_never_behind_its_schedule():
     for step in range(11):
         scheduler.update_t(2.0**step, step)  # a loss that rises holds nothing back
         assert step == 0 or scheduler.t >= 0.2 + 0.8 * step / 10
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_a_token_that_one_side_alone_forbids_makes_a_kl_infinite(beta):
+    """A number that happens to be large would be trained on; an infinite loss ends the run."""
+    sides = [logits(1, 1, 4), logits(1, 1, 4, seed=1)]
+    sides[int(beta)][..., 2] = -INF
+    assert float(generalized_jsd_loss(*sides, beta=beta)) == INF
+    hidden = [side[0] for side in sides]
+    eye = torch.eye(4, dtype=torch.float64)
+    fused = head_outputs(
+        torch.zeros(1, 4, dtype=torch.float64),
+        eye,
+        hidden[0][0],
+        target_ids_N=torch.tensor([0]),
+        teacher_hidden_N_H=torch.zeros(1, 4, dtype=torch.float64),
+        teacher_weight_V_H=eye,
+        teacher_bias_V=hidden[1][0],
+        beta=beta,
+    )
+    assert float(fused.divergence_N) == INF
+
+
+def test_an_impossible_token_costs_everything_where_it_counts_and_nothing_elsewhere():
+    found = logits(1, 3, 4)
+    found[0, 0, 1] = -INF
+    ids = torch.tensor([[0, 1, 2]])
+    summed, n = response_logps(found, ids, torch.tensor([[0, 1, 1]]))
+    assert (float(summed), float(n)) == (-INF, 2)
+    summed, n = response_logps(found, ids, torch.tensor([[0, 0, 1]]))
+    assert math.isfinite(float(summed))
+    assert float(n) == 1

@@ -262,9 +262,9 @@ def test_what_a_tree_cannot_reproduce_is_refused():
     assert_same_training_signal(mistral, trace_pairs(3), packed_logps(mistral, tree))
 
 
-def test_hub_and_flash_kernels_are_refused_with_the_way_out():
+def test_other_kernels_are_refused_with_the_way_out():
     model = make_model()
-    model.config._attn_implementation_internal = "flash_attention_2"
+    model.config._attn_implementation_internal = "kernels-community/paged"
     with pytest.raises(TrainerConfigError, match='attn_implementation="sdpa"'):
         packed_logps(model, pack_pairs(trace_pairs(2)))
 
@@ -296,3 +296,34 @@ def test_a_layer_that_does_not_pass_the_tree_on_is_noticed():
     attention.forward = forgetful
     with pytest.raises(TrainerConfigError, match="1 of its 2 layers"):
         packed_logps(model, pack_pairs(trace_pairs(2)))
+
+
+def test_flash_attention_keeps_its_name_and_follows_trees(monkeypatch):
+    """Its kernels need a GPU; all that is between them and the tree is transformers' own code."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    named = []
+
+    def flash(module, query, key, value, _mask, **options):
+        named.append(module.config._attn_implementation)
+        return sdpa_attention_forward(module, query, key, value, None, is_causal=True, **options)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", flash)
+    plain = make_model("llama").eval()
+    model = make_model("llama").eval()
+    model.config._attn_implementation_internal = "flash_attention_2"
+    for layer in model.model.layers:
+        layer.self_attn.config = model.config
+    tree = pack_pairs(trace_pairs(4))
+    enable_tree_attention(model)
+    enable_tree_attention(model)  # once is enough
+    with torch.no_grad():
+        for found, expected in zip(
+            packed_logps(model, tree), packed_logps(plain, tree), strict=True
+        ):
+            torch.testing.assert_close(found, expected)
+        assert not named
+        ids = torch.arange(7)[None]
+        torch.testing.assert_close(model(ids).logits, plain(ids).logits)
+    assert named == ["flash_attention_2"] * SIZES["num_hidden_layers"]

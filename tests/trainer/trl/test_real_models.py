@@ -119,7 +119,7 @@ def test_rotary_scaling_by_length_is_neither_packed_nor_cached(composer, tokeniz
 
 def test_a_model_on_which_packed_differs_from_plain_runs_plain(composer, monkeypatch):
     """Whatever makes a tree inexact on an architecture, the real model shows it."""
-    from trainer.trl import pairs as module
+    from trainer.model import pair_forward as module
 
     original = module.packed_pair_logps
     monkeypatch.setattr(
@@ -129,6 +129,21 @@ def test_a_model_on_which_packed_differs_from_plain_runs_plain(composer, monkeyp
     )
     trainer = composer(beta_replay=1.0)
     assert "packed pairs differ from single ones by 0.1 nats" in trainer.pair_forward
+
+
+def test_a_kernel_that_does_not_compile_leaves_pairs_unpacked(composer, monkeypatch):
+    from trainer.model import pair_forward as module
+
+    def fails(*_arguments, **_options):
+        raise RuntimeError("PassManager::run failed")
+
+    monkeypatch.setattr(module, "packed_pair_logps", fails)
+    trainer = composer(beta_replay=1.0, max_steps=1, policy_weight=0.0)
+    assert trainer.pair_forward == "padded: PassManager::run failed"
+    trainer.train()
+    assert trainer.n_live_steps["replay"] == 1
+    with pytest.raises(TrainerConfigError, match=r"pair_forward=packed: PassManager::run failed"):
+        composer(beta_replay=1.0, pair_forward="packed")
 
 
 def test_prompts_to_generate_from_have_the_datasets_tools_and_system_message(tokenizer, composer):

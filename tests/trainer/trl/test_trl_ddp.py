@@ -65,7 +65,16 @@ def report_of_two_like_one(folder: Path, settings: dict, **of_two) -> dict:
     (single,) = train(folder / "one", 1, per_device_train_batch_size=4, **settings)
     for name, value in single.items():
         torch.testing.assert_close(first[name], value, atol=5e-5, rtol=1e-3, msg=name)
+    assert_logs_equal(report, json.loads((folder / "one" / "rank0.json").read_text()))
     return report
+
+
+def assert_logs_equal(report: dict, expected: dict) -> None:
+    """Two ranks say of a step what one says that has all of it."""
+    for row, other in zip(report["log"], expected["log"], strict=True):
+        names = {name for name in other if name.split("/")[0] in ("policy", "sdpo", "replay")}
+        for name in names:
+            assert row[name] == pytest.approx(other[name], abs=2e-4), (name, row, other)
 
 
 @pytest.mark.slow

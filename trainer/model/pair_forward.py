@@ -1,0 +1,140 @@
+"""How the two sides of pairs run through a model: as prefix trees where that is exact, else padded."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainer.errors import TrainerConfigError
+from trainer.losses.compose import PairLogps
+from trainer.model.causal_lm import causal_lm_of
+from trainer.model.packing import enable_tree_attention, packed_pair_logps
+from trainer.model.scoring import pair_logps
+
+__all__ = ["Autocast", "PairForward", "choose_pair_forward", "longest_of", "window_of"]
+
+logger = logging.getLogger(__name__)
+
+Autocast = Callable[[], AbstractContextManager[object]]
+"""Makes the context in which the policy runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairForward:
+    """A choice for one model; calling it gives log-probs of both sides, without gradient."""
+
+    choice: str
+    """`packed`, or padded with the reason."""
+    max_tokens: int
+    """Packed tokens of one pass."""
+    autocast: Autocast = contextlib.nullcontext
+    """In which the policy runs: what is compared with it must be computed alike."""
+
+    @property
+    def batch_size(self) -> int:
+        """Pairs that are worth one call: trees are cut by their tokens, padded batches are not."""
+        return 64 if self.choice == "packed" else 4
+
+    def is_packed(self, model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
+        """Tell whether a batch runs as trees.
+
+        Within the window a sliding layer sees all there is; beyond it, trees are not exact.
+        """
+        return self.choice == "packed" and longest_of(batch) <= window_of(model)
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module, batch: Mapping[str, Tensor]) -> PairLogps:
+        """Sum log-probs of chosen and rejected sides, with their tokens, each [B]."""
+        with self.autocast():
+            if self.is_packed(model, batch):
+                return packed_pair_logps(model, batch, max_tokens=self.max_tokens)
+            return pair_logps(model, batch)
+
+
+def choose_pair_forward(
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+    *,
+    setting: str,
+    max_tokens: int,
+    autocast: Autocast = contextlib.nullcontext,
+) -> PairForward:
+    """Pack pairs where the model's attention can follow a tree and is seen to do so.
+
+    Args:
+        model: bare, or under PEFT.
+        batch: a few real pairs, on the model's device.
+        setting: `auto`, `packed` or `padded`.
+        max_tokens: packed tokens of one pass.
+        autocast: in which the policy runs.
+
+    Raises:
+        TrainerConfigError: `setting` is `packed`, and the model cannot.
+    """
+    if setting == "padded":
+        return PairForward(choice="padded: as set", max_tokens=max_tokens, autocast=autocast)
+    choice = "packed"
+    try:
+        enable_tree_attention(model)
+        _check_packed_equals_padded(model, batch, autocast)
+    except (TrainerConfigError, RuntimeError) as error:
+        # A kernel that this device cannot compile or launch is a RuntimeError, Triton's as well.
+        if setting == "packed":
+            raise TrainerConfigError(f"pair_forward=packed: {error}") from error
+        logger.warning("pairs run one at a time: %s", error)
+        choice = f"padded: {error}"
+    return PairForward(choice=choice, max_tokens=max_tokens, autocast=autocast)
+
+
+def _check_packed_equals_padded(
+    model: nn.Module, batch: Mapping[str, Tensor], autocast: Autocast
+) -> None:
+    """Run real pairs both ways on the real model, since no list of architectures is complete.
+
+    On CUDA back as well, since the kernels of both ways are compiled there.
+
+    Raises:
+        TrainerConfigError: the log-probabilities per token differ.
+        RuntimeError: a kernel cannot be compiled or launched.
+    """
+    if longest_of(batch) > window_of(model):
+        return  # such batches run padded anyway
+    was_training = model.training
+    model.eval()
+    first = next(model.parameters())
+    has_kernels = first.device.type == "cuda"
+    with torch.set_grad_enabled(has_kernels), autocast():
+        is_wide = first.dtype.itemsize >= 4 and not torch.is_autocast_enabled(first.device.type)
+        sides = [
+            torch.cat([summed / n_tokens for summed, n_tokens in logps(model, batch)]).float()
+            for logps in (packed_pair_logps, pair_logps)
+        ]
+    trained = [one for one in model.parameters() if one.requires_grad]
+    if has_kernels and trained:
+        torch.autograd.grad(sides[0].sum(), trained, allow_unused=True)
+    model.train(was_training)
+    difference = float((sides[0] - sides[1]).detach().abs().max())
+    if not difference <= (1e-3 if is_wide else 0.1):
+        raise TrainerConfigError(
+            f"packed pairs differ from single ones by {difference:.2g} nats a token on "
+            f"{type(model).__name__}"
+        )
+
+
+def longest_of(batch: Mapping[str, Tensor]) -> int:
+    """Count the tokens of the longest sequence of a batch of pairs."""
+    sides = ("dpo_chosen_attention_mask", "dpo_rejected_attention_mask")
+    return max(int(batch[name].sum(-1).max()) for name in sides)
+
+
+def window_of(model: nn.Module) -> float:
+    """Return the narrowest sliding window of a model's layers; infinite without one."""
+    config = causal_lm_of(model).config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and "sliding_attention" not in kinds:
+        return float("inf")
+    return getattr(config, "sliding_window", None) or float("inf")

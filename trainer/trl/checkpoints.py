@@ -1,0 +1,201 @@
+"""Which checkpoint a run goes on from: whole, the newest, and of a run with the same mathematics."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import TrainerConfigError
+from trainer.settings import RunConfig
+from trainer.trl.config import ComposerConfig
+
+__all__ = ["LAST", "RunStamp", "checkpoint_to_resume", "mark_finished", "stamp_of"]
+
+logger = logging.getLogger(__name__)
+
+LAST = "last"
+"""Value of `resume_from` for the newest whole checkpoint in the output folder."""
+
+STAMP_FILE = "run.json"
+"""Written into a checkpoint when all else is there: what run it is of, and what files it has."""
+
+NOT_MATHEMATICS = (
+    # Where results go, what is looked at, and what is only refused or told.
+    *("output", "resume_from", "push_to_hub", "agreement", "evaluation.*", "peft.merge"),
+    *("preflight.max_*", "engine", "own.*"),
+    *("trl.disable_tqdm", "trl.report_to", "trl.run_name", "trl.project", "trl.trackio_*"),
+    *("trl.log*", "trl.save_*", "trl.eval_*", "trl.hub_*", "trl.push_to_hub", "trl.output_dir"),
+    *("trl.num_completions_to_print", "trl.skip_memory_metrics", "trl.debug"),
+    # How fast the same sums are made, up to the order in which they are added.
+    *("trl.head", "trl.max_packed_tokens", "trl.pair_forward", "trl.reuse_prefix"),
+    *("trl.share_prefixes", "trl.use_cpu", "trl.torch_compile*", "trl.torch_empty_cache_steps"),
+    *("trl.activation_checkpointing*", "trl.gradient_checkpointing*", "trl.dataloader_*"),
+    *("trl.ddp_*", "trl.ds3_gather_for_generation", "attention"),
+    *("trl.vllm_server_*", "trl.vllm_gpu_memory_utilization", "trl.vllm_group_port"),
+)
+"""Settings that may change between a checkpoint and what goes on from it."""
+
+
+@dataclass(frozen=True)
+class RunStamp:
+    """What a run is: two of them that are equal make the same steps."""
+
+    mathematics: Mapping[str, Any]
+    """Every setting that changes what is learned, by its dotted name."""
+    dataset: str
+    """Digest of the dataset's files; empty for one of the Hub, which its revision tells apart."""
+    n_processes: int
+
+    def changes_from(self, other: "RunStamp") -> list[str]:
+        """Say what differs here from `other`, one sentence part a setting."""
+        names = sorted({*self.mathematics, *other.mathematics})
+        changes = [
+            f"{name} (there {other.mathematics.get(name)!r}, now {self.mathematics.get(name)!r})"
+            for name in names
+            if self.mathematics.get(name) != other.mathematics.get(name)
+        ]
+        if self.dataset != other.dataset:
+            changes.append("the rows of the dataset")
+        if self.n_processes != other.n_processes:
+            changes.append(f"processes (there {other.n_processes}, now {self.n_processes})")
+        return changes
+
+
+def stamp_of(config: RunConfig, *, n_processes: int = 1) -> RunStamp:
+    """Return what a run with these settings is; a default counts the same named and unnamed."""
+    flat = _flat(asdict(config), "")
+    known = ComposerConfig.__dataclass_fields__
+    kept = {
+        name: value
+        for name, value in flat.items()
+        if not any(fnmatch(name, pattern) for pattern in NOT_MATHEMATICS)
+        and not _is_default(name, value, known)
+    }
+    # As a file gives them back.
+    return RunStamp(json.loads(json.dumps(kept, default=str)), _digest(config.dataset), n_processes)
+
+
+def _is_default(name: str, value: Any, known: Mapping[str, Any]) -> bool:
+    field = known.get(name.removeprefix("trl.")) if name.startswith("trl.") else None
+    return value is None or (field is not None and field.default == value)
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _digest(dataset: str) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    files = sorted(Path(dataset).rglob("*.parquet")) if Path(dataset).is_dir() else []
+    for path in files:
+        digest.update(str(path.relative_to(dataset)).encode())
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest() if files else ""
+
+
+def write_stamp(folder: Path, stamp: RunStamp) -> None:
+    """Mark a checkpoint as whole, with the size of each of its files."""
+    sizes = {
+        str(path.relative_to(folder)): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != STAMP_FILE
+    }
+    told = {**asdict(stamp), "files": sizes, "is_finished": False}
+    (folder / STAMP_FILE).write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+
+
+def mark_finished(folder: Path) -> None:
+    """Mark the checkpoints of a run that has come to its end: nobody has to go on from them."""
+    for path in folder.glob(f"checkpoint-*/{STAMP_FILE}"):
+        told = json.loads(path.read_text("utf-8"))
+        path.write_text(json.dumps(told | {"is_finished": True}, indent=1) + "\n", "utf-8")
+
+
+def checkpoint_to_resume(resume_from: str | None, folder: Path, stamp: RunStamp) -> Path | None:
+    """Find the checkpoint that a run goes on from; none where it begins.
+
+    A checkpoint that lost a part of a file is passed over with a warning. One that is named is taken
+    whatever has changed since, since that was asked for: what changed is logged.
+
+    Args:
+        resume_from: `last`, a checkpoint's folder, or none.
+        folder: where the run's checkpoints lie.
+        stamp: what the run is.
+
+    Raises:
+        TrainerConfigError: the run that was begun there has other settings, or nothing of it is
+            whole. Nothing was touched.
+    """
+    if resume_from is None:
+        return None
+    if resume_from != LAST:
+        named = Path(resume_from)
+        if fault := _fault(named):
+            raise TrainerConfigError(f"resume_from={named}: {fault}; name a whole checkpoint")
+        if (told := _told(named)) and (changes := stamp.changes_from(_stamp(told))):
+            logger.warning("%s goes on with other settings: %s", named, "; ".join(changes))
+        return named
+    stamped = {
+        path.parent: _told(path.parent) for path in folder.glob(f"checkpoint-*/{STAMP_FILE}")
+    }
+    newest_first = sorted(stamped, key=lambda path: -int(path.name.removeprefix("checkpoint-")))
+    faults = {path: fault for path in newest_first if (fault := _fault(path))}
+    for path, fault in faults.items():
+        logger.warning("%s is passed over: %s", path, fault)
+    whole = [path for path in newest_first if path not in faults]
+    changes_of = {path: stamp.changes_from(_stamp(stamped[path])) for path in whole}
+    if own := next((path for path in whole if not changes_of[path]), None):
+        return own
+    if begun := next((path for path in whole if not stamped[path]["is_finished"]), None):
+        raise TrainerConfigError(
+            f"{begun} is of a run with other settings: {'; '.join(changes_of[begun])}. Set them "
+            f"back; or go on from there with the new ones (resume_from={begun}); or begin anew, in "
+            f"another output folder, or where you delete {folder} first"
+        )
+    if faults and not whole:
+        path, fault = next(iter(faults.items()))
+        raise TrainerConfigError(
+            f"{folder} has no whole checkpoint ({path.name}: {fault}): delete it to begin anew"
+        )
+    return None
+
+
+def _told(folder: Path) -> dict[str, Any]:
+    try:
+        told = json.loads((folder / STAMP_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) and "files" in told else {}
+
+
+def _stamp(told: Mapping[str, Any]) -> RunStamp:
+    return RunStamp(told["mathematics"], told["dataset"], told["n_processes"])
+
+
+def _fault(folder: Path) -> str | None:
+    """Say what a checkpoint lacks, if it lacks anything; what has no stamp is not looked into."""
+    if not folder.is_dir():
+        return "there is no such folder"
+    if not (folder / STAMP_FILE).exists():
+        return None if (folder / "trainer_state.json").exists() else "it is no checkpoint"
+    told = _told(folder)
+    if not told:
+        return f"{STAMP_FILE} cannot be read, or is of an earlier version"
+    for name, size in told["files"].items():
+        path = folder / name
+        found = path.stat().st_size if path.exists() else None
+        if found != size:
+            return f"{name} is missing" if found is None else f"{name} has {found} of {size} bytes"
+    return None
