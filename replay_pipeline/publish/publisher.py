@@ -115,11 +115,9 @@ def publish(
         belong, named = conversations_of(keys, given, agreed, projects)
         said = messages_of(keys, belong, messages)
         sides, moved = earlier.sides(named)
+        common = shared(said, batch_facts.n_with_message(there.values()))
         split = ConversationSplit.over(
-            belong,
-            test_fraction=test_fraction,
-            sides=sides,
-            ties=shared(said, batch_facts.n_with_message(there.values())),
+            belong, test_fraction=test_fraction, sides=sides, ties=common
         )
         ties = {name: [project, *said.get(name, ())] for name, project in belong.items()}
         old = {key: m for key, m in there.items() if m.get("layout") != layout.VERSION}
@@ -129,18 +127,32 @@ def publish(
             told = batch_facts.stage_facts(card_facts or {}, key)
             more = {"stages": told, "scored": scored.get(key), "ties": ties}
             version.add(cuts.of(key, *rows, split=split, **more))
-        for key, manifest in sorted(old.items()):  # one dataset has one form of columns
-            pairs, positive = (
-                map(gone.without, earlier.rows(manifest, config, named))
-                for config in ("pairs", "positives")
-            )
-            version.add(cuts.of(key, pairs, positive, split=split, stages=manifest["stages"]))
+        for key, *rows, stages in _again(earlier, old, gone, named):
+            version.add(cuts.of(key, *rows, split=split, stages=stages))
         version.know(batch_facts.side_facts(split.sides, moved, [*there.values(), *version.new]))
         version.measure(folder)
         report = version.write(folder, options, look)
         left_out = sum((each.left_out for each in scored.values()), Counter())
         report = replace(report, answers_left_out=dict(sorted(left_out.items())))
         return version.bring(folder, hub, options, report)
+
+
+def _again(
+    earlier: Published,
+    manifests: Mapping[str, Mapping[str, Any]],
+    gone: batch_facts.Retracted,
+    conversations: Mapping[str, str],
+) -> Iterator[tuple[Any, ...]]:
+    """Yield batches of an older layout once more, since one dataset has one form of columns.
+
+    Of each come its key, its pairs, its positives, and what was told of its stages.
+    """
+    for key, manifest in sorted(manifests.items()):
+        pairs, positive = (
+            map(gone.without, earlier.rows(manifest, config, conversations))
+            for config in ("pairs", "positives")
+        )
+        yield key, pairs, positive, manifest["stages"]
 
 
 def shards_of(
