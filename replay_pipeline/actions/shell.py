@@ -53,6 +53,8 @@ _STATEMENTS = frozenset(
     ]
 )
 _NOTHING: Form = ("nothing",)
+_MAX_INSIDE = 500
+"""Characters of a script in a word that is read as well."""
 _LAST_LINE = 2.0**52
 """Stands for the last line of an output, however long it is."""
 
@@ -70,6 +72,8 @@ class ShellPlan(NamedTuple):
     """Nothing in it changes anything."""
     acts: frozenset[str] = frozenset()
     """Kinds of consequences that a person asks for, such as `push`."""
+    keeps_files: bool = False
+    """Nothing in it changes a file that somebody wrote."""
 
 
 @lru_cache(maxsize=8_192)
@@ -138,7 +142,9 @@ class _Reader(WordReader):
     def plan(self, effect: Form) -> ShellPlan:
         """Give the plan of the whole command, when all of it has been read."""
         effect, shown = _without_display(effect, only_looks=self.only_looks)
-        return ShellPlan(effect, tuple(self.commands), shown, self.only_looks, self.acts)
+        return ShellPlan(
+            effect, tuple(self.commands), shown, self.only_looks, self.acts, self.keeps_files
+        )
 
     # Statements
 
@@ -243,7 +249,8 @@ class _Reader(WordReader):
                 parts.append(self.nested(child, depth + 1))
                 objects.append(parts[-1])
         self.commands.append(tuple(objects))
-        self.only_looks &= node.type not in ("function_definition", "c_style_for_statement")
+        if node.type in ("function_definition", "c_style_for_statement"):
+            self.only_looks = self.keeps_files = False
         if self.folder != before:
             self.folder = None
         return tuple(parts)
@@ -294,7 +301,7 @@ class _Reader(WordReader):
         if not is_duplicate and target:
             target = self.path(target) + ("/" if target.endswith("/") else "")
         if ">" in operator and not is_duplicate and target != "/dev/null":
-            self.only_looks = False
+            self.only_looks = self.keeps_files = False
         if operator in ("&>", "&>>") or (operator == ">&" and not is_duplicate and not number):
             return [("1", ">>" if operator == "&>>" else ">", target), ("2", ">&", "1")]
         return [(number or ("0" if operator.startswith("<") else "1"), operator, target)]
@@ -349,7 +356,8 @@ class _Reader(WordReader):
             return self.changed_folder(environment, words, redirects)
         arguments = arguments_of(words, self.path)
         self.only_looks &= arguments.consequence.only_looks
-        self.acts |= arguments.consequence.acts
+        self.keeps_files &= arguments.consequence.keeps_files
+        self.acts |= arguments.consequence.acts | _acts_inside(words, self.folder)
         self.note(arguments, redirects)
         return ("command", environment, arguments.effect, redirects)
 
@@ -392,6 +400,15 @@ class _Reader(WordReader):
         # A digest: the text of a form in the text of a form would double every escape.
         digest = blake2b(repr(form).encode("utf-8", "replace"), digest_size=16).hexdigest()
         return f"{'$(' if opening == '`' else opening}{digest})"
+
+
+def _acts_inside(words: list[str], folder: str | None) -> frozenset[str]:
+    """Give the consequences of a script that a shell is handed as a word."""
+    if words[0] not in ("bash", "sh", "zsh", "eval") or len(words) < 2:
+        return frozenset()
+    script = " ".join(words[1:]) if words[0] == "eval" else words[-1] * words[1].endswith("c")
+    is_plain = plain_text(script) is not None and len(script) <= _MAX_INSIDE
+    return shell_plan(script, folder).acts if script and is_plain else frozenset()
 
 
 def _append(joined: list[Form], operator: str, form: Form) -> None:

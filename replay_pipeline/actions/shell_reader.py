@@ -32,7 +32,7 @@ class WordReader(ABC):
         self.source = source
         self.cwd = absolute(cwd, None) if cwd else None
         self.folder = self.cwd
-        self.only_looks = True
+        self.only_looks = self.keeps_files = True
 
     @abstractmethod
     def substitution(self, node: Node, depth: int) -> str:
@@ -93,7 +93,7 @@ class WordReader(ABC):
         is_quoted = any(quote in mark for quote in "'\"\\")
         expands = not is_quoted and any(sign in body for sign in "$`\\")
         if expands:
-            self.only_looks = False  # a substitution in it is not read
+            self.only_looks = self.keeps_files = False  # a substitution in it is not read
         return ("0", "<<", body, expands)
 
     def herestring(self, node: Node, depth: int) -> Form:
