@@ -14,8 +14,8 @@ from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.publish import in_words, layout
 from replay_pipeline.publish.batch_facts import rows_by_split
 from replay_pipeline.publish.blind import WARN_ABOVE
+from replay_pipeline.publish.earlier import read_manifests
 from replay_pipeline.publish.loading import problems_of_loading
-from replay_pipeline.publish.publisher import read_manifests
 from replay_pipeline.redaction.redactor import find_secrets_in
 from replay_pipeline.stages.audit.held_out import shared_conversations, shared_messages
 from replay_pipeline.stages.audit.verdict import Verdict
