@@ -1,6 +1,6 @@
 """What a training came to, in words and figures; the terminal and the page say the same."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -119,7 +119,7 @@ def _example(was: Report, now: Report, hits: tuple[bool, bool]) -> dict[str, Any
     }
 
 
-def sparkline(values: list[float], width: int = 48) -> str:
+def sparkline(values: Sequence[float], width: int = 48) -> str:
     """Return a curve as one line of blocks: each the mean of a stretch, the lowest one the smallest."""
     if not values:
         return ""
@@ -130,7 +130,7 @@ def sparkline(values: list[float], width: int = 48) -> str:
     return "".join("▁▂▃▄▅▆▇█"[round(7 * (mean - low) / span)] for mean in means)
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
