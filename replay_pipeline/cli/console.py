@@ -250,7 +250,10 @@ def show_look(overview: Report) -> None:
             _first_of({p["name"]: f"${p['cost_usd']:,.2f}" for p in overview["projects"]}),
         ),
         ("tools", _first_of({name: f"{n:,}" for name, (n, _) in overview["tools"].items()})),
-        ("outcomes", _first_of({_plain(name): f"{n:,}" for name, n in overview["outcomes"].items()})),
+        (
+            "outcomes",
+            _first_of({_plain(name): f"{n:,}" for name, n in overview["outcomes"].items()}),
+        ),
         ("redacted", _first_of(overview.get("redactions") or {})),
         (
             "left out",

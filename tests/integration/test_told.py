@@ -17,7 +17,7 @@ from replay_pipeline.pages.sides import last_request
 from replay_pipeline.replay import check_teachers
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.stages.audit.drift import agreement_drift
-from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.stages.audit.verdict import AuditResult
 from replay_pipeline.stages.doctor import examine
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.replay import open_work
@@ -290,7 +290,7 @@ def test_a_check_that_judged_nothing_is_not_green_in_dagster(tmp_path):
     assert result.severity.value == "WARN"
     assert result.metadata["looked at"].value == "0"
     assert "Judged nothing" in result.description
-    judged = as_result(Verdict(judged=3))
+    judged = as_result(AuditResult(judged=3))
     assert judged.passed
     assert judged.description is None
     # Of every number Dagster draws a plot, and of how many were looked at nobody needs one.
