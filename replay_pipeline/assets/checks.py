@@ -16,7 +16,7 @@ from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.publish import newest
 from replay_pipeline.stages.audit import dataset, model, tables
-from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.stages.audit.verdict import AuditResult
 from replay_pipeline.stages.chain import by_batch
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.storage.store import Place
@@ -24,8 +24,8 @@ from replay_pipeline.storage.tables import DataRoot
 
 _ONE = "dagster/partition"
 
-OfBatches = Callable[[DataRoot, Sequence[str]], Verdict]
-OfDataset = Callable[[Place], Verdict]
+OfBatches = Callable[[DataRoot, Sequence[str]], AuditResult]
+OfDataset = Callable[[Place], AuditResult]
 
 
 def batch_check(
@@ -86,7 +86,7 @@ def model_check(name: str, look: OfDataset) -> dg.AssetChecksDefinition:
     return dg.asset_check(asset="trained_model", name=name, description=_question(look))(check)
 
 
-def as_result(verdict: Verdict) -> dg.AssetCheckResult:
+def as_result(verdict: AuditResult) -> dg.AssetCheckResult:
     """A verdict as Dagster shows it: the message says what is wrong and what to do."""
     severity = dg.AssetCheckSeverity.WARN if verdict.is_warning else dg.AssetCheckSeverity.ERROR
     return dg.AssetCheckResult(
@@ -124,14 +124,14 @@ def failures_told(instance: dg.DagsterInstance) -> Iterator[str]:
         raise CheckFailedError(told) from error
 
 
-def _question(look: Callable[..., Verdict]) -> str:
+def _question(look: Callable[..., AuditResult]) -> str:
     return (look.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
 
 
 def schema_check(asset: str, *names: str) -> dg.AssetChecksDefinition:
     """The tables of an asset have the columns and types that the next stage reads."""
 
-    def look(root: DataRoot, batches: Sequence[str]) -> Verdict:
+    def look(root: DataRoot, batches: Sequence[str]) -> AuditResult:
         return tables.matching_schemas(root, batches, names)
 
     look.__doc__ = tables.matching_schemas.__doc__

@@ -330,7 +330,7 @@ def published_manifests(project: "Project", receipt: Receipt) -> dict[str, dict[
 
 def _make_again(project: "Project", receipt: Receipt, wanted: Sequence[str], folder: Path) -> None:
     """Make the card and shards of the published dataset again."""
-    from replay_pipeline.publish import render_card, shards_of
+    from replay_pipeline.publish import Cuts, render_card, shards_of
     from replay_pipeline.publish.layout import CARD, FACTS, batch_of
 
     manifests, options = published_manifests(project, receipt), project.settings.publish
@@ -347,8 +347,7 @@ def _make_again(project: "Project", receipt: Receipt, wanted: Sequence[str], fol
             _positives(project, batch),
             facts=facts,
             prompts=project.prompts(batch, has_client_texts=options.has_client_texts),
-            lengths=options.lengths,
-            tokenizer=options.tokenizer,
+            cuts=Cuts(lengths=options.lengths, tokenizer=options.tokenizer),
             logprobs=scores,
             folder=folder / "made",
         )

@@ -72,7 +72,7 @@ def ask_teachers(
     if len(logprobs) or project.root.has(_LOGPROBS, batch):
         task.write(_LOGPROBS, logprobs)
     refuse_if_nobody_answers(report)
-    return replay_facts(report)
+    return replay_facts(report) | ({"night": night} if night else {})
 
 
 def asked(teachers: Sequence[TeacherSpec]) -> Mapping[str, Any]:

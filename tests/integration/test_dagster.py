@@ -205,7 +205,10 @@ def test_all_runs_of_a_night_bear_the_date_on_which_it_begins_in_its_time_zone(r
         requests = planned_night(instance, day=1, hour=20)
     assert [request.tags[f"{RANGE}start"] for request in requests] == [first, others[1]]
     nights = [request.run_config["ops"]["teacher_actions"]["config"] for request in requests]
-    assert nights == [{"night": "2026-01-02"}] * 2
+    assert nights == [
+        {"night": "2026-01-02", "shared_with": others[1:]},
+        {"night": "2026-01-02", "shared_with": [first]},
+    ]
 
 
 # Dagster reads what it has deprecated itself.
@@ -251,8 +254,8 @@ def test_the_runs_of_a_night_and_their_retries_share_its_money_and_use_it_up(roo
         run(again.run_config, again.tags)
         assert by_night.keys() == spent.keys()
         assert work.completed_batches() != set(batches)
-        first, *_ = planned_night(instance, day=3, hour=2)
-        run(first.run_config, first.tags)
+        for request in planned_night(instance, day=3, hour=2):
+            run(request.run_config, request.tags)
         assert by_night["night:2026-01-03"] > 0
 
 

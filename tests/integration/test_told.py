@@ -15,7 +15,7 @@ from replay_pipeline.pages.sides import last_request
 from replay_pipeline.replay import check_teachers
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.stages.audit.drift import agreement_drift
-from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.stages.audit.verdict import AuditResult
 from replay_pipeline.stages.doctor import examine
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.replay import open_work
@@ -286,4 +286,4 @@ def test_a_check_that_judged_nothing_says_so_in_dagster(tmp_path):
     assert result.passed
     assert result.metadata["judged"].value == 0
     assert "Judged nothing" in result.description
-    assert as_result(Verdict(judged=3)).description is None
+    assert as_result(AuditResult(judged=3)).description is None

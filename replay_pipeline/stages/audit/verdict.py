@@ -7,7 +7,7 @@ _MAX_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class AuditResult:
     """Whether something holds, and what to do if it does not."""
 
     problems: Sequence[str] = ()
