@@ -9,6 +9,7 @@ from replay_pipeline.replay import spent_since
 from replay_pipeline.replay.rows import teacher_actions_from_table
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.spending import completed_batches
+from replay_pipeline.stages.stage import ALL
 from replay_pipeline.stages.summary import summarize, summarize_night
 
 
@@ -57,6 +58,8 @@ def summary(project: Project, *, since: Mapping[tuple[str, str], str]) -> dict[s
     figures = summarize(receipts, n_teachers=project.n_teachers())
     figures["max_total_usd"] = project.settings.replay.max_total_usd
     figures["dataset"] = str(project.settings.dataset_dir())
+    if trained := project.receipts.read("train", ALL):  # its figures are without what is long
+        figures["curves"] = trained.report.get("curves") or {}
     return figures
 
 

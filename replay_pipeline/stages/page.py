@@ -1,5 +1,6 @@
 """A data root as a page: its sessions, what teachers answered, the pairs, the dataset, the training."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.stage import ALL
 from replay_pipeline.stages.sums import added
+from replay_pipeline.storage.store import read_files
 from replay_pipeline.types import TeacherAction
 
 _PAIRS_A_PORTION = 250
@@ -235,4 +237,7 @@ def _dataset(project: Project) -> dict[str, Any] | None:
 
 def _training(project: Project) -> dict[str, Any] | None:
     receipt = project.receipts.read("train", ALL)
-    return training_shown(receipt.report) if receipt else None
+    if receipt is None:
+        return None
+    [text] = read_files(project.settings.model_dir(), ["evaluation.json"])
+    return training_shown(receipt.report, json.loads(text) if text else None)
