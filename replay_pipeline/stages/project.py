@@ -214,11 +214,6 @@ class Project(Overview):
 
         return prompts
 
-    def paired(self, batches: Iterable[str]) -> Iterator[DPOPair]:
-        """Give the pairs of batches with their prompts, one after the other."""
-        for batch in batches:
-            yield from pairs_of(self.root.read("dpo_pairs", batch), self.prompts(batch))
-
     def tables_of_pairs(self, batch: str) -> tuple[str, ...]:
         """Name the tables with pairs of a batch: the record's, and the samples' where there are."""
         names = ("dpo_pairs", "sampled_pairs")
@@ -354,6 +349,12 @@ class Project(Overview):
             for name, stage in WRITTEN_BY.items()
             if stage in stages and name != "sessions" and self.known_digest(batch, name) != "-"
         ]
+
+
+def paired(project: Project, batches: Iterable[str]) -> Iterator[DPOPair]:
+    """Yield the pairs of batches with their prompts, one after the other."""
+    for batch in batches:
+        yield from pairs_of(project.root.read("dpo_pairs", batch), project.prompts(batch))
 
 
 def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, int]:
