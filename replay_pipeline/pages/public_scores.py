@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-_Z = 1.959964
+from replay_pipeline.reliability.wilson import Z
+
 _DATED = re.compile(r"-\d{8}$|-\d{4}-\d{2}-\d{2}$|:.*$")
 
 
@@ -30,7 +31,7 @@ class PublicScores:
     def compared(self, one: float, other: float) -> int:
         """Return 1 or -1 where one score is higher or lower than chance explains (5 %), else 0."""
         variance = (one * (1 - one) + other * (1 - other)) / self.n_tasks
-        if abs(one - other) <= _Z * math.sqrt(variance):
+        if abs(one - other) <= Z * math.sqrt(variance):
             return 0
         return 1 if one > other else -1
 
