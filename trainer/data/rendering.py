@@ -25,6 +25,7 @@ from trainer.data.template import (
     plain_messages,
     prepare_tokenizer,
     rendered,
+    rendered_or_refused,
     special_token_pattern,
     with_object_arguments,
     without_special_tokens,
@@ -328,13 +329,9 @@ class Renderer:
     ) -> str:
         native = tools if self.with_tools and self.features.has_tools else None
         ordered = in_order(messages, self.features)
-        text = rendered(
+        return rendered_or_refused(
             self.tokenizer, ordered, tools=native, with_generation_prompt=with_generation_prompt
         )
-        if text is None:
-            roles = ", ".join(message["role"] for message in ordered)
-            raise DatasetError(f"the chat template refuses messages of the roles {roles}")
-        return text
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -24,6 +24,7 @@ from trl.trainer.utils import pad
 
 from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
+from trainer.data.dataset import checked_rows
 from trainer.data.rollouts import RecordedRollouts, replay_rollouts
 from trainer.data.tokens import TokenStore
 from trainer.errors import DivergedError, TrainerConfigError
@@ -72,6 +73,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
         Raises:
             TrainerConfigError: channel 2 with a model that it cannot serve.
+            DatasetError: a row of `pairs` is at fault; the message names it and the column.
         """
         args = args or ComposerConfig()
         self.recorded = recorded
@@ -84,7 +86,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.composer: ComposerConfig = args
         self.hint = hint
         self.collator = _collator(args, self._tokenizer, hint, tokens)
-        self.pairs = list(pairs or ())
+        self.pairs = checked_rows(pairs or (), "pairs")
         bare = self.accelerator.unwrap_model(self.model)
         self.figures = Figures(has_policy=args.policy_weight > 0)
         self.pair_channel = (
