@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, disable_progress_bars, load_dataset, load_dataset_builder
+from datasets import disable_progress_bars, load_dataset, load_dataset_builder
 from datasets.config import HF_DATASETS_CACHE
 from datasets.exceptions import DatasetGenerationError
 from datasets.table import CastError
@@ -132,8 +132,14 @@ def _rows(
     except (DatasetGenerationError, CastError, pa.ArrowException) as error:
         # What is optional and there, but broken, is no reason to go on without it.
         bottom = _bottom(error)
-        if isinstance(bottom, OSError) and bottom.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            place = f"its rows are copied to {Path(cache or HF_DATASETS_CACHE).parent} as they are read"
+        if isinstance(bottom, OSError) and bottom.errno in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EFBIG,
+        ):
+            place = (
+                f"its rows are copied to {Path(cache or HF_DATASETS_CACHE).parent} as they are read"
+            )
             raise DatasetError(f"{failed}: {bottom}: {place}; make room there") from error
         fault = _fault_of_files(_files(source, name)) if is_folder else None
         raise DatasetError(fault or f"{failed}: {_reason(error)}") from error
@@ -145,7 +151,7 @@ def _rows(
         return _missing(failed, error, is_optional=is_optional)
     try:
         return checked_rows(rows, where)
-    except RowFault as fault:
+    except RowError as fault:
         if not is_folder:
             raise
         raise fault.at(*_file_of_row(_files(source, name).get(split, []), fault.row)) from fault
@@ -228,7 +234,7 @@ def _file_of_row(files: Sequence[Path], row: int) -> tuple[Path | None, int]:
     return (files[-1], row) if files else (None, row)
 
 
-class RowFault(DatasetError):
+class RowError(DatasetError):
     """A row that cannot be read, and the column that is at fault."""
 
     def __init__(self, where: object, row: int, what: str) -> None:
@@ -236,13 +242,13 @@ class RowFault(DatasetError):
         super().__init__(f"{where}, row {row}{what}")
         self.row, self.what, self._where = row, what, where
 
-    def at(self, path: Path | None, row: int) -> "RowFault":
+    def at(self, path: Path | None, row: int) -> "RowError":
         """Say it of a file and a row of that file."""
-        return RowFault(path or self._where, row, self.what)
+        return RowError(path or self._where, row, self.what)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by what it was made of."""
-        return RowFault, (self._where, self.row, self.what)
+        return RowError, (self._where, self.row, self.what)
 
 
 def checked_rows(rows: Sequence[Mapping[str, Any]], where: str) -> list[Any]:
@@ -253,14 +259,14 @@ def checked_rows(rows: Sequence[Mapping[str, Any]], where: str) -> list[Any]:
         where: what a message calls them.
 
     Raises:
-        RowFault: a column holds something else; the message names the row and the column.
+        RowError: a column holds something else; the message names the row and the column.
     """
     checked = []
     for number, row in enumerate(rows):
         try:
             checked.append(_row(dict(row), ""))
         except DatasetError as error:
-            raise RowFault(where, number, str(error)) from error
+            raise RowError(where, number, str(error)) from error
     return checked
 
 

@@ -209,6 +209,21 @@ class Renderer:
             raise DatasetError(f"a prompt does not fit into max_prompt_tokens: {fitted.cut}")
         return plain_messages(fitted.messages, None, self.features)
 
+    def kept(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        *,
+        sides: Sequence[Message] = (),
+    ) -> tuple[list[Message], list[Tool] | None]:
+        """Return the messages and tools that `prompt_ids` renders; where that is a tail, all of them."""
+        request = prompt_request(messages, tools if self.with_tools else None, None, sides)
+        if self.window == "decision":
+            fitted, _ = self._fitted(request["messages"], request["tools"], request["needs"])
+            if not fitted.cut.refusal:
+                return fitted.messages, fitted.tools
+        return [self._template_message(one) for one in messages], request["tools"]
+
     def _fitted(
         self,
         messages: Sequence[Message],

@@ -180,7 +180,7 @@ def test_a_refusal_of_the_template_says_what_the_template_says(tokenizer):
     tokenizer = renderer.tokenizer
     before, tokenizer.chat_template = tokenizer.chat_template, "{{ raise_exception('no poems') }}"
     try:
-        with pytest.raises(DatasetError, match="refuses messages of the roles user: .*no poems"):
+        with pytest.raises(DatasetError, match=r"refuses messages of the roles user: .*no poems"):
             renderer.prompt_ids(SAID)
     finally:
         tokenizer.chat_template = before
