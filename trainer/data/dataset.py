@@ -118,6 +118,7 @@ def _rows(
         if not source.is_dir():
             raise DatasetError(f"{source}: no such dataset folder")
     where, failed = f"{source}: {name}/{split}", f"{source}: cannot read {name}/{split}"
+    cache: str | None = None
     try:
         # The cache knows a folder by its last name and file names: a dataset published again, or
         # another one called the same, would come back as it was the first time.

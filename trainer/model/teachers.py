@@ -139,9 +139,7 @@ class ScoringServer:
         """Keep where it is; nothing is sent yet."""
         self._url, self._name, self._top_k = url.rstrip("/"), name, top_k
 
-    def scores(
-        self, sequences: Sequence[tuple[list[int], list[int]]]
-    ) -> list[list[dict[int, float]]]:
+    def scores(self, sequences: Sequence[tuple[list[int], list[int]]]) -> list[list[TokenScores]]:
         """Return, for each prompt and answer, the scores of the answer's tokens.
 
         Raises:
@@ -152,7 +150,7 @@ class ScoringServer:
 
     def _scores(
         self, client: httpx.Client, prompt_ids: list[int], answer_ids: list[int]
-    ) -> list[dict[int, float]]:
+    ) -> list[TokenScores]:
         if not answer_ids:
             return []
         ids = prompt_ids + answer_ids

@@ -71,7 +71,8 @@ class DistillChannel:
             TrainerError: a teacher's server does not answer.
         """
         lying = on_host(batch)
-        answers = token_sequences(*(lying[name] for name in ROLLOUT[:4]))
+        sequences = token_sequences(*(lying[name] for name in ROLLOUT[:4]))
+        answers = [(list(prompt), list(ids)) for prompt, ids in sequences]
         mask_BC = response_mask(lying)
         counted = [
             mask[: len(ids)].bool().tolist()
@@ -265,9 +266,10 @@ def _charge_served(
     )
     if not places.n_spans:
         return total
-    theirs_N = torch.zeros(places.n_spans, device=device)
+    logps = [0.0] * places.n_spans
     for row, _, i, number in places.their_spans:
-        theirs_N[number] += scores[row][i][places.views[row].answer_ids[i]]
+        logps[number] += scores[row][i][places.views[row].answer_ids[i]]
+    theirs_N = torch.tensor(logps).to(device)
     return total + _span_term(model, rollouts, places, states_BTH, theirs_N, options)
 
 
@@ -275,7 +277,8 @@ def _common(
     model: nn.Module, teacher: FrozenTeacher, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the ids of shared tokens in both heads; none where the heads have the same rows."""
-    sizes = [one.get_output_embeddings().weight.size(0) for one in (model, teacher.model)]
+    heads: list[Any] = [model, teacher.model]
+    sizes = [one.get_output_embeddings().weight.size(0) for one in heads]
     if teacher.alignment.is_same and sizes[0] == sizes[1]:
         return None, None
     pairs = [pair for pair in teacher.alignment.common if pair[0] < sizes[0] and pair[1] < sizes[1]]

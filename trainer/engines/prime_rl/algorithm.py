@@ -86,7 +86,7 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
             self._renderer = create_renderer(
                 load_tokenizer(self.policy_pool.model_name), self.policy_pool.train_client.renderer
             )
-        if self._pairs is not None and self.options.preference.needs_reference:
+        if self._pairs is not None and self.options.replay.needs_reference:
             self._reference = await self._reference_logps(self._pairs)
 
     async def score_episode(self, episode: Any) -> None:
@@ -211,7 +211,7 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
             kept = torch.tensor([self._reference[i] for i in mine], dtype=torch.float64)
             references = (kept[:, 0], kept[:, 1])
         by_side = replay_credit(
-            sums[0::2], sums[1::2], lengths[0::2], lengths[1::2], *references, options.preference
+            sums[0::2], sums[1::2], lengths[0::2], lengths[1::2], *references, options.replay
         )
         sampler = pairs.sampler(batch_size=options.pairs_per_step, seed=options.seed)
         total_weight = sum(pairs.rows[i]["weight"] for i in sampler.step(replayed.step))
