@@ -33,7 +33,7 @@ from trainer.hints import HintFunction, hint_for_row
 from trainer.model.teachers import FrozenTeacher
 from trainer.trl.config import ComposerConfig
 from trainer.trl.distill import DistillChannel
-from trainer.trl.drift import make_drift
+from trainer.trl.drift import Drift, make_drift
 from trainer.trl.figures import Figures
 from trainer.trl.hinted import HOST, ROLLOUT, HintChannel
 from trainer.trl.order import aligned, at_epoch
@@ -229,11 +229,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         payload = self.hint_channel.inputs(inputs) if has_sdpo else None
         loss = torch.zeros((), device=self.accelerator.device)
         if self.drift is not None and self._mode == "train":
-            n_micro = self.current_gradient_accumulation_steps
-            draw = self.state.global_step * n_micro + self._step % n_micro
-            term = self.drift.term(model, draw, self.accelerator.autocast)
-            self.figures.note("train", "drift", torch.stack([term.detach(), torch.ones_like(term)]))
-            loss = loss + self.composer.drift_weight * term / n_micro
+            loss = loss + _drift_term(self, self.drift, model)
         step = self.step_forward
         passes = step.plan(model, inputs, payload) if needs_policy else None
         if "pairs" in inputs:
@@ -248,7 +244,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             policy = super()._compute_loss(model, inputs)
         if not is_sft:
             loss = loss + self.composer.policy_weight * policy
-            self._note_policy(policy, inputs)
+            _note_policy(self, policy, inputs)
         if payload is not None:
             loss = loss + self.composer.alpha_sdpo * self.hint_channel.term(
                 step.sdpo_sum,
@@ -300,13 +296,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
         is_charged = self._entropy_bonus_enabled
         return logps_BC, entropy_BC if is_charged else entropy_BC.detach(), None
 
-    def _note_policy(self, policy: Tensor, inputs: dict[str, Any]) -> None:
-        n_micro = self.current_gradient_accumulation_steps if self._mode == "train" else 1
-        is_live = (inputs["advantages"] != 0).any()
-        noted = torch.stack([policy.detach().float(), is_live.float()])
-        noted = self.accelerator.reduce(noted, reduction="mean")  # as ranks' gradients are
-        self.figures.note(self._mode, "policy", noted, n_micro=n_micro)
-
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log what was noted since the last time, of all micro-batches and ranks.
 
@@ -354,6 +343,27 @@ class ComposerReplicationTrainer(GRPOTrainer):
         state = json.loads((Path(checkpoint) / STATE_FILE).read_text("utf-8"))
         self.n_live_steps.update(state.get("n_live_steps", {}))
         self.hint_channel.load(Path(checkpoint), state["taid"])
+
+
+def _drift_term(trainer: ComposerReplicationTrainer, drift: Drift, model: nn.Module) -> Tensor:
+    """Charge a micro-batch for what the model left of its first weights."""
+    n_micro = trainer.current_gradient_accumulation_steps
+    draw = trainer.state.global_step * n_micro + trainer._step % n_micro
+    term = drift.term(model, draw, trainer.accelerator.autocast)
+    noted = torch.stack([term.detach(), torch.ones_like(term)])
+    trainer.figures.note("train", "drift", noted)
+    return trainer.composer.drift_weight * term / n_micro
+
+
+def _note_policy(
+    trainer: ComposerReplicationTrainer, policy: Tensor, inputs: Mapping[str, Any]
+) -> None:
+    mode = trainer._mode
+    n_micro = trainer.current_gradient_accumulation_steps if mode == "train" else 1
+    is_live = (inputs["advantages"] != 0).any()
+    noted = torch.stack([policy.detach().float(), is_live.float()])
+    noted = trainer.accelerator.reduce(noted, reduction="mean")  # as ranks' gradients are
+    trainer.figures.note(mode, "policy", noted, n_micro=n_micro)
 
 
 def _recorded_logps(rows: Sequence[Mapping[str, Any]], ids_BC: Tensor) -> Tensor:
