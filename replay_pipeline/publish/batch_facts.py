@@ -42,8 +42,8 @@ class CardFacts(TypedDict, total=False):
     """Models used although their vendor forbids training on answers."""
     control_run: Mapping[str, Any]
     """What the students' own models did when they were asked again, by name."""
-    client_texts: bool
-    """Whether prompts have the system prompts and tools of clients, which belong to their makers."""
+    pushes_client_texts: bool
+    """Whether the texts of clients, which belong to their makers, go to the Hub as well."""
     notes: str
     url: str
     """Where the software or the project is described."""
@@ -59,7 +59,7 @@ _GENERAL = (
     "license",
     "teachers",
     "accepted_terms",
-    "client_texts",
+    "pushes_client_texts",
     "control_run",
     "notes",
     "url",
@@ -240,6 +240,7 @@ def manifest_of(
     test_fraction: float,
     stages: Mapping[str, Any],
     cuts: Mapping[str, Any],
+    client_texts: Mapping[str, int],
 ) -> dict[str, Any]:
     """Give the facts of one batch: its files with their rows, and sums that add up over batches.
 
@@ -252,6 +253,7 @@ def manifest_of(
         test_fraction: share of new conversations that goes to the test split.
         stages: what the stages reported about the batch.
         cuts: how tokens were `counted`, in words, and which pairs were `not_cut`, by config and reason.
+        client_texts: rows of `pairs` that name texts of a client, and how many such texts there are.
     """
     totals = ("n_pairs", "n_distillable", "n_sharing_vendor", "n_hints")
     return {
@@ -269,6 +271,7 @@ def manifest_of(
         "stages": stages,
         "sample": pairs.sample,
         "layout": layout.VERSION,
+        **({"client_texts": dict(client_texts)} if client_texts["n_texts"] else {}),
         "tokens": {
             "counted": cuts["counted"],
             "pairs": {name: dict(sorted(n.items())) for name, n in sorted(pairs.tokens.items())},

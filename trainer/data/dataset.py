@@ -119,7 +119,8 @@ def _rows(
         # another one called the same, would come back as it was the first time.
         with tempfile.TemporaryDirectory() if is_folder else nullcontext() as cache:
             table = load_dataset(str(source), name, split=split, revision=revision, cache_dir=cache)
-            return _checked_rows(table, where, REQUIRED_COLUMNS[name])
+            texts = _client_texts(table, source, revision, cache)
+            return _checked_rows(table, where, REQUIRED_COLUMNS[name], texts)
     except DatasetError:
         raise
     except (DatasetGenerationError, CastError, pa.ArrowException) as error:
@@ -131,6 +132,39 @@ def _rows(
         return _missing(failed, error, is_optional=is_optional)
     except ValueError as error:
         return _missing(failed, error, is_optional=is_optional)
+
+
+def _client_texts(
+    table: Dataset, source: str | Path, revision: str | None, cache: str | None
+) -> dict[str, dict[str, Any]]:
+    """Return what clients put around the conversations of some rows, by hash, where it is there."""
+    named = table["client_texts"] if "client_texts" in table.column_names else ()
+    n_named = sum(name is not None for name in named)
+    if not n_named:
+        return {}
+    try:
+        found = load_dataset(
+            str(source),
+            data_files=_CLIENT_TEXTS,
+            split="train",
+            revision=revision,
+            cache_dir=cache,
+        )
+        texts: dict[str, dict[str, Any]] = {row["hash"]: row for row in found.to_list()}
+    except FileNotFoundError:
+        texts = {}
+    if n_missing := sum(name is not None and name not in texts for name in named):
+        logger.warning(
+            "%s: %d of %d prompts have the neutral form: the texts of their clients are not beside "
+            "the dataset",
+            source,
+            n_missing,
+            len(table),
+        )
+    return texts
+
+
+_CLIENT_TEXTS = "client_texts/*/*.parquet"
 
 
 def _missing(failed: str, error: Exception, *, is_optional: bool) -> list[Any]:
@@ -148,11 +182,24 @@ def _reason(error: BaseException) -> str:
     return " ".join(line.strip() for line in lines[:4]) or type(error).__name__
 
 
-def _checked_rows(table: Dataset, where: str, columns: Sequence[str]) -> list[Any]:
+def _checked_rows(
+    table: Dataset, where: str, columns: Sequence[str], texts: Mapping[str, Mapping[str, Any]]
+) -> list[Any]:
     missing = [column for column in columns if column not in table.column_names]
     if missing:
         raise DatasetError(f"{where} has no column {', '.join(missing)}")
-    return [_row(row, f"{where}, row {number}") for number, row in enumerate(table.to_list())]
+    rows = (_with_client_texts(row, texts) for row in table.to_list())
+    return [_row(row, f"{where}, row {number}") for number, row in enumerate(rows)]
+
+
+def _with_client_texts(
+    row: dict[str, Any], texts: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Put the client's own prompt and tools in the place of the neutral ones."""
+    if (text := texts.get(row.get("client_texts") or "")) is None:
+        return row
+    prompt = [*text["messages"], *row["prompt"][text["n_replaced"] :]]
+    return row | {"prompt": prompt, "tools": text["tools"]}
 
 
 def _row(row: dict[str, Any], where: str) -> dict[str, Any]:

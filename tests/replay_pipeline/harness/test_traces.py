@@ -153,20 +153,25 @@ def test_harnesses_are_listed_and_shown(tmp_path, project):
     assert show_harness(project, VERSION)["main"]["system"] == ["Be a client."]
 
 
-def test_texts_of_clients_stay_here_when_a_dataset_goes_to_the_hub(tmp_path, ingested):
+def test_the_neutral_form_has_the_texts_of_clients_beside_it(tmp_path, ingested):
     store = HarnessStore(tmp_path)
     store.keep(harness("2.0.0", subagent=HELPER))
     tables = {name: getattr(ingested, name) for name in ("sessions", "turns", "states", "tools")}
     with_texts = list(Traces(**tables, harnesses=store).materialize())
     assert {"exact", "rebuilt"} >= {state["fidelity"] for state in with_texts}
     assert all("system" in state for state in with_texts)
-    public = list(Traces(**tables, harnesses=store, has_client_texts=False).materialize())
+    public = list(Traces(**tables, harnesses=store, is_neutral=True).materialize())
     assert [s["state_id"] for s in public] == [s["state_id"] for s in with_texts]
-    for state in public:
+    for state, own in zip(public, with_texts, strict=True):
         assert state["messages"][0]["content"].startswith(system_prompt())
         assert "system" not in state
         assert "of the client" not in json.dumps([state["tools"], state["messages"]])
         assert "Be kind." not in json.dumps(state["messages"])
+        texts = state["client_texts"]
+        behind = state["messages"][texts["n_replaced"] :]
+        assert [*texts["messages"], *behind] == own["messages"]
+        assert texts["tools"] == own["tools"]
+        assert texts["n_replaced"] <= 2
 
 
 def test_the_setting_decides_and_makes_publish_stale(tmp_path):
@@ -177,4 +182,4 @@ def test_the_setting_decides_and_makes_publish_stale(tmp_path):
     told = [
         PUBLISH.settings(settings)["publish"]["client_texts"] for settings in (here, hub, asked)
     ]
-    assert told == [True, False, True]
+    assert told == [False, False, True]
