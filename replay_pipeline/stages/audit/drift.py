@@ -105,8 +105,7 @@ def _drift(
         facts={
             "rate": latest.share,
             "rows": latest.n_rows,
-            "score": max(scores, key=abs, default=0.0),
-            "batches_judged": len(scores),
+            **({"farthest": f"{max(scores, key=abs):+.1f} standard deviations"} if scores else {}),
         },
         judged=len(scores),
         is_warning=True,

@@ -76,7 +76,7 @@ def test_batches_are_planned_from_as_many_projects_as_there_is_money_for(tmp_pat
     work = Pipeline(Settings(data_dir=tmp_path))
     for i in range(25):
         path = tmp_path / "projects" / f"project-{max(0, i - 13)}" / f"{i}.jsonl"
-        source, cursor = SourceSlice(path, 0, 1000, ""), Cursor(path, 1000, 1000, 0, "")
+        source, cursor = SourceSlice(path, 0, 1000, ""), ReadMark(path, 1000, 1000, 0, "")
         write_manifest(
             TraceBatch(f"2026-01-{i + 1:02d}-0001-aaaaaa", (source,), (cursor,)), tmp_path
         )
