@@ -195,6 +195,11 @@ class PublishSettings(_Section):
     """Publish the answers of each consensus with their token probabilities too, as far as they came
     (`replay.teachers.top_logprobs`): the config `teacher_logprobs`, for a trainer's channel 2."""
 
+    @property
+    def pushes_client_texts(self) -> bool:
+        """Whether the texts of clients go to the Hub."""
+        return self.client_texts and self.repo_id is not None
+
 
 class TrainSettings(_Section):
     """How the trainer is started."""

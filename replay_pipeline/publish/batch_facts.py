@@ -240,7 +240,6 @@ def manifest_of(
     test_fraction: float,
     stages: Mapping[str, Any],
     cuts: Mapping[str, Any],
-    client_texts: Mapping[str, int],
 ) -> dict[str, Any]:
     """Give the facts of one batch: its files with their rows, and sums that add up over batches.
 
@@ -253,7 +252,6 @@ def manifest_of(
         test_fraction: share of new conversations that goes to the test split.
         stages: what the stages reported about the batch.
         cuts: how tokens were `counted`, in words, and which pairs were `not_cut`, by config and reason.
-        client_texts: rows of `pairs` that name texts of a client, and how many such texts there are.
     """
     totals = ("n_pairs", "n_distillable", "n_sharing_vendor", "n_hints")
     return {
@@ -271,7 +269,6 @@ def manifest_of(
         "stages": stages,
         "sample": pairs.sample,
         "layout": layout.VERSION,
-        **({"client_texts": dict(client_texts)} if client_texts["n_texts"] else {}),
         "tokens": {
             "counted": cuts["counted"],
             "pairs": {name: dict(sorted(n.items())) for name, n in sorted(pairs.tokens.items())},

@@ -124,8 +124,7 @@ def publish(
         old = {key: m for key, m in there.items() if m.get("layout") != layout.VERSION}
         version = Version(Path(aside), facts=facts, owned=keys | old.keys(), before=earlier.before)
         for key in sorted(keys):
-            texts = ClientTexts()
-            states = prompts(key) if prompts else None
+            texts, states = ClientTexts(), prompts(key) if prompts else None
             rows = _rows_of(key, given[key], agreed[key], states, texts)
             told = batch_facts.stage_facts(card_facts or {}, key)
             more = {"stages": told, "scored": scored.get(key), "ties": ties, "texts": texts}
@@ -135,9 +134,13 @@ def publish(
         version.know(batch_facts.side_facts(split.sides, moved, [*there.values(), *version.new]))
         version.measure(folder)
         report = version.write(folder, options, look)
-        left_out = sum((each.left_out for each in scored.values()), Counter())
-        report = replace(report, answers_left_out=dict(sorted(left_out.items())))
+        report = replace(report, answers_left_out=_left_out(scored.values()))
         return version.bring(folder, hub, options, report)
+
+
+def _left_out(scored: Iterable[ScoredAnswers]) -> dict[str, int]:
+    """Count the answers without token probabilities, by reason."""
+    return dict(sorted(sum((each.left_out for each in scored), Counter[str]()).items()))
 
 
 def _again(

@@ -204,9 +204,11 @@ class _BatchFiles:
             test_fraction=batch.split.test_fraction,
             stages=batch.stages,
             cuts={"counted": batch.counted, "not_cut": batch.not_cut},
-            client_texts={"n_pairs": self._n_with_texts, "n_texts": len(self._texts)},
         )
-        return files, manifest | ({"n_rehearsed": self._n_play} if self._n_play else {})
+        told: dict[str, Any] = {"n_rehearsed": self._n_play} if self._n_play else {}
+        if self._texts:
+            told["client_texts"] = {"n_pairs": self._n_with_texts, "n_texts": len(self._texts)}
+        return files, manifest | told
 
 
 class Version:

@@ -139,6 +139,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
     told = options.model_dump(mode="json", exclude={"folder", "repo_id", "is_private", "tokenizer"})
     if (path := options.tokenizer) is not None:
         told["tokenizer"] = digest_of(path / "tokenizer.json" if path.is_dir() else path)
+    told["client_texts"] = options.pushes_client_texts
     return {"publish": told, **shown_below(settings), **_on_the_card(settings)}
 
 
@@ -225,7 +226,7 @@ def _card_facts(project: "Project") -> "CardFacts":
             for t in settings.teachers()
         ],
         "accepted_terms": settings.replay.accepted_terms,
-        "pushes_client_texts": settings.publish.client_texts,
+        "pushes_client_texts": settings.publish.pushes_client_texts,
         **{stage: receipts.reports(stage, names=names) for stage, names in STAGE_FACTS.items()},
     }
     if control_run := receipts.read("control", "all"):

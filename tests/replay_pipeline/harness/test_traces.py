@@ -7,7 +7,12 @@ import pytest
 from replay_pipeline.harness import Framing, Harness, HarnessStore
 from replay_pipeline.ingesters import Traces, ingest, system_prompt
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.harness import learn_harness, list_harnesses, show_harness
+from replay_pipeline.stages.harness import (
+    learn_harness,
+    list_harnesses,
+    show_harness,
+    shown_below,
+)
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.publish import PUBLISH
 from replay_pipeline.testing.sample import SESSIONS_DIR
@@ -125,20 +130,19 @@ def asked(tmp_path):
 
 def test_learning_makes_replay_stale_and_the_setting_does_not(tmp_path, project):
     (batch,) = project.root.batches("states")
-    before = project.tools_digest(batch)
-    assert before.keys() == {"tools"}
+    before = shown_below(project.settings)
+    assert before["ingest.harness"] is None
     report = learn_harness(project, request=asked(tmp_path), version=VERSION)
     assert report["states_shown_anew"] > 0
     now = Pipeline(project.settings)
-    after = now.tools_digest(batch)
-    assert after["tools"] == before["tools"]
-    assert "harness" in after
+    (told,) = shown_below(project.settings)["ingest.harness"]
+    assert told.startswith(f"claude_code {VERSION} ")
     shown = [s for s in now.states([batch]) if "harness" in s]
     assert len(shown) == report["states_shown_anew"]
     neutral = Pipeline(project.settings.model_copy(
         update={"ingest": project.settings.ingest.model_copy(update={"harness": "neutral"})}
     ))  # fmt: skip
-    assert neutral.tools_digest(batch) == before
+    assert shown_below(neutral.settings) == before
     assert not [s for s in neutral.states([batch]) if "harness" in s]
 
 
