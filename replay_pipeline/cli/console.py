@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -428,6 +429,11 @@ def show_estimate(report: Report) -> None:
         if row["n_logprobs"]:
             n = row["n_logprobs"]
             say(f"{row['teacher']}: {n:,} token probabilities, at no charge beside the tokens")
+    for source, day in {
+        (row["price_source"], row["price_date"][:10]) for row in report["teachers"]
+    }:
+        if day and date.fromisoformat(day) < datetime.now(UTC).date() - timedelta(days=1):
+            say(f"Prices are of {day}: {source} could not be asked again.")
     for said in report["prospect"]["words"]:
         say(f"{said[:1].upper()}{said[1:]}.")
     if words := _next_words(report):
