@@ -274,13 +274,15 @@ def estimate(
 ) -> Estimate:
     """Say what replaying `states` would take, in tokens and dollars per teacher. Costs nothing.
 
-    With `ledger`, answers already in it are left out. Works with and without an event loop.
+    With `ledger`, answers already in it are left out. Works with and without an event loop. A price list
+    that was fetched before serves without a network, however old it is: its date is in the estimate, and
+    nothing is paid by it.
 
     Raises:
         ConfigError: a teacher or option is wrong.
         PriceError: a teacher's price is not known.
     """
-    asking = Asking.of(**options)
+    asking = replace(Asking.of(**options), max_price_age_days=_ANY_AGE_DAYS)
     check(teachers, 0.0, asking)
     keys = keys_of(teachers, is_required=False)
     prices = run_apart(fetch_prices(teachers, asking, keys=keys))
@@ -311,6 +313,9 @@ def estimate(
     seen = prospect(states, teachers, rows, asking, usd_per_call=per_call)
     gated = replace(found.gated, prospect=seen) if found.gated else None
     return replace(found, prospect=seen, gated=gated)
+
+
+_ANY_AGE_DAYS = 36_500.0
 
 
 def indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
