@@ -60,7 +60,7 @@ def checks(page: Page, url: str) -> None:
 
 
 VIEWS: dict[str, tuple[Callable[[Page, str], None], int, int]] = {
-    "graph": (graph, 1900, 420),
+    "graph": (graph, 1900, 500),
     "batch": (batch, 1280, 1500),
     "costs": (costs, 1280, 900),
     "training": (training, 1280, 1300),
