@@ -113,7 +113,7 @@ class ReplaySettings(_Section):
     retry: RetryPolicy = RetryPolicy()
     """How a call is tried again that surely cost nothing."""
     gates: tuple[str, ...] = ()
-    """Gating policies by name, in order; empty: every teacher is asked at every state."""
+    """Presets of the policy by which a run buys, by name; empty: every teacher is asked at every state."""
     student: TeacherSpec | None = None
     """How a control run reaches the students' own models (address, key); empty: OpenRouter."""
     accepted_terms: tuple[str, ...] = ()

@@ -334,7 +334,7 @@ class TeacherAction:
     error_code: str | None = None
     error_message: str | None = None
     gate: str | None = None
-    """The gate that decided by chance that this call is made."""
+    """The gate, a preset of the buying policy, that decided by chance that this call is made."""
     propensity: float = 1.0
     """With which probability this call was made; weigh by its inverse."""
     logprobs: TokenLogprobs | None = field(default=None, repr=False)

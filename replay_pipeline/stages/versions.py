@@ -46,8 +46,8 @@ PARTS: dict[str, tuple[str, ...]] = {
         "replay/dialects/**/*",
     ),
     "gates": (
-        "replay/gates.py",
-        "replay/board.py",
+        "replay/policy.py",
+        "replay/places.py",
         "replay/buying.py",
         "replay/rounds.py",
         "reliability/**/*",
