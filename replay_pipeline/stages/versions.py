@@ -36,6 +36,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "ingesters/known_tools*",
         "harness/__init__.py",
         "harness/harness.py",
+        "harness/neutral.py",
         "harness/store.py",
         "windows.py",
     ),
