@@ -1,38 +1,36 @@
 """What a shell command does, read from its syntax tree. Nothing is ever run or looked up."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import tree_sitter_bash
-from tree_sitter import Language, Node, Parser, Tree
+from tree_sitter import Node
 
 from replay_pipeline.actions.arguments import Arguments, arguments_of
-from replay_pipeline.actions.paths import absolute
 from replay_pipeline.actions.programs import PROGRAMS
-from replay_pipeline.actions.shell_words import ACTIVE, QUOTED, plain_text, unquoted
+from replay_pipeline.actions.shell_reader import MAX_DEPTH, Form, WordReader, glued
+from replay_pipeline.actions.shell_syntax import (
+    CHAIN,
+    Stage,
+    UnreadableError,
+    joined_pipes,
+    parsed,
+)
+from replay_pipeline.actions.shell_words import plain_text
 
 MAX_COMMAND_BYTES = 4_096
 _MAX_SIGNS = 200
 _SIGNS = re.compile(r"[()\[\]{}`;&|<>\n]")
 """What makes the parser look far ahead: its worst time is their number times the length."""
-_MAX_DEPTH = 40
 _MAX_NODES = 1_200
 _MAX_HEREDOCS = 50
-_SHORT_BYTES = 250
-_MAX_REPORTS = 60
-"""Steps of the parser, in its own unit; real commands take up to three."""
 _MAX_PLAIN_WORDS = 300
 """A longer list of bare commands is read from its tree, which has a bound of its own."""
 
 Lines = tuple[float, float]
-Form = tuple[Any, ...]
-"""A normalised piece of syntax: equal forms have equal effects."""
 
-_PARSER = Parser(Language(tree_sitter_bash.language()))
 _BARE_COMMAND = re.compile(r"[A-Za-z][\w./-]*(?: +(?:-[\w./:,@%+=-]*|[\w./:,@%+][\w./:,@%+-]*))*")
 """A program and words in which the shell sees nothing special."""
 _QUOTED_TIME = re.compile(r"""['"\\]+time|time\s+(?:-p\s+|--\s+)*['"\\]""")
@@ -54,14 +52,9 @@ _STATEMENTS = frozenset(
         *("for_statement", "c_style_for_statement", "while_statement", "function_definition"),
     ]
 )
-_PLAIN_WORDS = frozenset(
-    ["word", "number", "variable_name", "special_variable_name", "test_operator", "file_descriptor"]
-)
 _NOTHING: Form = ("nothing",)
-_CHAIN = frozenset({"list", "pipeline", "redirected_statement", "negated_command"})
-"""Kinds of nodes in which the tree joins commands; what binds to what is read from their order."""
-_JOINTS = frozenset({"&&", "||", "|", "|&", "!"})
-_REDIRECTS = frozenset({"file_redirect", "heredoc_redirect", "herestring_redirect"})
+_MAX_INSIDE = 500
+"""Characters of a script in a word that is read as well."""
 _LAST_LINE = 2.0**52
 """Stands for the last line of an output, however long it is."""
 
@@ -79,20 +72,8 @@ class ShellPlan(NamedTuple):
     """Nothing in it changes anything."""
     acts: frozenset[str] = frozenset()
     """Kinds of consequences that a person asks for, such as `push`."""
-
-
-class _Stage(NamedTuple):
-    """One command of a pipe."""
-
-    joint: str
-    """The operator before it; empty for the first one."""
-    is_negated: bool
-    body: Node | None
-    redirects: list[Node]
-
-
-class _UnreadableError(Exception):
-    """The command is not parsed with certainty: it is compared as text."""
+    keeps_files: bool = False
+    """Nothing in it changes a file that somebody wrote."""
 
 
 @lru_cache(maxsize=8_192)
@@ -141,53 +122,29 @@ def parsed_plan(command: str, cwd: str | None) -> ShellPlan:
         is_long = len(source) > MAX_COMMAND_BYTES or len(_SIGNS.findall(command)) > _MAX_SIGNS
         if is_long or command.count("<<") > _MAX_HEREDOCS:
             return _opaque(command)
-        root = _parsed(source).root_node
+        root = parsed(source).root_node
         if root.has_error or root.descendant_count > _MAX_NODES:
             return _opaque(command)
         reader = _Reader(source, cwd)
         return reader.plan(reader.sequence(root.children, 0))
-    except (UnicodeError, _UnreadableError):
+    except (UnicodeError, UnreadableError):
         return _opaque(command)
 
 
-def _parsed(source: bytes) -> Tree:
-    """Give the syntax tree of a command that is parsed without errors and in bounded time.
-
-    Trying to recover from an error takes a time that grows with the square of the length. The
-    parser reports its progress after a fixed number of steps, so that the same command is given
-    up at the same place on every machine.
-    """
-    if len(source) <= _SHORT_BYTES:
-        return _PARSER.parse(source)
-    n_reports = count()
-    gives_up = lambda _, has_error: has_error or next(n_reports) >= _MAX_REPORTS  # noqa: E731
-    _PARSER.reset()
-    try:
-        return _PARSER.parse(lambda offset, _point: source[offset:], progress_callback=gives_up)
-    except ValueError as error:
-        raise _UnreadableError from error
-    finally:
-        _PARSER.reset()
-
-
-class _Reader:
-    """Walks one syntax tree; knows the directory that each command runs in."""
+class _Reader(WordReader):
+    """Walks one syntax tree and reads its statements."""
 
     def __init__(self, source: bytes, cwd: str | None) -> None:
-        self.source = source
-        self.cwd = absolute(cwd, None) if cwd else None
-        self.folder = self.cwd
+        super().__init__(source, cwd)
         self.commands: list[Form] = []
-        self.only_looks = True
         self.acts: frozenset[str] = frozenset()
 
     def plan(self, effect: Form) -> ShellPlan:
         """Give the plan of the whole command, when all of it has been read."""
         effect, shown = _without_display(effect, only_looks=self.only_looks)
-        return ShellPlan(effect, tuple(self.commands), shown, self.only_looks, self.acts)
-
-    def text(self, node: Node) -> str:
-        return self.source[node.start_byte : node.end_byte].decode()
+        return ShellPlan(
+            effect, tuple(self.commands), shown, self.only_looks, self.acts, self.keeps_files
+        )
 
     # Statements
 
@@ -198,7 +155,7 @@ class _Reader:
         for node in nodes:
             if node.type == "&":
                 if not found:
-                    raise _UnreadableError
+                    raise UnreadableError
                 found.append(("&", found.pop()))
                 self.folder = folder  # its `cd` happened in another process
             elif node.type not in _SEPARATORS:
@@ -209,14 +166,14 @@ class _Reader:
         return found[0] if len(found) == 1 else (";", *found)
 
     def statement(self, node: Node, depth: int) -> Form:
-        if depth > _MAX_DEPTH:
-            raise _UnreadableError
+        if depth > MAX_DEPTH:
+            raise UnreadableError
         kind = node.type
         read = _READERS.get(kind)
         if read is not None:
             return read(self, node, depth)
         if kind not in _STATEMENTS:
-            raise _UnreadableError
+            raise UnreadableError
         return self.other(node, depth)
 
     def chain(self, node: Node, depth: int) -> Form:
@@ -229,7 +186,7 @@ class _Reader:
         before_all = self.folder
         joined: list[Form] = []
         changes_later = False
-        for operator, stages in _joined_pipes(node):
+        for operator, stages in joined_pipes(node):
             before = self.folder
             _append(joined, operator, self.pipe(stages, depth + 1))
             if self.folder != before:
@@ -240,12 +197,12 @@ class _Reader:
             self.folder = None  # whether it was reached is not known behind the list
         return _listed(joined)
 
-    def pipe(self, stages: list[_Stage], depth: int) -> Form:
+    def pipe(self, stages: list[Stage], depth: int) -> Form:
         is_negated = len(stages) > 0 and stages[0].is_negated
         forms: list[Form] = []
         for stage in stages:
             if stage.is_negated and forms:
-                raise _UnreadableError
+                raise UnreadableError
             if stage.joint == "|&":
                 forms[-1] = _redirected(forms[-1], (("2", ">&", "1"),))
             if len(stages) == 1:
@@ -292,46 +249,21 @@ class _Reader:
                 parts.append(self.nested(child, depth + 1))
                 objects.append(parts[-1])
         self.commands.append(tuple(objects))
-        self.only_looks &= node.type not in ("function_definition", "c_style_for_statement")
+        if node.type in ("function_definition", "c_style_for_statement"):
+            self.only_looks = self.keeps_files = False
         if self.folder != before:
             self.folder = None
         return tuple(parts)
 
     def nested(self, node: Node, depth: int) -> Form | str:
         """Give the tokens of an expression of a condition or arithmetic, words normalised."""
-        if depth > _MAX_DEPTH:
-            raise _UnreadableError
+        if depth > MAX_DEPTH:
+            raise UnreadableError
         if node.type not in ("binary_expression", "unary_expression", "parenthesized_expression"):
             return self.word(node, depth)
         return (node.type, *(self.nested(child, depth + 1) for child in node.children))
 
-    def assignments(self, node: Node, depth: int) -> Form:
-        nodes = [node] if node.type == "variable_assignment" else node.children
-        return ("=", *self.environment(nodes, depth))
-
-    def environment(self, nodes: Iterable[Node], depth: int) -> tuple[str, ...]:
-        """Assignments; sorted when no one can see another."""
-        found = [self.assignment(node, depth) for node in nodes]
-        names = {one.partition("=")[0] for one in found}
-        is_independent = len(names) == len(found) and not any(
-            ACTIVE in one or QUOTED in one for one in found
-        )
-        return tuple(sorted(found) if is_independent else found)
-
-    def assignment(self, node: Node, depth: int) -> str:
-        name = node.child_by_field_name("name")
-        value = node.child_by_field_name("value")
-        if name is None:
-            raise _UnreadableError
-        end = value.start_byte if value is not None else node.end_byte
-        head = self.source[node.start_byte : end].decode()
-        if value is None:
-            return head
-        if value.type == "array":
-            return head + ACTIVE + self.text(value)
-        return head + self.word(value, depth + 1)
-
-    def redirected(self, stage: _Stage, depth: int) -> Form:
+    def redirected(self, stage: Stage, depth: int) -> Form:
         body = stage.body
         words: list[str] = []
         redirects: list[Form] = []
@@ -348,37 +280,8 @@ class _Reader:
         if body.type == "command":
             return self.command(body, depth, words=words, redirects=redirects)
         if words:
-            raise _UnreadableError
+            raise UnreadableError
         return _redirected(self.statement(body, depth + 1), tuple(redirects))
-
-    def heredoc(self, node: Node) -> Form:
-        """Read a here-document; what stands behind it on its line is read with the chain."""
-        mark = body = ""
-        strips_tabs = False
-        start = 0
-        for child in node.children:
-            kind = child.type
-            if kind == "<<-":
-                strips_tabs = True
-            elif kind == "heredoc_start":
-                mark = self.text(child)
-            elif kind == "heredoc_body":
-                # The tree leaves out blanks at the start of the first line.
-                start = self.source.rfind(b"\n", 0, child.start_byte) + 1
-                body = self.source[start : child.end_byte].decode()
-            elif kind == "heredoc_end":
-                end = child.start_byte
-                body = self.source[start:end].decode() if start else body
-        if strips_tabs:
-            body = re.sub(r"(?m)^\t+", "", body)
-        is_quoted = any(quote in mark for quote in "'\"\\")
-        expands = not is_quoted and any(sign in body for sign in "$`\\")
-        if expands:
-            self.only_looks = False  # a substitution in it is not read
-        return ("0", "<<", body, expands)
-
-    def herestring(self, node: Node, depth: int) -> Form:
-        return ("0", "<<<", self.word(node.children[-1], depth + 1))
 
     def redirect(self, node: Node, words: list[str], depth: int) -> list[Form]:
         """One redirection as (descriptor, mode, target); `&> f` is `> f 2>&1`."""
@@ -398,7 +301,7 @@ class _Reader:
         if not is_duplicate and target:
             target = self.path(target) + ("/" if target.endswith("/") else "")
         if ">" in operator and not is_duplicate and target != "/dev/null":
-            self.only_looks = False
+            self.only_looks = self.keeps_files = False
         if operator in ("&>", "&>>") or (operator == ">&" and not is_duplicate and not number):
             return [("1", ">>" if operator == "&>>" else ">", target), ("2", ">&", "1")]
         return [(number or ("0" if operator.startswith("<") else "1"), operator, target)]
@@ -414,7 +317,7 @@ class _Reader:
         redirects: Iterable[Form] = (),
     ) -> Form:
         if _QUOTED_TIME.match(self.text(node)):
-            raise _UnreadableError
+            raise UnreadableError
         environment: list[Node] = []
         own_words: list[str] = []
         own_redirects: list[Form] = []
@@ -428,13 +331,13 @@ class _Reader:
             elif kind == "herestring_redirect":
                 own_redirects.append(self.herestring(child, depth))
             elif not child.is_named:
-                raise _UnreadableError
+                raise UnreadableError
             elif kind != "comment":
                 inner = child.children[0] if kind == "command_name" else child
                 word = self.word(inner, depth + 1)
                 if child.start_byte == word_end:
                     # The tree cuts some words in two, `"$a"\b` for one.
-                    own_words[-1] = _glued([own_words[-1], word])
+                    own_words[-1] = glued([own_words[-1], word])
                 else:
                     own_words.append(word)
                 word_end = child.end_byte
@@ -453,7 +356,8 @@ class _Reader:
             return self.changed_folder(environment, words, redirects)
         arguments = arguments_of(words, self.path)
         self.only_looks &= arguments.consequence.only_looks
-        self.acts |= arguments.consequence.acts
+        self.keeps_files &= arguments.consequence.keeps_files
+        self.acts |= arguments.consequence.acts | _acts_inside(words, self.folder)
         self.note(arguments, redirects)
         return ("command", environment, arguments.effect, redirects)
 
@@ -484,76 +388,6 @@ class _Reader:
         self.commands.append(("cd", folder))
         return ("command", environment, ("cd", folder), redirects)
 
-    def path(self, word: str) -> str:
-        """Give a word that is known to be a path, resolved where that is certain."""
-        home = word.startswith(ACTIVE + "~")
-        if home and (word[2:3] in ("", "/")):
-            resolved = absolute(word[1:], self.cwd)
-            return word if resolved.startswith("~") else resolved
-        if home or not word or QUOTED in word or "$" in word or "`" in word:
-            return word
-        if ".." in word and ACTIVE in word:
-            return word
-        return absolute(f"./{word}" if word.startswith("~") else word, self.folder)
-
-    def word(self, node: Node, depth: int) -> str:
-        """Give a word with its quoting resolved; what is still active is marked (see `words`)."""
-        if depth > _MAX_DEPTH:
-            raise _UnreadableError
-        kind = node.type
-        if kind == "raw_string":
-            return self.text(node)[1:-1]
-        if kind == "string":
-            return self.joined(node, depth, is_quoted=True)
-        if kind in ("concatenation", "array"):
-            return self.joined(node, depth, is_quoted=False)
-        if kind in ("command_substitution", "process_substitution"):
-            return ACTIVE + self.substitution(node, depth)
-        if kind in ("simple_expansion", "expansion"):
-            return ACTIVE + self.expansion(node)
-        if kind in _PLAIN_WORDS or not node.is_named:
-            return unquoted(self.text(node))
-        return ACTIVE + self.text(node)
-
-    def joined(self, node: Node, depth: int, *, is_quoted: bool) -> str:
-        """Give the pieces of a composite word with the text between them."""
-        start, end = node.start_byte, node.end_byte
-        if is_quoted:
-            start, end = start + 1, end - 1
-        parts: list[str] = []
-        at = start
-        for child in node.children:
-            if child.type in ("string_content", '"') or child.start_byte < start:
-                continue
-            if is_quoted and child.is_named:
-                # The tree counts blanks before an expansion as part of it.
-                text = self.text(child)
-                begin = child.start_byte + len(text) - len(text.lstrip())
-                parts.append(_double_quoted(self.source[at:begin].decode()))
-                parts.append(self.quoted(child, depth + 1))
-                at = child.end_byte
-            elif not is_quoted:
-                parts.append(unquoted(self.source[at : child.start_byte].decode()))
-                parts.append(self.word(child, depth + 1))
-                at = child.end_byte
-        rest = self.source[at:end].decode()
-        parts.append(_double_quoted(rest) if is_quoted else unquoted(rest))
-        return "".join(parts) if is_quoted else _glued(parts, n_pieces=len(node.children))
-
-    def quoted(self, node: Node, depth: int) -> str:
-        if node.type == "command_substitution":
-            return QUOTED + self.substitution(node, depth)
-        if node.type in ("simple_expansion", "expansion"):
-            return QUOTED + self.expansion(node)
-        return QUOTED + self.text(node).strip()
-
-    def expansion(self, node: Node) -> str:
-        """`$x` and `${x}` are one; anything else stays as written."""
-        text = self.text(node).strip()
-        if match := re.fullmatch(r"\$(\w+|[@*#?$!-])|\$\{(\w+|[@*#?$!-])\}", text):
-            return f"${{{match[1] or match[2]}}}"
-        return text
-
     def substitution(self, node: Node, depth: int) -> str:
         """`$(...)` and backquotes: the script inside, in its own process."""
         opening = node.children[0].type
@@ -568,16 +402,13 @@ class _Reader:
         return f"{'$(' if opening == '`' else opening}{digest})"
 
 
-def _glued(parts: list[str], *, n_pieces: int = 2) -> str:
-    """Pieces of one word. A bare `~` is a home folder only alone or before a slash."""
-    word = "".join(parts).replace(f"{ACTIVE}{{{ACTIVE}}}", "{}")
-    bare_tilde = next((part for part in parts if part), "") == f"{ACTIVE}~"
-    return f"{ACTIVE}~{QUOTED}{word[2:]}" if bare_tilde and n_pieces > 1 else word
-
-
-def _double_quoted(text: str) -> str:
-    r"""Text between double quotes: a backslash is an escape only before ``$ ` " \\`` and newline."""
-    return re.sub(r'\\([$`"\\])|\\\n', lambda match: match[1] or "", text) if "\\" in text else text
+def _acts_inside(words: list[str], folder: str | None) -> frozenset[str]:
+    """Give the consequences of a script that a shell is handed as a word."""
+    if words[0] not in ("bash", "sh", "zsh", "eval") or len(words) < 2:
+        return frozenset()
+    script = " ".join(words[1:]) if words[0] == "eval" else words[-1] * words[1].endswith("c")
+    is_plain = plain_text(script) is not None and len(script) <= _MAX_INSIDE
+    return shell_plan(script, folder).acts if script and is_plain else frozenset()
 
 
 def _append(joined: list[Form], operator: str, form: Form) -> None:
@@ -589,50 +420,6 @@ def _append(joined: list[Form], operator: str, form: Form) -> None:
 
 def _listed(joined: list[Form]) -> Form:
     return joined[0] if len(joined) == 1 else ("list", *joined)
-
-
-def _flat(node: Node) -> Iterator[Node]:
-    """Give the operators, commands and redirections of a chain in the order they are written in."""
-    if node.type in _CHAIN or node.type == "heredoc_redirect":
-        if node.type == "heredoc_redirect":
-            yield node
-        for child in node.children:
-            if child.type not in _OF_HEREDOC and child.type not in ("comment", "\n"):
-                yield from _flat(child)
-    else:
-        yield node
-
-
-_OF_HEREDOC = frozenset(
-    {"<<", "<<-", "file_descriptor", "heredoc_start", "heredoc_body", "heredoc_end"}
-)
-
-
-def _joined_pipes(node: Node) -> Iterator[tuple[str, list[_Stage]]]:
-    """Give the pipes of a chain, each with the operator before it."""
-    operator, stages, joint, is_negated = "", list[_Stage](), "", False
-    for part in _flat(node):
-        kind = part.type
-        if kind in ("&&", "||"):
-            if not stages or joint:
-                raise _UnreadableError
-            yield operator, stages
-            operator, stages = kind, []
-        elif kind in ("|", "|&"):
-            joint = kind
-        elif kind == "!":
-            is_negated = not is_negated
-        elif kind in _REDIRECTS and stages and not joint:
-            stages[-1].redirects.append(part)
-        elif stages and not joint:
-            raise _UnreadableError
-        else:
-            body = None if kind in _REDIRECTS else part
-            stages.append(_Stage(joint, is_negated, body, [part] if body is None else []))
-            joint, is_negated = "", False
-    if not stages or joint:
-        raise _UnreadableError
-    yield operator, stages
 
 
 def _without_display(effect: Form, *, only_looks: bool) -> tuple[Form, Lines | None]:
@@ -687,7 +474,7 @@ def _redirected(form: Form, redirects: tuple[Form, ...]) -> Form:
 
 _READERS: dict[str, Callable[[_Reader, Node, int], Form]] = {
     "command": _Reader.command,
-    **dict.fromkeys(_CHAIN, _Reader.chain),
+    **dict.fromkeys(CHAIN, _Reader.chain),
     "variable_assignment": _Reader.assignments,
     "variable_assignments": _Reader.assignments,
     "subshell": _Reader.subshell,

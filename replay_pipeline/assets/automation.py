@@ -1,6 +1,8 @@
 """What runs by itself: a sensor for new sessions, a nightly replay, and the jobs by hand."""
 
+from collections.abc import Collection
 from itertools import pairwise
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import dagster as dg
@@ -55,6 +57,15 @@ JOBS = {
 """The jobs by name: each takes some assets from where they are."""
 
 
+def jobs_of(assets: Collection[str]) -> list[Any]:
+    """Return the jobs for whose assets there is something to do."""
+    return [job for name, job in JOBS.items() if _NEEDS.get(name) in {None, *assets}]
+
+
+_NEEDS = {"sample_trainee": "samples"}
+"""The asset without which a job has nothing to do."""
+
+
 @dg.sensor(
     job=JOBS["replay_batches"],
     minimum_interval_seconds=60,
@@ -79,7 +90,8 @@ def nightly_replay(
     """One run per contiguous range of the missing batches that tonight's money is likely to reach.
 
     The runs share the budget of the night, which the ledger holds under its date for as long as
-    there are runs with it; what it does not reach is planned tomorrow. Runs that died without a
+    there are runs with it: each leaves the others their part. What it does not reach is planned
+    tomorrow. Runs that died without a
     word are ended first, so that none holds the paid step.
     """
     reconcile(context.instance)
@@ -97,14 +109,18 @@ def nightly_replay(
     context.log.info("%d of %d missing batches are planned", len(planned), len(missing))
     tick = context.scheduled_execution_time
     night = f"{tick.astimezone(ZoneInfo(work.settings.night.time_zone)):%Y-%m-%d}"
-    return [
-        dg.RunRequest(
-            run_key=f"{tick.isoformat()}:{first}",
-            tags={RANGE_START: first, RANGE_END: last},
-            run_config=dg.RunConfig(ops={"teacher_actions": {"config": {"night": night}}}),
+    requests = []
+    for first, last in ranges:
+        own = keys[keys.index(first) : keys.index(last) + 1]
+        config = {"night": night, "shared_with": [key for key in planned if key not in own]}
+        requests.append(
+            dg.RunRequest(
+                run_key=f"{tick.isoformat()}:{first}",
+                tags={RANGE_START: first, RANGE_END: last},
+                run_config=dg.RunConfig(ops={"teacher_actions": {"config": config}}),
+            )
         )
-        for first, last in ranges
-    ]
+    return requests
 
 
 def nightly_schedules(night: NightSettings) -> list[dg.ScheduleDefinition]:

@@ -23,6 +23,10 @@ class ReplayConfig(dg.Config):
         pattern=r"^\d{4}-\d{2}-\d{2}$",
         description="Date of the night whose money this run spends, as all of that night's do.",
     )
+    shared_with: list[str] = Field(
+        default_factory=list,
+        description="Batches of that night's other runs: this one leaves them their share.",
+    )
 
 
 def ask_in_run(
@@ -36,6 +40,9 @@ def ask_in_run(
 
     work = pipeline.open(observe)
     ask = work.replay_within(
-        config.max_total_usd, night=config.night, batches=sorted(context.partition_keys)
+        config.max_total_usd,
+        night=config.night,
+        batches=sorted(context.partition_keys),
+        shared_with=config.shared_with,
     )
     yield from each_batch(context, work, named("replay"), ask)

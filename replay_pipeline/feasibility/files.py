@@ -12,14 +12,17 @@ _REMINDER = re.compile(r"<system-reminder>.*?</system-reminder>", re.DOTALL)
 _READ_LIMIT = 2_000
 _DISTINCT = 40
 """Characters of a text that hardly stands twice in a file."""
+_TAKES_BACK = re.compile(
+    r"\bgit\s+(?:-\S+\s+(?:/\S+\s+)?)*(?:checkout(?!\s+-[bB])|restore|reset\s+(?:\S+\s+)*--(?:hard|merge|keep)"
+    r"|stash(?!\s+(?:list|show|pop|apply))|revert|switch(?!\s+-[cC])|clean|apply)\b|\bpatch\b"
+)
+"""Commands that may take an edit back; a formatter, a merge or a subagent hardly does."""
 _REWRITES = re.compile(
     r"\b(?:fmt|format|fix|lint|prettier|black|gofmt|goimports|isort|codegen|generate|tidy|stash"
     r"|checkout|switch|restore|reset|revert|merge|rebase|pull|cherry-pick|apply|patch|sed -i|clean)\b"
 )
 """Words of commands that may change any file of the project."""
-_CHANGED_BY_OTHERS = re.compile(
-    r"was modified, either by the user or by a linter|has been modified"
-)
+CHANGED_BY_OTHERS = re.compile(r"was modified, either by the user or by a linter|has been modified")
 
 
 class File:
@@ -28,21 +31,28 @@ class File:
     def __init__(self) -> None:
         self.content: str | None = None
         """All of it, where it is known."""
+        self.written: set[str] = set()
+        """All that was written as a whole and not taken back since: writing it again would undo the rest."""
         self.applied: list[Edit] = []
         """Edits that were made and not taken back since."""
 
     def forget(self) -> None:
         """Know nothing any more of what the file holds."""
-        self.content, self.applied = None, []
+        self.content, self.written, self.applied = None, set(), []
+
+    def touch(self) -> None:
+        """Know that something may have been changed, but that no edit was taken back."""
+        self.content = None
 
     def write(self, content: str) -> None:
         """Take in the whole content."""
         self.content, self.applied = content, []
+        self.written.add(content)
 
     def show(self, text: str, *, is_all: bool) -> None:
         """Take in the answer of a read; where it shows something else, somebody changed the file."""
         if is_all or (self.content is not None and text not in self.content):
-            self.applied = [edit for edit in self.applied if is_all and edit.new in text]
+            self.applied = [edit for edit in self.applied if _still_stands(edit, text, is_all)]
             self.content = f"{text}\n" if is_all else None
 
     def edit(self, edit: Edit) -> None:
@@ -65,6 +75,13 @@ class File:
         if not inside or len(edit.old.strip()) < _DISTINCT:
             return None
         return "applied" if edit.new and any(edit.new in one.new for one in inside) else "gone"
+
+
+def _still_stands(edit: Edit, text: str, is_all: bool) -> bool:  # noqa: FBT001
+    """Whether a text that was read leaves it standing that an edit was made."""
+    if edit.new and edit.new in text:
+        return True
+    return not is_all and not (edit.old and edit.old in text)
 
 
 def _obstacle_in(content: str, edit: Edit) -> str | None:
@@ -125,12 +142,14 @@ class Files:
                 self[path].show(shown[0], is_all=is_all and shown[2] < _READ_LIMIT)
         elif reach_of(call) == "anything":
             for known, file in self._files.items():
-                if may_change(call, known):
+                if may_take_back(call, known):
                     file.forget()
+                elif may_change(call, known):
+                    file.touch()
 
     def told(self, text: str) -> None:
         """Take in what a user message says: files that were changed by somebody else."""
-        if _CHANGED_BY_OTHERS.search(text):
+        if CHANGED_BY_OTHERS.search(text):
             for known, file in self._files.items():
                 if known.rpartition("/")[2] in text:
                     file.forget()
@@ -140,9 +159,20 @@ def may_change(call: Call, path: str) -> bool:
     """Whether a call that may change anything is likely to have changed this file."""
     if call.name != "Bash":
         return True
+    if plan_of(call).keeps_files:
+        return False
     command = call.values()["command"]
-    is_rewrite = _REWRITES.search(command) is not None and not plan_of(call).only_looks
-    return is_rewrite or path.rpartition("/")[2] in command
+    return _REWRITES.search(command) is not None or path.rpartition("/")[2] in command
+
+
+def may_take_back(call: Call, path: str) -> bool:
+    """Whether a call that may change anything is likely to have taken back what was made of a file."""
+    if call.name != "Bash":
+        return path.rpartition("/")[2] in str(call.arguments)
+    command = call.values()["command"]
+    if plan_of(call).keeps_files:
+        return False
+    return _TAKES_BACK.search(command) is not None or path.rpartition("/")[2] in command
 
 
 def path_of(call: Call) -> str | None:

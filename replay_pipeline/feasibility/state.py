@@ -18,7 +18,13 @@ from replay_pipeline.actions.edits import Edit
 from replay_pipeline.actions.keys import keys_of
 from replay_pipeline.actions.reach import depend, plan_of, reach_of
 from replay_pipeline.feasibility.asked import agrees_to, asks_for
-from replay_pipeline.feasibility.files import Files, may_change, path_of, replacements
+from replay_pipeline.feasibility.files import (
+    CHANGED_BY_OTHERS,
+    Files,
+    may_change,
+    path_of,
+    replacements,
+)
 from replay_pipeline.types import Message
 from replay_pipeline.windows import CLEARED_RESULT
 
@@ -43,6 +49,14 @@ _NOT_OWN_WORDS = re.compile(r"<(system-reminder|local-command-\w+)>.*?</\1>", re
 _STANDING = re.compile(
     r"\b(?:always|each|every|whenever|from now on|as you go|along the way|regularly)\b"
 )
+_LOOK_AGAIN = re.compile(
+    r"\b(?:again|once more|re-?(?:read|check|run|view|load|fresh|visit)|now|latest|current|look|check|review|see"
+    r"|read|open|find|search|where|what|which|why|how|who|explain|show|list|print|tell|describe|summar\w+|run|try|test"
+    r"|(?:i|we|it|they|he|she)(?:['’]ve|['’]s| have| has| just)? (?:\w+ )?(?:chang|updat|edit|fix|pull|push|merg|commit"
+    r"|revert|modif|rebas|add|remov|mov|renam|replac|writ|wrote|delet|undo|undid|restart|restor|stash|switch|check|put)\w*)\b",
+    re.IGNORECASE,
+)
+"""Words of a user that give a reason to look at something again; a mere "go on" gives none."""
 _TEMPORARY = ("/tmp/", "/private/tmp/", "/var/folders/", "/var/tmp/", "/dev/")
 _CWD = re.compile(r"^(?:\s*- |\s*)(?:Primary w|W)orking directory: (/.*)$", re.MULTILINE)
 
@@ -179,7 +193,8 @@ class PromptState:
             name = PurePosixPath(path).name
             if call.name == "Write":
                 content = call.values().get("content")
-                if content and content == self.files[path].content:
+                file = self.files[path]
+                if content and (content == file.content or content in file.written):
                     return Obstacle("applied", f"{name} holds that already")
             for _, edits in replacements([call]):
                 for edit in edits:
@@ -204,10 +219,7 @@ class PromptState:
         return None
 
     def _is_repeated(self, look: Call) -> bool:
-        last_word = max(
-            (i for i, message in enumerate(self._messages) if message.get("role") == "user"),
-            default=-1,
-        )
+        last_word = self._last_reason_to_look
         for done in reversed(self.done[-_N_RECENT:]):
             if done.place < last_word:
                 return False
@@ -218,6 +230,16 @@ class PromptState:
             if is_reason and _changes_what_is_seen(done.call, look):
                 return False
         return False
+
+    @cached_property
+    def _last_reason_to_look(self) -> int:
+        """Place of the last word of the user that gives a reason to look at something again."""
+        for place in range(len(self._messages) - 1, 0, -1):
+            if self._messages[place].get("role") == "user":
+                words = _NOT_OWN_WORDS.sub(" ", self.texts[place])
+                if _LOOK_AGAIN.search(words) or CHANGED_BY_OTHERS.search(self.texts[place]):
+                    return place
+        return 0
 
     def unasked(self, action: Action) -> set[str]:
         """Give the kinds of consequences of an action that nobody asked for."""
@@ -230,7 +252,8 @@ class PromptState:
         if call.name != "Bash":
             return set()
         plan = plan_of(call)
-        is_own = "delete" in plan.acts and all(map(self._is_own, _deleted(plan.target or ())))
+        deleted = list(_deleted(plan.target or ()))
+        is_own = "delete" in plan.acts and bool(deleted) and all(map(self._is_own, deleted))
         return set(plan.acts) - ({"delete"} if is_own else set())
 
     def _is_own(self, path: str) -> bool:
@@ -335,13 +358,16 @@ def _changes_what_is_seen(call: Call, look: Call) -> bool:
     if reach_of(call) == "anything" and look.name in ("Read", "NotebookRead"):
         path = path_of(look)
         return path is None or may_change(call, path)
+    if call.name == "Bash" and look.name in ("Grep", "Glob", "LS") and plan_of(call).keeps_files:
+        return False
     return depend(call, look)
 
 
 def _deleted(target: Sequence[Any]) -> Iterator[str]:
     """Give the operands of the commands that delete files; an empty one where they are not plain."""
     for words in target:
-        if words and words[0] in ("rm", "rmdir", "unlink", "shred"):
+        program = PurePosixPath(str(words[0])).name if words else ""
+        if program in ("rm", "rmdir", "unlink", "shred", "truncate"):
             yield from (word for word in words[1:] if isinstance(word, str))
         elif words and (words[0] == "find" or words[:2] == ("git", "rm") or words[0] == "xargs"):
             yield ""

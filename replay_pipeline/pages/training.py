@@ -1,7 +1,11 @@
 """What a training came to, in words and figures; the terminal and the page say the same."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
+
+from replay_pipeline.pages.sides import readable
+from replay_pipeline.pages.tree import cut
 
 Report = Mapping[str, Any]
 _ROWS = {
@@ -25,14 +29,15 @@ def in_words(report: Report) -> list[dict[str, str]]:
             f"It prefers the better side in {_percent(report['preference_accuracy_after'])} of "
             f"{report['held_out_pairs']:,} held-out pairs "
             f"({_percent(report['preference_accuracy_before'])} before); without the prompt in "
-            f"{_percent(report['blank_prompt_accuracy_after'])}."
+            f"{_percent(report['blank_prompt_accuracy_after'])}: "
+            f"{100 * report['prompt_gain_after']:+.1f} points by reading the prompt."
         )
     if "consensus_rate_after" in report:
         facts.append(
             f"By itself it takes the teachers' action at {_percent(report['consensus_rate_after'])} of "
             f"{report['held_out_states']:,} held-out states ({_percent(report['consensus_rate_before'])} "
             f"before), and writes well-formed calls at {_percent(report['valid_calls_after'])} "
-            f"({_percent(report['valid_calls_before'])})."
+            f"({_percent(report['valid_calls_before'])} before)."
         )
     found = [{"kind": "fact", "text": text} for text in facts]
     findings = report.get("findings") or ()
@@ -60,17 +65,61 @@ def before_after(report: Report) -> list[dict[str, Any]]:
     return rows
 
 
-def training_shown(report: Report) -> dict[str, Any]:
-    """Return a training as the page shows it."""
+def training_shown(report: Report, evaluation: Report | None = None) -> dict[str, Any]:
+    """Return a training as the page shows it.
+
+    Args:
+        report: what the trainer reported.
+        evaluation: what it measured before and after, state by state.
+    """
     return {
         "words": in_words(report),
         "before_after": before_after(report),
         "curves": report.get("curves") or {},
-        "examples": report.get("examples") or [],
+        "examples": examples(evaluation or {}),
     }
 
 
-def sparkline(values: list[float], width: int = 48) -> str:
+_EXAMPLES = 6
+
+
+def examples(evaluation: Report) -> list[dict[str, Any]]:
+    """Return some held-out states with what the model writes there by itself, before and after.
+
+    Those come first at which it gained or lost the teachers' action, in turns; then those at which
+    anything changed.
+    """
+    before, after = (evaluation.get(when, {}).get("consensus", {}) for when in ("before", "after"))
+    acts = list(zip(before.get("acts") or (), after.get("acts") or (), strict=False))
+    gained, lost, others = [], [], []
+    for n, (was, now) in enumerate(acts):
+        hit = (bool(before["agreed"][n]), bool(after["agreed"][n]))
+        group = {(False, True): gained, (True, False): lost}.get(hit, others)
+        if group is not others or was["text"] != now["text"]:
+            group.append(_example(was, now, hit))
+    in_turns = [each for two in zip_longest(gained, lost) for each in two if each is not None]
+    return [*in_turns, *others][:_EXAMPLES]
+
+
+def _example(was: Report, now: Report, hits: tuple[bool, bool]) -> dict[str, Any]:
+    told = {
+        (False, True): "now takes the teachers' action",
+        (True, False): "took the teachers' action before",
+        (True, True): "takes the teachers' action before and after",
+        (False, False): "takes another action before and after",
+    }
+    return {
+        "title": f"{was['state_id'] or 'a state'}: {told[hits]}",
+        "sides": [
+            ["what the user said last", cut(was["asked"]) or "(nothing)"],
+            ["the teachers", cut(readable(was["consensus"]))],
+            ["the model before", cut(was["text"]) or "(nothing)"],
+            ["the model after", cut(now["text"]) or "(nothing)"],
+        ],
+    }
+
+
+def sparkline(values: Sequence[float], width: int = 48) -> str:
     """Return a curve as one line of blocks: each the mean of a stretch, the lowest one the smallest."""
     if not values:
         return ""
@@ -81,7 +130,7 @@ def sparkline(values: list[float], width: int = 48) -> str:
     return "".join("▁▂▃▄▅▆▇█"[round(7 * (mean - low) / span)] for mean in means)
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 

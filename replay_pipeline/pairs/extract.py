@@ -1,9 +1,7 @@
 """From states and teacher answers to preference pairs."""
 
-import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
 
 from replay_pipeline.actions import (
@@ -12,38 +10,31 @@ from replay_pipeline.actions import (
     TextComparator,
     agreement_level,
     agrees_at,
-    canonical_action,
     differ_in_calls_alone,
 )
-from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.actions.votes import (
     Consensus,
     Panel,
     Verdict,
-    Vote,
-    family_of_answer,
     has_one_effect,
-    read_answer,
 )
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.families import family_of_model
 from replay_pipeline.feasibility import PromptState
+from replay_pipeline.pairs.answers import AnswerBook, Answers, Side
 from replay_pipeline.pairs.claims import Claims
 from replay_pipeline.pairs.evidence import is_refusal, stop_objection
-from replay_pipeline.pairs.natural import NaturalPair, natural_pairs
-from replay_pipeline.pairs.report import AgreementStatistics, PairReport, TeacherTally
+from replay_pipeline.pairs.look_ahead import Found, LookAhead
+from replay_pipeline.pairs.natural import natural_pairs
+from replay_pipeline.pairs.records import consensus_pair, natural_pair, positive_row
+from replay_pipeline.pairs.report import AgreementStatistics, PairReport
 from replay_pipeline.reliability import BallotBox, Reliability, Verdicts
 from replay_pipeline.storage.garbage_collection import without_collector
-from replay_pipeline.storage.pair_rows import pair_id_of
 from replay_pipeline.types import (
-    FAILURES,
-    REHEARSAL,
     AgreementLevel,
     DPOPair,
     Message,
     Progress,
     TeacherAction,
-    Tool,
     TraceState,
     Trial,
 )
@@ -181,27 +172,29 @@ def _estimated(
     return first.reliability()
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """The student's side of one state."""
+class _Trials:
+    """What became of actions that were tried."""
 
-    action: Action
-    family: str | None
-    source: str
-    """`recorded` or `sampled`."""
+    def __init__(self, trials: Mapping[str, Mapping[str, Trial]] | None) -> None:
+        self._trials = trials or {}
 
+    def of(self, state: TraceState, action: Action) -> Trial | None:
+        """Return what became of an action where it was tried."""
+        return self._trials.get(state["state_id"], {}).get(action.render())
 
-@dataclass(slots=True)
-class _Answers:
-    """The answers at one state, sorted into those that vote and those that do not."""
+    def effects(self, state: TraceState, side: Side, answers: Answers) -> dict[Action, str]:
+        """Return the effects of the actions at a state that were tried and had one."""
+        if state["state_id"] not in self._trials:
+            return {}
+        actions = {side.action, *(vote.action for vote in answers.valid)}
+        tried = {action: self.of(state, action) for action in actions}
+        return {a: t.effect for a, t in tried.items() if t is not None and t.effect is not None}
 
-    asked: int = 0
-    failed: int = 0
-    invalid: int = 0
-    own_family: int = 0
-    cost_usd: float = 0.0
-    valid: list[Vote] = field(default_factory=list)
-    voting: list[Vote] = field(default_factory=list)
+    def in_words(self, state: TraceState, chosen: Action, rejected: Action) -> dict[str, Any]:
+        """Return what became of both sides where they were tried."""
+        sides = {"chosen_trial": chosen, "rejected_trial": rejected}
+        tried = {name: self.of(state, action) for name, action in sides.items()}
+        return {name: trial.in_words() for name, trial in tried.items() if trial is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,77 +213,29 @@ class _Balance:
         return self.n_for - max(self.n_next, self.n_against)
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What the student did at one turn of a session."""
-
-    turn_idx: int
-    n_user_messages: int
-    action: Action
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A pair that may still be deferred, and its sides."""
-
-    pair: DPOPair
-    row: dict[str, Any]
-    """The row of `outcomes` of its state."""
-    chosen: Action
-    rejected: Action
-    place: tuple[str, int]
-    """Session and length of the prefix."""
-    step: _Step | None
-    """Where the session stands; `None` where it cannot be told, or the side was sampled."""
-
-
 class _Extraction:
     def __init__(self, report: PairReport, options: ExtractOptions) -> None:
         self.report = report
-        self.count_own_family = options.get("count_own_family", False)
-        self.look_ahead_steps = options.get("look_ahead_steps", 3)
-        self.samples = options.get("samples") or {}
         self.same_text = options.get("same_text")
-        self.trials = options.get("trials") or {}
         self.min_p_better = options.get("min_p_better")
         self.options = options
-        self.claims: Claims = self._claims([])
+        self.answers = AnswerBook(
+            report,
+            samples=options.get("samples"),
+            count_own_family=options.get("count_own_family", False),
+            same_text=self.same_text,
+        )
+        self.trials = _Trials(options.get("trials"))
+        self.claims = _claims_of(options, report.level, [])
         self.statistics = AgreementStatistics(report.level)
-        self._found: list[_Found] = []
-        self._steps: dict[str, list[_Step]] = {}
-        """The recorded actions of each session by turn."""
-        self._answers: dict[str, dict[str, TeacherAction]] = {}
-        self._control: dict[str, TeacherAction] = {}
-        self._toolboxes: dict[int, tuple[Sequence[Tool], ToolList]] = {}
+        self.look_ahead = LookAhead(options.get("look_ahead_steps", 3), self.is_same)
+        self._found: list[Found] = []
 
     def file_answers(
         self, teacher_actions: Iterable[TeacherAction], control: Iterable[TeacherAction]
     ) -> None:
-        for row in teacher_actions:
-            by_teacher = self._answers.setdefault(row.state_id, {})
-            if row.teacher in by_teacher:
-                self.report.n_duplicate_answers += 1
-            else:
-                by_teacher[row.teacher] = row
-        for row in control:
-            self._control.setdefault(row.state_id, row)
-
-        self.claims = self._claims(sorted({family_of_answer(row) for row in self._rows()}))
-
-    def _rows(self) -> Iterable[TeacherAction]:
-        return (row for rows in self._answers.values() for row in rows.values())
-
-    def _claims(self, families: Iterable[str]) -> Claims:
-        verdicts = self.options.get("verdicts")
-        box = BallotBox(
-            families, level=self.report.level, same_text=self.same_text, verdicts=verdicts
-        )
-        return Claims(
-            box,
-            verdicts=verdicts,
-            checked=self.options.get("checked"),
-            known=self.options.get("reliability"),
-        )
+        self.answers.file(teacher_actions, control)
+        self.claims = _claims_of(self.options, self.report.level, self.answers.families())
 
     def reliability(self) -> Reliability:
         """Return the estimates that the states judged so far give."""
@@ -312,15 +257,13 @@ class _Extraction:
             kept.append(_for_natural(state))
             if on_progress is not None and len(seen) % 1_000 == 0:
                 on_progress(Progress(stage="pairs", n_done=len(seen)))
-        self.report.n_unmatched_answers = sum(
-            len(rows) for state_id, rows in self._answers.items() if state_id not in seen
-        )
+        self.report.n_unmatched_answers = self.answers.n_elsewhere(seen)
         return kept
 
     def judge(self, state: TraceState) -> None:
-        side = self.student_side(state)
-        answers = self.answers(state, side)
-        effects = self.effects(state, side, answers)
+        side = self.answers.student_side(state)
+        answers = self.answers.at(state, side)
+        effects = self.trials.effects(state, side, answers)
         everyone = Panel(answers.valid, self.same_text, effects=effects)
         all_vote = len(answers.voting) == len(answers.valid)
         panel = everyone if all_vote else Panel(answers.voting, self.same_text, effects=effects)
@@ -363,19 +306,19 @@ class _Extraction:
             "why": why,
         }
         self.report.outcomes.append(row)
-        step = self.step(state, side)
+        step = self.look_ahead.note(state, side)
         if verdict.winner is not None and balance is not None:
             if outcome == "pair":
                 pair = self.pair(state, side, answers, balance, verdict.winner)
                 place = state.get("session_id") or "", len(state["messages"])
                 chosen = verdict.winner.action
                 self.claims.claim(pair, [vote.family for vote in verdict.winner.votes])
-                self._found.append(_Found(pair, row, chosen, side.action, place, step))
+                self._found.append(Found(pair, row, chosen, side.action, place, step))
             elif outcome == "agreement":
-                self.report.positives.append(_positive(state, side, answers, verdict.winner))
+                self.report.positives.append(positive_row(state, side, answers, verdict.winner))
 
     def by_probability(
-        self, state: TraceState, answers: _Answers, verdict: Verdict, outcome: str
+        self, state: TraceState, answers: Answers, verdict: Verdict, outcome: str
     ) -> tuple[str, Verdict]:
         """Give the outcome and the winner by how likely a pair is to be right, not by counting."""
         seen = self.claims.beliefs(state["state_id"])
@@ -392,19 +335,9 @@ class _Extraction:
             return outcome, verdict
         return "pair", replace(verdict, winner=chosen.winner)
 
-    def step(self, state: TraceState, side: _Side) -> _Step | None:
-        """Tell what the student did, kept for the look-ahead of earlier states."""
-        session_id, turn_idx = state.get("session_id"), state.get("turn_idx")
-        if session_id is None or turn_idx is None or side.source != "recorded":
-            return None
-        n_user_messages = sum(message.get("role") == "user" for message in state["messages"])
-        step = _Step(turn_idx, n_user_messages, side.action)
-        self._steps.setdefault(session_id, []).append(step)
-        return step
-
     def balance(
         self,
-        answers: _Answers,
+        answers: Answers,
         verdict: Verdict,
         consensus: Consensus,
         with_student: dict[Action, AgreementLevel | None],
@@ -430,17 +363,17 @@ class _Extraction:
         return agrees_at(self.report.level, found)
 
     def objection(
-        self, state: TraceState, side: _Side, consensus: Consensus, balance: _Balance
+        self, state: TraceState, side: Side, consensus: Consensus, balance: _Balance
     ) -> tuple[str, str | None]:
         """Give the outcome of a state whose student differs from the consensus, and why no pair."""
         if is_refusal(consensus.action):
             return "refusal", None
-        trial = self.trial(state, consensus.action)
+        trial = self.trials.of(state, consensus.action)
         if trial is not None and not trial.works:
             return "would_fail", trial.error_kind
         stops = stop_objection(consensus.action, side.action)
         # A trainee that writes a text where a call is due is what sampling it should correct.
-        if stops and not (stops == "late_stop" and self.samples):
+        if stops and not (stops == "late_stop" and self.options.get("samples")):
             return stops, None
         level = self.report.level
         if any(differ_in_calls_alone(v.action, side.action, level=level) for v in consensus.votes):
@@ -454,17 +387,12 @@ class _Extraction:
         return "pair", None
 
     def defer(self) -> None:
-        """Turn pairs into `deferred` whose consensus the student does by itself a few steps later.
-
-        Only an order differs then. Not where the recorded action failed or was refused: doing the other thing next is then
-        the best evidence that it was better.
-        """
-        for steps in self._steps.values():
-            steps.sort(key=lambda step: step.turn_idx)
-        kept: list[_Found] = []
+        """Turn pairs into `deferred` whose consensus the student does by itself a few steps later."""
+        self.look_ahead.sort()
+        kept: list[Found] = []
         for found in self._found:
-            n_steps = self.n_steps_ahead(found)
-            if n_steps is None or found.pair.get("outcome") in FAILURES:
+            n_steps = self.look_ahead.n_steps_to(found)
+            if n_steps is None:
                 kept.append(found)
                 self.report.pairs.append(found.pair)
             else:
@@ -472,34 +400,8 @@ class _Extraction:
                 found.row["why"] = f"the student does it {n_steps} steps later"
         self._found = kept
 
-    def n_steps_ahead(self, found: _Found) -> int | None:
-        """After how many steps the student does what the consensus is; `None` if not soon."""
-        now = found.step
-        if now is None:
-            return None
-        steps = self._steps[found.place[0]]
-        first = bisect_right(steps, now.turn_idx, key=lambda step: step.turn_idx)
-        for n, step in enumerate(steps[first : first + self.look_ahead_steps], start=1):
-            if step.n_user_messages > now.n_user_messages:
-                return None  # the user spoke in between: it may have been told to
-            if self.is_same(found.chosen, step.action):
-                return n
-        return None
-
-    def trial(self, state: TraceState, action: Action) -> Trial | None:
-        """Return what became of an action where it was tried."""
-        return self.trials.get(state["state_id"], {}).get(action.render())
-
-    def effects(self, state: TraceState, side: _Side, answers: _Answers) -> dict[Action, str]:
-        """Return the effects of the actions at a state that were tried and had one."""
-        if state["state_id"] not in self.trials:
-            return {}
-        actions = {side.action, *(vote.action for vote in answers.valid)}
-        tried = {action: self.trial(state, action) for action in actions}
-        return {a: t.effect for a, t in tried.items() if t is not None and t.effect is not None}
-
     def levels_with_student(
-        self, side: _Side, everyone: Panel, effects: Mapping[Action, str]
+        self, side: Side, everyone: Panel, effects: Mapping[Action, str]
     ) -> dict[Action, AgreementLevel | None]:
         """Tell how close the student's action comes to each distinct answer."""
         found: dict[Action, AgreementLevel | None] = {}
@@ -511,8 +413,8 @@ class _Extraction:
 
     def outcome(
         self,
-        side: _Side,
-        answers: _Answers,
+        side: Side,
+        answers: Answers,
         verdict: Verdict,
         with_student: dict[Action, AgreementLevel | None],
     ) -> tuple[str, AgreementLevel | None]:
@@ -528,62 +430,10 @@ class _Extraction:
         found = next((at for at in LEVELS if at in levels), None)
         return ("agreement" if agrees_at(self.report.level, found) else "pair"), found
 
-    def student_side(self, state: TraceState) -> _Side:
-        sample = self.samples.get(state["state_id"])
-        message = state["student_action"] if sample is None else sample
-        return _Side(
-            canonical_action(message, cwd=state.get("cwd"), tools=self.toolbox(state)),
-            family_of_model(state.get("student_model")),
-            "recorded" if sample is None else "sampled",
-        )
-
-    def toolbox(self, state: TraceState) -> ToolList | None:
-        """Give the tools of a state; states of a session usually share one list."""
-        tools = state.get("tools")
-        if not tools:
-            return None
-        known = self._toolboxes.get(id(tools))
-        if known is None or known[0] is not tools:
-            if len(self._toolboxes) > 256:
-                self._toolboxes.clear()
-            # The list is kept next to its id, so that the id stays its own.
-            known = self._toolboxes[id(tools)] = (tools, ToolList(tools))
-        return known[1]
-
-    def answers(self, state: TraceState, side: _Side) -> _Answers:
-        rows = self._answers.get(state["state_id"], {}).values()
-        # Exact, so that the sum does not depend on the order of the answers.
-        found = _Answers(asked=len(rows), cost_usd=math.fsum(row.cost_usd for row in rows))
-        toolbox, cwd = self.toolbox(state), state.get("cwd")
-        for row in rows:
-            tally = self.report.teachers.get(row.teacher)
-            if tally is None:
-                tally = self.report.teachers[row.teacher] = TeacherTally()
-            tally.n_asked += 1
-            tally.cost_usd += row.cost_usd
-            action = read_answer(row, cwd=cwd, tools=toolbox)
-            if action is None:
-                found.failed += 1
-                tally.n_failed += 1
-                continue
-            if not action.is_valid:
-                found.invalid += 1
-                tally.n_invalid += 1
-                continue
-            tally.n_valid += 1
-            family = tally.family = family_of_answer(row)
-            vote = Vote(family, row, action)
-            found.valid.append(vote)
-            if family == side.family:
-                found.own_family += 1
-            if family != side.family or self.count_own_family:
-                found.voting.append(vote)
-        return found
-
     def count_agreement(
         self,
         state: TraceState,
-        answers: _Answers,
+        answers: Answers,
         everyone: Panel,
         with_student: dict[Action, AgreementLevel | None],
     ) -> None:
@@ -591,65 +441,33 @@ class _Extraction:
         for vote in answers.valid:
             if agrees_at(self.report.level, with_student[vote.action]):
                 self.report.teachers[vote.row.teacher].n_with_student += 1
-        is_mismatch = self.control_mismatch(state, answers)
+        is_mismatch = self.answers.control_mismatch(state, answers)
         if is_mismatch is not None:
             self.report.n_control += 1
             self.report.n_control_mismatch += is_mismatch
 
-    def control_mismatch(self, state: TraceState, answers: _Answers) -> bool | None:
-        """Whether the student's own model, asked again, leaves the recorded action."""
-        toolbox, cwd = self.toolbox(state), state.get("cwd")
-        row = self._control.get(state["state_id"])
-        if row is not None and row.action is not None and row.error_code is None:
-            again = canonical_action(row.action, cwd=cwd, tools=toolbox)
-        else:
-            own = [v for v in answers.valid if _is_model(v.row.model, state.get("student_model"))]
-            if not own:
-                return None
-            again = min(own, key=lambda vote: vote.row.teacher).action
-        recorded = canonical_action(state["student_action"], cwd=cwd, tools=toolbox)
-        found = agreement_level(recorded, again, same_text=self.same_text)
-        return not agrees_at(self.report.level, found)
-
     def pair(
         self,
         state: TraceState,
-        side: _Side,
-        answers: _Answers,
+        side: Side,
+        answers: Answers,
         balance: _Balance,
         consensus: Consensus,
     ) -> DPOPair:
-        shares_vendor = any(vote.family == side.family for vote in consensus.votes)
-        is_mismatch = self.control_mismatch(state, answers)
-        pair: dict[str, Any] = {
-            **_shared(state),
-            **_sides(state, consensus.action, side.action),
-            "n_teachers_agreeing": consensus.n_families,
-            "n_teachers_asked": answers.asked,
-            "n_teachers_valid": len(answers.voting),
-            "teachers_agreeing": _names(consensus),
-            "agreement_level": consensus.level,
-            "n_against": balance.n_against,
-            "margin": balance.margin,
-            "source": _source(consensus),
-            "rejected_source": side.source,
-            "shares_vendor": shares_vendor,
-            "is_distillable": _is_distillable(consensus),
-            "control_mismatch": is_mismatch,
-            "cost_usd": answers.cost_usd,
-            **self.trials_of(state, consensus.action, side.action),
-        }
-        return _without_none(pair)
-
-    def trials_of(self, state: TraceState, chosen: Action, rejected: Action) -> dict[str, Any]:
-        """Return what became of both sides where they were tried."""
-        sides = {"chosen_trial": chosen, "rejected_trial": rejected}
-        tried = {name: self.trial(state, action) for name, action in sides.items()}
-        return {name: trial.in_words() for name, trial in tried.items() if trial is not None}
+        return consensus_pair(
+            state,
+            side,
+            answers,
+            consensus,
+            n_against=balance.n_against,
+            margin=balance.margin,
+            control_mismatch=self.answers.control_mismatch(state, answers),
+            **self.trials.in_words(state, consensus.action, side.action),
+        )
 
     def add_natural(self, states: list[TraceState]) -> None:
         """Add what the record itself prefers; where the teachers say the same, it joins their row."""
-        at_place: dict[tuple[str, int], list[_Found]] = {}
+        at_place: dict[tuple[str, int], list[Found]] = {}
         for found in self._found:
             at_place.setdefault(found.place, []).append(found)
         for natural in natural_pairs(states):
@@ -668,23 +486,7 @@ class _Extraction:
             elif (why := natural.objection(self.report.level)) is not None:
                 self.report.natural_left_out[f"{natural.source}_{why}"] += 1
             else:
-                self.report.pairs.append(self.natural(natural))
-
-    def natural(self, found: NaturalPair) -> DPOPair:
-        pair: dict[str, Any] = {
-            **_shared(found.state),
-            **_sides(found.state, found.chosen, found.rejected),
-            "n_teachers_agreeing": 0,
-            "n_teachers_asked": 0,
-            "n_teachers_valid": 0,
-            "teachers_agreeing": [],
-            "margin": 0,
-            "source": found.source,
-            "rejected_source": "recorded",
-            "shares_vendor": False,
-            "cost_usd": 0.0,
-        }
-        return _without_none(pair)
+                self.report.pairs.append(natural_pair(natural))
 
     def refute(self) -> None:
         """Take out the pairs that were found to be wrong when they were checked."""
@@ -711,63 +513,15 @@ class _Extraction:
         return self.report
 
 
-def _shared(state: TraceState) -> dict[str, Any]:
-    """Tell what a pair or positive takes over from its state."""
-    return {
-        "state_id": state["state_id"],
-        "session_id": state.get("session_id"),
-        "conversation": state.get("conversation"),
-        "cwd": state.get("cwd"),
-        "state_messages": state["messages"],
-        "tools": state.get("tools"),
-        "hint": state.get("hint"),
-        "outcome": state.get("outcome"),
-        "student_model": state.get("student_model"),
-    }
-
-
-def _sides(state: TraceState, chosen: Action, rejected: Action) -> dict[str, Any]:
-    """Both sides as text and as messages, and the id of the pair that they make."""
-    return {
-        "pair_id": pair_id_of(state["state_id"], chosen.render(), rejected.render()),
-        "chosen": chosen.render(),
-        "rejected": rejected.render(),
-        "chosen_action": chosen.to_message(),
-        "rejected_action": rejected.to_message(),
-    }
-
-
-def _positive(
-    state: TraceState, side: _Side, answers: _Answers, consensus: Consensus
-) -> dict[str, Any]:
-    shared = _shared(state)
-    del shared["hint"]
-    return {
-        **shared,
-        "action": side.action.render(),
-        "action_message": side.action.to_message(),
-        "n_teachers_agreeing": consensus.n_families,
-        "n_teachers_asked": answers.asked,
-        "teachers_agreeing": _names(consensus),
-        "agreement_level": consensus.level,
-        "is_distillable": _is_distillable(consensus),
-        "cost_usd": answers.cost_usd,
-    }
-
-
-def _names(consensus: Consensus) -> list[str]:
-    """Name the teachers that agree, those of a rehearsal as such: the mark goes with the row."""
-    return [
-        f"{REHEARSAL}:{row.teacher}"
-        if row.is_rehearsal and not row.teacher.startswith(REHEARSAL)
-        else row.teacher
-        for row in (vote.row for vote in consensus.votes)
-    ]
-
-
-def _source(consensus: Consensus) -> str:
-    """Say where a pair comes from; one made-up vote is enough to make all of it play."""
-    return REHEARSAL if any(vote.row.is_rehearsal for vote in consensus.votes) else "consensus"
+def _claims_of(options: ExtractOptions, level: AgreementLevel, families: Iterable[str]) -> Claims:
+    verdicts = options.get("verdicts")
+    same_text = options.get("same_text")
+    return Claims(
+        BallotBox(families, level=level, same_text=same_text, verdicts=verdicts),
+        verdicts=verdicts,
+        checked=options.get("checked"),
+        known=options.get("reliability"),
+    )
 
 
 def _for_natural(state: TraceState) -> TraceState:
@@ -775,27 +529,3 @@ def _for_natural(state: TraceState) -> TraceState:
     if state.get("alternatives") or state.get("outcome") == "user_rejected":
         return state
     return {**state, "messages": []}
-
-
-def _is_distillable(consensus: Consensus) -> bool | None:
-    """Whether every agreeing teacher allows training on its answers; `None` if not known."""
-    known = [vote.row.is_distillable for vote in consensus.votes]
-    if False in known:
-        return False
-    return None if None in known else True
-
-
-def _is_model(answered: str | None, recorded: str | None) -> bool:
-    """Whether both names mean the same model, a vendor prefix, punctuation and date apart."""
-    if not answered or not recorded:
-        return False
-    return _bare(answered) == _bare(recorded)
-
-
-def _bare(model: str) -> str:
-    name = model.lower().rpartition("/")[2].replace(".", "-").replace("_", "-")
-    return "-".join(part for part in name.split("-") if not (part.isdigit() and len(part) >= 6))
-
-
-def _without_none(pair: dict[str, Any]) -> Any:
-    return {key: value for key, value in pair.items() if value is not None}

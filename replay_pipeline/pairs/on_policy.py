@@ -1,9 +1,8 @@
 """Pairs whose worse side is what the model to be trained does itself."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Unpack
 
 from replay_pipeline.pairs.extract import ExtractOptions, extract_pairs
@@ -76,6 +75,31 @@ class _Found:
     )
 
 
+@dataclass
+class _Drawn:
+    usable: list[TeacherAction] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, sampled: Iterable[TeacherAction]) -> "_Drawn":
+        """Sort samples into answers and failures."""
+        drawn = cls()
+        for sample in sampled:
+            if sample.action is None or sample.error_code is not None:
+                drawn.errors[sample.error_code or "no_action"] += 1
+            else:
+                drawn.usable.append(sample)
+        return drawn
+
+    def by_sampler(self) -> Iterator[dict[str, Message]]:
+        """Give the actions by state, one draw after the other."""
+        draws: dict[str, dict[str, Message]] = {}
+        for one in self.usable:
+            if one.action is not None:
+                draws.setdefault(one.teacher, {})[one.state_id] = one.action
+        yield from (draws[name] for name in sorted(draws))
+
+
 def on_policy_pairs(
     states: Sequence[TraceState],
     teacher_actions: Sequence[TeacherAction],
@@ -105,20 +129,11 @@ def on_policy_pairs(
     Raises:
         ConfigError: as for `extract_pairs`.
     """
-    errors: Counter[str] = Counter()
+    drawn = _Drawn.of(sampled)
     outcomes: Counter[str] = Counter()
-    by_sampler: dict[str, list[TeacherAction]] = {}
-    n_samples = 0
-    for sample in sampled:
-        n_samples += 1
-        if sample.action is None or sample.error_code is not None:
-            errors[sample.error_code or "no_action"] += 1
-        else:
-            by_sampler.setdefault(sample.teacher, []).append(sample)
     found = _Found(seen={*known_pairs, *known_positives})
     options["include_natural"] = False
-    for _, drawn in sorted(by_sampler.items()):
-        actions = {one.state_id: one.action for one in drawn if one.action is not None}
+    for actions in drawn.by_sampler():
         options["samples"] = actions
         report = extract_pairs(
             [state for state in states if state["state_id"] in actions],
@@ -134,17 +149,14 @@ def on_policy_pairs(
     if found.n_other_form:
         outcomes["pair"] -= found.n_other_form
         outcomes["other_form"] = found.n_other_form
-    drawn_calls = (
-        bool((one.action or {}).get("tool_calls")) for one in chain(*by_sampler.values())
-    )
     return OnPolicyReport(
         forms={side: dict(sorted(counts.items())) for side, counts in found.forms.items()},
-        n_calls=sum(drawn_calls),
+        n_calls=sum(bool((one.action or {}).get("tool_calls")) for one in drawn.usable),
         pairs=found.pairs,
         positives=found.positives,
         n_states=len(states),
-        n_samples=n_samples,
-        errors=dict(errors),
+        n_samples=len(drawn.usable) + drawn.errors.total(),
+        errors=dict(drawn.errors),
         outcomes={name: n for name, n in outcomes.items() if n},
         n_repeated=found.n_repeated,
     )

@@ -2,24 +2,22 @@
 
 from replay_pipeline.publish.batch_facts import CardFacts, TeacherFacts
 from replay_pipeline.publish.blind import BlindControl, blind_control, in_words
+from replay_pipeline.publish.card import column_words
 from replay_pipeline.publish.card import render as render_card
 from replay_pipeline.publish.exports import ExportReport, export
-from replay_pipeline.publish.publisher import (
-    PublishReport,
-    problems_on_hub,
-    publish,
-    retract,
-    shards_of,
-)
+from replay_pipeline.publish.publisher import problems_on_hub, publish, retract, shards_of
+from replay_pipeline.publish.version import Cuts, PublishReport
 from replay_pipeline.publish.versions import fetch, newest, to_be_published
 
 __all__ = [
     "BlindControl",
     "CardFacts",
+    "Cuts",
     "ExportReport",
     "PublishReport",
     "TeacherFacts",
     "blind_control",
+    "column_words",
     "export",
     "fetch",
     "in_words",

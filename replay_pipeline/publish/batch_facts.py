@@ -236,23 +236,31 @@ def manifest_of(
     files: Mapping[str, Mapping[str, Mapping[str, int]]],
     pairs: Summed,
     n_positives: int,
-    sessions: Mapping[str, Sequence[str]],
-    conversations: Mapping[str, Sequence[str]],
-    ties: Mapping[str, Sequence[str]],
+    members: Mapping[str, Mapping[str, Sequence[str]]],
     test_fraction: float,
     stages: Mapping[str, Any],
-    counted: str | None = None,
-    not_cut: Mapping[str, Mapping[str, int]] | None = None,
+    cuts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Give the facts of one batch: its files with their rows, and sums that add up over batches."""
+    """Give the facts of one batch: its files with their rows, and sums that add up over batches.
+
+    Args:
+        batch: its key.
+        files: rows by config, split and file.
+        pairs: what was counted of its pairs.
+        n_positives: rows of `positives`.
+        members: hashes of its `sessions`, its `conversations` and what these share (`ties`), by split.
+        test_fraction: share of new conversations that goes to the test split.
+        stages: what the stages reported about the batch.
+        cuts: how tokens were `counted`, in words, and which pairs were `not_cut`, by config and reason.
+    """
     totals = ("n_pairs", "n_distillable", "n_sharing_vendor", "n_hints")
     return {
         "trace_batch": batch,
         "test_fraction": test_fraction,
         "files": files,
-        "sessions": sessions,
-        "conversations": conversations,
-        **({"ties": ties} if any(ties.values()) else {}),
+        "sessions": members["sessions"],
+        "conversations": members["conversations"],
+        **({"ties": members["ties"]} if any(members["ties"].values()) else {}),
         "counts": {name: dict(sorted(counts.items())) for name, counts in pairs.counts.items()},
         "teachers_agreeing": dict(sorted(pairs.teachers.items())),
         **{name: pairs.totals[name] for name in totals},
@@ -262,11 +270,11 @@ def manifest_of(
         "sample": pairs.sample,
         "layout": layout.VERSION,
         "tokens": {
-            "counted": counted,
+            "counted": cuts["counted"],
             "pairs": {name: dict(sorted(n.items())) for name, n in sorted(pairs.tokens.items())},
             "longest": dict(sorted(pairs.longest.items())),
             "not_cut": {
-                name: dict(sorted(n.items())) for name, n in sorted((not_cut or {}).items())
+                name: dict(sorted(n.items())) for name, n in sorted(cuts["not_cut"].items())
             },
         },
     }

@@ -96,7 +96,6 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
     }
     digest = digest_of(manifests)
     n_pairs = _sum(batches, "n_pairs")
-    n_bytes = _added(batch["n_bytes"] for batch in batches)
     dropped = _added(_stage(batch, "normalize").get("dropped", {}) for batch in batches)
     recipes = sorted({_stage(batch, "normalize").get("recipe", "") for batch in batches} - {""})
     card = _TEMPLATE.render(
@@ -117,9 +116,7 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         n_hints=_sum(batches, "n_hints"),
         n_sharing_vendor=_sum(batches, "n_sharing_vendor"),
         n_distillable=_sum(batches, "n_distillable"),
-        mean_bytes={
-            side: round(n_bytes.get(side, 0) / max(n_pairs, 1)) for side in ("chosen", "rejected")
-        },
+        mean_bytes=_mean_bytes(batches, n_pairs),
         configs=[
             (f"`{config}`", _about(config), *(counts.get(split, 0) for split in SPLITS))
             for config, counts in rows.items()
@@ -129,14 +126,8 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         max_lengths=_max_lengths(batches, rows),
         counted=_listed(_tokens(batch).get("counted") for batch in batches),
         not_cut=_not_cut(batches),
-        columns=[(f"`{name}`", _meaning(name)) for name in _column_names(rows)],
-        counts=[
-            (
-                title,
-                [(_code(value), n, _percent(n, n_pairs)) for value, n in _counts(batches, name)],
-            )
-            for title, name in _COUNTED.items()
-        ],
+        columns=[(f"`{name}`", column_words(name)) for name in _column_names(rows)],
+        counts=_shares(batches, n_pairs),
         teachers=_teachers(batches, facts),
         figures=_figures(batches),
         precision=_precision(batches),
@@ -149,6 +140,21 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         sample=_sample(batches),
     )
     return f"{card}\n".encode()
+
+
+def _mean_bytes(batches: Sequence[Mapping[str, Any]], n_pairs: int) -> dict[str, int]:
+    n_bytes = _added(batch["n_bytes"] for batch in batches)
+    return {side: round(n_bytes.get(side, 0) / max(n_pairs, 1)) for side in ("chosen", "rejected")}
+
+
+def _shares(
+    batches: Sequence[Mapping[str, Any]], n_pairs: int
+) -> list[tuple[str, list[tuple[str, int, str]]]]:
+    """Return how many pairs have each value of what is counted, by its title."""
+    return [
+        (title, [(_code(value), n, _percent(n, n_pairs)) for value, n in _counts(batches, name)])
+        for title, name in _COUNTED.items()
+    ]
 
 
 def _has_rows(batch: Mapping[str, Any]) -> bool:
@@ -202,7 +208,8 @@ def _column_names(configs: Iterable[str]) -> list[str]:
     return [*(n for n in _COLUMNS if n in every), *(n for n in every if n not in _COLUMNS)]
 
 
-def _meaning(column: str) -> str:
+def column_words(column: str) -> str:
+    """Say what a column of the published dataset means; raises KeyError where nothing is written."""
     return _COLUMNS.get(column) or describe("dpo_pairs", column)
 
 

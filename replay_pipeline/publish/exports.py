@@ -17,8 +17,9 @@ import yaml
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.publish import layout
+from replay_pipeline.publish.earlier import read_manifests
 from replay_pipeline.publish.folder import alone, list_files, replace_files
-from replay_pipeline.publish.publisher import SecretScan, read_manifests
+from replay_pipeline.publish.secret_scan import SecretScan
 from replay_pipeline.publish.splits import SPLITS
 from replay_pipeline.publish.templates import has_place_for_calls
 from replay_pipeline.types import ExportFormat, Message

@@ -16,7 +16,7 @@ from replay_pipeline.replay.run import (
     replay_trace,
     replay_trace_sync,
 )
-from replay_pipeline.replay.status import LedgerStatus, ledger_status, spent_since
+from replay_pipeline.replay.status import LedgerStatus, counted_usd, ledger_status, spent_since
 from replay_pipeline.replay.teachers import TeacherCheck, check_teachers
 from replay_pipeline.types import RetryPolicy
 
@@ -36,6 +36,7 @@ __all__ = [
     "TeacherEstimate",
     "check_teachers",
     "control",
+    "counted_usd",
     "estimate",
     "has_ledger",
     "ledger_status",

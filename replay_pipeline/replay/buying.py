@@ -78,8 +78,8 @@ def spread(places: Sequence[Place], n_steps: int = _SEGMENT) -> list[list[int]]:
         sessions.setdefault(place.project, {}).setdefault(place.session, []).append(number)
     queues: list[Iterator[list[int]]] = [
         _turns([
-            _far_apart([steps[at : at + n_steps] for at in range(0, len(steps), n_steps)])
-            for steps in _far_apart(list(of_project.values()))
+            far_apart([steps[at : at + n_steps] for at in range(0, len(steps), n_steps)])
+            for steps in far_apart(list(of_project.values()))
         ])
         for of_project in sessions.values()
     ]  # fmt: skip
@@ -94,7 +94,7 @@ def _turns(queues: Sequence[Sequence[list[int]]]) -> Iterator[list[int]]:
                 yield queue[turn]
 
 
-def _far_apart(items: Sequence[T]) -> list[T]:
+def far_apart(items: Sequence[T]) -> list[T]:
     """Order items so that each beginning of the list is spread over all of them."""
     n_bits = max(1, math.ceil(math.log2(max(2, len(items)))))
     order = (int(f"{i:0{n_bits}b}"[::-1], 2) for i in range(1 << n_bits))

@@ -39,7 +39,7 @@ from replay_pipeline.replay.replies import LASTING_CODES
 from replay_pipeline.replay.requests import Prefix, RequestBuilder
 from replay_pipeline.replay.rounds import Rounds, asked_by, coverage, place_of
 from replay_pipeline.replay.sizes import Learned, add_learned, read_learned
-from replay_pipeline.replay.tasks import Task
+from replay_pipeline.replay.tasks import Lanes, Task
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.types import (
     GateReport,
@@ -406,10 +406,7 @@ class _Replay:
     ) -> ReplayReport:
         shas = [task.question.sha for _, lane in lanes for task in lane]
         found = await asyncio.to_thread(ledger.lookup, shas)
-        for teacher, lane in lanes:
-            for task in lane:
-                if _may_answer_now(found.decided.get(task.question.sha), teacher):
-                    del found.decided[task.question.sha]
+        _forget_outgrown(found, lanes)
         self.batched = await asyncio.wrap_future(ledger.do(batched_requests))
         keys, prices = await self._keys_and_prices(
             is_answered=all(sha in found.decided for sha in shas)
@@ -597,6 +594,14 @@ class _Replay:
                 for name, failure in engine.dispatcher.stopped_teachers.items()
             },
         )
+
+
+def _forget_outgrown(found: Found, lanes: Lanes) -> None:
+    """Have questions asked again whose calls outlasted a time limit that has been raised since."""
+    for teacher, lane in lanes:
+        for task in lane:
+            if _may_answer_now(found.decided.get(task.question.sha), teacher):
+                del found.decided[task.question.sha]
 
 
 def _may_answer_now(known: Known | None, teacher: TeacherSpec) -> bool:

@@ -85,6 +85,22 @@ def spent_since(url: str | Path, since: datetime) -> float:
     return usd(int(rows[0][0] or 0))
 
 
+def counted_usd(url: str | Path, scope: str) -> float:
+    """US dollars that are spent, held or unknown under a scope; 0 without a ledger.
+
+    Raises:
+        LedgerError: the ledger can't be read.
+    """
+    if not exists(url):
+        return 0.0
+    database = connect(url, is_read_only=True)
+    try:
+        rows = database.query("select spent + held + unknown from scopes where name = ?", (scope,))
+    finally:
+        database.close()
+    return usd(int(rows[0][0])) if rows else 0.0
+
+
 def ledger_status(url: str | Path) -> LedgerStatus:
     """Read what a ledger holds, while others may be writing to it.
 

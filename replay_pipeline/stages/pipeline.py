@@ -13,7 +13,7 @@ from replay_pipeline.errors import ConfigError, ReplayPipelineError
 from replay_pipeline.ingesters import read_manifest
 from replay_pipeline.publish import PublishReport
 from replay_pipeline.settings import Settings, redaction_salt
-from replay_pipeline.stages import chain, engine, integrity, looking, page, spending
+from replay_pipeline.stages import chain, engine, integrity, looking, page, sharing, spending
 from replay_pipeline.stages.discovery import find_batches, keep_bytes
 from replay_pipeline.stages.doctor import require_trainer
 from replay_pipeline.stages.normalize import normalizer_of
@@ -45,7 +45,7 @@ class Pipeline(Project):
     repair = integrity.repair
 
     completed_batches = spending.completed_batches
-    fitting = spending.fitting
+    fitting = sharing.fitting
     replay_within = spending.replay_within
     hand_in = spending.hand_in
     control = spending.control_run

@@ -20,16 +20,14 @@ from replay_pipeline.replay import (
 from replay_pipeline.settings import key_of
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.doctor import examine, examine_probes
-from replay_pipeline.stages.engine import do
+from replay_pipeline.stages.engine import do, is_due
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.sample import states_with_consensus
+from replay_pipeline.stages.sharing import left_of_night, shares
 from replay_pipeline.stages.staleness import UNKNOWN, read_again, reasons_by_batch
 from replay_pipeline.stages.trainee import samplers
 from replay_pipeline.types import Progress, ReplayReport
-
-_PLANNED_ABOVE_BUDGET = 1.25
-"""Estimates are rough: plan for a little more than there is, so that no money is left over."""
 
 _MUCH_CHEAPER = 0.5
 """Below this share of what the agent costs, a teacher is said to be much cheaper."""
@@ -63,30 +61,6 @@ def stale(project: Project) -> dict[str, Any]:
     ]
     cost = estimate_replay(project, asked_otherwise).to_json() if asked_otherwise else None
     return {"batches": batches, "cost": cost}
-
-
-def fitting(project: Project, batches: Sequence[str], *, max_total_usd: float) -> list[str]:
-    """Give the first of `batches` that `max_total_usd` is likely to pay for, by what others have cost.
-
-    Costs are taken to grow with the bytes of the sessions. At least one batch is given, and all
-    as long as none was paid for. It is a plan only: what holds the ceiling is the replay.
-    """
-    sizes = {b.key: b.n_bytes for b in project.manifests()}
-    reports = project.receipts.reports("replay")
-    done = [key for key, report in reports.items() if report["is_complete"] and key in sizes]
-    spent_usd = sum(reports[key]["spent_usd"] for key in done)
-    n_bytes = sum(sizes[key] for key in done)
-    if not (spent_usd and n_bytes):
-        return list(batches)
-    chosen: list[str] = []
-    left_usd = max_total_usd * _PLANNED_ABOVE_BUDGET
-    for key in batches:
-        if chosen and left_usd <= 0:
-            break
-        paid_usd = reports.get(key, {}).get("spent_usd", 0.0)
-        left_usd -= max(0.0, spent_usd / n_bytes * sizes.get(key, 0) - paid_usd)
-        chosen.append(key)
-    return chosen
 
 
 def check_keys(project: Project) -> None:
@@ -192,29 +166,35 @@ def replay_within(
     *,
     night: str | None = None,
     batches: Sequence[str] = (),
+    shared_with: Sequence[str] = (),
 ) -> Callable[[str], Receipt]:
     """`replay` under one ceiling for all batches: what one pays is not there for the next.
 
     Calls with an unknown outcome count as paid. Without `max_total_usd` the ceiling is the
     setting: that of a `night`, which all its runs share, or that of a run. Where it is known which
     `batches` will be replayed, and there is no money for all, each has its share by its states, and
-    what one leaves goes to those after it.
+    what one leaves goes to those after it. So have the runs of a night: `shared_with` are the batches
+    of the others.
     """
-    options = project.settings.replay
-    left_usd = options.max_nightly_usd if night else options.max_total_usd
-    if max_total_usd is not None:
-        left_usd = max_total_usd
+    left_usd = project.settings.replay.max_total_usd if max_total_usd is None else max_total_usd
+    if night:
+        of_night_usd = left_of_night(project, night, batches, shared_with=shared_with)
+        left_usd = of_night_usd if max_total_usd is None else min(max_total_usd, of_night_usd)
     open_batches = set(project.root.batches("states")) - completed_batches(project)
-    n_states = sum(project.root.n_rows("states", batch) for batch in open_batches)
+    # What older code or other settings asked is gone through again, though it costs nothing.
+    due = [key for key in batches if is_due(chain.named("replay"), project, key)]
+    n_states = sum(project.root.n_rows("states", key) for key in (due if batches else open_batches))
     n_questions = n_states * len(project.settings.teachers())
     project.on_progress(Progress(stage="replay", n_done=0, n_total=n_questions, limit_usd=left_usd))
 
-    shares = _shares(project, [key for key in batches if key in open_batches], left_usd)
+    asked = [key for key in batches if key in open_batches]
+    expected = _expected(project, asked) if len(asked) > 1 and left_usd else None
+    waiting = shares(project, asked, left_usd, expected)
 
     def replay(batch: str) -> Receipt:
         nonlocal left_usd
-        waiting = sum(shares.values())
-        share = shares.pop(batch, waiting) / waiting if waiting else 1.0
+        n_waiting = sum(waiting.values())
+        share = waiting.pop(batch, 0) / n_waiting if n_waiting else 1.0
         receipt = do(
             chain.named("replay").told_to(max_total_usd=left_usd * share, night=night),
             project,
@@ -228,17 +208,12 @@ def replay_within(
     return replay
 
 
-def _shares(project: Project, batches: Sequence[str], left_usd: float) -> dict[str, int]:
-    """Return the states of each batch where the money is short; nothing where it is not."""
-    if len(batches) < 2 or not left_usd:
-        return {}
+def _expected(project: Project, batches: Sequence[str]) -> Estimate | None:
+    """Return what batches should cost; `None` where there is no telling: the replay says why."""
     try:
-        expected_usd = estimate_replay(project, batches).expected_usd
-    except (ConfigError, PriceError):  # the replay says so itself
-        return {}
-    if expected_usd <= left_usd:
-        return {}
-    return {batch: project.root.n_rows("states", batch) for batch in batches}
+        return estimate_replay(project, batches)
+    except (ConfigError, PriceError):
+        return None
 
 
 def estimate_samples(project: Project, batches: Sequence[str]) -> Estimate:

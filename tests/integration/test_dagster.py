@@ -47,7 +47,6 @@ ASSETS = {
     "night_summary",
     "normalized_pairs",
     "published_dataset",
-    "samples",
     "teacher_actions",
     "trace_states",
     "trained_model",
@@ -205,7 +204,10 @@ def test_all_runs_of_a_night_bear_the_date_on_which_it_begins_in_its_time_zone(r
         requests = planned_night(instance, day=1, hour=20)
     assert [request.tags[f"{RANGE}start"] for request in requests] == [first, others[1]]
     nights = [request.run_config["ops"]["teacher_actions"]["config"] for request in requests]
-    assert nights == [{"night": "2026-01-02"}] * 2
+    assert nights == [
+        {"night": "2026-01-02", "shared_with": others[1:]},
+        {"night": "2026-01-02", "shared_with": [first]},
+    ]
 
 
 # Dagster reads what it has deprecated itself.
@@ -251,8 +253,8 @@ def test_the_runs_of_a_night_and_their_retries_share_its_money_and_use_it_up(roo
         run(again.run_config, again.tags)
         assert by_night.keys() == spent.keys()
         assert work.completed_batches() != set(batches)
-        first, *_ = planned_night(instance, day=3, hour=2)
-        run(first.run_config, first.tags)
+        for request in planned_night(instance, day=3, hour=2):
+            run(request.run_config, request.tags)
         assert by_night["night:2026-01-03"] > 0
 
 
@@ -297,7 +299,12 @@ def test_a_range_run_fills_every_batch_and_a_second_one_does_nothing(root):
         for asset in BY_BATCH:
             done = instance.get_materialized_partitions(dg.AssetKey(asset))
             assert done == set(work.batches())
-        assert all(check.passed for check in first.get_asset_check_evaluations())
+        found = first.get_asset_check_evaluations()
+        told = {
+            check.asset_check_key.name: check.severity.value for check in found if not check.passed
+        }
+        # There are too few batches to know what is usual.
+        assert told == dict.fromkeys(("agreement_is_steady", "drops_are_steady"), "WARN")
         stamps = work.receipts.stamps()
         assert run_range(root, instance).success
         assert work.receipts.stamps() == stamps

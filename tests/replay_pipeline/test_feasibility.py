@@ -176,3 +176,88 @@ def test_no_message_is_too_odd():
     ]  # fmt: skip
     assert kind(odd, bash("git commit -m x")) is None
     assert kind([], bash("git commit -m x")) == "unasked"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("mise run fmt && mise run lint", "applied"),
+        ("git add cart.py && git commit -m 'Lower the limit in cart.py'", "applied"),
+        ("git merge main", "applied"),
+        ("git checkout -b lower", "applied"),
+        ("go test ./... && golangci-lint run", "applied"),
+        ("git stash", None),
+        ("git -C /home/ada/shop checkout main", None),
+        ("git reset --hard", None),
+        ("git reset HEAD~1", "applied"),
+        ("python undo.py cart.py", None),
+    ],
+)
+def test_an_edit_stays_made_until_something_may_have_taken_it_back(command, expected):
+    assert kind(prompt(SEEN, (LOWER, DONE), (bash(command), "")), LOWER) == expected
+
+
+def test_writing_once_more_what_was_edited_since_would_undo_the_edit():
+    first = call("Write", file_path=f"{CWD}/cart.py", content=CODE)
+    assert kind(prompt((first, DONE), (LOWER, DONE)), first) == "applied"
+    assert kind(prompt((first, DONE), (LOWER, DONE), (bash("git stash"), "")), first) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [("Go on.", "repeated_look"), ("I have changed it.", None), ("Look at it once more.", None)],
+)
+def test_a_word_of_the_user_is_a_reason_to_look_again_only_if_it_says_so(word, expected):
+    assert kind(prompt(SEEN, word), read()) == expected
+
+
+def test_a_build_or_a_test_changes_nothing_that_a_search_would_find():
+    seen = (call("Grep", pattern="total"), "cart.py")
+    again = call("Grep", pattern="total")
+    assert (
+        kind(prompt(seen, (bash("go build ./... && go test ./..."), "ok")), again)
+        == "repeated_look"
+    )
+    assert kind(prompt(seen, (bash("go generate ./..."), "")), again) is None
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "git -C /home/ada/shop push --force",
+        "git -c user.name=x commit -m x",
+        "env GIT_DIR=.git git push",
+        "command git push",
+        "bash -c 'git push'",
+        "eval git push",
+        "/bin/rm -rf src",
+        "find . -name '*.py' -exec rm {} +",
+        "git checkout cart.py",
+        "git switch --discard-changes main",
+        "gh api -X DELETE repos/ada/shop",
+        "gh api repos/ada/shop/issues/1/comments -f body=Done",
+        "curl -X POST https://hooks.example.com/x",
+        "truncate -s 0 cart.py",
+    ],
+)
+def test_a_consequence_counts_however_its_command_is_spelled(command):
+    assert kind(prompt(), bash(command)) == "unasked"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "git -C /home/ada/shop status",
+        "git checkout -b lower",
+        "git checkout main",
+        "command -v git",
+        "find . -name '*.py' -exec wc -l {} +",
+        "gh api repos/ada/shop/pulls",
+        "gh api graphql -f query='query { viewer { login } }'",
+        "curl -s https://example.com/x",
+        "curl -X POST http://localhost:3000/cart -d x=1",
+        "env A=1 make",
+    ],
+)
+def test_what_only_looks_or_stays_here_needs_no_request(command):
+    assert kind(prompt(), bash(command)) is None

@@ -605,7 +605,7 @@ def test_a_student_that_calls_a_tool_not_on_offer_makes_no_pair():
 def test_the_tools_that_states_share_are_read_once(monkeypatch):
     read = []
     monkeypatch.setattr(
-        "replay_pipeline.pairs.extract.ToolList",
+        "replay_pipeline.pairs.answers.ToolList",
         lambda tools: read.append(tools) or ToolList(tools),
     )
     tools, others = [READ_TOOL], [READ_TOOL, READ_TOOL]

@@ -26,7 +26,6 @@ from trainer.errors import (
 from trainer.outer.codecs import Codec, codec_named, decode_payload, encode_payload
 from trainer.outer.object_store import ObjectStore
 from trainer.outer.protocol import (
-    Action,
     Commit,
     Contribution,
     ListRound,
@@ -35,6 +34,7 @@ from trainer.outer.protocol import (
     Merge,
     Merged,
     Protocol,
+    ProtocolAction,
     PutDelta,
     PutJoin,
     ReadManifest,
@@ -281,6 +281,32 @@ def check_condition(store: ObjectStore, key: str, data: bytes) -> None:
         )
 
 
+def mean_of(
+    given: Sequence[tuple[Contribution, bytes | None]], codec: Codec, n: int
+) -> tuple[Vector, tuple[Contribution, ...]]:
+    """Average payloads by weight; return also whose are missing or not what they are named.
+
+    Args:
+        given: Contributions with their payloads, in the order in which they are added.
+        codec: Wire format of the payloads.
+        n: Values of each.
+    """
+    total = sum(contribution.weight for contribution, _ in given)
+    mean = np.zeros(n, np.float32)
+    damaged = []
+    for contribution, payload in given:
+        try:
+            if payload is None or sha256(payload) != contribution.sha:
+                raise OuterLoopError("missing or torn")
+            values = decode_payload(codec, payload, n)
+        except OuterLoopError as error:
+            logger.warning("rank %d, base %s: %s", contribution.rank, contribution.base, error)
+            damaged.append(contribution)
+        else:
+            mean += values * np.float32(contribution.weight / total)
+    return mean, tuple(damaged)
+
+
 class RoundDriver:
     """Performs what the protocol asks for on a store: the part that all replicas have in common.
 
@@ -361,7 +387,7 @@ class RoundDriver:
         )
         return attempts(request)
 
-    def perform(self, action: Action) -> Any:
+    def perform(self, action: ProtocolAction) -> Any:
         """Perform one action of `decide_round`, or ask to join; return its reply."""
         match action:
             case ReadManifest(round_id=round_id):
@@ -551,23 +577,11 @@ class RoundDriver:
 
         The order of the sum is that of the ranks, so equal sets give equal bits.
         """
-        total = sum(contribution.weight for contribution in contributions)
-        mean = np.zeros(n, np.float32)
-        damaged = []
         with ThreadPoolExecutor(max_workers=8) as pool:
             payloads = list(pool.map(lambda c: self._payload_of(round_id, c), contributions))
-        for contribution, payload in zip(contributions, payloads, strict=True):
-            self._down_bytes += 0 if contribution == self.own else len(payload or b"")
-            try:
-                if payload is None or sha256(payload) != contribution.sha:
-                    raise OuterLoopError("missing or torn")
-                values = decode_payload(self.codec, payload, n)
-            except OuterLoopError as error:
-                logger.warning("round %d: rank %d: %s", round_id, contribution.rank, error)
-                damaged.append(contribution)
-            else:
-                mean += values * np.float32(contribution.weight / total)
-        return mean, tuple(damaged)
+        given = list(zip(contributions, payloads, strict=True))
+        self._down_bytes += sum(len(data or b"") for each, data in given if each != self.own)
+        return mean_of(given, self.codec, n)
 
     def _payload_of(self, round_id: int, contribution: Contribution) -> bytes | None:
         is_own = contribution == self.own

@@ -28,11 +28,11 @@ from trainer.outer.lease import claim
 from trainer.outer.object_store import ObjectStore, SubStore
 from trainer.outer.outer_step import OuterStep
 from trainer.outer.protocol import (
-    Action,
     Apply,
     Contribution,
     LoadSnapshot,
     Manifest,
+    ProtocolAction,
     ReplicaLife,
     Snapshot,
     Train,
@@ -202,7 +202,7 @@ class OuterReplica(RoundDriver):
         self.is_finished = not self._is_training
         self.patience.begin_round()
 
-    def perform(self, action: Action) -> Any:
+    def perform(self, action: ProtocolAction) -> Any:
         """Perform one action of a replica's life; return its reply."""
         match action:
             case LoadSnapshot():
@@ -308,7 +308,7 @@ class OuterReplica(RoundDriver):
             key = self._put_snapshot(round_id, base, expected)
             # What is about to be deleted can be replaced by this snapshot only if it is whole.
             if self._read_snapshot(key) is not None:
-                self._collect_garbage(round_id)
+                collect_garbage(self.store, round_id, snapshot_every=self.snapshot_every)
         except ObjectStoreError as error:
             # The run does not depend on any single snapshot: the log is still there.
             logger.warning("no snapshot of round %d: %s", round_id, error)
@@ -319,18 +319,6 @@ class OuterReplica(RoundDriver):
         tensors = {"theta": self.theta, "velocity": self.velocity}
         self.put(key, seal_tensors(header, tensors))
         return key
-
-    def _collect_garbage(self, round_id: int) -> None:
-        """Delete payloads that no newer snapshot needs. Manifests stay: they are the log."""
-        store = self.store
-        snapshots = [key for key in store.keys(SNAPSHOTS) if _round_of(key) <= round_id]
-        kept = sorted({_round_of(key) for key in snapshots})[-2:]
-        old = [key for key in snapshots if _round_of(key) < kept[0]]
-        began = max(0, kept[0] - 2 * self.snapshot_every)
-        for past in range(began, kept[0]):
-            keys = store.keys(round_prefix(past))
-            old += [key for key in keys if not key.endswith("/manifest.json")]
-        store.delete(old)
 
     def _keep_private(self) -> None:
         """Keep what another process of this rank would need to go on."""
@@ -383,6 +371,24 @@ class OuterReplica(RoundDriver):
             if manifest.names(own):
                 self.put(own.key(self._own_round), self.payload)
             self.settle(manifest)
+
+
+def collect_garbage(store: ObjectStore, round_id: int, *, snapshot_every: int) -> None:
+    """Delete payloads that no newer snapshot needs. Manifests stay: they are the log.
+
+    Args:
+        store: Where the run lives.
+        round_id: The round of a snapshot that is known to be whole.
+        snapshot_every: Rounds between two snapshots.
+    """
+    snapshots = [key for key in store.keys(SNAPSHOTS) if _round_of(key) <= round_id]
+    kept = sorted({_round_of(key) for key in snapshots})[-2:]
+    old = [key for key in snapshots if _round_of(key) < kept[0]]
+    began = max(0, kept[0] - 2 * snapshot_every)
+    for past in range(began, kept[0]):
+        keys = store.keys(round_prefix(past))
+        old += [key for key in keys if not key.endswith("/manifest.json")]
+    store.delete(old)
 
 
 def newest_state(

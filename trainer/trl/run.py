@@ -100,7 +100,7 @@ class MetricsFile(TrainerCallback):
         logs = context.get("logs")
         if not state.is_world_process_zero or not logs:
             return
-        row: dict[str, Any] = {"step": state.global_step}
+        row: dict[str, Any] = {"step": state.global_step, "train/max_steps": state.max_steps}
         row |= {key if "/" in key else f"train/{key}": value for key, value in logs.items()}
         if "policy/loss" in row or "replay/loss" in row:
             row["loss/objective"] = (

@@ -126,7 +126,7 @@ def test_a_secret_that_got_into_the_folder_is_not_exported(tmp_path, kept_table,
     from replay_pipeline.redaction.redactor import SecretHit
 
     monkeypatch.setattr(
-        "replay_pipeline.publish.publisher.find_secrets_in",
+        "replay_pipeline.publish.secret_scan.find_secrets_in",
         lambda texts: [[SecretHit(kind="token", start=0, end=1)] for _ in texts],
     )
     with pytest.raises(SecretFoundError):

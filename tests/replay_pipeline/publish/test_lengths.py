@@ -9,8 +9,8 @@ import yaml
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.publish import publish
+from replay_pipeline.publish.earlier import read_manifests
 from replay_pipeline.publish.lengths import TokenSizes
-from replay_pipeline.publish.publisher import read_manifests
 from replay_pipeline.windows import OMITTED
 
 SYSTEM = {"role": "system", "content": "You are an agent."}

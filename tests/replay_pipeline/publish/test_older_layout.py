@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.publish import layout, publish, retract
-from replay_pipeline.publish.publisher import read_manifests
+from replay_pipeline.publish.earlier import read_manifests
 from trainer.data.dataset import load_preference_data
 
 OLD = Path(__file__).parents[2] / "data" / "dataset_of_layout_1"

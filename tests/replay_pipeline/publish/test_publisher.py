@@ -5,8 +5,8 @@ import pytest
 from replay_pipeline import DJNormalizer
 from replay_pipeline.errors import ConfigError, SchemaError, SecretFoundError
 from replay_pipeline.publish import publish
+from replay_pipeline.publish.earlier import read_manifests
 from replay_pipeline.publish.folder import list_files, read_files
-from replay_pipeline.publish.publisher import read_manifests
 
 
 def snapshot(folder):

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from replay_pipeline.publish import layout, publish, retract
-from replay_pipeline.publish.publisher import read_manifests
+from replay_pipeline.publish.earlier import read_manifests
 from replay_pipeline.publish.splits import ConversationSplit, joined, position, sha_of, sides_in
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replay_pipeline.ingesters import SourceSlice, TraceBatch, write_manifest
-from replay_pipeline.ingesters.batches import Cursor
+from replay_pipeline.ingesters.batches import ReadMark
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
@@ -51,7 +51,7 @@ def work(tmp_path):
     made = Pipeline(Settings(data_dir=tmp_path))
     for i in range(6):
         source = SourceSlice(tmp_path / f"{i}.jsonl", 0, 1000, "")
-        cursor = Cursor(source.path, 1000, 1000, 0, "")
+        cursor = ReadMark(source.path, 1000, 1000, 0, "")
         write_manifest(TraceBatch(f"2026-01-0{i + 1}-0001-aaaaaa", (source,), (cursor,)), tmp_path)
     return made
 
@@ -62,11 +62,57 @@ def test_without_history_every_batch_is_planned(work):
 
 def test_as_many_batches_are_planned_as_the_money_is_likely_to_reach(work):
     first, *rest = work.batches()
-    work.receipts.write(receipt("replay", first, is_complete=True, spent_usd=1.0, **PAID))
-    assert work.fitting(rest, max_total_usd=2.0) == rest[:3]
+    report = {"is_complete": True, "spent_usd": 1.0, "n_states": 100, **PAID}
+    work.receipts.write(receipt("replay", first, **report))
+    far_apart = [rest[i] for i in (0, 2, 4)]
+    assert work.fitting(rest, max_total_usd=2.0) == far_apart
     assert work.fitting(rest, max_total_usd=0.01) == rest[:1], "at least one goes on"
     work.receipts.write(receipt("replay", rest[0], is_complete=False, spent_usd=0.9, **PAID))
-    assert work.fitting(rest, max_total_usd=2.0) == rest[:4], "what is paid is not paid again"
+    assert len(work.fitting(rest, max_total_usd=2.0)) == 4, "what is paid is not paid again"
+
+
+def test_batches_are_planned_from_as_many_projects_as_there_is_money_for(tmp_path):
+    """Twelve projects side by side, each dearer than the night: before, the first had all of it."""
+    work = Pipeline(Settings(data_dir=tmp_path))
+    for i in range(25):
+        path = tmp_path / "projects" / f"project-{max(0, i - 13)}" / f"{i}.jsonl"
+        source, cursor = SourceSlice(path, 0, 1000, ""), ReadMark(path, 1000, 1000, 0, "")
+        write_manifest(
+            TraceBatch(f"2026-01-{i + 1:02d}-0001-aaaaaa", (source,), (cursor,)), tmp_path
+        )
+    first, *rest = work.batches()
+    report = {"is_complete": True, "spent_usd": 10.0, "n_states": 200, **PAID}
+    work.receipts.write(receipt("replay", first, **report))
+
+    def planned(usd: float) -> list[int]:
+        return [work.batches().index(key) for key in work.fitting(rest, max_total_usd=usd)]
+
+    assert {max(0, i - 13) for i in planned(5.0)} == set(range(12))
+    assert len(planned(5.0)) == 12, "no more than one of each, since the money is short"
+    assert len(planned(1.0)) == 5, "a share is worth opening a batch for"
+
+
+@pytest.mark.slow
+def test_each_run_of_a_night_leaves_the_others_their_part(tmp_path):
+    """One run per batch: before, the first run had all that the night has."""
+    work = project_root(tmp_path)
+    work.find_batches()
+    batches = work.batches()
+    for batch in batches:
+        work.ingest(batch)
+    assert len(batches) > 1
+    max_usd = work.estimate(batches).expected_usd / 3
+    reports = {}
+    for batch in batches:
+        mine = pipeline_at(tmp_path, replay={"max_nightly_usd": max_usd})
+        others = [key for key in batches if key != batch]
+        replay = mine.replay_within(night="2026-01-02", batches=[batch], shared_with=others)
+        reports[batch] = replay(batch).report
+    spent = [report["newly_spent_usd"] for report in reports.values()]
+    assert all(spent)
+    assert 0.8 * max_usd < sum(spent) <= max_usd, "what one leaves goes to those after it"
+    sizes = [each.n_bytes for each in work.manifests()]
+    assert spent[0] <= max_usd * sizes[0] / sum(sizes)
 
 
 @pytest.mark.slow

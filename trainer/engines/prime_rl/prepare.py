@@ -24,7 +24,7 @@ from trainer.engines.tokenized_pairs import write_pairs
 from trainer.errors import DatasetError, TrainerConfigError
 from trainer.folders import sole_writer
 from trainer.hints import hint_for_row
-from trainer.settings import RunConfig, overlaid
+from trainer.settings import RunConfig, SharedSettings, overlaid
 
 logger = logging.getLogger(__name__)
 
@@ -85,22 +85,6 @@ def rl_config(settings: RunConfig, folder: Path) -> dict[str, Any]:
             f"trl.num_generations={shared.num_generations} traces, and a pair is two of them: "
             "make twice pairs_per_step a multiple of num_generations"
         )
-    algorithm = {
-        "type": "three_channels",
-        "alpha_sdpo": shared.alpha_sdpo,
-        "beta_replay": shared.beta_replay,
-        "policy_weight": shared.policy_weight,
-        "dpo_variant": shared.dpo_variant,
-        "dpo_beta": shared.dpo_beta,
-        "simpo_beta": shared.simpo_beta,
-        "simpo_gamma": shared.simpo_gamma,
-        "rpo_alpha": shared.rpo_alpha,
-        "pairs": str(folder / "pairs.parquet"),
-        "pairs_per_step": shared.pairs_per_step,
-        "groups_per_step": n_states,
-        "reference": str(folder / "reference_logps.json"),
-        "seed": shared.seed,
-    }
     config: dict[str, Any] = {
         "output_dir": str(folder / "run"),
         "max_steps": shared.max_steps,
@@ -116,7 +100,7 @@ def rl_config(settings: RunConfig, folder: Path) -> dict[str, Any]:
         "orchestrator": {
             "batch_size": n_states * shared.num_generations + n_replayed,
             "group_size": shared.num_generations,
-            "algo": algorithm,
+            "algo": _algorithm(shared, folder),
             "train": {
                 "sampling": {
                     "temperature": shared.temperature,
@@ -142,6 +126,26 @@ def rl_config(settings: RunConfig, folder: Path) -> dict[str, Any]:
         },
     }
     return overlaid(config, settings)
+
+
+def _algorithm(shared: SharedSettings, folder: Path) -> dict[str, Any]:
+    """Return the settings of the three channels, as PRIME-RL hands them to its algorithm."""
+    return {
+        "type": "three_channels",
+        "alpha_sdpo": shared.alpha_sdpo,
+        "beta_replay": shared.beta_replay,
+        "policy_weight": shared.policy_weight,
+        "dpo_variant": shared.dpo_variant,
+        "dpo_beta": shared.dpo_beta,
+        "simpo_beta": shared.simpo_beta,
+        "simpo_gamma": shared.simpo_gamma,
+        "rpo_alpha": shared.rpo_alpha,
+        "pairs": str(folder / "pairs.parquet"),
+        "pairs_per_step": shared.pairs_per_step,
+        "groups_per_step": n_states_of_step(shared),
+        "reference": str(folder / "reference_logps.json"),
+        "seed": shared.seed,
+    }
 
 
 def parsed_by_prime_rl(config: Mapping[str, Any]) -> bool:

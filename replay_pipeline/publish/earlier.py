@@ -1,0 +1,144 @@
+"""What was published before: in the folder of a dataset, and on the Hub."""
+
+import importlib
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from replay_pipeline.errors import MissingDependencyError
+from replay_pipeline.publish import batch_facts, layout
+from replay_pipeline.publish.folder import list_files, read_files
+from replay_pipeline.publish.splits import SPLITS, Split, sha_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubOptions:
+    """How the Hub is reached."""
+
+    repo_id: str | None = None
+    private: bool = True
+    token: str | None = None
+    endpoint: str | None = None
+    patience_s: float = 300.0
+
+    def open(self) -> Any:
+        """Give the repository, which need not exist yet; `None` without a `repo_id`."""
+        if self.repo_id is None:
+            return None
+        return hub_room().hub.HubDataset(
+            self.repo_id, token=self.token, endpoint=self.endpoint, patience_s=self.patience_s
+        )
+
+
+def hub_room() -> Any:
+    """Give the modules that need the Hub's client, which a folder does not need."""
+    try:
+        importlib.import_module("replay_pipeline.publish.sync")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"the Hub's client is missing ({error}): pip install 'replay-pipeline[publish]'"
+        ) from error
+    return importlib.import_module("replay_pipeline.publish")
+
+
+def read_manifests(folder: Path) -> dict[str, dict[str, Any]]:
+    """Give the manifests of a dataset folder, by batch."""
+    return {
+        batch: msgspec.json.decode((folder / path).read_bytes())
+        for path in sorted(f"{layout.MANIFESTS}/{n}" for n in list_files(folder / layout.MANIFESTS))
+        if (batch := layout.batch_of(path)) is not None
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """The dataset as folder and Hub have it."""
+
+    folder: Path
+    hub: Any
+    """The repository; `None` where none is asked for."""
+    before: dict[str, dict[str, Any]]
+    """Manifests of the folder, by batch."""
+    manifests: dict[str, dict[str, Any]]
+    """Manifests of all batches."""
+    facts: dict[str, Any]
+
+    @classmethod
+    def at(cls, folder: Path, hub: Any) -> "Published":
+        """Read the manifests of all batches, and the facts, of folder and Hub together."""
+        before = read_manifests(folder)
+        manifests = dict(before)
+        path = folder / layout.FACTS
+        facts = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        if hub is not None and hub.exists():
+            room = hub_room().sync
+            head = hub.head()
+            known = room.Publication(
+                batches=frozenset(),
+                files={},
+                manifests={},
+                facts={},
+                known=read_files(folder, layout.MANIFESTS),
+            )
+            manifests = {**room.remote_manifests(hub, head, known, {}), **manifests}
+            facts = batch_facts.merge_facts(room.remote_facts(hub, head), facts)
+        return cls(folder=folder, hub=hub, before=before, manifests=manifests, facts=facts)
+
+    def rows(
+        self, manifest: Mapping[str, Any], config: str, named: Mapping[str, str]
+    ) -> Iterator[pa.Table]:
+        """Give the rows of a batch in a config, from the folder, or from the Hub if it is not there."""
+        for side in SPLITS:
+            for file in self._shards(manifest, config, side):
+                for rows in layout.read_shard(file, config):
+                    place = rows.column_names.index("conversation")
+                    told = pa.array([
+                        named.get(session or "", conversation)
+                        for session, conversation in zip(
+                            rows["session_id"].to_pylist(),
+                            rows["conversation"].to_pylist(),
+                            strict=True,
+                        )
+                    ], pa.string())  # fmt: skip
+                    yield rows.set_column(place, rows.field(place), told)
+
+    def _shards(
+        self, manifest: Mapping[str, Any], config: str, side: str
+    ) -> Iterator[Path | bytes]:
+        batch, version = manifest["trace_batch"], manifest.get("layout", 1)
+        for name in manifest["files"].get(config, {}).get(side, {}):
+            path = f"{layout.batch_dir(config, side, batch, version=version)}/{name}"
+            local = self.folder / path
+            yield local if local.exists() else self.hub.read(path, revision="main")
+
+    def sides(self, named: Mapping[str, str]) -> tuple[dict[str, Split], set[str]]:
+        """Return the side of all that was published, by hash, and the conversations that were cut.
+
+        An older version split each session by itself, so a conversation could have rows on both sides.
+        It goes to train as a whole: what was ever in train is never in test.
+        """
+        sides = batch_facts.known_sides(self.manifests.values(), self.facts)
+        cut: set[str] = set()
+        for manifest in self.manifests.values():
+            if "conversations" in manifest:
+                continue
+            for config, side in product(("pairs", "positives"), SPLITS):
+                for file in self._shards(manifest, config, side):
+                    rows = pq.read_table(
+                        io.BytesIO(file) if isinstance(file, bytes) else file,
+                        columns=["session_id", "state_id"],
+                        partitioning=None,
+                    )
+                    for sha in {sha_of(name) for name in layout.conversations_in(rows, named)}:
+                        if sides.setdefault(sha, side) != side:
+                            sides[sha] = "train"
+                            cut.add(sha)
+        return sides, cut

@@ -1,0 +1,351 @@
+"""The next version of a dataset: its files are made aside, and take the place of the old ones at once."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from replay_pipeline.publish import batch_facts, card, layout
+from replay_pipeline.publish.answers import ScoredAnswers
+from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
+from replay_pipeline.publish.cuts import cut_pairs, with_needs
+from replay_pipeline.publish.earlier import HubOptions, hub_room
+from replay_pipeline.publish.folder import list_files, read_files, replace_files
+from replay_pipeline.publish.lengths import TokenSizes
+from replay_pipeline.publish.play import n_rehearsed, refuse_rehearsal
+from replay_pipeline.publish.secret_scan import SecretScan, refuse_secrets, text_sha
+from replay_pipeline.publish.splits import SPLITS, ConversationSplit, Split, sha_of
+from replay_pipeline.publish.ties import sessions_in
+
+logger = logging.getLogger(__name__)
+
+_ENOUGH_SIDES = 2_000
+"""Pairs of which the prompt-blind control takes those that it looks at."""
+
+MAX_SHARD_BYTES = 256_000_000
+"""Arrow bytes of one shard, before compression."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishReport:
+    """What one publication did."""
+
+    dataset: str
+    """The folder."""
+    repo_id: str | None = None
+    rows_by_split: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Rows of the whole dataset by config and split."""
+    batches: list[str] = field(default_factory=list)
+    """Batches that this publication brought."""
+    files_written: list[str] = field(default_factory=list)
+    files_unchanged: list[str] = field(default_factory=list)
+    files_removed: list[str] = field(default_factory=list)
+    commits: list[str] = field(default_factory=list)
+    """Ids of the commits that were made on the Hub, oldest first; empty: it had all of it."""
+    blind: dict[str, Any] | None = None
+    """How often the chosen side is told without the prompt, as `BlindControl` has it."""
+    answers_left_out: dict[str, int] = field(default_factory=dict)
+    """Answers of a consensus without a row in `teacher_logprobs`, by reason, where it was asked for."""
+    tag: str | None = None
+    """Name of this content: equal content has an equal tag."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the report as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewBatch:
+    """What a version is given of a batch."""
+
+    key: str
+    parts: Iterable[tuple[str, pa.Table]]
+    """Rows of `pairs`, `positives` and the configs that are cut, by config."""
+    split: ConversationSplit
+    """Who is in which split."""
+    stages: Mapping[str, Any]
+    """What the stages reported about the batch."""
+    ties: Mapping[str, Iterable[str | None]] = field(default_factory=dict)
+    """What each conversation shares with those that are to be on its side."""
+    counted: str | None = None
+    """How tokens were counted, in words."""
+    not_cut: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Pairs too long for a config that is cut, by reason; known once the parts have passed."""
+    max_shard_bytes: int = MAX_SHARD_BYTES
+    """Size at which a config is written as several files."""
+    scored: ScoredAnswers | None = None
+    """The teachers' answers, where their token probabilities are published too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cuts:
+    """In which lengths a dataset has its pairs, by which count, in files of which size."""
+
+    lengths: Sequence[int]
+    tokenizer: Path | None = None
+    max_shard_bytes: int = MAX_SHARD_BYTES
+
+    @cached_property
+    def sizes(self) -> TokenSizes:
+        """What counts tokens. Raises ConfigError where there is no such tokenizer."""
+        return TokenSizes(self.tokenizer)
+
+    def of(
+        self, key: str, pairs: Iterable[pa.Table], positives: Iterable[pa.Table], **told: Any
+    ) -> NewBatch:
+        """Return a batch of these rows with the configs whose prompts are cut; `told` is the rest."""
+        not_cut: dict[str, Counter[str]] = {}
+        return NewBatch(
+            key=key,
+            parts=chain(self._cut(pairs, not_cut), (("positives", part) for part in positives)),
+            counted=self.sizes.name,
+            not_cut=not_cut,
+            max_shard_bytes=self.max_shard_bytes,
+            **told,
+        )
+
+    def _cut(
+        self, pairs: Iterable[pa.Table], not_cut: dict[str, Counter[str]]
+    ) -> Iterator[tuple[str, pa.Table]]:
+        """Give rows of `pairs` with their lengths, and as rows of the configs that are cut."""
+        for part in pairs:
+            yield "pairs", (rows := with_needs(self.sizes.counted(part)))
+            for length in sorted(set(self.lengths)):
+                config = layout.config_of_length(length)
+                counts = not_cut.setdefault(config, Counter())
+                yield config, cut_pairs(rows, length, self.sizes, counts)
+
+
+class _BatchFiles:
+    """The files of a batch in the making, and what is counted while its rows pass."""
+
+    def __init__(self, batch: NewBatch, folder: Path) -> None:
+        self._batch, self._folder = batch, folder
+        self._shards: dict[tuple[str, Split], layout.Shards] = {}
+        self._scan, self._summed = SecretScan(batch.key), batch_facts.Summed()
+        self._sessions: dict[str, set[str]] = {side: set() for side in SPLITS}
+        self._talks: dict[str, set[str]] = {side: set() for side in SPLITS}
+        self._n_play = 0
+        self._n_positives = 0
+
+    def take(self, config: str, part: pa.Table) -> None:
+        """Take in rows of a config, and what else is published of them."""
+        self._scan.take(part, config)
+        self._put(config, part)
+        for name, rows in _derived(config, part):
+            self._put(name, rows)
+        if (scored := self._batch.scored) is not None and config in ("pairs", "positives"):
+            answers = scored.rows(part)
+            self._scan.take(answers, "teacher_logprobs")
+            self._put("teacher_logprobs", answers)
+        if config == "pairs":
+            self._summed.add(part)
+        if config == "positives":
+            self._n_positives += len(part)
+        elif config not in layout.ON_REQUEST:
+            self._summed.measure(config, part)
+
+    def _put(self, config: str, rows: pa.Table) -> None:
+        self._n_play += n_rehearsed(rows) if config in ("pairs", "positives") else 0
+        split, batch = self._batch.split, self._batch
+        sides = [split.of(each) for each in layout.conversations_in(rows, {})]
+        for side in SPLITS:
+            part = rows.filter(pa.array([s == side for s in sides], pa.bool_()))
+            if (config, side) not in self._shards:
+                self._shards[config, side] = layout.Shards(
+                    self._folder / batch.key / config / side,
+                    layout.schema_of(config),
+                    max_shard_bytes=batch.max_shard_bytes,
+                )
+            self._shards[config, side].add(part)
+            self._sessions[side].update(sessions_in(part))
+            self._talks[side].update(layout.conversations_in(part, {}))
+
+    def close(self) -> tuple[dict[str, Path], dict[str, Any]]:
+        """Return the files by their path in the dataset, and the manifest."""
+        self._scan.finish()
+        batch, files = self._batch, dict[str, Path]()
+        counts: dict[str, dict[str, dict[str, int]]] = {}
+        for (config, side), shard in self._shards.items():
+            shard.close()
+            for name, path in shard.files.items():
+                files[f"{layout.batch_dir(config, side, batch.key)}/{name}"] = path
+                counts.setdefault(config, {}).setdefault(side, {})[name] = shard.n_rows[name]
+        shared = {
+            side: [name for each in found for name in batch.ties.get(each, ())]
+            for side, found in self._talks.items()
+        }
+        manifest = batch_facts.manifest_of(
+            batch.key,
+            files=counts,
+            pairs=self._summed,
+            n_positives=self._n_positives,
+            members={
+                "sessions": _shas(self._sessions),
+                "conversations": _shas(self._talks),
+                "ties": _shas(shared),
+            },
+            test_fraction=batch.split.test_fraction,
+            stages=batch.stages,
+            cuts={"counted": batch.counted, "not_cut": batch.not_cut},
+        )
+        return files, manifest | ({"n_rehearsed": self._n_play} if self._n_play else {})
+
+
+class Version:
+    """The next version of the dataset: new content of the batches that it owns.
+
+    Its files are written to a folder of their own first, so that prompts pass through in parts.
+
+    Args:
+        aside: that folder.
+        facts: facts of the dataset.
+        owned: batches that it replaces.
+        before: manifests of the dataset as it is.
+    """
+
+    def __init__(
+        self,
+        aside: Path,
+        *,
+        facts: Mapping[str, Any],
+        owned: set[str],
+        before: Mapping[str, dict[str, Any]],
+    ) -> None:
+        self._aside = aside
+        self._stay = {key: manifest for key, manifest in before.items() if key not in owned}
+        self._facts, self._owned = dict(facts), owned
+        self._files: dict[str, bytes | Path] = {}
+        self._manifests: dict[str, dict[str, Any]] = {}
+
+    def add(self, batch: NewBatch) -> None:
+        """Make the files and the manifest of a batch.
+
+        Raises:
+            SecretFoundError: there is a secret in the rows.
+        """
+        made = _BatchFiles(batch, self._aside)
+        for config, part in batch.parts:
+            made.take(config, part)
+        files, manifest = made.close()
+        self._manifests[batch.key] = manifest
+        self._files |= {**files, layout.manifest_path(batch.key): batch_facts.encode(manifest)}
+
+    @property
+    def new(self) -> list[dict[str, Any]]:
+        """The manifests of the batches that it owns."""
+        return list(self._manifests.values())
+
+    def know(self, facts: Mapping[str, Any]) -> None:
+        """Take in facts of the dataset."""
+        self._facts = batch_facts.merge_facts(self._facts, facts)
+
+    def shards(self) -> dict[str, Path]:
+        """Give the data files, by their path in the dataset."""
+        return {name: data for name, data in self._files.items() if isinstance(data, Path)}
+
+    def measure(self, folder: Path) -> None:
+        """Measure how much of the preferences shows without the prompt; the facts keep it.
+
+        Of many batches some are looked at, by the hash of their keys. Batches that stay count as
+        far as their files are in the folder.
+        """
+        sides: list[tuple[str, str, str]] = []
+        for key, manifest in sorted(
+            (self._stay | self._manifests).items(), key=lambda one: text_sha(one[0])
+        ):
+            if len(sides) >= _ENOUGH_SIDES:
+                break
+            for side in SPLITS:
+                for name in manifest["files"].get("pairs", {}).get(side, {}):
+                    path = f"{layout.batch_dir('pairs', side, key)}/{name}"
+                    file = self._files.get(path, folder / path)
+                    if isinstance(file, Path) and file.exists():
+                        with pq.ParquetFile(file) as shard:
+                            sides += _sides(shard.read(columns=_SIDES))
+        chosen, rejected, sessions = zip(*sides, strict=True) if sides else ((), (), ())
+        if (found := blind_control(chosen, rejected, sessions)) is None:
+            self._facts.pop("blind_control", None)
+            return
+        self._facts["blind_control"] = found.to_json()
+        if found.ngrams > WARN_ABOVE:
+            logger.warning("%s", in_words(found.to_json()))
+
+    def write(
+        self, folder: Path, options: HubOptions, look: Callable[[Path], object] | None = None
+    ) -> PublishReport:
+        """Bring the folder to this version, if nothing is found at a look at it."""
+        here = {**self._stay, **self._manifests}
+        refuse_rehearsal(here, options.repo_id)
+        shared = {
+            layout.FACTS: batch_facts.encode(self._facts),
+            layout.CARD: card.render(here, self._facts),
+        }
+        for path, data in shared.items():
+            refuse_secrets([data.decode()], [path])
+        stale = {path for path in list_files(folder) if layout.batch_of(path) in self._owned}
+        change = replace_files(folder, {**self._files, **shared}, stale - self._files.keys(), look)
+        return PublishReport(
+            dataset=str(folder),
+            repo_id=options.repo_id,
+            rows_by_split=batch_facts.rows_by_split(here),
+            batches=sorted(self._manifests),
+            files_written=change.written,
+            files_unchanged=change.unchanged,
+            files_removed=change.removed,
+            blind=self._facts.get("blind_control"),
+            tag=f"data-{batch_facts.digest_of(here)}",
+        )
+
+    def bring(
+        self, folder: Path, hub: Any, options: HubOptions, report: PublishReport
+    ) -> PublishReport:
+        """Bring the Hub, if it is asked for, to this version."""
+        if hub is None:
+            return report
+        hub.ensure(private=options.private)
+        room = hub_room().sync
+        contribution = room.Publication(
+            batches=frozenset(self._owned),
+            files=self._files,
+            manifests=self._manifests,
+            facts=self._facts,
+            known=read_files(folder, layout.MANIFESTS),
+        )
+        done = room.Sync(hub, contribution).run()
+        logger.info("%s: %d commits, tag %s", options.repo_id, len(done.commits), done.tag)
+        rows = batch_facts.rows_by_split(done.manifests)
+        return replace(report, rows_by_split=rows, commits=done.commits, tag=done.tag)
+
+
+def _derived(config: str, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Give what else is published of some rows: states with a consensus, and what may be trained on."""
+    if config == "positives":
+        yield "prompts", layout.prompt_rows(rows, "completion", "agreement")
+    elif config == "pairs":
+        yield "prompts", layout.prompt_rows(rows, "chosen", "pair")
+        yield "pairs_distillable", rows.filter(rows["is_distillable"])
+
+
+_SIDES = ["chosen", "rejected", "session_id", "conversation", "state_id"]
+
+
+def _sides(pairs: pa.Table) -> Iterator[tuple[str, str, str]]:
+    """Chosen, rejected and conversation of rows of the config `pairs`."""
+    sides = (
+        [layout.json_of(side[-1]) for side in pairs[name].to_pylist()]
+        for name in ("chosen", "rejected")
+    )
+    return zip(*sides, layout.conversations_in(pairs, {}), strict=True)
+
+
+def _shas(names: Mapping[str, Iterable[str | None]]) -> dict[str, list[str]]:
+    """Return the hashes of names by side."""
+    return {side: sorted(sha_of(each) for each in found if each) for side, found in names.items()}

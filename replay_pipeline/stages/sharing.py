@@ -1,0 +1,134 @@
+"""How money is shared: over the batches of a run, and over the runs of a night."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from replay_pipeline.replay import Estimate, counted_usd
+from replay_pipeline.replay.buying import far_apart
+from replay_pipeline.stages.project import Project
+
+_PLANNED_ABOVE_BUDGET = 1.25
+"""Estimates are rough: plan for a little more than there is, so that no money is left over."""
+_LEAST_STATES = 5
+"""A batch has a share only if that is likely to ask everybody at so many of its states: less would
+hardly hold the bound of a call, and be left over."""
+_N_PROJECTS = 20
+"""So many projects have their share before money finishes what was begun."""
+
+
+def covering(project: Project, batches: Sequence[str]) -> tuple[list[str], int]:
+    """Order batches so that each beginning of the list covers projects and time.
+
+    Returns:
+        The order, and how many of its first batches each have a project that those before lack.
+    """
+    folders = {
+        each.key: {_project_folder(slice_.path) for slice_ in each.slices}
+        for each in project.manifests()
+    }
+    first: list[str] = []
+    rest: list[str] = []
+    covered: set[str] = set()
+    for key in far_apart(batches):
+        new = folders.get(key, set()) - covered
+        (first if new else rest).append(key)
+        covered |= new
+    return first + rest, len(first)
+
+
+def _project_folder(path: Path) -> str:
+    """Name the folder below `projects`, or else the one that a session lies in."""
+    parts = path.parts
+    if "projects" in parts[:-2]:
+        return parts[len(parts) - parts[::-1].index("projects")]
+    return str(path.parent)
+
+
+def fitting(project: Project, batches: Sequence[str], *, max_total_usd: float) -> list[str]:
+    """Give those of `batches` that `max_total_usd` should go to, by what others have cost.
+
+    They are from far apart, and from as many projects as there is money for. Costs are taken to grow
+    with the bytes of the sessions. At least one batch is given, and all as long as none was paid for.
+    It is a plan only: what holds the ceiling is the replay.
+    """
+    sizes = _sizes(project)
+    reports = project.receipts.reports("replay")
+    done = [key for key, report in reports.items() if report["is_complete"] and key in sizes]
+    spent_usd = sum(reports[key]["spent_usd"] for key in done)
+    n_bytes = sum(sizes[key] for key in done)
+    if not (spent_usd and n_bytes):
+        return list(batches)
+    left_usd = max_total_usd * _PLANNED_ABOVE_BUDGET
+    usd_per_state = spent_usd / max(1, sum(reports[key].get("n_states", 0) for key in done))
+    order, n_first = covering(project, batches)
+    chosen: set[str] = set()
+    for place, key in enumerate(order[: _n_with_a_share(left_usd, usd_per_state)]):
+        if chosen and left_usd <= 0 and place >= min(n_first, _N_PROJECTS):
+            break
+        paid_usd = reports.get(key, {}).get("spent_usd", 0.0)
+        left_usd -= max(0.0, spent_usd / n_bytes * sizes.get(key, 0) - paid_usd)
+        chosen.add(key)
+    return [key for key in batches if key in chosen]
+
+
+def shares(
+    project: Project, batches: Sequence[str], left_usd: float, found: Estimate | None
+) -> dict[str, int]:
+    """Return the states of each batch that has a share where the money is short; nothing where it is not.
+
+    Args:
+        project: whose batches they are.
+        batches: those of a run that have questions left.
+        left_usd: what there is for them.
+        found: what they should cost; `None` if that is not known.
+    """
+    if len(batches) < 2 or found is None or found.expected_usd <= left_usd:
+        return {}
+    order, _ = covering(project, batches)
+    n_most = _n_with_a_share(left_usd, found.expected_usd / max(1, found.n_states))
+    return {batch: project.root.n_rows("states", batch) for batch in order[:n_most]}
+
+
+def _n_with_a_share(usd: float, usd_per_state: float) -> int:
+    return max(1, int(usd / max(_LEAST_STATES * usd_per_state, 1e-12)))
+
+
+def left_of_night(
+    project: Project, night: str, batches: Collection[str], *, shared_with: Collection[str] = ()
+) -> float:
+    """Return what a run may spend of the money of a night, in US dollars.
+
+    What is left is shared by the bytes of the sessions with those batches of other runs that were not
+    replayed that night yet. What a run leaves is there for those after it.
+
+    Args:
+        project: whose batches they are.
+        night: its date.
+        batches: those of the run.
+        shared_with: those of the other runs.
+    """
+    options = project.settings.replay
+    spent_usd = counted_usd(project.settings.ledger_url(), f"night:{night}")
+    left_usd = max(0.0, options.max_nightly_usd - spent_usd)
+    reports = project.receipts.reports("replay", names=("night", "is_complete"))
+    sizes = _sizes(project)
+    own = _n_bytes(sizes, batches)
+    waiting = {
+        key
+        for key in shared_with
+        if key not in batches and not _is_done(reports.get(key, {}), night)
+    }
+    others = _n_bytes(sizes, waiting)
+    return left_usd * own / (own + others) if others else left_usd
+
+
+def _is_done(report: Mapping[str, object], night: str) -> bool:
+    return bool(report.get("is_complete")) or report.get("night") == night
+
+
+def _sizes(project: Project) -> dict[str, int]:
+    return {batch.key: batch.n_bytes for batch in project.manifests()}
+
+
+def _n_bytes(sizes: Mapping[str, int], batches: Collection[str]) -> int:
+    return sum(max(1, sizes.get(key, 0)) for key in batches)
