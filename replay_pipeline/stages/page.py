@@ -24,7 +24,7 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.project import Project, paired
 from replay_pipeline.stages.stage import ALL
 from replay_pipeline.stages.sums import added
-from replay_pipeline.storage.store import read_files
+from replay_pipeline.storage.store import names_of_json, read_files
 from replay_pipeline.types import TeacherAction
 
 _PAIRS_A_PORTION = 250
@@ -232,6 +232,20 @@ def _dataset(project: Project) -> dict[str, Any] | None:
         **{name: receipt.report.get(name) for name in names},
         "dropped": added(report.get("dropped") or {} for report in dropped),
         "card": card,
+        **_lengths(project),
+    }
+
+
+def _lengths(project: Project) -> dict[str, Any]:
+    """Return how many published pairs are how long, and by what tokens."""
+    folder = project.place_of("dataset/manifests")
+    names = [f"{name}.json" for name in names_of_json(folder) if not name.startswith("_")]
+    tokens = [json.loads(text).get("tokens", {}) for text in read_files(folder, names) if text]
+    found = added(each.get("pairs", {}).get("pairs", {}) for each in tokens)
+    sizes = sorted((int(size), n) for size, n in found.items())
+    return {
+        "lengths": [{"n_tokens": size, "n": n} for size, n in sizes],
+        "counted": ", ".join({each["counted"]: None for each in tokens if "counted" in each}),
     }
 
 

@@ -81,7 +81,7 @@ def consensus_rate(
         action = as_message(text)
         found = level(action, row["consensus"])
         agreed.append(found is not None)
-        acts.append(_act(row, text))
+        acts.append(_act(row, text, found))
         if found is not None:
             levels[found] += 1
         if row["consensus"].get("tool_calls"):
@@ -100,8 +100,8 @@ def consensus_rate(
     }
 
 
-def _act(row: PromptRow, text: str) -> dict[str, Any]:
-    """Return what a person reads of an action: what was asked last, what is agreed on, what was done."""
+def _act(row: PromptRow, text: str, level: str | None) -> dict[str, Any]:
+    """Return what a person reads of an action: what was asked last, what is agreed on, what was done, how alike."""
     said = [m.get("content") for m in row["prompt"] if m.get("role") == "user"]
     asked = next((each for each in reversed(said) if isinstance(each, str) and each), "")
     return {
@@ -109,6 +109,7 @@ def _act(row: PromptRow, text: str) -> dict[str, Any]:
         "asked": asked[:_ACT_CHARS],
         "consensus": row["consensus"],
         "text": text[:_ACT_CHARS],
+        "level": level,
     }
 
 
