@@ -318,6 +318,9 @@ class Work:
                 return {"bought": bought, "outcomes": []}
             settings = {"trl.max_steps": self.size.steps, "trl.seed": seed}
             settings |= PLAN["settings"][arm["settings"]]
+            if "follows" in arm:  # the trained teachers' weights
+                followed = [{"model": str(one)} for one in self.teachers(regime).values()]
+                settings |= {"teachers": json.dumps(followed)}
             for number in range(arm.get("rounds", 1)):
                 data = self._sampled(folder, data, model) if "rounds" in arm else data
                 model = train(model, data / "dataset", folder / f"round-{number}", settings)
@@ -385,6 +388,8 @@ def main() -> int:
     for seed in options.seeds or ([0] if options.quick else [0, 1, 2]):
         for regime in options.regimes:
             for arm in PLAN["arms"]:
+                if "follows" in arm and not regime.startswith("trained."):
+                    continue  # scripted teachers have no weights
                 if arm["name"] in asked and (arm["name"] != "nothing" or seed == 0):
                     work.arm(regime, arm, seed)
                     table.write(options.folder, PLAN)
