@@ -31,8 +31,8 @@ from replay_pipeline.testing import TeacherServer
 
 HERE = Path(__file__).parent
 PLAN = tomllib.loads((HERE / "arms.toml").read_text("utf-8"))
-AGENT = 0.45
-"""How often a scripted agent is right."""
+AGENT = 0.45  # how often a scripted agent is right
+WEIGHTS = HERE.parents[1] / "build/real-model/smollm2-135m-instruct"
 TRAINER = (sys.executable, "-m", "trainer")
 PRODUCT = Path(sys.executable).with_name("replay-pipeline")
 CHAIN = ("pairs", "normalize", "publish")
@@ -244,6 +244,11 @@ class Work:
             made[teacher["model"]] = Path(done)
         return made
 
+    def followed(self, regime: str, arm: Mapping[str, Any]) -> dict[str, str]:
+        """Return the setting that names the trained teachers, for an arm that follows their weights."""
+        models = list(self.teachers(regime).values()) if "follows" in arm else []
+        return {"teachers": json.dumps([{"model": str(one)} for one in models])} if models else {}
+
     def _taught(
         self, model: Path, folder: Path, taught: Sequence[Repository], steps: int, seed: int
     ) -> str:
@@ -317,10 +322,7 @@ class Work:
             if not bought["n_pairs"]:
                 return {"bought": bought, "outcomes": []}
             settings = {"trl.max_steps": self.size.steps, "trl.seed": seed}
-            settings |= PLAN["settings"][arm["settings"]]
-            if "follows" in arm:  # the trained teachers' weights
-                followed = [{"model": str(one)} for one in self.teachers(regime).values()]
-                settings |= {"teachers": json.dumps(followed)}
+            settings |= PLAN["settings"][arm["settings"]] | self.followed(regime, arm)
             for number in range(arm.get("rounds", 1)):
                 data = self._sampled(folder, data, model) if "rounds" in arm else data
                 model = train(model, data / "dataset", folder / f"round-{number}", settings)
@@ -353,8 +355,8 @@ def report(found: Mapping[str, Any]) -> int:
     for regime, of in found["regimes"].items():
         for name, row in of["arms"].items():
             verdict = "; ".join(row.get("check", [])) or "passes"
-            right, interval = row.get("executed", 0), row.get("interval", "")
-            print(f"{regime:20} {name:28} {right:.3f} {interval} {verdict}")
+            right = f"{row.get('executed', 0):.3f} {row.get('interval', '')}"
+            print(f"{regime:20} {name:28} {right} {verdict}")
             passed += [name] if name in table.CONTROLS and not row["check"] else []
         print(json.dumps(of.get("named")))
     return int(bool(passed))
@@ -362,14 +364,13 @@ def report(found: Mapping[str, Any]) -> int:
 
 def main() -> int:
     """Run what is asked for, and write the table."""
-    names = [arm["name"] for arm in PLAN["arms"]]
-    weights = HERE.parents[1] / "build/real-model/smollm2-135m-instruct"
+    names = ", ".join(arm["name"] for arm in PLAN["arms"])
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--quick", action="store_true", help="small, one seed, the first arms")
-    parser.add_argument("--model", type=Path, default=weights)
+    parser.add_argument("--model", type=Path, default=WEIGHTS)
     parser.add_argument("--regimes", nargs="+", default=["stronger"], choices=PLAN["regimes"])
-    parser.add_argument("--arms", nargs="*", help=f"of {', '.join(names)}; without a name none")
+    parser.add_argument("--arms", nargs="*", help=f"of {names}; without a name none")
     parser.add_argument("--seeds", nargs="+", type=int)
     parser.add_argument("--draw", type=int, default=0, help="seed of repositories and requests")
     parser.add_argument(
@@ -377,14 +378,13 @@ def main() -> int:
         help="shares of the dollars at which all is bought",
     )  # fmt: skip
     options = parser.parse_args()
-    size = QUICK if options.quick else FULL
-    work = Work(options.folder, options.model, size, options.draw)
+    work = Work(options.folder, options.model, QUICK if options.quick else FULL, options.draw)
     asked = [a["name"] for a in PLAN["arms"] if a.get("is_quick") or not options.quick]
     asked = asked if options.arms is None else options.arms
     for share in options.map:
         for regime in ("stronger", "equal", "weaker", "shared"):
             for name in ("one", "consensus", "cheap_first", "value", "p_better"):
-                work.purchase(regime, name, round(share * size.usd, 6), is_scripted=True)
+                work.purchase(regime, name, round(share * work.size.usd, 6), is_scripted=True)
     for seed in options.seeds or ([0] if options.quick else [0, 1, 2]):
         for regime in options.regimes:
             for arm in PLAN["arms"]:
