@@ -74,10 +74,18 @@ test-wheel: $(STAMP)
 	    -c constraints.txt "$$(echo build/wheel/*.whl)$$(test $$extras = base || echo '[train]')" || exit 1; done
 	WHEEL_ENVIRONMENTS=$(WHEEL_ENVIRONMENTS) $(BIN)/python -m pytest tests/integration/test_base_install.py
 
+# Rules of accessibility, which npm brings: what the browser is asked beside what we ask it.
+AXE_VERSION := 4.14.1
+AXE := build/axe-core-$(AXE_VERSION)/package/axe.min.js
+$(AXE):
+	mkdir -p $(dir $(@D))
+	cd $(dir $(@D)) && npm pack --silent axe-core@$(AXE_VERSION) && tar -xzf axe-core-$(AXE_VERSION).tgz
+	@touch $@
+
 # Drives a real Chromium (Debian: apt-get install chromium); not part of `make test`.
-test-browser: $(STAMP)
+test-browser: $(STAMP) $(AXE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
-	$(BIN)/python -m pytest --confcutdir=tests/browser tests/browser
+	AXE=$(AXE) $(BIN)/python -m pytest --confcutdir=tests/browser tests/browser
 
 # Claude Code in nine versions, which npm brings the first time (two gigabytes), works on loopback against a
 # scripted model; what is read from its logs is held to what it sent. Not part of `make test`.

@@ -21,9 +21,9 @@ from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.workspaces import Workspaces, ids_of
 from replay_pipeline.types import Message
-from replay_pipeline.workspaces.logs import Step
+from replay_pipeline.workspaces.logs import LoggedCall
 from replay_pipeline.workspaces.places import StatePlace
-from replay_pipeline.workspaces.verdicts import Call, Judge
+from replay_pipeline.workspaces.verdicts import Judge, TriedCall
 
 
 def message(name: str, arguments: dict[str, Any]) -> Message:
@@ -32,24 +32,26 @@ def message(name: str, arguments: dict[str, Any]) -> Message:
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-def wrong_answers(step: Step, earlier: dict[str, list[Step]]) -> Iterator[tuple[str, Call]]:
+def wrong_answers(
+    step: LoggedCall, earlier: dict[str, list[LoggedCall]]
+) -> Iterator[tuple[str, TriedCall]]:
     """The recorded action, and answers that are wrong here."""
     arguments, path = step.arguments, str(step.arguments.get("file_path"))
-    yield "as recorded", Call(step.name, arguments)
+    yield "as recorded", TriedCall(step.name, arguments)
     folder, _, name = path.rpartition("/")
     yield (
         "file in another folder",
-        Call(step.name, {**arguments, "file_path": f"{folder.rpartition('/')[0]}/{name}"}),
+        TriedCall(step.name, {**arguments, "file_path": f"{folder.rpartition('/')[0]}/{name}"}),
     )
     stem, dot, end = name.rpartition(".")
     misspelled = f"{folder}/{stem}s{dot}{end}"
-    yield "file slightly misspelled", Call(step.name, {**arguments, "file_path": misspelled})
+    yield "file slightly misspelled", TriedCall(step.name, {**arguments, "file_path": misspelled})
     for before in earlier[path][-1:]:
         old, new = before.arguments.get("old_string"), before.arguments.get("new_string")
         if isinstance(old, str) and isinstance(new, str) and old and old not in new:
             stale = {"file_path": path, "old_string": old, "new_string": f"{new}\n"}
-            yield "text as before the last edit", Call("Edit", stale)
-            yield "edit already applied", Call("Edit", dict(before.arguments))
+            yield "text as before the last edit", TriedCall("Edit", stale)
+            yield "edit already applied", TriedCall("Edit", dict(before.arguments))
 
 
 def main() -> None:
@@ -63,7 +65,7 @@ def main() -> None:
     table: dict[str, Counter[str]] = defaultdict(Counter)
     for log, history in work.histories():
         ids = ids_of(log)
-        earlier: dict[str, list[Step]] = defaultdict(list)
+        earlier: dict[str, list[LoggedCall]] = defaultdict(list)
         for order, step in enumerate(log.steps):
             state = prompts.get(ids[step.decision])
             if state is not None and step.name in {"Read", "Edit"} and not step.is_error:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -22,6 +22,7 @@ __all__ = [
     "ENGINE_NAMES",
     "RunConfig",
     "SharedSettings",
+    "TeacherOptions",
     "TinyOptions",
     "overlaid",
     "section_of",
@@ -74,7 +75,10 @@ class SharedSettings:
     alpha_sdpo: float = 0.0
     """Weight of hint-conditioned self-distillation; 0: off."""
     beta_replay: float = 0.0
-    """Weight of the preference loss on pairs; 0: off."""
+    """Weight of channel 3; 0: off."""
+    replay: str = "pairs"
+    """What channel 3 learns from: `pairs`, by a preference loss; or `distill`, what the frozen `teachers`
+    of the run find likely at each token of the rollouts, by the divergence of channel 2 (`jsd_beta`)."""
     policy_weight: float = 1.0
     """Weight of the policy objective in the sum."""
     jsd_beta: float = 0.5
@@ -163,9 +167,24 @@ class SharedSettings:
         return self.objective == "sft" and self.policy_weight > 0
 
     @property
+    def is_distill(self) -> bool:
+        """Whether channel 3 has a weight and follows frozen teachers."""
+        return self.beta_replay > 0 and self.replay == "distill"
+
+    @property
+    def has_preference(self) -> bool:
+        """Whether channel 3 has a weight and is the preference loss."""
+        return self.beta_replay > 0 and self.replay == "pairs"
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether channel 1 has a weight and is a policy objective."""
+        return self.policy_weight > 0 and not self.is_sft
+
+    @property
     def needs_rollouts(self) -> bool:
         """Whether a channel with a weight reads rollouts; pairs alone need none."""
-        return self.alpha_sdpo > 0 or (self.policy_weight > 0 and not self.is_sft)
+        return self.alpha_sdpo > 0 or self.has_policy or self.is_distill
 
     def steps_for(self, n_pairs: int) -> int:
         """Return the optimizer steps of a run on so many pairs."""
@@ -193,8 +212,8 @@ class SharedSettings:
         )
 
     @property
-    def replay(self) -> ReplayOptions:
-        """Channel 3 as the loss core knows it.
+    def preference(self) -> ReplayOptions:
+        """The preference loss of channel 3 as the loss core knows it.
 
         Raises:
             TrainerConfigError: the variant is unknown.
@@ -225,6 +244,7 @@ class SharedSettings:
             "prompt_window": ("decision", "tail"),
             "group_pairs_by": ("session", "actions"),
             "sft_on": ("chosen", "consensus", "recorded"),
+            "replay": ("pairs", "distill"),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -255,7 +275,21 @@ class SharedSettings:
                 "head='fused' computes the plain divergence over the full vocabulary: for TAID, "
                 "the entropy gate, top-k, sampled tokens or a clip use head='reference'"
             )
-        _ = self.sdpo, self.replay  # each checks its own values
+        if self.is_distill:
+            self._check_distill()
+        _ = self.sdpo, self.preference  # each checks its own values
+
+    def _check_distill(self) -> None:
+        if self.sdpo_wrapper == "taid":
+            raise TrainerConfigError(
+                "sdpo_wrapper=taid with replay=distill: TAID's target is channel 2's; choose none or "
+                "entropy_opd"
+            )
+        if self.sdpo_estimator != "full" or self.sdpo_top_k is not None:
+            raise TrainerConfigError(
+                "sdpo_estimator and sdpo_top_k with replay=distill: all tokens that trainee and "
+                "teacher share are compared; take them out"
+            )
 
 
 def _any_of(names: tuple[str, ...]) -> str:
@@ -294,6 +328,26 @@ class PeftOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TeacherOptions:
+    """A frozen model that `trl.replay: distill` follows."""
+
+    model: str
+    """Folder or Hub id: of its tokenizer, and without `url` of its weights."""
+    revision: str | None = None
+    """Revision of a model from the Hub."""
+    url: str | None = None
+    """Base URL, to `/v1`, of a server that gives log-probabilities of a prompt's tokens: vLLM, or
+    `python -m trainer serve`. None: the weights are loaded here."""
+    name: str | None = None
+    """What requests to the server call it; none: as `model`."""
+    top_k: int = 20
+    """Likeliest tokens that the server is asked for at each place."""
+    accuracy: float | None = None
+    """How often it is right, from 0 to 1, as `replay-pipeline pairs` says. Teachers have weights in
+    this proportion; none, for all of them: equal ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """A whole run, as its settings file says it to one engine."""
 
@@ -315,6 +369,8 @@ class RunConfig:
     """`4bit` or `8bit` loads the frozen weights quantized (QLoRA; needs bitsandbytes and `peft`)."""
     trust_remote_code: bool = False
     """Whether a model may bring code of its own, which is then run."""
+    teachers: list[TeacherOptions] | None = None
+    """Frozen models that `trl.replay: distill` follows."""
     peft: PeftOptions | None = None
     """Trains LoRA adapters instead of all weights."""
     push_to_hub: str | None = None
@@ -377,6 +433,25 @@ class RunConfig:
                 "adapters (peft.rank=16)"
             )
         self.shared.check()
+        self._check_teachers()
+
+    def _check_teachers(self) -> None:
+        """Refuse teachers that nobody follows, none where some are, and weights of some alone."""
+        if self.shared.is_distill != bool(self.teachers):
+            raise TrainerConfigError(
+                "teachers and trl.replay=distill belong together: name the frozen models, "
+                "teachers=[{model: FOLDER}], and trl.replay=distill with trl.beta_replay above 0"
+            )
+        told = [teacher.accuracy for teacher in self.teachers or ()]
+        if any(one is None for one in told) and any(one is not None for one in told):
+            raise TrainerConfigError("teachers: give the accuracy of each of them, or of none")
+        if wrong := [one for one in told if one is not None and not 0.0 < one <= 1.0]:
+            raise TrainerConfigError(f"teachers: accuracy={wrong[0]} is not in (0, 1]")
+        if self.shared.temperature != 1.0 and any(one.url for one in self.teachers or ()):
+            raise TrainerConfigError(
+                f"trl.temperature={self.shared.temperature} with a teacher at a url: servers score at "
+                "temperature 1; set trl.temperature=1.0"
+            )
 
     @cached_property
     def shared(self) -> SharedSettings:
@@ -436,6 +511,12 @@ def typed(section: type, values: Any, prefix: str) -> dict[str, Any]:
     for name, value in values.items():
         kinds = [hints[name], *get_args(hints[name])]
         inner = next((kind for kind in kinds if is_dataclass(kind)), None)
+        listed = next((kind for kind in kinds if get_origin(kind) is list), None)
+        if isinstance(value, list) and listed and is_dataclass(one := get_args(listed)[0]):
+            converted[name] = [
+                section_of(one, entry, f"{prefix}{name}[{i}].") for i, entry in enumerate(value)
+            ]
+            continue
         if inner is not None and (value is not None or inner is hints[name]):
             converted[name] = section_of(inner, value, f"{prefix}{name}.")
             continue

@@ -1,6 +1,8 @@
 """What runs by itself: a sensor for new sessions, a nightly replay, and the jobs by hand."""
 
+from collections.abc import Collection
 from itertools import pairwise
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import dagster as dg
@@ -53,6 +55,15 @@ JOBS = {
     )
 }
 """The jobs by name: each takes some assets from where they are."""
+
+
+def jobs_of(assets: Collection[str]) -> list[Any]:
+    """Return the jobs for whose assets there is something to do."""
+    return [job for name, job in JOBS.items() if _NEEDS.get(name) in {None, *assets}]
+
+
+_NEEDS = {"sample_trainee": "samples"}
+"""The asset without which a job has nothing to do."""
 
 
 @dg.sensor(

@@ -16,16 +16,16 @@ from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.publish import newest
 from replay_pipeline.stages.audit import dataset, model, tables
-from replay_pipeline.stages.audit.verdict import Verdict
-from replay_pipeline.stages.chain import by_batch
+from replay_pipeline.stages.audit.verdict import AuditResult
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.stage import Stage
 from replay_pipeline.storage.store import Place
 from replay_pipeline.storage.tables import DataRoot
 
 _ONE = "dagster/partition"
 
-OfBatches = Callable[[DataRoot, Sequence[str]], Verdict]
-OfDataset = Callable[[Place], Verdict]
+OfBatches = Callable[[DataRoot, Sequence[str]], AuditResult]
+OfDataset = Callable[[Place], AuditResult]
 
 
 def batch_check(
@@ -86,17 +86,21 @@ def model_check(name: str, look: OfDataset) -> dg.AssetChecksDefinition:
     return dg.asset_check(asset="trained_model", name=name, description=_question(look))(check)
 
 
-def as_result(verdict: Verdict) -> dg.AssetCheckResult:
-    """A verdict as Dagster shows it: the message says what is wrong and what to do."""
-    severity = dg.AssetCheckSeverity.WARN if verdict.is_warning else dg.AssetCheckSeverity.ERROR
+def as_result(verdict: AuditResult) -> dg.AssetCheckResult:
+    """A verdict as Dagster shows it: the message says what is wrong and what to do.
+
+    Dagster knows no check that could not judge. One is shown as a warning, which stops nothing, and not
+    as if all were well.
+    """
+    is_warning = verdict.is_warning or not verdict.can_judge
+    severity = dg.AssetCheckSeverity.WARN if is_warning else dg.AssetCheckSeverity.ERROR
+    # As text: of every number Dagster draws a plot.
+    looked_at = {} if verdict.judged is None else {"looked at": f"{verdict.judged:,}"}
     return dg.AssetCheckResult(
-        passed=verdict.holds,
+        passed=verdict.holds and verdict.can_judge,
         severity=severity,
         description=verdict.message() or None,
-        metadata={
-            **verdict.facts,
-            **({} if verdict.judged is None else {"judged": verdict.judged}),
-        },
+        metadata={**verdict.facts, **looked_at},
     )
 
 
@@ -117,31 +121,36 @@ def failures_told(instance: dg.DagsterInstance) -> Iterator[str]:
             for event in events
             if event.dagster_event
         ]
-        failed = [one for one in found if not one.passed and one.blocking]
+        is_error = dg.AssetCheckSeverity.ERROR
+        failed = [
+            one for one in found if not one.passed and one.blocking and one.severity == is_error
+        ]
         if not failed:
             raise
         told = " ".join(f"{one.asset_check_key.name}: {one.description}" for one in failed)
         raise CheckFailedError(told) from error
 
 
-def _question(look: Callable[..., Verdict]) -> str:
+def _question(look: Callable[..., AuditResult]) -> str:
     return (look.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
 
 
 def schema_check(asset: str, *names: str) -> dg.AssetChecksDefinition:
     """The tables of an asset have the columns and types that the next stage reads."""
 
-    def look(root: DataRoot, batches: Sequence[str]) -> Verdict:
+    def look(root: DataRoot, batches: Sequence[str]) -> AuditResult:
         return tables.matching_schemas(root, batches, names)
 
     look.__doc__ = tables.matching_schemas.__doc__
     return batch_check(asset, f"{asset}_schema", look, blocking=True)
 
 
-def all_checks() -> list[dg.AssetChecksDefinition]:
-    """Return every check, asset by asset."""
+def all_checks(stages: Sequence[Stage]) -> list[dg.AssetChecksDefinition]:
+    """Return every check of these stages, asset by asset."""
     found = []
-    for stage in by_batch():
+    for stage in stages:
+        if not stage.is_by_batch:
+            continue
         found.append(schema_check(stage.asset, *stage.writes))
         found += [
             batch_check(stage.asset, check.name, check.look, blocking=check.is_blocking)

@@ -1,6 +1,7 @@
 """Everything that Dagster is told of: assets, checks, jobs, schedules and sensors."""
 
 import logging
+from collections.abc import Sequence
 
 import dagster as dg
 
@@ -29,11 +30,13 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
     """
     work = pipeline.open()
     night_settings = work.settings.night
-    assets = [_asset(stage, work) for stage in chain.STAGES]
+    # What nobody has configured is not in the graph: Dagster would ask for it with every batch.
+    stages = chain.wanted(work.settings)
+    assets = [_asset(stage, work, stages) for stage in stages]
     return dg.Definitions(
         assets=[claude_code_sessions, *assets, night_summary],
-        asset_checks=checks.all_checks(),
-        jobs=[*automation.JOBS.values()],
+        asset_checks=checks.all_checks(stages),
+        jobs=automation.jobs_of({stage.asset for stage in stages}),
         schedules=automation.nightly_schedules(night_settings),
         sensors=[
             automation.new_sessions,
@@ -45,12 +48,12 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
     )
 
 
-def _asset(stage: Stage, work: Pipeline) -> dg.AssetsDefinition:
+def _asset(stage: Stage, work: Pipeline, stages: Sequence[Stage]) -> dg.AssetsDefinition:
     try:
         declares = declared(stage, work.settings)
     except ConfigError as error:
         # Its stage says so when it is run; until then the other assets are to be seen.
         logger.info("%s: %s", stage.name, error)
-        return asset_of(stage)
+        return asset_of(stage, among=stages)
     stale = told_reasons(work, stage, declares)
-    return asset_of(stage, code_version=declares.code_version, stale=stale)
+    return asset_of(stage, among=stages, code_version=declares.code_version, stale=stale)

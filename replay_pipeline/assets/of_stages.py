@@ -1,7 +1,7 @@
 """The asset of each stage, made from what the stage says of itself."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from replay_pipeline.assets.replay import ask_in_run
 from replay_pipeline.assets.reporting import each_batch, tried_again, whole_result
 from replay_pipeline.assets.train import train_in_run
 from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.publish import layout
+from replay_pipeline.publish import column_words, layout
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages import engine
 from replay_pipeline.stages.chain import upstream
@@ -31,7 +31,11 @@ claude_code_sessions = dg.AssetSpec(
 
 
 def asset_of(
-    stage: Stage, *, code_version: str | None = None, stale: Mapping[str, int] | None = None
+    stage: Stage,
+    *,
+    among: Sequence[Stage] | None = None,
+    code_version: str | None = None,
+    stale: Mapping[str, int] | None = None,
 ) -> dg.AssetsDefinition:
     """Return the asset of a stage: one partition per trace batch where it works batch by batch.
 
@@ -39,12 +43,13 @@ def asset_of(
 
     Args:
         stage: what is done.
+        among: the stages that have assets; by default all.
         code_version: one word for the code and the settings that decide what it writes.
         stale: why batches have another code version, with how many there are.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)  # what a backfill of many batches is
-        return _asset_of(stage, code_version, stale or {})
+        return _asset_of(stage, among, code_version, stale or {})
 
 
 STALE_BECAUSE = "stale because"
@@ -52,7 +57,10 @@ STALE_BECAUSE = "stale because"
 
 
 def _asset_of(
-    stage: Stage, code_version: str | None, stale: Mapping[str, int]
+    stage: Stage,
+    among: Sequence[Stage] | None,
+    code_version: str | None,
+    stale: Mapping[str, int],
 ) -> dg.AssetsDefinition:
     told_more = {"replay": ask_in_run, "train": train_in_run}
     run = told_more.get(stage.name) or (_by_batch(stage) if stage.is_by_batch else _whole(stage))
@@ -61,7 +69,7 @@ def _asset_of(
     return dg.asset(
         name=stage.asset,
         description=stage.about,
-        deps=_deps(stage),
+        deps=_deps(stage, among),
         code_version=code_version,
         partitions_def=trace_batch if stage.is_by_batch else None,
         backfill_policy=dg.BackfillPolicy.single_run() if stage.is_by_batch else None,
@@ -107,21 +115,24 @@ def _whole(stage: Stage) -> Any:
     return run
 
 
-def _deps(stage: Stage) -> list[Any]:
+def _deps(stage: Stage, among: Sequence[Stage] | None) -> list[Any]:
     """Return the assets before a stage; one that reads no table reads sessions."""
     if stage.is_by_batch:
-        return [each.asset for each in upstream(stage)] or [claude_code_sessions]
+        return [each.asset for each in upstream(stage, among)] or [claude_code_sessions]
     return [
         dg.AssetDep(each.asset, partition_mapping=dg.AllPartitionMapping())
         if each.is_by_batch
         else each.asset
-        for each in upstream(stage)
+        for each in upstream(stage, among)
     ]
 
 
 def _columns(stage: Stage) -> dg.TableSchema | None:
     if stage.asset == "published_dataset":
         return dg.TableSchema(
-            columns=[dg.TableColumn(field.name, str(field.type)) for field in layout.PAIRS]
+            columns=[
+                dg.TableColumn(field.name, str(field.type), description=column_words(field.name))
+                for field in layout.PAIRS
+            ]
         )
     return column_schema(stage.table) if stage.table else None

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from replay_pipeline.cli.app import app
+from replay_pipeline.cli.bars import progress_bars
 from replay_pipeline.cli.console import (
     err,
     escape,
     out,
     print_report,
-    progress_bars,
     show_findings,
     show_repair,
     show_stale,

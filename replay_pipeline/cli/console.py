@@ -1,23 +1,22 @@
-"""What a person sees in a terminal: bars while work goes on, and a table at its end."""
+"""What a person sees in a terminal at the end of a command: tables, sentences, and what to do next."""
 
 import json
 import logging
+import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich import markup
+from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
 from rich.table import Table
+from rich.text import Text
 
 from replay_pipeline.redaction.printable import printable
-from replay_pipeline.types import Progress
 
 Report = Mapping[str, Any]
 
@@ -39,100 +38,6 @@ out = Console(emoji=False)
 err = Console(stderr=True, emoji=False)
 
 
-@contextmanager
-def progress_bars() -> Iterator[Callable[[Progress], None]]:
-    """A bar per stage in a terminal; where there is none, a plain line at every tenth."""
-    bars = Bars(
-        TextColumn("{task.description:<10}"),
-        BarColumn(),
-        TextColumn("{task.fields[amount]}"),
-        TextColumn("{task.fields[usd]}"),
-        TimeElapsedColumn(),
-        console=err,
-        transient=True,
-        disable=not err.is_terminal,
-    )
-    tasks: dict[str, TaskID] = {}
-    tenths: dict[str, int] = {}
-    stages: dict[str, _Stage] = {}
-
-    def show(progress: Progress) -> None:
-        whole = stages.setdefault(progress.stage, _Stage()).whole(progress)
-        if not err.is_terminal:
-            _tell_tenth(whole, tenths)
-            return
-        if whole.stage not in tasks:
-            tasks[whole.stage] = bars.add_task(whole.stage, amount="", usd="")
-        bars.update(
-            tasks[whole.stage], completed=whole.n_done, total=whole.n_total,
-            amount=_amount(whole), usd=_dollars(whole),
-        )  # fmt: skip
-
-    with bars:
-        yield show
-
-
-@dataclass
-class _Stage:
-    """A stage as one bar, however many batches it is done in: it never goes back."""
-
-    n_total: int = 0
-    limit_usd: float | None = None
-    parts: dict[str, Progress] = field(default_factory=dict)
-
-    def whole(self, progress: Progress) -> Progress:
-        """Take in how far a part has come, and give how far all of it has."""
-        if progress.limit_usd is not None:
-            self.limit_usd = progress.limit_usd
-        if progress.part is None:
-            self.n_total = progress.n_total or 0
-            if not self.parts:
-                return progress
-        else:
-            self.parts[progress.part] = progress
-        parts = self.parts.values()
-        costs = [part.cost_usd for part in parts if part.cost_usd is not None]
-        return replace(
-            progress,
-            n_done=sum(part.n_done for part in parts),
-            n_total=max(self.n_total, sum(part.n_total or 0 for part in parts)) or None,
-            cost_usd=sum(costs) if costs else None,
-            limit_usd=self.limit_usd,
-        )
-
-
-def _amount(progress: Progress) -> str:
-    unit, size = (" MB", 1e6) if progress.unit == "bytes" else ("", 0)
-    done, total = (
-        f"{n / size:.1f}" if size else f"{n:,}" for n in (progress.n_done, progress.n_total or 0)
-    )
-    return f"{done} of {total}{unit}" if progress.n_total else f"{done}{unit}"
-
-
-def _dollars(progress: Progress) -> str:
-    if progress.cost_usd is None:
-        return ""
-    of = "" if progress.limit_usd is None else f" of ${progress.limit_usd:.2f}"
-    return f"${progress.cost_usd:.4f}{of}"
-
-
-_WORTH_TELLING = 5_000_000
-"""Bytes of a stage from which on plain lines tell of it."""
-
-
-def _tell_tenth(progress: Progress, tenths: dict[str, int]) -> None:
-    """Print a line where a stage has come a tenth further since the last one, or ten steps."""
-    if not (progress.n_done or progress.cost_usd is not None):
-        return
-    if progress.unit == "bytes" and (progress.n_total or 0) < _WORTH_TELLING:
-        return  # it is over before the line could be read
-    tenth = 10 * progress.n_done // progress.n_total if progress.n_total else progress.n_done // 10
-    if tenths.get(progress.stage) != tenth:
-        tenths[progress.stage] = tenth
-        usd = f", {_dollars(progress)}" if progress.cost_usd is not None else ""
-        err.print(f"{progress.stage} {_amount(progress)}{usd}", highlight=False)
-
-
 def print_report(report: Report, *, as_json: bool, show: Callable[[Report], None]) -> None:
     """Print `report` as JSON for a script, or as `show` draws it for a person."""
     if as_json:
@@ -141,13 +46,98 @@ def print_report(report: Report, *, as_json: bool, show: Callable[[Report], None
         show(report)
 
 
-def _table(title: str, rows: list[tuple[str, Any]]) -> None:
+def say(text: str) -> None:
+    """Print a sentence: between words over as many lines as a terminal needs, else on one line."""
+    out.print(escape(text), highlight=False, soft_wrap=not out.is_terminal)
+
+
+def next_step(words: str) -> None:
+    """Print what to do next, as the last line of a command, which stays one line to copy from."""
+    out.print(f"Next: {escape(words)}.", highlight=False, soft_wrap=True)
+
+
+def _table(title: str, rows: Sequence[tuple[str, Any]]) -> None:
+    """Draw names with what is to be said of each."""
     table = Table(title=title, show_header=False, title_justify="left", title_style="bold")
-    table.add_column(style="cyan")
+    table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(escape(name), escape(_words(value)))
     out.print(table)
+
+
+def _draw(
+    title: str,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    texts: Collection[str] = (),
+    spare: Sequence[str] = (),
+) -> None:
+    """Draw a table in which no name and no number is broken.
+
+    Args:
+        title: what is above it.
+        headings: of the columns; the first has names, the others numbers.
+        rows: a cell for each column.
+        texts: columns of words, which are wrapped between them.
+        spare: columns that are left out where the terminal is too narrow for all, the first first.
+    """
+    kept = list(range(len(headings)))
+    for left_out in range(len(spare) + 1):
+        kept = [n for n, name in enumerate(headings) if name not in spare[:left_out]]
+        if _needed(headings, rows, kept, texts, _longest) <= out.width:
+            break
+    # Headings are broken into their words only where there is no room for them in one piece.
+    is_wide = _needed(headings, rows, kept, texts, str) <= out.width
+    table = Table(title=escape(title), title_justify="left", title_style="bold")
+    for at, n in enumerate(kept):
+        width = None
+        if headings[n] not in texts:
+            width = _width(headings[n], rows, n, str if is_wide else _longest)
+        side = "right" if at and width else "left"
+        table.add_column(escape(headings[n]), justify=side, width=width, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(row[n]) for n in kept))
+    out.print(table)
+
+
+_LEAST_TEXT = 20
+"""Characters that a column of words needs."""
+
+
+def _needed(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    kept: Sequence[int],
+    texts: Collection[str],
+    of_heading: Callable[[str], str],
+) -> int:
+    widths = [
+        _LEAST_TEXT if headings[n] in texts else _width(headings[n], rows, n, of_heading)
+        for n in kept
+    ]
+    return sum(widths) + 3 * len(kept) + 1
+
+
+def _width(
+    heading: str, rows: Sequence[Sequence[str]], n: int, of_heading: Callable[[str], str]
+) -> int:
+    return max([cell_len(of_heading(heading)), *(cell_len(printable(row[n])) for row in rows)])
+
+
+def _longest(heading: str) -> str:
+    return max(heading.split(), key=len, default="")
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    """Name what was counted, the most first, with its number before it."""
+    ordered = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    return ", ".join(f"{_words(n)} {_plain(name)}" for name, n in ordered) or "none"
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _words(value: Any) -> str:
@@ -157,6 +147,8 @@ def _words(value: Any) -> str:
         return ", ".join(map(_words, value)) or "none"
     if isinstance(value, float):
         return f"{value:,.4f}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
     return "none" if value is None else str(value)
 
 
@@ -195,20 +187,16 @@ def show_summary(summary: Report) -> None:
         *([("checks", summary["checks"])] if summary.get("checks") else []),
         *([("stale", _stale_words(summary["stale"]))] if summary.get("stale") else []),
     ]
-    if train:
-        rows += [
-            (
-                "loss",
-                f"{train['loss_first']:.4f} → {train['loss_last']:.4f} in {train['steps']} steps",
-            ),
-            ("channels", train["channels_live"]),
-        ]
-    if train and "blank_prompt_accuracy_before" in train:
-        rows += [("accuracy", _accuracy(train)), ("learned", _learned(train))]
-    if train and "valid_calls_after" in train:
-        rows.append(("acts", _acts(train)))
     rows.append(("seconds", {k: f"{v:.1f}" for k, v in summary["seconds"].items()}))
     _table("replay-pipeline", rows)
+    if train:
+        _tell_training(train, summary.get("curves") or {})
+
+
+def show_run(summary: Report) -> None:
+    """Show what a run came to, and what to look at now."""
+    show_summary(summary)
+    next_step("`replay-pipeline look` shows all of it on one page")
 
 
 def _stale_words(batches: Report) -> str:
@@ -222,42 +210,23 @@ def _stale_words(batches: Report) -> str:
     return "; ".join(f"{why} ({n})" for why, n in found.items())
 
 
-def _accuracy(train: Report) -> str:
-    """Accuracy on held-out pairs before and after, with the true prompt and with others."""
-    names = {"preference": "true", "blank_prompt": "blank", "shuffled_prompt": "another pair's"}
-    return ", ".join(
-        f"{prompt} prompt {train[f'{name}_accuracy_before']:.2f} → "
-        f"{train[f'{name}_accuracy_after']:.2f}"
-        for name, prompt in names.items()
-    )
+def _tell_training(train: Report, curves: Mapping[str, Sequence[float]]) -> None:
+    """Tell what a training came to in sentences, with its loss as a small plot."""
+    from replay_pipeline.pages.training import in_words, sparkline
+
+    for each in in_words(train):
+        if each["kind"] == "finding":
+            out.print(f"[bold red]{escape(each['text'])}[/]", soft_wrap=not out.is_terminal)
+        else:
+            say(each["text"])
+    for name, curve in curves.items():
+        if name in _PLOTTED and len(curve) > 1:
+            plot = sparkline(curve)
+            say(f"{_PLOTTED[name]:<16} {curve[0]:.3f} {plot} {curve[-1]:.3f}")
 
 
-def _learned(train: Report) -> str:
-    """Say what reading the prompt is worth on held-out pairs, and how often the model is right."""
-    return (
-        f"{100 * train['prompt_gain_after']:+.1f} points by reading the prompt: right in "
-        f"{100 * train['preference_accuracy_after']:.1f} % of {train['held_out_pairs']} held-out "
-        f"pairs, with a blank prompt in {100 * train['blank_prompt_accuracy_after']:.1f} %"
-    )
-
-
-def _acts(train: Report) -> str:
-    """Say what the model does by itself at held-out states, before and after."""
-    low, high = train["intervals_after"]["consensus_rate"]
-    return ". ".join(
-        [
-            f"takes the consensus action at {100 * train['consensus_rate_before']:.0f} → "
-            f"{100 * train['consensus_rate_after']:.0f} % of {train['held_out_states']} held-out "
-            f"states ({100 * low:.0f} to {100 * high:.0f}), writes well-formed calls at "
-            f"{100 * train['valid_calls_before']:.0f} → {100 * train['valid_calls_after']:.0f} %",
-            *train["findings"],
-        ]
-    )
-
-
-def next_step(words: str) -> None:
-    """Print what to do next, as the last line of a command."""
-    out.print(f"Next: {escape(words)}.", highlight=False, soft_wrap=True)
+_PLOTTED = {"loss/objective": "loss by step", "replay/accuracy": "pairs right"}
+"""Curves of a training that are drawn in a terminal."""
 
 
 _MOST_NAMED = 6
@@ -281,7 +250,10 @@ def show_look(overview: Report) -> None:
             _first_of({p["name"]: f"${p['cost_usd']:,.2f}" for p in overview["projects"]}),
         ),
         ("tools", _first_of({name: f"{n:,}" for name, (n, _) in overview["tools"].items()})),
-        ("outcomes", _first_of({name: f"{n:,}" for name, n in overview["outcomes"].items()})),
+        (
+            "outcomes",
+            _first_of({_plain(name): f"{n:,}" for name, n in overview["outcomes"].items()}),
+        ),
         ("redacted", _first_of(overview.get("redactions") or {})),
         (
             "left out",
@@ -311,29 +283,27 @@ def _first_of(counts: Mapping[str, Any]) -> str:
 
 def show_compare(found: Report) -> None:
     """Show which model could have been used: how alike each was, and for how much."""
-    table = Table(
-        title="Which model could have been used", title_justify="left", title_style="bold"
-    )
-    table.add_column("model", overflow="fold")
-    for name in ("answers", "alike", "95 %", "same", "equal", "$ per 100", "agent's"):
-        table.add_column(name, justify="right", no_wrap=True)
+    headings = ("model", "answers", "alike", "95 %", "same", "equal", "$ per 100", "agent's")
+    rows = []
     for each in found["teachers"]:
         low, high = each["interval"]
         agent = each["agent_usd_per_decision"]
-        table.add_row(
-            escape(each["teacher"]),
-            f"{each['n']:,}",
-            f"{100 * each['share_alike']:.0f} %",
-            f"{100 * low:.0f}–{100 * high:.0f}",
-            f"{each['n_same']:,}",
-            f"{each['n_equal']:,}",
-            f"{100 * each['usd_per_decision']:.2f}",
-            "–" if agent is None else f"{100 * agent:.2f}",
+        rows.append(
+            (
+                each["teacher"],
+                f"{each['n']:,}",
+                f"{100 * each['share_alike']:.0f} %",
+                f"{100 * low:.0f}–{100 * high:.0f}",
+                f"{each['n_same']:,}",
+                f"{each['n_equal']:,}",
+                f"{100 * each['usd_per_decision']:.2f}",
+                "–" if agent is None else f"{100 * agent:.2f}",
+            )
         )
-    out.print(table)
+    _draw("Which model could have been used", headings, rows)
     if found["played"]:
-        out.print(f"Play: {_PLAY}.", soft_wrap=True)
-    out.print(found["caveat"], highlight=False, soft_wrap=True)
+        say(f"Play: {_PLAY}.")
+    say(found["caveat"])
 
 
 def show_workspace(report: Report) -> None:
@@ -408,7 +378,7 @@ def show_ingest(report: Report) -> None:
     if "written_to" in report:
         out.print(f"Written to {escape(report['written_to'])}.", soft_wrap=True)
     if "new_states" in report:
-        out.print("Next: `replay-pipeline estimate` says what asking teachers would cost.")
+        next_step("`replay-pipeline estimate` says what asking teachers would cost")
 
 
 def open_words(work: Report) -> str:
@@ -432,40 +402,41 @@ def open_words(work: Report) -> str:
 
 def show_estimate(report: Report) -> None:
     """Tokens and dollars by teacher."""
-    table = Table(title="What the replay would cost", title_justify="left", title_style="bold")
-    for name in ("teacher", "model", "calls", "prompt tokens", "expected $", "at most $"):
-        table.add_column(name, justify="left" if name in ("teacher", "model") else "right")
-    for row in report["teachers"]:
-        table.add_row(
-            escape(row["teacher"]),
-            escape(row["model"]),
+    if not report["teachers"]:
+        say("Every question is decided: there is nothing to ask.")
+        next_step("`replay-pipeline pairs` shows where the teachers agree on something else")
+        return
+    headings = ("teacher", "model", "calls", "prompt tokens", "expected $", "at most $")
+    rows = [
+        (
+            row["teacher"],
+            row["model"],
             f"{row['n_calls']:,}",
             f"{row['n_prompt_tokens']:,}",
             f"{row['expected_usd']:.4f}",
             f"{row['bound_usd']:.4f}",
         )
-    table.add_row("all", "", "", "", f"{report['expected_usd']:.4f}", f"{report['bound_usd']:.4f}")
-    out.print(table)
+        for row in report["teachers"]
+    ]
+    calls, tokens = (sum(t[n] for t in report["teachers"]) for n in ("n_calls", "n_prompt_tokens"))
+    expected, bound = (f"{report[name]:.4f}" for name in ("expected_usd", "bound_usd"))
+    rows.append(("all", "", f"{calls:,}", f"{tokens:,}", expected, bound))
+    _draw("What the replay would cost", headings, rows, texts=("model",), spare=("model",))
     for row in report["teachers"]:
         for note in row["adaptations"]:
-            out.print(f"{escape(row['teacher'])}: {escape(note)}", soft_wrap=True)
+            say(f"{row['teacher']}: {note}")
         if row["n_logprobs"]:
-            out.print(
-                f"{escape(row['teacher'])}: {row['n_logprobs']:,} token probabilities, "
-                "at no charge beside the tokens",
-                soft_wrap=True,
-            )
+            n = row["n_logprobs"]
+            say(f"{row['teacher']}: {n:,} token probabilities, at no charge beside the tokens")
     for said in report["prospect"]["words"]:
-        out.print(f"{escape(said)}.", highlight=False, soft_wrap=True)
+        say(f"{said[:1].upper()}{said[1:]}.")
     if words := _next_words(report):
-        out.print(escape(words), highlight=False, soft_wrap=True)
-    for heading, each in (("as set", report), ("with the recommended gates", report["gated"])):
+        say(words)
+    for heading, each in (("As set", report), ("With the recommended gates", report["gated"])):
         if each and each["buys"]:
-            out.print(
-                f"{heading}: ${each['low_usd']:.2f} to ${each['high_usd']:.2f}; "
-                f"{_bought(each, report['ceiling_usd'])}",
-                soft_wrap=True,
-            )
+            usd = f"${each['low_usd']:.2f} to ${each['high_usd']:.2f}"
+            say(f"{heading}: {usd}; {_bought(each, report['ceiling_usd'])}.")
+    next_step("`replay-pipeline replay` asks them, and pays no more than the ceiling")
 
 
 def _next_words(report: Report) -> str | None:
@@ -494,8 +465,6 @@ def _bought(estimate: Report, usd: float) -> str:
     )
 
 
-_HEADINGS = {"dropped": "dropped by"}
-"""Columns whose name does not say enough."""
 _EXPLAINED = {
     "cut_prompts": "{n} prompts were longer than `max_prompt_tokens`, so their oldest messages were "
     "left out."
@@ -508,47 +477,67 @@ _MAX_ROWS = 50
 
 
 def _draw_batches(
-    title: str, names: tuple[str, ...], reports: Report, *, first: str = "batch"
+    title: str,
+    names: Sequence[str],
+    reports: Report,
+    *,
+    first: str = "batch",
+    headings: Mapping[str, str] | None = None,
+    is_summed: bool = False,
 ) -> None:
+    """Draw a figure of each batch in a column, and all of them together in the last row.
+
+    Args:
+        title: what is above it.
+        names: of the figures.
+        reports: figures by batch.
+        first: what the rows are.
+        headings: of figures whose names do not say enough.
+        is_summed: whether the figures are counts that add up.
+    """
     shown = list(reports.items())[-_MAX_ROWS:]
     if len(shown) < len(reports):
         title += f", the last {len(shown)} of {len(reports):,}"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column(first, no_wrap=True)
-    for name in names:
-        heading = _HEADINGS.get(name) or name.removeprefix("n_").replace("_usd", " $").replace(
-            "_", " "
-        )
-        longest_word = max(map(len, heading.split()))
-        table.add_column(heading, overflow="fold", min_width=longest_word)
-    for key, report in shown:
-        table.add_row(escape(key), *(escape(_words(report.get(name))) for name in names))
-    out.print(table)
+    rows = [[key, *(_words(report.get(name)) for name in names)] for key, report in shown]
+    if is_summed and len(reports) > 1:
+        sums = (sum(report.get(name) or 0 for report in reports.values()) for name in names)
+        rows.append(["all", *map(_words, sums)])
+    told = [
+        (headings or {}).get(name) or _plain(name.removeprefix("n_").replace("_usd", " $"))
+        for name in names
+    ]
+    _draw(title, (first, *told), rows)
+
+
+def _added(reports: Report, name: str) -> Counter[str]:
+    """Add up counts by name over all batches."""
+    found: Counter[str] = Counter()
+    for report in reports.values():
+        found.update(report.get(name) or {})
+    return found
 
 
 def show_replay(reports: Report) -> None:
     """Calls and dollars by batch."""
     figures = ("n_sent", "n_cached", "n_failed", "newly_spent_usd", "stop_reason")
-    _draw_batches("Replayed", figures, reports)
+    _draw_batches("Replayed", figures, reports, headings={"newly_spent_usd": "$ now"})
     if any(report.get("n_rehearsed") for report in reports.values()):
-        out.print(f"Play: {_PLAY}.", soft_wrap=True)
+        say(f"Play: {_PLAY}.")
     if not any(report["n_sent"] for report in reports.values()):
-        out.print("Nothing was asked now.")
-    out.print(f"Asked at {_covered(reports)}.", highlight=False, soft_wrap=True)
+        say("Nothing was asked now.")
+    say(f"Asked at {_covered(reports)}.")
     for report in reports.values():
         for name, why in (report.get("stopped_teachers") or {}).items():
-            out.print(f"{escape(name)} was asked no more: {escape(why)}", soft_wrap=True)
+            say(f"{name} was asked no more: {why}")
         if until := report.get("held_until"):
-            out.print(
+            say(
                 f"Calls whose outcome is not known hold ${report['unknown_usd']:.4f} until {until}; from "
-                "then on the same command settles them and goes on with what they leave.",
-                soft_wrap=True,
+                "then on the same command settles them and goes on with what they leave."
             )
     if n_short := sum(report["stop_reason"] == "budget" for report in reports.values()):
-        out.print(
+        say(
             f"The ceiling was reached in {n_short} of {len(reports)} batches. The same command "
-            "goes on where it stopped; --budget sets another ceiling.",
-            soft_wrap=True,
+            "goes on where it stopped; --budget sets another ceiling."
         )
 
 
@@ -584,44 +573,63 @@ def show_strengths(reports: Report) -> None:
     found = [each.row() for each in strengths(reports.values())]
     if not found:
         return
-    table = Table(title="Teachers, by estimate", title_justify="left", title_style="bold")
-    for name in found[0]:
-        table.add_column(name, overflow="fold")
+    names = [name for name in found[0] if name not in _PLACES]
+    _draw("Teachers, by estimate", names, [[row[name] for name in names] for row in found])
     for row in found:
-        table.add_row(*(escape(cell) for cell in row.values()))
-    out.print(table)
+        places = [f"{name} {row[name]}" for name in _PLACES if row[name] != "nothing"]
+        if places:
+            say(f"{row['teacher']} is {', '.join(places)}.")
     if (share := shared_errors(reports.values())) is not None:
-        out.print(
-            f"Where they err, {share:.0%} make the mistake that others make there too.",
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(f"Where they err, {share:.0%} make the mistake that others make there too.")
+
+
+_PLACES = ("stronger at", "weaker at")
+"""What of a teacher's strength is told in a sentence."""
 
 
 def show_pairs(reports: Report) -> None:
     """Pairs by batch, and how many of them are right."""
-    figures = ("n_pairs", "pairs_by_source", "outcomes", "n_rejected_in_review")
-    _draw_batches("Pairs", figures, reports)
+    _draw_batches(
+        "Pairs",
+        ("n_states", "n_consensus", "n_agreement", "n_pairs"),
+        {
+            key: {**report, "n_states": sum(report["outcomes"].values())}
+            for key, report in reports.items()
+        },
+        headings={"n_consensus": "teachers agree", "n_agreement": "with the agent"},
+        is_summed=True,
+    )
+    say(f"States by outcome: {_counted(_added(reports, 'outcomes'))}.")
+    say(f"Pairs by source: {_counted(_added(reports, 'pairs_by_source'))}.")
+    if n := sum(report.get("n_rejected_in_review") or 0 for report in reports.values()):
+        say(f"{n:,} pairs were rejected in review.")
     from replay_pipeline.reliability import Poll
 
     show_strengths(reports)
     poll = Poll.pooled(report["poll"] for report in reports.values() if "poll" in report)
-    words = poll.precision().words()
-    for key, report in reports.items():
-        for said in (report.get("reliability") or {}).get("words", ()):
-            out.print(f"{escape(key)}: {escape(said)}.", highlight=False, soft_wrap=True)
-    out.print(f"How many are right: {words}.", highlight=False, soft_wrap=True)
+    say(f"How many are right: {poll.precision().words()}.")
     next_step(
-        "`replay-pipeline look` shows them side by side; mark forty, then `replay-pipeline pairs --marks FILE`"
+        "mark forty in `replay-pipeline look`, then give `pairs --marks FILE`"
         if poll.n_pairs and not poll.checks
         else "`replay-pipeline normalize` keeps those that are fit to publish"
     )
 
 
-show_samples = partial(
-    _draw_batches, "Sampled", ("n_states", "n_samples", "agreement_rate", "n_pairs", "n_positives")
-)
-show_normalize = partial(_draw_batches, "Normalized", ("n_kept", "n_dropped", "dropped"))
+def show_samples(reports: Report) -> None:
+    """What the model to be trained did where the teachers agree, by batch."""
+    figures = ("n_states", "n_samples", "agreement_rate", "n_pairs", "n_positives")
+    _draw_batches("Sampled", figures, reports)
+    next_step("`replay-pipeline normalize` keeps those that are fit to publish")
+
+
+def show_normalize(reports: Report) -> None:
+    """Pairs that were kept and dropped by batch, and by what."""
+    _draw_batches("Normalized", ("n_kept", "n_dropped"), reports, is_summed=True)
+    if dropped := _added(reports, "dropped"):
+        say(f"Dropped by: {_counted(dropped)}.")
+    next_step("`replay-pipeline publish` makes the dataset of what was kept")
+
+
 show_control = partial(_draw_facts, "Control")
 show_upgrade = partial(_draw_facts, "Brought over")
 
@@ -654,11 +662,16 @@ def show_repair(report: Report) -> None:
 
 
 def show_train(report: Report) -> None:
-    """Show what the training came to, without its curves."""
-    _draw_facts("Trained", {k: v for k, v in report.items() if not isinstance(v, dict)})
+    """Show what the training came to: in sentences, and its loss as a small plot."""
+    _tell_training(report, report.get("curves") or {})
+    if live := report.get("channels_live"):
+        off = report.get("channels_off") or {}
+        told = "".join(f"; {name} is off: {why}" for name, why in off.items())
+        say(f"Channels that taught it: {', '.join(live)}{told}.")
     for name, words in _EXPLAINED.items():
         if n := report.get(name):
-            out.print(words.format(n=n), soft_wrap=True)
+            say(words.format(n=n))
+    next_step("`replay-pipeline look` shows the curves, and what the model does now")
 
 
 _KINDS: dict[str | None, str] = {
@@ -675,45 +688,124 @@ def show_status(report: Report) -> None:
         return
     from replay_pipeline.stages import chain
 
-    names = [stage.name for stage in chain.by_batch() if stage.told]
-    if report.get("rehearsed"):
-        names.insert(names.index("replay") + 1, "rehearsal")
-    _draw_batches("Batches", tuple(names), report["batches"])
+    stages = [stage for stage in chain.by_batch() if stage.told]
+    headings = {stage.name: _plain(stage.told[0].removeprefix("n_")) for stage in stages}
+    names = [stage.name for stage in stages]
     if rehearsed := report.get("rehearsed"):
-        out.print(f"Play in {escape(_words(rehearsed))}: {_PLAY}.", soft_wrap=True)
+        names.insert(names.index("replay") + 1, "rehearsal")
+        headings["rehearsal"] = "made up"
+    _draw_batches("Batches", names, report["batches"], headings=headings, is_summed=True)
+    if rehearsed:
+        say(f"Play in {_words(rehearsed)}: {_PLAY}.")
     ledger = report["ledger"]
-    plain = {key: value for key, value in ledger.items() if not isinstance(value, list | tuple)}
-    _table(f"Money of {_KINDS[report['played']]}", list(plain.items()))
+    _table(f"Money of {_KINDS[report['played']]}", _money(ledger))
+    _draw_limits([each for each in ledger.get("scopes") or () if each["limit_usd"] is not None])
     for choice, usd in report["other_ledgers_usd"].items():
         kind = _KINDS[None if choice == "openrouter" else choice]
-        out.print(
-            f"A second ledger holds ${usd:.4f} of {kind}: look at it with "
-            f"REPLAY_TEACHERS={choice}.",
-            soft_wrap=True,
-        )
+        say(f"A second ledger holds ${usd:.4f} of {kind}: REPLAY_TEACHERS={choice} looks at it.")
     if "open" in report:
-        out.print(f"Left to ask: {escape(open_words(report['open']))}", soft_wrap=True)
-    for batch, clients in list(report.get("fidelity", {}).items())[-_MAX_ROWS:]:
-        shares = {name: row["share_within_10_percent"] for name, row in (clients or {}).items()}
-        out.print(f"Fidelity of {escape(batch)}: {escape(_words(shares))}", soft_wrap=True)
+        say(f"Left to ask: {open_words(report['open'])}.")
+    if fidelity := _fidelity_words(report.get("fidelity") or {}):
+        say(fidelity)
     if dataset := report.get("dataset"):
         from replay_pipeline.publish import in_words
 
-        out.print(in_words(dataset.get("blind")), soft_wrap=True)
-    if scopes := ledger.get("scopes"):
-        rows = {
-            scope.pop("scope").replace("partition:", "batch:"): {
-                key.removesuffix("_usd"): value for key, value in scope.items()
-            }
-            # Many tables end before all runs and batches are told; what they share is always told.
-            for scope in sorted(map(dict, scopes), key=_is_shared)
-        }
-        names = tuple(next(iter(rows.values())))
-        _draw_batches("Limits, in US dollars", names, rows, first="counts for")
+        say(in_words(dataset.get("blind")))
+    next_step(_next_of(report, names))
+
+
+def _money(ledger: Report) -> list[tuple[str, str]]:
+    """Say what was spent and on what; what there is nothing of is left out."""
+    until = f" until {ledger['held_until']}" if ledger.get("held_until") else ""
+    rows = [("spent", f"${ledger.get('spent_usd') or 0.0:.4f}")]
+    for name, words, more in (
+        ("held_usd", "held", " for calls under way"),
+        ("unknown_usd", "unknown", f" for calls whose outcome is not known{until}"),
+        ("disputed_usd", "disputed", f" of {ledger.get('n_disputed', 0):,} calls"),
+    ):
+        if usd := ledger.get(name):
+            rows.append((words, f"${usd:.4f}{more}"))
+    for kind, words in (("teacher", "by teacher"), ("day", "by day")):
+        found = [
+            each for each in ledger.get("scopes") or () if each["scope"].startswith(f"{kind}:")
+        ]
+        told = [f"{each['scope'].partition(':')[2]} ${each['spent_usd']:.4f}" for each in found]
+        if told:
+            more = len(told) - _MOST_NAMED
+            rows.append((words, ", ".join(told[-_MOST_NAMED:]) + (f", {more} before" * (more > 0))))
+    rows += [(name, _counted(ledger[name])) for name in ("calls", "errors") if ledger.get(name)]
+    return [*rows, ("ledger", near(str(ledger.get("ledger"))))]
+
+
+def near(path: str) -> str:
+    """Return a path as it is seen from here, if it is below."""
+    here = f"{Path.cwd()}{os.sep}"
+    return path.removeprefix(here)
+
+
+def _draw_limits(scopes: Sequence[Report]) -> None:
+    """Draw what has a limit, with what was spent of it; what there is nothing of has no column."""
+    if not scopes:
+        return
+    kinds = {"partition": "batch"}
+    rows = {}
+    # Many tables end before all runs and batches are told; what they share is always told.
+    for scope in sorted(scopes, key=_is_shared):
+        kind, _, name = scope["scope"].partition(":")
+        short = name[:_SHORT_ID] if kind == "run" else name
+        rows[f"{kinds.get(kind, kind)} {short}"] = scope
+    always = ("spent_usd", "limit_usd")
+    names = [
+        name
+        for name in ("spent_usd", "held_usd", "unknown_usd", "overrun_usd", "limit_usd")
+        if name in always or any(row.get(name) for row in rows.values())
+    ]
+    headings = {name: name.removesuffix("_usd") for name in names}
+    title = "Limits, in US dollars"
+    _draw_batches(title, names, rows, first="counts for", headings=headings)
+
+
+_SHORT_ID = 8
 
 
 def _is_shared(scope: Report) -> bool:
     return not scope["scope"].startswith(("run:", "partition:"))
+
+
+def _fidelity_words(fidelity: Mapping[str, Report | None]) -> str:
+    """Say how many prompts are about as long as they were, and with which client the fewest."""
+    clients: dict[str, tuple[int, float]] = {}
+    for found in fidelity.values():
+        for client, row in (found or {}).items():
+            n, share = row["n_states"], row["share_within_10_percent"]
+            before, alike = clients.get(client, (0, 0.0))
+            clients[client] = (before + n, alike + n * (share or 0.0))
+    n_all = sum(n for n, _ in clients.values())
+    if not n_all:
+        return ""
+    share = sum(alike for _, alike in clients.values()) / n_all
+    words = f"Prompts as long as recorded, within 10 %: {share:.0%} of {n_all:,} states"
+    worst, (n, alike) = min(clients.items(), key=lambda each: each[1][1] / max(each[1][0], 1))
+    if alike < n and len(clients) > 1:
+        words += f"; the fewest with {worst}: {alike / n:.0%} of {n:,}"
+    return words + "."
+
+
+def _next_of(report: Report, stages: Sequence[str]) -> str:
+    """Say which command does what is not done yet."""
+    done = report["batches"].values()
+    steps = {
+        "replay": "`replay-pipeline estimate` says what asking teachers would cost",
+        "pairs": "`replay-pipeline pairs` finds where the teachers agree on something else",
+        "normalize": "`replay-pipeline normalize` keeps the pairs that are fit to publish",
+    }
+    for stage in stages:
+        either = {stage, "rehearsal"} if stage == "replay" else {stage}
+        if stage in steps and not all(either & row.keys() for row in done):
+            return steps[stage]
+    if not report.get("dataset"):
+        return "`replay-pipeline publish` makes the dataset"
+    return "`replay-pipeline look` shows all of it on one page"
 
 
 def show_stale(report: Report) -> None:
@@ -723,38 +815,48 @@ def show_stale(report: Report) -> None:
     if not report["batches"]:
         out.print("Nothing is stale: code and settings would make the same of everything.")
         return
-    found = {stage for row in report["batches"].values() for stage in row}
-    stages = tuple(stage.name for stage in chain.STAGES if stage.name in found)
-    rows = {key: {s: row.get(s, "") for s in stages} for key, row in report["batches"].items()}
-    _draw_batches("Stale, and why", stages, rows)
+    batches: dict[tuple[str, str], int] = {}
+    for stage in chain.STAGES:
+        for row in report["batches"].values():
+            if why := row.get(stage.name):
+                key = (stage.name, _words(why))
+                batches[key] = batches.get(key, 0) + 1
+    rows = [(stage, f"{n:,}", why) for (stage, why), n in batches.items()]
+    _draw("Stale, and why", ("stage", "batches", "because of"), rows, texts=("because of",))
     if cost := report["cost"]:
         n_calls = sum(row["n_calls"] for row in cost["teachers"])
         price = f"{n_calls:,} new questions for about ${cost['expected_usd']:.4f}"
     else:
         price = "no question changes, so it costs nothing"
-    out.print(f"`replay-pipeline run` does it again: {price}. Paid answers are kept.")
+    say(f"Paid answers are kept. Doing it again: {price}.")
+    next_step("`replay-pipeline run` does it again")
 
 
 def show_ranked(report: Report) -> None:
-    """One row per pair: why it is worth a look, and what its sides are."""
-    table = Table(
-        "open", "right", "pair", "margin", "doubts", "rejected → chosen",
-        title="Pairs to look at first", title_justify="left", title_style="bold",
-    )  # fmt: skip
+    """Three lines a pair: how likely it is to be right and what is doubtful, then where its sides differ."""
+    out.print("[bold]Pairs to look at first[/]")
     for pair in report["pairs"]:
-        sides = f"{pair['rejected'][:60]} → {pair['chosen'][:60]}"
-        doubts = "; ".join(pair["doubts"]) or "none"
-        p_better = "" if pair["p_better"] is None else f"{pair['p_better']:.2f}"
-        cells = (
-            f"{pair['score']:.2f}",
-            p_better,
-            pair["pair_id"],
-            str(pair["margin"]),
-            doubts,
-            sides,
+        p_better = "" if pair["p_better"] is None else f"{pair['p_better']:.0%} right"
+        where = pair["differ"]
+        name = pair["state_id"][:_ID_CHARS]
+        head = (name, p_better, where["alike"], "; ".join(pair["doubts"]))
+        _line(" · ".join(each for each in head if each), "")
+        _line(f"  − {where['rejected']}", "red")
+        _line(f"  + {where['chosen']}", "green")
+    if report["pairs"]:
+        next_step(
+            f"`replay-pipeline pairs show {report['pairs'][0]['state_id'][:_ID_CHARS]}` shows all of one"
         )
-        table.add_row(*map(escape, cells))
-    out.print(table)
+
+
+_ID_CHARS = 12
+"""Of the id of a state, so much names it: `pairs show` takes a beginning."""
+
+
+def _line(text: str, style: str) -> None:
+    """Print one line, of which the end is cut off where the terminal is too narrow."""
+    line = printable(text).replace("\n", " ")
+    out.print(Text(line, style=style), overflow="ellipsis", no_wrap=True, highlight=False)
 
 
 def show_findings(report: Report) -> None:
@@ -766,25 +868,25 @@ def show_findings(report: Report) -> None:
 
 def show_teachers(report: Report) -> None:
     """One row per teacher, and each problem once below them."""
-    table = Table(
-        "teacher", "model", "$ per M in / out", "may train", "state",
-        title="Teachers", title_justify="left", title_style="bold",
-    )  # fmt: skip
     problems: dict[str, list[str]] = {}
+    headings = ("teacher", "model", "$ per M in / out", "may train", "state")
+    rows = []
     for row in report["teachers"]:
         prices = (row["prompt_usd_per_mtok"], row["completion_usd_per_mtok"])
-        table.add_row(
-            escape(row["teacher"]),
-            escape(row["model"]),
-            "unknown" if None in prices else f"{prices[0]:.3g} / {prices[1]:.3g}",
-            {True: "yes", False: "no", None: "not known"}[row["is_distillable"]],
-            "no" if row["problem"] else "ok",
+        rows.append(
+            (
+                row["teacher"],
+                row["model"],
+                "unknown" if None in prices else f"{prices[0]:.3g} / {prices[1]:.3g}",
+                {True: "yes", False: "no", None: "not known"}[row["is_distillable"]],
+                "no" if row["problem"] else "ok",
+            )
         )
         if row["problem"]:
             problems.setdefault(row["problem"], []).append(row["teacher"])
-    out.print(table)
+    _draw("Teachers", headings, rows, texts=("model",))
     for problem, names in problems.items():
-        out.print(f"{escape(', '.join(names))}: {escape(problem)}", soft_wrap=True)
+        say(f"{', '.join(names)}: {problem}")
 
 
 def show_lost_calls(report: Report) -> None:

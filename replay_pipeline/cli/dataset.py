@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from replay_pipeline.cli.app import app
-from replay_pipeline.cli.console import print_report, progress_bars, show_normalize, show_publish
+from replay_pipeline.cli.bars import progress_bars
+from replay_pipeline.cli.console import print_report, show_normalize, show_publish
 from replay_pipeline.cli.options import (
     BatchOption,
     DataOption,

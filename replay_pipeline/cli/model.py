@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from replay_pipeline.cli.app import app
-from replay_pipeline.cli.console import print_report, progress_bars, show_train
+from replay_pipeline.cli.bars import progress_bars
+from replay_pipeline.cli.console import print_report, show_train
 from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
 from replay_pipeline.cli.shared import open_pipeline
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from replay_pipeline.cli.app import app, teachers_app
+from replay_pipeline.cli.bars import progress_bars
 from replay_pipeline.cli.console import (
     err,
     escape,
@@ -13,7 +14,6 @@ from replay_pipeline.cli.console import (
     open_words,
     out,
     print_report,
-    progress_bars,
     show_compare,
     show_control,
     show_estimate,

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replay_pipeline.cli.app import app
+from replay_pipeline.cli.bars import progress_bars
 from replay_pipeline.cli.console import (
+    near,
     next_step,
     print_report,
-    progress_bars,
     show_ingest,
     show_look,
 )
@@ -73,7 +74,7 @@ def look(
     print_report(overview, as_json=as_json, show=show_look)
     if not as_json:
         page = place if single_file else place / "index.html"
-        next_step(f"open {page} in a browser")
+        next_step(f"open {near(str(page))} in a browser")
 
 
 def _root_with_batches(

@@ -140,10 +140,18 @@ def chosen(work: "Pipeline", batches: list[str] | None) -> list[str]:
 
 def ranked_row(pair: Mapping[str, Any]) -> dict[str, Any]:
     """Give what is shown of a pair in the order of review."""
-    from replay_pipeline.pages import doubts, review_score
+    from replay_pipeline.pages import differ, doubts, review_score
 
     names = ("pair_id", "state_id", "p_better", "margin", "chosen", "rejected")
-    judged = {"score": review_score(pair), "doubts": doubts(pair)}
+    sides = [
+        (json.loads(pair[f"{side}_action_json"] or "null"), pair[side])
+        for side in ("rejected", "chosen")
+    ]
+    judged = {
+        "score": review_score(pair),
+        "doubts": doubts(pair),
+        "differ": differ(*sides)._asdict(),
+    }
     return {name: pair[name] for name in names} | judged | {"evidence": pair["evidence"] or []}
 
 

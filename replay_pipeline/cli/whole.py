@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replay_pipeline.cli.app import app
+from replay_pipeline.cli.bars import progress_bars
 from replay_pipeline.cli.console import (
+    near,
     next_step,
-    out,
     print_report,
-    progress_bars,
+    say,
     show_pairs,
     show_ranked,
+    show_run,
     show_summary,
 )
 from replay_pipeline.cli.options import (
@@ -67,7 +69,7 @@ def run(
     confirm(work, yes=yes)
     with progress_bars() as on_progress:
         summary = pipeline.run(loaded, with_training=train, since=before, on_progress=on_progress)
-    print_report(summary, as_json=as_json, show=show_summary)
+    print_report(summary, as_json=as_json, show=show_run)
     exit_if_failed(summary)
     exit_if_most_failed(summary["open"])
 
@@ -121,11 +123,10 @@ def demo(
         file.write(json.dumps(summary, indent=1).encode())
     work.write_page()
     show_summary(summary)
-    out.print(f"Everything is in [bold]{data}[/]; the figures are in {data / 'report.json'}.")
-    next_step(
-        f"open {page_of(work.settings)} in a browser, or see it beside Dagster: "
-        f"`replay-pipeline ui --data {data}`"
+    say(
+        f"Everything is in {data}: the page {near(str(page_of(work.settings)))}, the figures in report.json."
     )
+    next_step(f"`replay-pipeline ui --data {data}` opens the page, beside Dagster")
 
 
 _BEGAN = "began.json"
@@ -167,6 +168,4 @@ def _show_pairs_of_demo(data: Path, model: Path | None, *, yes: bool) -> None:
     show_pairs(reports)
     show_ranked({"pairs": [ranked_row(pair) for pair in work.ranked_pairs()[:5]]})
     work.write_page()
-    out.print(
-        f"All of them side by side: open {page_of(work.settings)} in a browser.", soft_wrap=True
-    )
+    next_step(f"open {near(str(page_of(work.settings)))} in a browser: all of them side by side")

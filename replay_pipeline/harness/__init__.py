@@ -6,6 +6,6 @@ kept of it), then `learn.py` (how a client is asked), then `store.py` (where it 
 """
 
 from replay_pipeline.harness.harness import Filled, Framing, Harness, Moment
-from replay_pipeline.harness.store import Found, HarnessStore
+from replay_pipeline.harness.store import FoundHarness, HarnessStore
 
-__all__ = ["Filled", "Found", "Framing", "Harness", "HarnessStore", "Moment"]
+__all__ = ["Filled", "FoundHarness", "Framing", "Harness", "HarnessStore", "Moment"]

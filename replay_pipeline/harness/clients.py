@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.harness.listener import Call, Kept
-from replay_pipeline.harness.slots import Request
+from replay_pipeline.harness.listener import KeptRequest, ToolReply
+from replay_pipeline.harness.slots import AskedRequest
 from replay_pipeline.types import Tool
 
 _KEY = "sk-ant-not-a-key-0000000000000000"
@@ -38,7 +38,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
+class ClientProgram:
     """One program that can be asked."""
 
     agent: str
@@ -47,14 +47,14 @@ class Client:
     """What it is called where it is installed."""
     prepare: Callable[[Start], tuple[list[str], dict[str, str]]]
     """Writes its settings; returns arguments and environment."""
-    read: Callable[[Kept], tuple[list[str], list[Tool], list[tuple[str, list[str]]]] | None]
+    read: Callable[[KeptRequest], tuple[list[str], list[Tool], list[tuple[str, list[str]]]] | None]
     """System texts, tools and messages of a request; `None` for one that is not of a conversation."""
     is_interactive: bool = False
     """Whether it is started in a terminal, as its users start it."""
     has_subagents: bool = False
 
 
-def version_in(kept: Kept) -> str | None:
+def version_in(kept: KeptRequest) -> str | None:
     """Return the version of the client that sent a request, as it names itself."""
     match = re.search(r"/(\d+\.\d+\.\d+)", kept.headers.get("user-agent", ""))
     return match[1] if match else None
@@ -67,13 +67,15 @@ def params_in(body: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in body.items() if key not in left_out}
 
 
-def request_in(client: Client, kept: Kept, words: str, values: Mapping[str, str]) -> Request | None:
+def request_in(
+    client: ClientProgram, kept: KeptRequest, words: str, values: Mapping[str, str]
+) -> AskedRequest | None:
     """Return a request as it was sent; `None` for one that is not of a conversation."""
     found = client.read(kept)
     if found is None:
         return None
     system, tools, messages = found
-    return Request(
+    return AskedRequest(
         system=system,
         tools=tools,
         messages=messages,
@@ -83,14 +85,14 @@ def request_in(client: Client, kept: Kept, words: str, values: Mapping[str, str]
     )
 
 
-def subagent_call(kept: Kept) -> Call | None:
+def subagent_call(kept: KeptRequest) -> ToolReply | None:
     """Return the call that makes Claude Code start a helper, where that is a tool of its."""
     names = [tool.get("name") for tool in kept.body.get("tools") or () if isinstance(tool, dict)]
     name = next((each for each in ("Agent", "Task") if each in names), None)
     if name is None or SUBTASK in json.dumps(kept.body.get("messages")):
         return None
     arguments = {"description": "Look", "prompt": SUBTASK, "subagent_type": "general-purpose"}
-    return Call(name, arguments)
+    return ToolReply(name, arguments)
 
 
 def texts_of(content: Any) -> list[str]:
@@ -125,7 +127,9 @@ def _claude_code(start: Start) -> tuple[list[str], dict[str, str]]:
     return [*arguments, *(["--model", start.model] if start.model else [])], env
 
 
-def _read_messages(kept: Kept) -> tuple[list[str], list[Tool], list[tuple[str, list[str]]]] | None:
+def _read_messages(
+    kept: KeptRequest,
+) -> tuple[list[str], list[Tool], list[tuple[str, list[str]]]] | None:
     body = kept.body
     if not kept.path.endswith("/messages") or not body.get("tools"):
         return None
@@ -157,7 +161,9 @@ def _codex(start: Start) -> tuple[list[str], dict[str, str]]:
     return ["exec", "--skip-git-repo-check", start.words], {"NO_KEY": _KEY}
 
 
-def _read_responses(kept: Kept) -> tuple[list[str], list[Tool], list[tuple[str, list[str]]]] | None:
+def _read_responses(
+    kept: KeptRequest,
+) -> tuple[list[str], list[Tool], list[tuple[str, list[str]]]] | None:
     body = kept.body
     items = [item for item in body.get("input") or () if isinstance(item, dict)]
     # Newer versions put their tools into an item of the conversation, and the instructions as well.
@@ -202,7 +208,9 @@ def _opencode(start: Start) -> tuple[list[str], dict[str, str]]:
     return ["run", start.words], {}
 
 
-def _read_chat(kept: Kept) -> tuple[list[str], list[Tool], list[tuple[str, list[str]]]] | None:
+def _read_chat(
+    kept: KeptRequest,
+) -> tuple[list[str], list[Tool], list[tuple[str, list[str]]]] | None:
     body = kept.body
     if not kept.path.endswith("/chat/completions") or not body.get("tools"):
         return None
@@ -212,10 +220,10 @@ def _read_chat(kept: Kept) -> tuple[list[str], list[Tool], list[tuple[str, list[
     return system, body["tools"], messages[first:]
 
 
-CLIENTS: dict[str, Client] = {
+CLIENTS: dict[str, ClientProgram] = {
     client.agent: client
     for client in (
-        Client(
+        ClientProgram(
             agent="claude_code",
             program="claude",
             prepare=_claude_code,
@@ -223,8 +231,8 @@ CLIENTS: dict[str, Client] = {
             is_interactive=True,
             has_subagents=True,
         ),
-        Client(agent="codex", program="codex", prepare=_codex, read=_read_responses),
-        Client(agent="opencode", program="opencode", prepare=_opencode, read=_read_chat),
+        ClientProgram(agent="codex", program="codex", prepare=_codex, read=_read_responses),
+        ClientProgram(agent="opencode", program="opencode", prepare=_opencode, read=_read_chat),
     )
 }
 """Clients that can be asked, by the name of their agent."""

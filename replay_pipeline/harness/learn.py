@@ -20,15 +20,15 @@ from replay_pipeline.errors import ConfigError
 from replay_pipeline.harness.clients import (
     CLIENTS,
     SUBTASK,
-    Client,
+    ClientProgram,
     Start,
     request_in,
     subagent_call,
     version_in,
 )
 from replay_pipeline.harness.harness import Framing, Harness, Kind
-from replay_pipeline.harness.listener import Kept, Listener
-from replay_pipeline.harness.slots import Request, framing_of, values_in
+from replay_pipeline.harness.listener import KeptRequest, Listener
+from replay_pipeline.harness.slots import AskedRequest, framing_of, values_in
 from replay_pipeline.processes import variables
 
 TIMEOUT_S = 10.0
@@ -108,9 +108,9 @@ def harness_of_request(
     """
     client = CLIENTS[agent]
     for path in ("/messages", "/responses", "/chat/completions"):
-        request = request_in(client, Kept(path, {}, dict(body)), "", {})
+        request = request_in(client, KeptRequest(path, {}, dict(body)), "", {})
         if request is not None and (words := _last_words(request)):
-            told = Request(
+            told = AskedRequest(
                 system=request.system, tools=request.tools, messages=request.messages,
                 params=request.params, words=words, values=values_in(request),
             )  # fmt: skip
@@ -121,7 +121,7 @@ def harness_of_request(
     )
 
 
-def _last_words(request: Request) -> str | None:
+def _last_words(request: AskedRequest) -> str | None:
     """Return the user's own words: the last text of the first message of the user."""
     texts = next((texts for role, texts in request.messages if role == "user"), [])
     return texts[-1] if texts else None
@@ -130,12 +130,12 @@ def _last_words(request: Request) -> str | None:
 class _Asked:
     """What one start of a client sent."""
 
-    def __init__(self, requests: dict[Kind, Request], version: str | None) -> None:
+    def __init__(self, requests: dict[Kind, AskedRequest], version: str | None) -> None:
         self.requests, self.version = requests, version
 
 
 def _ask(
-    client: Client,
+    client: ClientProgram,
     command: Sequence[str],
     *,
     model: str | None,
@@ -147,7 +147,7 @@ def _ask(
     words = f"Say hello to {mark}."
     asked_helper = threading.Event()
 
-    def answer(kept: Kept) -> Any:
+    def answer(kept: KeptRequest) -> Any:
         if client.read(kept) is None or asked_helper.is_set():
             return None
         call = subagent_call(kept) if client.has_subagents else None
@@ -180,7 +180,7 @@ def _ask(
             "url": server.url,
         }
         said = _run(client, command, start, server, timeout_s)
-        requests: dict[Kind, Request] = {}
+        requests: dict[Kind, AskedRequest] = {}
         version = None
         for kept in server.kept:
             kind: Kind = "subagent" if _is_helpers(kept, words) else "main"
@@ -196,13 +196,13 @@ def _ask(
     return _Asked(requests, version)
 
 
-def _is_helpers(kept: Kept, words: str) -> bool:
+def _is_helpers(kept: KeptRequest, words: str) -> bool:
     texts = str(kept.body.get("messages"))
     return SUBTASK in texts and words not in texts
 
 
 def _run(
-    client: Client, command: Sequence[str], start: Start, server: Listener, timeout_s: float
+    client: ClientProgram, command: Sequence[str], start: Start, server: Listener, timeout_s: float
 ) -> str:
     """Run a client until it has sent what is wanted, ends or is out of time; returns what it printed."""
     arguments, env = client.prepare(start)

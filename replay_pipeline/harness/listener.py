@@ -15,7 +15,7 @@ Body = dict[str, Any]
 _MAX_BODY = 64_000_000
 
 
-class Kept(NamedTuple):
+class KeptRequest(NamedTuple):
     """One request for an answer."""
 
     path: str
@@ -23,14 +23,14 @@ class Kept(NamedTuple):
     body: Body
 
 
-class Call(NamedTuple):
+class ToolReply(NamedTuple):
     """A call of a tool that is answered with."""
 
     name: str
     arguments: dict[str, Any]
 
 
-Answer = Callable[[Kept], Call | None]
+Answer = Callable[[KeptRequest], ToolReply | None]
 """What to answer a request with: a call, or a word that ends the turn."""
 
 
@@ -42,7 +42,7 @@ class Listener:
     """
 
     def __init__(self, answer: Answer) -> None:
-        self.kept: list[Kept] = []
+        self.kept: list[KeptRequest] = []
         self.came = threading.Condition()
         self.others: list[str] = []
         """Requests for something else, by method and path."""
@@ -67,7 +67,7 @@ class Listener:
         """The address, without a path."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
-    def take(self, kept: Kept) -> Call | None:
+    def take(self, kept: KeptRequest) -> ToolReply | None:
         """Keep a request, and say what it is answered with."""
         answer = self._answer(kept)
         with self.came:
@@ -113,7 +113,7 @@ def _handler_of(listener: Listener) -> type[BaseHTTPRequestHandler]:
                 self._send(200, json.dumps(tokens).encode(), "application/json")
                 return
             headers = {name.lower(): value for name, value in self.headers.items()}
-            call = listener.take(Kept(path, headers, body))
+            call = listener.take(KeptRequest(path, headers, body))
             if body.get("stream"):
                 lines = b"".join(write(body, call))
                 self._send(200, lines, "text/event-stream")
@@ -131,7 +131,7 @@ def _handler_of(listener: Listener) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _whole(path: str, body: Body, call: Call | None) -> Body:
+def _whole(path: str, body: Body, call: ToolReply | None) -> Body:
     if path.endswith("/messages"):
         return _message(body, [_block(call)]) | {"stop_reason": "end_turn"}
     message = {"role": "assistant", "content": "Done."}
@@ -142,7 +142,7 @@ def _whole(path: str, body: Body, call: Call | None) -> Body:
 _USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
 
 
-def _block(call: Call | None) -> Body:
+def _block(call: ToolReply | None) -> Body:
     if call is None:
         return {"type": "text", "text": "Done."}
     return {"type": "tool_use", "id": "toolu_1", "name": call.name, "input": call.arguments}
@@ -160,7 +160,7 @@ def _event(name: str, value: Body) -> bytes:
     return f"event: {name}\ndata: {json.dumps({'type': name, **value})}\n\n".encode()
 
 
-def _of_messages(body: Body, call: Call | None) -> Iterator[bytes]:
+def _of_messages(body: Body, call: ToolReply | None) -> Iterator[bytes]:
     block = _block(call)
     if call is None:
         start, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
@@ -176,7 +176,7 @@ def _of_messages(body: Body, call: Call | None) -> Iterator[bytes]:
     yield _event("message_stop", {})
 
 
-def _of_responses(body: Body, call: Call | None) -> Iterator[bytes]:
+def _of_responses(body: Body, call: ToolReply | None) -> Iterator[bytes]:
     del call
     said = [{"type": "output_text", "text": "Done.", "annotations": []}]
     item = {
@@ -194,7 +194,7 @@ def _of_responses(body: Body, call: Call | None) -> Iterator[bytes]:
     yield _event("response.completed", {"response": done})
 
 
-def _of_chat(body: Body, call: Call | None) -> Iterator[bytes]:
+def _of_chat(body: Body, call: ToolReply | None) -> Iterator[bytes]:
     del call
     head = {"id": "chat_1", "object": "chat.completion.chunk", "model": body.get("model")}
     for delta, reason in (({"role": "assistant", "content": "Done."}, None), ({}, "stop")):
@@ -203,7 +203,7 @@ def _of_chat(body: Body, call: Call | None) -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-_WRITERS: dict[str, Callable[[Body, Call | None], Iterator[bytes]]] = {
+_WRITERS: dict[str, Callable[[Body, ToolReply | None], Iterator[bytes]]] = {
     "/messages": _of_messages,
     "/responses": _of_responses,
     "/chat/completions": _of_chat,

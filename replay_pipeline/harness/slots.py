@@ -37,7 +37,7 @@ _SHOWN_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class AskedRequest:
     """One request of a client in the form of OpenAI, and the values that it was started with."""
 
     system: list[str]
@@ -51,7 +51,7 @@ class Request:
     """By slot: text that stands for it wherever it is found."""
 
 
-def framing_of(first: Request, second: Request | None = None) -> Framing:
+def framing_of(first: AskedRequest, second: AskedRequest | None = None) -> Framing:
     """Return the framing that two requests share; of a single one, what its own lines tell.
 
     Args:
@@ -86,7 +86,7 @@ def framing_of(first: Request, second: Request | None = None) -> Framing:
     )
 
 
-def _marked(request: Request, learned: dict[str, str]) -> Request:
+def _marked(request: AskedRequest, learned: dict[str, str]) -> AskedRequest:
     """Put slots in the place of known values; what goes with the model is noted."""
     known = dict(request.values)
     if folder := known.get("cwd"):
@@ -109,7 +109,7 @@ def _marked(request: Request, learned: dict[str, str]) -> Request:
             value = value.replace(text, f"⟦{name}⟧")
         return value
 
-    return Request(
+    return AskedRequest(
         system=mark(request.system),
         tools=mark(request.tools),
         messages=mark(request.messages),
@@ -129,7 +129,7 @@ def _with_slots(match: re.Match[str], names: Sequence[str], learned: dict[str, s
     return text
 
 
-def _around(request: Request) -> tuple[list[str], list[Message]]:
+def _around(request: AskedRequest) -> tuple[list[str], list[Message]]:
     """Return the texts before the user's words, and the messages behind them."""
     for place, (role, texts) in enumerate(request.messages):
         if role == "user" and any(request.words in text for text in texts):
@@ -198,7 +198,7 @@ def _beginning(text: str) -> str:
     return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}…"
 
 
-def values_in(request: Request) -> dict[str, str]:
+def values_in(request: AskedRequest) -> dict[str, str]:
     """Return the folder that a request itself tells, for one that was not asked for here."""
     pattern = re.compile(r"orking directory: (/[^\n]*)")
     said = [text for _, texts in request.messages for text in texts]

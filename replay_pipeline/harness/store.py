@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class FoundHarness:
     """The harness for a version, which may be an older one's."""
 
     harness: Harness
@@ -34,7 +34,7 @@ class HarnessStore:
 
     def __init__(self, root: Place) -> None:
         self._folder = root / FOLDER
-        self._found: dict[tuple[str, str | None], Found | None] = {}
+        self._found: dict[tuple[str, str | None], FoundHarness | None] = {}
 
     def keep(self, harness: Harness) -> Place:
         """Write a harness over what was kept of the same version; returns where it lies.
@@ -63,7 +63,7 @@ class HarnessStore:
         """Whether nothing was learned yet."""
         return not self._names
 
-    def find(self, agent: str, version: str | None) -> Found | None:
+    def find(self, agent: str, version: str | None) -> FoundHarness | None:
         """Return the harness for a version of a client: its own, or that of the nearest older one.
 
         Args:
@@ -83,15 +83,15 @@ class HarnessStore:
         found = [(path[0], path[1].removesuffix(".json")) for path in paths if len(path) == 2]
         return sorted(found, key=lambda name: (name[0], _numbers(name[1])))
 
-    def _nearest(self, agent: str, version: str) -> Found | None:
+    def _nearest(self, agent: str, version: str) -> FoundHarness | None:
         versions = [each for of, each in self._names if of == agent]
         if version in versions:
-            return Found(self._read(agent, version))
+            return FoundHarness(self._read(agent, version))
         older = [each for each in versions if _numbers(each) <= _numbers(version)]
         if not older:
             return None
         note = f"of {older[-1]}, the nearest older version; {version} was not asked"
-        return Found(self._read(agent, older[-1]), note)
+        return FoundHarness(self._read(agent, older[-1]), note)
 
     def _read(self, agent: str, version: str) -> Harness:
         place = self._folder / agent / f"{version}.json"

@@ -2,7 +2,7 @@
 
 from replay_pipeline.ingesters.base import SourceSlice
 from replay_pipeline.ingesters.batches import (
-    Cursor,
+    ReadMark,
     TraceBatch,
     default_sources,
     discover,
@@ -27,10 +27,10 @@ from replay_pipeline.windows import WindowPolicy, parse_window
 
 __all__ = [
     "ClaudeCodeIngester",
-    "Cursor",
     "IngestReport",
     "IngestResult",
     "LazyStates",
+    "ReadMark",
     "SourceSlice",
     "TraceBatch",
     "Traces",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.base import ReadCounts, SessionLog, Usage
+from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, SessionLog
 from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
@@ -95,7 +95,7 @@ def _step(talk: Conversation, step: dict[str, Any], offset: int) -> None:
     if metrics:
         n_cached = as_count(metrics.get("cached_tokens"))
         n_prompt = as_count(metrics.get("prompt_tokens"))
-        turn.usage = Usage(
+        turn.usage = RecordedUsage(
             max(0, n_prompt - n_cached), 0, n_cached, as_count(metrics.get("completion_tokens"))
         )
     for result in results:

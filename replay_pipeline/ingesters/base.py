@@ -27,7 +27,7 @@ _WORTH_PACKING = 400
 _CODEC = pa.Codec("zstd", compression_level=1)
 
 
-class Usage(msgspec.Struct, gc=False):
+class RecordedUsage(msgspec.Struct, gc=False):
     """Prompt and completion tokens that the provider recorded for one message."""
 
     n_input: int = 0
@@ -107,7 +107,7 @@ class Turn(msgspec.Struct, eq=False):
     cwd: str | None = None
     message_id: str | None = None
     stop_reason: str | None = None
-    usage: Usage | None = None
+    usage: RecordedUsage | None = None
     texts: list[str] = []
     thinking: list[str] = []
     calls: list[RecordedCall] = []

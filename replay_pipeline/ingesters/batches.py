@@ -32,7 +32,7 @@ _OPEN_CALL_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cursor:
+class ReadMark:
     """How far a file has been read, and what it looked like there."""
 
     path: Path
@@ -49,7 +49,7 @@ class TraceBatch:
 
     key: str
     slices: tuple[SourceSlice, ...]
-    cursors: tuple[Cursor, ...] = ()
+    cursors: tuple[ReadMark, ...] = ()
     """One per slice: the state of its file when the batch was made."""
 
     @property
@@ -108,7 +108,7 @@ def discover(
     known = list(known.values() if isinstance(known, Mapping) else known)
     cursors = _last_cursors(known)
     now = now or datetime.now(UTC)
-    groups: list[list[tuple[SourceSlice, Cursor]]] = []
+    groups: list[list[tuple[SourceSlice, ReadMark]]] = []
     for group in _groups(_files(sources)):
         new = [found for path in group if (found := _new_bytes(path, cursors, settle_s, now))]
         if new:
@@ -130,7 +130,7 @@ def discover(
     return batches
 
 
-def _next_key(last_key: str, members: list[tuple[SourceSlice, Cursor]], now: datetime) -> str:
+def _next_key(last_key: str, members: list[tuple[SourceSlice, ReadMark]], now: datetime) -> str:
     """A key that sorts after `last_key`: day of the newest file, number on that day, content.
 
     A file from the future counts as one of today: the days of later keys never go back.
@@ -164,8 +164,8 @@ def _groups(files: list[Path]) -> list[list[Path]]:
     return [groups[owner] for owner in sorted(groups)]
 
 
-def _last_cursors(batches: Iterable[TraceBatch]) -> dict[Path, Cursor]:
-    cursors: dict[Path, Cursor] = {}
+def _last_cursors(batches: Iterable[TraceBatch]) -> dict[Path, ReadMark]:
+    cursors: dict[Path, ReadMark] = {}
     for batch in sorted(batches, key=lambda b: b.key):
         for cursor in batch.cursors:
             cursors[cursor.path] = cursor
@@ -173,8 +173,8 @@ def _last_cursors(batches: Iterable[TraceBatch]) -> dict[Path, Cursor]:
 
 
 def _new_bytes(
-    path: Path, cursors: Mapping[Path, Cursor], settle_s: float, now: datetime
-) -> tuple[SourceSlice, Cursor] | None:
+    path: Path, cursors: Mapping[Path, ReadMark], settle_s: float, now: datetime
+) -> tuple[SourceSlice, ReadMark] | None:
     """The slice of a file that no cursor covers, and the cursor after it."""
     try:
         stat = path.stat()
@@ -200,7 +200,7 @@ def _new_bytes(
             end = _before_open_call(path, start, end)
         if end <= start:
             return None
-        cursor = Cursor(path, end, stat.st_size, stat.st_mtime_ns, tail_sha(path, end), revision)
+        cursor = ReadMark(path, end, stat.st_size, stat.st_mtime_ns, tail_sha(path, end), revision)
     except OSError as error:
         logger.warning("%s: cannot be read (%s); left for the next time", path, error.strerror)
         return None
@@ -270,10 +270,10 @@ def _of_type(blocks: object, kind: str) -> list[Block]:
 
 
 def _packed(
-    groups: list[list[tuple[SourceSlice, Cursor]]], max_bytes: int, max_sessions: int
-) -> list[list[tuple[SourceSlice, Cursor]]]:
+    groups: list[list[tuple[SourceSlice, ReadMark]]], max_bytes: int, max_sessions: int
+) -> list[list[tuple[SourceSlice, ReadMark]]]:
     """Sessions in order, a new batch where a limit would be passed; none is ever empty."""
-    packed: list[list[tuple[SourceSlice, Cursor]]] = []
+    packed: list[list[tuple[SourceSlice, ReadMark]]] = []
     n_bytes = n_sessions = 0
     for group in groups:
         size = sum((s.end or 0) - s.start for s, _ in group)
@@ -286,7 +286,7 @@ def _packed(
     return packed
 
 
-def _content_hash(members: list[tuple[SourceSlice, Cursor]]) -> str:
+def _content_hash(members: list[tuple[SourceSlice, ReadMark]]) -> str:
     text = "\n".join(f"{s.path.name}:{s.start}:{s.end}:{c.tail_sha}" for s, c in members)
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=3).hexdigest()
 
@@ -387,7 +387,7 @@ def manifest_from(text: bytes, path: Place | str) -> TraceBatch:
         manifest.key,
         tuple(SourceSlice(path, f.start, f.end, f.revision) for path, f in files),
         tuple(
-            Cursor(path, f.end, f.size_bytes, f.mtime_ns, f.tail_sha, f.revision)
+            ReadMark(path, f.end, f.size_bytes, f.mtime_ns, f.tail_sha, f.revision)
             for path, f in files
         ),
     )

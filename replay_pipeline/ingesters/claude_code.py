@@ -18,7 +18,14 @@ from typing import Any
 import numpy as np
 
 from replay_pipeline.ingesters import attachments, rows
-from replay_pipeline.ingesters.base import ReadCounts, RecordedCall, Result, SessionLog, Turn, Usage
+from replay_pipeline.ingesters.base import (
+    ReadCounts,
+    RecordedCall,
+    RecordedUsage,
+    Result,
+    SessionLog,
+    Turn,
+)
 from replay_pipeline.ingesters.fidelity import clear_unlogged
 from replay_pipeline.ingesters.json_lines import LONG_BYTES, as_dict, as_list, lines_in
 from replay_pipeline.ingesters.rows import Block, Row
@@ -272,7 +279,7 @@ class _Tree:
             n_output, lifetimes = usage.output_tokens or 0, usage.cache_creation
             # Each row repeats the usage as it was while streaming; the largest is the final one.
             if turn.usage is None or n_output > turn.usage.n_output:
-                turn.usage = Usage(
+                turn.usage = RecordedUsage(
                     usage.input_tokens or 0,
                     usage.cache_creation_input_tokens or 0,
                     usage.cache_read_input_tokens or 0,

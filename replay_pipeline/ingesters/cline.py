@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.base import ReadCounts, SessionLog, Usage
+from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, SessionLog
 from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
@@ -115,7 +115,7 @@ def _shown(block: Any) -> str:
     return text_in(block) if as_text(as_dict(block).get("type")) else arguments_text(block)
 
 
-def _usage(metrics: dict[str, Any]) -> Usage | None:
+def _usage(metrics: dict[str, Any]) -> RecordedUsage | None:
     """Read the tokens of a message; those of the prompt include what came from a cache."""
     tokens = as_dict(metrics.get("tokens"))
     n_prompt = as_count(tokens.get("prompt")) or as_count(metrics.get("inputTokens"))
@@ -124,4 +124,4 @@ def _usage(metrics: dict[str, Any]) -> Usage | None:
     n_output = as_count(tokens.get("completion")) or as_count(metrics.get("outputTokens"))
     if not n_prompt:
         return None
-    return Usage(max(0, n_prompt - n_read - n_written), n_written, n_read, n_output)
+    return RecordedUsage(max(0, n_prompt - n_read - n_written), n_written, n_read, n_output)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.base import ReadCounts, SessionLog, Usage
+from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, SessionLog
 from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
@@ -135,7 +135,7 @@ def _event(talk: Conversation, payload: dict[str, Any]) -> str | None:
         return "bookkeeping"
     n_cached = as_count(last.get("cached_input_tokens"))
     talk.usage(
-        Usage(
+        RecordedUsage(
             n_input=max(0, as_count(last.get("input_tokens")) - n_cached),
             n_cache_read=n_cached,
             n_output=as_count(last.get("output_tokens")),

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from replay_pipeline.ingesters.base import RecordedCall, Result, SessionLog, Turn, Usage
+from replay_pipeline.ingesters.base import RecordedCall, RecordedUsage, Result, SessionLog, Turn
 from replay_pipeline.types import Tool
 
 
@@ -110,7 +110,7 @@ class Conversation:
             self._open = None
         return True
 
-    def usage(self, usage: Usage) -> None:
+    def usage(self, usage: RecordedUsage) -> None:
         """Recorded tokens of the last message of the model that has none."""
         for turn in reversed(self.turns):
             if turn.kind == "assistant":

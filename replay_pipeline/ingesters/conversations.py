@@ -16,7 +16,7 @@ from replay_pipeline.types import conversation_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conversation:
+class KnownConversation:
     """What ties one conversation of an ingestion to those that were read before it."""
 
     named: frozenset[str] = frozenset()
@@ -67,14 +67,14 @@ class Conversations:
         """Note under which id the rows of a log are stored."""
         self._parts[session_id] = conversation_of(log.parent_session_id or log.session_id)
 
-    def result(self) -> tuple[dict[str, str], dict[str, Conversation]]:
+    def result(self) -> tuple[dict[str, str], dict[str, KnownConversation]]:
         """Return the conversation of each stored session, and each conversation by its name."""
         members: dict[str, set[str]] = {}
         for name in {*self._sessions, *self._tied}:
             members.setdefault(self._top(name), set()).add(name)
         began = {top: self._began(found) for top, found in members.items()}
         conversations = {
-            began[top]: Conversation(
+            began[top]: KnownConversation(
                 named=frozenset(found),
                 copied=frozenset().union(
                     *(self._sessions[name].copied for name in found if name in self._sessions)

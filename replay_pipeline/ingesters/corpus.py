@@ -22,7 +22,11 @@ from replay_pipeline.ingesters.claude_code import ClaudeCode
 from replay_pipeline.ingesters.cline import Cline
 from replay_pipeline.ingesters.codex import Codex
 from replay_pipeline.ingesters.columns import Columns
-from replay_pipeline.ingesters.conversations import Conversation, Conversations, InConversations
+from replay_pipeline.ingesters.conversations import (
+    Conversations,
+    InConversations,
+    KnownConversation,
+)
 from replay_pipeline.ingesters.copilot import Copilot
 from replay_pipeline.ingesters.cursor import Cursor
 from replay_pipeline.ingesters.fidelity import OF_STATES, shares_by_client
@@ -131,7 +135,7 @@ class IngestResult:
     prefix."""
     conversation_of: Mapping[str, str] = field(default_factory=dict)
     """The conversation of each session."""
-    conversations: Mapping[str, Conversation] = field(default_factory=dict)
+    conversations: Mapping[str, KnownConversation] = field(default_factory=dict)
     """What ties each conversation to those of earlier ingestions."""
 
     def renamed(self, names: Mapping[str, str]) -> "IngestResult":

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.base import ReadCounts, SessionLog, Usage
+from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, SessionLog
 from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
@@ -101,9 +101,9 @@ def _result(call: dict[str, Any]) -> tuple[str | None, bool]:
     return "\n".join(texts), is_error
 
 
-def _usage(tokens: dict[str, Any]) -> Usage:
+def _usage(tokens: dict[str, Any]) -> RecordedUsage:
     n_cached = as_count(tokens.get("cached"))
-    return Usage(
+    return RecordedUsage(
         n_input=max(0, as_count(tokens.get("input")) - n_cached),
         n_cache_read=n_cached,
         n_output=as_count(tokens.get("output")),

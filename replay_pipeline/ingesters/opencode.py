@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.base import ReadCounts, SessionLog, Turn, Usage
+from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, SessionLog, Turn
 from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
@@ -120,11 +120,11 @@ def _part(talk: Conversation, turn: Turn, part: dict[str, Any]) -> None:
         (turn.thinking if part.get("type") == "reasoning" else turn.texts).append(text)
 
 
-def _usage(tokens: dict[str, Any]) -> Usage | None:
+def _usage(tokens: dict[str, Any]) -> RecordedUsage | None:
     if not tokens:
         return None
     cache = as_dict(tokens.get("cache"))
-    return Usage(
+    return RecordedUsage(
         n_input=as_count(tokens.get("input")),
         n_cache_creation=as_count(cache.get("write")),
         n_cache_read=as_count(cache.get("read")),

@@ -7,10 +7,10 @@ from typing import Any
 from replay_pipeline.ingesters.base import (
     ReadCounts,
     RecordedCall,
+    RecordedUsage,
     Result,
     SessionLog,
     Turn,
-    Usage,
     path_to,
 )
 from replay_pipeline.ingesters.json_lines import (
@@ -144,7 +144,7 @@ class _Session:
         turn.model = as_text(message.get("model"))
         usage = as_dict(message.get("usage"))
         if usage:
-            turn.usage = Usage(
+            turn.usage = RecordedUsage(
                 as_count(usage.get("input")),
                 as_count(usage.get("cacheWrite")),
                 as_count(usage.get("cacheRead")),

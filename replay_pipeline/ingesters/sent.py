@@ -48,7 +48,7 @@ class _Row(msgspec.Struct, rename="camel"):
 _decode_row = msgspec.json.Decoder(_Row).decode
 
 
-class Request(msgspec.Struct):
+class LoggedRequest(msgspec.Struct):
     """One request of a log."""
 
     shape: str
@@ -71,7 +71,7 @@ class SentRequests:
     """The requests of one session file, each with its messages as far as their hashes are met."""
 
     def __init__(self) -> None:
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, LoggedRequest] = {}
         self.shapes: dict[str, dict[str, Any]] = {}
         self.messages: dict[str, WireMessage] = {}
         """By their hash."""
@@ -128,7 +128,7 @@ class SentRequests:
             before = base.hashes if base is not None else None
             hashes = [*before[: row.keep], *row.tail] if before is not None else None
         params = str(memoryview(row.params), "utf-8", "replace") or "{}"
-        self.requests[row.id or ""] = Request(row.shape_hash or "", params, hashes)
+        self.requests[row.id or ""] = LoggedRequest(row.shape_hash or "", params, hashes)
         if not self.messages.keys() >= set(row.tail):
             self._try_answers()
             self._try_side_by_side()
@@ -159,7 +159,7 @@ class SentRequests:
         self.shapes = other.shapes | self.shapes
         self.messages = other.messages | self.messages
 
-    def met(self, request_id: str) -> tuple[Request, list[str]] | None:
+    def met(self, request_id: str) -> tuple[LoggedRequest, list[str]] | None:
         """Return a request and the hashes of its messages; `None` where one of them is not met."""
         request = self.requests.get(request_id)
         if request is None or request.hashes is None or request.shape not in self.shapes:

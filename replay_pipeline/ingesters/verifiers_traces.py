@@ -8,7 +8,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replay_pipeline.ingesters.base import ReadCounts, RecordedCall, Result, SessionLog, Turn, Usage
+from replay_pipeline.ingesters.base import (
+    ReadCounts,
+    RecordedCall,
+    RecordedUsage,
+    Result,
+    SessionLog,
+    Turn,
+)
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
     as_count,
@@ -132,7 +139,7 @@ class MessageGraph:
         turn.model = as_text(made_by.get("model")) or self._model
         turn.stop_reason = as_text(made_by.get("finish_reason"))
         if usage := as_dict(made_by.get("usage")):
-            turn.usage = Usage(
+            turn.usage = RecordedUsage(
                 n_input=as_count(usage.get("prompt_tokens")),
                 n_cache_read=as_count(usage.get("cached_input_tokens")),
                 n_output=as_count(usage.get("completion_tokens")),

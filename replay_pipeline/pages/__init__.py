@@ -9,7 +9,7 @@ from replay_pipeline.pages.look import Contents, look, write_page
 from replay_pipeline.pages.marks import Mark, apply_marks, read_chances, read_marks
 from replay_pipeline.pages.order import doubts, rank_pairs, review_score
 from replay_pipeline.pages.pairs import in_portions, portion
-from replay_pipeline.pages.sides import last_request, readable
+from replay_pipeline.pages.sides import differ, last_request, readable
 from replay_pipeline.pages.text import show_state
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Contents",
     "Mark",
     "apply_marks",
+    "differ",
     "doubts",
     "in_portions",
     "last_request",

@@ -7,7 +7,6 @@ of a session is nothing: both may have been wrong.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from math import sqrt
 from statistics import quantiles
 from typing import Any
 
@@ -19,6 +18,7 @@ from replay_pipeline.pages.costs import Row, cost_usd, tokens_of
 from replay_pipeline.pages.overview import Facts, tools_of
 from replay_pipeline.pages.tree import call_shown, cut
 from replay_pipeline.redaction.printable import printable
+from replay_pipeline.reliability import wilson_interval
 from replay_pipeline.types import Message, TeacherAction
 
 CAVEAT = (
@@ -26,7 +26,6 @@ CAVEAT = (
     "wrong, and after a different action the session would have gone on differently."
 )
 AGENT = "the agent itself"
-_Z = 1.96
 _VERDICTS = ("same", "equal", "other", "invalid", "failed")
 
 
@@ -131,13 +130,13 @@ class Comparison:
         counts = self._counts[key]
         n = sum(counts[verdict] for verdict in _VERDICTS)
         n_valid = counts["same"] + counts["equal"] + counts["other"]
-        alike = counts["same"] + counts["equal"]
+        share = (counts["same"] + counts["equal"]) / n_valid if n_valid else 0.0
         n_priced = counts["n_agent_priced"]
         return {
             **{f"n_{verdict}": counts[verdict] for verdict in _VERDICTS},
             "n": n,
-            "share_alike": round(alike / n_valid, 4) if n_valid else 0.0,
-            "interval": wilson(alike, n_valid),
+            "share_alike": round(share, 4),
+            "interval": [round(end, 4) for end in wilson_interval(share, n_valid)],
             "usd_per_decision": counts["nano_usd"] / 1e9 / n,
             "agent_usd_per_decision": self._agent_usd[key] / n_priced if n_priced else None,
         }
@@ -161,16 +160,6 @@ class Comparison:
         ]
         usd, n = max(found, key=lambda each: each[1], default=(0.0, 0))
         return usd / n if n else None
-
-
-def wilson(n: int, total: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share of so many; Wilson (1927)."""
-    if not total:
-        return (0.0, 1.0)
-    share, z2 = n / total, _Z**2 / total
-    middle = (share + z2 / 2) / (1 + z2)
-    half = _Z * sqrt(share * (1 - share) / total + z2 / (4 * total)) / (1 + z2)
-    return (round(max(0.0, middle - half), 4), round(min(1.0, middle + half), 4))
 
 
 def _verdict(own: Any, answer: TeacherAction, cwd: str | None) -> str:

@@ -113,6 +113,53 @@ def side_by_side(left: str, right: str) -> list[DiffRow]:
     return rows
 
 
+class Difference(NamedTuple):
+    """Where two sides first differ, in a line each."""
+
+    alike: str
+    """What both act on, where it is the same."""
+    rejected: str
+    chosen: str
+
+
+def differ(rejected: tuple[Message | None, str], chosen: tuple[Message | None, str]) -> Difference:
+    """Return where two sides first differ; of a long line, what differs with a little before it.
+
+    Args:
+        rejected: the action, and its text for when there is none.
+        chosen: the same of the other side.
+    """
+    heads = [headline_of(*side) for side in (rejected, chosen)]
+    is_same = heads[0] == heads[1]
+    texts = [readable(*side) for side in (rejected, chosen)] if is_same else heads
+    rows = side_by_side(*texts)
+    at = next((n for n, row in enumerate(rows) if row.left != row.right), None)
+    if at is None:
+        return Difference(heads[0], "", "")
+    told = rows[at : at + _LINES]
+    sides = (_from_change([row.left for row in told]), _from_change([row.right for row in told]))
+    return Difference(heads[0] if is_same else "", *sides)
+
+
+_BEFORE_CHARS = 24
+"""Of what is alike, so much is told before a difference."""
+_LINES = 3
+"""From the first that differs, so many are told."""
+
+
+def _from_change(lines: Sequence[list[Segment] | None]) -> str:
+    """Return lines as one, from a little before what differs in the first."""
+    line = lines[0]
+    if line is None:
+        return "no such line"
+    n_alike = len(line[0][0]) if len(line) > 1 and not line[0][1] else 0
+    text = "".join(part for part, _ in line)
+    at = max(0, n_alike - _BEFORE_CHARS)
+    begin = ("…" if text[:at].strip() else "") + text[at:].strip()
+    after = ("".join(part for part, _ in more).strip() for more in lines[1:] if more)
+    return " ⏎ ".join([begin, *after])
+
+
 def _plain(lines: Sequence[str], number: int) -> list[Segment] | None:
     return [(lines[number], False)] if number < len(lines) else None
 

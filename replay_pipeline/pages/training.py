@@ -1,14 +1,18 @@
 """What a training came to, in words and figures; the terminal and the page say the same."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
+
+from replay_pipeline.pages.sides import readable
+from replay_pipeline.pages.tree import cut
 
 Report = Mapping[str, Any]
 _ROWS = {
     "preference_accuracy": ("right on held-out pairs", "%"),
     "blank_prompt_accuracy": ("the same with a blank prompt", "%"),
     "shuffled_prompt_accuracy": ("the same with another pair's prompt", "%"),
-    "consensus_rate": ("takes the consensus action", "%"),
+    "consensus_rate": ("takes the consensus action, or one alike", "%"),
     "valid_calls": ("writes well-formed calls", "%"),
     "general_loss": ("loss on general text", ""),
 }
@@ -25,21 +29,22 @@ def in_words(report: Report) -> list[dict[str, str]]:
             f"It prefers the better side in {_percent(report['preference_accuracy_after'])} of "
             f"{report['held_out_pairs']:,} held-out pairs "
             f"({_percent(report['preference_accuracy_before'])} before); without the prompt in "
-            f"{_percent(report['blank_prompt_accuracy_after'])}."
+            f"{_percent(report['blank_prompt_accuracy_after'])}: "
+            f"{100 * report['prompt_gain_after']:+.1f} points by reading the prompt."
         )
     if "consensus_rate_after" in report:
         facts.append(
-            f"By itself it takes the teachers' action at {_percent(report['consensus_rate_after'])} of "
-            f"{report['held_out_states']:,} held-out states ({_percent(report['consensus_rate_before'])} "
-            f"before), and writes well-formed calls at {_percent(report['valid_calls_after'])} "
-            f"({_percent(report['valid_calls_before'])})."
+            f"By itself it takes the teachers' action, or one alike, at "
+            f"{_percent(report['consensus_rate_after'])} of {report['held_out_states']:,} held-out states "
+            f"({_percent(report['consensus_rate_before'])} before), and writes well-formed calls at {_percent(report['valid_calls_after'])} "
+            f"({_percent(report['valid_calls_before'])} before)."
         )
     found = [{"kind": "fact", "text": text} for text in facts]
     findings = report.get("findings") or ()
     return found + [{"kind": "finding", "text": _sentence(text)} for text in findings]
 
 
-def before_after(report: Report) -> list[dict[str, Any]]:
+def before_after(report: Report, evaluation: Report | None = None) -> list[dict[str, Any]]:
     """Return a row per figure that was measured before and after, with its interval where it has one."""
     rows = []
     intervals = report.get("intervals_after") or {}
@@ -57,20 +62,88 @@ def before_after(report: Report) -> list[dict[str, Any]]:
                 "interval": f"{told(low_high[0])} to {told(low_high[1])}" if low_high else None,
             }
         )
+        if name == "consensus_rate":
+            rows += _by_level(evaluation or {})
     return rows
 
 
-def training_shown(report: Report) -> dict[str, Any]:
-    """Return a training as the page shows it."""
+def training_shown(report: Report, evaluation: Report | None = None) -> dict[str, Any]:
+    """Return a training as the page shows it.
+
+    Args:
+        report: what the trainer reported.
+        evaluation: what it measured before and after, state by state.
+    """
     return {
         "words": in_words(report),
-        "before_after": before_after(report),
+        "before_after": before_after(report, evaluation),
         "curves": report.get("curves") or {},
-        "examples": report.get("examples") or [],
+        "examples": examples(evaluation or {}),
     }
 
 
-def sparkline(values: list[float], width: int = 48) -> str:
+_EXAMPLES = 6
+_WHEN = ("before", "after")
+
+
+def _by_level(evaluation: Report) -> list[dict[str, Any]]:
+    """Return a row for each way of being alike that greedy actions were counted by."""
+    rows = []
+    found = [evaluation.get(when, {}).get("consensus") or {} for when in _WHEN]
+    for level, words in _LEVELS.items():
+        if level and any(level in each for each in found):
+            before, after = (_percent(each.get(level, 0.0)) for each in found)
+            row = {"name": f"of these, {words}", "before": before, "after": after}
+            rows.append({**row, "interval": None})
+    return rows
+
+
+_LEVELS = {
+    "exact": "the teachers' action",
+    "effect": "an equal action",
+    "target": "an action on the same target",
+    "tool": "the same tool",
+    None: "another action",
+}
+"""How alike an action is to the teachers', from the most alike on, in words."""
+
+
+def examples(evaluation: Report) -> list[dict[str, Any]]:
+    """Return some held-out states with what the model writes there by itself, before and after.
+
+    Those come first at which it came nearer to the teachers' action or went away from it, in turns;
+    then those at which anything else changed.
+    """
+    acts = [evaluation.get(when, {}).get("consensus", {}).get("acts") or () for when in _WHEN]
+    ranks = {level: n for n, level in enumerate(_LEVELS)}
+    nearer: list[dict[str, Any]] = []
+    farther: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    for was, now in zip(*acts, strict=False):
+        before, after = (ranks.get(each["level"], len(ranks)) for each in (was, now))
+        if before != after:
+            (nearer if after < before else farther).append(_example(was, now))
+        elif was["text"] != now["text"]:
+            others.append(_example(was, now))
+    in_turns = [each for two in zip_longest(nearer, farther) for each in two if each is not None]
+    return [*in_turns, *others][:_EXAMPLES]
+
+
+def _example(was: Report, now: Report) -> dict[str, Any]:
+    before, after = (_LEVELS.get(each["level"], each["level"]) for each in (was, now))
+    changed = f"{before} → {after}" if before != after else f"{before}, before and after"
+    return {
+        "title": f"{was['state_id'] or 'a state'}: {changed}",
+        "sides": [
+            ["what the user said last", cut(was["asked"]) or "(nothing)"],
+            ["the teachers", cut(readable(was["consensus"]))],
+            ["the model before", cut(was["text"]) or "(nothing)"],
+            ["the model after", cut(now["text"]) or "(nothing)"],
+        ],
+    }
+
+
+def sparkline(values: Sequence[float], width: int = 48) -> str:
     """Return a curve as one line of blocks: each the mean of a stretch, the lowest one the smallest."""
     if not values:
         return ""
@@ -81,7 +154,7 @@ def sparkline(values: list[float], width: int = 48) -> str:
     return "".join("▁▂▃▄▅▆▇█"[round(7 * (mean - low) / span)] for mean in means)
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 

@@ -2,6 +2,7 @@
 
 from replay_pipeline.publish.batch_facts import CardFacts, TeacherFacts
 from replay_pipeline.publish.blind import BlindControl, blind_control, in_words
+from replay_pipeline.publish.card import column_words
 from replay_pipeline.publish.card import render as render_card
 from replay_pipeline.publish.exports import ExportReport, export
 from replay_pipeline.publish.publisher import problems_on_hub, publish, retract, shards_of
@@ -16,6 +17,7 @@ __all__ = [
     "PublishReport",
     "TeacherFacts",
     "blind_control",
+    "column_words",
     "export",
     "fetch",
     "in_words",

@@ -126,7 +126,7 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         max_lengths=_max_lengths(batches, rows),
         counted=_listed(_tokens(batch).get("counted") for batch in batches),
         not_cut=_not_cut(batches),
-        columns=[(f"`{name}`", _meaning(name)) for name in _column_names(rows)],
+        columns=[(f"`{name}`", column_words(name)) for name in _column_names(rows)],
         counts=_shares(batches, n_pairs),
         teachers=_teachers(batches, facts),
         figures=_figures(batches),
@@ -208,7 +208,8 @@ def _column_names(configs: Iterable[str]) -> list[str]:
     return [*(n for n in _COLUMNS if n in every), *(n for n in every if n not in _COLUMNS)]
 
 
-def _meaning(column: str) -> str:
+def column_words(column: str) -> str:
+    """Say what a column of the published dataset means; raises KeyError where nothing is written."""
     return _COLUMNS.get(column) or describe("dpo_pairs", column)
 
 

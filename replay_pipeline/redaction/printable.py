@@ -6,13 +6,16 @@ the clipboard or hide what was printed, and marks that turn the direction of tex
 
 _KEPT = frozenset("\n\t\u200d")
 """Line ends, tabs, and the joiner inside emoji."""
+_BLANKS = "\u00a0\u3000\u202f\u2007"
 
 
 def printable(text: str) -> str:
     """`text` with a mark in place of each control character; other blanks become spaces."""
-    if text.isascii() and text.isprintable():
+    # Whole texts at once: of almost all, nothing is replaced.
+    if text.replace("\n", "").replace("\t", "").isprintable():
         return text
-    return "".join(
-        c if c.isprintable() or c in _KEPT else " " if c in "\u00a0\u3000\u202f\u2007" else "�"
-        for c in text.replace("\r\n", "\n")
-    )
+    text = text.replace("\r\n", "\n")
+    for c in set(text) - _KEPT:
+        if not c.isprintable():
+            text = text.replace(c, " " if c in _BLANKS else "�")
+    return text

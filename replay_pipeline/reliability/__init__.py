@@ -7,6 +7,7 @@ from replay_pipeline.reliability.ballots import AGENT, Ballot, BallotBox, Verdic
 from replay_pipeline.reliability.model import Beliefs, Reliability, fit, posterior
 from replay_pipeline.reliability.precision import Poll, Precision, draw
 from replay_pipeline.reliability.strengths import Strength, shared_errors, strengths
+from replay_pipeline.reliability.wilson import wilson_interval
 
 __all__ = [
     "AGENT",
@@ -23,4 +24,5 @@ __all__ = [
     "posterior",
     "shared_errors",
     "strengths",
+    "wilson_interval",
 ]

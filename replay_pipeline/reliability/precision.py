@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_Z = 1.959964
-"""Standard errors of an interval of 95 %."""
+from replay_pipeline.reliability.wilson import Z, wilson_interval
+
 _LEAST_CHANCE = 0.3
 """Of the chance of the most doubtful pair, so much has the surest one to be drawn."""
 FEWEST_CHECKED = 5
@@ -120,7 +120,7 @@ class Poll:
         mean = self.claimed / self.n_pairs if self.n_pairs else 0.0
         n_wrong = sum(not is_right for _, is_right, _ in self.checks)
         if len(self.checks) < FEWEST_CHECKED:
-            half = _Z * math.sqrt(self.open) / max(1, self.n_pairs)
+            half = Z * math.sqrt(self.open) / max(1, self.n_pairs)
             share, low, high = mean, max(0.0, mean - half), min(1.0, mean + half)
             grown = 1.0
         else:
@@ -180,11 +180,9 @@ def _interval(
     if n >= n_pairs:
         return share, share
     n_effective = max(2.0, n_effective) / (1 - n / n_pairs)
-    scale = 1 + _Z**2 / n_effective
-    middle = (share + _Z**2 / (2 * n_effective)) / scale
-    half = _Z * math.sqrt(share * (1 - share) / n_effective + (_Z / (2 * n_effective)) ** 2) / scale
-    high = 1.0 if share > 1 - 1 / (2 * n) else middle + half
-    return max(0.0, min(middle - half, share)), min(1.0, max(high, share))
+    low, top = wilson_interval(share, n_effective)
+    high = 1.0 if share > 1 - 1 / (2 * n) else top
+    return min(low, share), max(high, share)
 
 
 def draw(claims: Mapping[str, float], n: int) -> dict[str, float]:

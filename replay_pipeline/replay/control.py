@@ -8,7 +8,6 @@ figure belongs with the dataset.
 import hashlib
 import heapq
 import logging
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any, Unpack
 
 from replay_pipeline.actions import LEVELS, agreement_level, agrees_at, canonical_action
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.reliability import wilson_interval
 from replay_pipeline.replay.asking import ReplayOptions
 from replay_pipeline.replay.run import replay_in_thread
 from replay_pipeline.types import (
@@ -176,7 +176,9 @@ def _compare(
         n_valid=n_valid,
         same=shares,
         left=round(1 - same[level] / n_valid, 4) if n_valid else None,
-        left_interval=_wilson(n_valid - same[level], n_valid) if n_valid else None,
+        left_interval=_rounded(wilson_interval(1 - same[level] / n_valid, n_valid))
+        if n_valid
+        else None,
         level=level,
         models=models,
         errors=dict(errors),
@@ -184,8 +186,6 @@ def _compare(
     )
 
 
-def _wilson(n: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    share = n / total
-    middle = (share + z * z / (2 * total)) / (1 + z * z / total)
-    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + (z / 2 / total) ** 2)
-    return round(max(0.0, middle - half), 4), round(min(1.0, middle + half), 4)
+def _rounded(interval: tuple[float, float]) -> tuple[float, float]:
+    low, high = interval
+    return round(low, 4), round(high, 4)

@@ -1,5 +1,8 @@
 """The stages, in the order in which a run takes a batch through them."""
 
+from collections.abc import Sequence
+
+from replay_pipeline.settings import Settings
 from replay_pipeline.stages.ingest import INGEST
 from replay_pipeline.stages.normalize import NORMALIZE
 from replay_pipeline.stages.pairs import PAIRS
@@ -28,10 +31,20 @@ def on_all() -> list[Stage]:
     return [stage for stage in STAGES if not stage.is_by_batch]
 
 
-def upstream(stage: Stage) -> list[Stage]:
-    """Return the stages that a stage follows: those that write what it reads, or that it names."""
+def wanted(settings: Settings) -> list[Stage]:
+    """Return the stages that these settings have something to do for."""
+    return [stage for stage in STAGES if stage.is_wanted(settings)]
+
+
+def upstream(stage: Stage, among: Sequence[Stage] | None = None) -> list[Stage]:
+    """Return the stages that a stage follows: those that write what it reads, or that it names.
+
+    Args:
+        stage: the stage.
+        among: where to look for them; by default among all.
+    """
     return [
         each
-        for each in STAGES
+        for each in (STAGES if among is None else among)
         if each.name in stage.after or (not stage.after and set(each.writes) & set(stage.reads))
     ]

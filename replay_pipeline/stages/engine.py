@@ -56,6 +56,14 @@ def do(stage: Stage, project: Project, batch: str = ALL) -> Receipt:
     return project.receipts.write(_receipt(stage, project, batch, given, report, seconds))
 
 
+def is_due(stage: Stage, project: Project, batch: str = ALL) -> bool:
+    """Return whether `do` has anything to do for a batch."""
+    last = project.receipts.read(stage.name, batch)
+    if last is None:
+        return True
+    return _is_due(stage, project, last, changes_since(last, given_of(stage, project, batch)))
+
+
 def _is_due(stage: Stage, project: Project, last: Receipt, changes: Changes) -> bool:
     """Whether the last receipt does not hold any more.
 

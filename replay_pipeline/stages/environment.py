@@ -6,7 +6,7 @@ from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import WorkspaceSettings
 from replay_pipeline.stages.trials import sandbox_of
 from replay_pipeline.stages.workspaces import Workspaces
-from replay_pipeline.workspaces.environment import Run, Task
+from replay_pipeline.workspaces.environment import CheckedTask, Run
 from replay_pipeline.workspaces.sandbox import Ran
 from replay_pipeline.workspaces.serve import Served, serve
 
@@ -41,7 +41,7 @@ def serve_tasks(
             f"no session was in {', '.join(options.checks)}: name its sessions and repository"
         )
 
-    def run_of(task: Task) -> Run:
+    def run_of(task: CheckedTask) -> Run:
         def run(command: str, files: Mapping[str, bytes]) -> Ran:
             plain = {name: data for name, data in files.items() if name[:5] != ".git/"}
             return sandbox.run(command, root=task.root, files=plain, cwd=task.cwd)

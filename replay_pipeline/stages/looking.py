@@ -7,8 +7,9 @@ from typing import Any
 from replay_pipeline.pages import rank_pairs, show_state
 from replay_pipeline.replay import spent_since
 from replay_pipeline.replay.rows import teacher_actions_from_table
-from replay_pipeline.stages.project import Project
+from replay_pipeline.stages.project import Project, paired
 from replay_pipeline.stages.spending import completed_batches
+from replay_pipeline.stages.stage import ALL
 from replay_pipeline.stages.summary import summarize, summarize_night
 
 
@@ -27,7 +28,7 @@ def show(project: Project, state_id: str) -> str:
         )
     ]
     answered = [batch for batch in batches if project.root.has("teacher_actions", batch)]
-    paired = [batch for batch in batches if project.root.has("dpo_pairs", batch)]
+    with_pairs = [batch for batch in batches if project.root.has("dpo_pairs", batch)]
     return show_state(
         state_id,
         states=project.states(batches),
@@ -36,8 +37,8 @@ def show(project: Project, state_id: str) -> str:
             for batch in answered
             for row in teacher_actions_from_table(project.root.read("teacher_actions", batch))
         ],
-        pairs=[p for p in project.paired(paired) if p["state_id"].startswith(state_id)],
-        outcomes=[row for b in paired for row in project.root.read("outcomes", b).to_pylist()],
+        pairs=[p for p in paired(project, with_pairs) if p["state_id"].startswith(state_id)],
+        outcomes=[row for b in with_pairs for row in project.root.read("outcomes", b).to_pylist()],
     )
 
 
@@ -57,6 +58,8 @@ def summary(project: Project, *, since: Mapping[tuple[str, str], str]) -> dict[s
     figures = summarize(receipts, n_teachers=project.n_teachers())
     figures["max_total_usd"] = project.settings.replay.max_total_usd
     figures["dataset"] = str(project.settings.dataset_dir())
+    if trained := project.receipts.read("train", ALL):  # its figures are without what is long
+        figures["curves"] = trained.report.get("curves") or {}
     return figures
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.harness import shown_below
 from replay_pipeline.stages.overview import Overview
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
@@ -82,7 +83,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
     # A file counts by what it says, wherever it lies.
     return {
         "normalize.recipe": f"{recipe.name} ({recipe.sha})",
-        "ingest.window": settings.ingest.window,
+        **shown_below(settings),
     }
 
 

@@ -1,5 +1,6 @@
 """A data root as a page: its sessions, what teachers answered, the pairs, the dataset, the training."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from replay_pipeline.pages.training import training_shown
 from replay_pipeline.reliability import draw
 from replay_pipeline.replay.rows import teacher_actions_from_table
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.project import Project
+from replay_pipeline.stages.project import Project, paired
 from replay_pipeline.stages.stage import ALL
 from replay_pipeline.stages.sums import added
+from replay_pipeline.storage.store import names_of_json, read_files
 from replay_pipeline.types import TeacherAction
 
 _PAIRS_A_PORTION = 250
@@ -198,12 +200,12 @@ def _portions(project: Project) -> Iterator[tuple[str, list[str]]]:
 def _portion(project: Project, title: str, batches: list[str]) -> dict[str, Any]:
     if batches:
         outcomes = [row for b in batches for row in project.root.read("outcomes", b).to_pylist()]
-        return portion(title, project.paired(batches), outcomes)
+        return portion(title, paired(project, batches), outcomes)
     rows = project.root.read_all("dpo_pairs").select(_DRAWN_BY).to_pylist()
     unchecked = [row for row in rows if row["is_checked_right"] is None]
     chances = draw({row["pair_id"]: row["p_better"] or 0.0 for row in unchecked}, _TO_MARK)
     everywhere = project.batches_with("dpo_pairs")
-    drawn = (pair for pair in project.paired(everywhere) if pair.get("pair_id") in chances)
+    drawn = (pair for pair in paired(project, everywhere) if pair.get("pair_id") in chances)
     return portion(f"{len(chances)} to mark next", drawn, chances=chances)
 
 
@@ -230,9 +232,26 @@ def _dataset(project: Project) -> dict[str, Any] | None:
         **{name: receipt.report.get(name) for name in names},
         "dropped": added(report.get("dropped") or {} for report in dropped),
         "card": card,
+        **_lengths(project),
+    }
+
+
+def _lengths(project: Project) -> dict[str, Any]:
+    """Return how many published pairs are how long, and by what tokens."""
+    folder = project.place_of("dataset/manifests")
+    names = [f"{name}.json" for name in names_of_json(folder) if not name.startswith("_")]
+    tokens = [json.loads(text).get("tokens", {}) for text in read_files(folder, names) if text]
+    found = added(each.get("pairs", {}).get("pairs", {}) for each in tokens)
+    sizes = sorted((int(size), n) for size, n in found.items())
+    return {
+        "lengths": [{"n_tokens": size, "n": n} for size, n in sizes],
+        "counted": ", ".join({each["counted"]: None for each in tokens if "counted" in each}),
     }
 
 
 def _training(project: Project) -> dict[str, Any] | None:
     receipt = project.receipts.read("train", ALL)
-    return training_shown(receipt.report) if receipt else None
+    if receipt is None:
+        return None
+    [text] = read_files(project.settings.model_dir(), ["evaluation.json"])
+    return training_shown(receipt.report, json.loads(text) if text else None)

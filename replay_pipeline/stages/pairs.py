@@ -6,6 +6,7 @@ from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.harness import shown_below
 from replay_pipeline.stages.markdown import Markdown, code_block, inert, markdown_table
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
@@ -83,7 +84,7 @@ def _trials(
 def decisive(settings: Settings) -> Mapping[str, Any]:
     """Return the settings that decide when teachers agree, and which pairs that makes."""
     options = settings.pairs.model_dump(mode="json", exclude={"marks"})
-    return {"pairs": options, "ingest.window": settings.ingest.window}
+    return {"pairs": options, **shown_below(settings)}
 
 
 def _checked(settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, float]]:
@@ -96,11 +97,14 @@ def _checked(settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, float]
 
 def _decisive(settings: Settings) -> Mapping[str, Any]:
     checked = [sorted(each.items()) for each in _checked(settings)]
-    tried = settings.workspaces.model_dump(mode="json", exclude_defaults=True)
+    options = settings.workspaces
+    # What limits commands decides nothing where none is run.
+    only = None if options.execute == "commands" else {"execute", "repositories"}
+    tried = options.model_dump(mode="json", include=only)
     return {
         **decisive(settings),
         "pairs.marks": repr(checked) if any(checked) else None,
-        "workspaces": tried if settings.workspaces.execute != "off" else {},
+        "workspaces": tried if options.execute != "off" else {"execute": None},
     }
 
 

@@ -214,11 +214,6 @@ class Project(Overview):
 
         return prompts
 
-    def paired(self, batches: Iterable[str]) -> Iterator[DPOPair]:
-        """Give the pairs of batches with their prompts, one after the other."""
-        for batch in batches:
-            yield from pairs_of(self.root.read("dpo_pairs", batch), self.prompts(batch))
-
     def tables_of_pairs(self, batch: str) -> tuple[str, ...]:
         """Name the tables with pairs of a batch: the record's, and the samples' where there are."""
         names = ("dpo_pairs", "sampled_pairs")
@@ -319,25 +314,10 @@ class Project(Overview):
         )
 
     def tools_digest(self, batch: str) -> dict[str, str]:
-        """Digest what states of a batch are shown below: tools, of earlier batches too, and harnesses."""
+        """Digest the tools below which states of a batch are shown, those of earlier batches too."""
         if not self.root.has("tools", batch):
             return {}
-        tools = {"tools": hash_of(self.tools_until(batch)["tool_json"].to_pylist())}
-        return tools | self.harness_digest(batch)
-
-    def harness_digest(self, batch: str) -> dict[str, str]:
-        """Digest the harnesses of the clients that wrote the sessions of a batch; nothing without any."""
-        if (store := self.harnesses) is None or store.is_empty:
-            return {}
-        sessions = self.root.read("sessions", batch, columns=["agent", "versions"])
-        found = {
-            store.find(agent, versions[-1] if versions else None)
-            for agent, versions in zip(
-                *(sessions[name].to_pylist() for name in ("agent", "versions")), strict=True
-            )
-        }
-        shas = sorted({each.harness.sha for each in found if each is not None})
-        return {"harness": hash_of(shas)} if shas else {}
+        return {"tools": hash_of(self.tools_until(batch)["tool_json"].to_pylist())}
 
     def digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
         """Digest tables of a batch by their bytes; `-` for one that is not there."""
@@ -369,6 +349,12 @@ class Project(Overview):
             for name, stage in WRITTEN_BY.items()
             if stage in stages and name != "sessions" and self.known_digest(batch, name) != "-"
         ]
+
+
+def paired(project: Project, batches: Iterable[str]) -> Iterator[DPOPair]:
+    """Yield the pairs of batches with their prompts, one after the other."""
+    for batch in batches:
+        yield from pairs_of(project.root.read("dpo_pairs", batch), project.prompts(batch))
 
 
 def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.errors import ConfigError, PublishError
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.harness import shown_below
 from replay_pipeline.stages.markdown import Location, Markdown
 from replay_pipeline.stages.overview import Overview, hash_of
 from replay_pipeline.stages.pictures import bars
@@ -139,7 +140,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
     if (path := options.tokenizer) is not None:
         told["tokenizer"] = digest_of(path / "tokenizer.json" if path.is_dir() else path)
     told["client_texts"] = options.has_client_texts
-    return {"publish": told, "ingest.window": settings.ingest.window, **_on_the_card(settings)}
+    return {"publish": told, **shown_below(settings), **_on_the_card(settings)}
 
 
 def _on_the_card(settings: Settings) -> Mapping[str, Any]:
@@ -186,7 +187,6 @@ def _digest(project: "Project", batch: str, facts: Mapping[str, Any]) -> str:
         json.dumps(project.known_digests(batch, tables)),
         project.tools_seen.before(batch),
         json.dumps(stage_facts(facts, batch), sort_keys=True, default=str),
-        *project.harness_digest(batch).values(),
     ])  # fmt: skip
 
 

@@ -24,7 +24,7 @@ import msgspec
 from replay_pipeline.errors import ReplayPipelineError
 from replay_pipeline.ingesters import IngestResult, TraceBatch, ingest, write_traces
 from replay_pipeline.ingesters.base import SourceSlice
-from replay_pipeline.ingesters.conversations import Conversation
+from replay_pipeline.ingesters.conversations import KnownConversation
 from replay_pipeline.ingesters.corpus import IngestReport
 from replay_pipeline.processes import python, start_environment
 from replay_pipeline.storage.schemas import INGESTED
@@ -132,7 +132,7 @@ class ReadAhead:
 
 class _Conversations(msgspec.Struct):
     of: Mapping[str, str]
-    by_name: Mapping[str, Conversation]
+    by_name: Mapping[str, KnownConversation]
 
 
 _DONE = b"done\n"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.replay import NOT_ASKED, refuse_if_nobody_answers, replay_facts
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.harness import shown_below
 from replay_pipeline.stages.markdown import markdown_table
 from replay_pipeline.stages.overview import Overview
 from replay_pipeline.stages.pictures import bars, histogram, quantile
@@ -90,7 +91,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
         **{f"replay.teachers.{name}": spec for name, spec in asked(teachers).items()},
         "replay.gates": gates,
         "replay.played": settings.played,
-        "ingest.window": settings.ingest.window,
+        **shown_below(settings),
         # Gates stop where the outcome can no longer change.
         **({"pairs": settings.pairs.model_dump(mode="json", exclude={"marks"})} if gates else {}),
     }

@@ -98,7 +98,9 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
     options = {"n_samples", "temperature", "max_prompt_tokens", "max_completion_tokens"}
     return {
         "trainee": trainee.model_dump(include=options),
-        f"trainee.{'endpoint' if trainee.endpoint else 'folder'}": model,
+        # A folder counts by the bytes of its model.
+        "trainee.folder": None if trainee.endpoint else model["model"],
+        "trainee.endpoint": model if trainee.endpoint else {"model": None},
         **decisive(settings),
     }
 

@@ -20,7 +20,7 @@ from replay_pipeline.replay import (
 from replay_pipeline.settings import key_of
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.doctor import examine, examine_probes
-from replay_pipeline.stages.engine import do
+from replay_pipeline.stages.engine import do, is_due
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.sample import states_with_consensus
@@ -181,7 +181,9 @@ def replay_within(
         of_night_usd = left_of_night(project, night, batches, shared_with=shared_with)
         left_usd = of_night_usd if max_total_usd is None else min(max_total_usd, of_night_usd)
     open_batches = set(project.root.batches("states")) - completed_batches(project)
-    n_states = sum(project.root.n_rows("states", batch) for batch in open_batches)
+    # What older code or other settings asked is gone through again, though it costs nothing.
+    due = [key for key in batches if is_due(chain.named("replay"), project, key)]
+    n_states = sum(project.root.n_rows("states", key) for key in (due if batches else open_batches))
     n_questions = n_states * len(project.settings.teachers())
     project.on_progress(Progress(stage="replay", n_done=0, n_total=n_questions, limit_usd=left_usd))
 

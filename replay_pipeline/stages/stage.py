@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from replay_pipeline.stages.audit.verdict import Verdict
+    from replay_pipeline.stages.audit.verdict import AuditResult
     from replay_pipeline.stages.project import Project
     from replay_pipeline.storage.tables import DataRoot
     from replay_pipeline.types import TraceState
@@ -39,7 +39,7 @@ class Check:
     """What must hold of the tables of a stage."""
 
     name: str
-    look: "Callable[[DataRoot, Sequence[str]], Verdict]"
+    look: "Callable[[DataRoot, Sequence[str]], AuditResult]"
     """Looks at some batches; its docstring is the question."""
     is_blocking: bool = False
     """Whether a run ends where it does not hold."""

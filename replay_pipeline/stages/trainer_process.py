@@ -78,7 +78,8 @@ def run_trainer(job: TrainerJob, on_progress: Callable[[Progress], None]) -> Non
         )
         try:
             while (code := _wait(process, _POLL_S)) is None:
-                on_progress(Progress(stage="train", n_done=count()))
+                n_done, n_total = count()
+                on_progress(Progress(stage="train", n_done=n_done, n_total=n_total))
         except BaseException:
             _stop(process, job.stop_timeout_s)
             raise
@@ -132,10 +133,16 @@ class _StepCount:
         self._path = path
         self._before = self._stamp()
 
-    def __call__(self) -> int:
+    def __call__(self) -> tuple[int, int | None]:
+        """Return how many steps are done, and of how many as far as the trainer says so."""
         if self._stamp() == self._before:
-            return 0
-        return self._path.read_bytes().count(b"\n")
+            return 0, None
+        lines = self._path.read_bytes().split(b"\n")
+        try:
+            last = json.loads(lines[-2])
+        except (IndexError, ValueError):  # it is being written
+            last = {}
+        return len(lines) - 1, last.get("train/max_steps")
 
     def _stamp(self) -> int | None:
         return self._path.stat().st_mtime_ns if self._path.exists() else None

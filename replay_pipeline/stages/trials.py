@@ -21,8 +21,8 @@ from replay_pipeline.types import Message, TeacherAction, TraceState, Trial
 from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log
 from replay_pipeline.workspaces.places import StatePlace
-from replay_pipeline.workspaces.sandbox import Limits, Sandbox
-from replay_pipeline.workspaces.verdicts import Call, Judge, Verdict
+from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
+from replay_pipeline.workspaces.verdicts import CandidateResult, Judge, TriedCall
 
 _PLACEHOLDER = re.compile(r"<[A-Z]+:[\w-]+:[0-9a-f]+>")
 
@@ -36,7 +36,7 @@ def sandbox_of(options: WorkspaceSettings) -> Sandbox:
     Raises:
         ConfigError: there can be none on this machine.
     """
-    limits = Limits(
+    limits = CommandLimits(
         timeout_s=options.timeout_s,
         memory_bytes=options.max_memory_bytes,
         disk_bytes=options.max_disk_bytes,
@@ -84,11 +84,13 @@ def try_actions(
             found = trials.setdefault(state_id, {})
             names = _names(cwd, place.cwd)
             recorded = canonical_action(message, cwd=cwd).render()
-            work: dict[str, Callable[[], Verdict]] = {recorded: partial(judge.judge, place, own)}
+            work: dict[str, Callable[[], CandidateResult]] = {
+                recorded: partial(judge.judge, place, own)
+            }
             for row in asked[state_id]:
                 action = canonical_action(row.action or {}, cwd=cwd)
                 if action.is_valid:
-                    calls = [Call(call.name, call.values()) for call in action.calls]
+                    calls = [TriedCall(call.name, call.values()) for call in action.calls]
                     judged = partial(_judged, judge, place, calls, names)
                     work.setdefault(action.render(), judged)
             for rendered, verdict in zip(
@@ -136,8 +138,8 @@ def verdicts_of(
 
 
 def _at_once(
-    judge: Judge, place: StatePlace, work: Sequence[Callable[[], Verdict]]
-) -> Iterable[Verdict]:
+    judge: Judge, place: StatePlace, work: Sequence[Callable[[], CandidateResult]]
+) -> Iterable[CandidateResult]:
     """Judge the candidates of a state: where commands run, as many at once as there are cores."""
     if judge.execute != "commands":
         return [each() for each in work]
@@ -148,12 +150,12 @@ def _at_once(
 
 def _places(
     log: Log, history: History, wanted: Mapping[str, Any]
-) -> Iterator[tuple[str, StatePlace, list[Call]]]:
+) -> Iterator[tuple[str, StatePlace, list[TriedCall]]]:
     """Yield each wanted state of a log as a place, with the calls that the agent made there."""
     id_of = ids_of(log)
-    calls: dict[str, list[Call]] = defaultdict(list)
+    calls: dict[str, list[TriedCall]] = defaultdict(list)
     for step in sorted(log.steps, key=lambda step: step.called):
-        calls[step.decision].append(Call(step.name, step.arguments))
+        calls[step.decision].append(TriedCall(step.name, step.arguments))
     seen: set[str] = set()
     for order, step in enumerate(log.steps):
         state_id = id_of[step.decision]
@@ -180,18 +182,18 @@ def _names(told: str | None, real: str) -> dict[str, str]:
 
 
 def _judged(
-    judge: Judge, place: StatePlace, calls: list[Call], names: Mapping[str, str]
-) -> Verdict:
+    judge: Judge, place: StatePlace, calls: list[TriedCall], names: Mapping[str, str]
+) -> CandidateResult:
     """Judge an action that was written to a redacted prompt."""
-    real = [Call(call.name, _restored(call.arguments, names)) for call in calls]
+    real = [TriedCall(call.name, _restored(call.arguments, names)) for call in calls]
     if any(_PLACEHOLDER.search(text) for call in real for text in _texts(call.arguments)):
-        return Verdict("not_known")
+        return CandidateResult("not_known")
     verdict = judge.judge(place, real)
     if verdict.error_kind in {"string_not_found", "not_found"} and names:
         # Were names in the file redacted, the text that was asked for could not be found.
         people = {a: b for told, mine in names.items() for a, b in _differences(told, mine)}
         if any(told in text for told in people for call in real for text in _texts(call.arguments)):
-            return Verdict("not_known")
+            return CandidateResult("not_known")
     return verdict
 
 

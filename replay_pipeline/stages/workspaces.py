@@ -16,11 +16,11 @@ from replay_pipeline.ingesters.corpus import session_files
 from replay_pipeline.ingesters.log_rows import state_ids_for
 from replay_pipeline.settings import Settings
 from replay_pipeline.workspaces.checks import guess_checks
-from replay_pipeline.workspaces.environment import Task
-from replay_pipeline.workspaces.fidelity import Check, checks, shares
+from replay_pipeline.workspaces.environment import CheckedTask
+from replay_pipeline.workspaces.fidelity import RerunCall, checks, shares
 from replay_pipeline.workspaces.git import Repository, find_repositories
 from replay_pipeline.workspaces.history import History
-from replay_pipeline.workspaces.logs import Log, Step, read_log
+from replay_pipeline.workspaces.logs import Log, LoggedCall, read_log
 from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.roots import Roots
 from replay_pipeline.workspaces.sightings import paths_of
@@ -80,7 +80,7 @@ class Workspaces:
         if left.steps:
             yield left, History(None, left, is_later_used=is_later_used)
 
-    def checks(self, *, is_later_used: bool = True) -> Iterator[Check]:
+    def checks(self, *, is_later_used: bool = True) -> Iterator[RerunCall]:
         """Run every recorded call of a file tool on the tree before it."""
         for log, history in self.histories(is_later_used=is_later_used):
             yield from checks(history, log)
@@ -169,14 +169,14 @@ class Workspaces:
                 found[tree.root] = guess_checks(files)
         return found
 
-    def tasks(self, checks_of: Mapping[str, str], *, limit: int) -> list[Task]:
+    def tasks(self, checks_of: Mapping[str, str], *, limit: int) -> list[CheckedTask]:
         """Return states of working trees that have a check, the first decisions after a request.
 
         Args:
             checks_of: commands, by working tree.
             limit: how many.
         """
-        found: list[Task] = []
+        found: list[CheckedTask] = []
         for log, history in self.histories():
             ids = ids_of(log)
             seen: set[str] = set()
@@ -190,7 +190,7 @@ class Workspaces:
                     seen.add(step.session)
                     files = place.files()
                     found.append(
-                        Task(
+                        CheckedTask(
                             state_id=ids[step.decision],
                             root=place.root() or "",
                             cwd=place.cwd,
@@ -274,7 +274,7 @@ def _copies_beside(path: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _sessions_in(repository: Repository, steps: Sequence[Step]) -> set[str]:
+def _sessions_in(repository: Repository, steps: Sequence[LoggedCall]) -> set[str]:
     """Sessions most of whose calls were made in the repository."""
     roots = Roots(repository, steps)
     inside: Counter[str] = Counter()

@@ -7,7 +7,7 @@ import msgspec
 
 from replay_pipeline.workspaces.sandbox import Ran
 from replay_pipeline.workspaces.tools import FILE_TOOLS, ToolRun
-from replay_pipeline.workspaces.tree import Files
+from replay_pipeline.workspaces.tree import FileTree
 
 Run = Callable[[str, Mapping[str, bytes]], Ran]
 """Runs a command on files of the task's root."""
@@ -55,7 +55,7 @@ TOOLS: list[dict[str, Any]] = [
 """The tools of an episode, as MCP lists them."""
 
 
-class Task(msgspec.Struct, frozen=True):
+class CheckedTask(msgspec.Struct, frozen=True):
     """A state at which the project can be checked."""
 
     state_id: str
@@ -69,7 +69,7 @@ class Task(msgspec.Struct, frozen=True):
     """Everything in the working tree, by path relative to the root."""
 
 
-class Turn(msgspec.Struct, frozen=True):
+class EpisodeTurn(msgspec.Struct, frozen=True):
     """What a call of an episode came to."""
 
     text: str
@@ -78,13 +78,13 @@ class Turn(msgspec.Struct, frozen=True):
     is_done: bool
 
 
-class Episode:
+class TaskEpisode:
     """One attempt at a task. The rewards of its calls add up to 1 where the check passes at its end.
 
     A check that passed before anything was done gives nothing.
     """
 
-    def __init__(self, task: Task, run: Run, *, max_calls: int = 32) -> None:
+    def __init__(self, task: CheckedTask, run: Run, *, max_calls: int = 32) -> None:
         """Stand at the files of a task.
 
         Args:
@@ -96,15 +96,15 @@ class Episode:
         self._run = run
         self._files = dict(task.files())
         texts = {name: data.decode("utf-8", "replace") for name, data in self._files.items()}
-        self._tools = ToolRun(Files(task.root, texts), cwd=task.cwd)
+        self._tools = ToolRun(FileTree(task.root, texts), cwd=task.cwd)
         self._n_left = max_calls
         self._passed = self._is_passing()
         self.is_done = False
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> Turn:
+    def call(self, name: str, arguments: Mapping[str, Any]) -> EpisodeTurn:
         """Make a call; where it changes files, the check runs."""
         if self.is_done:
-            return Turn("The episode is over.", None, 0.0, True)
+            return EpisodeTurn("The episode is over.", None, 0.0, True)
         self._n_left -= 1
         text, error, is_changed = self._called(name, arguments)
         reward = 0.0
@@ -112,7 +112,7 @@ class Episode:
             is_passing = self._is_passing()
             reward, self._passed = float(is_passing) - float(self._passed), is_passing
         self.is_done = self._n_left <= 0 or (is_changed and self._passed)
-        return Turn(text, error, reward, self.is_done)
+        return EpisodeTurn(text, error, reward, self.is_done)
 
     def _called(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, str | None, bool]:
         if name == "Bash":
@@ -142,6 +142,6 @@ class Episode:
         return self._run(self.task.check, self._now()).status == 0
 
 
-def row_of(task: Task) -> dict[str, Any]:
+def row_of(task: CheckedTask) -> dict[str, Any]:
     """Return a task as a row of a dataset: what is asked, and what names it."""
     return {"state_id": task.state_id, "prompt": task.messages, "check": task.check}

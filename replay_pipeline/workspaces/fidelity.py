@@ -9,9 +9,9 @@ import msgspec
 
 from replay_pipeline.workspaces.heads import text_of
 from replay_pipeline.workspaces.history import History
-from replay_pipeline.workspaces.logs import Log, Step
+from replay_pipeline.workspaces.logs import Log, LoggedCall
 from replay_pipeline.workspaces.sightings import Part, part_of, path_of, text_after
-from replay_pipeline.workspaces.tools import FILE_TOOLS, Answer, ToolRun
+from replay_pipeline.workspaces.tools import FILE_TOOLS, ToolResult, ToolRun
 
 _NOT_RUN = re.compile(
     r"doesn't want to|sibling tool call|posix_spawn|permission|inputvalidationerror|hook|aborted|"
@@ -24,11 +24,11 @@ _NOTE = re.compile(
 )
 
 
-class Check(msgspec.Struct):
+class RerunCall(msgspec.Struct):
     """One recorded call, run on the tree that was rebuilt without its answer."""
 
-    step: Step
-    answer: Answer
+    step: LoggedCall
+    answer: ToolResult
     project: str | None
     """The working tree that it is about; None outside of the repository."""
     is_same: bool
@@ -39,7 +39,7 @@ class Check(msgspec.Struct):
     """Why it is not: see `docs/workspaces.md`."""
 
 
-def checks(history: History, log: Log) -> Iterator[Check]:
+def checks(history: History, log: Log) -> Iterator[RerunCall]:
     """Run every recorded call of a file tool, each before its own answer is known.
 
     Calls that the client never ran (refused, cancelled, malformed) are left out.
@@ -52,7 +52,7 @@ def checks(history: History, log: Log) -> Iterator[Check]:
         history.take(step)
 
 
-def _check(history: History, step: Step) -> Check:
+def _check(history: History, step: LoggedCall) -> RerunCall:
     cwd = step.cwd or "/"
     path = path_of(step) or cwd
     tree = history.tree_of(path)
@@ -67,10 +67,10 @@ def _check(history: History, step: Step) -> Check:
         is_same, is_exact = _compared(step, answer, run)
     reason = "" if is_same and is_exact else _reason(history, step, answer, path)
     project = tree.root if tree is not None else None
-    return Check(step, answer, project, is_same, is_exact, reason)
+    return RerunCall(step, answer, project, is_same, is_exact, reason)
 
 
-def _compared(step: Step, answer: Answer, run: ToolRun) -> tuple[bool, bool]:
+def _compared(step: LoggedCall, answer: ToolResult, run: ToolRun) -> tuple[bool, bool]:
     """Whether an answer is the recorded one, and whether the file is too."""
     if step.name in {"Grep", "Glob"}:
         is_same = _is_same_search(step, answer, run)
@@ -85,7 +85,7 @@ def _compared(step: Step, answer: Answer, run: ToolRun) -> tuple[bool, bool]:
     return True, text is None or (file is not None and file.text == text)
 
 
-def _is_same_search(step: Step, answer: Answer, run: ToolRun) -> bool:
+def _is_same_search(step: LoggedCall, answer: ToolResult, run: ToolRun) -> bool:
     cwd = (step.cwd or "/").rstrip("/") + "/"
     recorded = _lines(step.text.replace(cwd, "").split("\n"))
     found = _lines(answer.found)
@@ -109,7 +109,7 @@ def _lines(lines: Iterable[str]) -> set[str]:
     return {line.replace("//", "/").rstrip() for line in lines if not _NOTE.match(line.rstrip())}
 
 
-def _reason(history: History, step: Step, answer: Answer, path: str) -> str:
+def _reason(history: History, step: LoggedCall, answer: ToolResult, path: str) -> str:
     """The kind of reason for which a record is not reproduced."""
     file = history.file(path)
     if not answer.is_known:
@@ -133,7 +133,7 @@ def _reason(history: History, step: Step, answer: Answer, path: str) -> str:
     return "other_commit" if _is_in_history(history, path, part) else "changed_elsewhere"
 
 
-def _shown(step: Step) -> Part | None:
+def _shown(step: LoggedCall) -> Part | None:
     """What the step's own record shows of the file before it."""
     if step.name == "Read":
         return part_of(step)
@@ -161,7 +161,7 @@ def _is_in_history(history: History, path: str, part: Part | None) -> bool:
     return False
 
 
-def shares(found: Iterable[Check]) -> dict[str, dict[str, dict[str, Any]]]:
+def shares(found: Iterable[RerunCall]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return what was reproduced, by working tree (`outside` for none) and tool.
 
     Each tool has `n` and `n_same`, `n_exact`; failed calls stand apart as `failed Edit`, and

@@ -24,7 +24,7 @@ _MERGED = ("Merge pull request #", "Merge branch '", "Merge remote-tracking bran
 _NO_PROGRAMS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "log.showSignature=false")
 
 
-class Commit(msgspec.Struct, frozen=True, gc=False):
+class GitCommit(msgspec.Struct, frozen=True, gc=False):
     """One commit of any branch."""
 
     id: str
@@ -53,7 +53,7 @@ class Repository:
         self._n_cached = 0
         self._trees: dict[str, dict[str, tuple[str, str]]] = {}
         self._flat: OrderedDict[str, dict[str, str]] = OrderedDict()
-        self._branches: dict[str | None, list[Commit]] = {}
+        self._branches: dict[str | None, list[GitCommit]] = {}
         self.objects = Path(self._git("rev-parse", "--git-path", "objects").strip())
         if not self.objects.is_absolute():
             self.objects = path / self.objects
@@ -83,15 +83,15 @@ class Repository:
         return done.stdout.decode("utf-8", "replace")
 
     @cached_property
-    def commits(self) -> dict[str, Commit]:
+    def commits(self) -> dict[str, GitCommit]:
         """Every commit of every ref, by id."""
         lines = self._git(
             "log", "--all", "--date-order", "--format=%H%x09%ct%x09%at%x09%P%x09%T%x09%s"
         )
-        found: dict[str, Commit] = {}
+        found: dict[str, GitCommit] = {}
         for line in lines.splitlines():
             commit_id, committed, authored, parents, tree, subject = line.split("\t", 5)
-            found[commit_id] = Commit(
+            found[commit_id] = GitCommit(
                 commit_id, int(committed), int(authored), tuple(parents.split()), subject, tree
             )
         return found
@@ -134,14 +134,14 @@ class Repository:
         lines = self._git("worktree", "list", "--porcelain").splitlines()
         return [line.removeprefix("worktree ") for line in lines if line.startswith("worktree ")]
 
-    def on_branch(self, branch: str | None) -> list[Commit]:
+    def on_branch(self, branch: str | None) -> list[GitCommit]:
         """Commits that a branch leads to, the oldest first; of no known branch, all."""
         if branch is not None and branch not in self.tips:
             branch = None
         known = self._branches.get(branch)
         if known is None:
             # Of one second, parents stand before their children.
-            commits: Iterable[Commit] = [*self.commits.values()][::-1]
+            commits: Iterable[GitCommit] = [*self.commits.values()][::-1]
             if branch is not None:
                 ids = _ancestors(self.commits, self.tips[branch])
                 commits = [commit for commit in commits if commit.id in ids]
@@ -149,26 +149,26 @@ class Repository:
             self._branches[branch] = known
         return known
 
-    def before(self, moment: float, *, branch: str | None, n: int) -> list[Commit]:
+    def before(self, moment: float, *, branch: str | None, n: int) -> list[GitCommit]:
         """Return the newest `n` commits of a branch made up to `moment`, the newest first."""
         commits = self.on_branch(branch)
         end = bisect_right(commits, moment, key=lambda each: each.committed)
         return commits[max(0, end - n) : end][::-1]
 
-    def after(self, moment: float, *, branch: str | None, n: int) -> list[Commit]:
+    def after(self, moment: float, *, branch: str | None, n: int) -> list[GitCommit]:
         """Return the first `n` commits of a branch made after `moment`, the oldest first."""
         commits = self.on_branch(branch)
         start = bisect_right(commits, moment, key=lambda each: each.committed)
         return commits[start : start + n]
 
     @cached_property
-    def _by_author(self) -> list[Commit]:
+    def _by_author(self) -> list[GitCommit]:
         found = [*self.commits.values()]
         found.reverse()
         found.sort(key=lambda each: each.authored)
         return found
 
-    def authored_before(self, moment: float, *, n: int) -> list[Commit]:
+    def authored_before(self, moment: float, *, n: int) -> list[GitCommit]:
         """Return the newest `n` commits by the time of their change, whenever they were rebased."""
         end = bisect_right(self._by_author, moment, key=lambda each: each.authored)
         return self._by_author[max(0, end - n) : end][::-1]
@@ -177,7 +177,7 @@ class Repository:
     def _by_prefix(self) -> Sequence[str]:
         return sorted(self.commits)
 
-    def find(self, prefix: str) -> Commit | None:
+    def find(self, prefix: str) -> GitCommit | None:
         """Return the one commit whose id begins so."""
         at = bisect_right(self._by_prefix, prefix)
         near = [

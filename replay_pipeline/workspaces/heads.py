@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from replay_pipeline.workspaces.git import Commit, Repository
+from replay_pipeline.workspaces.git import GitCommit, Repository
 from replay_pipeline.workspaces.sightings import Part
 
 _N_COMMITS = 20
@@ -41,7 +41,7 @@ class WorkingTree:
         """When a command may have moved HEAD or changed files by git, in order."""
         self.named: deque[tuple[float, str]] = deque(maxlen=6)
         self._fits: dict[tuple[Part, str], bool] = {}
-        self._ranked: tuple[object, list[Commit]] = (None, [])
+        self._ranked: tuple[object, list[GitCommit]] = (None, [])
 
     def relative(self, path: str) -> str:
         """Return a path below the root as the repository calls it."""
@@ -55,7 +55,7 @@ class WorkingTree:
         """Return whether a command of git ran between two moments."""
         return bisect_right(self.moves, since) < bisect_left(self.moves, until)
 
-    def commits(self, moment: float, *, without: str, is_later_used: bool) -> list[Commit]:
+    def commits(self, moment: float, *, without: str, is_later_used: bool) -> list[GitCommit]:
         """Return the commits that may have been checked out at a moment, the likeliest first.
 
         Args:
@@ -69,20 +69,20 @@ class WorkingTree:
             self._ranked = key, found
         return self._ranked[1]
 
-    def _rank(self, moment: float, *, without: str, is_later_used: bool) -> list[Commit]:
+    def _rank(self, moment: float, *, without: str, is_later_used: bool) -> list[GitCommit]:
         candidates = self._candidates(moment, is_later_used=is_later_used)
         evidence = list(self._near(moment, without=without, is_later_used=is_later_used))
 
-        def score(commit: Commit) -> float:
+        def score(commit: GitCommit) -> float:
             return sum(weight for weight, each in evidence if self._agrees(each, commit))
 
         scores = {commit.id: score(commit) for commit in candidates}
         return sorted(candidates, key=lambda commit: -scores[commit.id])
 
-    def _candidates(self, moment: float, *, is_later_used: bool) -> list[Commit]:
+    def _candidates(self, moment: float, *, is_later_used: bool) -> list[GitCommit]:
         moment += 1
         repository = self.repository
-        found: dict[str, Commit] = {}
+        found: dict[str, GitCommit] = {}
         for when, commit_id in reversed(self.named):
             if when <= moment:
                 found[commit_id] = repository.commits[commit_id]
@@ -124,7 +124,7 @@ class WorkingTree:
                     yield weight, each
                     weight *= _FADE
 
-    def _agrees(self, evidence: Evidence, commit: Commit) -> bool:
+    def _agrees(self, evidence: Evidence, commit: GitCommit) -> bool:
         # What was seen before this commit was made was seen of one before it.
         steps = 0
         while commit.committed > evidence.moment + 1 and commit.parents and steps < _MAX_CHAIN:
@@ -144,8 +144,8 @@ class WorkingTree:
         return known
 
     def blob_at(
-        self, path: str, commits: Sequence[Commit], parts: Sequence[Part]
-    ) -> tuple[str | None, Commit | None]:
+        self, path: str, commits: Sequence[GitCommit], parts: Sequence[Part]
+    ) -> tuple[str | None, GitCommit | None]:
         """Return the blob of a file in the likeliest commit that agrees with what was seen of it.
 
         Where none agrees, both are None; where the file is not there, only the blob is.

@@ -9,9 +9,9 @@ import re
 
 import msgspec
 
-from replay_pipeline.workspaces.git import Commit, Repository
+from replay_pipeline.workspaces.git import GitCommit, Repository
 from replay_pipeline.workspaces.heads import Evidence, WorkingTree, text_of
-from replay_pipeline.workspaces.logs import Log, Step
+from replay_pipeline.workspaces.logs import Log, LoggedCall
 from replay_pipeline.workspaces.roots import Roots
 from replay_pipeline.workspaces.sightings import (
     LONGEST_GAP_S,
@@ -24,7 +24,7 @@ from replay_pipeline.workspaces.sightings import (
     text_after,
 )
 from replay_pipeline.workspaces.tools import ToolRun
-from replay_pipeline.workspaces.tree import File, Source, is_below
+from replay_pipeline.workspaces.tree import Source, TreeFile, is_below
 
 _MOVES = re.compile(
     r"\bgit\s+(?:-C\s+\S+\s+|-c\s+\S+\s+)*(?:checkout|switch|stash|reset|pull|rebase|merge|restore|"
@@ -37,7 +37,7 @@ _DISCARDS = re.compile(
 _COMMIT_ID = re.compile(r"\b[0-9a-f]{7,40}\b")
 
 
-class Known(msgspec.Struct):
+class KnownContent(msgspec.Struct):
     """What the log has said that a file holds."""
 
     text: str | None
@@ -72,7 +72,7 @@ class History:
         self.is_later_used = is_later_used
         self.roots = Roots(repository, log.steps) if repository else None
         self.sightings = Sightings(log)
-        self.known: dict[str, Known] = {}
+        self.known: dict[str, KnownContent] = {}
         self.parts: dict[str, list[Part]] = {}
         """What was seen of each file since it was last known whole."""
         self.read: dict[tuple[str, str], dict[str, str | None]] = {}
@@ -94,7 +94,7 @@ class History:
             tree = self._trees[root] = WorkingTree(root, self.repository)
         return tree
 
-    def enter(self, order: int, step: Step, *, is_own_used: bool = False) -> None:
+    def enter(self, order: int, step: LoggedCall, *, is_own_used: bool = False) -> None:
         """Go to the moment before a step's answer.
 
         Args:
@@ -115,7 +115,7 @@ class History:
             if other is not None and other is not tree and other.branch is None:
                 other.branch = step.branch
 
-    def _see(self, step: Step) -> None:
+    def _see(self, step: LoggedCall) -> None:
         """Take in what tells of the commit: lines of files, and commands that move it."""
         if step.name == "Bash":
             command = step.arguments.get("command")
@@ -135,7 +135,7 @@ class History:
             if path is not None and tree is not None and part is not None:
                 tree.add(Evidence(step.answered, step.call_id, tree.relative(path), part))
 
-    def commits(self, tree: WorkingTree) -> list[Commit]:
+    def commits(self, tree: WorkingTree) -> list[GitCommit]:
         """Return the commits that a working tree may stand at, the likeliest first."""
         _, moment, _, without = self._now
         return tree.commits(moment, without=without, is_later_used=self.is_later_used)
@@ -152,16 +152,16 @@ class History:
             return None
         return found
 
-    def file(self, path: str) -> File | None:
+    def file(self, path: str) -> TreeFile | None:
         """Return the file at a path as it was, or None where nothing is known of it."""
         tree = self.tree_of(path)
         known, later = self.known.get(path), self._next(path, tree)
         if later is not None:
             if later.is_absent:
-                return File(None, "log", origin=later.call_id)
+                return TreeFile(None, "log", origin=later.call_id)
             if later.part is not None and later.part.is_whole:
                 is_same = known is None or known.text == later.part.text
-                return File(later.part.text, "log", is_sure=is_same, origin=later.call_id)
+                return TreeFile(later.part.text, "log", is_sure=is_same, origin=later.call_id)
         if tree is None:
             return _of_log(known) if known is not None else None
         if known is not None and known.is_written and known.session == self._now[2]:
@@ -172,8 +172,8 @@ class History:
         return self._of_tree(tree, path, known, parts)
 
     def _of_tree(
-        self, tree: WorkingTree, path: str, known: Known | None, parts: list[Part]
-    ) -> File | None:
+        self, tree: WorkingTree, path: str, known: KnownContent | None, parts: list[Part]
+    ) -> TreeFile | None:
         """The file of a working tree, where the log alone does not decide."""
         relative = tree.relative(path)
         is_of_head = known is not None and known.head_blob == self._head_blob(tree, relative)
@@ -191,11 +191,11 @@ class History:
         if blob is None:
             if known is not None and self._is_left(known, relative):
                 return _of_log(known)
-            return File(None, "git", is_sure=False, origin=commit.id)
+            return TreeFile(None, "git", is_sure=False, origin=commit.id)
         text = text_of(tree.repository.blob(blob))
-        return None if text is None else File(text, "git", origin=commit.id)
+        return None if text is None else TreeFile(text, "git", origin=commit.id)
 
-    def _is_left(self, known: Known, relative: str) -> bool:
+    def _is_left(self, known: KnownContent, relative: str) -> bool:
         """Whether a file that the agent wrote is still there although the commit has it not.
 
         What another session wrote has been committed since, if commits know it, and a checkout of
@@ -210,8 +210,8 @@ class History:
         return tree.repository.blob_id(commits[0].tree, relative) if commits else None
 
     def _mixed(
-        self, tree: WorkingTree, relative: str, known: Known | None, parts: list[Part]
-    ) -> File | None:
+        self, tree: WorkingTree, relative: str, known: KnownContent | None, parts: list[Part]
+    ) -> TreeFile | None:
         """The file of the likeliest commit, with the lines in it that the log shows."""
         blob = self._head_blob(tree, relative)
         base = known.text if known else text_of(tree.repository.blob(blob)) if blob else None
@@ -220,7 +220,7 @@ class History:
         lines = base.split("\n")
         for part in parts:
             lines[part.first - 1 : part.first - 1 + len(part.lines)] = part.lines
-        return File("\n".join(lines), "mixed", is_sure=False)
+        return TreeFile("\n".join(lines), "mixed", is_sure=False)
 
     def below(self, folder: str) -> list[str] | None:
         """Return the files below a folder as they were, or None outside of every working tree."""
@@ -235,7 +235,7 @@ class History:
                 paths.add(path)
         return sorted(path for path in paths if is_below(path, folder))
 
-    def take(self, step: Step) -> None:
+    def take(self, step: LoggedCall) -> None:
         """Take in what a step's answer tells, and what the step changed."""
         if not self.is_later_used:
             self._see(step)
@@ -247,15 +247,15 @@ class History:
         elif step.name == "Bash":
             self._take_command(step)
 
-    def _learn(self, path: str, text: str | None, step: Step, *, is_written: bool) -> None:
+    def _learn(self, path: str, text: str | None, step: LoggedCall, *, is_written: bool) -> None:
         tree = self.tree_of(path)
         self.parts.pop(path, None)
         head = self._head_blob(tree, tree.relative(path)) if tree is not None else None
-        self.known[path] = Known(
+        self.known[path] = KnownContent(
             text, step.answered, step.session, "log", step.call_id, head, is_written
         )
 
-    def _take_read(self, step: Step) -> None:
+    def _take_read(self, step: LoggedCall) -> None:
         path, part = path_of(step), part_of(step)
         if path is None:
             return
@@ -279,7 +279,7 @@ class History:
             part.text if part.is_whole else None
         )
 
-    def _take_change(self, step: Step) -> None:
+    def _take_change(self, step: LoggedCall) -> None:
         path = path_of(step)
         if path is None:
             return
@@ -294,7 +294,7 @@ class History:
         self._learn(path, text, step, is_written=True)
         self.read.setdefault((step.session, step.agent), {})[path] = text
 
-    def _take_command(self, step: Step) -> None:
+    def _take_command(self, step: LoggedCall) -> None:
         command = step.arguments.get("command")
         tree = self.tree_of(step.cwd or "/")
         if tree is not None and isinstance(command, str) and _DISCARDS.search(command):
@@ -304,11 +304,11 @@ class History:
                 del self.parts[path]
 
 
-def _of_log(known: Known, *, is_sure: bool = True) -> File:
-    return File(known.text, known.source, is_sure=is_sure, origin=known.origin)
+def _of_log(known: KnownContent, *, is_sure: bool = True) -> TreeFile:
+    return TreeFile(known.text, known.source, is_sure=is_sure, origin=known.origin)
 
 
-def _holds(known: Known, parts: list[Part]) -> bool:
+def _holds(known: KnownContent, parts: list[Part]) -> bool:
     return known.text is not None and all(part.fits(known.text) for part in parts)
 
 

@@ -22,7 +22,7 @@ _REMINDERS = re.compile(
 """What the client puts behind an answer: in lines of its own, unlike the same words in a file."""
 
 
-class Step(msgspec.Struct):
+class LoggedCall(msgspec.Struct):
     """One recorded call and its answer."""
 
     call_id: str
@@ -64,7 +64,7 @@ class Backup(msgspec.Struct):
 class Log(msgspec.Struct):
     """What was read of some session files."""
 
-    steps: list[Step] = []
+    steps: list[LoggedCall] = []
     """In the order of their answers."""
     backups: list[Backup] = []
     n_rows: int = 0
@@ -78,7 +78,7 @@ class _Rows:
         self.log = log
         self.taken = taken
         self.copies = copies
-        self.waiting: dict[str, Step] = {}
+        self.waiting: dict[str, LoggedCall] = {}
         self.last: tuple[str, str | None, str] = ("", None, "")
         self.request = ""
 
@@ -112,7 +112,7 @@ class _Rows:
                 call_id = _text(block.get("id"))
                 if call_id in self.taken or call_id in self.waiting:
                     continue
-                self.waiting[call_id] = Step(
+                self.waiting[call_id] = LoggedCall(
                     call_id=call_id,
                     name=_text(block.get("name")),
                     arguments=block["input"],

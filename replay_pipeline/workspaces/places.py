@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from replay_pipeline.workspaces.history import History
-from replay_pipeline.workspaces.logs import Step
+from replay_pipeline.workspaces.logs import LoggedCall
 from replay_pipeline.workspaces.sandbox import git_files
 from replay_pipeline.workspaces.tree import Tree
 
@@ -15,7 +15,7 @@ from replay_pipeline.workspaces.tree import Tree
 class StatePlace:
     """The files right before a decision. It holds until the history goes on."""
 
-    def __init__(self, history: History, step: Step) -> None:
+    def __init__(self, history: History, step: LoggedCall) -> None:
         """Stand where a history has been entered.
 
         Args:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from replay_pipeline.workspaces.git import Repository
-from replay_pipeline.workspaces.logs import Step
+from replay_pipeline.workspaces.logs import LoggedCall
 from replay_pipeline.workspaces.tree import is_below
 
 _PATH_ARGUMENTS = ("file_path", "notebook_path", "path")
@@ -19,7 +19,7 @@ class Roots:
     worktrees that are gone, and clones on other machines, are found as well.
     """
 
-    def __init__(self, repository: Repository, steps: Iterable[Step]) -> None:
+    def __init__(self, repository: Repository, steps: Iterable[LoggedCall]) -> None:
         """Look through the paths of all calls."""
         known = self._paths = _paths_of(repository)
         votes: Counter[str] = Counter()
@@ -50,7 +50,7 @@ class Roots:
         return next((root for root in self._roots if is_below(path, root)), None)
 
 
-def _paths_in(step: Step) -> Iterable[str]:
+def _paths_in(step: LoggedCall) -> Iterable[str]:
     for name in _PATH_ARGUMENTS:
         value = step.arguments.get(name)
         if isinstance(value, str) and value:

@@ -20,7 +20,7 @@ from typing import IO, Literal
 import msgspec
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.workspaces.git import Commit, Repository
+from replay_pipeline.workspaces.git import GitCommit, Repository
 
 RunnerName = Literal["bubblewrap", "docker", "podman"]
 _NOBODY = 65_534
@@ -45,7 +45,7 @@ tar -cf - -C /run status output names --transform 's,^\./,tree/,' -C "$1" --null
 """What runs in the box: folder of the tree, working directory, command and longest output."""
 
 
-class Limits(msgspec.Struct, frozen=True):
+class CommandLimits(msgspec.Struct, frozen=True):
     """How much one command may take."""
 
     timeout_s: float = 60.0
@@ -74,7 +74,7 @@ class Sandbox:
         self,
         name: RunnerName = "bubblewrap",
         *,
-        limits: Limits | None = None,
+        limits: CommandLimits | None = None,
         mounts: Sequence[Path] = (),
         image: str | None = None,
     ) -> None:
@@ -90,7 +90,7 @@ class Sandbox:
             ConfigError: it is not there or may not; the message says what to do.
         """
         self.name = name
-        self.limits = limits or Limits()
+        self.limits = limits or CommandLimits()
         self.mounts = [path.expanduser().resolve() for path in mounts]
         self.image = image
         program = shutil.which("bwrap" if name == "bubblewrap" else name)
@@ -306,7 +306,7 @@ def _is_git(name: str) -> bool:
 
 
 def git_files(
-    repository: Repository, commit: Commit, branch: str | None, moment: float
+    repository: Repository, commit: GitCommit, branch: str | None, moment: float
 ) -> dict[str, bytes]:
     """Return a `.git` folder for a copy that stands at a commit; its objects are the repository's.
 

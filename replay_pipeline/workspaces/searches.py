@@ -52,7 +52,7 @@ class NotKnownError(ValueError):
     """A search that needs more than is known of the files."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class Matches(msgspec.Struct, frozen=True):
     """What a search found."""
 
     entries: list[str]
@@ -72,7 +72,7 @@ def base_of(place: str, pattern: str) -> tuple[str, str]:
     return "/".join(fixed) or "/", "/".join(parts)
 
 
-def glob(paths: Iterable[str], place: str, cwd: str, pattern: str) -> Found:
+def glob(paths: Iterable[str], place: str, cwd: str, pattern: str) -> Matches:
     """Return the paths that match a glob below `place`."""
     is_match = _matcher((pattern,))
     is_anywhere = pattern.startswith("**/")  # then folders above count as well
@@ -86,12 +86,12 @@ def glob(paths: Iterable[str], place: str, cwd: str, pattern: str) -> Found:
     lines = hits[:MAX_GLOB_FILES]
     if len(hits) > MAX_GLOB_FILES:
         lines.append("(Results are truncated. Consider using a more specific path or pattern.)")
-    return Found(entries, "\n".join(lines) or "No files found")
+    return Matches(entries, "\n".join(lines) or "No files found")
 
 
 def grep(
     tree: Tree, paths: Iterable[str], place: str, cwd: str, arguments: Mapping[str, Any]
-) -> Found:
+) -> Matches:
     """Return the lines, files or counts that a pattern finds.
 
     Raises:
@@ -187,7 +187,7 @@ def _rendered(
     place: str,
     cwd: str,
     arguments: Mapping[str, Any],
-) -> Found:
+) -> Matches:
     mode = arguments.get("output_mode") or "files_with_matches"
     if mode == "content":
         entries = [
@@ -203,7 +203,7 @@ def _rendered(
     entries = [_shown(path, cwd) for path in lines]
     found = _limited(entries, arguments, "No files found")
     n = len(entries)
-    return Found(entries, f"Found {n} file{'s' * (n != 1)}\n{found.text}" if n else found.text)
+    return Matches(entries, f"Found {n} file{'s' * (n != 1)}\n{found.text}" if n else found.text)
 
 
 def _line(
@@ -216,10 +216,10 @@ def _line(
     return f"{head}{number}{sign}{text}" if is_numbered else f"{head}{text}"
 
 
-def _limited(entries: list[str], arguments: Mapping[str, Any], nothing: str) -> Found:
+def _limited(entries: list[str], arguments: Mapping[str, Any], nothing: str) -> Matches:
     first, limit = int(arguments.get("offset") or 0), int(arguments.get("head_limit") or 0)
     shown = entries[first : first + limit] if limit else entries[first:]
-    return Found(entries, "\n".join(shown) or nothing)
+    return Matches(entries, "\n".join(shown) or nothing)
 
 
 def _shown(path: str, cwd: str) -> str:

@@ -20,7 +20,7 @@ from websockets.asyncio.server import serve as listen
 from websockets.http11 import Request, Response
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.workspaces.environment import TOOLS, Episode, Run, Task, row_of
+from replay_pipeline.workspaces.environment import TOOLS, CheckedTask, Run, TaskEpisode, row_of
 
 _MOST_BYTES = 64_000_000
 _ACTION = {
@@ -39,7 +39,11 @@ class Served:
     """Tasks that are offered."""
 
     def __init__(
-        self, tasks: Sequence[Task], run_of: Callable[[Task], Run], *, max_calls: int = 32
+        self,
+        tasks: Sequence[CheckedTask],
+        run_of: Callable[[CheckedTask], Run],
+        *,
+        max_calls: int = 32,
     ) -> None:
         """Offer tasks.
 
@@ -71,7 +75,7 @@ class Served:
 
     async def session(self, connection: ServerConnection) -> None:
         """Play the episodes of one connection."""
-        episode: Episode | None = None
+        episode: TaskEpisode | None = None
         async for message in connection:
             if not isinstance(message, str):
                 break
@@ -99,7 +103,7 @@ class Served:
                 answer = {"type": "error", "data": {"message": str(error), "code": code}}
             await connection.send(json.dumps(answer))
 
-    def _reset(self, data: dict[str, Any]) -> Episode:
+    def _reset(self, data: dict[str, Any]) -> TaskEpisode:
         """Begin an episode at a state by its id, its position or a seed."""
         names = list(self.tasks)
         if (state_id := data.get("state_id")) is None:
@@ -110,10 +114,10 @@ class Served:
         if state_id not in self.tasks:
             raise ValueError(f"there is no state {state_id}")
         task = self.tasks[state_id]
-        return Episode(task, self._run_of(task), max_calls=self._max_calls)
+        return TaskEpisode(task, self._run_of(task), max_calls=self._max_calls)
 
 
-def _step(episode: Episode, data: dict[str, Any]) -> dict[str, Any]:
+def _step(episode: TaskEpisode, data: dict[str, Any]) -> dict[str, Any]:
     name = str(data["tool_name"])
     turn = episode.call(name, data.get("arguments") or {})
     observation: dict[str, Any] = {"tool_name": name, "result": turn.text, "error": None}

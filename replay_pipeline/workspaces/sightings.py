@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from replay_pipeline.workspaces.logs import Log, Step
-from replay_pipeline.workspaces.tools import Answer, replaced
+from replay_pipeline.workspaces.logs import Log, LoggedCall
+from replay_pipeline.workspaces.tools import ToolResult, replaced
 
 _NUMBERED = re.compile(r"^\s*(\d+)(?:→|\t)(.*)$", re.MULTILINE)
 _WRITERS = frozenset(("Edit", "MultiEdit", "Write", "NotebookEdit"))
@@ -84,7 +84,7 @@ class Sightings:
         return found[at] if at < len(found) else None
 
 
-def _sighting(order: int, step: Step) -> Sighting | None:
+def _sighting(order: int, step: LoggedCall) -> Sighting | None:
     def seen(part: Part | None, **more: bool) -> Sighting:
         return Sighting(order, step.answered, step.call_id, part, **more)
 
@@ -102,12 +102,12 @@ def _sighting(order: int, step: Step) -> Sighting | None:
     return None
 
 
-def path_of(step: Step) -> str | None:
+def path_of(step: LoggedCall) -> str | None:
     """Return the absolute path that a call names first."""
     return next(iter(paths_of(step)), None)
 
 
-def paths_of(step: Step) -> Iterator[str]:
+def paths_of(step: LoggedCall) -> Iterator[str]:
     """The absolute paths that a call names."""
     for name in ("file_path", "notebook_path", "path"):
         value = step.arguments.get(name)
@@ -115,7 +115,7 @@ def paths_of(step: Step) -> Iterator[str]:
             yield posixpath.normpath(posixpath.join(step.cwd or "/", value))
 
 
-def part_of(step: Step) -> Part | None:
+def part_of(step: LoggedCall) -> Part | None:
     """Return the lines that a Read returned; None where it was no text."""
     file = step.details.get("file") if step.details else None
     if isinstance(file, dict) and isinstance(file.get("content"), str):
@@ -131,7 +131,7 @@ def part_of(step: Step) -> Part | None:
     return Part(int(found[0][0]), tuple(text for _, text in found), is_whole)
 
 
-def text_after(step: Step) -> str | None:
+def text_after(step: LoggedCall) -> str | None:
     """Return the file after a successful change, as the client's own record has it."""
     details: dict[str, Any] = step.details or {}
     if step.name == "Write":
@@ -153,7 +153,7 @@ def text_after(step: Step) -> str | None:
         if not isinstance(old, str) or not isinstance(new, str):
             return None
         result = replaced(text, old, new, edit.get("replace_all"))
-        if isinstance(result, Answer):
+        if isinstance(result, ToolResult):
             return None
         text = result
     return text

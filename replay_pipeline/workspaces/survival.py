@@ -8,7 +8,7 @@ import msgspec
 from replay_pipeline.workspaces.git import Repository
 from replay_pipeline.workspaces.heads import text_of
 from replay_pipeline.workspaces.history import History
-from replay_pipeline.workspaces.logs import Log, Step
+from replay_pipeline.workspaces.logs import Log, LoggedCall
 from replay_pipeline.workspaces.sightings import path_of, text_after
 
 _CHANGES = frozenset(("Edit", "MultiEdit", "Write", "NotebookEdit"))
@@ -17,7 +17,7 @@ _CHANGES = frozenset(("Edit", "MultiEdit", "Write", "NotebookEdit"))
 class Fate(msgspec.Struct):
     """What became of the lines that one edit added. Lines without a letter or digit are not counted."""
 
-    step: Step
+    step: LoggedCall
     path: str
     n_added: int
     n_at_end_of_session: int
@@ -59,7 +59,7 @@ def fates(history: History, log: Log) -> Iterator[Fate]:
         yield fate
 
 
-def _before(step: Step, rebuilt: str | None) -> str:
+def _before(step: LoggedCall, rebuilt: str | None) -> str:
     original = (step.details or {}).get("originalFile")
     return original if isinstance(original, str) else rebuilt or ""
 
@@ -79,7 +79,7 @@ def _follow(history: History, fate: Fate, added: Counter[str]) -> None:
         fate.n_now = _n_in(added, versions[-1])
 
 
-def _versions(repository: Repository, path: str, step: Step) -> list[str | None]:
+def _versions(repository: Repository, path: str, step: LoggedCall) -> list[str | None]:
     """The file in the commits of the branch after a step, each content once, the oldest first."""
     found: list[str | None] = []
     last = ""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from replay_pipeline.workspaces import notebooks, searches
-from replay_pipeline.workspaces.tree import File, Tree, View
+from replay_pipeline.workspaces.tree import Tree, TreeFile, View
 
 MAX_READ_LINES = 2_000
 MAX_READ_LINE_CHARS = 2_000
@@ -20,7 +20,7 @@ _CURLY = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
 FILE_TOOLS = frozenset(("Read", "Edit", "MultiEdit", "Write", "NotebookEdit", "Grep", "Glob"))
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ToolResult(msgspec.Struct, frozen=True):
     """What a tool answers to a call."""
 
     text: str
@@ -53,15 +53,15 @@ class ToolRun:
         self.cwd = cwd
         self.read = None if read is None else dict(read)
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
+    def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Return what a tool answers; changes are kept for the calls that follow."""
         tool = _TOOLS.get(name)
         if tool is None:
-            return Answer(f"{name} is no file tool", "unknown")
+            return ToolResult(f"{name} is no file tool", "unknown")
         try:
             return tool(self, arguments)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            return Answer(f"InputValidationError: {name} failed: {error!r}", "invalid_input")
+            return ToolResult(f"InputValidationError: {name} failed: {error!r}", "invalid_input")
 
     def path(self, name: str) -> str:
         """Return a path of a call as an absolute one."""
@@ -69,29 +69,29 @@ class ToolRun:
             raise TypeError(f"{name!r} is no path")
         return posixpath.normpath(posixpath.join(self.cwd, name))
 
-    def _file(self, path: str) -> File | Answer:
+    def _file(self, path: str) -> TreeFile | ToolResult:
         """The file at a path, or why there is none to be had."""
         file = self.view.file(path)
         if file is None:
-            return Answer(f"{path}: not known", "unknown")
+            return ToolResult(f"{path}: not known", "unknown")
         if file.text is not None:
             return file
         if self.view.below(path):
-            return Answer(
+            return ToolResult(
                 f"EISDIR: illegal operation on a directory, read '{path}'", "is_directory"
             )
-        return Answer("File does not exist.", "not_found")
+        return ToolResult("File does not exist.", "not_found")
 
-    def _read(self, arguments: Mapping[str, Any]) -> Answer:
+    def _read(self, arguments: Mapping[str, Any]) -> ToolResult:
         path = self.path(arguments["file_path"])
         file = self._file(path)
-        if isinstance(file, Answer):
+        if isinstance(file, ToolResult):
             return file
         text = file.text or ""
         offset, limit = arguments.get("offset"), arguments.get("limit")
         if offset is None and limit is None and len(text.encode()) > MAX_READ_BYTES:
             size = f"{len(text.encode()) / 1024:.1f}KB"
-            return Answer(
+            return ToolResult(
                 f"File content ({size}) exceeds maximum allowed size (256KB). Please use offset "
                 "and limit parameters to read specific portions of the file, or use the GrepTool "
                 "to search for specific content.",
@@ -100,7 +100,7 @@ class ToolRun:
         self._know(path, text)
         first = max(1, int(offset or 1))
         lines = text.split("\n")[first - 1 : first - 1 + int(limit or MAX_READ_LINES)]
-        return Answer(
+        return ToolResult(
             "\n".join(
                 f"{number:>6}→{line[:MAX_READ_LINE_CHARS]}"
                 for number, line in enumerate(lines, first)
@@ -111,47 +111,47 @@ class ToolRun:
         if self.read is not None:
             self.read[path] = text
 
-    def _unread(self, path: str, text: str) -> Answer | None:
+    def _unread(self, path: str, text: str) -> ToolResult | None:
         """The refusal to change a file that was not read, or not as it is now."""
         if self.read is None:
             return None
         if path not in self.read:
-            return Answer(
+            return ToolResult(
                 "File has not been read yet. Read it first before writing to it.", "not_read_yet"
             )
         before = self.read[path]
         if before is not None and before != text:
-            return Answer(
+            return ToolResult(
                 "File has been modified since read, either by the user or by a linter. Read it "
                 "again before attempting to write it.",
                 "modified_since_read",
             )
         return None
 
-    def _edit(self, arguments: Mapping[str, Any]) -> Answer:
+    def _edit(self, arguments: Mapping[str, Any]) -> ToolResult:
         return self._changed(self.path(arguments["file_path"]), [arguments])
 
-    def _multi_edit(self, arguments: Mapping[str, Any]) -> Answer:
+    def _multi_edit(self, arguments: Mapping[str, Any]) -> ToolResult:
         return self._changed(self.path(arguments["file_path"]), arguments["edits"])
 
-    def _changed(self, path: str, edits: list[Mapping[str, Any]]) -> Answer:
+    def _changed(self, path: str, edits: list[Mapping[str, Any]]) -> ToolResult:
         if any(edit["old_string"] == edit["new_string"] for edit in edits):
-            return Answer(
+            return ToolResult(
                 "No changes to make: old_string and new_string are exactly the same.", "no_change"
             )
         file = self._file(path)
         is_new = edits[0]["old_string"] == ""
-        if isinstance(file, Answer):
+        if isinstance(file, ToolResult):
             if not (is_new and file.error_kind == "not_found"):
                 return file
             text = ""
         else:
             text = file.text or ""
             if is_new and text.strip():
-                return Answer("Cannot create new file - file already exists.", "other")
+                return ToolResult("Cannot create new file - file already exists.", "other")
             if not is_new:
                 if path.endswith(".ipynb"):
-                    return Answer(
+                    return ToolResult(
                         "File is a Jupyter Notebook. Use the NotebookEdit to edit this file.",
                         "other",
                     )
@@ -159,78 +159,78 @@ class ToolRun:
                     return refusal
         for edit in edits:
             result = replaced(text, edit["old_string"], edit["new_string"], edit.get("replace_all"))
-            if isinstance(result, Answer):
+            if isinstance(result, ToolResult):
                 return result
             text = result
         self.view.write(path, text)
         self._know(path, text)
-        return Answer(f"The file {path} has been updated.")
+        return ToolResult(f"The file {path} has been updated.")
 
-    def _write(self, arguments: Mapping[str, Any]) -> Answer:
+    def _write(self, arguments: Mapping[str, Any]) -> ToolResult:
         path, text = self.path(arguments["file_path"]), arguments["content"]
         if not isinstance(text, str):
             raise TypeError("content is no text")
         file = self._file(path)
-        if isinstance(file, File):
+        if isinstance(file, TreeFile):
             if (refusal := self._unread(path, file.text or "")) is not None:
                 return refusal
         elif file.error_kind == "is_directory":
             return file
         self.view.write(path, text)
         self._know(path, text)
-        return Answer(f"File created successfully at: {path}")
+        return ToolResult(f"File created successfully at: {path}")
 
-    def _notebook_edit(self, arguments: Mapping[str, Any]) -> Answer:
+    def _notebook_edit(self, arguments: Mapping[str, Any]) -> ToolResult:
         path = self.path(arguments["notebook_path"])
         file = self._file(path)
-        if isinstance(file, Answer):
+        if isinstance(file, ToolResult):
             return file
         if not path.endswith(".ipynb"):
-            return Answer("File must be a Jupyter notebook (.ipynb file).", "other")
+            return ToolResult("File must be a Jupyter notebook (.ipynb file).", "other")
         if (refusal := self._unread(path, file.text or "")) is not None:
             return refusal
         try:
             text = notebooks.edited(file.text or "", arguments)
         except notebooks.NotebookError as error:
-            return Answer(str(error), "not_found" if "not found" in str(error) else "other")
+            return ToolResult(str(error), "not_found" if "not found" in str(error) else "other")
         self.view.write(path, text)
         self._know(path, text)
-        return Answer(f"Updated {path}")
+        return ToolResult(f"Updated {path}")
 
-    def _grep(self, arguments: Mapping[str, Any]) -> Answer:
+    def _grep(self, arguments: Mapping[str, Any]) -> ToolResult:
         place = self.path(arguments.get("path") or self.cwd)
         return self._search(place, "Path", lambda paths: searches.grep(
             self.view, paths, place, self.cwd, arguments
         ))  # fmt: skip
 
-    def _glob(self, arguments: Mapping[str, Any]) -> Answer:
+    def _glob(self, arguments: Mapping[str, Any]) -> ToolResult:
         folder = self.path(arguments.get("path") or self.cwd)
         place, pattern = searches.base_of(folder, arguments["pattern"])
         if place != folder and self.view.below(place) == []:
-            return Answer("No files found")
+            return ToolResult("No files found")
         return self._search(
             place, "Directory", lambda paths: searches.glob(paths, place, self.cwd, pattern)
         )
 
     def _search(
-        self, place: str, what: str, search: Callable[[list[str]], searches.Found]
-    ) -> Answer:
+        self, place: str, what: str, search: Callable[[list[str]], searches.Matches]
+    ) -> ToolResult:
         file = self.view.file(place)
         paths = [place] if file is not None and file.text is not None else self.view.below(place)
         if paths is None:
-            return Answer(f"{place}: not known", "unknown")
+            return ToolResult(f"{place}: not known", "unknown")
         if not paths:
-            return Answer(f"{what} does not exist: {place}", "not_found")
+            return ToolResult(f"{what} does not exist: {place}", "not_found")
         try:
             found = search(paths)
         except searches.NotKnownError as error:
-            return Answer(str(error), "unknown")
+            return ToolResult(str(error), "unknown")
         except searches.PatternError as error:
-            return Answer(f"ripgrep error: {error}", "other")
-        return Answer(found.text, found=tuple(found.entries))
+            return ToolResult(f"ripgrep error: {error}", "other")
+        return ToolResult(found.text, found=tuple(found.entries))
 
 
-_TOOLS: dict[str, Callable[[ToolRun, Mapping[str, Any]], Answer]] = {
+_TOOLS: dict[str, Callable[[ToolRun, Mapping[str, Any]], ToolResult]] = {
     "Read": ToolRun._read,
     "Edit": ToolRun._edit,
     "MultiEdit": ToolRun._multi_edit,
@@ -241,7 +241,7 @@ _TOOLS: dict[str, Callable[[ToolRun, Mapping[str, Any]], Answer]] = {
 }
 
 
-def replaced(text: str, old: str, new: str, replace_all: Any) -> str | Answer:
+def replaced(text: str, old: str, new: str, replace_all: Any) -> str | ToolResult:
     """Return a text after one edit, or why the client refuses it."""
     if old == "":
         return new
@@ -252,9 +252,11 @@ def replaced(text: str, old: str, new: str, replace_all: Any) -> str | Answer:
         found = text[at : at + len(old)] if at >= 0 else old
     n = text.count(found)
     if n == 0:
-        return Answer(f"String to replace not found in file.\nString: {old}", "string_not_found")
+        return ToolResult(
+            f"String to replace not found in file.\nString: {old}", "string_not_found"
+        )
     if n > 1 and not replace_all:
-        return Answer(
+        return ToolResult(
             f"Found {n} matches of the string to replace, but replace_all is false. To replace all "
             "occurrences, set replace_all to true. To replace only one occurrence, please provide "
             f"more context to uniquely identify the instance.\nString: {old}",

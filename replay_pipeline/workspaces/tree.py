@@ -10,7 +10,7 @@ Source = Literal["log", "backup", "git", "mixed", "run"]
 with lines of the log in it, or an action that was run."""
 
 
-class File(msgspec.Struct, frozen=True):
+class TreeFile(msgspec.Struct, frozen=True):
     """One file, or that there is none."""
 
     text: str | None
@@ -25,7 +25,7 @@ class File(msgspec.Struct, frozen=True):
 class Tree(Protocol):
     """Files by absolute path."""
 
-    def file(self, path: str) -> File | None:
+    def file(self, path: str) -> TreeFile | None:
         """Return the file at `path`, or None where nothing is known of that place."""
         ...
 
@@ -34,7 +34,7 @@ class Tree(Protocol):
         ...
 
 
-class Files:
+class FileTree:
     """A tree of given files below one root; what is not given is not there."""
 
     def __init__(self, root: str, files: Mapping[str, str]) -> None:
@@ -42,9 +42,9 @@ class Files:
         self.root = root.rstrip("/")
         self._files = {f"{self.root}/{path}": text for path, text in files.items()}
 
-    def file(self, path: str) -> File | None:
+    def file(self, path: str) -> TreeFile | None:
         """Return the file at `path`, or None outside the root."""
-        return File(self._files.get(path), "log") if is_below(path, self.root) else None
+        return TreeFile(self._files.get(path), "log") if is_below(path, self.root) else None
 
     def below(self, folder: str) -> list[str] | None:
         """Return the files below a folder, or None outside the root."""
@@ -61,10 +61,10 @@ class View:
         self.tree = tree
         self.changes: dict[str, str | None] = {}
 
-    def file(self, path: str) -> File | None:
+    def file(self, path: str) -> TreeFile | None:
         """Return the file at `path` as it is after the changes."""
         if path in self.changes:
-            return File(self.changes[path], "run")
+            return TreeFile(self.changes[path], "run")
         return self.tree.file(path)
 
     def below(self, folder: str) -> list[str] | None:

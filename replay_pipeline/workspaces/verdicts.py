@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from replay_pipeline.workspaces.sandbox import Ran, Sandbox
-from replay_pipeline.workspaces.tools import FILE_TOOLS, Answer, ToolRun
+from replay_pipeline.workspaces.tools import FILE_TOOLS, ToolResult, ToolRun
 from replay_pipeline.workspaces.tree import Tree
 
 Execute = Literal["off", "files", "commands"]
@@ -27,14 +27,14 @@ _GIT = re.compile(r"\bgit\b")
 _ANSWER_CHARS = 4_000
 
 
-class Call(msgspec.Struct, frozen=True):
+class TriedCall(msgspec.Struct, frozen=True):
     """One call of a candidate."""
 
     name: str
     arguments: Mapping[str, Any]
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class CandidateResult(msgspec.Struct, frozen=True):
     """What became of a candidate."""
 
     status: Status
@@ -52,7 +52,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """Whether a command was run."""
 
 
-class Place(Protocol):
+class TriedState(Protocol):
     """A state at which candidates are judged."""
 
     tree: Tree
@@ -98,31 +98,33 @@ class Judge:
         self.n_run = 0
         """Commands that were run."""
 
-    def judge(self, place: Place, calls: Sequence[Call]) -> Verdict:
+    def judge(self, place: TriedState, calls: Sequence[TriedCall]) -> CandidateResult:
         """Return what becomes of a candidate's calls, one after the other."""
         if self.execute == "off" or not calls:
-            return Verdict("not_known")
+            return CandidateResult("not_known")
         run = ToolRun(place.tree, cwd=place.cwd, read=place.read)
-        answer = Answer("")
+        answer = ToolResult("")
         commands: list[str] = []
         for call in calls:
             if call.name == "Bash" and self.execute == "commands":
                 ran = self._command(place, run, call)
                 if ran is None:
-                    return Verdict("not_known", was_run=True)
+                    return CandidateResult("not_known", was_run=True)
                 commands.append(f"{ran.status}\n{ran.output}")
-                answer = Answer(ran.output)
+                answer = ToolResult(ran.output)
                 continue
             if call.name not in FILE_TOOLS:
-                return Verdict("not_known")
+                return CandidateResult("not_known")
             answer = run.call(call.name, call.arguments)
             if answer.error_kind is not None:
                 status: Status = "fails" if answer.is_known else "not_known"
                 kind = answer.error_kind if answer.is_known else None
-                return Verdict(status, kind, answer.text[:_ANSWER_CHARS], was_run=bool(commands))
+                return CandidateResult(
+                    status, kind, answer.text[:_ANSWER_CHARS], was_run=bool(commands)
+                )
         changes = run.view.effect()
         has_effect = bool(commands) or any(call.name in _WRITERS for call in calls)
-        return Verdict(
+        return CandidateResult(
             "works",
             answer=answer.text[:_ANSWER_CHARS],
             effect=_hash([changes, commands]) if has_effect else None,
@@ -130,7 +132,7 @@ class Judge:
             was_run=bool(commands),
         )
 
-    def _command(self, place: Place, run: ToolRun, call: Call) -> Ran | None:
+    def _command(self, place: TriedState, run: ToolRun, call: TriedCall) -> Ran | None:
         """Run a command on the files as the calls before it have left them."""
         command, root = call.arguments.get("command"), place.root()
         if not isinstance(command, str) or root is None or self.sandbox is None:

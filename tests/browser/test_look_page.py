@@ -130,6 +130,7 @@ def is_the_model_better_than_before(do: Clicks) -> None:
     expect(do.page.locator("main")).to_contain_text("before); without the prompt in")
     row = do.page.locator("tr", has_text="takes the consensus action")
     assert len(re.findall(r"\d+ %", row.inner_text())) == 4
+    expect(do.page.get_by_role("heading", name="the model after").first).to_be_visible()
 
 
 QUESTIONS: list[Callable[[Clicks], None]] = [
@@ -210,7 +211,7 @@ def test_a_tree_with_a_rewind_and_one_with_a_subagent_open_by_clicks(opened, log
     page.locator("td.title a").first.click()
     expect(page.locator(".head")).to_contain_text("A subagent of")
     page.locator(".head a").first.click()
-    expect(page.locator(".head")).to_contain_text("1 subagents")
+    expect(page.locator(".head")).to_contain_text("1 subagent")
     expect(page.locator(".turn.decision").first).to_be_visible()
 
 

@@ -47,7 +47,6 @@ ASSETS = {
     "night_summary",
     "normalized_pairs",
     "published_dataset",
-    "samples",
     "teacher_actions",
     "trace_states",
     "trained_model",
@@ -300,7 +299,12 @@ def test_a_range_run_fills_every_batch_and_a_second_one_does_nothing(root):
         for asset in BY_BATCH:
             done = instance.get_materialized_partitions(dg.AssetKey(asset))
             assert done == set(work.batches())
-        assert all(check.passed for check in first.get_asset_check_evaluations())
+        found = first.get_asset_check_evaluations()
+        told = {
+            check.asset_check_key.name: check.severity.value for check in found if not check.passed
+        }
+        # There are too few batches to know what is usual.
+        assert told == dict.fromkeys(("agreement_is_steady", "drops_are_steady"), "WARN")
         stamps = work.receipts.stamps()
         assert run_range(root, instance).success
         assert work.receipts.stamps() == stamps

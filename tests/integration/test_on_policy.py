@@ -25,7 +25,8 @@ def root(tmp_path_factory) -> Path:
 
 
 def open_root(root: Path, **trainee) -> Pipeline:
-    (root.parent / "train.yaml").write_text(CONFIG)
+    if not (root.parent / "train.yaml").exists():
+        (root.parent / "train.yaml").write_text(CONFIG)
     changes = {
         "ingest": {"sources": [next(SESSIONS_DIR.rglob(f"{name}*.jsonl")) for name in SESSIONS]},
         "replay": {"sample_teachers": True},
@@ -69,12 +70,18 @@ def test_a_round_on_policy_goes_from_samples_to_the_dataset_and_back(root, monke
     rows = [row for part in parts for row in pq.read_table(part).to_pylist()]
     assert {row["rejected_source"] for row in rows} == {"recorded"}
 
-    work.train()
+    (root.parent / "train.yaml").write_text(CONFIG.replace("seed: 0", "seed: 1"))
+    assert not open_root(root).train().is_reused
     second = open_root(root, **work.settings.trainee.model_dump(exclude_none=True))
-    report = second.sample(batch).report
+    [why] = second.stale()["batches"][batch]["sample"]
+    assert why.startswith("trainee.folder: checkpoint@")
+    again = second.sample(batch)
+    report = again.report
     # Other weights: what was sampled of the old ones is not taken for theirs.
+    assert not again.is_reused
     assert report["n_sent"] == first["n_sent"]
     assert report["n_states"] == first["n_states"]
+    assert "sample" not in second.stale()["batches"].get(batch, {})
 
 
 def test_without_a_model_the_stage_says_what_to_set(tmp_path):

@@ -12,6 +12,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
+from pydantic import BaseModel
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -20,14 +21,17 @@ from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.in_process import run_jobs
 from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.assets.records import sync
+from replay_pipeline.harness import Harness, HarnessStore
+from replay_pipeline.harness.learn import harness_of_request
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.pages.marks import FORMAT
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages import chain
+from replay_pipeline.stages.staleness import declared, reasons_by_batch
 from replay_pipeline.stages.trainer_process import TrainerJob
 from replay_pipeline.storage.schemas import WRITTEN_BY
 from replay_pipeline.testing import TeacherServer
-from replay_pipeline.types import SAMPLE_TEACHERS
+from replay_pipeline.types import SAMPLE_TEACHERS, TeacherSpec
 from tests.integration.processes import instance_of
 from tests.roots import PROJECT, Pipeline, pipeline_at, run_batches
 from tests.support.settings_files import write_settings
@@ -202,8 +206,35 @@ SAME_BYTES = [
     {"publish": {"folder": "here/../there", "is_private": False}},
     {"replay": {"max_concurrency": 3, "max_total_usd": 7.0, "accepted_terms": []}},
     {"ingest": {"n_processes": 1, "settle_s": 3, "max_batch_bytes": 1_000_000}},
-    {"normalize": {"ray_address": "elsewhere:1234"}, "train": {"stop_timeout_s": 5}},
-    {"night": {"replays_at": "03:00"}, "notify": {"timeout_s": 3}},
+    {"replay": {"max_nightly_usd": 3.0, "max_daily_usd": 3.0, "confirm_above_usd": 0.0}},
+    {"ingest": {"keeps_bytes": False, "max_batch_sessions": 3, "harness": "neutral"}},
+    {
+        "normalize": {
+            "executor": "default",
+            "ray_address": "elsewhere:1234",
+            "allow_operators": ["text_pair_similarity_filter"],
+        },
+        "train": {"stop_timeout_s": 5, "environment": ["HF_TOKEN"]},
+    },
+    {"publish": {"client_texts": True}},  # as it is where nothing is pushed
+    {
+        "workspaces": {
+            "timeout_s": 3,
+            "image": "python:3.12",
+            "max_processes": 9,
+        }
+    },
+    {
+        "night": {
+            "replays_at": "03:00",
+            "time_zone": "Europe/Berlin",
+            "publishes_at": "05:00",
+            "summarizes_at": "06:00",
+        },
+        "notify": {"timeout_s": 3, "is_nightly": True, "webhook_url": "http://127.0.0.1:9/"},
+    },
+    {"workspaces.checks": {'"/somewhere"': "pytest -q"}},
+    {"replay.retry": {"max_attempts": 2, "first_wait_s": 1.0, "max_wait_s": 9.0}},
 ]
 
 
@@ -297,7 +328,9 @@ def elaborate(root: Path, server: TeacherServer, **changes: dict[str, object]) -
             del teachers[name]
         else:
             teachers[name] = teachers[name].model_copy(update=change)
-    endpoint = next(iter(server.teachers())).model_copy(update={"name": "trainee"})
+    endpoint = next(iter(server.teachers())).model_copy(
+        update={"name": "trainee"} | dict(changes.pop("endpoint", {}))
+    )
     sections = {
         "ingest": {"sources": [PROJECT], "max_batch_sessions": 2, "settle_s": 0},
         "replay": {"teachers": list(teachers.values())},
@@ -313,6 +346,7 @@ def elaborate(root: Path, server: TeacherServer, **changes: dict[str, object]) -
 
 
 FIRST, *_, LAST = (spec.name for spec in SAMPLE_TEACHERS)
+OTHER_MODEL = "anthropic/claude-opus-4.7"
 NAMES = [spec.name for spec in SAMPLE_TEACHERS]
 ELABORATE = [
     (
@@ -350,6 +384,19 @@ ELABORATE = [
     ),
     ("train.config", {"config": "seed: 2"}, " → ", ["train"]),
     ("train.model", {"train": {"model": "some/model"}}, "none → some/model", ["train"]),
+    (
+        f"replay.teachers.{FIRST}.model",
+        {"teachers": {FIRST: {"model": OTHER_MODEL}}},
+        f"deepseek/deepseek-v4-pro → {OTHER_MODEL}",
+        ["replay", "publish"],
+    ),
+    (
+        f"replay.teachers.{FIRST}.dialect",
+        {"teachers": {FIRST: {"dialect": "openai"}}},
+        " → openai",
+        ["replay"],
+    ),
+    ("trainee.endpoint.family", {"endpoint": {"family": "house"}}, "none → house", ["sample"]),
     ("workspaces.execute", {"workspaces": {"execute": "files"}}, "none → files", ["pairs"]),
 ]
 """The setting, the change, what the reason says of it, and the stages that are stale at once."""
@@ -388,6 +435,47 @@ def test_settings_of_teachers_and_of_models_are_told_alike(
     see_both(elaborate_root, change, f"{name}: ", values, stages)
 
 
+def test_where_and_how_fast_a_teacher_is_asked_makes_nothing_stale(elaborate_root, server):
+    change = {
+        "answers_as": "*",
+        "api_key_env": "ANOTHER_KEY",
+        "base_url": "http://127.0.0.1:9/v1",
+        "max_concurrency": 3,
+        "price": {"prompt": 1e-6, "completion": 1e-6},
+        "timeout_s": 9.0,
+    }
+    decisive = {"name", "model", "params", "family", "dialect", "is_distillable", "top_logprobs"}
+    assert change.keys() | decisive == TeacherSpec.model_fields.keys()
+    elaborate(elaborate_root, server, teachers={FIRST: change}, endpoint=change)
+    assert pipeline_at(elaborate_root).stale()["batches"] == {}
+    assert told_by_dagster(elaborate_root) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "stages"),
+    [({"is_distillable": None}, ["replay", "publish"]), ({"top_logprobs": 2}, ["replay"])],
+)
+def test_what_only_some_endpoints_allow_is_told_alike(elaborate_root, server, change, stages):
+    """It is not done again here: these models give no probabilities."""
+    teachers = {spec.name: spec.model_dump(exclude_unset=True) for spec in server.teachers()}
+    [(name, value)] = change.items()
+    before = server.teachers()[0].model_dump().get(name, "none")
+    teachers[FIRST].pop(name, None)
+    if value is not None:
+        teachers[FIRST][name] = value
+    elaborate(
+        elaborate_root,
+        server,
+        replay={"teachers": [*map(TeacherSpec.model_validate, teachers.values())]},
+    )
+    why = f"replay.teachers.{FIRST}.{name}: {before} → {'none' if value is None else value}"
+    for row in reasons_by_batch(pipeline_at(elaborate_root), chain.STAGES).values():
+        assert row == {stage: [why] for stage in stages if stage in row}
+    told = told_by_dagster(elaborate_root)
+    assert told.keys() == {ASSETS[stage] for stage in stages}
+    assert all(text.startswith(why) for text in told.values())
+
+
 def test_files_that_settings_name_count_by_what_they_say(shown_root, tmp_path):
     [batch, *_] = pipeline_at(shown_root).batches()
     [pair_id, *_] = pipeline_at(shown_root).root.read("dpo_pairs", batch)["pair_id"].to_pylist()
@@ -408,6 +496,133 @@ def test_files_that_settings_name_count_by_what_they_say(shown_root, tmp_path):
     told["publish"] = {"tokenizer": str(moved)}
     other_settings(shown_root, told)
     assert pipeline_at(shown_root).stale()["batches"] == {}
+
+
+def test_other_weights_of_a_trainee_are_told_alike(elaborate_root, server, tmp_path):
+    """What it takes to sample them is another test's: `test_on_policy`."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    found = []
+    for weights in (b"first", b"second"):
+        (folder / "model.safetensors").write_bytes(weights)
+        elaborate(elaborate_root, server)
+        text = (elaborate_root / "settings.toml").read_text()
+        [line] = [line for line in text.splitlines() if line.startswith("endpoint")]
+        (elaborate_root / "settings.toml").write_text(text.replace(line, f'folder = "{folder}"'))
+        work = pipeline_at(elaborate_root)
+        told = {why for row in work.stale()["batches"].values() for why in row["sample"]}
+        assert {*told_by_dagster(elaborate_root)} == {"samples"}
+        assert all(told_by_dagster(elaborate_root)["samples"].count(why) for why in told)
+        found.append(sorted(told))
+    first, second = found
+    assert [why.split(":")[0] for why in first] == ["trainee.endpoint.model", "trainee.folder"]
+    assert first[0] == second[0]
+    assert first[1].startswith("trainee.folder: none → checkpoint@")
+    assert second[1].startswith("trainee.folder: none → checkpoint@")
+    assert first[1] != second[1]
+
+
+def harness(version: str, words: str) -> Harness:
+    tools = [{"name": "Bash", "description": words, "input_schema": {"type": "object"}}]
+    body = {
+        "model": "m",
+        "system": [{"type": "text", "text": f"Be {words}."}],
+        "tools": tools,
+        "messages": [{"role": "user", "content": "hello"}],
+    }
+    return harness_of_request(body, version=version)
+
+
+def test_a_harness_that_is_learned_and_one_that_is_not_wanted_are_told_alike(shown_root):
+    stages = ["replay", "pairs", "normalize", "publish"]
+    store = HarnessStore(shown_root)
+    see_both(
+        shown_root, lambda: store.keep(harness("1.0.0", "brief")),
+        "ingest.harness: none → claude_code 1.0.0 (", "", stages,
+    )  # fmt: skip
+    see_both(
+        shown_root, lambda: store.keep(harness("1.0.0", "thorough")),
+        "ingest.harness: claude_code 1.0.0 (", " → claude_code 1.0.0 (", stages,
+    )  # fmt: skip
+    see_both(
+        shown_root, lambda: other_settings(shown_root, {"ingest": {"harness": "neutral"}}),
+        "ingest.harness: claude_code 1.0.0 (", " → none", stages,
+    )  # fmt: skip
+
+
+def test_a_place_on_the_hub_takes_the_texts_of_clients_out(shown_root):
+    """Nothing is pushed here: what would be is told."""
+    other_settings(shown_root, {"publish": {"repo_id": "me/mine"}})
+    for settings, expected in (({}, "True → False"), ({"client_texts": True}, None)):
+        other_settings(shown_root, {"publish": {"repo_id": "me/mine", **settings}})
+        found = pipeline_at(shown_root).stale()["batches"]
+        reasons = {why for row in found.values() for why in row["publish"]}
+        why = f"publish.client_texts: {expected}"
+        assert reasons == ({why} if expected else set())
+        assert told_by_dagster(shown_root).keys() == ({"published_dataset"} if expected else set())
+
+
+EXPLAINED = {
+    "data_dir": "where everything lies",
+    "home_dir": "where everything lies",
+    "ingest.sources": "what there is, and not how it is read: new sessions are new batches",
+    "publish.repo_id": "a place; which texts go there is told as `publish.client_texts`",
+    "replay.ledger": "a place",
+    "replay.student": "an address and a key for control runs",
+    "replay.sample_teachers": "told as `replay.teachers` and `replay.played`",
+    "replay.rehearsal_teachers": "told as `replay.teachers` and `replay.played`",
+    "replay.retry.settle_s": "how long a run waits",
+    "replay.retry.longest_pause_s": "how long a run waits",
+    "train.output": "a place",
+    "trainee.max_total_usd": "how much of it may be done",
+    "trainee.folder": "by what it holds: a test of its own",
+    "workspaces.repositories": "with `workspaces.execute`: a test of its own",
+    "workspaces.runner": "with `workspaces.execute`: a test of its own",
+    "workspaces.mounts": "with `workspaces.execute`: a test of its own",
+    "workspaces.max_memory_bytes": "with `workspaces.execute`: a test of its own",
+    "workspaces.max_disk_bytes": "with `workspaces.execute`: a test of its own",
+}
+"""Settings that decide no bytes by themselves, or that another test changes."""
+
+
+def test_every_setting_is_changed_by_some_test_or_explained():
+    told = {"pairs.marks", "publish.tokenizer", "ingest.harness", "publish.client_texts"}
+    told.update(OTHER_SETTINGS, (name for name, *_ in ELABORATE))
+    told |= {
+        f"{section}.{name}"
+        for changes in SAME_BYTES
+        for section, fields in changes.items()
+        for name in (fields if section != "workspaces.checks" else {"": None})
+    }
+    for name in settings_below(Settings):
+        assert any(each == name or each.startswith(f"{name}.") for each in told) != (
+            name in EXPLAINED
+        ), name
+
+
+def settings_below(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from settings_below(kind, f"{above}{name}.")
+        else:
+            yield f"{above}{name}"
+
+
+@pytest.mark.parametrize("execute", ["off", "files", "commands"])
+def test_what_limits_commands_counts_where_commands_are_run(execute):
+    base = {"execute": execute, "runner": "docker", "image": "python:3.12"}
+    other = base | {
+        "timeout_s": 5, "checks": {"/w": "pytest"}, "max_memory_bytes": 10**9, "mounts": ["/deps"],
+        "max_disk_bytes": 10**8, "max_processes": 9, "image": "python:3.13", "runner": "podman",
+    }  # fmt: skip
+    repositories = base | {"repositories": ["/w"]}
+    before, limited, placed = (
+        declared(chain.named("pairs"), Settings.load(changes={"workspaces": each}, env={})).settings
+        for each in (base, other, repositories)
+    )
+    assert (before != limited) == (execute == "commands")
+    assert (before != placed) == (execute != "off")
 
 
 @pytest.mark.parametrize("table", ["positives", "outcomes", "turns"])

@@ -3,19 +3,21 @@
 import json
 import re
 
+import dagster as dg
 import pytest
 from typer.testing import CliRunner
 
 from replay_pipeline.assets.checks import as_result
 from replay_pipeline.cli import app
-from replay_pipeline.cli.console import open_words, progress_bars, show_normalize, show_train
+from replay_pipeline.cli.bars import progress_bars
+from replay_pipeline.cli.console import open_words, show_pairs, show_train
 from replay_pipeline.cli.shared import exit_if_most_failed
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.pages.sides import last_request
 from replay_pipeline.replay import check_teachers
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.stages.audit.drift import agreement_drift
-from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.stages.audit.verdict import AuditResult
 from replay_pipeline.stages.doctor import examine
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.replay import open_work
@@ -64,7 +66,7 @@ def test_a_replay_under_a_ceiling_tells_why_it_stopped_what_is_left_and_what_fin
 
 def test_status_tells_the_fidelity_of_a_batch(run):
     run("ingest", SESSION)
-    assert "claude_code" in run("status").output
+    assert "Prompts as long as recorded, within 10 %: 100% of" in run("status").output
 
 
 def test_finishing_costs_what_the_answers_cost():
@@ -256,17 +258,18 @@ def test_one_network_error_is_named_once(tmp_path):
 
 
 def test_no_two_columns_of_a_table_have_one_name(capsys, monkeypatch):
-    show_normalize({"b": {"n_kept": 1, "n_dropped": 2, "dropped": {"text_length": 2}}})
+    show_pairs({"b": {"outcomes": {"pair": 3}, "n_consensus": 2, "n_agreement": 1, "n_pairs": 3}})
     heading = capsys.readouterr().out.splitlines()[2]
     names = [name.strip() for name in re.split("[┃│]", heading) if name.strip()]
-    assert names == ["batch", "kept", "dropped", "dropped by"]
+    assert names == ["batch", "states", "teachers agree", "with the agent", "pairs"]
 
 
 def test_prompts_that_were_cut_are_explained(capsys):
-    show_train({"cut_prompts": 3})
+    trained = {"steps": 1, "pairs": 1, "loss_first": 1.0, "loss_last": 0.5}
+    show_train({**trained, "cut_prompts": 3})
     shown = " ".join(capsys.readouterr().out.split())
     assert "3 prompts were longer than `max_prompt_tokens`" in shown
-    show_train({"cut_prompts": 0})
+    show_train({**trained, "cut_prompts": 0})
     assert "were longer" not in capsys.readouterr().out
 
 
@@ -281,9 +284,14 @@ def test_what_the_user_said_last_is_cut_between_words():
     assert len(last_request([{"role": "user", "content": "x" * 5_000}])) <= 610
 
 
-def test_a_check_that_judged_nothing_says_so_in_dagster(tmp_path):
+def test_a_check_that_judged_nothing_is_not_green_in_dagster(tmp_path):
     result = as_result(agreement_drift(DataRoot(tmp_path), []))
-    assert result.passed
-    assert result.metadata["judged"].value == 0
+    assert not result.passed
+    assert result.severity.value == "WARN"
+    assert result.metadata["looked at"].value == "0"
     assert "Judged nothing" in result.description
-    assert as_result(Verdict(judged=3)).description is None
+    judged = as_result(AuditResult(judged=3))
+    assert judged.passed
+    assert judged.description is None
+    # Of every number Dagster draws a plot, and of how many were looked at nobody needs one.
+    assert isinstance(judged.metadata["looked at"], dg.TextMetadataValue)

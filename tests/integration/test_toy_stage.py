@@ -12,7 +12,7 @@ from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.cli import app
 from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.stages.audit.verdict import AuditResult
 from replay_pipeline.stages.chain import STAGES
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.stage import Check, Stage, Task
@@ -33,10 +33,12 @@ def count_words(task: Task) -> dict[str, int]:
     return {"n_rows": len(rows), "n_words": sum(row["n_words"] for row in rows)}
 
 
-def some_words(root: DataRoot, batches: list[str]) -> Verdict:
+def some_words(root: DataRoot, batches: list[str]) -> AuditResult:
     """Has every batch words?"""
     empty = [batch for batch in batches if not root.n_rows("word_counts", batch)]
-    return Verdict(problems=[f"batch {batch}: no words" for batch in empty], judged=len(batches))
+    return AuditResult(
+        problems=[f"batch {batch}: no words" for batch in empty], judged=len(batches)
+    )
 
 
 def words_in_all(receipts: list[Receipt]) -> dict[str, int]:

@@ -5,8 +5,10 @@ import typer
 from rich.console import Console
 
 from replay_pipeline.cli import console
+from replay_pipeline.cli.bars import StageProgress
 from replay_pipeline.cli.console import show_replay
 from replay_pipeline.cli.shared import exit_if_most_failed
+from replay_pipeline.types import Progress
 
 
 def test_the_limits_that_runs_share_are_shown_however_many_runs_there_are(monkeypatch):
@@ -24,9 +26,30 @@ def test_the_limits_that_runs_share_are_shown_however_many_runs_there_are(monkey
         }
     )
     shown = written.getvalue()
-    assert all(name in shown for name in shared)
-    assert "run:199" in shown
-    assert "run:000" not in shown
+    assert all(name.replace(":", " ") in shown for name in shared)
+    assert "run 199" in shown
+    assert "run 000" not in shown
+
+
+def test_what_has_no_limit_is_not_among_the_limits_and_ids_of_runs_are_short(capsys):
+    money = {"spent_usd": 0.5, "held_usd": 0.0, "unknown_usd": 0.0, "overrun_usd": 0.0}
+    scopes = [
+        {"scope": "run:0123456789ab", **money, "limit_usd": 5.0},
+        {"scope": "teacher:glm", **money, "limit_usd": None},
+    ]
+    console.show_status(
+        {
+            "batches": {"000": {}},
+            "ledger": {"spent_usd": 0.5, "scopes": scopes, "ledger": "ledger.sqlite"},
+            "played": None,
+            "other_ledgers_usd": {},
+        }
+    )
+    money, limits = capsys.readouterr().out.split("Limits, in US dollars")
+    assert "run 01234567 " in limits
+    assert "glm" not in limits
+    assert "glm $0.5" in money
+    assert "held" not in money + limits
 
 
 def test_a_teacher_that_stopped_changes_the_exit_code(capsys):
@@ -48,3 +71,26 @@ def test_the_table_of_a_replay_says_who_was_stopped_and_until_when_money_is_held
     told = " ".join(capsys.readouterr().out.split())
     assert "t was asked no more: it begins: <html>" in told
     assert "hold $0.0284 until 2026-01-02T03:04:05+00:00" in told
+
+
+def test_a_total_that_was_announced_stays_whatever_the_parts_say():
+    """What was announced as 3,544 questions turned to 6,430 when a batch was gone through again."""
+    stage = StageProgress()
+    seen = [stage.whole(Progress(stage="replay", n_done=0, n_total=3_544))]
+    for part, size in (("b1", 3_000), ("b2", 3_430)):
+        for n_done in range(0, size + 1, 500):
+            progress = Progress(stage="replay", n_done=n_done, n_total=size, part=part)
+            seen.append(stage.whole(progress))
+    assert {each.n_total for each in seen} == {3_544}
+    done = [each.n_done for each in seen]
+    assert done == sorted(done)
+    assert done[-1] == 3_544
+
+
+def test_a_total_that_comes_late_stays_and_the_bar_never_goes_back():
+    stage = StageProgress()
+    told = [(0, None), (1, 120), (61, 120), (60, None), (120, 120)]
+    seen = [stage.whole(Progress(stage="train", n_done=n, n_total=total)) for n, total in told]
+    assert [(each.n_done, each.n_total) for each in seen] == [
+        (0, None), (1, 120), (61, 120), (61, 120), (120, 120),
+    ]  # fmt: skip

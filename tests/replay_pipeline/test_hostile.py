@@ -91,17 +91,38 @@ def test_no_command_sends_a_strangers_escape_to_the_terminal(work, words):
 @pytest.mark.parametrize(
     "show",
     [
-        lambda text: console.show_pairs({text: {"outcomes": {text: 1}, "n_pairs": text}}),
+        lambda text: console.show_pairs({text: {"outcomes": {text: 1}, "n_pairs": 1}}),
         lambda text: console.show_status(
             {
-                "batches": {text: {"ingest": text}},
-                "ledger": {text: text, "scopes": ()},
+                "batches": {text: {"ingest": 1}},
+                "ledger": {"ledger": text, "errors": {text: 1}, "scopes": ()},
                 "played": "sample",
                 "other_ledgers_usd": {"openrouter": 1.0},
             }
         ),
         lambda text: console.show_ingest({"skipped": {text: 2}}),
-        lambda text: console.show_train({text: text}),
+        lambda text: console.show_train(
+            {
+                "steps": 1,
+                "pairs": 1,
+                "loss_first": 1.0,
+                "loss_last": 1.0,
+                "channels_live": ["replay"],
+                "channels_off": {text: text},
+            }
+        ),
+        lambda text: console.show_ranked(
+            {
+                "pairs": [
+                    {
+                        "state_id": text,
+                        "p_better": None,
+                        "doubts": [text],
+                        "differ": dict.fromkeys(("alike", "rejected", "chosen"), text),
+                    }
+                ]
+            }
+        ),
         lambda text: console.show_findings(
             {"findings": [{"ok": False, "what": text, "detail": text}]}
         ),

@@ -60,6 +60,6 @@ def first_replay_loss(values: dict[str, Any]) -> float:
         n_rejected,
         batch["dpo_chosen_ref_logprobs"],
         batch["dpo_rejected_ref_logprobs"],
-        shared.replay,
+        shared.preference,
     )
     return float(losses.mean())

@@ -57,7 +57,7 @@ def consensus_rate(
     Returns:
         The share of states that agree with the consensus by level, and `any` of them; `valid`, the
         share of well-formed calls where the consensus is a call; `n` and `n_calls`, the states of
-        both shares; `agreed` and `valid_at`, the same state by state.
+        both shares; `agreed` and `valid_at`, the same state by state; `acts`, what was written at each.
     """
     was_training = model.training
     model.eval()
@@ -65,6 +65,7 @@ def consensus_rate(
     levels: Counter[str] = Counter()
     agreed: list[bool] = []
     valid_at: list[bool] = []
+    acts: list[dict[str, Any]] = []
     for row in rows:
         ids = renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row))
         prompt = torch.tensor([ids], device=device)
@@ -80,6 +81,7 @@ def consensus_rate(
         action = as_message(text)
         found = level(action, row["consensus"])
         agreed.append(found is not None)
+        acts.append(_act(row, text, found))
         if found is not None:
             levels[found] += 1
         if row["consensus"].get("tool_calls"):
@@ -94,7 +96,24 @@ def consensus_rate(
         "n_calls": len(valid_at),
         "agreed": agreed,
         "valid_at": valid_at,
+        "acts": acts,
     }
+
+
+def _act(row: PromptRow, text: str, level: str | None) -> dict[str, Any]:
+    """Return what a person reads of an action: what was asked last, what is agreed on, what was done, how alike."""
+    said = [m.get("content") for m in row["prompt"] if m.get("role") == "user"]
+    asked = next((each for each in reversed(said) if isinstance(each, str) and each), "")
+    return {
+        "state_id": row.get("state_id"),
+        "asked": asked[:_ACT_CHARS],
+        "consensus": row["consensus"],
+        "text": text[:_ACT_CHARS],
+        "level": level,
+    }
+
+
+_ACT_CHARS = 2_000
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:

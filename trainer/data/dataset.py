@@ -1,19 +1,23 @@
 """The published dataset, from a folder or the Hub. The only room that imports `datasets`."""
 
+import errno
 import json
 import logging
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from datasets import Dataset, disable_progress_bars, load_dataset
+import pyarrow.parquet as pq
+from datasets import disable_progress_bars, load_dataset, load_dataset_builder
+from datasets.config import HF_DATASETS_CACHE
 from datasets.exceptions import DatasetGenerationError
 from datasets.table import CastError
+from datasets.utils import logging as datasets_logging
 
 from trainer.data.budget import sides_of
 from trainer.data.sampler import weight_of
@@ -114,23 +118,55 @@ def _rows(
         if not source.is_dir():
             raise DatasetError(f"{source}: no such dataset folder")
     where, failed = f"{source}: {name}/{split}", f"{source}: cannot read {name}/{split}"
+    cache: str | None = None
     try:
         # The cache knows a folder by its last name and file names: a dataset published again, or
         # another one called the same, would come back as it was the first time.
-        with tempfile.TemporaryDirectory() if is_folder else nullcontext() as cache:
+        with tempfile.TemporaryDirectory() if is_folder else nullcontext() as cache, _quiet():
             table = load_dataset(str(source), name, split=split, revision=revision, cache_dir=cache)
-            return _checked_rows(table, where, REQUIRED_COLUMNS[name])
+            missing = [one for one in REQUIRED_COLUMNS[name] if one not in table.column_names]
+            if missing:
+                raise DatasetError(f"{where} has no column {', '.join(missing)}")
+            rows = table.to_list()
     except DatasetError:
         raise
     except (DatasetGenerationError, CastError, pa.ArrowException) as error:
         # What is optional and there, but broken, is no reason to go on without it.
-        raise DatasetError(f"{failed}: {_reason(error)}") from error
+        bottom = _bottom(error)
+        if isinstance(bottom, OSError) and bottom.errno in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EFBIG,
+        ):
+            place = (
+                f"its rows are copied to {Path(cache or HF_DATASETS_CACHE).parent} as they are read"
+            )
+            raise DatasetError(f"{failed}: {bottom}: {place}; make room there") from error
+        fault = _fault_of_files(_files(source, name)) if is_folder else None
+        raise DatasetError(fault or f"{failed}: {_reason(error)}") from error
     except OSError as error:
         if error.errno is not None and not isinstance(error, FileNotFoundError | ConnectionError):
             raise DatasetError(f"{failed}: {_reason(error)}") from error
         return _missing(failed, error, is_optional=is_optional)
     except ValueError as error:
         return _missing(failed, error, is_optional=is_optional)
+    try:
+        return checked_rows(rows, where)
+    except RowError as fault:
+        if not is_folder:
+            raise
+        raise fault.at(*_file_of_row(_files(source, name).get(split, []), fault.row)) from fault
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep `datasets` from logging its own account of what is raised as one sentence."""
+    before = datasets_logging.get_verbosity()
+    datasets_logging.set_verbosity(datasets_logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets_logging.set_verbosity(before)
 
 
 def _missing(failed: str, error: Exception, *, is_optional: bool) -> list[Any]:
@@ -142,28 +178,109 @@ def _missing(failed: str, error: Exception, *, is_optional: bool) -> list[Any]:
 
 def _reason(error: BaseException) -> str:
     """Return what lies at the bottom of an error, in one line."""
-    while (below := error.__cause__ or error.__context__) is not None:
-        error = below
+    error = _bottom(error)
     lines = str(error).strip().splitlines()
     return " ".join(line.strip() for line in lines[:4]) or type(error).__name__
 
 
-def _checked_rows(table: Dataset, where: str, columns: Sequence[str]) -> list[Any]:
-    missing = [column for column in columns if column not in table.column_names]
-    if missing:
-        raise DatasetError(f"{where} has no column {', '.join(missing)}")
-    return [_row(row, f"{where}, row {number}") for number, row in enumerate(table.to_list())]
+def _bottom(error: BaseException) -> BaseException:
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+    return error
+
+
+def _files(folder: str | Path, name: str) -> dict[str, list[Path]]:
+    """Return the files behind a configuration of a dataset folder, by split."""
+    with _quiet():
+        found = load_dataset_builder(str(folder), name).config.data_files or {}
+    return {split: [Path(path) for path in paths] for split, paths in found.items()}
+
+
+def _fault_of_files(files: Mapping[str, Sequence[Path]]) -> str | None:
+    """Find the file that does not open, has no rows, or has other columns than the first one."""
+    first: tuple[Path, pa.Schema] | None = None
+    for path in (path for paths in files.values() for path in paths if path.suffix == ".parquet"):
+        try:
+            opened = pq.ParquetFile(path)
+        except (OSError, pa.ArrowException) as error:
+            return f"{path}: {_reason(error)}"
+        schema = opened.schema_arrow.remove_metadata()
+        if not opened.metadata.num_rows:
+            return f"{path} has no rows: take it away, or publish the dataset again"
+        first = first or (path, schema)
+        if fault := _differing_column(schema, first[1]):
+            return f"{path}, {fault} in {first[0]}: all files must have the same columns"
+    return None
+
+
+def _differing_column(schema: pa.Schema, expected: pa.Schema) -> str | None:
+    for name in dict.fromkeys([*schema.names, *expected.names]):
+        here, there = (
+            f"{one.field(name).type!s:.60}" if name in one.names else "missing"
+            for one in (schema, expected)
+        )
+        if here != there:
+            return f"column {name}: {here} here, {there}"
+    return None
+
+
+def _file_of_row(files: Sequence[Path], row: int) -> tuple[Path | None, int]:
+    """Find the file that a row of a split comes from, and its number there."""
+    if len(files) > 1 and any(path.suffix != ".parquet" for path in files):
+        return None, row
+    for path in files[:-1]:
+        if row < (n_rows := pq.read_metadata(path).num_rows):
+            return path, row
+        row -= n_rows
+    return (files[-1], row) if files else (None, row)
+
+
+class RowError(DatasetError):
+    """A row that cannot be read, and the column that is at fault."""
+
+    def __init__(self, where: object, row: int, what: str) -> None:
+        """Name where the row lies, its number from 0, and what is wrong."""
+        super().__init__(f"{where}, row {row}{what}")
+        self.row, self.what, self._where = row, what, where
+
+    def at(self, path: Path | None, row: int) -> "RowError":
+        """Say it of a file and a row of that file."""
+        return RowError(path or self._where, row, self.what)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by what it was made of."""
+        return RowError, (self._where, self.row, self.what)
+
+
+def checked_rows(rows: Sequence[Mapping[str, Any]], where: str) -> list[Any]:
+    """Return rows as messages without nulls, whichever way their publisher wrote them.
+
+    Args:
+        rows: of a dataset or of a caller; JSON text is read as what it holds.
+        where: what a message calls them.
+
+    Raises:
+        RowError: a column holds something else; the message names the row and the column.
+    """
+    checked = []
+    for number, row in enumerate(rows):
+        try:
+            checked.append(_row(dict(row), ""))
+        except DatasetError as error:
+            raise RowError(where, number, str(error)) from error
+    return checked
 
 
 def _row(row: dict[str, Any], where: str) -> dict[str, Any]:
-    """Give a row as messages without nulls, whichever way its publisher wrote them.
+    """Return a row as messages without nulls.
 
     Raises:
         DatasetError: a column holds something else.
     """
     for column in ("prompt", "chosen", "rejected", "completion", "consensus", "tools"):
         if isinstance(row.get(column), str):
-            row[column] = _parsed(row[column], f"{where}, column {column}")
+            what = "a list of functions" if column == "tools" else "messages in the chat form"
+            row[column] = _parsed(row[column], f"{where}, column {column}: expected {what}")
     for column in ("prompt", "chosen", "rejected", "completion"):
         if column in row:
             row[column] = _messages(row[column], f"{where}, column {column}")
@@ -186,9 +303,7 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise DatasetError(
-            f"{where}: expected messages in the chat form, not the text {text!r:.80}"
-        ) from error
+        raise DatasetError(f"{where}, or its JSON, not the text {text!r:.80}") from error
 
 
 def _is_tool(tool: Any) -> bool:

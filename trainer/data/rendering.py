@@ -25,6 +25,7 @@ from trainer.data.template import (
     plain_messages,
     prepare_tokenizer,
     rendered,
+    rendered_or_refused,
     special_token_pattern,
     with_object_arguments,
     without_special_tokens,
@@ -208,6 +209,21 @@ class Renderer:
             raise DatasetError(f"a prompt does not fit into max_prompt_tokens: {fitted.cut}")
         return plain_messages(fitted.messages, None, self.features)
 
+    def kept(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        *,
+        sides: Sequence[Message] = (),
+    ) -> tuple[list[Message], list[Tool] | None]:
+        """Return the messages and tools that `prompt_ids` renders; where that is a tail, all of them."""
+        request = prompt_request(messages, tools if self.with_tools else None, None, sides)
+        if self.window == "decision":
+            fitted, _ = self._fitted(request["messages"], request["tools"], request["needs"])
+            if not fitted.cut.refusal:
+                return fitted.messages, fitted.tools
+        return [self._template_message(one) for one in messages], request["tools"]
+
     def _fitted(
         self,
         messages: Sequence[Message],
@@ -328,13 +344,9 @@ class Renderer:
     ) -> str:
         native = tools if self.with_tools and self.features.has_tools else None
         ordered = in_order(messages, self.features)
-        text = rendered(
+        return rendered_or_refused(
             self.tokenizer, ordered, tools=native, with_generation_prompt=with_generation_prompt
         )
-        if text is None:
-            roles = ", ".join(message["role"] for message in ordered)
-            raise DatasetError(f"the chat template refuses messages of the roles {roles}")
-        return text
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -165,5 +165,6 @@ def replay_rollouts(_prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
     return {
         "prompt_ids": [row["prompt_ids"] for row in rows],
         "completion_ids": [row["action_ids"] for row in rows],
-        "logprobs": [row["old_logps"] for row in rows],
+        # Where no channel weighs them, none were taken.
+        "logprobs": [row.get("old_logps") or [0.0] * len(row["action_ids"]) for row in rows],
     }

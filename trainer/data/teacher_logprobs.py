@@ -10,9 +10,9 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from typing import Any
 
+from trainer.data.alignment import byte_spans, vocabulary_bytes
 from trainer.data.budget import sides_of
 from trainer.data.rendering import Renderer
 
@@ -69,9 +69,9 @@ class AnswerReader:
             self.counts["answers_not_lossless"] += 1
             return None
         places, support, logps = [], [], []
-        theirs = {span: number for number, span in enumerate(_spans(written))}
+        theirs = {span: number for number, span in enumerate(byte_spans(written))}
         limit = self.renderer.max_response_tokens
-        for place, span in enumerate(_spans(mine)):
+        for place, span in enumerate(byte_spans(mine)):
             why = "too_long" if place >= limit else "aligned" if span in theirs else "other_cut"
             self.counts.update(["tokens", why])
             if why == "aligned":
@@ -105,53 +105,3 @@ class AnswerReader:
 
 def _bytes_of(token: str | Sequence[int]) -> bytes:
     return token.encode() if isinstance(token, str) else bytes(token)
-
-
-def _spans(tokens: Sequence[bytes]) -> list[tuple[int, int]]:
-    """First and last byte of each token; an empty one has no place of its own."""
-    return list(pairwise(accumulate(map(len, tokens), initial=0)))
-
-
-def vocabulary_bytes(tokenizer: Any) -> dict[int, bytes]:
-    """Spell each token of a fast tokenizer out in the bytes that it stands for.
-
-    Of several for the same bytes the one that a tokenizer writes comes last: no token of a single
-    byte that stands in for a character, and the one learned first.
-
-    Byte-level tokenizers write a byte as a printable character, SentencePiece a blank as `▁` and a
-    byte that is no character as `<0xNN>`.
-
-    Source: GPT-2's `bytes_to_unicode`; the `ByteLevel`, `Metaspace` and `ByteFallback` decoders of
-    the library tokenizers.
-    """
-    backend = tokenizer.backend_tokenizer
-    is_byte_level = "ByteLevel" in repr(backend.decoder)
-    added = backend.get_added_tokens_decoder()
-    learned = backend.get_vocab(with_added_tokens=False)
-    order = sorted(learned, key=lambda token: (not _is_byte(token), -learned[token]))
-    spelled = {
-        learned[token]: _byte_level(token) if is_byte_level else _sentence_piece(token)
-        for token in order
-        if learned[token] not in added
-    }
-    return spelled | {token_id: token.content.encode() for token_id, token in added.items()}
-
-
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-_BYTES = {chr(byte): byte for byte in _PRINTABLE}
-_BYTES |= {chr(256 + number): byte for number, byte in enumerate(_OTHERS)}
-
-
-def _byte_level(token: str) -> bytes:
-    return bytes(_BYTES[char] for char in token)
-
-
-def _sentence_piece(token: str) -> bytes:
-    if _is_byte(token):
-        return bytes([int(token[3:5], 16)])
-    return token.replace("▁", " ").encode()
-
-
-def _is_byte(token: str) -> bool:
-    return len(token) == 6 and token.startswith("<0x")

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError
 
-from trainer.errors import TrainerConfigError
+from trainer.errors import DatasetError, TrainerConfigError
 from trainer.types import Message, Tool
 
 PLAIN_TEMPLATE = r"""
@@ -201,14 +201,37 @@ def rendered(
 ) -> str | None:
     """Render messages as text; `None` where the template refuses them."""
     try:
+        return rendered_or_refused(
+            tokenizer, messages, tools=tools, with_generation_prompt=with_generation_prompt
+        )
+    except DatasetError:
+        return None
+
+
+def rendered_or_refused(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Tool] | None = None,
+    with_generation_prompt: bool = False,
+) -> str:
+    """Render messages as text.
+
+    Raises:
+        DatasetError: the template refuses them, with what it says.
+    """
+    try:
         return tokenizer.apply_chat_template(
             list(messages),
             tools=list(tools) if tools else None,
             add_generation_prompt=with_generation_prompt,
             tokenize=False,
         )
-    except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError):
-        return None
+    except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise DatasetError(
+            f"the chat template refuses messages of the roles {roles}: {error!r:.200}"
+        ) from error
 
 
 # --- the plain form ------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.errors import TrainerConfigError
-from trainer.settings import OBJECTIVES, RunConfig
+from trainer.settings import HOSTS_OF_TRL, OBJECTIVES, RunConfig
 
 __all__ = ["ENGINES", "TrainingEngine", "check"]
 
@@ -121,6 +121,8 @@ def _run_problems(engine: TrainingEngine, settings: RunConfig) -> Iterator[str]:
             f"rollouts={settings.rollouts}: {engine.title} samples from the policy itself; set "
             f"rollouts={engine.rollouts[0]}"
         )
+    if settings.shared.is_distill and settings.engine not in HOSTS_OF_TRL:
+        yield "trl.replay=distill: frozen teachers are followed under TRL and Monarch; set pairs"
     if settings.outer not in engine.outer:
         yield f"outer={settings.outer}: the outer loop runs under TRL and Monarch; set outer=none"
 

@@ -3,13 +3,11 @@
 Dimensions in names: `N` tokens, `V` vocabulary, `K` recorded entries of a token.
 """
 
-import math
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from trainer.losses.channels import SDPOOptions, divergence_per_token
+from trainer.losses.distill import vocabulary_wide
 from trainer.losses.divergence import log_probs, with_tail
 
 NO_ENTRY = -1
@@ -50,6 +48,5 @@ def recorded_teacher_per_token(
         for logp_NK in (student_NK, teacher_logp_NK.detach())
     )
     student_NK, teacher_NK = sides
-    if options.entropy_opd_h_max is None:  # not of the entries: their number differs by token
-        options = replace(options, entropy_opd_h_max=math.log(student_logits_NV.size(-1)))
-    return divergence_per_token(student_NK, teacher_NK, options)
+    n_entries = student_logits_NV.size(-1)  # not those compared: their number differs by token
+    return divergence_per_token(student_NK, teacher_NK, vocabulary_wide(options, n_entries))

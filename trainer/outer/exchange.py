@@ -26,7 +26,6 @@ from trainer.errors import (
 from trainer.outer.codecs import Codec, codec_named, decode_payload, encode_payload
 from trainer.outer.object_store import ObjectStore
 from trainer.outer.protocol import (
-    Action,
     Commit,
     Contribution,
     ListRound,
@@ -35,6 +34,7 @@ from trainer.outer.protocol import (
     Merge,
     Merged,
     Protocol,
+    ProtocolAction,
     PutDelta,
     PutJoin,
     ReadManifest,
@@ -387,7 +387,7 @@ class RoundDriver:
         )
         return attempts(request)
 
-    def perform(self, action: Action) -> Any:
+    def perform(self, action: ProtocolAction) -> Any:
         """Perform one action of `decide_round`, or ask to join; return its reply."""
         match action:
             case ReadManifest(round_id=round_id):

@@ -9,7 +9,7 @@ commits. The role rotates over those who contributed last, so the traffic of a r
 linearly with the number of replicas. If the reducer stays away, the next in turn takes over.
 
 `decide_round` is one round, `ReplicaLife` a replica from its start to the last round. Both are
-generators: they yield an `Action`, and the caller performs it and sends back what its class says.
+generators: they yield an `ProtocolAction`, and the caller performs it and sends back what its class says.
 A caller whose request failed performs the same action again: every action may be repeated.
 """
 
@@ -152,55 +152,55 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class Action:
+class ProtocolAction:
     """What a protocol wants done, in which round."""
 
     round_id: int
 
 
-class LoadSnapshot(Action):
+class LoadSnapshot(ProtocolAction):
     """Load the newest readable snapshot; send a `Snapshot`."""
 
 
 @dataclass(frozen=True)
-class ReadManifest(Action):
+class ReadManifest(ProtocolAction):
     """Read a round's manifest, when `is_poll` after a while; send a `Look`."""
 
     is_poll: bool = False
 
 
-class PutJoin(Action):
+class PutJoin(ProtocolAction):
     """Ask the others to wait for this replica from the next round on; send None."""
 
 
-class Train(Action):
+class Train(ProtocolAction):
     """Make the inner steps of a round; send the own `Contribution`."""
 
 
-class PutDelta(Action):
+class PutDelta(ProtocolAction):
     """Upload the own pseudo-gradient; send None."""
 
 
-class ListRound(Action):
+class ListRound(ProtocolAction):
     """List a round's contributions and join requests; send a `Listing`."""
 
 
 @dataclass(frozen=True)
-class Merge(Action):
+class Merge(ProtocolAction):
     """Average contributions and upload the mean; send `Merged`, or those that are damaged."""
 
     contributions: tuple[Contribution, ...]
 
 
 @dataclass(frozen=True)
-class Commit(Action):
+class Commit(ProtocolAction):
     """Create the manifest unless it exists; send None, whatever the answer was."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
-class Apply(Action):
+class Apply(ProtocolAction):
     """Apply a decided round to the global state; send its new hash, or None if it is lost."""
 
     manifest: Manifest
@@ -233,7 +233,7 @@ class Listing:
 
 
 Result = TypeVar("Result")
-Protocol = Generator[Action, Any, Result]
+Protocol = Generator[ProtocolAction, Any, Result]
 
 
 def read_listing(keys: Iterable[str], graces: int) -> Listing:

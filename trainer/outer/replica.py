@@ -28,11 +28,11 @@ from trainer.outer.lease import claim
 from trainer.outer.object_store import ObjectStore, SubStore
 from trainer.outer.outer_step import OuterStep
 from trainer.outer.protocol import (
-    Action,
     Apply,
     Contribution,
     LoadSnapshot,
     Manifest,
+    ProtocolAction,
     ReplicaLife,
     Snapshot,
     Train,
@@ -202,7 +202,7 @@ class OuterReplica(RoundDriver):
         self.is_finished = not self._is_training
         self.patience.begin_round()
 
-    def perform(self, action: Action) -> Any:
+    def perform(self, action: ProtocolAction) -> Any:
         """Perform one action of a replica's life; return its reply."""
         match action:
             case LoadSnapshot():

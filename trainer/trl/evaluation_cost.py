@@ -41,7 +41,7 @@ def evaluation_cost(
     a_pair = pairs + sides(data.pairs)
     n_rollouts = shared.per_device_train_batch_size * shared.gradient_accumulation_steps
     a_rollout = pairs + min(shared.max_completion_length, sides(data.pairs) / 2)
-    step = (shared.beta_replay > 0 or shared.is_sft) * shared.pairs_per_step * a_pair
+    step = (shared.has_preference or shared.is_sft) * shared.pairs_per_step * a_pair
     step += shared.needs_rollouts * n_rollouts * a_rollout
     step += (shared.alpha_sdpo > 0) * n_rollouts * a_rollout / 3
     n_steps = shared.max_steps

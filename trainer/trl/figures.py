@@ -37,7 +37,8 @@ class Figures:
             mode: `train` or `eval`.
             channel: `policy` (what TRL charged, and whether an advantage was not 0), `sdpo` (the
                 divergence, and its tokens), `replay` (losses by weight, weights, hits, margins, and
-                pairs) or `drift` (the divergence, and 1).
+                pairs; or of distillation the divergence, the tokens that teachers cover, and all)
+                or `drift` (the divergence, and 1).
             sums: over all ranks; the last is 0 where the channel gave nothing.
             n_micro: micro-batches of the optimizer step.
         """
@@ -74,6 +75,13 @@ def _figures_of(channel: str, sums: list[float], n_steps: float) -> dict[str, fl
         return {"kl": sums[0] / max(sums[1], 1.0)}
     if channel == "sdpo":
         return {"loss": sums[0] / max(sums[1], 1.0), "n_tokens": sums[1] / n_steps}
+    if len(sums) == 3:
+        n_tokens = max(sums[2], 1.0)
+        return {
+            "loss": sums[0] / n_tokens,
+            "covered": sums[1] / n_tokens,
+            "n_tokens": sums[2] / n_steps,
+        }
     loss, weight, n_hits, margin, n_pairs = sums
     if not n_pairs:
         return {}

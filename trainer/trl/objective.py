@@ -1,8 +1,12 @@
 """The run's own objective on a batch that never changes: does it fall?"""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import PreferenceData
 from trainer.losses.channels import replay_per_pair
@@ -13,7 +17,9 @@ from trainer.model.scoring import (
     response_states,
     summed_by_row,
 )
+from trainer.model.teachers import FrozenTeacher
 from trainer.trl.config import ComposerConfig
+from trainer.trl.distill import distilled, rollouts_of
 
 _SIDES = (("chosen", 1.0), ("rejected", -1.0))
 """Side of a pair, and the advantage of its action."""
@@ -25,8 +31,9 @@ class FixedBatchObjective:
     Policy: the clipped surrogate of the actions of its pairs, against their log-probs when the run
     began, with advantage +1 for a chosen and -1 for a rejected one (near 0 at the start); with
     `objective: sft` the cross-entropy of the chosen ones. To it come alpha times the
-    self-distillation, with the model itself as teacher, and beta times the preference loss. A
-    teacher on record is left to the metrics of the steps.
+    self-distillation, with the model itself as teacher, and beta times the preference loss, or the
+    divergence from frozen teachers on the chosen actions. A teacher on record is left to the metrics
+    of the steps.
     """
 
     def __init__(
@@ -36,12 +43,15 @@ class FixedBatchObjective:
         data: PreferenceData,
         args: ComposerConfig,
         *,
+        teachers: Sequence[FrozenTeacher] = (),
         n_rows: int = 8,
     ) -> None:
         """Fix the batch, and the log-probs that the policy is held against."""
         order = sorted(range(len(data.pairs)), key=lambda i: not data.pairs[i].get("hint"))
         self.model, self.args = model, args
-        self.batch = collator([data.pairs[i] for i in order[:n_rows]])
+        rows = [data.pairs[i] for i in order[:n_rows]]
+        self.batch = collator(rows)
+        self._distilled = _distilled_on(rows, collator, teachers, args) if teachers else None
         self._old: dict[str, Tensor] = {}
         self._reference: tuple[Tensor, Tensor] | None = None
 
@@ -54,8 +64,10 @@ class FixedBatchObjective:
         batch = {key: value.to(device) for key, value in self.batch.items()}
         states = {side: self._states(batch, f"dpo_{side}_") for side, _ in _SIDES}
         value = self.args.policy_weight * self._policy(states, batch)
-        if self.args.beta_replay:
+        if self.args.has_preference:
             value += self.args.beta_replay * self._replay(states, batch)
+        if self._distilled is not None:
+            value += self.args.beta_replay * self._distilled(self.model)
         if self.args.alpha_sdpo and self.args.teacher != "recorded" and "sdpo_mask" in batch:
             value += self.args.alpha_sdpo * self._distillation(states["chosen"], batch)
         self.model.train(was_training)
@@ -94,7 +106,7 @@ class FixedBatchObjective:
         self._reference = self._reference or (chosen, rejected)
         before = [one.to(chosen.device) for one in self._reference]
         losses = replay_per_pair(
-            chosen, rejected, n_chosen, n_rejected, before[0], before[1], self.args.replay
+            chosen, rejected, n_chosen, n_rejected, before[0], before[1], self.args.preference
         )
         return float((losses * batch["dpo_weight"]).sum() / batch["dpo_weight"].sum())
 
@@ -118,3 +130,27 @@ class FixedBatchObjective:
             options,
         )
         return float(charged) / max(len(same), 1)
+
+
+def _distilled_on(
+    rows: Sequence[Mapping[str, Any]],
+    collator: ComposerDataCollator,
+    teachers: Sequence[FrozenTeacher],
+    args: ComposerConfig,
+) -> Callable[[nn.Module], float]:
+    """Return what gives a model's divergence from the teachers, per token of the chosen actions."""
+    renderer = collator.renderer
+    answers = [
+        (
+            renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row)),
+            renderer.response_ids(row["chosen"]),
+        )
+        for row in rows
+    ]
+    rollouts = rollouts_of(teachers, rows, answers, [[True] * len(ids) for _, ids in answers])
+
+    def measure(model: nn.Module) -> float:
+        charged, _ = distilled(model, teachers, rollouts, args.sdpo, pad_id=collator.pad_id)
+        return float(charged) / max(sum(len(ids) for _, ids in answers), 1)
+
+    return measure

@@ -55,8 +55,8 @@ class PairChannel:
             TrainerConfigError: `pair_forward="packed"` and the model cannot.
         """
         self._model, self._accelerator, self._args = model, accelerator, args
-        self._collator, self._options = collator, args.replay
-        self._has_replay = args.beta_replay > 0
+        self._collator, self._options = collator, args.preference
+        self._has_replay = args.has_preference
         self.pairs: Sequence[Mapping[str, Any]] = pairs
         if not self._has_replay:  # a tree has equal sides once
             self.pairs = [

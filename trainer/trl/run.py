@@ -36,6 +36,7 @@ from trainer.hints import hint_for_row
 from trainer.model.loading import load_model, load_tokenizer, merged, usable_data
 from trainer.model.pair_forward import PairForward, choose_pair_forward
 from trainer.model.scoring import pair_logps, response_logps
+from trainer.model.teachers import FrozenTeacher, load_teachers
 from trainer.outer.callback import (
     OuterOptions,
     inner_optimizers,
@@ -100,7 +101,7 @@ class MetricsFile(TrainerCallback):
         logs = context.get("logs")
         if not state.is_world_process_zero or not logs:
             return
-        row: dict[str, Any] = {"step": state.global_step}
+        row: dict[str, Any] = {"step": state.global_step, "train/max_steps": state.max_steps}
         row |= {key if "/" in key else f"train/{key}": value for key, value in logs.items()}
         if "policy/loss" in row or "replay/loss" in row:
             row["loss/objective"] = (
@@ -235,6 +236,7 @@ class _Prepared:
     answers: list[ScoredAnswer]
     teacher_tokens: dict[str, int]
     recorded: RecordedRollouts | None
+    teachers: list[FrozenTeacher]
     objective: FixedBatchObjective
     evaluation: EvaluationOptions
     pair_forward: PairForward
@@ -264,6 +266,7 @@ class _Prepared:
             "cut_prompts": self.found.n_cut_prompts,
             "preflight": self.found.as_report(),
             **({"teacher_tokens": self.teacher_tokens} if self.teacher_tokens else {}),
+            **({"teachers": [one.as_report() for one in self.teachers]} if self.teachers else {}),
         }
 
 
@@ -281,7 +284,8 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
     recorded = recorded_rollouts(config, args, data, renderer)
     data = replace(data, pairs=data.sft_pairs(args.sft_on))
     args.max_steps = args.steps_for(len(data.pairs))
-    if recorded is not None and args.needs_rollouts:
+    teachers = load_teachers(config, renderer, args.device) if args.is_distill else []
+    if recorded is not None and (args.has_policy or args.alpha_sdpo > 0):
         with _autocast(args):
             recorded.add_behaviour_logps(
                 model, logps_of=response_logps, temperature=args.temperature
@@ -299,7 +303,8 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
         answers=answers,
         teacher_tokens=teacher_tokens,
         recorded=recorded,
-        objective=FixedBatchObjective(model, collator, data, args),
+        teachers=teachers,
+        objective=FixedBatchObjective(model, collator, data, args, teachers=teachers),
         evaluation=config.evaluation.within(evaluation_cost(data, renderer, args)),
         pair_forward=_pair_forward(model, collator, data, args),
     )
@@ -395,7 +400,7 @@ def recorded_rollouts(
 NOTHING_TO_LEARN = {
     "policy": "all rewards of each group were equal",
     "sdpo": "no state that was trained on has a hint",
-    "replay": "no pair was drawn",
+    "replay": "no pair was drawn, or no token of a rollout",
 }
 """Why a channel that has a weight and data may have been idle."""
 
@@ -511,6 +516,11 @@ def build_trainer(
     options: dict[str, Any] = {"answers": made.answers} if made.answers else {}
     kind = RecordedTeacherTrainer if made.answers else ComposerReplicationTrainer
     has_environment = parts.environment is not None
+    if has_environment and made.teachers:
+        raise TrainerConfigError(
+            "trl.replay=distill: an environment's answers hold its own results, which no teacher reads "
+            "as the trainee does; train with trl.replay=pairs there"
+        )
     if made.recorded is None:
         options["train_dataset"] = prompts_dataset(data, renderer if has_environment else None)
         options["rollout_func"] = parts.rollout
@@ -530,6 +540,7 @@ def build_trainer(
             pairs=data.pairs,
             recorded=made.recorded,
             kept=data.positives,
+            teachers=made.teachers,
             tokens=renderer.store,
             **options,
             processing_class=made.tokenizer,

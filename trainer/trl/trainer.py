@@ -24,13 +24,16 @@ from trl.trainer.utils import pad
 
 from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
+from trainer.data.dataset import checked_rows
 from trainer.data.rollouts import RecordedRollouts, replay_rollouts
 from trainer.data.tokens import TokenStore
 from trainer.errors import DivergedError, TrainerConfigError
 from trainer.folders import STATE_FILE
 from trainer.hints import HintFunction, hint_for_row
+from trainer.model.teachers import FrozenTeacher
 from trainer.trl.config import ComposerConfig
-from trainer.trl.drift import make_drift
+from trainer.trl.distill import DistillChannel
+from trainer.trl.drift import Drift, make_drift
 from trainer.trl.figures import Figures
 from trainer.trl.hinted import HOST, ROLLOUT, HintChannel
 from trainer.trl.order import aligned, at_epoch
@@ -63,15 +66,17 @@ class ComposerReplicationTrainer(GRPOTrainer):
         recorded: RecordedRollouts | None = None,
         hint: HintFunction = hint_for_row,
         tokens: TokenStore | None = None,
+        teachers: Sequence[FrozenTeacher] = (),
         kept: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ) -> None:
         """Build TRL's trainer, then the teacher, the pair sampler and the TAID schedule.
 
-        With `tokens` no step renders what was rendered before.
+        With `tokens` no step renders what was rendered before. `replay="distill"` follows `teachers`.
 
         Raises:
             TrainerConfigError: channel 2 with a model that it cannot serve.
+            DatasetError: a row of `pairs` is at fault; the message names it and the column.
         """
         args = args or ComposerConfig()
         self.recorded = recorded
@@ -84,7 +89,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.composer: ComposerConfig = args
         self.hint = hint
         self.collator = _collator(args, self._tokenizer, hint, tokens)
-        self.pairs = list(pairs or ())
+        self.pairs = checked_rows(pairs or (), "pairs")
         bare = self.accelerator.unwrap_model(self.model)
         self.figures = Figures(has_policy=args.policy_weight > 0)
         self.pair_channel = (
@@ -102,6 +107,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.drift = (
             make_drift(bare, self.collator.renderer, kept, args) if args.drift_weight > 0 else None
         )
+        self.distill = (
+            DistillChannel(teachers, self.accelerator, args, self.figures)
+            if args.is_distill
+            else None
+        )
         self.step_forward = StepForward(
             self.accelerator,
             args,
@@ -110,17 +120,17 @@ class ComposerReplicationTrainer(GRPOTrainer):
             packs_pairs=self.pair_forward == "packed",
             has_router_loss=self.aux_loss_enabled,
         )
-        _explain_off_channels(args, self.pairs)
+        _explain_off_channels(args, self.pairs, teachers)
 
     @property
     def has_replay(self) -> bool:
         """Whether channel 3 has a weight and pairs."""
-        return self.composer.beta_replay > 0 and bool(self.pairs)
+        return self.composer.has_preference and bool(self.pairs)
 
     @property
     def draws_pairs(self) -> bool:
         """Whether steps draw pairs: for channel 3, or for cross-entropy on their chosen sides."""
-        return (self.composer.beta_replay > 0 or self.composer.is_sft) and bool(self.pairs)
+        return (self.composer.has_preference or self.composer.is_sft) and bool(self.pairs)
 
     @property
     def pair_forward(self) -> str:
@@ -174,9 +184,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         if all(row.get("old_logps") is not None for row in inputs):
             output["old_per_token_logps"] = _recorded_logps(inputs, output["completion_ids"])
-        if self.composer.alpha_sdpo > 0 or self.draws_pairs:
+        if self.composer.alpha_sdpo > 0 or self.draws_pairs or self.distill is not None:
             # Here the host waits for the device in any case; in the steps to come it need not.
             output |= {HOST + name: output[name].cpu() for name in ROLLOUT if name in output}
+        if self.distill is not None:
+            output |= self.distill.read(inputs, output)
         return output | self.hint_channel.hinted(inputs, output, self.collator.renderer, self.hint)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
@@ -212,27 +224,27 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def _three_channels(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         has_sdpo = self.teacher is not None and float(inputs.get("n_sdpo_tokens", 0)) > 0
         is_sft = self.composer.is_sft and "pairs" in inputs
-        needs_policy = has_sdpo or "pairs" not in inputs
+        needs_policy = has_sdpo or not ({"pairs", "distill"} & set(inputs))
         needs_policy |= self.composer.policy_weight > 0 and not is_sft
         payload = self.hint_channel.inputs(inputs) if has_sdpo else None
         loss = torch.zeros((), device=self.accelerator.device)
         if self.drift is not None and self._mode == "train":
-            n_micro = self.current_gradient_accumulation_steps
-            draw = self.state.global_step * n_micro + self._step % n_micro
-            term = self.drift.term(model, draw, self.accelerator.autocast)
-            self.figures.note("train", "drift", torch.stack([term.detach(), torch.ones_like(term)]))
-            loss = loss + self.composer.drift_weight * term / n_micro
+            loss = loss + _drift_term(self, self.drift, model)
         step = self.step_forward
         passes = step.plan(model, inputs, payload) if needs_policy else None
         if "pairs" in inputs:
             loss = loss + self._pairs_term(model, inputs["pairs"], passes)
+        if self.distill is not None:
+            n_micro = self.current_gradient_accumulation_steps
+            term = self.distill.term(model, inputs, mode=self._mode, n_micro=n_micro)
+            loss = loss + self.composer.beta_replay * term
         if not needs_policy:  # its forward pass would be multiplied by 0
             return loss
         with step.in_loss(payload):
             policy = super()._compute_loss(model, inputs)
         if not is_sft:
             loss = loss + self.composer.policy_weight * policy
-            self._note_policy(policy, inputs)
+            _note_policy(self, policy, inputs)
         if payload is not None:
             loss = loss + self.composer.alpha_sdpo * self.hint_channel.term(
                 step.sdpo_sum,
@@ -284,13 +296,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
         is_charged = self._entropy_bonus_enabled
         return logps_BC, entropy_BC if is_charged else entropy_BC.detach(), None
 
-    def _note_policy(self, policy: Tensor, inputs: dict[str, Any]) -> None:
-        n_micro = self.current_gradient_accumulation_steps if self._mode == "train" else 1
-        is_live = (inputs["advantages"] != 0).any()
-        noted = torch.stack([policy.detach().float(), is_live.float()])
-        noted = self.accelerator.reduce(noted, reduction="mean")  # as ranks' gradients are
-        self.figures.note(self._mode, "policy", noted, n_micro=n_micro)
-
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log what was noted since the last time, of all micro-batches and ranks.
 
@@ -340,6 +345,27 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.hint_channel.load(Path(checkpoint), state["taid"])
 
 
+def _drift_term(trainer: ComposerReplicationTrainer, drift: Drift, model: nn.Module) -> Tensor:
+    """Charge a micro-batch for what the model left of its first weights."""
+    n_micro = trainer.current_gradient_accumulation_steps
+    draw = trainer.state.global_step * n_micro + trainer._step % n_micro
+    term = drift.term(model, draw, trainer.accelerator.autocast)
+    noted = torch.stack([term.detach(), torch.ones_like(term)])
+    trainer.figures.note("train", "drift", noted)
+    return trainer.composer.drift_weight * term / n_micro
+
+
+def _note_policy(
+    trainer: ComposerReplicationTrainer, policy: Tensor, inputs: Mapping[str, Any]
+) -> None:
+    mode = trainer._mode
+    n_micro = trainer.current_gradient_accumulation_steps if mode == "train" else 1
+    is_live = (inputs["advantages"] != 0).any()
+    noted = torch.stack([policy.detach().float(), is_live.float()])
+    noted = trainer.accelerator.reduce(noted, reduction="mean")  # as ranks' gradients are
+    trainer.figures.note(mode, "policy", noted, n_micro=n_micro)
+
+
 def _recorded_logps(rows: Sequence[Mapping[str, Any]], ids_BC: Tensor) -> Tensor:
     found = [torch.tensor(row["old_logps"], dtype=torch.float32) for row in rows]
     logps_BC = pad(found, padding_value=0, padding_side="right").to(ids_BC.device)
@@ -351,12 +377,16 @@ def _recorded_logps(rows: Sequence[Mapping[str, Any]], ids_BC: Tensor) -> Tensor
     return logps_BC
 
 
-def _explain_off_channels(args: ComposerConfig, pairs: Sequence[Any]) -> None:
+def _explain_off_channels(
+    args: ComposerConfig, pairs: Sequence[Any], teachers: Sequence[FrozenTeacher]
+) -> None:
     if args.alpha_sdpo == 0:
         logger.info("channel sdpo is off: alpha_sdpo is 0")
     if args.beta_replay == 0:
         logger.info("channel replay is off: beta_replay is 0")
-    elif not pairs:
+    elif args.is_distill and not teachers:
+        raise TrainerConfigError("replay=distill follows frozen teachers, and none were given")
+    elif not args.is_distill and not pairs:
         logger.warning("channel replay is off: no pairs were given")
     if args.is_sft and not pairs:
         raise TrainerConfigError("objective=sft learns from pairs, and none were given")

@@ -4,6 +4,7 @@ const $ = (id) => document.getElementById(id);
 const number = new Intl.NumberFormat("en");
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const words = (text) => String(text).replaceAll("_", " ");
+const several = (n, name) => `${number.format(n)} ${name}${n === 1 ? "" : "s"}`;
 const percent = (share, digits = 0) =>
   share === null || share === undefined ? "–" : `${(100 * share).toFixed(digits)} %`;
 const dollars = (usd, digits = 2) =>

@@ -331,7 +331,7 @@ function buildPairs(main, portions, nth, data) {
   detail.setAttribute("aria-live", "polite");
   main.append(
     element("div", "bar",
-      selector("Pairs", portions.map((each, n) => [n, `${each.title} (${each.n_pairs})`]), nth, (n) => { location.hash = addressOf("pairs", [n]); }),
+      selector("Pairs", portions.map((each, n) => [n, /^\d/.test(each.title) && !n ? each.title : `${each.title} (${each.n_pairs})`]), nth, (n) => { location.hash = addressOf("pairs", [n]); }),
       named("p", "counts"), element("div", "actions", progress, act("export", "Export marks", "primary"))),
     filters, element("div", "sides", list, detail),
     element("footer", "", act("previous", "← Previous"), act("reject", "Reject", "reject"), act("accept", "Accept", "accept"), act("next", "Next →")));

@@ -9,7 +9,8 @@ async function showDataset(main) {
     ], Object.entries(found.rows_by_split), "Rows by part and split")),
     card("Checks", table([["check", ([name]) => words(name)], ["", ([, told]) => told]], Object.entries(found.checks ?? {}), "Checks of the dataset")),
     found.lengths?.length ? card("Length of pairs", table([
-      ["characters of both sides", (row) => row.words], ["pairs", (row) => number.format(row.n), "n"]], found.lengths, "Pairs by length")) : null,
+      ["prompt, tools and the longer side", (row) => `up to ${number.format(row.n_tokens)} tokens`], ["pairs", (row) => number.format(row.n), "n"]], found.lengths, "Pairs by length"),
+      element("p", "note", `Tokens ${found.counted}.`)) : null,
     found.dropped && Object.keys(found.dropped).length ? card("Dropped by", counts(found.dropped, "Dropped by")) : null,
   ));
   main.append(element("p", "note", `It lies in ${found.dataset.split("/").slice(-2).join("/")}${found.repo_id ? `, and on the Hub as ${found.repo_id}` : ""}.`));
@@ -28,7 +29,7 @@ async function showTraining(main) {
     const place = card(name);
     curves.append(place);
     chart(place, `${name}: ${values.length} points from ${values[0]} to ${values.at(-1)}`,
-      lines([{ name, points: values.map((y, x) => ({ x: x + 1, y })) }], "point", (value) => value));
+      lines([{ name, points: values.map((y, x) => ({ x: x + 1, y })) }], "point", (value) => Number(value.toPrecision(3))));
   }
   for (const each of found.examples ?? []) {
     main.append(element("section", "card wide", element("h2", "", each.title), ...each.sides.flatMap(([name, text]) => [element("h3", "", name), prose(text)])));

@@ -65,15 +65,15 @@ function sessionHead(session, sessions) {
   const facts = [
     session.project, session.models.join(", "), moment(session.first), duration(session.seconds),
     `${number.format(session.n_states)} decisions`, session.n_errors && `${session.n_errors} errors`,
-    session.n_interrupted && `${session.n_interrupted} interruptions`, session.n_branches && `${session.n_branches} rewinds`,
-    session.n_compactions && `${session.n_compactions} compactions`, dollars(session.cost_usd), session.id,
+    session.n_interrupted && `${session.n_interrupted} interruptions`, session.n_branches && several(session.n_branches, "rewind"),
+    session.n_compactions && several(session.n_compactions, "compaction"), dollars(session.cost_usd), session.id,
   ];
   head.append(element("p", "note", facts.filter(Boolean).join(" · ")));
   const parent = sessions.find((each) => each.id === session.parent);
   if (parent) head.append(element("p", "", "A subagent of ", link(parent.title, sessionAddress(parent))));
   const below = sessions.filter((each) => each.parent === session.id);
   if (below.length) {
-    const list = element("details", "", element("summary", "", `${below.length} subagents`));
+    const list = element("details", "", element("summary", "", several(below.length, "subagent")));
     list.append(element("ul", "", ...below.map((each) => element("li", "", link(each.title, sessionAddress(each)), ` ${dollars(each.cost_usd)}`))));
     head.append(list);
   }

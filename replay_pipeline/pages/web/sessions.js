@@ -105,7 +105,7 @@ function heading(key, told, sorted, sign, change) {
 
 function rowOf(s, q) {
   const bad = [s.n_errors ? `${s.n_errors}` : "", s.n_interrupted ? `${s.n_interrupted} stopped` : ""].filter(Boolean).join(", ");
-  const more = [s.parent && "subagent", s.n_branches && `${s.n_branches} rewinds`, s.n_compactions && `${s.n_compactions} compactions`, s.has_answers && "answered by teachers"].filter(Boolean);
+  const more = [s.parent && "subagent", s.n_branches && several(s.n_branches, "rewind"), s.n_compactions && several(s.n_compactions, "compaction"), s.has_answers && "answered by teachers"].filter(Boolean);
   const title = element("td", "title", link(s.title, sessionAddress(s, null, { q })));
   if (more.length) title.append(element("span", "sub", more.join(" · ")));
   return element("tr", "", title, element("td", "date", moment(s.first)),

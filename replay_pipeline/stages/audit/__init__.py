@@ -1,4 +1,4 @@
 """What must hold of the data at rest, looked at from outside the stages that wrote it.
 
-Each function returns a `Verdict`: whether it holds, the figures, and what to do if it does not.
+Each function returns an `AuditResult`: whether it holds, the figures, and what to do if it does not.
 """

@@ -18,7 +18,7 @@ from replay_pipeline.publish.earlier import read_manifests
 from replay_pipeline.publish.loading import problems_of_loading
 from replay_pipeline.redaction.redactor import find_secrets_in
 from replay_pipeline.stages.audit.held_out import shared_conversations, shared_messages
-from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.stages.audit.verdict import AuditResult
 from replay_pipeline.storage.store import Place, copy_files, files_below
 from replay_pipeline.storage.tables import readable
 
@@ -31,7 +31,7 @@ _N_PERMUTATIONS, _N_BANDS = 120, 20
 _SCANNED_AT_ONCE = 2_000
 
 
-def shared_prompts(folder: Place) -> Verdict:
+def shared_prompts(folder: Place) -> AuditResult:
     """Are the prompts of the test split unlike those of the train split?
 
     Compared are the word shingles of the ends of the prompts, by MinHash.
@@ -51,7 +51,7 @@ def shared_prompts(folder: Place) -> Verdict:
             likeness = sketch.jaccard(other)
             if likeness >= SIMILAR and likeness > found.get(test, (0.0, ""))[0]:
                 found[test] = likeness, str(row["state_id"])
-    return Verdict(
+    return AuditResult(
         problems=[
             f"test prompt {test} is {likeness:.0%} like train prompt {train}"
             for test, (likeness, train) in sorted(found.items(), key=lambda item: -item[1][0])
@@ -67,7 +67,7 @@ def shared_prompts(folder: Place) -> Verdict:
     )
 
 
-def loaded(folder: Place) -> Verdict:
+def loaded(folder: Place) -> AuditResult:
     """Does `datasets.load_dataset` open every config and split, as a whole and as a stream?"""
     with TemporaryDirectory(prefix="published-") as name:
         here = folder if isinstance(folder, Path) else Path(name)
@@ -75,11 +75,11 @@ def loaded(folder: Place) -> Verdict:
             copy_files(folder, here, files_below(folder))
         found = problems_of_loading(here, rows_by_split(read_manifests(here)))
     if found is None:
-        return Verdict(
+        return AuditResult(
             facts={"looked_at": "nothing: pip install 'replay-pipeline[publish]'"}, judged=0
         )
     problems, n_rows = found
-    return Verdict(
+    return AuditResult(
         problems=problems,
         what_to_do="Nobody could use it. If a file was changed by hand, publish again; if not, see "
         "which version of `datasets` is installed: 5 is what this was tried with.",
@@ -88,7 +88,7 @@ def loaded(folder: Place) -> Verdict:
     )
 
 
-BLOCKING: Mapping[str, Callable[[Place], Verdict]] = {
+BLOCKING: Mapping[str, Callable[[Place], AuditResult]] = {
     "splits_share_no_conversation": shared_conversations,
     "splits_share_no_prompt": shared_messages,
     "dataset_loads": loaded,
@@ -111,7 +111,7 @@ def refuse_unfit_dataset(folder: Place) -> dict[str, str]:
     return told
 
 
-def published_secrets(folder: Place) -> Verdict:
+def published_secrets(folder: Place) -> AuditResult:
     """Is there no secret in any text of any shard, and none in the card?"""
     problems: list[str] = []
     n_texts = 0
@@ -123,7 +123,7 @@ def published_secrets(folder: Place) -> Verdict:
         for start in range(0, len(texts), _SCANNED_AT_ONCE):
             for hits in find_secrets_in(texts[start : start + _SCANNED_AT_ONCE]):
                 problems += [f"{name}: {hit.kind}" for hit in hits]
-    return Verdict(
+    return AuditResult(
         problems=problems,
         what_to_do="Make the repository private at once, revoke the secret, take its session out "
         "with `replay_pipeline.publish.retract(..., erase=True)`, and ingest it again.",
@@ -132,13 +132,13 @@ def published_secrets(folder: Place) -> Verdict:
     )
 
 
-def prompts_decide(folder: Place) -> Verdict:
+def prompts_decide(folder: Place) -> AuditResult:
     """Does it take the prompt to tell which side of a pair was chosen?"""
     path = folder / layout.FACTS
     facts = json.loads(path.read_text("utf-8")) if path.exists() else {}
     blind = facts.get("blind_control") or {}
     shown = {name: n for name, n in blind.items() if name.startswith(("ngrams", "length", "tools"))}
-    return Verdict(
+    return AuditResult(
         problems=[in_words(blind)] if max(shown.values(), default=0.0) > WARN_ABOVE else [],
         what_to_do="Look at the pairs for words, lengths or tools that only one side has, and "
         "judge a trained model by its accuracy with the true prompt minus that with a blank one.",
@@ -148,7 +148,7 @@ def prompts_decide(folder: Place) -> Verdict:
     )
 
 
-def shards_against_manifests(folder: Place) -> Verdict:
+def shards_against_manifests(folder: Place) -> AuditResult:
     """Are the files and rows those that the manifests count, with one schema per config?"""
     problems: list[str] = []
     schemas: dict[str, pa.Schema] = {}
@@ -173,7 +173,7 @@ def shards_against_manifests(folder: Place) -> Verdict:
         if not schemas.setdefault(config, schema).equals(schema):
             problems.append(f"{name}: its columns differ from the other shards of {config}")
     problems += [f"{name}: counted in its manifest, but not there" for name in counted]
-    return Verdict(
+    return AuditResult(
         problems=problems,
         what_to_do="Somebody changed the folder by hand, or a copy of it was cut short: publish "
         "again, which puts every file right.",

@@ -10,7 +10,7 @@ from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
-from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.stages.audit.verdict import AuditResult
 from replay_pipeline.stages.receipts import Receipt, Receipts
 from replay_pipeline.storage.tables import DataRoot
 
@@ -58,7 +58,7 @@ def score(now: Rate, before: Sequence[Rate]) -> float | None:
     return (now.value - center) / sqrt(spread**2 + chance**2)
 
 
-def agreement_drift(root: DataRoot, batches: Sequence[str]) -> Verdict:
+def agreement_drift(root: DataRoot, batches: Sequence[str]) -> AuditResult:
     """Do the teachers agree as often as in earlier batches?"""
     return _drift(
         "states with a consensus",
@@ -69,7 +69,7 @@ def agreement_drift(root: DataRoot, batches: Sequence[str]) -> Verdict:
     )
 
 
-def drop_drift(root: DataRoot, batches: Sequence[str]) -> Verdict:
+def drop_drift(root: DataRoot, batches: Sequence[str]) -> AuditResult:
     """Does the recipe drop as many pairs as in earlier batches?"""
     return _drift(
         "pairs dropped",
@@ -82,7 +82,7 @@ def drop_drift(root: DataRoot, batches: Sequence[str]) -> Verdict:
 
 def _drift(
     what: str, rates: dict[str, Rate], batches: Sequence[str], *, what_to_do: str
-) -> Verdict:
+) -> AuditResult:
     order = sorted(rates)
     problems: list[str] = []
     scores: list[float] = []
@@ -99,14 +99,13 @@ def _drift(
                 f"({z:+.1f} standard deviations)"
             )
     latest = rates[max(set(batches) & set(order))] if set(batches) & set(order) else Rate(0, 0)
-    return Verdict(
+    return AuditResult(
         problems=problems,
         what_to_do=what_to_do,
         facts={
             "rate": latest.share,
             "rows": latest.n_rows,
-            "score": max(scores, key=abs, default=0.0),
-            "batches_judged": len(scores),
+            **({"farthest": f"{max(scores, key=abs):+.1f} standard deviations"} if scores else {}),
         },
         judged=len(scores),
         is_warning=True,

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.publish import layout
 from replay_pipeline.redaction.printable import printable
-from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.stages.audit.verdict import AuditResult
 from replay_pipeline.storage.store import Place, files_below
 from replay_pipeline.storage.tables import readable
 
@@ -41,14 +41,14 @@ _BY_THE_CLIENT = (
 """How texts begin that no user wrote."""
 
 
-def shared_conversations(folder: Place) -> Verdict:
+def shared_conversations(folder: Place) -> AuditResult:
     """Is every conversation in one split only?"""
     sides: dict[str, set[str]] = {}
     for split, rows in _shards(folder, ("state_id", "session_id", "conversation")):
         for name in layout.conversations_in(rows, {}):
             sides.setdefault(name, set()).add(split)
     shared = sorted(name for name, found in sides.items() if len(found) > 1)
-    return Verdict(
+    return AuditResult(
         problems=[f"conversation {name} is in both splits" for name in shared],
         what_to_do="Held-out figures would be worthless. `replay-pipeline publish` brings such a "
         "conversation to train; what was ever in train is never in test.",
@@ -84,7 +84,7 @@ class _Message:
         return len(self.states) > 1 and not is_common
 
 
-def shared_messages(folder: Place) -> Verdict:
+def shared_messages(folder: Place) -> AuditResult:
     """Does no long message of a user, and no task of a subagent, stand in both splits?
 
     Long are 200 characters. What stands in more than three conversations is left out, and so is
@@ -97,7 +97,7 @@ def shared_messages(folder: Place) -> Verdict:
             messages.setdefault(text, _Message()).add(found)
     _add_quoted(messages)
     leaks = {text: found.states for text, found in messages.items() if found.is_leak}
-    return Verdict(
+    return AuditResult(
         problems=[
             f"a message of {len(text):,} characters ({printable(text[:_SHOWN_CHARS])!r} …) is in "
             f"train, state {states['train']}, and in test, state {states['test']}"

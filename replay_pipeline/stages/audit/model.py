@@ -4,13 +4,13 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.stages.audit.verdict import AuditResult
 from replay_pipeline.storage.store import Place, read_files
 
 REPORT = "report.json"
 
 
-def acts_as_well(folder: Place) -> Verdict:
+def acts_as_well(folder: Place) -> AuditResult:
     """Does the model take the consensus action, and write well-formed calls, as often as before?
 
     The same held-out states, greedy, before and after training: see docs/train.md.
@@ -19,7 +19,7 @@ def acts_as_well(folder: Place) -> Verdict:
     if "acts_worse" not in report:
         return _unmeasured()
     worse = [one for one in report["findings"] if "acts worse" in one or "general text" in one]
-    return Verdict(
+    return AuditResult(
         problems=worse if report["acts_worse"] else [],
         what_to_do="It ranks pairs and has lost how to act: do not publish it. Raise "
         "`trl.drift_weight` or `trl.rpo_alpha`, or lower `trl.learning_rate`, and train again.",
@@ -28,13 +28,13 @@ def acts_as_well(folder: Place) -> Verdict:
     )
 
 
-def learned_something(folder: Place) -> Verdict:
+def learned_something(folder: Place) -> AuditResult:
     """Did training move held-out pairs towards their chosen sides, more than chance does?"""
     report = _report(folder)
     if "learned" not in report:
         return _unmeasured()
     nothing = [one for one in report["findings"] if one.startswith("nothing was learned")]
-    return Verdict(
+    return AuditResult(
         problems=nothing if report["learned"] is False else [],
         what_to_do="Look at the pairs (`replay-pipeline show`) before you train longer: labels that "
         "are no better than a coin, or a learning rate of nothing, end like this.",
@@ -43,7 +43,7 @@ def learned_something(folder: Place) -> Verdict:
     )
 
 
-CHECKS: Mapping[str, Callable[[Place], Verdict]] = {
+CHECKS: Mapping[str, Callable[[Place], AuditResult]] = {
     "acts_as_well_as_before": acts_as_well,
     "something_was_learned": learned_something,
 }
@@ -60,5 +60,5 @@ def _figures(report: Mapping[str, Any], *names: str) -> dict[str, float]:
     return {place: report[place] for place in places if report.get(place) is not None}
 
 
-def _unmeasured() -> Verdict:
-    return Verdict(judged=0)
+def _unmeasured() -> AuditResult:
+    return AuditResult(judged=0)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.errors import CheckFailedError, SchemaError, StorageError
 from replay_pipeline.ingesters.fidelity import OF_SESSIONS, OF_STATES, shares_by_client
-from replay_pipeline.stages.audit.verdict import Verdict
+from replay_pipeline.stages.audit.verdict import AuditResult
 from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.storage.schemas import TABLES
 from replay_pipeline.storage.tables import DataRoot, readable
@@ -21,13 +21,13 @@ _RUN_AGAIN = (
 )
 
 
-def matching_schemas(root: DataRoot, batches: Sequence[str], names: Sequence[str]) -> Verdict:
+def matching_schemas(root: DataRoot, batches: Sequence[str], names: Sequence[str]) -> AuditResult:
     """Are the columns and types of these tables those of `replay_pipeline.storage.schemas`?"""
     problems = []
     for batch in batches:
         for name in names:
             problems += _schema_problems(root, batch, name)
-    return Verdict(
+    return AuditResult(
         problems=problems,
         what_to_do="The file was written by another version or by hand: materialize the asset "
         "again for this batch.",
@@ -53,7 +53,7 @@ def _schema_problems(root: DataRoot, batch: str, name: str) -> list[str]:
     ]
 
 
-def rows_accounted(root: DataRoot, batches: Sequence[str]) -> Verdict:
+def rows_accounted(root: DataRoot, batches: Sequence[str]) -> AuditResult:
     """Check that rows in are rows used and rows skipped by reason."""
     problems, n_rows = [], 0
     for batch in batches:
@@ -63,7 +63,7 @@ def rows_accounted(root: DataRoot, batches: Sequence[str]) -> Verdict:
             lost = report["rows"] - report["rows_used"] - sum(report["skipped"].values())
             if lost:
                 problems.append(f"batch {batch}: {lost} rows are neither used nor skipped")
-    return Verdict(
+    return AuditResult(
         problems=problems,
         what_to_do="A reader lost rows without a reason, which is a bug: keep the session files "
         "and report it.",
@@ -72,7 +72,7 @@ def rows_accounted(root: DataRoot, batches: Sequence[str]) -> Verdict:
     )
 
 
-def whole_states(root: DataRoot, batches: Sequence[str]) -> Verdict:
+def whole_states(root: DataRoot, batches: Sequence[str]) -> AuditResult:
     """Has every state an id of its own, a session and a turn?"""
     problems, n_states = [], 0
     for batch in batches:
@@ -94,12 +94,12 @@ def whole_states(root: DataRoot, batches: Sequence[str]) -> Verdict:
                 or (row["session_id"], row["turn_idx"]) not in turns
             ],
         )
-    return Verdict(
+    return AuditResult(
         problems=problems, what_to_do=_RUN_AGAIN, facts={"states": n_states}, judged=n_states
     )
 
 
-def faithful_prefixes(root: DataRoot, batches: Sequence[str]) -> Verdict:
+def faithful_prefixes(root: DataRoot, batches: Sequence[str]) -> AuditResult:
     """Are predicted prompt tokens within 10 % of the recorded ones for 9 of 10 states?"""
     counts: dict[str, list[float]] = {}
     for batch in batches:
@@ -116,7 +116,7 @@ def faithful_prefixes(root: DataRoot, batches: Sequence[str]) -> Verdict:
         for client, count in {**counts, "all clients": [n_states, n_close]}.items()
         if count[0] >= _MIN_STATES_OF_CLIENT and count[1] < _MIN_FAITHFUL_SHARE * count[0]
     }
-    return Verdict(
+    return AuditResult(
         problems=[
             f"{client}: only {share:.0%} of the prefixes have the recorded length"
             for client, share in low.items()
@@ -133,7 +133,7 @@ def faithful_prefixes(root: DataRoot, batches: Sequence[str]) -> Verdict:
     )
 
 
-def answers_of_states(root: DataRoot, batches: Sequence[str]) -> Verdict:
+def answers_of_states(root: DataRoot, batches: Sequence[str]) -> AuditResult:
     """Is every answer to a state of the batch, once per teacher, with an action or a reason why not?"""
     problems, n_answers = [], 0
     for batch in batches:
@@ -162,7 +162,7 @@ def answers_of_states(root: DataRoot, batches: Sequence[str]) -> Verdict:
             "with a cost below 0",
             [row["state_id"] for row in answers if (row["cost_usd"] or 0.0) < 0],
         )
-    return Verdict(
+    return AuditResult(
         problems=problems,
         what_to_do="The ledger has the truth: materialize `teacher_actions` again for this batch, "
         "which asks nothing twice.",
@@ -171,7 +171,7 @@ def answers_of_states(root: DataRoot, batches: Sequence[str]) -> Verdict:
     )
 
 
-def budget_kept(root: DataRoot, batches: Sequence[str]) -> Verdict:
+def budget_kept(root: DataRoot, batches: Sequence[str]) -> AuditResult:
     """Did no replay spend more than its ceiling?"""
     problems, n_usd, n_judged = [], 0.0, 0
     for batch in batches:
@@ -183,7 +183,7 @@ def budget_kept(root: DataRoot, batches: Sequence[str]) -> Verdict:
             n_judged += 1
             if spent > ceiling:
                 problems.append(f"batch {batch}: {spent:.4f} USD spent of {ceiling:.4f}")
-    return Verdict(
+    return AuditResult(
         problems=problems,
         what_to_do="Stop the replay and compare `replay-pipeline status` with the provider's "
         "bill: a price in its list is lower than what it charges.",
@@ -192,7 +192,9 @@ def budget_kept(root: DataRoot, batches: Sequence[str]) -> Verdict:
     )
 
 
-def sides_differ(root: DataRoot, batches: Sequence[str], *, table: str = "dpo_pairs") -> Verdict:
+def sides_differ(
+    root: DataRoot, batches: Sequence[str], *, table: str = "dpo_pairs"
+) -> AuditResult:
     """Are both sides of every pair there and unlike, with votes that add up?"""
     columns = ("state_id", "chosen", "rejected", "n_teachers_agreeing", "n_teachers_asked")
     problems, n_pairs = [], 0
@@ -217,12 +219,12 @@ def sides_differ(root: DataRoot, batches: Sequence[str], *, table: str = "dpo_pa
                 if (row["n_teachers_agreeing"] or 0) > (row["n_teachers_asked"] or 0)
             ],
         )
-    return Verdict(
+    return AuditResult(
         problems=problems, what_to_do=_RUN_AGAIN, facts={"pairs": n_pairs}, judged=n_pairs
     )
 
 
-def kept_or_dropped(root: DataRoot, batches: Sequence[str]) -> Verdict:
+def kept_or_dropped(root: DataRoot, batches: Sequence[str]) -> AuditResult:
     """Are pairs in = pairs kept + pairs dropped, each dropped one with its operator?"""
     problems, n_in = [], 0
     for batch in batches:
@@ -240,7 +242,7 @@ def kept_or_dropped(root: DataRoot, batches: Sequence[str]) -> Verdict:
                 if not row["drop_operator"]
             ],
         )
-    return Verdict(
+    return AuditResult(
         problems=problems,
         what_to_do="Materialize `normalized_pairs` again for this batch: its pairs have changed "
         "since, or a custom operator loses rows.",

@@ -7,7 +7,7 @@ _MAX_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class AuditResult:
     """Whether something holds, and what to do if it does not."""
 
     problems: Sequence[str] = ()
@@ -25,10 +25,15 @@ class Verdict:
         """Whether there is no problem."""
         return not self.problems
 
+    @property
+    def can_judge(self) -> bool:
+        """Whether there was anything to look at, as far as that was counted."""
+        return self.judged != 0
+
     def message(self) -> str:
         """One paragraph: what is wrong and what to do; empty when all is well."""
         if self.holds:
-            return "Judged nothing: there is not enough to judge yet." if self.judged == 0 else ""
+            return "" if self.can_judge else "Judged nothing: there is not enough to judge yet."
         named = "; ".join(self.problems[:_MAX_NAMED])
         more = len(self.problems) - _MAX_NAMED
         rest = f"; and {more} more" if more > 0 else ""

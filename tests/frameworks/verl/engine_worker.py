@@ -161,7 +161,7 @@ def core_loss(hf, rollouts: Rollouts, options, pairs: TokenizedPairs, initial):
         lengths[1::2],
         reference[0::2],
         reference[1::2],
-        options.replay,
+        options.preference,
     )
     weights = torch.tensor([pairs.rows[i]["weight"] for i in drawn])
     replay = (losses * weights).sum() / weights.sum()

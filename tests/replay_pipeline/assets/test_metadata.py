@@ -4,8 +4,9 @@ import pytest
 
 from replay_pipeline.assets.lineage import SOURCES, column_lineage
 from replay_pipeline.assets.metadata import column_schema
+from replay_pipeline.assets.of_stages import asset_of
 from replay_pipeline.publish import layout
-from replay_pipeline.stages.chain import by_batch
+from replay_pipeline.stages.chain import by_batch, named
 from replay_pipeline.stages.markdown import code_block, inert, markdown_table
 from replay_pipeline.storage.schemas import TABLES
 from tests.hostile import HOSTILE
@@ -55,3 +56,10 @@ def test_lineage_names_columns_that_exist():
 def test_every_column_of_a_table_is_described():
     for table in TABLES:
         assert all(column.description for column in column_schema(table).columns)
+
+
+def test_every_column_of_the_published_dataset_is_described():
+    (spec,) = asset_of(named("publish")).specs
+    columns = spec.metadata["dagster/column_schema"].columns
+    assert [column.name for column in columns] == layout.PAIRS.names
+    assert all(column.description for column in columns)

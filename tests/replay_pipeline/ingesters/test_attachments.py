@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replay_pipeline.ingesters import attachments, ingest
-from replay_pipeline.ingesters.base import Result, Turn, Usage
+from replay_pipeline.ingesters.base import RecordedUsage, Result, Turn
 from replay_pipeline.ingesters.fidelity import (
     clear_unlogged,
     n_tokens_of,
@@ -308,7 +308,7 @@ def test_a_large_result_is_shown_as_the_model_saw_it(is_early: bool, tmp_path: P
 
 
 def test_a_message_counts_at_least_what_it_took_to_write():
-    turn = Turn(None, "assistant", 0, "u", texts=["short"], usage=Usage(n_output=900))
+    turn = Turn(None, "assistant", 0, "u", texts=["short"], usage=RecordedUsage(n_output=900))
     assert n_tokens_of(turn) == 900
 
 

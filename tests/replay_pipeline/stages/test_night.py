@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replay_pipeline.ingesters import SourceSlice, TraceBatch, write_manifest
-from replay_pipeline.ingesters.batches import Cursor
+from replay_pipeline.ingesters.batches import ReadMark
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
@@ -51,7 +51,7 @@ def work(tmp_path):
     made = Pipeline(Settings(data_dir=tmp_path))
     for i in range(6):
         source = SourceSlice(tmp_path / f"{i}.jsonl", 0, 1000, "")
-        cursor = Cursor(source.path, 1000, 1000, 0, "")
+        cursor = ReadMark(source.path, 1000, 1000, 0, "")
         write_manifest(TraceBatch(f"2026-01-0{i + 1}-0001-aaaaaa", (source,), (cursor,)), tmp_path)
     return made
 
@@ -76,7 +76,7 @@ def test_batches_are_planned_from_as_many_projects_as_there_is_money_for(tmp_pat
     work = Pipeline(Settings(data_dir=tmp_path))
     for i in range(25):
         path = tmp_path / "projects" / f"project-{max(0, i - 13)}" / f"{i}.jsonl"
-        source, cursor = SourceSlice(path, 0, 1000, ""), Cursor(path, 1000, 1000, 0, "")
+        source, cursor = SourceSlice(path, 0, 1000, ""), ReadMark(path, 1000, 1000, 0, "")
         write_manifest(
             TraceBatch(f"2026-01-{i + 1:02d}-0001-aaaaaa", (source,), (cursor,)), tmp_path
         )

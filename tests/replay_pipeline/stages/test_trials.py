@@ -13,7 +13,7 @@ from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.trials import try_actions, verdicts_of
 from replay_pipeline.stages.workspaces import Workspaces
 from replay_pipeline.types import TeacherAction
-from replay_pipeline.workspaces.sandbox import Limits, Sandbox
+from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
 from replay_pipeline.workspaces.verdicts import Judge
 from tests.support.worked import Worked
 
@@ -155,7 +155,7 @@ def test_commands_of_a_state_run_and_two_with_one_effect_are_one_vote(tmp_path, 
         "other": message("Bash", command="exit 3"),
     }
     try:
-        sandbox = Sandbox(limits=Limits(disk_bytes=20_000_000))
+        sandbox = Sandbox(limits=CommandLimits(disk_bytes=20_000_000))
     except ConfigError as refusal:
         why = str(refusal)
     else:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.workspaces.sandbox import Limits, Sandbox
+from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def _open_to_the_box(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def box():
     """A small sandbox; where none can be made, the sentence that says why."""
-    limits = Limits(
+    limits = CommandLimits(
         timeout_s=30.0, memory_bytes=1_000_000_000, disk_bytes=20_000_000, n_processes=60
     )
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.workspaces.sandbox import Limits, Sandbox
+from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
 
 FILES = {"a.txt": b"one\n", "b/c.txt": b"two\n", "run.sh": b"#!/bin/sh\necho ran\n"}
 
@@ -83,7 +83,7 @@ def test_other_processes_are_neither_seen_nor_reached(in_box):
 def test_a_fork_bomb_ends_with_its_time(box):
     if isinstance(box, str):
         return
-    small = Sandbox(limits=Limits(timeout_s=3.0, n_processes=40, disk_bytes=5_000_000))
+    small = Sandbox(limits=CommandLimits(timeout_s=3.0, n_processes=40, disk_bytes=5_000_000))
     begun = time.perf_counter()
     ran = small.run("b() { b | b & }; b; sleep 20", root="/w", files={}, cwd="/w")
     assert ran.status is None or time.perf_counter() - begun < 20

@@ -8,7 +8,7 @@ import pytest
 
 from replay_pipeline.ingesters.labels import error_kind
 from replay_pipeline.workspaces.tools import ToolRun
-from replay_pipeline.workspaces.tree import Files
+from replay_pipeline.workspaces.tree import FileTree
 
 TREE = {
     "tide/high.py": "def high():\n    return 3\n\n\ndef higher():\n    return 3\n",
@@ -30,7 +30,7 @@ HIGH = "/p/tide/high.py"
 
 
 def run(read=None):
-    return ToolRun(Files("/p", TREE), cwd="/p", read=read)
+    return ToolRun(FileTree("/p", TREE), cwd="/p", read=read)
 
 
 def edit(old, new, **more):
@@ -105,7 +105,7 @@ def test_of_many_edits_none_is_made_when_one_fails():
 
 def test_straight_quotes_find_curly_ones_and_a_text_taken_out_takes_its_line_end():
     text = "say “high”\nlow\nend\n"
-    one = ToolRun(Files("/p", {"a.md": text}), cwd="/p")
+    one = ToolRun(FileTree("/p", {"a.md": text}), cwd="/p")
     one.call("Edit", {"file_path": "a.md", "old_string": 'say "high"', "new_string": "say it"})
     one.call("Edit", {"file_path": "a.md", "old_string": "low", "new_string": ""})
     assert one.view.effect() == {"/p/a.md": "say it\nend\n"}
@@ -203,13 +203,13 @@ def test_globs_types_and_modes_narrow_a_search():
 
 
 def test_a_pattern_that_takes_others_forever_is_no_matter():
-    slow = ToolRun(Files("/p", {"a.txt": "a" * 5_000 + "!"}), cwd="/p")
+    slow = ToolRun(FileTree("/p", {"a.txt": "a" * 5_000 + "!"}), cwd="/p")
     assert slow.call("Grep", {"pattern": "(a*)*(a*)*b"}).found == ()
     assert slow.call("Grep", {"pattern": "("}).error_kind == "other"
 
 
 def test_a_search_of_many_megabytes_finds_what_stands_at_their_ends():
     many = {f"{n}.txt": "x" * 6_000_000 + f"\nend {n}\n" for n in range(7)}
-    large = ToolRun(Files("/p", many), cwd="/p")
+    large = ToolRun(FileTree("/p", many), cwd="/p")
     answer = large.call("Grep", {"pattern": "^end [0-9]$", "output_mode": "content"})
     assert answer.found == tuple(f"{n}.txt:2:end {n}" for n in range(7))

@@ -8,7 +8,7 @@ from replay_pipeline.workspaces.git import Repository
 from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import read_log
 from replay_pipeline.workspaces.places import StatePlace
-from replay_pipeline.workspaces.verdicts import Call, Judge
+from replay_pipeline.workspaces.verdicts import Judge, TriedCall
 from tests.support.worked import Worked
 
 FILES = {
@@ -45,17 +45,19 @@ def work(tmp_path):
 
 
 def edit(work, old, new, name="tide/high.py"):
-    return Call("Edit", {"file_path": str(work.root / name), "old_string": old, "new_string": new})
+    return TriedCall(
+        "Edit", {"file_path": str(work.root / name), "old_string": old, "new_string": new}
+    )
 
 
 def test_wrong_answers_made_by_rule_fail_with_their_kind_and_the_recorded_one_works(tmp_path, work):
     high = str(work.root / "tide" / "high.py")
     wrong = {
         "string_not_found": [edit(work, "return 30", "return 4")],
-        "not_found": [Call("Read", {"file_path": high.replace("high", "hihg")})],
+        "not_found": [TriedCall("Read", {"file_path": high.replace("high", "hihg")})],
         "not_read_yet": [edit(work, "return 1", "return 2", "tide/low.py")],
         "no_change": [edit(work, "return 3", "return 3")],
-        "is_directory": [Call("Read", {"file_path": str(work.root / "tide")})],
+        "is_directory": [TriedCall("Read", {"file_path": str(work.root / "tide")})],
     }
     judge = Judge("files")
     with at_last_state(tmp_path, work) as place:
@@ -75,18 +77,18 @@ def test_other_words_with_the_same_files_afterwards_have_one_effect(tmp_path, wo
     same = [
         [edit(work, "return 3", "return 4")],
         [edit(work, "def high():\n    return 3", "def high():\n    return 4")],
-        [Call("Write", {"file_path": path, "content": after})],
+        [TriedCall("Write", {"file_path": path, "content": after})],
         [edit(work, "return 3", "return 5"), edit(work, "return 5", "return 4")],
     ]
     other = [
         [edit(work, "return 3", "return 5")],
-        [Call("Write", {"file_path": path, "content": after.rstrip()})],
+        [TriedCall("Write", {"file_path": path, "content": after.rstrip()})],
     ]
     judge = Judge("files")
     with at_last_state(tmp_path, work) as place:
         effects = {judge.judge(place, calls).effect for calls in same}
         others = {judge.judge(place, calls).effect for calls in other}
-        looking = judge.judge(place, [Call("Read", {"file_path": path})])
+        looking = judge.judge(place, [TriedCall("Read", {"file_path": path})])
     assert len(effects) == 1
     assert len(others | effects) == 3
     assert (looking.status, looking.effect) == ("works", None)
@@ -94,11 +96,11 @@ def test_other_words_with_the_same_files_afterwards_have_one_effect(tmp_path, wo
 
 def test_nothing_is_executed_unless_the_setting_says_so(tmp_path, work):
     calls = [edit(work, "return 30", "return 4")]
-    command = [Call("Bash", {"command": "touch /tmp/was-here"})]
+    command = [TriedCall("Bash", {"command": "touch /tmp/was-here"})]
     with at_last_state(tmp_path, work) as place:
         assert Judge("off").judge(place, calls).status == "not_known"
         assert Judge("files").judge(place, command).status == "not_known"
-        assert Judge("files").judge(place, [Call("WebFetch", {})]).status == "not_known"
+        assert Judge("files").judge(place, [TriedCall("WebFetch", {})]).status == "not_known"
     with pytest.raises(ValueError, match="sandbox"):
         Judge("commands")
 
@@ -106,13 +108,13 @@ def test_nothing_is_executed_unless_the_setting_says_so(tmp_path, work):
 def test_a_command_runs_on_the_files_of_the_state_and_only_once(tmp_path, work, box):
     if isinstance(box, str):
         return
-    tests = Call("Bash", {"command": "python3 test_tide.py"})
+    tests = TriedCall("Bash", {"command": "python3 test_tide.py"})
     kept = tmp_path / "runs.sqlite"
     judge = Judge("commands", sandbox=box, kept=kept)
     with at_last_state(tmp_path, work) as place:
         before = judge.judge(place, [tests])
         after = judge.judge(place, [edit(work, "return 3", "return 4"), tests])
-        by_sed = Call("Bash", {"command": "sed -i 's/return 3/return 4/' tide/high.py"})
+        by_sed = TriedCall("Bash", {"command": "sed -i 's/return 3/return 4/' tide/high.py"})
         swapped = judge.judge(place, [by_sed])
         n_run = judge.n_run
         again = Judge("commands", sandbox=box, kept=kept)
@@ -135,5 +137,5 @@ def test_commands_of_git_see_the_commit_and_the_changes_of_the_state(tmp_path, w
     with at_last_state(tmp_path, work) as place:
         judge = Judge("commands", sandbox=box)
         command = "git status --short; git diff; git log --format=%s%d"
-        verdict = judge.judge(place, [Call("Bash", {"command": command})])
+        verdict = judge.judge(place, [TriedCall("Bash", {"command": command})])
     assert verdict.answer.strip() == recorded.strip()

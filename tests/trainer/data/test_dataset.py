@@ -1,5 +1,8 @@
 import json
+import pickle
 import shutil
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,6 +12,7 @@ from datasets import Dataset
 from tests.trainer.published import rows_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import load_preference_data
+from trainer.data.rendering import Renderer
 from trainer.data.sampler import weight_of
 from trainer.errors import DatasetError
 
@@ -70,6 +74,10 @@ def pairs_folder(folder, rows):
     return folder
 
 
+def schema_of(folder):
+    return pq.read_schema(folder / "pairs" / "train-0.parquet")
+
+
 SAID = [{"role": "user", "content": "a"}]
 GOOD = {"prompt": SAID, "chosen": SAID, "rejected": SAID, "weight": 1.0}
 
@@ -87,7 +95,95 @@ GOOD = {"prompt": SAID, "chosen": SAID, "rejected": SAID, "weight": 1.0}
 def test_a_fault_of_a_row_is_a_sentence_with_file_row_and_column(tmp_path, row, said):
     with pytest.raises(DatasetError, match=said) as caught:
         load_preference_data(pairs_folder(tmp_path, [GOOD, GOOD | row]))
-    assert f"{tmp_path}: pairs/train, " in str(caught.value)
+    assert f"{tmp_path}/pairs/train-0.parquet, " in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_row_is_counted_within_its_file(tmp_path):
+    folder = pairs_folder(tmp_path, [GOOD] * 3)
+    table = pa.Table.from_pylist([GOOD, GOOD | {"rejected": []}], schema=schema_of(folder))
+    pq.write_table(table, folder / "pairs" / "train-1.parquet")
+    with pytest.raises(DatasetError, match=r"train-1\.parquet, row 1, column rejected: expected"):
+        load_preference_data(folder)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (GOOD | {"note": "x"}, "column note: string here, missing in "),
+        (GOOD | {"prompt": "x"}, "column prompt: string here, list<element: struct"),
+        ({"prompt": SAID}, "row 0, column chosen: expected a list of messages, not nothing"),
+    ],
+)
+def test_splits_with_other_columns_are_named_by_file_and_column(tmp_path, row, said, capfd):
+    folder = pairs_folder(tmp_path, [GOOD])
+    (folder / "README.md").write_text(
+        f"{CARD}    path: pairs/train-*.parquet\n  - split: test\n    path: pairs/test-*.parquet\n---\n"
+    )
+    pq.write_table(pa.Table.from_pylist([row]), folder / "pairs" / "test-0.parquet")
+    with pytest.raises(DatasetError) as caught:
+        load_preference_data(folder)
+    assert str(caught.value).startswith(f"{folder}/pairs/test-0.parquet, {said}")
+    assert str(caught.value).count("\n") == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_a_train_file_without_rows_is_named(tmp_path):
+    folder = pairs_folder(tmp_path, [GOOD])
+    path = folder / "pairs" / "train-0.parquet"
+    pq.write_table(pq.read_table(path).slice(0, 0), path)
+    with pytest.raises(DatasetError, match=r"train-0\.parquet has no rows"):
+        load_preference_data(folder)
+
+
+def test_a_full_disk_is_a_sentence_that_says_where(tmp_path):
+    """The kernel refuses the write, in a process of its own: the limit can't be raised again."""
+    rows = [GOOD | {"prompt": [{"role": "user", "content": f"{i}" * 300}]} for i in range(500)]
+    folder = pairs_folder(tmp_path, rows)
+    program = (
+        "import resource, sys; from trainer.data.dataset import load_preference_data as load;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000,) * 2); load(sys.argv[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=False
+    )
+    last = done.stderr.splitlines()[-1]
+    assert "cannot read pairs/train: [Errno 27] File too large: its rows are copied to /" in last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"rejected": None}, "pairs, row 1, column rejected: expected a list of messages"),
+        ({"tools": "Read, Edit"}, "pairs, row 1, column tools: expected a list of functions, or"),
+        ({"tools": {"Read": 1}}, "pairs, row 1, column tools: expected a list of functions"),
+    ],
+)
+def test_rows_given_to_the_trainer_are_held_to_the_same(composer, row, said):
+    first, second = rows_of(1)[:2]
+    with pytest.raises(DatasetError, match=said):
+        composer(pairs=[first, second | row], beta_replay=1.0)
+
+
+@pytest.mark.slow
+def test_rows_given_to_the_trainer_may_have_tools_as_json_text(composer):
+    rows = rows_of(1)
+    written = [row | {"tools": json.dumps(row["tools"])} for row in rows]
+    given = [composer(pairs=one, beta_replay=1.0, render_tools=True) for one in (rows, written)]
+    ids = [one._next_pairs()["batch"]["dpo_chosen_input_ids"].tolist() for one in given]
+    assert ids[0] == ids[1]
+
+
+def test_a_refusal_of_the_template_says_what_the_template_says(tokenizer):
+    renderer = Renderer(tokenizer=tokenizer)
+    tokenizer = renderer.tokenizer
+    before, tokenizer.chat_template = tokenizer.chat_template, "{{ raise_exception('no poems') }}"
+    try:
+        with pytest.raises(DatasetError, match=r"refuses messages of the roles user: .*no poems"):
+            renderer.prompt_ids(SAID)
+    finally:
+        tokenizer.chat_template = before
 
 
 def test_columns_of_text_are_named(tmp_path):
@@ -106,7 +202,7 @@ def test_a_file_that_is_cut_short_is_a_sentence(tmp_path):
     folder = pairs_folder(tmp_path, [GOOD] * 3)
     path = folder / "pairs" / "train-0.parquet"
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(DatasetError, match="cannot read pairs/train: "):
+    with pytest.raises(DatasetError, match=r"pairs/train-0\.parquet: "):
         load_preference_data(folder)
 
 

@@ -120,6 +120,13 @@ def test_greedy_actions_are_compared_with_the_consensus(model, tokenizer):
         loss.backward()
         optimizer.step()
     rates = consensus_rate(model, renderer, rows, max_new_tokens=48)
+    acts = rates.pop("acts")
+    assert [(act["asked"], act["consensus"], act["level"]) for act in acts] == [
+        ("Fix cart.py.", READ, "exact"),
+        ("Fix cart.py.", SAID, None),
+    ]
+    assert acts[0]["text"] == acts[1]["text"]
+    assert "cart.py" in acts[0]["text"]
     assert rates == {
         "exact": 0.5,
         "any": 0.5,

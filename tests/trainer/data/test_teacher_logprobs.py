@@ -7,8 +7,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
+from trainer.data.alignment import vocabulary_bytes
 from trainer.data.rendering import Renderer
-from trainer.data.teacher_logprobs import AnswerReader, vocabulary_bytes
+from trainer.data.teacher_logprobs import AnswerReader
 
 RECORDED = Path(__file__).parents[2] / "replay_pipeline/testing/real_servers.json"
 PROMPT = [{"role": "user", "content": "Fix the test."}]

@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers.utils import get_json_schema
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.workspaces.sandbox import Limits, Sandbox
+from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
 from tests.support.openenv_session import Session, rows_at
 from tests.support.small_repository import RIGHT, WRONG, served
 from tests.trainer.training import PLAIN
@@ -54,7 +54,7 @@ def warmed_up(rows, tool):
 def can_run(capsys):
     """Whether there can be a sandbox here; else what is tested is that it says so."""
     try:
-        Sandbox(limits=Limits(timeout_s=30))
+        Sandbox(limits=CommandLimits(timeout_s=30))
     except ConfigError as refusal:
         why = str(refusal)
     else:

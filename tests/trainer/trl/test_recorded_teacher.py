@@ -10,10 +10,11 @@ from safetensors.torch import load_file
 from tests.trainer.programs import start_ranks
 from tests.trainer.published import rows_of
 from tests.trainer.training import PLAIN
+from trainer.data.alignment import vocabulary_bytes
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import as_trl_reward, consensus_reward
 from trainer.data.rollouts import contrast_rollouts
-from trainer.data.teacher_logprobs import AnswerReader, vocabulary_bytes
+from trainer.data.teacher_logprobs import AnswerReader
 from trainer.data.tiny import make_model
 from trainer.engines.settings_file import read_settings
 from trainer.errors import DatasetError, TrainerConfigError

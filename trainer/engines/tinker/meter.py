@@ -65,7 +65,7 @@ def bound_of_step(shared: SharedSettings) -> Counter[str]:
         sampled_tokens=n_rollouts * completion,
         prefilled_tokens=n_rollouts * prompt
         + is_hinted * n_rollouts * (prompt + completion)
-        + shared.replay.needs_reference * n_pairs * 2 * side,
+        + shared.preference.needs_reference * n_pairs * 2 * side,
         trained_tokens=n_rollouts * (prompt + completion) * (1 + 2 * is_hinted)
         + n_pairs * 2 * side * 2,
     )

@@ -275,12 +275,12 @@ class TinkerRun:
             sampler = self.pairs.sampler(batch_size=shared.pairs_per_step, seed=shared.seed)
             drawn = sampler.step(step)
             rows = [self.pairs.rows[i] for i in drawn]
-            reference = self._reference_of(drawn) if shared.replay.needs_reference else None
+            reference = self._reference_of(drawn) if shared.preference.needs_reference else None
             datums = pair_datums(rows)
             self._count_trained(datums, n_passes=2)
             futures["replay"] = self.training.forward_backward_custom(
                 datums,
-                pair_loss(rows, reference, shared.replay, weight=shared.beta_replay),
+                pair_loss(rows, reference, shared.preference, weight=shared.beta_replay),
             )
         return futures
 

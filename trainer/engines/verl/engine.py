@@ -154,7 +154,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
     def _replay(self, options: PluginOptions, step: int) -> dict[str, float]:
         """Run forward and backward of this rank's share of the step's pairs; give the metrics."""
         pairs = self.pairs
-        if options.replay.needs_reference and self._reference is None:
+        if options.preference.needs_reference and self._reference is None:
             self._reference = self._reference_logps(options, step)
         drawn = pairs.sampler(batch_size=options.pairs_per_step, seed=options.seed).step(step)
         part = self._part(drawn, options)
@@ -284,7 +284,7 @@ class PairLoss:
         """Compute the loss of these pairs."""
         logps = no_padding_2_padding(model_output["log_probs"], data)
         reference = data.get("reference_logps", None)
-        losses, margins = pair_terms(logps, response_mask(data), reference, self.options.replay)
+        losses, margins = pair_terms(logps, response_mask(data), reference, self.options.preference)
         weights = data["pair_weight"][0::2].to(losses.dtype)
         is_real = (weights > 0).to(losses.dtype)
         self.loss += float((losses.detach() * weights).sum())

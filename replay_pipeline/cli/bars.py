@@ -1,0 +1,138 @@
+"""How far long work has come: a bar per stage in a terminal, plain lines elsewhere."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from rich.progress import (
+    BarColumn,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+from replay_pipeline.cli.console import err
+from replay_pipeline.types import Progress
+
+_WORTH_TELLING = {"bytes": 5_000_000, "look": 200}
+"""From how many of what plain lines tell of it."""
+
+
+@contextmanager
+def progress_bars() -> Iterator[Callable[[Progress], None]]:
+    """Give what draws a bar per stage in a terminal; where there is none, a line at every tenth."""
+    bars = Bars(
+        TextColumn("{task.description:<9}"),
+        BarColumn(bar_width=18),
+        TextColumn("{task.fields[amount]}"),
+        TextColumn("{task.fields[usd]}"),
+        _Rate(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(compact=True),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    )
+    tasks: dict[str, TaskID] = {}
+    tenths: dict[str, int] = {}
+    stages: dict[str, StageProgress] = {}
+
+    def show(progress: Progress) -> None:
+        whole = stages.setdefault(progress.stage, StageProgress()).whole(progress)
+        if not err.is_terminal:
+            _tell_tenth(whole, tenths)
+            return
+        if whole.stage not in tasks:
+            tasks[whole.stage] = bars.add_task(whole.stage, amount="", usd="")
+        bars.update(
+            tasks[whole.stage], completed=whole.n_done, total=whole.n_total,
+            amount=_amount(whole), usd=_dollars(whole), unit=whole.unit,
+        )  # fmt: skip
+
+    with bars:
+        yield show
+
+
+class _Rate(ProgressColumn):
+    """How much is done in a second, by the last half minute."""
+
+    def render(self, task: Task) -> Text:
+        """Return the rate; nothing before there is one."""
+        speed = task.finished_speed or task.speed
+        if not speed:
+            return Text("")
+        if task.fields.get("unit") == "bytes":
+            return Text(f"{speed / 1e6:.1f} MB/s")
+        return Text(f"{speed:,.0f}/s" if speed >= 10 else f"{speed:.1f}/s")
+
+
+@dataclass
+class StageProgress:
+    """A stage as one bar, however many batches it is done in: it never goes back, nor does its total.
+
+    What announces a stage as a whole gives its total for good. Where nothing does, the parts add up.
+    """
+
+    n_total: int | None = None
+    n_done: int = 0
+    limit_usd: float | None = None
+    parts: dict[str, Progress] = field(default_factory=dict)
+
+    def whole(self, progress: Progress) -> Progress:
+        """Take in how far a part has come, and give how far all of it has."""
+        if progress.limit_usd is not None:
+            self.limit_usd = progress.limit_usd
+        if progress.part is None:
+            self.n_total = self.n_total or progress.n_total
+            self.n_done = max(self.n_done, progress.n_done)
+            if not self.parts:
+                return replace(progress, n_done=self._up_to(self.n_done), n_total=self.n_total)
+        else:
+            self.parts[progress.part] = progress
+        parts = self.parts.values()
+        costs = [part.cost_usd for part in parts if part.cost_usd is not None]
+        self.n_done = max(self.n_done, sum(part.n_done for part in parts))
+        return replace(
+            progress,
+            n_done=self._up_to(self.n_done),
+            n_total=self.n_total or sum(part.n_total or 0 for part in parts) or None,
+            cost_usd=sum(costs) if costs else None,
+            limit_usd=self.limit_usd,
+        )
+
+    def _up_to(self, n_done: int) -> int:
+        return n_done if self.n_total is None else min(n_done, self.n_total)
+
+
+def _amount(progress: Progress) -> str:
+    unit, size = (" MB", 1e6) if progress.unit == "bytes" else ("", 0)
+    done, total = (
+        f"{n / size:.1f}" if size else f"{n:,}" for n in (progress.n_done, progress.n_total or 0)
+    )
+    return f"{done} of {total}{unit}" if progress.n_total else f"{done}{unit}"
+
+
+def _dollars(progress: Progress) -> str:
+    if progress.cost_usd is None:
+        return ""
+    of = "" if progress.limit_usd is None else f" of ${progress.limit_usd:.2f}"
+    return f"${progress.cost_usd:.4f}{of}"
+
+
+def _tell_tenth(progress: Progress, tenths: dict[str, int]) -> None:
+    """Print a line where a stage has come a tenth further since the last one, or ten steps."""
+    if not (progress.n_done or progress.cost_usd is not None):
+        return
+    fewest = _WORTH_TELLING.get(progress.unit or progress.stage, 0)
+    if (progress.n_total or fewest) < fewest:
+        return  # it is over before the line could be read
+    tenth = 10 * progress.n_done // progress.n_total if progress.n_total else progress.n_done // 10
+    if tenths.get(progress.stage) != tenth:
+        tenths[progress.stage] = tenth
+        usd = f", {_dollars(progress)}" if progress.cost_usd is not None else ""
+        err.print(f"{progress.stage} {_amount(progress)}{usd}", highlight=False)
