@@ -115,7 +115,7 @@ def execute(
     if executor == "ray":
         _refuse_unreachable(ray_address)
     process = [
-        {name: {**arguments, "mark_only": True, "explain": str(number)}}
+        {name: {**_unmerged(arguments), "mark_only": True, "explain": str(number)}}
         for number, (name, arguments) in filters.items()
     ]
     with tempfile.TemporaryDirectory(prefix="normalize-") as name:
@@ -137,6 +137,14 @@ def execute(
             name = f"ray at {ray_address}" if executor == "ray" else executor
             raise NormalizeError(f"data-juicer's executor {name} failed: {' | '.join(words)}")
         return _read_stats(folder / "stats", len(table))
+
+
+def _unmerged(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Give arguments of which no mapping is left, since data-juicer merges those of two uses."""
+    return {
+        name: json.dumps(value) if isinstance(value, dict) else value
+        for name, value in arguments.items()
+    }
 
 
 def _refuse_unreachable(ray_address: str) -> None:

@@ -25,6 +25,7 @@ from replay_pipeline.actions import Action, canonical_action
 from replay_pipeline.feasibility import PromptState
 from replay_pipeline.normalize.data_juicer import filter_rows, map_rows
 from replay_pipeline.normalize.kernels import character_class, repetition_ratio, text_digests
+from replay_pipeline.normalize.recipe import inner_arguments
 from replay_pipeline.normalize.verdict import (
     N_BANDS,
     CountedKeys,
@@ -690,15 +691,20 @@ class PairEachSideFilter(PairFilter):
     """Keeps pairs of which both sides pass a filter of data-juicer."""
 
     def __init__(
-        self, operator: str = "", arguments: dict | None = None, *args: Any, **kwargs: Any
+        self,
+        operator: str = "",
+        arguments: dict | str | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         """Initialization method.
 
         :param operator: name of a filter of data-juicer that reads a text.
-        :param arguments: its parameters.
+        :param arguments: its parameters; as JSON text where a recipe uses this operator twice,
+            since data-juicer's own command merges those of both uses.
         """
         super().__init__(*args, **kwargs)
-        self._judged_by, self._arguments = operator, dict(arguments or {})
+        self._judged_by, self._arguments = operator, inner_arguments(arguments)
         if not operator:
             raise ValueError("operator is missing: the filter of data-juicer that judges")
         self._filter: Any = load_ops([{operator: dict(self._arguments)}])[0]
@@ -718,7 +724,8 @@ class PairEachSideFilter(PairFilter):
             if isinstance(stats[0][name], int | float)
         ]
         verdict = RowVerdict.of(len(batch), measures)
-        limits = ", ".join(f"{name}={value}" for name, value in self._arguments.items())
+        # In one order: executors sort what they are given.
+        limits = ", ".join(f"{name}={self._arguments[name]}" for name in sorted(self._arguments))
         for side, (kept, stats) in found.items():
             for row, is_kept, stat in zip(rows.tolist(), kept, stats, strict=True):
                 if not is_kept and not verdict.fails[row]:
@@ -739,17 +746,22 @@ class PairEachSideMapper(Mapper):
     _batched_op = True
 
     def __init__(
-        self, operator: str = "", arguments: dict | None = None, *args: Any, **kwargs: Any
+        self,
+        operator: str = "",
+        arguments: dict | str | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         """Initialization method.
 
         :param operator: name of a mapper of data-juicer that edits a text.
-        :param arguments: its parameters.
+        :param arguments: its parameters; as JSON text where a recipe uses this operator twice,
+            since data-juicer's own command merges those of both uses.
         """
         super().__init__(*args, **kwargs)
         if not operator:
             raise ValueError("operator is missing: the mapper of data-juicer that edits")
-        self._mapper: Any = load_ops([{operator: dict(arguments or {})}])[0]
+        self._mapper: Any = load_ops([{operator: inner_arguments(arguments)}])[0]
 
     def process_batched(self, samples: dict[str, Any]) -> dict[str, Any]:
         """Edit the sides that are texts, in the column and in the message that is published."""

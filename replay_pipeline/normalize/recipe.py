@@ -193,9 +193,11 @@ def _for_pairs(step: dict[str, dict[str, Any]], where: str) -> dict[str, dict[st
         near = {key: value for key, value in arguments.items() if key in _NEAR}
         return {"pair_near_deduplicator": _NEAR | near}
     if name in _SIDE_FILTERS:
-        return {"pair_each_side_filter": {"operator": name, "arguments": arguments}}
+        inner = json.dumps(arguments, sort_keys=True)
+        return {"pair_each_side_filter": {"operator": name, "arguments": inner}}
     if name in _SIDE_MAPPERS:
-        return {"pair_each_side_mapper": {"operator": name, "arguments": arguments}}
+        inner = json.dumps(arguments, sort_keys=True)
+        return {"pair_each_side_mapper": {"operator": name, "arguments": inner}}
     if name in _NEEDS_A_TEXT:
         raise ConfigError(
             f"{where}: {name} {_NEEDS_A_TEXT[name]}: set its text_key to a column of pairs, such as "
@@ -204,9 +206,21 @@ def _for_pairs(step: dict[str, dict[str, Any]], where: str) -> dict[str, dict[st
     return step
 
 
+def inner_arguments(given: dict[str, Any] | str | None) -> dict[str, Any]:
+    """Give the parameters of an operator that another one runs, which may be JSON text.
+
+    Raises:
+        ValueError: they are no mapping.
+    """
+    found = json.loads(given) if isinstance(given, str) else given
+    if not isinstance(found, dict | None):
+        raise ValueError(f"arguments is {given!r}, but takes a mapping")
+    return dict(found or {})
+
+
 def _check_harmless(name: str, arguments: dict[str, Any], *, where: str) -> None:
     if name in ("pair_each_side_filter", "pair_each_side_mapper"):
-        inner = arguments.get("arguments") or {}
+        inner = inner_arguments(arguments.get("arguments"))
         return _check_harmless(str(arguments.get("operator")), inner, where=where)
     is_known = name.startswith("pair_") or name in _EXECUTES_NOTHING
     doing = [
