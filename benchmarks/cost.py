@@ -22,12 +22,10 @@ import argparse
 import json
 import random
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -39,9 +37,10 @@ from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import Traces, ingest
 from replay_pipeline.replay import DEFAULT_GATES, measure_gates, parse_gates
 from replay_pipeline.replay.dialects import Prompt, RequestOptions
-from replay_pipeline.replay.gates import ASK, is_error_site
+from replay_pipeline.replay.measuring import bought, numbered
+from replay_pipeline.replay.places import Place, errors_first
+from replay_pipeline.replay.policy import is_error_site
 from replay_pipeline.replay.requests import Prefix, RequestBuilder
-from replay_pipeline.replay.run import _errors_first
 from replay_pipeline.replay.sizes import Learned, Size
 from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS
 from replay_pipeline.testing.catalog import served
@@ -245,25 +244,16 @@ def asked_steps(
 ) -> dict[tuple[int, str], list[tuple[int, float]]]:
     """Which steps of which session each teacher is asked at, and when, if money is not short.
 
-    Each teacher goes through a session in order, and waits for those before it at the same state.
+    The teachers have a round each, and go through a session in order in it.
     """
-    rules = parse_gates(gates)
+    chosen = bought(
+        states, teachers, numbered(states, teachers, answers.values()), parse_gates(gates)
+    )
     asked: dict[tuple[int, str], list[tuple[int, float]]] = {}
-    free: dict[tuple[int, str], float] = {}
-    for state in states:
-        poll = rules.poll(state)
-        session = int(state.get("session_id", "0"))
-        now = 0.0
-        for place, teacher in enumerate(teachers):
-            lane = session, teacher.name
-            verdict = rules.judge(poll, teachers[place:], 0.0) if rules.is_sequential else ASK
-            start = max(now if rules.is_sequential else 0.0, free.get(lane, 0.0))
-            if verdict.reason:
-                free[lane] = start
-                continue
-            asked.setdefault(lane, []).append((state.get("turn_idx", 0), start))
-            now = free[lane] = start + LATENCY_S
-            poll.add(answers[state["state_id"], teacher.name])
+    for state, teacher in sorted(chosen):
+        session = int(states[state].get("session_id", "0"))
+        lane = asked.setdefault((session, teachers[teacher].name), [])
+        lane.append((states[state].get("turn_idx", 0), len(lane) * LATENCY_S))
     return asked
 
 
@@ -345,19 +335,21 @@ def orders(sessions: Sessions, teachers: Sequence[TeacherSpec]) -> Iterator[dict
     alone = sum(in_lanes_usd(sites, sessions, teachers))
     print(f"\n  {n_sites} error sites: asked alone ${alone * 50 / max(1, n_sites):.2f} per 50 asked, "
           f"in lanes ${everything * 50 / n_steps:.2f}")  # fmt: skip
-    lanes = [
-        (teachers[0], deque(
-            SimpleNamespace(
-                session=number, place=place,
-                state={"outcome": "tool_error" if step.is_error_site else "ok"},
-            )
-            for place, step in enumerate(steps)
-        ))
-        for number, steps in enumerate(sessions)
-    ]  # fmt: skip
-    shuffled = random.Random(0).sample(lanes, len(lanes))
-    for name, order in (("in no order", shuffled), ("error_sites_first", _errors_first(lanes))):
-        plan = [(lane[0].session, [task.place for task in lane]) for _, lane in order]
+    steps = [(number, place) for number, each in enumerate(sessions) for place in range(len(each))]
+    places = [
+        Place(
+            session=str(number),
+            project="",
+            kind="",
+            has_gone_wrong=sessions[number][place].is_error_site,
+        )
+        for number, place in steps
+    ]
+    first = [
+        (steps[run[0]][0], [steps[number][1] for number in run]) for run in errors_first(places)
+    ]
+    shuffled = random.Random(0).sample(every, len(every))
+    for name, plan in (("in no order", shuffled), ("error_sites_first", first)):
         n_asked = n_found = 0
         left = everything / 2
         for (number, places), usd in zip(plan, in_lanes_usd(plan, sessions, teachers), strict=True):

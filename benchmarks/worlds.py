@@ -49,6 +49,7 @@ def claims(world: World, truth: float, n_states: int, seed: int) -> dict[str, fl
     return {
         "precision": truth,
         "votes_alone": abs(report.precision.share - truth),
+        "covered_unchecked": float(report.precision.low <= truth <= report.precision.high),
         "checked": abs(found.share - left),
         "covered": float(found.low <= left <= found.high),
     }
@@ -100,7 +101,7 @@ def main() -> int:
         found[name] = row
         print(
             f"{name:24s} precision {row['precision']:.3f}, missed by {row['votes_alone']:.3f} from "
-            f"votes, {row['checked']:.3f} with {N_CHECKED} checked ({row['covered']:.0%} covered)\n"
+            f"votes ({row['covered_unchecked']:.0%} covered), {row['checked']:.3f} with {N_CHECKED} checked ({row['covered']:.0%} covered)\n"
             f"{'':24s} everybody {row['right_all']:.0f} right ({row['precision_all']:.3f}), by value "
             f"{row['right_value']:.0f} ({row['precision_value']:.3f}), {gain:.2f} times: "
             f"{'ok' if row['is_met'] else 'MISSED'}",

@@ -113,7 +113,7 @@ class ReplaySettings(_Section):
     retry: RetryPolicy = RetryPolicy()
     """How a call is tried again that surely cost nothing."""
     gates: tuple[str, ...] = ()
-    """Gating policies by name, in order; empty: every teacher is asked at every state."""
+    """Presets of the policy by which a run buys, by name; empty: every teacher is asked at every state."""
     student: TeacherSpec | None = None
     """How a control run reaches the students' own models (address, key); empty: OpenRouter."""
     accepted_terms: tuple[str, ...] = ()
@@ -177,8 +177,8 @@ class PublishSettings(_Section):
     """Visibility of a repository that is created."""
     client_texts: bool = False
     """Push the system prompts and tools of clients to the Hub: they belong to the makers of the clients.
-    Without, a dataset that goes to a `repo_id` has the neutral ones in their place, and the card says so.
-    A dataset that stays here has them."""
+    They lie in files of their own (`client_texts/`); without this, these files stay here, and who loads
+    the dataset from the Hub gets the neutral prompts and tools in their place."""
     split_by: Literal["conversation", "project"] = "conversation"
     """What is never cut: a conversation (a session, its subagents, whatever was resumed or forked from
     it) or all conversations of a project folder, which asks more of a held-out figure."""
@@ -196,9 +196,9 @@ class PublishSettings(_Section):
     (`replay.teachers.top_logprobs`): the config `teacher_logprobs`, for a trainer's channel 2."""
 
     @property
-    def has_client_texts(self) -> bool:
-        """Whether the prompts of the dataset have the system prompts and tools of clients."""
-        return self.client_texts or self.repo_id is None
+    def pushes_client_texts(self) -> bool:
+        """Whether the texts of clients go to the Hub."""
+        return self.client_texts and self.repo_id is not None
 
 
 class TrainSettings(_Section):

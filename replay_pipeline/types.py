@@ -84,6 +84,15 @@ def conversation_of(session_id: str) -> str:
     return _PART_OF_SESSION.sub("", session_id) or session_id
 
 
+class ClientTexts(TypedDict):
+    """What a client's own prompt has in place of the beginning of a neutral one."""
+
+    n_replaced: int
+    """How many messages of the neutral prompt they stand for, from the first."""
+    messages: list[Message]
+    tools: list[Tool]
+
+
 class TraceState(TypedDict):
     """One decision point of a recorded agent session: what the agent saw, and what it did.
 
@@ -122,6 +131,9 @@ class TraceState(TypedDict):
     harness: NotRequired[dict[str, Any]]
     """Of which client's harness the system prompt and the tools are, where they were learned from the
     client: `agent`, `version`, `sha` and what is not quite as it was (`note`)."""
+    client_texts: NotRequired[ClientTexts]
+    """What the client's own prompt has in place of the neutral one, where a state was asked for in the
+    neutral form."""
     params: NotRequired[dict[str, Any]]
     """The other parameters of the request, where it is logged: model, thinking, context management, …"""
 
@@ -334,7 +346,7 @@ class TeacherAction:
     error_code: str | None = None
     error_message: str | None = None
     gate: str | None = None
-    """The gate that decided by chance that this call is made."""
+    """The gate, a preset of the buying policy, that decided by chance that this call is made."""
     propensity: float = 1.0
     """With which probability this call was made; weigh by its inverse."""
     logprobs: TokenLogprobs | None = field(default=None, repr=False)

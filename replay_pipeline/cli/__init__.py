@@ -3,6 +3,8 @@
 One module a group of commands; importing it adds them to the program, in the order of `--help`.
 """
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -22,6 +24,9 @@ __all__ = ["app", "main"]
 def main() -> None:
     """Run the command line; a user's mistake ends with one line and a code, never a trace."""
     _hear_stops()
+    # At its end the interpreter looks through every object for garbage. That takes a while, and now and
+    # then it crashed in one of a compiled package, after everything was done.
+    atexit.register(gc.freeze)
     try:
         app(standalone_mode=True)
     except ReplayPipelineError as error:

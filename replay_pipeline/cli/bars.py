@@ -10,7 +10,6 @@ from rich.progress import (
     Task,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.progress import Progress as Bars
@@ -28,12 +27,11 @@ def progress_bars() -> Iterator[Callable[[Progress], None]]:
     """Give what draws a bar per stage in a terminal; where there is none, a line at every tenth."""
     bars = Bars(
         TextColumn("{task.description:<9}"),
-        BarColumn(bar_width=18),
+        BarColumn(bar_width=14),
         TextColumn("{task.fields[amount]}"),
         TextColumn("{task.fields[usd]}"),
         _Rate(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(compact=True),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         console=err,
         transient=True,
         disable=not err.is_terminal,

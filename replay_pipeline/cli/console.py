@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -428,6 +429,11 @@ def show_estimate(report: Report) -> None:
         if row["n_logprobs"]:
             n = row["n_logprobs"]
             say(f"{row['teacher']}: {n:,} token probabilities, at no charge beside the tokens")
+    for source, day in {
+        (row["price_source"], row["price_date"][:10]) for row in report["teachers"]
+    }:
+        if day and date.fromisoformat(day) < datetime.now(UTC).date() - timedelta(days=1):
+            say(f"Prices are of {day}: {source} could not be asked again.")
     for said in report["prospect"]["words"]:
         say(f"{said[:1].upper()}{said[1:]}.")
     if words := _next_words(report):
@@ -587,8 +593,8 @@ _PLACES = ("stronger at", "weaker at")
 """What of a teacher's strength is told in a sentence."""
 
 
-def show_pairs(reports: Report) -> None:
-    """Pairs by batch, and how many of them are right."""
+def show_pairs(reports: Report, *, is_last: bool = True) -> None:
+    """Show pairs by batch, and how many of them are right; what to do next if nothing comes after."""
     _draw_batches(
         "Pairs",
         ("n_states", "n_consensus", "n_agreement", "n_pairs"),
@@ -608,6 +614,8 @@ def show_pairs(reports: Report) -> None:
     show_strengths(reports)
     poll = Poll.pooled(report["poll"] for report in reports.values() if "poll" in report)
     say(f"How many are right: {poll.precision().words()}.")
+    if not is_last:
+        return
     next_step(
         "mark forty in `replay-pipeline look`, then give `pairs --marks FILE`"
         if poll.n_pairs and not poll.checks
@@ -832,7 +840,7 @@ def show_stale(report: Report) -> None:
     next_step("`replay-pipeline run` does it again")
 
 
-def show_ranked(report: Report) -> None:
+def show_ranked(report: Report, *, is_last: bool = True) -> None:
     """Three lines a pair: how likely it is to be right and what is doubtful, then where its sides differ."""
     out.print("[bold]Pairs to look at first[/]")
     for pair in report["pairs"]:
@@ -843,7 +851,7 @@ def show_ranked(report: Report) -> None:
         _line(" · ".join(each for each in head if each), "")
         _line(f"  − {where['rejected']}", "red")
         _line(f"  + {where['chosen']}", "green")
-    if report["pairs"]:
+    if report["pairs"] and is_last:
         next_step(
             f"`replay-pipeline pairs show {report['pairs'][0]['state_id'][:_ID_CHARS]}` shows all of one"
         )

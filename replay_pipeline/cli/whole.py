@@ -165,7 +165,7 @@ def _show_pairs_of_demo(data: Path, model: Path | None, *, yes: bool) -> None:
         for batch in work.batches():
             replay(batch)
         reports = {batch: work.pairs(batch).report for batch in work.batches()}
-    show_pairs(reports)
-    show_ranked({"pairs": [ranked_row(pair) for pair in work.ranked_pairs()[:5]]})
+    show_pairs(reports, is_last=False)
+    show_ranked({"pairs": [ranked_row(pair) for pair in work.ranked_pairs()[:5]]}, is_last=False)
     work.write_page()
     next_step(f"open {near(str(page_of(work.settings)))} in a browser: all of them side by side")

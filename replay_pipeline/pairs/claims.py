@@ -153,7 +153,14 @@ class Claims:
             for pair in pairs
             if (is_right := self.is_right(pair)) is not None
         }
-        return Poll.of(claims, known, chances)
+        # What execution tells is of no sample of all pairs: those proven are counted apart, and those
+        # refuted are gone.
+        told = {key: is_right for key, is_right in known.items() if key not in self._checked}
+        left = {key: p for key, p in claims.items() if told.get(key) is not False}
+        marked = {key: known[key] for key in known.keys() - told.keys()}
+        return Poll.of(
+            left, marked, chances, proven=[key for key, is_right in told.items() if is_right]
+        )
 
     def _natural_shares(self, pairs: Iterable[DPOPair]) -> dict[str, float]:
         """Share of right pairs among those that need no teacher, by source."""

@@ -42,8 +42,8 @@ class CardFacts(TypedDict, total=False):
     """Models used although their vendor forbids training on answers."""
     control_run: Mapping[str, Any]
     """What the students' own models did when they were asked again, by name."""
-    client_texts: bool
-    """Whether prompts have the system prompts and tools of clients, which belong to their makers."""
+    pushes_client_texts: bool
+    """Whether the texts of clients, which belong to their makers, go to the Hub as well."""
     notes: str
     url: str
     """Where the software or the project is described."""
@@ -59,7 +59,7 @@ _GENERAL = (
     "license",
     "teachers",
     "accepted_terms",
-    "client_texts",
+    "pushes_client_texts",
     "control_run",
     "notes",
     "url",

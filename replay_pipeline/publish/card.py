@@ -56,6 +56,8 @@ _COLUMNS = {
     "a cut must leave them, and the step that each belongs to.",
     "session_id": "The session; a subagent has one of its own.",
     "conversation": "The conversation that the session is a part of; splits never cut one.",
+    "client_texts": "Hash of the texts of the client that wrote the session, in `client_texts/`; null where "
+    "the prompt has all there is.",
     "trace_batch": "The batch it came with; a batch is replaced as a whole.",
 }
 """Columns that the pipeline's own tables do not have, or not like this."""
@@ -136,7 +138,8 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         blind=in_words(facts.get("blind_control")) if n_pairs else "",
         control_run=[(_code(name), value) for name, value in facts.get("control_run", {}).items()],
         accepted_terms=", ".join(map(_code, facts.get("accepted_terms", ()))),
-        client_texts=facts.get("client_texts"),
+        n_with_texts=_added(batch.get("client_texts", {}) for batch in batches).get("n_pairs", 0),
+        pushes_client_texts=bool(facts.get("pushes_client_texts")),
         sample=_sample(batches),
     )
     return f"{card}\n".encode()

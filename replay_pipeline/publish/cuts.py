@@ -46,6 +46,8 @@ def cut_pairs(pairs: pa.Table, n_tokens: int, sizes: TokenSizes, not_cut: Counte
     Definitions of tools that nothing uses go first, then whole steps, oldest first; at last long messages
     lose their middle, and long results that a side needs what is far from the lines it needs.
 
+    A prompt that is cut stays neutral: with the texts of its client it would be longer than it is to be.
+
     Args:
         pairs: rows of the config `pairs`, with their `needs`.
         n_tokens: length of prompt, tools and the longer side together.
@@ -54,7 +56,7 @@ def cut_pairs(pairs: pa.Table, n_tokens: int, sizes: TokenSizes, not_cut: Counte
     """
     rows = []
     for row in pairs.to_pylist():
-        cut = _cut_row(row, int(n_tokens * FILLED), sizes)
+        cut = _cut_row(row | {"client_texts": None}, int(n_tokens * FILLED), sizes)
         if isinstance(cut, str):
             not_cut[cut] += 1
         else:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.errors import MissingDependencyError
 from replay_pipeline.publish import batch_facts, layout
+from replay_pipeline.publish.client_texts import ClientTexts, taken_out, texts_in
 from replay_pipeline.publish.folder import list_files, read_files
 from replay_pipeline.publish.splits import SPLITS, Split, sha_of
 
@@ -93,12 +94,25 @@ class Published:
         return cls(folder=folder, hub=hub, before=before, manifests=manifests, facts=facts)
 
     def rows(
-        self, manifest: Mapping[str, Any], config: str, named: Mapping[str, str]
+        self,
+        manifest: Mapping[str, Any],
+        config: str,
+        named: Mapping[str, str],
+        texts: ClientTexts,
     ) -> Iterator[pa.Table]:
-        """Give the rows of a batch in a config, from the folder, or from the Hub if it is not there."""
+        """Give the rows of a batch in a config, from the folder, or from the Hub if it is not there.
+
+        Args:
+            manifest: that of the batch.
+            config: the config.
+            named: conversations of sessions, for rows that do not name theirs.
+            texts: takes the texts of clients that an older version has in the prompts.
+        """
+        keep = None if layout.length_of(config) else texts.keep
         for side in SPLITS:
             for file in self._shards(manifest, config, side):
-                for rows in layout.read_shard(file, config):
+                for part in layout.read_shard(file, config):
+                    rows = taken_out(part, keep) if self._has_texts_inside(manifest) else part
                     place = rows.column_names.index("conversation")
                     told = pa.array([
                         named.get(session or "", conversation)
@@ -109,6 +123,21 @@ class Published:
                         )
                     ], pa.string())  # fmt: skip
                     yield rows.set_column(place, rows.field(place), told)
+
+    def _has_texts_inside(self, manifest: Mapping[str, Any]) -> bool:
+        is_older = manifest.get("layout", 1) < layout.VERSION
+        return is_older and bool(self.facts.get("client_texts"))
+
+    def texts(self, manifest: Mapping[str, Any]) -> ClientTexts:
+        """Give the texts of clients that lie beside the rows of a batch, from the folder or the Hub."""
+        batch = manifest["trace_batch"]
+        found = texts_in(self.folder, batch)
+        if not found and manifest.get("client_texts") and self.hub is not None:
+            for path in self.hub.head().files:
+                if path.startswith(f"{layout.CLIENT_TEXTS}/{batch}/"):
+                    data = io.BytesIO(self.hub.read(path, revision="main"))
+                    found |= {row["hash"]: row for row in pq.read_table(data).to_pylist()}
+        return ClientTexts(found.values())
 
     def _shards(
         self, manifest: Mapping[str, Any], config: str, side: str

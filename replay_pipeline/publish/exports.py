@@ -17,6 +17,7 @@ import yaml
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.publish import layout
+from replay_pipeline.publish.client_texts import texts_in, with_client_texts
 from replay_pipeline.publish.earlier import read_manifests
 from replay_pipeline.publish.folder import alone, list_files, replace_files
 from replay_pipeline.publish.secret_scan import SecretScan
@@ -124,13 +125,13 @@ def _config_of(manifests: Mapping[str, Row], dataset: Path, config: str | None) 
 def _rows(
     dataset: Path, manifests: Mapping[str, Row], config: str, split: str
 ) -> Iterator[dict[str, Any]]:
-    scan = SecretScan("export")
+    scan, texts = SecretScan("export"), texts_in(dataset)
     for key in sorted(manifests):
         for name in sorted(manifests[key]["files"].get(config, {}).get(split, {})):
             path = dataset / layout.batch_dir(config, split, key) / name
             for part in layout.read_shard(path, config):
                 scan.take(part, config)
-                yield from part.to_pylist()
+                yield from (with_client_texts(row, texts) for row in part.to_pylist())
     scan.finish()
 
 

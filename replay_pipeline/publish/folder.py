@@ -19,6 +19,7 @@ from uuid import uuid4
 from replay_pipeline.errors import StorageError
 from replay_pipeline.publish import layout
 
+_OF_BATCHES = (f"{layout.DATA}/", f"{layout.CLIENT_TEXTS}/")
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -149,7 +150,7 @@ def _link(source: Path, target: Path, *, leave_out: set[str]) -> None:
     """Link all files but those left out; a folder of data that would have none is not made."""
     made = {""}
     for path, is_folder in _tree(source):
-        if path in leave_out or (is_folder and path.startswith(f"{layout.DATA}/")):
+        if path in leave_out or (is_folder and path.startswith(_OF_BATCHES)):
             continue
         folder = path if is_folder else path.rpartition("/")[0]
         if folder not in made:

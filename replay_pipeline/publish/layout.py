@@ -26,10 +26,10 @@ from replay_pipeline.feasibility.state import cwd_of
 from replay_pipeline.storage.pair_rows import ROWS_AT_ONCE, json_value
 from replay_pipeline.types import Message, conversation_of
 
-VERSION = 4
+VERSION = 5
 """Of the columns. In 1, messages and tools were lists of JSON texts; until 3, rows did not name their
 conversation, and each session was split by itself, subagents apart from who started them; until 4, both
-sides were in the canonical form, which no client takes."""
+sides were in the canonical form, which no client takes; until 5, texts of clients stood in the prompts."""
 
 _TEXT = pa.string()
 _FUNCTION = pa.struct([("name", _TEXT), ("arguments", _TEXT)])
@@ -56,7 +56,10 @@ _COMMON = [
     ("is_distillable", pa.bool_()),
     ("cost_usd", pa.float64()),
 ]
-_KEYS = [(name, _TEXT) for name in ("state_id", "session_id", "conversation", "trace_batch", "cwd")]
+_KEYS = [
+    (name, _TEXT)
+    for name in ("state_id", "session_id", "conversation", "trace_batch", "cwd", "client_texts")
+]
 _OF_PAIRS = [
     ("pair_id", pa.string()),
     ("n_teachers_valid", pa.int32()),
@@ -127,7 +130,13 @@ def configs_of(manifests: Iterable[Mapping[str, Any]]) -> list[str]:
     return [*CONFIGS, *sorted(more, key=lambda name: length_of(name) or 0)]
 
 
+CLIENT_TEXT = pa.schema(
+    [("hash", _TEXT), ("n_replaced", pa.int32()), ("messages", MESSAGES), ("tools", _TEXT)]
+)
+"""What a client's own prompt has in place of the first `n_replaced` messages of the neutral one."""
+
 DATA = "data"
+CLIENT_TEXTS = "client_texts"
 MANIFESTS = "manifests"
 CARD = "README.md"
 FACTS = f"{MANIFESTS}/_card.json"
@@ -175,6 +184,8 @@ def manifest_path(batch: str) -> str:
 def batch_of(path: str) -> str | None:
     """Give the batch that owns a path of the dataset, if one does."""
     if match := re.fullmatch(rf"{DATA}/[^/]+/[^/]+/(?:trace_batch=)?([^/]+)/[^/]+", path):
+        return match[1]
+    if match := re.fullmatch(rf"{CLIENT_TEXTS}/([^/]+)/[^/]+", path):
         return match[1]
     if match := re.fullmatch(rf"{MANIFESTS}/(?!_)([^/]+)\.json", path):
         return match[1]
@@ -292,13 +303,46 @@ def _column(part: pa.RecordBatch, field: pa.Field) -> pa.Array:
     return pa.array(old, field.type)
 
 
-def pair_rows(kept: pa.Table, batch: str) -> pa.Table:
-    """Give rows of the config `pairs`, from a table `normalized_pairs`."""
+Keep = Callable[[Mapping[str, Any]], str]
+"""Keeps the texts of a client, and returns their hash."""
+
+
+def _texts_of(part: pa.Table) -> list[dict[str, Any] | None]:
+    """Return the texts of clients of each row, as they are published."""
+    given = [text and json_value(text) for text in _given(part, "client_texts_json")]
+    return [
+        each
+        and {
+            "n_replaced": each["n_replaced"],
+            "messages": messages_of(json.dumps(each["messages"])),
+            "tools": tools_of(json.dumps(each["tools"])),
+        }
+        for each in given
+    ]
+
+
+def _kept_texts(part: pa.Table, keep: Keep | None) -> tuple[list[str | None], list[str | None]]:
+    """Keep the texts of clients of each row; return their hashes, and the clients' own tools."""
+    texts = _texts_of(part)
+    names = [keep(each) if each and keep else None for each in texts]
+    return names, [each["tools"] if each else None for each in texts]
+
+
+def pair_rows(kept: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
+    """Give rows of the config `pairs`, from a table `normalized_pairs`.
+
+    Args:
+        kept: the table, with its prompts.
+        batch: the batch that it is of.
+        keep: where texts of clients go that stand beside the prompts.
+    """
     prompts, tools = (
         _each(kept, "state_messages_json", messages_of),
         _each(kept, "tools_json", tools_of),
     )
-    states = _States(prompts, tools, _given(kept, "cwd"))
+    named, own = _kept_texts(kept, keep)
+    shown = [mine or neutral for mine, neutral in zip(own, tools, strict=True)]
+    states = _States(prompts, shown, _given(kept, "cwd"))
     return _table(
         kept,
         batch,
@@ -308,16 +352,25 @@ def pair_rows(kept: pa.Table, batch: str) -> pa.Table:
         rejected=states.in_native_form(_each(kept, "rejected_messages_json", messages_of)),
         tools=tools,
         cwd=states.folders,
+        client_texts=named,
     )
 
 
-def positive_rows(positives: pa.Table, batch: str) -> pa.Table:
-    """Give rows of the config `positives`: states at which the student did what the teachers would."""
+def positive_rows(positives: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
+    """Give rows of the config `positives`: states at which the student did what the teachers would.
+
+    Args:
+        positives: a table `positives`, with its prompts.
+        batch: the batch that it is of.
+        keep: where texts of clients go that stand beside the prompts.
+    """
     actions = _each(positives, "action_json", lambda text: messages_of(f"[{text}]"))
     texts = positives["action"].to_pylist()
     prompts = _each(positives, "state_messages_json", messages_of)
     tools = _each(positives, "tools_json", tools_of)
-    states = _States(prompts, tools, _given(positives, "cwd"))
+    named, own = _kept_texts(positives, keep)
+    shown = [mine or neutral for mine, neutral in zip(own, tools, strict=True)]
+    states = _States(prompts, shown, _given(positives, "cwd"))
     completions = [
         action or [message_of({"role": "assistant", "content": text})]
         for action, text in zip(actions, texts, strict=True)
@@ -331,6 +384,7 @@ def positive_rows(positives: pa.Table, batch: str) -> pa.Table:
         label=[True] * len(positives),
         tools=tools,
         cwd=states.folders,
+        client_texts=named,
     )
 
 

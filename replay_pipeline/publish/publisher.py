@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from replay_pipeline.errors import ConfigError, PublishError
 from replay_pipeline.publish import batch_facts, layout
 from replay_pipeline.publish.answers import ScoredAnswers
+from replay_pipeline.publish.client_texts import ClientTexts
 from replay_pipeline.publish.earlier import HubOptions, Published
 from replay_pipeline.publish.folder import alone
 from replay_pipeline.publish.loading import problems_of_loading
@@ -123,18 +124,23 @@ def publish(
         old = {key: m for key, m in there.items() if m.get("layout") != layout.VERSION}
         version = Version(Path(aside), facts=facts, owned=keys | old.keys(), before=earlier.before)
         for key in sorted(keys):
-            rows = _rows_of(key, given[key], agreed[key], prompts(key) if prompts else None)
+            texts, states = ClientTexts(), prompts(key) if prompts else None
+            rows = _rows_of(key, given[key], agreed[key], states, texts)
             told = batch_facts.stage_facts(card_facts or {}, key)
-            more = {"stages": told, "scored": scored.get(key), "ties": ties}
+            more = {"stages": told, "scored": scored.get(key), "ties": ties, "texts": texts}
             version.add(cuts.of(key, *rows, split=split, **more))
-        for key, *rows, stages in _again(earlier, old, gone, named):
-            version.add(cuts.of(key, *rows, split=split, stages=stages))
+        for key, *rows, texts, stages in _again(earlier, old, gone, named):
+            version.add(cuts.of(key, *rows, split=split, stages=stages, texts=texts))
         version.know(batch_facts.side_facts(split.sides, moved, [*there.values(), *version.new]))
         version.measure(folder)
         report = version.write(folder, options, look)
-        left_out = sum((each.left_out for each in scored.values()), Counter())
-        report = replace(report, answers_left_out=dict(sorted(left_out.items())))
+        report = replace(report, answers_left_out=_left_out(scored.values()))
         return version.bring(folder, hub, options, report)
+
+
+def _left_out(scored: Iterable[ScoredAnswers]) -> dict[str, int]:
+    """Count the answers without token probabilities, by reason."""
+    return dict(sorted(sum((each.left_out for each in scored), Counter[str]()).items()))
 
 
 def _again(
@@ -145,14 +151,15 @@ def _again(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield batches of an older layout once more, since one dataset has one form of columns.
 
-    Of each come its key, its pairs, its positives, and what was told of its stages.
+    Of each come its key, its pairs, its positives, the texts of clients, and what was told of its stages.
     """
     for key, manifest in sorted(manifests.items()):
+        texts = earlier.texts(manifest)
         pairs, positive = (
-            map(gone.without, earlier.rows(manifest, config, conversations))
+            map(gone.without, earlier.rows(manifest, config, conversations, texts))
             for config in ("pairs", "positives")
         )
-        yield key, pairs, positive, manifest["stages"]
+        yield key, pairs, positive, texts, manifest["stages"]
 
 
 def shards_of(
@@ -183,10 +190,12 @@ def shards_of(
     """
     key, gone = manifest["trace_batch"], batch_facts.Retracted.of(facts)
     version = Version(folder, facts=facts, owned={key}, before={})
+    texts = ClientTexts()
     version.add(
         cuts.of(
             key,
-            *_rows_of(key, gone.without(pairs), gone.without(positives), prompts),
+            *_rows_of(key, gone.without(pairs), gone.without(positives), prompts, texts),
+            texts=texts,
             split=ConversationSplit(
                 manifest["test_fraction"], sides_in(manifest.get("conversations", {}))
             ),
@@ -255,10 +264,11 @@ def _without(new: batch_facts.Retracted, earlier: Published, aside: Path) -> Ver
     for key in sorted(touched - new.batches):
         manifest, tokens = there[key], there[key].get("tokens", {})
         more = [name for name in manifest["files"] if name not in layout.CONFIGS]
+        texts = earlier.texts(manifest)
         parts = (
             (config, new.without(part))
             for config in ["positives", "pairs", *more]
-            for part in earlier.rows(manifest, config, {})
+            for part in earlier.rows(manifest, config, {}, texts)
         )
         version.add(
             NewBatch(
@@ -268,6 +278,7 @@ def _without(new: batch_facts.Retracted, earlier: Published, aside: Path) -> Ver
                 stages=manifest["stages"],
                 counted=tokens.get("counted"),
                 not_cut=tokens.get("not_cut") or {},
+                texts=texts,
             )
         )
     stay = [manifest for key, manifest in there.items() if key not in touched]
@@ -320,12 +331,16 @@ def problems_on_hub(
 
 
 def _rows_of(
-    key: str, pairs: pa.Table, positives: pa.Table, states: PromptsOf | None
+    key: str,
+    pairs: pa.Table,
+    positives: pa.Table,
+    states: PromptsOf | None,
+    texts: ClientTexts,
 ) -> tuple[Iterator[pa.Table], Iterator[pa.Table]]:
     """Give the rows of a batch as configs have them, in parts."""
     return (
-        (layout.pair_rows(part, key) for part in _in_full(pairs, states, key)),
-        (layout.positive_rows(part, key) for part in _in_full(positives, states, key)),
+        (layout.pair_rows(part, key, texts.keep) for part in _in_full(pairs, states, key)),
+        (layout.positive_rows(part, key, texts.keep) for part in _in_full(positives, states, key)),
     )
 
 

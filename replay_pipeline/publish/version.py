@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from replay_pipeline.publish import batch_facts, card, layout
 from replay_pipeline.publish.answers import ScoredAnswers
 from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
+from replay_pipeline.publish.client_texts import ClientTexts
 from replay_pipeline.publish.cuts import cut_pairs, with_needs
 from replay_pipeline.publish.earlier import HubOptions, hub_room
 from replay_pipeline.publish.folder import list_files, read_files, replace_files
@@ -82,6 +83,8 @@ class NewBatch:
     """Size at which a config is written as several files."""
     scored: ScoredAnswers | None = None
     """The teachers' answers, where their token probabilities are published too."""
+    texts: ClientTexts = field(default_factory=ClientTexts)
+    """The texts of clients that rows name; known once the parts have passed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +135,8 @@ class _BatchFiles:
         self._scan, self._summed = SecretScan(batch.key), batch_facts.Summed()
         self._sessions: dict[str, set[str]] = {side: set() for side in SPLITS}
         self._talks: dict[str, set[str]] = {side: set() for side in SPLITS}
+        self._texts: set[str] = set()
+        self._n_with_texts = 0
         self._n_play = 0
         self._n_positives = 0
 
@@ -145,7 +150,10 @@ class _BatchFiles:
             answers = scored.rows(part)
             self._scan.take(answers, "teacher_logprobs")
             self._put("teacher_logprobs", answers)
+        named = [name for name in part["client_texts"].to_pylist() if name]
+        self._texts.update(named)
         if config == "pairs":
+            self._n_with_texts += len(named)
             self._summed.add(part)
         if config == "positives":
             self._n_positives += len(part)
@@ -178,6 +186,7 @@ class _BatchFiles:
             for name, path in shard.files.items():
                 files[f"{layout.batch_dir(config, side, batch.key)}/{name}"] = path
                 counts.setdefault(config, {}).setdefault(side, {})[name] = shard.n_rows[name]
+        files |= batch.texts.write(self._folder, batch.key, self._texts)
         shared = {
             side: [name for each in found for name in batch.ties.get(each, ())]
             for side, found in self._talks.items()
@@ -196,7 +205,10 @@ class _BatchFiles:
             stages=batch.stages,
             cuts={"counted": batch.counted, "not_cut": batch.not_cut},
         )
-        return files, manifest | ({"n_rehearsed": self._n_play} if self._n_play else {})
+        told: dict[str, Any] = {"n_rehearsed": self._n_play} if self._n_play else {}
+        if self._texts:
+            told["client_texts"] = {"n_pairs": self._n_with_texts, "n_texts": len(self._texts)}
+        return files, manifest | told
 
 
 class Version:
@@ -312,9 +324,14 @@ class Version:
             return report
         hub.ensure(private=options.private)
         room = hub_room().sync
+        goes = bool(self._facts.get("pushes_client_texts"))
         contribution = room.Publication(
             batches=frozenset(self._owned),
-            files=self._files,
+            files={
+                path: data
+                for path, data in self._files.items()
+                if goes or not path.startswith(f"{layout.CLIENT_TEXTS}/")
+            },
             manifests=self._manifests,
             facts=self._facts,
             known=read_files(folder, layout.MANIFESTS),

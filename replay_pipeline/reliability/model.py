@@ -141,6 +141,7 @@ def fit(
     raters: Sequence[str],
     *,
     self_agreement: float | None = None,
+    n_classes: int | None = None,
     n_steps: int = 300,
     tolerance: float = 1e-5,
 ) -> Reliability:
@@ -152,6 +153,7 @@ def fit(
         ballots: one per state, verdicts included where there are some.
         raters: the agent and the families, in the order of the patterns.
         self_agreement: how often the agent's own model, asked again, does what was recorded.
+        n_classes: 1 if states are alike, 2 if some are hard for everybody; by default what verdicts say.
         n_steps: steps of the algorithm at most.
         tolerance: it ends when no accuracy changes by more.
     """
@@ -169,15 +171,14 @@ def fit(
         ends = [_climb(work, start, n_steps, tolerance) for start in starts]
         return max(ends, key=work.log_posterior), work.seen_K_R
 
-    n_classes = 1
-    if n_known >= _MIN_KNOWN:
+    if n_classes is None and n_known >= _MIN_KNOWN:
         # Told apart only where that tells more of verdicts that the estimates have not seen.
         folds = _folds(ballots)
         told = {
             n: sum(_told(*fitted(some, n), held, places) for some, held in folds) for n in (1, 2)
         }
         n_classes = 2 if told[2] > told[1] + _TOLD_MORE else 1
-    found, seen_K_R = fitted(ballots, n_classes)
+    found, seen_K_R = fitted(ballots, n_classes or 1)
     return Reliability(
         raters=tuple(raters),
         kinds=kinds,

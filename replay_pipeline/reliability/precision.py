@@ -17,6 +17,10 @@ from replay_pipeline.reliability.wilson import Z, wilson_interval
 
 _LEAST_CHANCE = 0.3
 """Of the chance of the most doubtful pair, so much has the surest one to be drawn."""
+_MISLED_BELOW, _MISLED_ABOVE = 0.2, 0.03
+"""By so much votes alone may claim too much or too little, beside chance. The same votes fit a world whose
+states are alike and one in which half of them are hard for everybody, so no estimate from votes can tell.
+These bounds hold in the worlds of `benchmarks/worlds.py`."""
 FEWEST_CHECKED = 5
 """From so many checked pairs on, they correct the claims."""
 
@@ -28,25 +32,33 @@ class Precision:
     share: float
     low: float
     high: float
-    """Both ends of an interval of 95 %; where nobody checked, of what the claims alone leave open."""
+    """Both ends of an interval of 95 %; where nobody checked, of what votes alone leave open."""
     claimed: float
     """Mean of the claims."""
     n_pairs: int
     n_checked: int
+    """Pairs that a person has checked."""
+    n_proven: int = 0
+    """Pairs whose chosen side works where it was tried, and whose rejected side is refused there."""
 
     def words(self) -> str:
         """Return the figure in words."""
         if not self.n_pairs:
             return "no pairs"
+        proven = f"; {self.n_proven} proven by execution" if self.n_proven else ""
         if self.n_checked < FEWEST_CHECKED:
-            if self.n_checked:
-                return (
-                    f"claimed precision {_short(self.claimed)}; {self.n_checked} checked, too few"
-                )
-            return f"claimed precision {_short(self.claimed)}; nobody has checked a pair"
+            who = (
+                f"{self.n_checked} checked, too few"
+                if self.n_checked
+                else "nobody has checked a pair"
+            )
+            return (
+                f"claimed precision {_short(self.claimed)}{proven}; {who}: votes alone may mislead, "
+                f"{_short(self.low)} to {_short(self.high)}"
+            )
         return (
             f"precision {_short(self.share)} ({_short(self.low)} to {_short(self.high)}), "
-            f"{self.n_checked} pairs checked"
+            f"{self.n_checked} pairs checked{proven}"
         )
 
 
@@ -56,7 +68,10 @@ def _short(share: float) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Poll:
-    """What there is to say how many pairs are right: sums of claims, and the checks; polls add up."""
+    """What there is to say how many pairs are right: sums of claims, and the checks; polls add up.
+
+    Pairs that execution has proven are counted apart: they are no sample of the others.
+    """
 
     n_pairs: int = 0
     claimed: float = 0.0
@@ -65,6 +80,7 @@ class Poll:
     """Sum of `p (1 - p)`."""
     checks: tuple[tuple[float, bool, float], ...] = ()
     """Of each pair that was checked the claim, whether it is right, and the chance of being drawn."""
+    n_proven: int = 0
 
     @classmethod
     def of(
@@ -72,6 +88,8 @@ class Poll:
         claims: Mapping[str, float],
         checked: Mapping[str, bool],
         chances: Mapping[str, float] | None = None,
+        *,
+        proven: Iterable[str] = (),
     ) -> "Poll":
         """Make a poll of claims and checks by pair.
 
@@ -80,16 +98,20 @@ class Poll:
             checked: by pair, whether it was found to be right. Others than those of `claims` are left
                 out.
             chances: with which probability each pair was drawn to be checked; equal where not given.
+            proven: pairs that execution has shown to be right. What a person says of one goes before.
         """
+        apart = claims.keys() & set(proven) - checked.keys()
+        rest = {key: p for key, p in claims.items() if key not in apart}
         return cls(
-            n_pairs=len(claims),
-            claimed=math.fsum(claims.values()),
-            open=math.fsum(p * (1 - p) for p in claims.values()),
+            n_pairs=len(rest),
+            claimed=math.fsum(rest.values()),
+            open=math.fsum(p * (1 - p) for p in rest.values()),
             checks=tuple(
                 (p, checked[key], (chances or {}).get(key, 1.0))
-                for key, p in claims.items()
+                for key, p in rest.items()
                 if key in checked
             ),
+            n_proven=len(apart),
         )
 
     @classmethod
@@ -101,6 +123,7 @@ class Poll:
             claimed=math.fsum(each["claimed"] for each in found),
             open=math.fsum(each["open"] for each in found),
             checks=tuple((p, bool(y), w) for each in found for p, y, w in each["checks"]),
+            n_proven=sum(each.get("n_proven", 0) for each in found),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -110,6 +133,7 @@ class Poll:
             "claimed": round(self.claimed, 6),
             "open": round(self.open, 6),
             "checks": [[round(p, 6), y, round(chance, 6)] for p, y, chance in self.checks],
+            "n_proven": self.n_proven,
         }
 
     def precision(self) -> Precision:
@@ -121,7 +145,9 @@ class Poll:
         n_wrong = sum(not is_right for _, is_right, _ in self.checks)
         if len(self.checks) < FEWEST_CHECKED:
             half = Z * math.sqrt(self.open) / max(1, self.n_pairs)
-            share, low, high = mean, max(0.0, mean - half), min(1.0, mean + half)
+            share = mean
+            low = max(0.0, mean - half - _MISLED_BELOW)
+            high = min(1.0, mean + half + _MISLED_ABOVE) if self.n_pairs else 0.0
             grown = 1.0
         else:
             weights = [1.0 / chance for _, _, chance in self.checks]
@@ -133,13 +159,20 @@ class Poll:
             low, high = _interval(share, errors, weights, self.n_pairs)
             # Those found wrong are gone, so that as many right ones are a greater share of the rest.
             grown = self.n_pairs / max(1, self.n_pairs - n_wrong)
+        n_left = self.n_pairs - n_wrong
+        n = n_left + self.n_proven
+
+        def of_all(part: float) -> float:
+            return (min(1.0, part) * n_left + self.n_proven) / n if n else 0.0
+
         return Precision(
-            share=min(1.0, share * grown),
-            low=min(1.0, low * grown),
-            high=min(1.0, high * grown),
-            claimed=mean,
-            n_pairs=self.n_pairs - n_wrong,
+            share=of_all(share * grown),
+            low=of_all(low * grown),
+            high=of_all(high * grown),
+            claimed=of_all(mean),
+            n_pairs=n,
             n_checked=len(self.checks),
+            n_proven=self.n_proven,
         )
 
 

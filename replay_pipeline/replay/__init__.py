@@ -6,7 +6,8 @@ from replay_pipeline.replay.control import ControlReport, control
 from replay_pipeline.replay.database import exists as has_ledger
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
 from replay_pipeline.replay.facts import NOT_ASKED, refuse_if_nobody_answers, replay_facts
-from replay_pipeline.replay.gates import DEFAULT_GATES, Gates, measure_gates, parse_gates
+from replay_pipeline.replay.measuring import measure_gates
+from replay_pipeline.replay.policy import DEFAULT_GATES, Policy, parse_gates
 from replay_pipeline.replay.probe import Probe, probe_estimate, probe_teachers
 from replay_pipeline.replay.reconcile import LostCallReport, reconcile
 from replay_pipeline.replay.run import (
@@ -26,9 +27,9 @@ __all__ = [
     "Asking",
     "ControlReport",
     "Estimate",
-    "Gates",
     "LedgerStatus",
     "LostCallReport",
+    "Policy",
     "Probe",
     "ReplayOptions",
     "RetryPolicy",

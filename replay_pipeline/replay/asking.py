@@ -18,8 +18,8 @@ from replay_pipeline.replay.dialects import (
     RequestOptions,
     dialect_of,
 )
-from replay_pipeline.replay.gates import Gates, parse_gates
 from replay_pipeline.replay.openrouter import Client
+from replay_pipeline.replay.policy import Policy, parse_gates
 from replay_pipeline.replay.prices import Price, PriceBook, floor_nano
 from replay_pipeline.settings import key_of
 from replay_pipeline.storage.store import Place
@@ -72,15 +72,15 @@ class Asking:
     """Further ceilings by scope: `day`, `partition`, `night`, `teacher:NAME`, `tag:NAME`. They belong
     to the ledger and hold over all runs until another value is given here; `None` lifts one."""
     gates: Sequence[str] = ()
-    """Gating policies by name, in order; see `replay_pipeline.replay.gates`."""
+    """Presets of the policy by which a run buys, by name; see `replay_pipeline.replay.policy`."""
     agreement_threshold: int = 2
-    """Votes of distinct families that make a consensus, for gates that look at votes."""
+    """Votes of distinct families that make a consensus, for presets that look at votes."""
     min_p_better: float | None = None
-    """The least probability of a pair that is kept, if probability decides; for the gate `value`."""
+    """The least probability of a pair that is kept, if probability decides; for buying by value."""
     level: AgreementLevel = "effect"
-    """How strictly two actions must be the same to be one vote, for gates that look at votes."""
+    """How strictly two actions must be the same to be one vote, for presets that look at votes."""
     count_own_family: bool = False
-    """Whether teachers of the student's own family vote, for gates that look at votes."""
+    """Whether teachers of the student's own family vote, for presets that look at votes."""
     counts_recorded: bool = True
     """Whether answers that were already in the ledger count against the ceiling of this run."""
     run_id: str | None = None
@@ -105,12 +105,13 @@ class Asking:
         except TypeError as error:
             raise ConfigError(f"replay: {error}") from error
 
-    def gating(self) -> Gates:
-        """Make the gates, ready for one run."""
+    def policy(self) -> Policy:
+        """Make the policy by which a run buys."""
         return parse_gates(
             self.gates,
             level=self.level,
             threshold=self.agreement_threshold,
+            min_p_better=self.min_p_better,
             count_own_family=self.count_own_family,
         )
 
@@ -181,7 +182,7 @@ def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking)
         if getattr(asking, name) < 1:
             raise ConfigError(f"{name}={getattr(asking, name)}: at least 1 is needed")
     window_messages([], asking.window)
-    asking.gating()
+    asking.policy()
     for teacher in teachers:
         accepted = {teacher.model, teacher.name, teacher.vendor} & set(asking.accepted_terms)
         if teacher.is_distillable is False and not accepted:

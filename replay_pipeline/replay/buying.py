@@ -9,16 +9,15 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from replay_pipeline.reliability import Ballot, Reliability, fit
 from replay_pipeline.reliability.worth import MOST_PLANNED, Rule, Worth
-from replay_pipeline.types import FAILURES, TeacherSpec, TraceState
+from replay_pipeline.replay.places import Place, errors_first, spread
+from replay_pipeline.replay.policy import Policy, Poll, Verdict
+from replay_pipeline.types import TeacherSpec
 
-T = TypeVar("T")
-
-_SEGMENT = 5
-"""Steps of a session that are asked side by side: one reads what another has put into the cache."""
+BY_VALUE = "value"
+"""The preset that buys where it pays most."""
 _N_FIRST = 120
 """States of the first part, of which everybody is asked."""
 _FIRST_SHARE = 0.25
@@ -39,66 +38,14 @@ _EXPLORED = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What is known of a state before anybody is asked."""
-
-    session: str
-    project: str
-    kind: str
-    has_failed: bool | None = None
-    family: str | None = None
-    """The student's."""
-    n_answer_bytes: int = 0
-    """Of what the student wrote."""
-
-
-def outcome_of(state: TraceState) -> bool | None:
-    """Return whether the recorded action failed; `None` where that is not known."""
-    outcome = state.get("outcome")
-    return True if outcome in FAILURES else False if outcome == "ok" else None
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """A question to ask."""
 
     state: int
     teacher: int
     propensity: float = 1.0
-
-
-def spread(places: Sequence[Place], n_steps: int = _SEGMENT) -> list[list[int]]:
-    """Cut sessions into short runs of steps, in an order that covers projects and time from the start.
-
-    Projects take turns; those of a project come from its sessions far apart first, and of a session
-    the beginning, the middle and the quarters: van der Corput's sequence (1935).
-    """
-    sessions: dict[str, dict[str, list[int]]] = {}
-    for number, place in enumerate(places):
-        sessions.setdefault(place.project, {}).setdefault(place.session, []).append(number)
-    queues: list[Iterator[list[int]]] = [
-        _turns([
-            far_apart([steps[at : at + n_steps] for at in range(0, len(steps), n_steps)])
-            for steps in far_apart(list(of_project.values()))
-        ])
-        for of_project in sessions.values()
-    ]  # fmt: skip
-    return list(_turns([list(queue) for queue in queues]))
-
-
-def _turns(queues: Sequence[Sequence[list[int]]]) -> Iterator[list[int]]:
-    """Take the first of each, then the second of each, and so on."""
-    for turn in range(max(map(len, queues), default=0)):
-        for queue in queues:
-            if turn < len(queue):
-                yield queue[turn]
-
-
-def far_apart(items: Sequence[T]) -> list[T]:
-    """Order items so that each beginning of the list is spread over all of them."""
-    n_bits = max(1, math.ceil(math.log2(max(2, len(items)))))
-    order = (int(f"{i:0{n_bits}b}"[::-1], 2) for i in range(1 << n_bits))
-    return [items[i] for i in order if i < len(items)]
+    gate: str | None = None
+    """The preset that makes the call by chance, with this propensity."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,14 +53,15 @@ class Market:
     """What may be bought, and what it should cost.
 
     `cost_usd(state, teacher, is_warm)` says what a call should cost, where a prompt cache holds the
-    step before it or not; `bound_usd(state, teacher)` the most that it can; `is_open(state, teacher)`
-    whether it may be asked at all.
+    step before it or not; `bound_usd(state, teacher)` the most that it can; `open_poll(state)` opens
+    the poll of a state; `is_open(state, teacher)` says whether it may be asked at all.
     """
 
     places: Sequence[Place]
     teachers: Sequence[TeacherSpec]
     cost_usd: Callable[[int, int, bool], float]
     bound_usd: Callable[[int, int], float]
+    open_poll: Callable[[int], Poll]
     is_open: Callable[[int, int], bool] = lambda state, teacher: True  # noqa: ARG005
 
 
@@ -122,28 +70,15 @@ class Buyer:
 
     Args:
         market: states, teachers and costs.
-        rule: when answers make a pair.
-        count_own_family: whether teachers of the student's family vote.
-        max_usd_per_pair: more is not paid for a right pair.
-        is_by_value: choose by worth; else ask everybody everywhere, in an order that is spread.
+        policy: by which rules; with none, everybody is asked everywhere, in an order that is spread.
     """
 
-    def __init__(
-        self,
-        market: Market,
-        rule: Rule,
-        *,
-        count_own_family: bool = False,
-        max_usd_per_pair: float | None = None,
-        is_by_value: bool = True,
-    ) -> None:
+    def __init__(self, market: Market, policy: Policy) -> None:
         self._market = market
-        self._rule = rule
-        self._count_own_family = count_own_family
-        self._most_usd = max_usd_per_pair
-        self._is_by_value = is_by_value
-        self.order = [number for run in spread(market.places) for number in run]
-        """States in the order that is spread."""
+        self._policy = policy
+        runs = (errors_first if policy.is_ordered_by_errors else spread)(market.places)
+        self.order = [number for run in runs for number in run]
+        """States in the order in which they are asked, where nothing else decides."""
         self._mean_usd = self._mean_costs()
         self._voters = self._chosen_teachers()
         self.families = [market.teachers[number].vendor for number in self._voters]
@@ -154,9 +89,16 @@ class Buyer:
         self._paid_usd: dict[int, float] = defaultdict(float)
         self._expected_usd: dict[int, float] = defaultdict(float)
         self._n_bought = 0
+        self._n_owed = 0.0
+        """Calls that should still go to states which nobody would choose."""
         self._money_usd = 0.0
         self._reached: set[str] = set()
         self._next_in_order = 0
+        self._polls: dict[int, Poll] = {}
+        self._asked_on: dict[int, Verdict] = {}
+        self.stopped: dict[int, Verdict] = {}
+        """By state, why nobody more is asked there."""
+        self._is_rich: bool | None = None
         self.model: Reliability | None = None
         self.is_out_of_money = False
         """Whether something is left that was worth its money, and that there was none for."""
@@ -167,12 +109,21 @@ class Buyer:
         Empty: nothing is left that is worth its money, or the money is used up.
         """
         self._money_usd = max(self._money_usd, left_usd)
-        wanted = self._in_order() if self._is_first(left_usd) else self._valued()
+        if self._policy.is_in_turn:
+            if self._is_rich is None:
+                self._is_rich = self._everything_usd() <= left_usd
+            wanted = self._in_turn()
+        else:
+            wanted = self._in_order() if self._is_first(left_usd) else self._valued()
         return self._paid_for(wanted, left_usd)
 
-    def file(self, state: int, ballot: Ballot | None, paid_usd: Mapping[int, float]) -> None:
-        """Note what came of asking at a state: its ballot so far, and what each teacher's call cost."""
-        if ballot is None:
+    def file(
+        self, state: int, poll: Poll, ballot: Ballot | None, paid_usd: Mapping[int, float]
+    ) -> None:
+        """Note what came of asking at a state: its votes so far, and what each teacher's call cost."""
+        if self._policy.is_in_turn:
+            self._polls[state] = poll
+        elif ballot is None:
             self._dead.add(state)
         else:
             self._ballots[state] = ballot
@@ -187,11 +138,12 @@ class Buyer:
     def worth(self) -> Worth:
         """Return what questions are worth after the answers so far."""
         self.model = fit(list(self._ballots.values()), ("agent", *self.families))
-        return Worth(self.model, [self._mean_usd[n] for n in self._voters], self._rule)
+        rule = Rule(self._policy.threshold, self._policy.min_p_better)
+        return Worth(self.model, [self._mean_usd[n] for n in self._voters], rule)
 
     def _is_first(self, left_usd: float) -> bool:
         """Whether everybody is still asked in the spread order, whatever it is worth."""
-        if not self._is_by_value:
+        if not self._policy.is_by_value:
             return True
         share = 1 - left_usd / self._money_usd if self._money_usd else 1.0
         n_projects = len({place.project for place in self._market.places})
@@ -204,7 +156,7 @@ class Buyer:
         """Ask everybody, state after state, in the spread order."""
         n_states = 0
         while self._next_in_order < len(self.order):
-            if self._is_by_value and n_states >= _FIRST_ROUND:
+            if self._policy.is_by_value and n_states >= _FIRST_ROUND:
                 return
             state = self.order[self._next_in_order]
             self._next_in_order += 1
@@ -213,14 +165,50 @@ class Buyer:
                 self._reached.add(self._market.places[state].project)
                 yield choices
 
+    def _in_turn(self) -> Iterator[list[Choice]]:
+        """Ask the cheapest teacher that is left, at states that were begun first, then at new ones."""
+        for state in list(self._polls):
+            if choice := self._next_in_turn(state):
+                yield [choice]
+        while self._next_in_order < len(self.order):
+            state = self.order[self._next_in_order]
+            self._next_in_order += 1
+            if choice := self._next_in_turn(state):
+                yield [choice]
+
+    def _next_in_turn(self, state: int) -> Choice | None:
+        asked = self._asked.get(state, ())
+        left = [t for t in self._voters if t not in asked and self._market.is_open(state, t)]
+        if not left:
+            self._polls.pop(state, None)
+            return None
+        verdict = self._asked_on.get(state)
+        if verdict is None:
+            poll = self._polls.get(state) or self._market.open_poll(state)
+            families = {self._market.teachers[teacher].vendor for teacher in left}
+            verdict = self._policy.verdict(poll, families)
+        if verdict.reason:
+            self.stopped[state] = verdict
+            self._polls.pop(state, None)
+            return None
+        if verdict.gate:
+            self._asked_on[state] = verdict
+        return Choice(state, left[0], verdict.propensity, verdict.gate)
+
+    def _everything_usd(self) -> float:
+        """What it should cost to ask everybody everywhere, the prompt cache warm."""
+        return math.fsum(
+            self._market.cost_usd(state, teacher, True)
+            for state in self.order
+            for teacher in self._voters
+            if self._market.is_open(state, teacher)
+        )
+
     def _valued(self) -> Iterator[list[Choice]]:
-        """The best questions first, with some that explore, as many as a round has."""
+        """The best questions first, with some that explore between them, as many as a round has."""
         worth = self.worth()
         n_left = max(_LEAST_ROUND, round(self._n_bought * _GROWTH))
-        n_explored = round(n_left * _EXPLORED)
-        explored = self._explored(n_explored)
-        n_left -= sum(len(choices) for choices in explored)
-        yield from explored
+        n_to_explore = n_left * _EXPLORED
         heap: list[tuple[float, int, int]] = []
         advised: dict[int, tuple[int, float]] = {}
         for state in range(len(self._market.places)):
@@ -235,11 +223,19 @@ class Buyer:
             negative, state, teacher = heapq.heappop(heap)
             if state in taken or state in self._round:
                 continue
-            if self._most_usd is not None and -negative * self._most_usd < 1:
+            if (
+                self._policy.max_usd_per_pair is not None
+                and -negative * self._policy.max_usd_per_pair < 1
+            ):
                 return
             taken.add(state)
             n_left -= 1
             yield [Choice(state, teacher)]
+            self._n_owed += _EXPLORED
+            if self._n_owed >= 1 and (explored := self._explored(n_to_explore)):
+                self._n_owed -= len(explored)
+                n_left -= len(explored)
+                yield explored
             follower = after.get(state)
             if follower in advised and advised[follower][0] == teacher:
                 # Its prompt begins with the one just asked: the cache makes it cheaper now.
@@ -269,37 +265,39 @@ class Buyer:
         mean = sum(self._mean_usd[t] for t in self._voters) / n
         return teacher, advice.index * self._mean_usd[teacher] / max(mean, 1e-12)
 
-    def _explored(self, n_calls: int) -> list[list[Choice]]:
-        """States that nobody has been asked at, the next in the spread order, with everybody."""
-        found: list[list[Choice]] = []
+    def _explored(self, n_calls: float) -> list[Choice]:
+        """The next state in the spread order that nobody has been asked at, with everybody.
+
+        Args:
+            n_calls: that explore in this round.
+        """
         n_open = sum(1 for state in self.order[self._next_in_order :] if state not in self._asked)
-        n = 0
-        while n < n_calls and self._next_in_order < len(self.order):
+        while self._next_in_order < len(self.order):
             state = self.order[self._next_in_order]
             self._next_in_order += 1
             voters = self._voters_at(state)
-            if state in self._asked or not voters:
-                continue
-            chance = min(1.0, n_calls / len(voters) / max(1, n_open))
-            found.append([Choice(state, number, chance) for number in voters])
-            n += len(voters)
-        return found
+            if state not in self._asked and voters:
+                chance = min(1.0, max(1.0, n_calls / len(voters)) / n_open)
+                return [Choice(state, number, chance, BY_VALUE) for number in voters]
+        return []
 
     def _paid_for(self, wanted: Iterator[list[Choice]], left_usd: float) -> list[Choice]:
         """Take what half of the money should pay for, and at the very end what it surely pays for.
 
         So a call is refused only where calls cost twice what was expected, and what a run buys does not
         depend on which of them come first. What is left pays for the questions that the answers raise:
-        a state that was begun and not ended is money for nothing.
+        a state that was begun and not ended is money for nothing. Only who could ask everybody
+        everywhere need not save for them.
         """
         found: list[Choice] = []
+        share = 1.0 if self._is_rich else 0.5
         expected = bound = 0.0
         self._round: set[int] = set()
         for choices in wanted:
             expected += sum(self._cost(choice) * self._ratio(choice.teacher) for choice in choices)
             bound += sum(self._market.bound_usd(c.state, c.teacher) for c in choices)
             is_last = len(found) < _LAST_CALLS and bound <= left_usd
-            if expected > left_usd / 2 and not is_last:
+            if expected > left_usd * share and not is_last:
                 self.is_out_of_money = not found
                 self._give_up(choices)
                 break
@@ -309,12 +307,24 @@ class Buyer:
                 self._round.add(choice.state)
             found += choices
         self._n_bought += len(found)
-        return sorted(found, key=lambda choice: (choice.state, choice.teacher))
+        # A session is asked in its own order, where it was first chosen.
+        turns: dict[str, int] = {}
+        for choice in found:
+            turns.setdefault(self._market.places[choice.state].session, len(turns))
+        return sorted(
+            found,
+            key=lambda choice: (
+                turns[self._market.places[choice.state].session],
+                choice.state,
+                choice.teacher,
+            ),
+        )
 
     def _give_up(self, choices: Sequence[Choice]) -> None:
         """Put the state that the money did not reach back into its place in the order."""
         at = self._next_in_order - 1
-        if at >= 0 and self.order[at] == choices[0].state and len(choices) > 1:
+        state = choices[0].state
+        if at >= 0 and self.order[at] == state and state not in self._asked:
             self._next_in_order = at
 
     def _cost(self, choice: Choice) -> float:
@@ -345,12 +355,15 @@ class Buyer:
         ]
 
     def _chosen_teachers(self) -> list[int]:
-        """The cheapest teacher of each family, the cheapest families if there are too many."""
+        """All teachers, cheapest first where they wait for each other.
+
+        By value, the cheapest teacher of each family, and the cheapest families if there are too many.
+        """
         order = sorted(
             range(len(self._market.teachers)), key=lambda number: (self._mean_usd[number], number)
         )
-        if not self._is_by_value:
-            return sorted(order)
+        if not self._policy.is_by_value:
+            return order if self._policy.is_in_turn else sorted(order)
         chosen: dict[str, int] = {}
         for number in order:
             chosen.setdefault(self._market.teachers[number].vendor, number)
@@ -358,7 +371,7 @@ class Buyer:
 
     def _voters_at(self, state: int) -> list[int]:
         family = self._market.places[state].family
-        if not self._is_by_value or self._count_own_family:
+        if not self._policy.is_by_value or self._policy.count_own_family:
             family = None
         return [
             number

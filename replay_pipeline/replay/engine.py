@@ -16,7 +16,6 @@ from pydantic import SecretStr
 from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay.asking import Asking, today
 from replay_pipeline.replay.attempts import Attempts, Dispatcher
-from replay_pipeline.replay.board import Board
 from replay_pipeline.replay.books import Books
 from replay_pipeline.replay.calls import Known, LostCall, NewCall, Reserved, decode_row
 from replay_pipeline.replay.dialects import dialect_of
@@ -57,7 +56,6 @@ class Engine:
     n_total: int = 0
     on_progress: Callable[[Progress], None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
-    board: Board | None = None
     decided: dict[int, TeacherAction] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
     n_sent: int = 0
@@ -112,7 +110,6 @@ class Engine:
         task.is_asked = True
         self.decided[task.index] = row
         self.n_cached += 1
-        self.tell(task, row)
 
     def lose(self, task: Task, lost: Iterable[LostCall]) -> None:
         """Give lost calls a row of their own, until it is known what became of them."""
@@ -125,14 +122,6 @@ class Engine:
         """Count a question that is not asked; one with a lost call has its row already."""
         if task.index not in self.decided:
             self.skipped[reason] += 1
-
-    def tell(self, task: Task, answer: TeacherAction | None) -> None:
-        """Let the other teachers at this state go on."""
-        if self.board and self.board.gates.is_sequential:
-            try:
-                self.board.decide(task.state_index, task.state, task.teacher, answer)
-            except Exception:
-                logger.exception("the vote of %s at %s", task.teacher.name, task.state_id)
 
     async def run(self, lanes: Lanes) -> None:
         """Ask every question, lane by lane, and those again that a lost call stood in the way of.
@@ -230,7 +219,7 @@ class Engine:
     async def _decide(self, task: Task) -> None:
         """Decide one question. Nothing that happens to it may end the others, which are paid for."""
         try:
-            if reason := await self._reason_not_to_ask(task):
+            if reason := self.dispatcher.reason_not_to_send(task.teacher):
                 self.skip(task, reason)
             else:
                 await self._ask(task)
@@ -240,16 +229,6 @@ class Engine:
         except Exception as error:
             logger.exception("%s at %s", task.teacher.name, task.state_id)
             self.decided[task.index] = row_of(task, **unexpected(error))
-        self.tell(task, self.decided.get(task.index))
-
-    async def _reason_not_to_ask(self, task: Task) -> str | None:
-        if self.board and not self.stop.is_set() and not task.is_judged:
-            task.is_judged = True
-            verdict = await self.board.verdict(task.state_index, task.state, task.teacher)
-            if verdict.reason:
-                return verdict.reason
-            task.gate, task.propensity = verdict.gate, verdict.propensity
-        return self.dispatcher.reason_not_to_send(task.teacher)
 
     async def _ask(self, task: Task) -> None:
         builder, price = RequestBuilder(self.options), self.prices[task.teacher.name]

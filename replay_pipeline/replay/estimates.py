@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from replay_pipeline.replay.gates import DEFAULT_GATES
+from replay_pipeline.replay.policy import DEFAULT_GATES
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.prospects import Prospect
-from replay_pipeline.replay.sizes import Learned
+from replay_pipeline.replay.sizes import Learned, n_bytes_written
 from replay_pipeline.replay.tasks import Task
-from replay_pipeline.types import Message, TeacherSpec
+from replay_pipeline.types import TeacherSpec
 
 ASSUMED_STUDENT = 0.5
 """How often the cheapest teacher is assumed to do what the student did."""
@@ -188,15 +188,6 @@ def _scaled(teacher: TeacherEstimate, share: float) -> TeacherEstimate:
         n_logprobs=round(teacher.n_logprobs * share),
         expected_usd=round(teacher.expected_usd * share, 9),
     )
-
-
-def n_bytes_written(action: Message | str) -> int:
-    """Count the bytes that a model wrote to take this action."""
-    if isinstance(action, str):
-        return len(action.encode("utf-8", "replace"))
-    calls = [call["function"] for call in action.get("tool_calls") or ()]
-    written = "".join(f"{call['name']}{call['arguments']}" for call in calls)
-    return len(((action.get("content") or "") + written).encode("utf-8", "replace"))
 
 
 def _of_teacher(lanes: Sequence[Sequence[Task]], price: Price, learned: Learned) -> TeacherEstimate:

@@ -12,7 +12,7 @@ from replay_pipeline.reliability import AGENT, Ballot, BallotBox, Reliability, f
 from replay_pipeline.reliability.ballots import Pattern, kind_of_state
 from replay_pipeline.reliability.worth import MOST_PLANNED, PRICES, Rule, Worth
 from replay_pipeline.replay.asking import Asking
-from replay_pipeline.replay.buying import outcome_of
+from replay_pipeline.replay.places import outcome_of
 from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
 
 _ASSUMED = (0.05, 0.75)
@@ -74,7 +74,7 @@ def prospect(
         asking: how a run would ask.
         usd_per_call: mean cost of the calls that are left, by teacher.
     """
-    gates = asking.gating()
+    policy = asking.policy()
     families = list(dict.fromkeys(teacher.vendor for teacher in teachers))[:MOST_PLANNED]
     box = BallotBox(families, level=asking.level)
     ballots: list[Ballot] = []
@@ -87,7 +87,7 @@ def prospect(
         if not (answered := rows.get(number)):
             places[kind_of_state(state), (0, *[-1] * len(families)), outcome_of(state)] += 1
             continue
-        poll = gates.poll(state)
+        poll = policy.poll(state)
         for row in answered:
             poll.add(row)
         ballot = box.ballot(state, poll.student, poll.votes) if poll.votes else None

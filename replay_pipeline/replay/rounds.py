@@ -1,19 +1,16 @@
 """A replay in rounds: what a buyer chooses is asked, and its answers decide what is chosen next."""
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from replay_pipeline.families import family_of_model
 from replay_pipeline.reliability import BallotBox
-from replay_pipeline.reliability.ballots import kind_of_state
-from replay_pipeline.reliability.worth import Rule
 from replay_pipeline.replay.asking import Asking
-from replay_pipeline.replay.buying import Buyer, Choice, Market, Place, outcome_of
+from replay_pipeline.replay.buying import BY_VALUE, Buyer, Choice, Market
 from replay_pipeline.replay.calls import Found
 from replay_pipeline.replay.engine import Engine
-from replay_pipeline.replay.estimates import n_bytes_written
-from replay_pipeline.replay.gates import Gates
+from replay_pipeline.replay.places import Place
+from replay_pipeline.replay.policy import Policy
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.sizes import Learned
 from replay_pipeline.replay.tasks import Task
@@ -21,47 +18,7 @@ from replay_pipeline.types import GateReport, TeacherSpec, TraceState
 
 Lanes = list[tuple[TeacherSpec, deque[Task]]]
 
-BY_VALUE = "value"
-"""The gate that buys where it pays most."""
 _MIN_CACHED_TOKENS = 1024
-
-
-def place_of(state: TraceState, number: int) -> Place:
-    """Return what a buyer needs to know of a state before anybody is asked."""
-    session = state.get("session_id") or f"\0{number}"
-    return Place(
-        session=session,
-        project=state.get("project") or state.get("cwd") or session,
-        kind=kind_of_state(state),
-        has_failed=outcome_of(state),
-        family=family_of_model(state.get("student_model")),
-        n_answer_bytes=n_bytes_written(state["student_action"]),
-    )
-
-
-def coverage(places: Sequence[Place], asked: Iterable[int]) -> dict[str, dict[str, int]]:
-    """Count what there is, and where somebody was asked at the states of these numbers."""
-    numbers = set(asked)
-    names: dict[str, list[str]] = {
-        "projects": [place.project for place in places],
-        "sessions": [place.session for place in places],
-        "kinds": [place.kind for place in places],
-        "states": [str(number) for number in range(len(places))],
-    }
-    return {
-        what: {"asked": len({named[number] for number in numbers}), "all": len(set(named))}
-        for what, named in names.items()
-    }
-
-
-def asked_by(places: Sequence[Place], asked: Iterable[int]) -> dict[str, dict[str, int]]:
-    """Count the states at which somebody was asked by project and by kind of decision, 0 included."""
-    numbers = Counter(set(asked))
-    found: dict[str, Counter[str]] = {"projects": Counter(), "kinds": Counter()}
-    for number, place in enumerate(places):
-        found["projects"][place.project] += numbers[number]
-        found["kinds"][place.kind] += numbers[number]
-    return {what: dict(sorted(counts.items())) for what, counts in found.items()}
 
 
 @dataclass(kw_only=True)
@@ -74,7 +31,7 @@ class Rounds:
 
     engine: Engine
     asking: Asking
-    gates: Gates
+    policy: Policy
     states: Sequence[TraceState]
     teachers: Sequence[TeacherSpec]
     places: Sequence[Place]
@@ -102,7 +59,7 @@ class Rounds:
             for task in lane
         }
         buyer = self.buyer = self._buyer()
-        box = BallotBox(buyer.families, level=self.gates.level)
+        box = BallotBox(buyer.families, level=self.policy.level)
         bought: set[tuple[int, int]] = set()
         n_refused = self.engine.skipped["budget"]
         while not self.engine.stop.is_set() and self.engine.skipped["budget"] == n_refused:
@@ -114,8 +71,8 @@ class Rounds:
             await self.engine.run(self._open(self._lanes(choices)))
             self._file(buyer, box, choices)
         rest = self._rest(lanes, bought)
-        if self.gates.is_by_value or self.engine.stop.is_set():
-            self._leave_out(rest, is_short=buyer.is_out_of_money)
+        if self.take_known or self.engine.stop.is_set():
+            self._leave_out(rest, buyer)
         else:
             # What is left of the money may still pay for shorter prompts than the last one.
             turn = {state: turn for turn, state in enumerate(buyer.order)}
@@ -125,20 +82,19 @@ class Rounds:
     def _open(self, lanes: Lanes) -> Lanes:
         return self.take_known(lanes) if self.take_known else lanes
 
-    def report(self) -> GateReport | None:
-        """Return what buying by value has saved; `None` where everything is bought."""
-        if self.buyer is None or not self.gates.is_by_value:
-            return None
-        saved = [
-            key for key, task in self.tasks.items() if task.gate == BY_VALUE and task.is_judged
-        ]
+    def reports(self) -> tuple[GateReport, ...]:
+        """Return what each preset has saved."""
+        return tuple(self._report(name) for name in self.policy.names)
+
+    def _report(self, name: str) -> GateReport:
+        of_it = [(key, task) for key, task in self.tasks.items() if task.gate == name]
+        saved = [key for key, task in of_it if task.is_left_out]
         return GateReport(
-            gate=BY_VALUE,
+            gate=name,
             n_calls_saved=len(saved),
             saved_usd=round(sum(self._cost_usd(*key, is_warm=True) for key in saved), 9),
             n_explored=sum(
-                task.propensity < 1 and task.index in self.engine.decided
-                for task in self.tasks.values()
+                task.propensity < 1 and task.index in self.engine.decided for _, task in of_it
             ),
         )
 
@@ -150,15 +106,10 @@ class Rounds:
                 state, teacher, is_warm=is_warm
             ),
             bound_usd=self._bound_usd,
+            open_poll=lambda state: self.policy.poll(self.states[state]),
             is_open=lambda state, teacher: (state, teacher) in self.tasks,
         )
-        return Buyer(
-            market,
-            Rule(self.asking.agreement_threshold, self.asking.min_p_better),
-            count_own_family=self.asking.count_own_family,
-            max_usd_per_pair=self.gates.max_usd_per_pair,
-            is_by_value=self.gates.is_by_value,
-        )
+        return Buyer(market, self.policy)
 
     def _cost_usd(self, state: int, teacher: int, *, is_warm: bool) -> float:
         """What a call should cost. What earlier runs have taught is left out: it changes."""
@@ -200,7 +151,7 @@ class Rounds:
         for choice in choices:
             task = self.tasks[choice.state, choice.teacher]
             if choice.propensity < 1:
-                task.gate, task.propensity = BY_VALUE, choice.propensity
+                task.gate, task.propensity = choice.gate, choice.propensity
             key = self.places[choice.state].session, choice.teacher
             _, lane = lanes.setdefault(key, (self.teachers[choice.teacher], deque()))
             lane.append(task)
@@ -208,11 +159,11 @@ class Rounds:
 
     def _file(self, buyer: Buyer, box: BallotBox, choices: Sequence[Choice]) -> None:
         """Tell the buyer what came of its choices."""
-        if not self.gates.is_by_value:
+        if not (self.policy.is_by_value or self.policy.is_in_turn):
             return
         for number in sorted({choice.state for choice in choices}):
             state = self.states[number]
-            poll = self.gates.poll(state)
+            poll = self.policy.poll(state)
             paid: dict[int, float] = {}
             for teacher in range(len(self.teachers)):
                 task = self.tasks.get((number, teacher))
@@ -222,7 +173,10 @@ class Rounds:
                 poll.add(row)
                 if any(c.state == number and c.teacher == teacher for c in choices):
                     paid[teacher] = row.cost_usd
-            buyer.file(number, box.ballot(state, poll.student, poll.votes), paid)
+            ballot = (
+                box.ballot(state, poll.student, poll.votes) if self.policy.is_by_value else None
+            )
+            buyer.file(number, poll, ballot, paid)
 
     def _rest(self, lanes: Lanes, bought: set[tuple[int, int]]) -> Lanes:
         numbers = {teacher.name: number for number, teacher in enumerate(self.teachers)}
@@ -235,15 +189,20 @@ class Rounds:
         )
         return [each for each in left if each[1]]
 
-    def _leave_out(self, rest: Lanes, *, is_short: bool) -> None:
+    def _leave_out(self, rest: Lanes, buyer: Buyer) -> None:
         """Give what is known already, and say why the rest was not asked."""
-        if self.engine.stop.is_set():
-            reason = "stopped"
-        else:
-            is_short |= self.engine.skipped["budget"] > 0
-            reason = "budget" if is_short else BY_VALUE
+        is_short = buyer.is_out_of_money or self.engine.skipped["budget"] > 0
         for _, lane in self._open(rest):
             for task in lane:
-                if reason == BY_VALUE:
-                    task.gate, task.is_judged = BY_VALUE, True
+                verdict = buyer.stopped.get(task.state_index)
+                if verdict is not None:
+                    gate, reason = verdict.gate, verdict.reason or ""
+                elif self.engine.stop.is_set():
+                    gate, reason = None, "stopped"
+                elif is_short or not self.policy.is_by_value:
+                    gate, reason = None, "budget"
+                else:
+                    gate, reason = BY_VALUE, BY_VALUE
+                if gate:
+                    task.gate, task.is_left_out = gate, True
                 self.engine.skip(task, reason)

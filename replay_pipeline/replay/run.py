@@ -23,21 +23,19 @@ from replay_pipeline.replay.asking import (
     keys_of,
     today,
 )
-from replay_pipeline.replay.board import Board
-from replay_pipeline.replay.buying import Place
 from replay_pipeline.replay.calls import Found, Known, decode_row
 from replay_pipeline.replay.database import exists
 from replay_pipeline.replay.engine import Engine
 from replay_pipeline.replay.estimates import Estimate, forecast
-from replay_pipeline.replay.gates import is_error_site
 from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.replay.lookups import batched_requests
 from replay_pipeline.replay.openrouter import Client, run_apart
+from replay_pipeline.replay.places import Place, asked_by, coverage, place_of
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.prospects import prospect
 from replay_pipeline.replay.replies import LASTING_CODES
 from replay_pipeline.replay.requests import Prefix, RequestBuilder
-from replay_pipeline.replay.rounds import Rounds, asked_by, coverage, place_of
+from replay_pipeline.replay.rounds import Rounds
 from replay_pipeline.replay.sizes import Learned, add_learned, read_learned
 from replay_pipeline.replay.tasks import Lanes, Task
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
@@ -276,13 +274,15 @@ def estimate(
 ) -> Estimate:
     """Say what replaying `states` would take, in tokens and dollars per teacher. Costs nothing.
 
-    With `ledger`, answers already in it are left out. Works with and without an event loop.
+    With `ledger`, answers already in it are left out. Works with and without an event loop. A price list
+    that was fetched before serves without a network, however old it is: its date is in the estimate, and
+    nothing is paid by it.
 
     Raises:
         ConfigError: a teacher or option is wrong.
         PriceError: a teacher's price is not known.
     """
-    asking = Asking.of(**options)
+    asking = replace(Asking.of(**options), max_price_age_days=_ANY_AGE_DAYS)
     check(teachers, 0.0, asking)
     keys = keys_of(teachers, is_required=False)
     prices = run_apart(fetch_prices(teachers, asking, keys=keys))
@@ -313,6 +313,9 @@ def estimate(
     seen = prospect(states, teachers, rows, asking, usd_per_call=per_call)
     gated = replace(found.gated, prospect=seen) if found.gated else None
     return replace(found, prospect=seen, gated=gated)
+
+
+_ANY_AGE_DAYS = 36_500.0
 
 
 def indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
@@ -347,27 +350,6 @@ def lanes_of(
     return list(lanes.values())
 
 
-def _errors_first(
-    lanes: list[tuple[TeacherSpec, deque[Task]]],
-) -> list[tuple[TeacherSpec, deque[Task]]]:
-    """Put sessions first of which most states went wrong, each as far as the last of these.
-
-    The states between are asked as well: error sites alone would each pay for the steps between
-    them, which no prompt cache holds then, and cost three times as much a state as a lane does.
-    """
-    heads, rests = [], []
-    for teacher, lane in lanes:
-        tasks = list(lane)
-        sites = [place for place, task in enumerate(tasks, 1) if is_error_site(task.state)]
-        n_head = sites[-1] if sites else 0
-        if sites:
-            heads.append((len(sites) / n_head, (teacher, deque(tasks[:n_head]))))
-        if n_head < len(tasks):
-            rests.append((teacher, deque(tasks[n_head:])))
-    heads.sort(key=lambda head: -head[0])
-    return [*(lane for _, lane in heads), *rests]
-
-
 class _Replay:
     """One run from plan to report."""
 
@@ -386,7 +368,7 @@ class _Replay:
         self.asking = asking
         self.on_progress: Callable[[Progress], None] | None = None
         self.stop = threading.Event()
-        self.gates = asking.gating()
+        self.policy = asking.policy()
         self.batched: set[str] = set()
         self.places: list[Place] = []
         self.rounds: Rounds | None = None
@@ -431,24 +413,23 @@ class _Replay:
                 ledger.do(lambda database: read_learned(database, self.teachers))
             )
             engine.answered_before = frozenset(learned)
-            engine.board = self._board(lanes, prices, learned)
-            is_by_value = bool(self.gates.is_by_value and prices)
-            open_lanes = lanes if is_by_value else self._take_known(engine, lanes, found)
+            # What is known counts when its question is chosen, as in the run that had it asked.
+            is_chosen = bool((self.policy.is_by_value or self.policy.is_in_turn) and prices)
+            open_lanes = lanes if is_chosen else self._take_known(engine, lanes, found)
             expected, is_short = None, False
             if prices:
                 expected = forecast(open_lanes, prices, gates=self.asking.gates, learned=learned)
                 spent = usd(sum(each.cost_nano for each in found.decided.values()))
                 is_short = spent + expected.expected_usd > usd(self.limit_nano)
-                if self.gates.is_ordered_by_errors and is_short:
-                    open_lanes = _errors_first(open_lanes)
             if self.limit_nano:
                 # Nothing of the plan dies while questions are asked, so the collector, which would
                 # walk through all of it again and again, leaves it alone.
                 gc.freeze()
-                is_in_rounds = is_by_value or (is_short and not self.gates.names)
-                rounds = self.rounds = self._rounds(engine, prices, found, is_by_value=is_by_value)
+                rounds = self.rounds = self._rounds(engine, prices, found, is_chosen=is_chosen)
                 try:
-                    await (rounds.run(open_lanes) if is_in_rounds else engine.run(open_lanes))
+                    await (
+                        rounds.run(open_lanes) if is_chosen or is_short else engine.run(open_lanes)
+                    )
                 finally:
                     gc.unfreeze()
                     new = engine.books.newly_learned
@@ -471,12 +452,12 @@ class _Replay:
         return keys, await fetch_prices(self.teachers, self.asking, keys=keys, stop=self.stop)
 
     def _rounds(
-        self, engine: Engine, prices: Mapping[str, Price], found: Found, *, is_by_value: bool
+        self, engine: Engine, prices: Mapping[str, Price], found: Found, *, is_chosen: bool
     ) -> Rounds:
         return Rounds(
             engine=engine,
             asking=self.asking,
-            gates=self.gates,
+            policy=self.policy,
             states=self.states,
             teachers=self.teachers,
             places=self.places,
@@ -484,33 +465,9 @@ class _Replay:
             limit_nano=self.limit_nano,
             found=found,
             take_known=(lambda lanes: self._take_known(engine, lanes, found))
-            if is_by_value
+            if is_chosen
             else None,
         )
-
-    def _board(
-        self,
-        lanes: list[tuple[TeacherSpec, deque[Task]]],
-        prices: Mapping[str, Price],
-        learned: Mapping[str, Learned],
-    ) -> Board | None:
-        """The votes, with teachers in order of what they cost; `None` without gates."""
-        if not (self.gates.names and prices) or self.gates.is_by_value:
-            return None
-        costs = {
-            (task.state_id, teacher.name): usd(
-                prices[teacher.name].cost_nano(
-                    learned.get(teacher.name, Learned()).expected_tokens(task.question.size), 300
-                )
-            )
-            for teacher, lane in lanes
-            for task in lane
-        }
-        by_teacher = dict.fromkeys((teacher.name for teacher in self.teachers), 0.0)
-        for (_, name), cost in costs.items():
-            by_teacher[name] += cost
-        teachers = sorted(self.teachers, key=lambda teacher: by_teacher[teacher.name])
-        return Board(self.gates, teachers, lambda state_id, name: costs[state_id, name])
 
     def _open_scopes(self, engine: Engine, found: Found) -> None:
         names = [teacher.name for teacher in self.teachers]
@@ -540,7 +497,6 @@ class _Replay:
                     continue
                 if sha in self.batched:
                     engine.skipped["in_batch"] += 1
-                    engine.tell(task, None)
                     continue
                 if sha in found.booked:
                     engine.decided[task.index] = replace(
@@ -552,10 +508,6 @@ class _Replay:
                 open_lanes.append((teacher, left))
         # Calls with an unknown outcome first: learning it frees the money they hold.
         return sorted(open_lanes, key=lambda lane: not any(task.lost for task in lane[1]))
-
-    def _gate_reports(self) -> tuple[GateReport, ...]:
-        of_value = self.rounds.report() if self.rounds else None
-        return (of_value,) if of_value else self.gates.reports()
 
     def _report(
         self,
@@ -584,7 +536,9 @@ class _Replay:
             n_open=sum(_may_pass(action) for action in actions),
             unknown_usd=usd(unknown_nano),
             held_until=held_until.isoformat(timespec="seconds") if held_until else None,
-            gates=self._gate_reports(),
+            gates=self.rounds.reports()
+            if self.rounds
+            else tuple(GateReport(gate=name) for name in self.policy.names),
             coverage=coverage(self.places, asked),
             asked_by=asked_by(self.places, asked),
             n_overruns=engine.books.n_overruns,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from replay_pipeline.replay.schema import Database
-from replay_pipeline.types import TeacherSpec
+from replay_pipeline.types import Message, TeacherSpec
 
 ASSUMED_TOKENS_PER_BYTE = 0.27
 """Of agent sessions as JSON, by tokenizers of open models; see `benchmarks/cost.py`."""
@@ -148,3 +148,12 @@ def add_learned(
             key, value = _KEY + teacher.model, msgspec.json.encode(both).decode()
             database.query("delete from ledger where key = ?", (key,))
             database.query("insert into ledger(key, value) values(?, ?)", (key, value))
+
+
+def n_bytes_written(action: Message | str) -> int:
+    """Count the bytes that a model wrote to take this action."""
+    if isinstance(action, str):
+        return len(action.encode("utf-8", "replace"))
+    calls = [call["function"] for call in action.get("tool_calls") or ()]
+    written = "".join(f"{call['name']}{call['arguments']}" for call in calls)
+    return len(((action.get("content") or "") + written).encode("utf-8", "replace"))

@@ -29,8 +29,8 @@ class Task:
     """The step before in its lane, if this prompt begins with the whole of that one's."""
     n_read_tokens: int | None = None
     """Prompt tokens that the teacher read, once it has answered."""
-    is_judged: bool = False
-    """The gates have had their say."""
+    is_left_out: bool = False
+    """The policy saved this call; `gate` is why."""
     n_lost: int = 0
     """How often a call of this run was lost."""
     is_asked: bool = False

@@ -184,8 +184,8 @@ class Project(Overview):
             window=self.settings.ingest.window,
         )
 
-    def traces(self, batch: str, *, has_client_texts: bool = True) -> Traces:
-        """Open the sessions of a batch; without texts of clients, all have the neutral prompt."""
+    def traces(self, batch: str, *, is_neutral: bool = False) -> Traces:
+        """Open the sessions of a batch; in the neutral form, texts of clients are beside the prompts."""
         tables = {name: self.root.read(name, batch) for name in ("sessions", "turns", "states")}
         # Reading takes twice what the tables hold, and Arrow would keep it for the next time.
         pa.default_memory_pool().release_unused()
@@ -193,7 +193,7 @@ class Project(Overview):
             **tables,
             tools=self.tools_until(batch),
             harnesses=self.harnesses,
-            has_client_texts=has_client_texts,
+            is_neutral=is_neutral,
         )
 
     @cached_property
@@ -203,13 +203,13 @@ class Project(Overview):
             return None
         return HarnessStore(self.root.path)
 
-    def prompts(self, batch: str, *, has_client_texts: bool = True) -> PromptsOf:
+    def prompts(self, batch: str, *, is_neutral: bool = False) -> PromptsOf:
         """Return what finds what the states of a batch had shown, for its pairs; opened when first asked."""
         traces: list[Traces] = []
 
         def prompts(state_ids: Sequence[str]) -> Iterator[TraceState]:
             if not traces:
-                traces.append(self.traces(batch, has_client_texts=has_client_texts))
+                traces.append(self.traces(batch, is_neutral=is_neutral))
             return traces[0].materialize(state_ids, self.settings.ingest.window)
 
         return prompts

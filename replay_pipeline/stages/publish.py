@@ -61,7 +61,7 @@ def publish_dataset(task: Task) -> Report:
         report = publish(
             ((batch, project.root.read("normalized_pairs", batch)) for batch in new),
             positives=((batch, _positives(project, batch)) for batch in new),
-            prompts=partial(project.prompts, has_client_texts=options.has_client_texts),
+            prompts=partial(project.prompts, is_neutral=True),
             folder=folder,
             repo_id=options.repo_id,
             private=options.is_private,
@@ -139,7 +139,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
     told = options.model_dump(mode="json", exclude={"folder", "repo_id", "is_private", "tokenizer"})
     if (path := options.tokenizer) is not None:
         told["tokenizer"] = digest_of(path / "tokenizer.json" if path.is_dir() else path)
-    told["client_texts"] = options.has_client_texts
+    told["client_texts"] = options.pushes_client_texts
     return {"publish": told, **shown_below(settings), **_on_the_card(settings)}
 
 
@@ -226,7 +226,7 @@ def _card_facts(project: "Project") -> "CardFacts":
             for t in settings.teachers()
         ],
         "accepted_terms": settings.replay.accepted_terms,
-        "client_texts": settings.publish.has_client_texts,
+        "pushes_client_texts": settings.publish.pushes_client_texts,
         **{stage: receipts.reports(stage, names=names) for stage, names in STAGE_FACTS.items()},
     }
     if control_run := receipts.read("control", "all"):
@@ -346,7 +346,7 @@ def _make_again(project: "Project", receipt: Receipt, wanted: Sequence[str], fol
             project.root.read("normalized_pairs", batch),
             _positives(project, batch),
             facts=facts,
-            prompts=project.prompts(batch, has_client_texts=options.has_client_texts),
+            prompts=project.prompts(batch, is_neutral=True),
             cuts=Cuts(lengths=options.lengths, tokenizer=options.tokenizer),
             logprobs=scores,
             folder=folder / "made",

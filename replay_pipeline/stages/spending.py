@@ -8,6 +8,7 @@ from typing import Any
 
 from replay_pipeline.errors import ConfigError, PriceError
 from replay_pipeline.pages.costs import cost_usd as list_price_usd
+from replay_pipeline.pages.public_scores import words_of_scores
 from replay_pipeline.replay import (
     Estimate,
     check_teachers,
@@ -104,8 +105,9 @@ def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> E
 def words_beforehand(found: Estimate, agents: Mapping[str, int]) -> list[str]:
     """Say, before any answer is there, whether these teachers are likely to teach this agent.
 
-    All that is known then is what the same calls cost at list price: cheap models are often the weaker
-    ones, and where the agent is better the teachers' agreement teaches little.
+    All that is known then are public scores, and what the same calls cost at list price: cheap models are
+    often the weaker ones, and where the agent is better the teachers' agreement teaches little. At which
+    kinds of decision a teacher is stronger, only answers tell.
 
     Args:
         found: the estimate of the calls.
@@ -114,6 +116,8 @@ def words_beforehand(found: Estimate, agents: Mapping[str, int]) -> list[str]:
     if not agents or not found.teachers:
         return []
     model = max(agents, key=lambda name: (agents[name], name))
+    scores = words_of_scores(model, {each.teacher: each.model for each in found.teachers})
+    ask = "ask at 120 states first, and this command says where they are stronger and where weaker"
     dearest = max(found.teachers, key=lambda each: each.expected_usd / max(1, each.n_calls))
     tokens = {
         "input": dearest.n_prompt_tokens - dearest.n_cached_tokens,
@@ -122,18 +126,17 @@ def words_beforehand(found: Estimate, agents: Mapping[str, int]) -> list[str]:
     }
     usd = list_price_usd(model, tokens)
     if not usd or not dearest.expected_usd:
-        return []
+        return [*scores, ask]
     compared = (
         f"{dearest.teacher}, your dearest teacher, costs ${dearest.expected_usd:.2f}; the same calls of "
         f"{model}, which wrote {agents[model]:,} of {sum(agents.values()):,} states, would cost ${usd:.2f}"
     )
     if dearest.expected_usd >= _MUCH_CHEAPER * usd:
-        return [compared]
-    return [
-        compared,
-        "teachers that cost so much less are often weaker than the model that wrote the sessions: ask "
-        "at 120 states first, and this command says where they are stronger and where weaker",
-    ]
+        return [*scores, compared, ask]
+    cheap = (
+        "teachers that cost so much less are often weaker than the model that wrote the sessions"
+    )
+    return [*scores, compared, f"{cheap}: {ask}"]
 
 
 def hand_in(project: Project, batches: Sequence[str]) -> ReplayReport:

@@ -114,9 +114,10 @@ def try_actions(
 def verdicts_of(
     trials: Trials, states: Iterable[TraceState], answers: Iterable[TeacherAction]
 ) -> dict[tuple[str, str], bool]:
-    """Tell whose actions are known to be wrong, by state and candidate: those whose tool refuses them.
+    """Tell whose actions are known to be wrong or right, by state and candidate.
 
-    That an action works does not say that it is right, so of those that work nothing is known.
+    One that its tool refuses is wrong. That an action works does not say that it is right, so of those
+    that work nothing is known, but where the agent's own is refused: there one that works is better.
     """
     cwds: dict[str, str | None] = {}
     found: dict[tuple[str, str], bool] = {}
@@ -126,6 +127,8 @@ def verdicts_of(
         trial = trials[state_id].get(rendered)
         if trial is not None and not trial.works:
             found[state_id, candidate] = False
+        elif trial is not None and found.get((state_id, AGENT)) is False:
+            found[state_id, candidate] = True
 
     for state in states:
         if state["state_id"] in trials:

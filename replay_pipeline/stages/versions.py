@@ -36,6 +36,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "ingesters/known_tools*",
         "harness/__init__.py",
         "harness/harness.py",
+        "harness/neutral.py",
         "harness/store.py",
         "windows.py",
     ),
@@ -46,8 +47,8 @@ PARTS: dict[str, tuple[str, ...]] = {
         "replay/dialects/**/*",
     ),
     "gates": (
-        "replay/gates.py",
-        "replay/board.py",
+        "replay/policy.py",
+        "replay/places.py",
         "replay/buying.py",
         "replay/rounds.py",
         "reliability/**/*",

@@ -23,6 +23,11 @@ _CHAT_COLUMNS = {
     "rejected_messages": "rejected_messages_json",
     "stats": "stats_json",
 }
+_OF_STATES = {
+    **dict(zip(PROMPT.names, ("messages", "tools"), strict=True)),
+    "client_texts_json": "client_texts",
+}
+"""What a part with prompts has of its states, by column."""
 _KEYS = {column: key for key, column in _JSON_COLUMNS.items()}
 _OF_THE_STATE = ("state_messages", "tools")
 _NOT_UTF8 = (UnicodeEncodeError, TypeError, OverflowError)
@@ -160,7 +165,7 @@ def with_prompts(
         if not is_full and prompts is not None:
             ids = part["state_id"].to_pylist()
             states = _by_id(prompts, ids)
-            for column, key in zip(PROMPT.names, ("messages", "tools"), strict=True):
+            for column, key in _OF_STATES.items():
                 texts = [json_text(states.get(state_id, {}).get(key)) for state_id in ids]
                 part = part.append_column(column, pa.array(texts, pa.string()))
         yield part

@@ -67,7 +67,7 @@ def where_did_it_rewind(do: Clicks) -> None:
     do.click("link", "Sessions")
     do.choose("Outcome", "rewound")
     do.n += 1
-    do.page.locator("td.title", has_text="rewinds").locator("a").first.click()
+    do.page.locator("td.title", has_text="rewind").locator("a").first.click()
     expect(do.page.locator("details.branch").first).to_be_visible()
 
 

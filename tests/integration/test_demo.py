@@ -44,6 +44,7 @@ def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_pat
     """In two steps, as `make demo` runs it: what the first has done counts as done now."""
     first, told = command(tmp_path, "--until-pairs")
     assert "Pairs to look at first" in first
+    assert first.count("Next: ") == 1
     assert (tmp_path / "demo" / "look" / "index.html").exists()
     assert not (tmp_path / "demo" / "dataset").exists()
     lines = told.splitlines()
@@ -55,6 +56,7 @@ def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_pat
     assert done == sorted(set(done))
     assert replayed[-1].startswith(f"replay {done[-1]:,} of {done[-1]:,}, $")
     report, shown = demo(tmp_path)
+    assert shown.count("Next: ") == 1
     assert report["sessions"] >= 6
     assert report["states"] >= 60
     assert report["turns"] > report["states"]

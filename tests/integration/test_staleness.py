@@ -550,10 +550,10 @@ def test_a_harness_that_is_learned_and_one_that_is_not_wanted_are_told_alike(sho
     )  # fmt: skip
 
 
-def test_a_place_on_the_hub_takes_the_texts_of_clients_out(shown_root):
+def test_a_place_on_the_hub_gets_the_texts_of_clients_where_they_are_asked_for(shown_root):
     """Nothing is pushed here: what would be is told."""
     other_settings(shown_root, {"publish": {"repo_id": "me/mine"}})
-    for settings, expected in (({}, "True → False"), ({"client_texts": True}, None)):
+    for settings, expected in (({}, None), ({"client_texts": True}, "False → True")):
         other_settings(shown_root, {"publish": {"repo_id": "me/mine", **settings}})
         found = pipeline_at(shown_root).stale()["batches"]
         reasons = {why for row in found.values() for why in row["publish"]}

@@ -1,10 +1,12 @@
 import io
+import re
+import time
 
 import pytest
 import typer
 from rich.console import Console
 
-from replay_pipeline.cli import console
+from replay_pipeline.cli import bars, console
 from replay_pipeline.cli.bars import StageProgress
 from replay_pipeline.cli.console import show_replay
 from replay_pipeline.cli.shared import exit_if_most_failed
@@ -71,6 +73,39 @@ def test_the_table_of_a_replay_says_who_was_stopped_and_until_when_money_is_held
     told = " ".join(capsys.readouterr().out.split())
     assert "t was asked no more: it begins: <html>" in told
     assert "hold $0.0284 until 2026-01-02T03:04:05+00:00" in told
+
+
+def test_a_bar_in_a_terminal_of_80_columns_has_amount_dollars_rate_and_time_left(monkeypatch):
+    written = io.StringIO()
+    screen = Console(file=written, width=80, force_terminal=True, color_system=None, emoji=False)
+    monkeypatch.setattr(bars, "err", screen)
+    with bars.progress_bars() as on_progress:
+        for n in range(0, 12_001, 1_000):
+            on_progress(
+                Progress(stage="replay", n_done=n, n_total=12_000, cost_usd=n / 1e3, limit_usd=20.0)
+            )
+            time.sleep(0.01)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.getvalue())
+    last = [line for line in shown.replace("\r", "\n").split("\n") if "12,000 of 12,000" in line][
+        -1
+    ]
+    assert re.search(r"12,000 of 12,000 \$12\.0000 of \$20\.00 [\d,.]+/s +\d\d:\d\d", last)
+    assert len(last.rstrip()) <= 80
+
+
+def test_an_estimate_by_an_old_price_list_says_of_which_day_it_is(capsys):
+    row = {
+        "teacher": "t", "model": "a/b", "n_calls": 1, "n_prompt_tokens": 2, "expected_usd": 0.1,
+        "bound_usd": 0.2, "adaptations": (), "n_logprobs": 0, "price_source": "https://x/v1/models",
+    }  # fmt: skip
+    rest = {
+        "expected_usd": 0.1, "bound_usd": 0.2, "buys": None, "gated": None, "ceiling_usd": 1.0,
+        "prospect": {"words": [], "next": None},
+    }  # fmt: skip
+    for day, is_told in (("2026-01-02T03:04:05+00:00", True), ("2999-01-02", False), ("", False)):
+        console.show_estimate({**rest, "teachers": [{**row, "price_date": day}]})
+        told = "Prices are of 2026-01-02: https://x/v1/models could not be asked again."
+        assert (told in capsys.readouterr().out) is is_told
 
 
 def test_a_total_that_was_announced_stays_whatever_the_parts_say():

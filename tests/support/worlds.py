@@ -11,11 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from replay_pipeline.reliability import BallotBox
-from replay_pipeline.reliability.worth import Rule
 from replay_pipeline.replay import parse_gates
-from replay_pipeline.replay.buying import Buyer, Market
-from replay_pipeline.replay.rounds import place_of
+from replay_pipeline.replay.measuring import bought as buy
+from replay_pipeline.replay.measuring import numbered
 from replay_pipeline.types import DPOPair, Message, TeacherAction, TeacherSpec, TraceState
 
 MODELS = (
@@ -228,31 +226,8 @@ def bought(
     world: Simulation, usd: float, *, min_p_better: float | None = None
 ) -> list[TeacherAction]:
     """Give the answers that `usd` buys by value, at the world's prices and without a server."""
-    prices = [price / 1_000 for price in world.world.prices]
-    buyer = Buyer(
-        Market(
-            places=[place_of(state, i) for i, state in enumerate(world.states)],
-            teachers=world.teachers,
-            cost_usd=lambda state, teacher, is_warm: prices[teacher],
-            bound_usd=lambda state, teacher: prices[teacher],
-        ),
-        Rule(min_p_better=min_p_better),
-    )
-    box, gates = BallotBox(buyer.families), parse_gates(())
-    known = {(row.state_id, row.teacher): row for row in world.rows()}
-    rows: dict[int, list[TeacherAction]] = {}
-    left = usd
-    while choices := buyer.next_round(left):
-        for choice in choices:
-            name = world.teachers[choice.teacher].name
-            row = known[world.states[choice.state]["state_id"], name]
-            rows.setdefault(choice.state, []).append(row)
-            left -= row.cost_usd
-        for number in {choice.state for choice in choices}:
-            state, poll = world.states[number], gates.poll(world.states[number])
-            for row in rows[number]:
-                poll.add(row)
-            paid = {c.teacher: prices[c.teacher] for c in choices if c.state == number}
-            buyer.file(number, box.ballot(state, poll.student, poll.votes), paid)
-    assert left > -1e-9
-    return [row for each in rows.values() for row in each]
+    answers = numbered(world.states, world.teachers, world.rows())
+    policy = parse_gates(["value"], min_p_better=min_p_better)
+    chosen = buy(world.states, world.teachers, answers, policy, max_total_usd=usd)
+    assert sum(answers[key].cost_usd for key in chosen) < usd + 1e-9
+    return [answers[key] for key in chosen]

@@ -127,7 +127,8 @@ def _rows(
             missing = [one for one in REQUIRED_COLUMNS[name] if one not in table.column_names]
             if missing:
                 raise DatasetError(f"{where} has no column {', '.join(missing)}")
-            rows = table.to_list()
+            texts = _client_texts(table, source, revision, cache)
+            rows = [_with_client_texts(row, texts) for row in table.to_list()]
     except DatasetError:
         raise
     except (DatasetGenerationError, CastError, pa.ArrowException) as error:
@@ -169,6 +170,39 @@ def _quiet() -> Iterator[None]:
         datasets_logging.set_verbosity(before)
 
 
+def _client_texts(
+    table: Any, source: str | Path, revision: str | None, cache: str | None
+) -> dict[str, dict[str, Any]]:
+    """Return what clients put around the conversations of some rows, by hash, where it is there."""
+    named = table["client_texts"] if "client_texts" in table.column_names else ()
+    n_named = sum(name is not None for name in named)
+    if not n_named:
+        return {}
+    try:
+        found = load_dataset(
+            str(source),
+            data_files=_CLIENT_TEXTS,
+            split="train",
+            revision=revision,
+            cache_dir=cache,
+        )
+        texts: dict[str, dict[str, Any]] = {row["hash"]: row for row in found.to_list()}
+    except FileNotFoundError:
+        texts = {}
+    if n_missing := sum(name is not None and name not in texts for name in named):
+        logger.warning(
+            "%s: %d of %d prompts have the neutral form: the texts of their clients are not beside "
+            "the dataset",
+            source,
+            n_missing,
+            len(table),
+        )
+    return texts
+
+
+_CLIENT_TEXTS = "client_texts/*/*.parquet"
+
+
 def _missing(failed: str, error: Exception, *, is_optional: bool) -> list[Any]:
     if is_optional:
         logger.info("%s: %s", failed, error)
@@ -181,6 +215,16 @@ def _reason(error: BaseException) -> str:
     error = _bottom(error)
     lines = str(error).strip().splitlines()
     return " ".join(line.strip() for line in lines[:4]) or type(error).__name__
+
+
+def _with_client_texts(
+    row: dict[str, Any], texts: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Put the client's own prompt and tools in the place of the neutral ones."""
+    if (text := texts.get(row.get("client_texts") or "")) is None:
+        return row
+    prompt = [*text["messages"], *row["prompt"][text["n_replaced"] :]]
+    return row | {"prompt": prompt, "tools": text["tools"]}
 
 
 def _bottom(error: BaseException) -> BaseException:

@@ -7,7 +7,12 @@ import pytest
 from replay_pipeline.harness import Framing, Harness, HarnessStore
 from replay_pipeline.ingesters import Traces, ingest, system_prompt
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.harness import learn_harness, list_harnesses, show_harness
+from replay_pipeline.stages.harness import (
+    learn_harness,
+    list_harnesses,
+    show_harness,
+    shown_below,
+)
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.publish import PUBLISH
 from replay_pipeline.testing.sample import SESSIONS_DIR
@@ -125,20 +130,19 @@ def asked(tmp_path):
 
 def test_learning_makes_replay_stale_and_the_setting_does_not(tmp_path, project):
     (batch,) = project.root.batches("states")
-    before = project.tools_digest(batch)
-    assert before.keys() == {"tools"}
+    before = shown_below(project.settings)
+    assert before["ingest.harness"] is None
     report = learn_harness(project, request=asked(tmp_path), version=VERSION)
     assert report["states_shown_anew"] > 0
     now = Pipeline(project.settings)
-    after = now.tools_digest(batch)
-    assert after["tools"] == before["tools"]
-    assert "harness" in after
+    (told,) = shown_below(project.settings)["ingest.harness"]
+    assert told.startswith(f"claude_code {VERSION} ")
     shown = [s for s in now.states([batch]) if "harness" in s]
     assert len(shown) == report["states_shown_anew"]
     neutral = Pipeline(project.settings.model_copy(
         update={"ingest": project.settings.ingest.model_copy(update={"harness": "neutral"})}
     ))  # fmt: skip
-    assert neutral.tools_digest(batch) == before
+    assert shown_below(neutral.settings) == before
     assert not [s for s in neutral.states([batch]) if "harness" in s]
 
 
@@ -153,20 +157,25 @@ def test_harnesses_are_listed_and_shown(tmp_path, project):
     assert show_harness(project, VERSION)["main"]["system"] == ["Be a client."]
 
 
-def test_texts_of_clients_stay_here_when_a_dataset_goes_to_the_hub(tmp_path, ingested):
+def test_the_neutral_form_has_the_texts_of_clients_beside_it(tmp_path, ingested):
     store = HarnessStore(tmp_path)
     store.keep(harness("2.0.0", subagent=HELPER))
     tables = {name: getattr(ingested, name) for name in ("sessions", "turns", "states", "tools")}
     with_texts = list(Traces(**tables, harnesses=store).materialize())
     assert {"exact", "rebuilt"} >= {state["fidelity"] for state in with_texts}
     assert all("system" in state for state in with_texts)
-    public = list(Traces(**tables, harnesses=store, has_client_texts=False).materialize())
+    public = list(Traces(**tables, harnesses=store, is_neutral=True).materialize())
     assert [s["state_id"] for s in public] == [s["state_id"] for s in with_texts]
-    for state in public:
+    for state, own in zip(public, with_texts, strict=True):
         assert state["messages"][0]["content"].startswith(system_prompt())
         assert "system" not in state
         assert "of the client" not in json.dumps([state["tools"], state["messages"]])
         assert "Be kind." not in json.dumps(state["messages"])
+        texts = state["client_texts"]
+        behind = state["messages"][texts["n_replaced"] :]
+        assert [*texts["messages"], *behind] == own["messages"]
+        assert texts["tools"] == own["tools"]
+        assert texts["n_replaced"] <= 2
 
 
 def test_the_setting_decides_and_makes_publish_stale(tmp_path):
@@ -177,4 +186,4 @@ def test_the_setting_decides_and_makes_publish_stale(tmp_path):
     told = [
         PUBLISH.settings(settings)["publish"]["client_texts"] for settings in (here, hub, asked)
     ]
-    assert told == [True, False, True]
+    assert told == [False, False, True]

@@ -181,18 +181,18 @@ def test_an_exception_in_one_task_is_a_row_and_ends_nothing(tmp_path, monkeypatc
 
 
 def test_a_matcher_that_fails_costs_a_vote_and_no_run(tmp_path, monkeypatch):
-    from replay_pipeline.replay import gates
+    from replay_pipeline.replay import policy
 
     def read(*_, **__):
         raise RecursionError("ls && " * 3)
 
-    monkeypatch.setattr(gates, "read_answer", read)
+    monkeypatch.setattr(policy, "read_answer", read)
     monkeypatch.setattr(
-        gates,
+        policy,
         "canonical_action",
         lambda message, **_: canonical_action(message) if not message["content"] else 1 / 0,
     )
-    assert not gates.parse_gates(()).poll(make_states(1)[0]).student.is_valid
+    assert not policy.parse_gates(()).poll(make_states(1)[0]).student.is_valid
     with OddServer(lambda *_: (200, {}, raw(completion()))) as server:
         # No pair can come where the recorded action can't be read, so this gate asks nobody there.
         spared = ask(server, 3, tmp_path / "l", gates=("cheap_first",), agreement_threshold=1)

@@ -4,6 +4,7 @@ import sqlite3
 import threading
 import time
 from contextlib import closing
+from datetime import UTC, datetime
 
 import pytest
 
@@ -19,6 +20,7 @@ from replay_pipeline.replay import (
     replay_trace,
     replay_trace_sync,
 )
+from replay_pipeline.replay.prices import PriceBook
 from replay_pipeline.settings import config_dir
 from replay_pipeline.storage.trust import host_of, trust_host
 from replay_pipeline.testing import TeacherServer
@@ -501,3 +503,19 @@ def test_a_model_whose_list_has_no_token_probabilities_is_refused_for_nothing(se
     [without] = estimate(make_states(2), [plain]).teachers
     assert row.n_logprobs == 5 * row.n_completion_tokens > 0
     assert (without.n_logprobs, without.expected_usd) == (0, row.expected_usd)
+
+
+def test_an_estimate_takes_a_price_list_of_any_age_without_a_network_and_a_replay_does_not(
+    tmp_path,
+):
+    url = "http://127.0.0.1:9/v1"
+    listing = [{"id": "a/b", "pricing": {"prompt": "1e-6", "completion": "2e-6"}}]
+    then = datetime(2026, 1, 2, tzinfo=UTC)
+    PriceBook(folder=tmp_path / "prices", now=lambda: then).remember(url, listing)
+    teacher = TeacherSpec(name="t", model="a/b", base_url=url, api_key_env="")
+    states, kept = make_states(2), {"price_folder": tmp_path / "prices"}
+    (found,) = estimate(states, [teacher], **kept).teachers
+    assert found.price_date.startswith("2026-01-02")
+    assert found.expected_usd > 0
+    with pytest.raises(PriceError, match="are from 2026-01-02"):
+        replay_trace_sync(states, [teacher], ledger=tmp_path / "l.sqlite", **kept)

@@ -143,14 +143,21 @@ def test_before_anybody_was_asked_prices_say_whether_teachers_may_be_weaker():
         price_source="", price_date="",
     )  # fmt: skip
     found = Estimate(n_states=10, n_calls=10, expected_usd=0.5, bound_usd=1, teachers=(teacher,))
-    compared, advice = words_beforehand(found, {"claude-opus-4-5": 8, "claude-haiku-4-5": 2})
+    scores, compared, advice = words_beforehand(
+        found, {"claude-opus-4-5-20251101": 8, "claude-haiku-4-5": 2}
+    )
+    assert "of glm no score is known" in scores
     assert compared == (
-        "glm, your dearest teacher, costs $0.50; the same calls of claude-opus-4-5, which wrote 8 of "
-        "10 states, would cost $7.50"
+        "glm, your dearest teacher, costs $0.50; the same calls of claude-opus-4-5-20251101, which "
+        "wrote 8 of 10 states, would cost $7.50"
     )
     assert "weaker" in advice
-    assert len(words_beforehand(found, {"claude-3-haiku": 9})) == 1  # $0.38: no such doubt
-    assert words_beforehand(found, {"a model of nobody's list": 9}) == []
+    assert "120 states" in advice
+    unknown, _, advice = words_beforehand(found, {"claude-3-haiku": 9})  # $0.38: no such doubt
+    assert unknown.endswith("is not known")
+    assert "weaker than" not in advice
+    unknown, advice = words_beforehand(found, {"a model of nobody's list": 9})
+    assert unknown.endswith("is not known")
 
 
 @pytest.mark.slow

@@ -56,9 +56,10 @@ def pairs_of(tmp_path, work, state_id, answers, execute="files"):
     judge = execute if isinstance(execute, Judge) else Judge(execute)
     trials, counts = try_actions(work_of, judge, states, rows)
     verdicts = verdicts_of(trials, states, rows)
-    assert not any(verdicts.values())  # that an action works does not make it right
+    is_refused = verdicts.get((state_id, "agent")) is False
+    assert is_refused or not any(verdicts.values())  # that an action works does not make it right
     report = extract_pairs(states, rows, 2, trials=trials, verdicts=verdicts, include_natural=False)
-    counts["n_known_wrong"] = len(verdicts)
+    counts["n_known_wrong"] = list(verdicts.values()).count(False)
     (outcome,) = [row for row in report.outcomes if row["state_id"] == state_id]
     return outcome, report.pairs, counts
 

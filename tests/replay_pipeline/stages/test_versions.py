@@ -326,7 +326,7 @@ def test_a_version_sees_code_and_data_but_no_comment_docstring_or_layout(tmp_pat
 
 
 def test_a_version_sees_a_constant_that_is_shared(tmp_path, monkeypatch):
-    for name in ("types.py", "replay/gates.py", "replay/board.py"):
+    for name in ("types.py", "replay/policy.py", "replay/places.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(PACKAGE / name, tmp_path / name)
     monkeypatch.setattr(versions, "_PACKAGE", tmp_path)

@@ -1,0 +1,111 @@
+"""Texts of clients: their system prompts, reminders and tools, once each, in a file beside the dataset.
+
+They belong to the makers of the clients. Rows have the neutral form in their place and name the texts by
+hash, so that a dataset without the file can be trained on as it is, and one that has it gives every
+prompt as its client sent it.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from replay_pipeline.harness.neutral import plain_tools, system_prompt
+from replay_pipeline.publish import layout
+from replay_pipeline.publish.secret_scan import refuse_secrets
+from replay_pipeline.storage.pair_rows import json_value
+
+_HASH_CHARS = 32
+
+
+class ClientTexts:
+    """The texts of a batch, by hash.
+
+    Args:
+        rows: of `layout.CLIENT_TEXT`.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._rows = {row["hash"]: row for row in rows}
+
+    def keep(self, text: Mapping[str, Any]) -> str:
+        """Keep a text, and return its hash."""
+        data = msgspec.json.encode(text, order="sorted")
+        name = hashlib.sha256(data).hexdigest()[:_HASH_CHARS]
+        self._rows.setdefault(name, {"hash": name, **text})
+        return name
+
+    def write(self, folder: Path, batch: str, used: Collection[str]) -> dict[str, Path]:
+        """Write those texts that rows name; returns the file by its path in the dataset.
+
+        Raises:
+            SecretFoundError: there is a secret in one.
+        """
+        rows = [self._rows[name] for name in sorted(used) if name in self._rows]
+        if not rows:
+            return {}
+        for row in rows:
+            texts = [row["tools"] or "", *(layout.json_of(each) for each in row["messages"])]
+            refuse_secrets(texts, [f"batch {batch}, texts of clients, {row['hash']}"] * len(texts))
+        file = folder / batch / layout.CLIENT_TEXTS
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(
+            pa.Table.from_pylist(rows, schema=layout.CLIENT_TEXT), file, compression="zstd"
+        )
+        name = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        return {f"{layout.CLIENT_TEXTS}/{batch}/{name}.parquet": file}
+
+
+def texts_in(dataset: Path, batch: str = "*") -> dict[str, dict[str, Any]]:
+    """Read the texts beside a dataset folder, by hash; of one batch, or of all."""
+    files = sorted(dataset.glob(f"{layout.CLIENT_TEXTS}/{batch}/*.parquet"))
+    rows = (row for file in files for row in pq.ParquetFile(file).read().to_pylist())
+    return {row["hash"]: row for row in rows}
+
+
+def with_client_texts(
+    row: Mapping[str, Any], texts: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a row with the prompt and tools of its client, where the texts are there."""
+    text = texts.get(row.get("client_texts") or "")
+    if text is None:
+        return dict(row)
+    n_replaced, head = text["n_replaced"], text["messages"]
+    needs = [
+        place + len(head) - n_replaced if place >= n_replaced else place
+        for place in row.get("needs") or ()
+    ]
+    found = {"prompt": [*head, *row["prompt"][n_replaced:]], "tools": text["tools"]}
+    return dict(row) | found | ({"needs": needs} if row.get("needs") else {})
+
+
+def taken_out(rows: pa.Table, keep: layout.Keep | None) -> pa.Table:
+    """Return rows of an older version, whose prompts have texts of clients, in the neutral form.
+
+    Args:
+        rows: of a config.
+        keep: where the texts go; without it they are lost, as for prompts that were cut.
+    """
+    made = [_neutral(row, keep) for row in rows.to_pylist()]
+    return pa.Table.from_pylist(made, schema=rows.schema)
+
+
+def _neutral(row: dict[str, Any], keep: layout.Keep | None) -> dict[str, Any]:
+    prompt = row["prompt"] or []
+    if not prompt or prompt[0]["role"] != "system":
+        return row
+    if prompt[0]["content"].startswith(system_prompt()):
+        return row
+    text = {"n_replaced": 1, "messages": prompt[:1], "tools": row["tools"]}
+    head = layout.message_of({"role": "system", "content": system_prompt(row["cwd"])})
+    plain = plain_tools(json_value(row["tools"])) if row["tools"] else None
+    found = {
+        "prompt": [head, *prompt[1:]],
+        "tools": msgspec.json.encode(plain).decode() if plain else None,
+        "client_texts": keep(text) if keep else None,
+    }
+    return row | found | ({"n_tokens": None} if "n_tokens" in row else {})

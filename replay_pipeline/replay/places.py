@@ -1,0 +1,135 @@
+"""What is known of states before anybody is asked, and orders that cover all of them."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from replay_pipeline.families import family_of_model
+from replay_pipeline.reliability.ballots import kind_of_state
+from replay_pipeline.replay.policy import is_error_site
+from replay_pipeline.replay.sizes import n_bytes_written
+from replay_pipeline.types import FAILURES, TraceState
+
+T = TypeVar("T")
+
+_SEGMENT = 5
+"""Steps of a session that are asked side by side: one reads what another has put into the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is known of a state before anybody is asked."""
+
+    session: str
+    project: str
+    kind: str
+    has_failed: bool | None = None
+    family: str | None = None
+    """The student's."""
+    n_answer_bytes: int = 0
+    """Of what the student wrote."""
+    has_gone_wrong: bool = False
+    """Whether the recorded action failed, was rejected or taken back."""
+
+
+def outcome_of(state: TraceState) -> bool | None:
+    """Return whether the recorded action failed; `None` where that is not known."""
+    outcome = state.get("outcome")
+    return True if outcome in FAILURES else False if outcome == "ok" else None
+
+
+def place_of(state: TraceState, number: int) -> Place:
+    """Return what a buyer needs to know of a state before anybody is asked."""
+    session = state.get("session_id") or f"\0{number}"
+    return Place(
+        session=session,
+        project=state.get("project") or state.get("cwd") or session,
+        kind=kind_of_state(state),
+        has_failed=outcome_of(state),
+        family=family_of_model(state.get("student_model")),
+        n_answer_bytes=n_bytes_written(state["student_action"]),
+        has_gone_wrong=is_error_site(state),
+    )
+
+
+def coverage(places: Sequence[Place], asked: Iterable[int]) -> dict[str, dict[str, int]]:
+    """Count what there is, and where somebody was asked at the states of these numbers."""
+    numbers = set(asked)
+    names: dict[str, list[str]] = {
+        "projects": [place.project for place in places],
+        "sessions": [place.session for place in places],
+        "kinds": [place.kind for place in places],
+        "states": [str(number) for number in range(len(places))],
+    }
+    return {
+        what: {"asked": len({named[number] for number in numbers}), "all": len(set(named))}
+        for what, named in names.items()
+    }
+
+
+def asked_by(places: Sequence[Place], asked: Iterable[int]) -> dict[str, dict[str, int]]:
+    """Count the states at which somebody was asked by project and by kind of decision, 0 included."""
+    numbers = Counter(set(asked))
+    found: dict[str, Counter[str]] = {"projects": Counter(), "kinds": Counter()}
+    for number, place in enumerate(places):
+        found["projects"][place.project] += numbers[number]
+        found["kinds"][place.kind] += numbers[number]
+    return {what: dict(sorted(counts.items())) for what, counts in found.items()}
+
+
+def errors_first(places: Sequence[Place]) -> list[list[int]]:
+    """Put sessions first of which most states went wrong, each as far as the last of these.
+
+    The states between are asked as well: error sites alone would each pay for the steps between
+    them, which no prompt cache holds then, and cost three times as much a state as a lane does.
+    """
+    sessions: dict[str, list[int]] = {}
+    for number, place in enumerate(places):
+        sessions.setdefault(place.session, []).append(number)
+    heads: list[tuple[float, list[int]]] = []
+    rests: list[list[int]] = []
+    for steps in sessions.values():
+        sites = [n for n, number in enumerate(steps, 1) if places[number].has_gone_wrong]
+        n_head = sites[-1] if sites else 0
+        if sites:
+            heads.append((len(sites) / n_head, steps[:n_head]))
+        if n_head < len(steps):
+            rests.append(steps[n_head:])
+    heads.sort(key=lambda head: -head[0])
+    return [*(steps for _, steps in heads), *rests]
+
+
+def spread(places: Sequence[Place], n_steps: int = _SEGMENT) -> list[list[int]]:
+    """Cut sessions into short runs of steps, in an order that covers projects and time from the start.
+
+    Projects take turns; those of a project come from its sessions far apart first, and of a session
+    the beginning, the middle and the quarters: van der Corput's sequence (1935).
+    """
+    sessions: dict[str, dict[str, list[int]]] = {}
+    for number, place in enumerate(places):
+        sessions.setdefault(place.project, {}).setdefault(place.session, []).append(number)
+    queues: list[Iterator[list[int]]] = [
+        _turns([
+            far_apart([steps[at : at + n_steps] for at in range(0, len(steps), n_steps)])
+            for steps in far_apart(list(of_project.values()))
+        ])
+        for of_project in sessions.values()
+    ]  # fmt: skip
+    return list(_turns([list(queue) for queue in queues]))
+
+
+def _turns(queues: Sequence[Sequence[list[int]]]) -> Iterator[list[int]]:
+    """Take the first of each, then the second of each, and so on."""
+    for turn in range(max(map(len, queues), default=0)):
+        for queue in queues:
+            if turn < len(queue):
+                yield queue[turn]
+
+
+def far_apart(items: Sequence[T]) -> list[T]:
+    """Order items so that each beginning of the list is spread over all of them."""
+    n_bits = max(1, math.ceil(math.log2(max(2, len(items)))))
+    order = (int(f"{i:0{n_bits}b}"[::-1], 2) for i in range(1 << n_bits))
+    return [items[i] for i in order if i < len(items)]

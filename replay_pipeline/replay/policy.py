@@ -1,0 +1,292 @@
+"""By which rules a replay buys: presets with a name, and the votes that they look at.
+
+The setting `gates` names them. What is asked next, at which state and of whom, `replay/buying.py`
+chooses by them. Every preset counts what it saves, and a call that was made by chance carries its
+propensity, so that later estimates can weigh it.
+
+    error_sites_first     where the money is short, sessions of which most states went wrong are
+                          asked first, each as far as the last of these
+    cheap_first           cheapest teacher first; stop once no pair can come of it
+    cheap_screen:E        stop when the cheapest teacher does what the student did, but for a share
+                          E of such states, which are asked on
+    value                 buy where a dollar brings most right pairs: states and teachers are chosen
+                          by what the answers so far say of who is right
+    max_usd_per_pair:X    buy by value, and pay no more than X dollars for a right pair
+    free_vote             does nothing by itself any more: the recorded action always counts
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
+
+from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
+from replay_pipeline.actions.validity import ToolList
+from replay_pipeline.actions.votes import Panel, Vote, family_of_answer, read_answer
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.families import family_of_model
+from replay_pipeline.types import (
+    FAILURES,
+    AgreementLevel,
+    Message,
+    TeacherAction,
+    TraceState,
+)
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_GATES = ("error_sites_first", "cheap_screen:0.1", "cheap_first")
+"""What most runs want: little lost, most of the money saved."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Whether to ask the next teacher. `gate` names the preset that decided; `None` if none did."""
+
+    gate: str | None = None
+    reason: str | None = None
+    """Why not to ask; `None` to ask."""
+    propensity: float = 1.0
+    """With which probability this call is made."""
+
+
+ASK = Verdict()
+
+
+@dataclass(slots=True)
+class Poll:
+    """The votes at one state so far. They are counted as they are when pairs are made."""
+
+    state: TraceState
+    level: AgreementLevel
+    threshold: int
+    count_own_family: bool = False
+    votes: list[Vote] = field(default_factory=list)
+    own: list[Vote] = field(default_factory=list)
+    """Valid answers of the student's own family, where it has no vote."""
+    siding: set[str] = field(default_factory=set)
+    """Families, voting or not, that would do what the student did."""
+    n_asked: int = 0
+    student: Action = field(init=False)
+    toolbox: ToolList | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        tools = self.state.get("tools")
+        self.toolbox = ToolList(tools) if tools else None
+        self.student = _read_student(self.state, self.toolbox)
+
+    def add(self, answer: TeacherAction) -> None:
+        """Count an answer; one without a usable action is asked but no vote."""
+        self.n_asked += 1
+        family = family_of_answer(answer)
+        try:
+            action = read_answer(answer, cwd=self.state.get("cwd"), tools=self.toolbox)
+        except Exception:
+            # What a model wrote may be anything: unreadable, it is no vote, and no run ends of it.
+            logger.exception("the answer of %s at %s", answer.teacher, answer.state_id)
+            return
+        if action is None or not action.is_valid:
+            return
+        if self.agrees_with_student(action):
+            self.siding.add(family)
+        votes = self.votes if self.has_vote(family) else self.own
+        votes.append(Vote(family, answer, action))
+
+    @property
+    def family(self) -> str | None:
+        """The student's family."""
+        return family_of_model(self.state.get("student_model"))
+
+    def has_vote(self, family: str) -> bool:
+        """Whether teachers of a family vote here: the student's own do not by default."""
+        return self.count_own_family or family != self.family
+
+    def agrees_with_student(self, action: Action) -> bool:
+        """Whether `action` is what the student did."""
+        return agrees_at(self.level, agreement_level(action, self.student))
+
+    def makes_pair(self) -> bool:
+        """Whether enough teachers agree, undisputed, on an action that the student did not take."""
+        if not self.student.is_valid:
+            return False
+        verdict = Panel(self.votes).verdict(self.level, self.threshold)
+        winner = verdict.winner
+        if winner is None or any(self.agrees_with_student(vote.action) for vote in winner.votes):
+            return False
+        families = {vote.family for vote in winner.votes}
+        for vote in self.own:
+            if agrees_at(self.level, agreement_level(vote.action, winner.action)):
+                families.add(vote.family)
+        n_next = verdict.n_leading - verdict.margin
+        return not self.siding or len(families) > max(n_next, 1 + len(self.siding))
+
+    def is_hopeless(self, asked_next: Set[str]) -> bool:
+        """Whether no answers of these families can bring a pair.
+
+        That a pair stands says nothing: the next answer may side with the student, or join the
+        winners and be what the student did in other words.
+        """
+        if not self.student.is_valid:
+            return True
+        families = {family for family in asked_next if self.has_vote(family)}
+        n_leading = Panel(self.votes).verdict(self.level, self.threshold).n_leading
+        against = [vote for vote in self.votes if not self.agrees_with_student(vote.action)]
+        # A later action may join any group, or stand between two: it counts for all of them.
+        n_most = self._most(against, families)
+        if n_most < max(self.threshold, n_leading):
+            return True
+        # With as many families on the student's side, the pair would be a dispute.
+        n_own = len({vote.family for vote in self.own} | (asked_next - families))
+        return bool(self.siding) and n_most + n_own <= 1 + len(self.siding)
+
+    def _most(self, votes: Sequence[Vote], families: Set[str]) -> int:
+        """Families in the largest group that `votes` could become with those of `families`."""
+        groups = Panel(votes).groups(self.level) if votes else []
+        return max(
+            (len({v.family for v in group} | families) for group in groups), default=len(families)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """By which rules one run buys."""
+
+    names: tuple[str, ...] = ()
+    """The presets, as they are set."""
+    level: AgreementLevel = "effect"
+    threshold: int = 2
+    min_p_better: float | None = None
+    """Where it is set, probability decides which pairs are kept, and the families are not counted."""
+    count_own_family: bool = False
+    """Whether teachers of the student's own family vote."""
+    is_ordered_by_errors: bool = False
+    is_by_value: bool = False
+    max_usd_per_pair: float | None = None
+    stops_in_vain: str | None = None
+    """The preset that stops where no pair can come of it."""
+    screens: str | None = None
+    """The preset that stops where the cheapest teacher does what the student did."""
+    explored_share: float = 0.0
+    """Of the states that are screened, so many are asked on."""
+
+    @property
+    def is_in_turn(self) -> bool:
+        """Whether teachers are asked one after the other, cheapest first."""
+        return bool(self.stops_in_vain or self.screens)
+
+    def poll(self, state: TraceState) -> Poll:
+        """Open a poll at `state`."""
+        # Without its messages: a poll may be open for as long as the run.
+        return Poll({**state, "messages": []}, self.level, self.threshold, self.count_own_family)
+
+    def verdict(self, poll: Poll, left: Iterable[str]) -> Verdict:
+        """Say whether to ask the next teacher, where families `left` can still be asked.
+
+        A verdict with a propensity below 1 holds for all that are left: what was cut short would
+        teach nothing.
+        """
+        for name in self.names:
+            if name == self.stops_in_vain and poll.is_hopeless(set(left)):
+                return Verdict(gate=name, reason="pair_impossible")
+            if name == self.screens and poll.n_asked == len(poll.votes) == 1:
+                if not poll.agrees_with_student(poll.votes[-1].action):
+                    continue
+                if _chance(poll.state["state_id"], name) >= self.explored_share:
+                    return Verdict(gate=name, reason="screened")
+                return Verdict(gate=name, propensity=self.explored_share)
+        return ASK
+
+
+def parse_gates(
+    names: Iterable[str],
+    *,
+    level: AgreementLevel = "effect",
+    threshold: int = 2,
+    min_p_better: float | None = None,
+    count_own_family: bool = False,
+) -> Policy:
+    """Return the policy that presets of these names make, in order.
+
+    Raises:
+        ConfigError: a name is unknown or its number is missing or out of range.
+    """
+    found: dict[str, float | None] = {}
+    full: dict[str, str] = {}
+    names = tuple(names)
+    for name in names:
+        kind, _, number = name.partition(":")
+        if kind not in _KNOWN:
+            raise ConfigError(f"gate {name!r} is not one of {', '.join(_KNOWN.values())}")
+        if (":" in _KNOWN[kind]) != bool(number):
+            raise ConfigError(f"gate {name!r}: write it as {_KNOWN[kind]}")
+        most = 1.0 if kind == "cheap_screen" else float("inf")
+        found[kind], full[kind] = _number(name, number, most) if number else None, name
+    by_value = [kind for kind in ("value", "max_usd_per_pair") if kind in found]
+    if by_value and (others := found.keys() - {"value", "max_usd_per_pair", "free_vote"}):
+        raise ConfigError(
+            f"gate {by_value[0]!r} buys by value, which chooses states and teachers by itself: "
+            f"take out {', '.join(sorted(others))}"
+        )
+    return Policy(
+        names=names,
+        level=level,
+        threshold=threshold,
+        min_p_better=min_p_better,
+        count_own_family=count_own_family,
+        is_ordered_by_errors="error_sites_first" in found,
+        is_by_value=bool(by_value),
+        max_usd_per_pair=found.get("max_usd_per_pair"),
+        stops_in_vain=full.get("cheap_first"),
+        screens=full.get("cheap_screen"),
+        explored_share=found.get("cheap_screen") or 0.0,
+    )
+
+
+_KNOWN = {
+    "error_sites_first": "error_sites_first",
+    "cheap_first": "cheap_first",
+    "cheap_screen": "cheap_screen:0.1",
+    "max_usd_per_pair": "max_usd_per_pair:0.5",
+    "free_vote": "free_vote",
+    "value": "value",
+}
+
+
+def is_error_site(state: TraceState) -> bool:
+    """Whether the recorded action went wrong, was rejected or taken back."""
+    return bool(
+        state.get("outcome") in FAILURES
+        or state.get("error_kind")
+        or state.get("hint")
+        or state.get("alternatives")
+    )
+
+
+def _read_student(state: TraceState, tools: ToolList | None) -> Action:
+    """Read the recorded action; one that can't be read is an empty one, which is no valid vote."""
+    try:
+        action = _message(state["student_action"])
+        return canonical_action(action, cwd=state.get("cwd"), tools=tools)
+    except Exception:
+        logger.exception("the recorded action of %s", state["state_id"])
+        return canonical_action({"role": "assistant", "content": ""})
+
+
+def _chance(state_id: str, name: str) -> float:
+    """A number in [0, 1) that is the same on every run, so that exploration can be repeated."""
+    digest = hashlib.blake2b(f"{name}\0{state_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def _number(name: str, number: str, most: float) -> float:
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= most:
+        raise ConfigError(f"gate {name!r}: {number} is no number from 0 to {most:g}")
+    return value
+
+
+def _message(action: Message | str) -> Message:
+    return {"role": "assistant", "content": action} if isinstance(action, str) else action
