@@ -7,7 +7,9 @@ import yaml
 
 from replay_pipeline.actions import agreement_level, agrees_at, canonical_action
 
-SETS = yaml.safe_load((Path(__file__).parents[1] / "data" / "actions_daily.yaml").read_text("utf-8"))
+SETS = yaml.safe_load(
+    (Path(__file__).parents[1] / "data" / "actions_daily.yaml").read_text("utf-8")
+)
 
 
 def is_same(a, b):
@@ -18,7 +20,8 @@ def is_same(a, b):
         )
         for command in (a, b)
     )
-    assert one.is_valid and other.is_valid
+    assert one.is_valid
+    assert other.is_valid
     found = agreement_level(one, other)
     assert found == agreement_level(other, one)
     return agrees_at("effect", found)
