@@ -87,6 +87,7 @@ class Moment:
             found |= {
                 "date": f"{self.at:%Y-%m-%d}",
                 "month": f"{self.at:%B %Y}",
+                "long_date": long_date(self.at),
                 "year": f"{self.at:%Y}",
             }
         if self.model and bare_model(self.model) == bare_model(learned.get("model", "")):
@@ -159,6 +160,11 @@ def slots_of(framing: Framing) -> list[str]:
     """Return the names of the slots that a framing has."""
     texts: Iterable[Any] = [framing.system, framing.tools, framing.before, framing.after]
     return sorted({name for text in leaves_of(list(texts)) for name in SLOT.findall(text)})
+
+
+def long_date(day: datetime) -> str:
+    """Return a day in words: `Wednesday, November 25, 2026`."""
+    return f"{day:%A, %B} {day.day}, {day.year}"
 
 
 def slug_of(folder: str) -> str:
