@@ -403,6 +403,14 @@ class Work:
                 )
         return made
 
+    def followed(self, regime: str, arm: Mapping[str, Any]) -> dict[str, str]:
+        """Return the setting that names the trained teachers, for an arm that follows their weights."""
+        if not arm.get("follows"):
+            return {}
+        return {
+            "teachers": json.dumps([{"model": str(one)} for one in self.teachers(regime).values()])
+        }
+
     def lessons(self) -> list[Repository]:
         """Return repositories of the trained families that only teachers see."""
         drawn = repositories(n_form=0, n_train=self.size.n_train, n_test=0, seed=1000)
@@ -455,7 +463,7 @@ class Work:
                 )
                 if not bought["n_pairs"]:
                     return {"bought": bought, "outcomes": []}
-                settings = PLAN["settings"][arm["settings"]]
+                settings = PLAN["settings"][arm["settings"]] | self.followed(regime, arm)
                 for number in range(arm.get("rounds", 1)):
                     data = self._sampled(folder, data, model) if arm.get("rounds") else data
                     model = train(
@@ -542,6 +550,8 @@ def main() -> int:
     for seed in options.seeds or ([0] if options.quick else [0, 1, 2]):
         for regime in options.regimes:
             for arm in chosen:
+                if arm.get("follows") and not regime.startswith("trained."):
+                    continue  # scripted teachers have no weights
                 if arm["name"] != "nothing" or seed == 0:
                     work.arm(regime, arm, seed)
                     table.write(options.folder, PLAN)

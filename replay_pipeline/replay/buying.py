@@ -64,6 +64,42 @@ class Market:
     open_poll: Callable[[int], Poll]
     is_open: Callable[[int, int], bool] = lambda state, teacher: True  # noqa: ARG005
 
+    def mean_usd(self, some: Sequence[int], teacher: int) -> float:
+        """Return the mean cost of a teacher's call at some states, the prompt cache warm."""
+        costs = [
+            self.cost_usd(state, teacher, True) for state in some if self.is_open(state, teacher)
+        ]
+        return math.fsum(costs) / len(costs) if costs else 0.0
+
+    def everything_usd(self, teachers: Sequence[int]) -> float:
+        """Return what it should cost to ask these teachers everywhere, the prompt cache warm."""
+        return math.fsum(
+            self.cost_usd(state, teacher, True)
+            for state in range(len(self.places))
+            for teacher in teachers
+            if self.is_open(state, teacher)
+        )
+
+    def steps_before(self) -> dict[int, int]:
+        """Return the step before each state in its session, where there is one."""
+        last: dict[str, int] = {}
+        found: dict[int, int] = {}
+        for number, place in enumerate(self.places):
+            if place.session in last:
+                found[number] = last[place.session]
+            last[place.session] = number
+        return found
+
+    def by_session(self, choices: Sequence[Choice]) -> list[Choice]:
+        """Order choices so that each session is asked in its own order, where it was first chosen."""
+        turns: dict[str, int] = {}
+        for choice in choices:
+            turns.setdefault(self.places[choice.state].session, len(turns))
+        return sorted(
+            choices,
+            key=lambda each: (turns[self.places[each.state].session], each.state, each.teacher),
+        )
+
 
 class Buyer:
     """Chooses the questions of each round, and learns from their answers.
@@ -79,10 +115,11 @@ class Buyer:
         runs = (errors_first if policy.is_ordered_by_errors else spread)(market.places)
         self.order = [number for run in runs for number in run]
         """States in the order in which they are asked, where nothing else decides."""
-        self._mean_usd = self._mean_costs()
+        some = self.order[:200]
+        self._mean_usd = [market.mean_usd(some, number) for number in range(len(market.teachers))]
         self._voters = self._chosen_teachers()
         self.families = [market.teachers[number].vendor for number in self._voters]
-        self._before = self._steps_before()
+        self._before = market.steps_before()
         self._ballots: dict[int, Ballot] = {}
         self._asked: dict[int, set[int]] = defaultdict(set)
         self._dead: set[int] = set()
@@ -111,7 +148,7 @@ class Buyer:
         self._money_usd = max(self._money_usd, left_usd)
         if self._policy.is_in_turn:
             if self._is_rich is None:
-                self._is_rich = self._everything_usd() <= left_usd
+                self._is_rich = self._market.everything_usd(self._voters) <= left_usd
             wanted = self._in_turn()
         else:
             wanted = self._in_order() if self._is_first(left_usd) else self._valued()
@@ -194,15 +231,6 @@ class Buyer:
         if verdict.gate:
             self._asked_on[state] = verdict
         return Choice(state, left[0], verdict.propensity, verdict.gate)
-
-    def _everything_usd(self) -> float:
-        """What it should cost to ask everybody everywhere, the prompt cache warm."""
-        return math.fsum(
-            self._market.cost_usd(state, teacher, True)
-            for state in self.order
-            for teacher in self._voters
-            if self._market.is_open(state, teacher)
-        )
 
     def _valued(self) -> Iterator[list[Choice]]:
         """The best questions first, with some that explore between them, as many as a round has."""
@@ -307,18 +335,7 @@ class Buyer:
                 self._round.add(choice.state)
             found += choices
         self._n_bought += len(found)
-        # A session is asked in its own order, where it was first chosen.
-        turns: dict[str, int] = {}
-        for choice in found:
-            turns.setdefault(self._market.places[choice.state].session, len(turns))
-        return sorted(
-            found,
-            key=lambda choice: (
-                turns[self._market.places[choice.state].session],
-                choice.state,
-                choice.teacher,
-            ),
-        )
+        return self._market.by_session(found)
 
     def _give_up(self, choices: Sequence[Choice]) -> None:
         """Put the state that the money did not reach back into its place in the order."""
@@ -337,22 +354,6 @@ class Buyer:
         expected = self._expected_usd[teacher]
         paid = self._paid_usd[teacher]
         return max(0.25, min(4.0, paid / expected)) if expected and paid else 1.0
-
-    def _mean_costs(self) -> list[float]:
-        """Mean cost of a call of each teacher over states far apart, the prompt cache warm."""
-        some = self.order[:200] or [0]
-        return [
-            math.fsum(costs) / len(costs)
-            if (
-                costs := [
-                    self._market.cost_usd(state, number, True)
-                    for state in some
-                    if self._market.places and self._market.is_open(state, number)
-                ]
-            )
-            else 0.0
-            for number in range(len(self._market.teachers))
-        ]
 
     def _chosen_teachers(self) -> list[int]:
         """All teachers, cheapest first where they wait for each other.
@@ -379,12 +380,3 @@ class Buyer:
             if self._market.teachers[number].vendor != family
             and self._market.is_open(state, number)
         ]
-
-    def _steps_before(self) -> dict[int, int]:
-        last: dict[str, int] = {}
-        found: dict[int, int] = {}
-        for number, place in enumerate(self._market.places):
-            if place.session in last:
-                found[number] = last[place.session]
-            last[place.session] = number
-        return found

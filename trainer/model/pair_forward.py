@@ -81,8 +81,12 @@ def choose_pair_forward(
     try:
         enable_tree_attention(model)
         _check_packed_equals_padded(model, batch, autocast)
-    except (TrainerConfigError, RuntimeError) as error:
-        # A kernel that this device cannot compile or launch is a RuntimeError, Triton's as well.
+    except Exception as error:
+        # A kernel that this device cannot compile or launch: torch wraps most of Triton's errors, and
+        # lets those of a launch through (shared memory that does not suffice).
+        is_of_kernel = type(error).__module__.startswith("triton")
+        if not isinstance(error, TrainerConfigError | RuntimeError) and not is_of_kernel:
+            raise
         if setting == "packed":
             raise TrainerConfigError(f"pair_forward=packed: {error}") from error
         logger.warning("pairs run one at a time: %s", error)

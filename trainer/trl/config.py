@@ -7,6 +7,11 @@ from trl.trainer.grpo_config import GRPOConfig
 from trainer.errors import TrainerConfigError
 from trainer.settings import OBJECTIVES, SharedSettings
 
+NO_DEEPSPEED = (
+    "DeepSpeed gathers weights in its own forward call alone, and this trainer calls a model's layers "
+    "and its head apart: use DDP, FSDP2, or adapters (peft.rank=16)"
+)
+
 
 @dataclass
 class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-inheritance]
@@ -43,6 +48,8 @@ class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-i
                 "would be compiled anew, and its head is never called as one; take it out "
                 "(attention over trees is compiled by itself on CUDA)"
             )
+        if self.deepspeed:
+            raise TrainerConfigError(NO_DEEPSPEED)
         # TRL still sets the old names, which transformers answers with a deprecation warning.
         if self.activation_checkpointing is None:
             self.activation_checkpointing = self.gradient_checkpointing

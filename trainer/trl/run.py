@@ -484,6 +484,9 @@ def push_to_hub(repository: str, output: Path) -> None:
 def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
     """Build TRL's arguments: the run's own, on CPU in float32 where there is no GPU."""
     has_gpu = torch.cuda.is_available()
+    others = {"MPS": torch.backends.mps.is_available(), "XPU": torch.xpu.is_available()}
+    for kind in (kind for kind, is_there in others.items() if is_there and not has_gpu):
+        logger.warning("this machine has an %s device; a run does not use it, but the CPU", kind)
     defaults: dict[str, Any] = {
         "output_dir": str(output / "steps"),
         "report_to": [],

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -31,7 +33,7 @@ from trainer.errors import DivergedError, TrainerConfigError
 from trainer.folders import STATE_FILE
 from trainer.hints import HintFunction, hint_for_row
 from trainer.model.teachers import FrozenTeacher
-from trainer.trl.config import ComposerConfig
+from trainer.trl.config import NO_DEEPSPEED, ComposerConfig
 from trainer.trl.distill import DistillChannel
 from trainer.trl.drift import Drift, make_drift
 from trainer.trl.figures import Figures
@@ -121,6 +123,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             has_router_loss=self.aux_loss_enabled,
         )
         _explain_off_channels(args, self.pairs, teachers)
+        _refuse_deepspeed(self.accelerator)
 
     @property
     def has_replay(self) -> bool:
@@ -375,6 +378,12 @@ def _recorded_logps(rows: Sequence[Mapping[str, Any]], ids_BC: Tensor) -> Tensor
             f"{tuple(ids_BC.shape)}: raise max_completion_length"
         )
     return logps_BC
+
+
+def _refuse_deepspeed(accelerator: Accelerator) -> None:
+    """Refuse what a launcher chose, as the settings refuse it."""
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        raise TrainerConfigError(NO_DEEPSPEED)
 
 
 def _explain_off_channels(

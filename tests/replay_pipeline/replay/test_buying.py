@@ -55,8 +55,16 @@ def test_a_dollar_brings_twice_the_right_pairs_and_no_more_wrong_ones(world, tmp
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_to_buy_what_an_undisturbed_one_buys(world, tmp_path):
-    whole = replay(world, tmp_path / "whole", ("value",))
+@pytest.mark.parametrize(
+    ("gates", "n_states"), [(("value",), 2_000), (("cheap_screen:0.1", "cheap_first"), 500)]
+)
+def test_a_run_that_was_stopped_goes_on_to_buy_what_an_undisturbed_one_buys(
+    world, tmp_path, gates, n_states
+):
+    states, usd = world.states[:n_states], USD * n_states / 2_000
+    options = {"states": states, "max_total_usd": usd}
+    whole = replay(world, tmp_path / "whole", gates, **options)
+    assert 0 < len(whole.actions) < 2 * n_states
     stop = threading.Event()
 
     def stop_midway(progress):
@@ -64,10 +72,10 @@ def test_a_run_that_was_stopped_goes_on_to_buy_what_an_undisturbed_one_buys(worl
             stop.set()
 
     ledger = tmp_path / "halves"
-    first = replay(world, ledger, ("value",), stop=stop, on_progress=stop_midway)
+    first = replay(world, ledger, gates, stop=stop, on_progress=stop_midway, **options)
     assert first.stop_reason == "stopped"
     assert calls(first) < calls(whole)
-    again = replay(world, ledger, ("value",))
+    again = replay(world, ledger, gates, **options)
     assert calls(again) == calls(whole)
     assert again.n_sent == len(whole.actions) - len(first.actions)
     assert again.spent_usd == pytest.approx(whole.spent_usd)

@@ -32,6 +32,8 @@ from trainer.model.packing import (
     packed_logps,
     packed_pair_logps,
 )
+from trainer.model.pair_forward import choose_pair_forward
+from trainer.model.tree_attention import FlashTreeAttention
 from trainer.model.tree_layout import pack_pairs
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -327,3 +329,31 @@ def test_flash_attention_keeps_its_name_and_follows_trees(monkeypatch):
         ids = torch.arange(7)[None]
         torch.testing.assert_close(model(ids).logits, plain(ids).logits)
     assert named == ["flash_attention_2"] * SIZES["num_hidden_layers"]
+
+
+OutOfResources = type("OutOfResources", (Exception,), {"__module__": "triton.runtime.errors"})
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no such kernel"), OutOfResources("shared memory")])
+def test_a_kernel_that_does_not_compile_or_launch_leaves_pairs_unpacked(monkeypatch, error):
+    def kernel(*_arguments, **_options):
+        raise error
+
+    model, batch = make_model(), padded_batch(trace_pairs(2))
+    monkeypatch.setattr(FlashTreeAttention, "_attend", kernel)
+    chosen = choose_pair_forward(model, batch, setting="auto", max_tokens=999)
+    assert chosen.choice == f"padded: {error}"
+    assert chosen(model, batch)[0][0].isfinite().all()
+    with pytest.raises(TrainerConfigError, match=f"pair_forward=packed: {error}"):
+        choose_pair_forward(model, batch, setting="packed", max_tokens=999)
+
+
+def test_a_mistake_of_ours_is_no_reason_to_run_unpacked(monkeypatch):
+    def kernel(*_arguments, **_options):
+        raise KeyError("typo")
+
+    monkeypatch.setattr(FlashTreeAttention, "_attend", kernel)
+    with pytest.raises(KeyError, match="typo"):
+        choose_pair_forward(
+            make_model(), padded_batch(trace_pairs(2)), setting="auto", max_tokens=999
+        )

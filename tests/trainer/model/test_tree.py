@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import create_block_mask
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.told import told_by
 from trainer.errors import ShapeError, TrainerConfigError
@@ -446,3 +447,46 @@ def test_to_moves_what_predicts_further_sequences_and_keeps_the_rest():
     ]
     for name in ("chains", "pair_idx", "n_unpacked_tokens", "n_positions", "n_tokens"):
         assert getattr(moved, name) == getattr(tree, name)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the most elements that any operation gave out."""
+
+    n_elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        for one in torch.utils._pytree.tree_leaves(found):
+            if isinstance(one, torch.Tensor):
+                self.n_elements = max(self.n_elements, one.numel())
+        return found
+
+
+def long_tree(n_tokens):
+    """A session of so many packed tokens: a trunk, and a branch of 64 tokens every 1,024."""
+    trunk = list(range(n_tokens - 64 * (n_tokens // 1024)))
+    ends = range(960, len(trunk) + 1, 960)
+    return pack_pairs([(trunk[:end], [-1] * 64, trunk[end : end + 1] or [-2]) for end in ends])
+
+
+@pytest.mark.parametrize("n_tokens", [8_192, 32_768])
+def test_attention_over_a_long_tree_makes_no_mask_of_all_tokens(n_tokens):
+    """By shapes, on `meta`: what grows is the projections, and a number for each two blocks."""
+    tree = long_tree(n_tokens)
+    n, n_heads, n_dims = tree.n_tokens, 4, 8
+    assert n == pytest.approx(n_tokens, rel=0.02)
+    sides = [
+        torch.empty(1, heads, n, n_dims, device="meta", requires_grad=True)
+        for heads in (n_heads, 2, 2)
+    ]
+    with LargestTensor() as seen:
+        FlashTreeAttention(tree)(*sides, scale=1.0).sum().backward()
+    assert seen.n_elements == n * n_heads * n_dims
+    assert all(side.grad is not None for side in sides)
+    with LargestTensor() as seen:
+        mask = tree_block_mask(tree.subtree_end_N)
+    n_blocks = -(-n // 128)
+    assert seen.n_elements <= max(n_blocks * (n_blocks + 1), n_blocks * 128)
+    # Of 32,768 tokens a mask of all of them has 2**30 numbers, and this one 2**18.
+    held = [mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices]
+    assert sum(one.numel() for one in held) == 2 * n_blocks * (n_blocks + 1)

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from replay_pipeline import ClaudeCodeIngester, TeacherAction, extract_dpo_pairs
+from trainer.__main__ import read_config
+from trainer.engines.settings_file import read_settings
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "what_a_dollar_buys"
 MODULES = ("tasks", "table", "rewards", "run")
@@ -294,3 +296,17 @@ def test_table_and_picture_are_written_of_whatever_there_is(recipe, tmp_path):
     picture = (tmp_path / "picture.svg").read_text()
     assert "consensus, pairs" in picture
     assert "right pairs" in picture
+
+
+def test_the_trainer_understands_the_settings_of_every_arm(recipe, tmp_path):
+    run = recipe["run"]
+    work = run.Work(tmp_path, tmp_path / "agent", run.QUICK, 0)
+    work.teachers = lambda regime: {"a": tmp_path / f"{regime}.0", "b": tmp_path / f"{regime}.1"}
+    given = {"model": "m", "dataset": "d", "output": str(tmp_path / "out")}
+    for arm in run.PLAN["arms"]:
+        settings = run.PLAN["settings"][arm.get("settings", "pairs")]
+        settings |= work.followed("trained.equal", arm)
+        sets = [f"{key}={value}" for key, value in (given | settings).items()]
+        read = read_settings(read_config(RECIPE / "train.yaml", sets))
+        assert len(read.teachers or ()) == (2 if arm.get("follows") else 0)
+    assert [arm["name"] for arm in run.PLAN["arms"] if arm.get("follows")] == ["distill"]
