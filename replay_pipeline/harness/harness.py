@@ -84,12 +84,7 @@ class Moment:
                 found["home"] = home[0]
                 found["platform"] = "darwin" if home[0].startswith("/Users/") else "linux"
         if self.at:
-            found |= {
-                "date": f"{self.at:%Y-%m-%d}",
-                "month": f"{self.at:%B %Y}",
-                "long_date": long_date(self.at),
-                "year": f"{self.at:%Y}",
-            }
+            found |= {**words_of_day(self.at), "year": f"{self.at:%Y}"}
         if self.model and bare_model(self.model) == bare_model(learned.get("model", "")):
             found |= learned
         elif self.model and (name := name_of_model(self.model)):
@@ -162,9 +157,13 @@ def slots_of(framing: Framing) -> list[str]:
     return sorted({name for text in leaves_of(list(texts)) for name in SLOT.findall(text)})
 
 
-def long_date(day: datetime) -> str:
-    """Return a day in words: `Wednesday, November 25, 2026`."""
-    return f"{day:%A, %B} {day.day}, {day.year}"
+def words_of_day(day: datetime) -> dict[str, str]:
+    """Return a day as clients write it, by slot: `2026-11-25`, `November 2026`, `Wednesday, November 25, 2026`."""
+    return {
+        "date": f"{day:%Y-%m-%d}",
+        "month": f"{day:%B %Y}",
+        "long_date": f"{day:%A, %B} {day.day}, {day.year}",
+    }
 
 
 def slug_of(folder: str) -> str:

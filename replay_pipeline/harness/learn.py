@@ -26,7 +26,7 @@ from replay_pipeline.harness.clients import (
     subagent_call,
     version_in,
 )
-from replay_pipeline.harness.harness import Framing, Harness, Kind, long_date
+from replay_pipeline.harness.harness import Framing, Harness, Kind, words_of_day
 from replay_pipeline.harness.listener import KeptRequest, Listener
 from replay_pipeline.harness.slots import AskedRequest, framing_of, values_in
 from replay_pipeline.processes import variables
@@ -175,9 +175,7 @@ def _ask(
         values = {
             "cwd": str(start.folder),
             "home": str(start.home),
-            "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "month": f"{datetime.now(UTC):%B %Y}",
-            "long_date": long_date(datetime.now(UTC)),
+            **words_of_day(datetime.now(UTC)),
             "url": server.url,
         }
         said = _run(client, command, start, server, timeout_s)
