@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,23 +48,16 @@ _SEARCH = """async text => {
 
 def copy(sessions: list[Path], folder: Path, n_bytes: int) -> int:
     """Write sessions into `folder`, in each round with other ids, and return the bytes they hold."""
+    n_rounds, rest = divmod(n_bytes, sum(path.stat().st_size for path in sessions))
     total = 0
-    for round_, path in _rounds(sessions):
-        if total >= n_bytes:
-            break
-        name = f"{round_:04x}{path.name[4:]}"
-        place = folder / f"project-{round_}" / path.parent.name / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(_UUID.sub(f"{round_:04x}".encode(), path.read_bytes()))
-        total += place.stat().st_size
+    for path in sessions:
+        between = _UUID.split(path.read_bytes())
+        for round_ in range(n_rounds + (rest > 0)):
+            place = folder / f"project-{round_}" / path.parent.name / f"{round_:04x}{path.name[4:]}"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            total += place.write_bytes(f"{round_:04x}".encode().join(between))
+        rest -= path.stat().st_size
     return total
-
-
-def _rounds(sessions: list[Path]) -> Iterator[tuple[int, Path]]:
-    round_ = 0
-    while sessions:
-        yield from ((round_, path) for path in sessions)
-        round_ += 1
 
 
 def written(corpus: Path, page: Path) -> dict[str, Any]:
@@ -73,7 +65,7 @@ def written(corpus: Path, page: Path) -> dict[str, Any]:
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, str(corpus), "--to", str(page), "--json"],
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
         check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -103,8 +103,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TrainerError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    sys.stdout.write(json.dumps(report) + "\n")
+    told = report_words(report, values) if sys.stdout.isatty() else json.dumps(report)
+    sys.stdout.write(told + "\n")
     return 0
+
+
+def report_words(report: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """Return a report in sentences, for a terminal; programs that read the output get JSON."""
+    lines = []
+    if {"steps", "loss_first", "loss_last"} <= report.keys():
+        lines.append(
+            f"{report['steps']:,} steps: the loss went from {report['loss_first']:.3f} to "
+            f"{report['loss_last']:.3f}."
+        )
+    for name, words in (
+        ("preference_accuracy", "Right on held-out pairs"),
+        ("blank_prompt_accuracy", "The same with a blank prompt"),
+        ("consensus_rate", "Takes the consensus action, or one alike"),
+        ("valid_calls", "Writes well-formed calls"),
+    ):
+        before, after = (report.get(f"{name}_{when}") for when in ("before", "after"))
+        if before is not None and after is not None:
+            lines.append(f"{words}: {100 * before:.1f} % before, {100 * after:.1f} % after.")
+    lines += [f"{each[:1].upper()}{each[1:].rstrip('.')}." for each in report.get("findings") or ()]
+    if output := values.get("output"):
+        lines.append(
+            f"Next: look into {output}: report.json has every figure, loss.png the curves."
+        )
+    return "\n".join(lines) if lines else json.dumps(report)
 
 
 COMMANDS = ("launch", "attach", "logs", "stop", "export", "serve", "inspect")

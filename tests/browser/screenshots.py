@@ -56,11 +56,11 @@ def training(page: Page, url: str) -> None:
 
 def checks(page: Page, url: str) -> None:
     page.goto(f"{url}/assets/dpo_pairs?view=checks")
-    expect(page.get_by_text("Succeeded")).to_have_count(2, timeout=PATIENCE_MS)
+    expect(page.get_by_text("Succeeded")).to_have_count(3, timeout=PATIENCE_MS)
 
 
 VIEWS: dict[str, tuple[Callable[[Page, str], None], int, int]] = {
-    "graph": (graph, 1900, 420),
+    "graph": (graph, 1900, 500),
     "batch": (batch, 1280, 1500),
     "costs": (costs, 1280, 900),
     "training": (training, 1280, 1300),
@@ -96,10 +96,12 @@ def shoot(browser: Browser, data: Path, folder: Path) -> None:
 PAGES: dict[str, tuple[str, int, int]] = {
     "look-overview": ("#/overview", 1280, 900),
     "look-sessions": ("#/sessions?sort=-cost", 1280, 800),
+    "look-session": ("#/sessions?tool=Edit&sort=-cost", 1280, 900),
     "look-teachers": ("#/teachers", 1280, 900),
     "review": ("#/pairs", 1280, 800),
     "look-dataset": ("#/dataset", 1280, 800),
     "look-training": ("#/training", 1280, 900),
+    "look-examples": ("#/training", 1280, 760),
     "look-phone": ("#/sessions?sort=-cost", 400, 800),
     "review-phone": ("#/pairs", 400, 800),
 }
@@ -113,6 +115,14 @@ def shoot_page(browser: Browser, data: Path, folder: Path) -> None:
         page = browser.new_page(viewport={"width": width, "height": height})
         page.goto(index + place)
         page.wait_for_function("document.documentElement.dataset.ready !== undefined")
+        if name == "look-session":
+            page.locator("td.title a").first.click()
+            page.locator(".turn.decision .answers summary").nth(3).click()
+        elif name == "look-examples":
+            first = page.locator(
+                "section", has=page.get_by_role("heading", name="the model before")
+            )
+            first.first.evaluate("section => section.scrollIntoView()")
         take(page, folder / f"{name}.png")
         page.close()
 

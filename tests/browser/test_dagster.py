@@ -145,10 +145,10 @@ def test_checks_say_what_they_look_for(opened, ui):
 
 
 def test_a_check_that_could_not_judge_is_not_among_those_that_succeeded(opened, ui):
-    page = opened(f"{ui}/assets/dpo_pairs?view=checks")
-    expect(page.get_by_text("agreement_is_steady").first).to_be_visible(timeout=PATIENCE_MS)
+    page = opened(f"{ui}/assets/normalized_pairs?view=checks")
+    expect(page.get_by_text("drops_are_steady").first).to_be_visible(timeout=PATIENCE_MS)
     expect(page.get_by_text("Succeeded")).to_have_count(2)  # of three
-    page.get_by_text("agreement_is_steady").first.click()
+    page.get_by_text("drops_are_steady").first.click()
     expect(page.get_by_text("Judged nothing").first).to_be_visible(timeout=PATIENCE_MS)
 
 

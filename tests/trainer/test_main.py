@@ -6,7 +6,7 @@ import math
 import pytest
 from safetensors import safe_open
 
-from trainer.__main__ import main, read_config
+from trainer.__main__ import main, read_config, report_words
 from trainer.errors import TrainerConfigError
 
 pytestmark = pytest.mark.slow
@@ -31,6 +31,16 @@ def finished(dataset_folder, tmp_path_factory):
     arguments = [part for setting in settings for part in ("--set", setting)]
     assert main(arguments) == 0
     return output
+
+
+def test_a_terminal_is_told_of_a_run_in_sentences(finished):
+    report = json.loads((finished / "report.json").read_text())
+    told = report_words({**report, "findings": ["it acts worse"]}, {"output": "model"}).split("\n")
+    assert told[0].startswith("6 steps: the loss went from ")
+    assert any(line.startswith("Takes the consensus action, or one alike: ") for line in told)
+    assert told[-2] == "It acts worse."
+    assert told[-1].startswith("Next: look into model: ")
+    assert report_words({"replicas": 2}, {}) == '{"replicas": 2}'
 
 
 def test_three_channels_are_live_and_the_objective_falls(finished):
