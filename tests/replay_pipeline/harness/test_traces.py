@@ -178,6 +178,22 @@ def test_the_neutral_form_has_the_texts_of_clients_beside_it(tmp_path, ingested)
         assert texts["n_replaced"] <= 2
 
 
+def test_an_estimate_says_what_the_clients_own_prompts_add(tmp_path):
+    settings = Settings(
+        data_dir=tmp_path / "data",
+        ingest={"sources": [SESSIONS_DIR]},
+        replay={"sample_teachers": True},
+    )
+    Pipeline(settings).ingest_new()
+    before = Pipeline(settings).estimate().added_by_clients
+    store = HarnessStore(tmp_path / "data")
+    long = Framing(system=["Be thorough. " * 4_000], tools=MAIN.tools)
+    store.keep(harness("2.0.0", main=long))
+    after = Pipeline(settings).estimate().added_by_clients
+    assert after > 0.1
+    assert before is None or before < after
+
+
 def test_the_setting_decides_and_makes_publish_stale(tmp_path):
     here, hub, asked = (
         Settings(data_dir=tmp_path, publish=publish)
