@@ -155,7 +155,7 @@ class PairSettings(_Section):
 class NormalizeSettings(_Section):
     """Which pairs are fit to publish."""
 
-    recipe: str = "tool_calls"
+    recipe: str = "agent"
     """A bundled recipe (`agent`, `default`, `tool_calls`, `strict`, `lint`, `none`) or a path to a YAML file."""
     executor: Literal["in_process", "default", "ray"] = "in_process"
     """Where row filters run: in this process, or in data-juicer's `ray` or `default` executor."""

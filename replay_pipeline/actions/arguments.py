@@ -59,6 +59,8 @@ def arguments_of(words: Sequence[str], path: PathReader, depth: int = 0) -> Argu
         program = PROGRAMS.get(" ".join(words[:n_words]))
         if program is None:
             continue
+        if program.alias:
+            return arguments_of([*program.alias.split(), *words[n_words:]], path, depth)
         name, rest = tuple(words[:n_words]), words[n_words:]
         if program.options is not None and (parsed := _parsed(program, rest)):
             if program.operands == "command":
@@ -170,11 +172,11 @@ def _long(
     """Read `--name`, `--name=value` or `--name value`, as `_short` does."""
     name, has_value, value = word.partition("=")
     option = program.spellings.get(name)
-    if option is None or (has_value and option.value in ("", "[operand]")):
+    if option is None or (has_value and option.value in ("", "[operand]", "[word]")):
         return None
     if has_value:
         flags.append((option.id, value))
-    elif option.value != "=":
+    elif option.value not in _NEEDED:
         flags.append((option.id,))
     elif following is None:
         return None
@@ -200,6 +202,8 @@ def _understood(
     consequence: Consequence,
 ) -> Arguments:
     flags, operands = parsed
+    files = program.files.split()
+    flags = [(f[0], path(f[1])) if len(f) > 1 and f[0] in files else f for f in flags]
     objects_of = program.objects.split()
     named = [flag for flag in flags if flag[0] in objects_of]
     ordered = _in_one_order(flags, program.groups)

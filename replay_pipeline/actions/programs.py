@@ -26,6 +26,8 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     options: str | None = None
     override: list[str] = []
+    files: str = ""
+    alias: str = ""
     objects: str = ""
     operands: Literal["paths", "words", "pattern", "git", "find", "script", "command"] = "paths"
     lead: int = 0
@@ -46,8 +48,14 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By option id what it acts on, itself included; made from `override`."""
 
 
-_OPTION = re.compile(r"(-[^\s,=\[]+(?:,-[^\s,=\[]+)*)(=|\[(?:(?:long)?=|[+#]|word|operand)\])?")
+_OPTION = re.compile(
+    r"(-[^\s,=\[]+(?:,-[^\s,=\[]+)*)(=|\[(?:(?:long)?=|[+#]|(?:long)?word|operand)\])?"
+)
 _SPELLING = re.compile(r"-[^-]|--[\w-]+|-NUM")
+
+
+_SHORT_KIND = {"[long=]": "", "[longword]": "="}
+"""How short spellings take a value whose kind is said of the long ones."""
 
 
 def programs_from(text: str) -> Mapping[str, Program]:
@@ -83,8 +91,9 @@ def _completed(program: Program) -> Program:
             raise ValueError(f"{word} is listed twice")
         kind = (match[2] or "").replace("long", "")
         for name in names:
-            is_plain = match[2] == "[long=]" and not name.startswith("--")
-            spellings[name] = Option(names[-1].lstrip("-"), "" if is_plain else kind)
+            short = _SHORT_KIND.get(match[2] or "", kind)
+            value = kind if name.startswith("--") else short
+            spellings[name] = Option(names[-1].lstrip("-"), value)
     overriding = [group.split() for group in program.override]
     ids = {option.id for option in spellings.values()}
     if program.options is None:
@@ -97,8 +106,8 @@ def _completed(program: Program) -> Program:
                 raise ValueError(f"{i} overrides others and is no option")
             for one in {i, f"no-{i}", i.removeprefix("no-")} & groups.keys():
                 groups[one].add(f"{number}")
-    if missing := set(program.objects.split()) - ids:
-        raise ValueError(f"{', '.join(missing)} names objects and is no option")
+    if missing := {*program.objects.split(), *program.files.split()} - ids:
+        raise ValueError(f"{', '.join(missing)} names objects or files and is no option")
     if (program.number is None) == ("-NUM" in spellings):
         raise ValueError("`number` and -NUM need each other")
     return msgspec.structs.replace(

@@ -29,7 +29,9 @@ def normalize(
     batch: BatchOption = None,
     recipe: Annotated[
         str | None,
-        typer.Option(help="`default`, `tool_calls`, `strict`, `lint`, `none` or a YAML file."),
+        typer.Option(
+            help="`agent`, `default`, `tool_calls`, `strict`, `lint`, `none` or a YAML file."
+        ),
     ] = None,
     allow_operator: Annotated[
         list[str] | None,

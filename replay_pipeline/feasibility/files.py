@@ -8,7 +8,8 @@ from replay_pipeline.actions.edits import Edit, are_same_change, edits_of
 from replay_pipeline.actions.reach import plan_of, reach_of
 
 _NUMBERED = re.compile(r"^ *(\d+)(?:→|\t)(.*)$")
-_REMINDER = re.compile(r"<system-reminder>.*?</system-reminder>", re.DOTALL)
+_REMINDER = re.compile(r"^\s*<system-reminder>.*?</system-reminder>", re.DOTALL | re.MULTILINE)
+"""What the client adds to an answer; a file may hold the same words behind a line number."""
 _READ_LIMIT = 2_000
 _DISTINCT = 40
 """Characters of a text that hardly stands twice in a file."""

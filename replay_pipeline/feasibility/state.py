@@ -46,6 +46,18 @@ _FAILED = re.compile(
     re.IGNORECASE,
 )
 _NOT_OWN_WORDS = re.compile(r"<(system-reminder|local-command-\w+)>.*?</\1>", re.DOTALL)
+_TEXT_OF_OTHERS = re.compile(
+    r"(?:Base directory for this skill:|This session is being continued from a previous conversation).*"
+    r"|```.*?(?:```|\Z)|^\s*(?:[{$❯]|diff --git |[+-]{3} ).*?$",
+    re.DOTALL | re.MULTILINE,
+)
+"""What stands in the user's place and is none of their words: a skill says how, a summary what was asked
+before, and code, logs and output are pasted."""
+_NAME_PARTS = re.compile(r"[a-z]{3,}|\d{2,}")
+_CREATES = r"(?:>\s*|\b(?:touch|mkdir|tee|cp|mv|mktemp|clone)\b[^|;&\n]*[\s/]|-o\s+|--output[ =])[\w./~$-]*"
+"""What stands before the name of a file in a command that makes it."""
+_DELETES = r"\b(?:delet|remov|rm\b|drop|get(?:ting)? rid|prun|clean|wip|uninstall|clear|destroy|throw)[^.!?\n]{0,100}"
+"""Words of a request to delete, up to what it names."""
 _STANDING = re.compile(
     r"\b(?:always|each|every|whenever|from now on|as you go|along the way|regularly)\b"
 )
@@ -243,33 +255,53 @@ class PromptState:
 
     def unasked(self, action: Action) -> set[str]:
         """Give the kinds of consequences of an action that nobody asked for."""
-        acts = {kind for call in action.calls for kind in self._acts(call)}
-        if acts and self._student is not None:
-            acts -= {kind for call in self._student.calls for kind in self._acts(call)}
-        return {kind for kind in acts if self.request_place(kind) is None}
+        agent = self._student.calls if self._student is not None else ()
+        excused = {kind for call in agent for kind in self._acts(call)} - {"delete"}
+        deleted = {path for call in agent for path in _deleted_by(call)}
+        return {
+            kind
+            for call in action.calls
+            for kind in self._acts(call) - excused
+            if not (kind == "delete" and deleted and deleted.issuperset(_deleted_by(call)))
+            if self._request_for(kind, call) is None
+        }
+
+    def _request_for(self, kind: str, call: Call) -> int | None:
+        """Give the place of the request behind a consequence; one to delete names what is deleted."""
+        return self.request_place(kind, _deleted_by(call) if kind == "delete" else ())
 
     def _acts(self, call: Call) -> set[str]:
         if call.name != "Bash":
             return set()
-        plan = plan_of(call)
-        deleted = list(_deleted(plan.target or ()))
-        is_own = "delete" in plan.acts and bool(deleted) and all(map(self._is_own, deleted))
-        return set(plan.acts) - ({"delete"} if is_own else set())
+        deleted = _deleted_by(call)
+        is_own = bool(deleted) and all(map(self._is_own, deleted))
+        return set(plan_of(call).acts) - ({"delete"} if is_own else set())
 
     def _is_own(self, path: str) -> bool:
         """Whether the agent made what it deletes, in this prompt."""
         name = PurePosixPath(path).name
         if path.startswith(_TEMPORARY):
             return True
-        return bool(name) and any(
-            name in str(done.call.values().get("command") or path_of(done.call))
-            for done in self.done
-            if not done.has_failed and reach_of(done.call) in ("anything", "object")
-            if done.call.name in ("Bash", "Write")
-        )
+        if not name:
+            return False
+        for done in self.done:
+            is_of_it = (path_of(done.call) or "").endswith(name)
+            if is_of_it or (done.call.name == "Bash" and self._makes(done, name)):
+                # The first that was done with it: a client overwrites nothing that was not read.
+                return done.call.name in ("Bash", "Write") and not done.has_failed
+        return False
 
-    def request_place(self, kind: str) -> int | None:
+    @staticmethod
+    def _makes(done: Done, name: str) -> bool:
+        return re.search(_CREATES + re.escape(name), done.call.values()["command"]) is not None
+
+    def request_place(self, kind: str, paths: Sequence[str] = ()) -> int | None:
         """Give the place of the last user message that asks for a kind of consequence.
+
+        Args:
+            kind: such as `push`.
+            paths: what the consequence is for: the message, or what it agrees to, must name each by a
+                part of its name.
 
         A request that was carried out before the user spoke again is over, unless it stands for all
         that comes ("commit after each step").
@@ -284,11 +316,13 @@ class PromptState:
         for place in range(len(self._messages) - 1, -1, -1):
             if self._messages[place].get("role") != "user":
                 continue
-            words = _NOT_OWN_WORDS.sub(" ", self.texts[place]).lower()
+            words = _TEXT_OF_OTHERS.sub(" ", _NOT_OWN_WORDS.sub(" ", self.texts[place])).lower()
             if not words.strip():
                 continue
             before = self.texts[place - 1] if place else ""
-            if asks_for(words, kind) or agrees_to(words, before, kind):
+            agrees = agrees_to(words, before, kind)
+            said = f"{before.lower()} {words}" if agrees else words
+            if (agrees or asks_for(words, kind)) and all(_is_named(path, said) for path in paths):
                 is_over = spoke and any(place < at < next_word for at in carried_out)
                 return None if is_over and not _STANDING.search(words) else place
             spoke, next_word = True, place
@@ -312,7 +346,7 @@ class PromptState:
                         written.update(map(str.strip, edit.new.splitlines()))
                 first = min((place for place in shown if place is not None), default=None)
                 found |= shown | self._changes_since(first, name)
-            found |= {self.request_place(kind) for kind in self._acts(call)}
+            found |= {self._request_for(kind, call) for kind in self._acts(call)}
         return {place for place in found if place is not None}
 
     def _changes_since(self, place: int | None, name: str) -> set[int]:
@@ -361,6 +395,21 @@ def _changes_what_is_seen(call: Call, look: Call) -> bool:
     if call.name == "Bash" and look.name in ("Grep", "Glob", "LS") and plan_of(call).keeps_files:
         return False
     return depend(call, look)
+
+
+def _deleted_by(call: Call) -> list[str]:
+    """Give what a call deletes; an empty name where that is not plain."""
+    if call.name != "Bash" or "delete" not in plan_of(call).acts:
+        return []
+    return list(_deleted(plan_of(call).target or ()))
+
+
+def _is_named(path: str, words: str) -> bool:
+    """Whether words ask to delete a path by a part of its name; of one that is not plain nobody can tell."""
+    name = PurePosixPath(path).name.lower()
+    parts = _NAME_PARTS.findall(PurePosixPath(name).stem)
+    named = [re.escape(name), *(rf"\b{part}" for part in parts)]
+    return not parts or re.search(f"{_DELETES}(?:{'|'.join(named)})", words) is not None
 
 
 def _deleted(target: Sequence[Any]) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """Judging rows by data-juicer's own executors, in a process of its own: Ray for large corpora.
 
 The executor computes the verdicts of all row filters of a recipe, on as many machines as Ray has.
-What depends on the order of rows, the deduplicators and caps, is decided here afterwards, so that
-the kept rows are the very same as in process, and every dropped row has its reason.
+What depends on the order of rows, the deduplicators and caps, is decided here afterwards, and so is
+what data-juicer's operators do that name a column, and all that follows an edit of a text. So the kept
+rows are the very same as in process, and every dropped row has its reason.
 """
 
 import importlib.util
@@ -13,7 +14,7 @@ import secrets
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,21 +77,15 @@ def _measures(found: Mapping[str, np.ndarray], is_complete: np.ndarray) -> list[
     return measures
 
 
-def check(executor: Executor, steps: Sequence[Mapping[str, Any]], *, where: str) -> None:
-    """Refuse what an executor cannot do.
+def check(executor: Executor) -> None:
+    """Refuse an executor that is not known or not there.
 
     Raises:
-        ConfigError: the executor is unknown, or the recipe has a stock operator.
+        ConfigError: the executor is unknown.
         MissingDependencyError: Ray is asked for, but not installed.
     """
     if executor not in ("in_process", "default", "ray"):
         raise ConfigError(f"executor {executor!r} is not one of in_process, default, ray")
-    stock = [name for step in steps for name in step if not name.startswith("pair_")]
-    if executor != "in_process" and stock:
-        raise ConfigError(
-            f"{where}: {stock[0]} is an operator of data-juicer, whose verdict an executor does "
-            "not tell row by row; run this recipe in_process"
-        )
     if executor == "ray" and importlib.util.find_spec("ray") is None:
         raise MissingDependencyError(
             "Ray is not installed: pip install 'replay-pipeline[normalize,ray]'"
@@ -120,7 +115,7 @@ def execute(
     if executor == "ray":
         _refuse_unreachable(ray_address)
     process = [
-        {name: {**arguments, "mark_only": True, "explain": str(number)}}
+        {name: {**_unmerged(arguments), "mark_only": True, "explain": str(number)}}
         for number, (name, arguments) in filters.items()
     ]
     with tempfile.TemporaryDirectory(prefix="normalize-") as name:
@@ -142,6 +137,14 @@ def execute(
             name = f"ray at {ray_address}" if executor == "ray" else executor
             raise NormalizeError(f"data-juicer's executor {name} failed: {' | '.join(words)}")
         return _read_stats(folder / "stats", len(table))
+
+
+def _unmerged(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Give arguments of which no mapping is left, since data-juicer merges those of two uses."""
+    return {
+        name: json.dumps(value) if isinstance(value, dict) else value
+        for name, value in arguments.items()
+    }
 
 
 def _refuse_unreachable(ray_address: str) -> None:

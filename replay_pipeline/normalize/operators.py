@@ -16,15 +16,16 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 from data_juicer.ops import load_ops
-from data_juicer.ops.base_op import OPERATORS, Deduplicator, Filter
+from data_juicer.ops.base_op import OPERATORS, Deduplicator, Filter, Mapper
 from data_juicer.ops.common.special_characters import SPECIAL_CHARACTERS
 from data_juicer.utils.constant import Fields
 from rensa import RMinHash  # pyrefly: ignore[missing-module-attribute]
 
 from replay_pipeline.actions import Action, canonical_action
 from replay_pipeline.feasibility import PromptState
-from replay_pipeline.normalize.data_juicer import filter_rows
+from replay_pipeline.normalize.data_juicer import filter_rows, map_rows
 from replay_pipeline.normalize.kernels import character_class, repetition_ratio, text_digests
+from replay_pipeline.normalize.recipe import inner_arguments
 from replay_pipeline.normalize.verdict import (
     N_BANDS,
     CountedKeys,
@@ -41,9 +42,11 @@ from replay_pipeline.normalize.views import (
     ParsedAction,
     View,
     check_view,
-    last_message_text,
+    last_texts,
+    parse_action,
     prompt_text,
     string_leaves,
+    text_message,
 )
 from replay_pipeline.redaction.redactor import find_secrets
 from replay_pipeline.storage.pair_rows import json_value
@@ -411,8 +414,8 @@ def prompt_digests(batch: PairBatch) -> list[bytes]:
 class PairNearDeduplicator(PairDeduplicator):
     """Keeps the first of pairs that say nearly the same at nearly the same point.
 
-    Compared are the word shingles of the end of the prompt, of chosen and of rejected, by MinHash;
-    so the same consensus at another point of a session is not a duplicate.
+    Compared are the word shingles of the last request, of the last message, of chosen and of rejected, by
+    MinHash, each of the four counted alike; so the same consensus at another point is not a duplicate.
     """
 
     def __init__(
@@ -430,7 +433,7 @@ class PairNearDeduplicator(PairDeduplicator):
         :param jaccard_threshold: similarity from which a pair is a duplicate.
         :param window_size: words of a shingle.
         :param num_permutations: values of a MinHash signature, a multiple of 16.
-        :param max_prompt_words: words of the end of the prompt that are compared.
+        :param max_prompt_words: words of the last request, and of the last message, that are compared.
         :param view: the part of each side that is compared.
         """
         super().__init__(*args, view=view, **kwargs)
@@ -457,9 +460,14 @@ class PairNearDeduplicator(PairDeduplicator):
 
     def _signature(self, prompt: str | None, chosen: str, rejected: str) -> bytes:
         sketch = RMinHash(num_perm=self.num_permutations, seed=1)
-        end = last_message_text(prompt).split()[-self.max_prompt_words :]
-        for mark, words in (("p", end), ("c", chosen.split()), ("r", rejected.split())):
-            sketch.update(self._shingles(mark, words))
+        request, last = (text.split()[-self.max_prompt_words :] for text in last_texts(prompt))
+        sides = (("u", request), ("p", last), ("c", chosen.split()), ("r", rejected.split()))
+        parts = [self._shingles(mark, words) for mark, words in sides]
+        # Each part counts alike: a long prompt does not make two pairs of one whose sides differ.
+        most = max(map(len, parts))
+        for shingles in parts:
+            for turn in range(-(-most // len(shingles))):
+                sketch.update([f"{turn}{shingle}" for shingle in shingles])
         return np.array(sketch.digest(), np.uint32).tobytes()
 
     def _shingles(self, mark: str, words: list[str]) -> list[str]:
@@ -660,11 +668,12 @@ class PairFeasibilityFilter(PairFilter):
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
         """1 where something speaks against the chosen side, with what it is in words."""
         notes = [""] * len(batch)
+        prompts, folders = batch.values(PROMPT), batch.values("cwd")
         for row in np.flatnonzero(alive).tolist():
             chosen, rejected = (_whole_action(batch, side, row) for side in SIDES)
             if chosen.is_valid:
-                prompt = json_value(batch.values(PROMPT)[row] or "[]")
-                found = PromptState(prompt, rejected).obstacle(chosen)
+                prompt = json_value(prompts[row] or "[]")
+                found = PromptState(prompt, rejected, cwd=folders[row]).obstacle(chosen)
                 notes[row] = f"{found.kind}: {found.why}" if found else ""
         values = np.array([bool(note) for note in notes], float)
         field = "chosen"
@@ -673,7 +682,8 @@ class PairFeasibilityFilter(PairFilter):
 
 def _whole_action(batch: PairBatch, side: str, row: int) -> Action:
     message = batch.values(f"{side}_action_json")[row]
-    return canonical_action(json_value(message) if message else batch.values(side)[row])
+    cwd = batch.values("cwd")[row]
+    return canonical_action(json_value(message) if message else batch.values(side)[row], cwd=cwd)
 
 
 @OPERATORS.register_module("pair_each_side_filter")
@@ -681,15 +691,20 @@ class PairEachSideFilter(PairFilter):
     """Keeps pairs of which both sides pass a filter of data-juicer."""
 
     def __init__(
-        self, operator: str = "", arguments: dict | None = None, *args: Any, **kwargs: Any
+        self,
+        operator: str = "",
+        arguments: dict | str | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         """Initialization method.
 
         :param operator: name of a filter of data-juicer that reads a text.
-        :param arguments: its parameters.
+        :param arguments: its parameters; as JSON text where a recipe uses this operator twice,
+            since data-juicer's own command merges those of both uses.
         """
         super().__init__(*args, **kwargs)
-        self._judged_by, self._arguments = operator, dict(arguments or {})
+        self._judged_by, self._arguments = operator, inner_arguments(arguments)
         if not operator:
             raise ValueError("operator is missing: the filter of data-juicer that judges")
         self._filter: Any = load_ops([{operator: dict(self._arguments)}])[0]
@@ -709,7 +724,8 @@ class PairEachSideFilter(PairFilter):
             if isinstance(stats[0][name], int | float)
         ]
         verdict = RowVerdict.of(len(batch), measures)
-        limits = ", ".join(f"{name}={value}" for name, value in self._arguments.items())
+        # In one order: executors sort what they are given.
+        limits = ", ".join(f"{name}={self._arguments[name]}" for name in sorted(self._arguments))
         for side, (kept, stats) in found.items():
             for row, is_kept, stat in zip(rows.tolist(), kept, stats, strict=True):
                 if not is_kept and not verdict.fails[row]:
@@ -721,3 +737,48 @@ class PairEachSideFilter(PairFilter):
         values = np.zeros(len(alive))
         values[alive] = [stat[name] for stat in stats]
         return values
+
+
+@OPERATORS.register_module("pair_each_side_mapper")
+class PairEachSideMapper(Mapper):
+    """Edits the texts of both sides by a mapper of data-juicer; calls stay as they are."""
+
+    _batched_op = True
+
+    def __init__(
+        self,
+        operator: str = "",
+        arguments: dict | str | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Initialization method.
+
+        :param operator: name of a mapper of data-juicer that edits a text.
+        :param arguments: its parameters; as JSON text where a recipe uses this operator twice,
+            since data-juicer's own command merges those of both uses.
+        """
+        super().__init__(*args, **kwargs)
+        if not operator:
+            raise ValueError("operator is missing: the mapper of data-juicer that edits")
+        self._mapper: Any = load_ops([{operator: inner_arguments(arguments)}])[0]
+
+    def process_batched(self, samples: dict[str, Any]) -> dict[str, Any]:
+        """Edit the sides that are texts, in the column and in the message that is published."""
+        for side in SIDES:
+            texts, messages = list(samples[side]), list(samples[f"{side}_action_json"])
+            rows = [
+                row
+                for row, message in enumerate(messages)
+                if texts[row] is not None and not (message and parse_action(message).calls)
+            ]
+            if not rows:
+                continue
+            given = {self._mapper.text_key: [texts[row] for row in rows]}
+            edited = map_rows(self._mapper, given)[self._mapper.text_key]
+            for row, text in zip(rows, edited, strict=True):
+                if text != texts[row] and messages[row]:
+                    messages[row] = text_message(text)
+                texts[row] = text
+            samples = {**samples, side: texts, f"{side}_action_json": messages}
+        return samples

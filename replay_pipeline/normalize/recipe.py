@@ -137,7 +137,11 @@ def load_recipe(recipe: str | Path, *, allow_operators: Collection[str] = ()) ->
         for name, arguments in step.items():
             if name not in allow_operators:
                 _check_harmless(name, arguments, where=f"recipe {path}")
-    return Recipe(name=path.stem, path=path, process=tuple(map(_for_pairs, process)))
+    return Recipe(
+        name=path.stem,
+        path=path,
+        process=tuple(_for_pairs(step, f"recipe {path}") for step in process),
+    )
 
 
 _SIDE_FILTERS = frozenset(
@@ -157,7 +161,18 @@ _ON_PAIRS = {
 """Operators of data-juicer that ours decide alike on both sides, faster, with their own defaults."""
 
 
-def _for_pairs(step: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+_SIDE_MAPPERS = frozenset(name for name in _EXECUTES_NOTHING if name.endswith("_mapper"))
+"""Mappers of data-juicer that edit one text."""
+_NEAR = {"jaccard_threshold": 0.7, "window_size": 5, "num_permutations": 256}
+"""What MinHash takes on pairs, with data-juicer's defaults."""
+_NEEDS_A_TEXT = {
+    "document_line_deduplicator": "takes lines out of texts",
+    "document_simhash_deduplicator": "compares one text of each row",
+    "suffix_filter": "judges the name of the file that a row came from, and pairs come from none",
+}
+
+
+def _for_pairs(step: dict[str, dict[str, Any]], where: str) -> dict[str, dict[str, Any]]:
     """Give a step as it is run on pairs: what reads one text, and does not say which, reads both sides.
 
     data-juicer's text is a column that pairs do not have.
@@ -168,14 +183,44 @@ def _for_pairs(step: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     if name in _ON_PAIRS and not set(arguments) & {"batch_size", "turbo", "num_proc"}:
         ours, defaults = _ON_PAIRS[name]
         return {ours: defaults | arguments}
+    if name == "document_minhash_deduplicator":
+        plain = {"lowercase": True, "tokenization": "space"}
+        odd = [key for key in arguments if arguments[key] != plain.get(key) and key not in _NEAR]
+        if odd:
+            raise ConfigError(
+                f"{where}: {name}: on pairs it takes {', '.join(_NEAR)}, not {odd[0]}"
+            )
+        near = {key: value for key, value in arguments.items() if key in _NEAR}
+        return {"pair_near_deduplicator": _NEAR | near}
     if name in _SIDE_FILTERS:
-        return {"pair_each_side_filter": {"operator": name, "arguments": arguments}}
+        inner = json.dumps(arguments, sort_keys=True)
+        return {"pair_each_side_filter": {"operator": name, "arguments": inner}}
+    if name in _SIDE_MAPPERS:
+        inner = json.dumps(arguments, sort_keys=True)
+        return {"pair_each_side_mapper": {"operator": name, "arguments": inner}}
+    if name in _NEEDS_A_TEXT:
+        raise ConfigError(
+            f"{where}: {name} {_NEEDS_A_TEXT[name]}: set its text_key to a column of pairs, such as "
+            "chosen, or leave it out"
+        )
     return step
 
 
+def inner_arguments(given: dict[str, Any] | str | None) -> dict[str, Any]:
+    """Give the parameters of an operator that another one runs, which may be JSON text.
+
+    Raises:
+        ValueError: they are no mapping.
+    """
+    found = json.loads(given) if isinstance(given, str) else given
+    if not isinstance(found, dict | None):
+        raise ValueError(f"arguments is {given!r}, but takes a mapping")
+    return dict(found or {})
+
+
 def _check_harmless(name: str, arguments: dict[str, Any], *, where: str) -> None:
-    if name == "pair_each_side_filter":
-        inner = arguments.get("arguments") or {}
+    if name in ("pair_each_side_filter", "pair_each_side_mapper"):
+        inner = inner_arguments(arguments.get("arguments"))
         return _check_harmless(str(arguments.get("operator")), inner, where=where)
     is_known = name.startswith("pair_") or name in _EXECUTES_NOTHING
     doing = [

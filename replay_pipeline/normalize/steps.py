@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
 from replay_pipeline.errors import ConfigError, NormalizeError
 from replay_pipeline.normalize import data_juicer
 from replay_pipeline.normalize.verdict import Measure, Memory, RowVerdict
-from replay_pipeline.normalize.views import SIDES, PairBatch, parse_action
+from replay_pipeline.normalize.views import SIDES, PairBatch, parse_action, text_message
 from replay_pipeline.storage.schemas import PROMPT
 
 
@@ -178,11 +177,6 @@ class StockMapperStep:
                         f"published from `{message}`; set text_key: {message}"
                     )
                 after[message][row] = text_message(after[side][row])
-
-
-def text_message(text: str) -> str:
-    """Give a text as an assistant message, in JSON."""
-    return msgspec.json.encode({"role": "assistant", "content": text}).decode()
 
 
 class StockDatasetStep:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
+import msgspec
 import pyarrow as pa
 
 from replay_pipeline.normalize.kernels import TextStats, text_stats
@@ -31,6 +32,7 @@ READ_COLUMNS = (
     "tools_json",
     "state_id",
     "session_id",
+    "cwd",
     "hint",
 )
 """Columns that operators look at."""
@@ -161,10 +163,23 @@ def prompt_text(messages_json: str | None) -> str:
     return "\n".join(_message_texts(messages_json))
 
 
-def last_message_text(messages_json: str | None) -> str:
-    """Tell what the last message of a prompt says."""
-    texts = _message_texts(messages_json)
-    return texts[-1] if texts else ""
+def last_texts(messages_json: str | None) -> tuple[str, str]:
+    """Give what the user said last in a prompt, and what its last message says."""
+    try:
+        messages = json_value(messages_json or "[]")
+    except (ValueError, RecursionError):
+        return "", messages_json or ""
+    asked = [message for message in messages if _role_of(message) == "user"][-1:]
+    texts = [_text_of(message) for message in (*asked, *messages[-1:])]
+    return (texts[0], texts[-1]) if texts else ("", "")
+
+
+def _role_of(message: Any) -> Any:
+    return message.get("role") if isinstance(message, dict) else None
+
+
+def _text_of(message: Any) -> str:
+    return (_action_of(message) or ParsedAction("", ())).view("action")
 
 
 def _message_texts(messages_json: str | None) -> list[str]:
@@ -253,3 +268,8 @@ def check_view(view: str) -> View:
         if view == known:
             return known
     raise ValueError(f"view {view!r} is not one of {', '.join(get_args(View))}")
+
+
+def text_message(text: str) -> str:
+    """Give a text as an assistant message, in JSON."""
+    return msgspec.json.encode({"role": "assistant", "content": text}).decode()

@@ -80,6 +80,13 @@ class _Sides:
         sides = [side for side in (self.chosen, self.rejected) if side.is_valid]
         return [side for side in sides if state.impossible(side) is None]
 
+    def objection(self, prompt: Sequence[Message]) -> str | None:
+        """Say what speaks against the chosen side at a prompt, though it could be carried out."""
+        if not self.chosen.is_valid:
+            return None
+        found = PromptState(prompt, self.rejected, cwd=self._cwd).obstacle(self.chosen)
+        return found.kind if found is not None else None
+
     def anchors(self) -> set[str]:
         """Give what must be left of a result that a side needs: lines that are replaced, names of files."""
         calls = [call for side in (self.chosen, self.rejected) for call in side.calls]
@@ -109,6 +116,8 @@ def _cut_row(row: dict[str, Any], budget: int, sizes: TokenSizes) -> dict[str, A
         return prompt
     if sides.possible(row["prompt"]) != sides.possible(prompt):
         return "a side is not possible in what is left"
+    if (now := sides.objection(prompt)) and now != sides.objection(row["prompt"]):
+        return "what is left speaks against the chosen side"
     found = row | {"prompt": prompt, "tools": _used_tools(row, prompt)}
     return found | {"n_tokens": sizes.whole(found), "needs": sorted(sides.needs(prompt))}
 

@@ -190,7 +190,7 @@ OTHER_SETTINGS = {
     "pairs.count_own_family": (
         {"pairs": {"count_own_family": True}}, "False → True", ["pairs"],
     ),
-    "normalize.recipe": ({"normalize": {"recipe": "strict"}}, "tool_calls (", ["normalize"]),
+    "normalize.recipe": ({"normalize": {"recipe": "strict"}}, "agent (", ["normalize"]),
     "publish.split_by": (
         {"publish": {"split_by": "project"}}, "conversation → project", ["publish"],
     ),

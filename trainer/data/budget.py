@@ -153,6 +153,15 @@ def span_of(text: str, needed: str) -> tuple[int, int] | None:
     return None
 
 
+def _parts_of(needed: str) -> list[str]:
+    """Name the parts of what is nowhere as a whole: its lines, or the name of a file without its folders."""
+    lines = [line.strip() for line in needed.splitlines() if line.strip()]
+    if len(lines) > 1:
+        return lines
+    name = needed.replace("\\", "/").rpartition("/")[2]
+    return [name] if name and name != needed else []
+
+
 def _texts(value: Any) -> Iterator[str]:
     """List the texts of a message: its content, and what stands in the arguments of its calls."""
     if isinstance(value, str):
@@ -234,14 +243,21 @@ class Fitting:
         requests = (i for i, block in enumerate(self.blocks) if block[0]["role"] == "user")
         pinned.update(list(requests)[-1:])
         for needed in self.needs.get("texts", ()):
-            for place in [*reversed(range(len(self.blocks))), -1]:
-                block = self.blocks[place] if place >= 0 else self.system
-                found = [(text, at) for text in _texts(block) if (at := span_of(text, needed))]
-                if found:
-                    pinned |= {place} - {-1}
-                    self._spans.setdefault(found[-1][0], []).append(found[-1][1])
-                    break
+            places = self._places_of(needed)
+            for part in _parts_of(needed) if places is None else ():
+                pinned |= self._places_of(part) or set()
+            pinned |= places or set()
         return pinned
+
+    def _places_of(self, needed: str) -> set[int] | None:
+        """Find the block where a text stood last, and keep its span; `None` if it stood nowhere."""
+        for place in [*reversed(range(len(self.blocks))), -1]:
+            block = self.blocks[place] if place >= 0 else self.system
+            found = [(text, at) for text in _texts(block) if (at := span_of(text, needed))]
+            if found:
+                self._spans.setdefault(found[-1][0], []).append(found[-1][1])
+                return {place} - {-1}
+        return None
 
     def refusal(self, whole: int) -> Cut:
         """Say why nothing is kept."""

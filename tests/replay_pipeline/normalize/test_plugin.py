@@ -11,7 +11,7 @@ import pytest
 
 import replay_pipeline
 from replay_pipeline.errors import ConfigError, MissingDependencyError, NormalizeError
-from replay_pipeline.normalize import DJNormalizer, load_recipe
+from replay_pipeline.normalize import DJNormalizer, bundled_recipes, load_recipe
 from replay_pipeline.normalize.executors import execute
 from tests.support.dagster_web import free_port
 from tests.support.forked import forked
@@ -48,7 +48,7 @@ def test_the_executor_of_data_juicer_keeps_the_same_rows(tmp_path, make_row, mak
     ]
     table = pair_table(*rows)
     pq.write_table(table, tmp_path / "pairs.parquet")
-    recipes = {name: load_recipe(name).path for name in ("default", "strict")}
+    recipes = {name: load_recipe(name).path for name in bundled_recipes() if name != "none"}
     done = subprocess.run(
         forked([sys.executable, "-c", EXECUTE, "pairs.parquet", *map(str, recipes.values())]),
         cwd=tmp_path,
@@ -62,7 +62,7 @@ def test_the_executor_of_data_juicer_keeps_the_same_rows(tmp_path, make_row, mak
         theirs = pq.read_table(tmp_path / name / "out.parquet", partitioning=None)
         columns = ["state_id", "chosen", "rejected"]
         assert theirs.select(columns).to_pylist() == ours.kept.select(columns).to_pylist()
-        assert 0 < len(ours.kept) < len(table)
+        assert 0 < len(ours.kept) < len(table) or name == "lint"
 
 
 def test_data_juicer_finds_the_operators_by_the_entry_point():
@@ -89,35 +89,66 @@ assert len(names) >= 13, names
     )
 
 
-@pytest.mark.slow
-def test_an_executor_judges_as_this_process_does(make_row, make_call, pair_table):
+@pytest.fixture(scope="module")
+def some_pairs(make_row, make_call, pair_table):
+    """Rows of which every recipe drops some: short, odd, identical, twice, without an offered tool."""
+    tools = [{"type": "function", "function": {"name": name}} for name in ("Read", "Bash")]
     rows = [
         make_row(
             f"s{n}",
             session_id=f"x{n % 3}",
             prompt=f"p{n % 40}",
-            chosen=["no", "read the file again", "--------"][n % 3],
+            chosen=["no", "read the file again", "--------", "Mail a@b.c, see http://x.y"][n % 4],
             chosen_action=make_call("Read", file_path=f"{n % 13}") if n % 4 == 0 else None,
             rejected=None if n == 5 else f"write it {n % 9}",
+            tools=tools if n % 2 else None,
         )
         for n in range(200)
     ]
-    table = pair_table(*rows)
-    ours = DJNormalizer("strict").run(table)
-    theirs = DJNormalizer("strict", executor="default").run(table)
+    return pair_table(*rows)
+
+
+BUILT_IN = [
+    {"clean_email_mapper": {}},
+    {"text_length_filter": {"min_len": 3, "max_len": 500}},
+    {"alphanumeric_filter": {"tokenization": False, "min_ratio": 0.3}},
+    {"alphanumeric_filter": {"text_key": "rejected", "tokenization": False, "min_ratio": 0.5}},
+    {"average_line_length_filter": {"min_len": 3}},
+    {"character_repetition_filter": {"rep_len": 4, "max_ratio": 0.6}},
+    {"maximum_line_length_filter": {"max_len": 400}},
+    {"special_characters_filter": {"max_ratio": 0.5}},
+    {"words_num_filter": {"tokenization": False, "min_num": 2, "max_num": 200}},
+    {"word_repetition_filter": {"rep_len": 3, "max_ratio": 0.9}},
+    {"specified_numeric_field_filter": {"field_key": "n_teachers_agreeing", "min_value": 1}},
+    {"clean_links_mapper": {}},
+    {"document_deduplicator": {"lowercase": True}},
+    {"document_minhash_deduplicator": {"jaccard_threshold": 0.8}},
+    {"random_selector": {"select_num": 20}},
+]
+"""data-juicer's operators as its own pages write them, edits among filters, and some that name a column."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*bundled_recipes(), "built_in"])
+def test_an_executor_judges_as_this_process_does(some_pairs, tmp_path, name):
+    recipe = name
+    if name == "built_in":
+        recipe = tmp_path / "built_in.yaml"
+        recipe.write_text(json.dumps({"process": BUILT_IN}))
+    ours = DJNormalizer(recipe).run(some_pairs)
+    theirs = DJNormalizer(recipe, executor="default").run(some_pairs)
     assert theirs.dropped.to_pylist() == ours.dropped.to_pylist()
     assert theirs.kept.drop_columns("stats_json").equals(ours.kept.drop_columns("stats_json"))
     for mine, other in zip(ours.kept["stats_json"], theirs.kept["stats_json"], strict=True):
         assert json.loads(other.as_py()) == pytest.approx(json.loads(mine.as_py()), abs=1e-9)
     assert theirs.report.dropped == ours.report.dropped
+    assert theirs.report.findings == ours.report.findings
+    assert len(ours.kept) > 0
+    if name not in ("lint", "none"):
+        assert len(ours.dropped) > 1
 
 
-def test_an_executor_is_refused_what_it_cannot_do(tmp_path, pair_table):
-    (tmp_path / "stock.yaml").write_text(
-        "process:\n  - text_length_filter: {text_key: chosen, min_len: 1}\n"
-    )
-    with pytest.raises(ConfigError, match="text_length_filter is an operator of data-juicer"):
-        DJNormalizer(tmp_path / "stock.yaml", executor="default")
+def test_an_unknown_executor_is_refused():
     with pytest.raises(ConfigError, match="in_process, default, ray"):
         DJNormalizer(executor="spark")
 

@@ -24,11 +24,15 @@ def test_a_checkout_reads_the_recipes_of_the_repository():
 
 
 @pytest.mark.parametrize("name", ["agent", "default", "lint", "strict", "tool_calls"])
-def test_every_recipe_loads_and_no_operator_comes_twice(name):
-    """data-juicer's own command lets a second use inherit parameters of the first."""
+def test_every_recipe_loads_and_no_step_leaves_a_parameter_to_an_earlier_one(name):
+    """data-juicer's own command lets a second use of an operator inherit parameters of the first."""
     DJNormalizer(name)
-    steps = [operator for step in load_recipe(name).process for operator in step]
-    assert len(steps) == len(set(steps)) >= 4
+    given: dict[str, set[str]] = {}
+    steps = load_recipe(name).process
+    for step in steps:
+        for operator, arguments in step.items():
+            assert given.setdefault(operator, set(arguments)) == set(arguments)
+    assert len(steps) >= 4
 
 
 @pytest.mark.slow
