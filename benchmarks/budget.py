@@ -2,7 +2,7 @@
 
     python benchmarks/budget.py ~/.claude/projects --tokenizer build/real-model/smollm2-135m-instruct
 
-Each template of TRL's collection is rendered with one tokenizer. A prompt is changed if it fits and
+Without sessions it takes the sample, and without a tokenizer one that it learns from them. Each template of TRL's collection is rendered with one tokenizer. A prompt is changed if it fits and
 its tokens are not those of the template alone; a refusal is false if the prompt fits, or if the newest
 step, the last request and what the action names fit with every other text left out.
 """
@@ -11,6 +11,7 @@ import argparse
 import json
 import random
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -22,7 +23,9 @@ import trl
 from transformers import AutoTokenizer
 
 from replay_pipeline import ClaudeCodeIngester
+from replay_pipeline.testing.sample import SESSIONS_DIR
 from trainer.data.rendering import Renderer
+from trainer.data.tiny import corpus, train_tokenizer
 
 TEMPLATES = ("own", "qwen2_5", "qwen3", "llama3_1", "gemma3")
 UNLIMITED = 1 << 30
@@ -93,10 +96,21 @@ def least_fits(renderer: Renderer, state: dict[str, Any], budget: int) -> bool:
     return len(renderer._prompt_of(least, None)) <= budget // 2
 
 
+def learned(states: list[dict[str, Any]], folder: str) -> str:
+    """Train a tokenizer on these states, and return the folder it is saved in."""
+    sides = ("chosen", "rejected")
+    rows = [
+        {"prompt": state["messages"]} | {side: [state["student_action"]] for side in sides}
+        for state in states
+    ]
+    train_tokenizer(corpus(rows), vocab_size=4096).save_pretrained(folder)
+    return folder
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sessions", type=Path)
-    parser.add_argument("--tokenizer", required=True, help="folder of a tokenizer")
+    parser.add_argument("sessions", type=Path, nargs="?", default=SESSIONS_DIR)
+    parser.add_argument("--tokenizer", help="folder of a tokenizer")
     parser.add_argument("--templates", nargs="*", default=list(TEMPLATES))
     parser.add_argument("--budgets", nargs="*", type=int, default=[2048, 8192])
     parser.add_argument("--states", type=int, default=60)
@@ -108,10 +122,12 @@ def main() -> int:
         options.sessions, n_states=options.states, n_files=options.files, seed=options.seed
     )
     rows = []
-    for template in options.templates:
-        for budget in options.budgets:
-            rows.append(look(states, options.tokenizer, template, budget))
-            print(json.dumps(rows[-1]), flush=True)
+    with tempfile.TemporaryDirectory() as place:
+        tokenizer = options.tokenizer or learned(states, place)
+        for template in options.templates:
+            for budget in options.budgets:
+                rows.append(look(states, tokenizer, template, budget))
+                print(json.dumps(rows[-1]), flush=True)
     if options.json:
         options.json.write_text(json.dumps({"states": len(states), "rows": rows}, indent=2) + "\n")
     wrong = ("changed", "said_to_be_cut", "cut_and_not_counted", "over_budget", "falsely_refused")

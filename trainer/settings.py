@@ -71,7 +71,8 @@ class SharedSettings:
     cross-entropy on recorded actions; none: the engine's own."""
     sft_on: str = "chosen"
     """Actions that `objective: sft` learns from: `chosen`, those of the pairs; `consensus`, the same
-    and those of the positives; or `recorded`, what the agent did at the states of both."""
+    and those of the positives, of which the preference loss charges nothing; or `recorded`, what the
+    agent did at the states of both."""
     alpha_sdpo: float = 0.0
     """Weight of hint-conditioned self-distillation; 0: off."""
     beta_replay: float = 0.0
@@ -231,6 +232,15 @@ class SharedSettings:
         """Whether the head of channels 1 and 2 makes no logits of a batch: wherever it is exact."""
         return self.head != "reference" and self.sdpo.is_plain
 
+    def _check_sft(self) -> None:
+        if self.sft_on != "chosen" and not self.is_sft:
+            raise TrainerConfigError(f"sft_on={self.sft_on!r} needs objective=sft")
+        if self.sft_on == "recorded" and self.beta_replay > 0:
+            raise TrainerConfigError(
+                "sft_on='recorded' needs beta_replay=0: it imitates the actions that the preference "
+                "loss makes unlikely"
+            )
+
     def check(self) -> None:
         """Refuse values out of range, and a run in which no channel has a weight.
 
@@ -263,11 +273,7 @@ class SharedSettings:
             raise TrainerConfigError(
                 "all three channels are off: raise policy_weight, alpha_sdpo or beta_replay"
             )
-        if self.sft_on != "chosen" and not (self.is_sft and self.beta_replay == 0):
-            raise TrainerConfigError(
-                f"sft_on={self.sft_on!r} needs objective=sft and beta_replay=0: the preference loss "
-                "reads pairs, and these actions are of other states as well"
-            )
+        self._check_sft()
         if self.pairs_per_step < 1:
             raise TrainerConfigError(f"pairs_per_step={self.pairs_per_step} must be at least 1")
         if self.head == "fused" and not self.sdpo.is_plain:

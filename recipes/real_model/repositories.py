@@ -6,15 +6,10 @@ actions nor their order can give the better one away; only what the prompt says 
 Names of the repositories that are tested occur in none that is trained on.
 """
 
-import json
 import random
-import subprocess
-import sys
-import tempfile
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 SYSTEM = """You are a coding agent. Answer with one tool call, such as
@@ -22,17 +17,10 @@ SYSTEM = """You are a coding agent. Answer with one tool call, such as
 {"name": "Read", "arguments": {"file_path": "README.md"}}
 </tool_call>
 or with the tool Bash and a command."""
-BLANK = "(The session is not shown.)"
 
 Split = Literal["train", "new_repositories", "new_families"]
 How = Literal["named", "described"]
 HOW: tuple[How, ...] = ("named", "described")
-CONTENTS = {
-    "read": ("This is what was asked for.\n", "This is something else.\n"),
-    "remove": ("This has to go.\n", "This is needed.\n"),
-    "run": ('print("done")\n', 'raise SystemExit("nothing to do here")\n'),
-}
-"""Of the file that the request is about, and of the other."""
 
 
 @dataclass(frozen=True)
@@ -145,19 +133,8 @@ class Repository:
             self.family.line.format(x=name, status=status)
             for name, status in zip(self.names, statuses, strict=True)
         ]
-        return conversation("\n".join([self.family.shown, *lines, self.family.request]))
-
-    def write(self, folder: Path, wanted: int) -> None:
-        """Write the files of one twin."""
-        for place, name in enumerate(self.names):
-            path = folder / self.family.path.format(x=name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(CONTENTS[self.family.verb][int(place != wanted)], "utf-8")
-
-
-def conversation(text: str) -> list[dict[str, str]]:
-    """Return a prompt of one user message."""
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+        text = "\n".join([self.family.shown, *lines, self.family.request])
+        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
 
 
 def repositories(
@@ -188,73 +165,3 @@ def repositories(
                     seen.add(frozenset((first, second)))
                     found.append(Repository(family, (first, second), split, len(found)))
     return found
-
-
-def execute(message: Mapping[str, Any], repository: Repository, wanted: int) -> str:
-    """Run an action in a throw-away folder with the repository; say what came of it.
-
-    Nothing of a model's reaches a shell, and no path leaves the folder: `python FILE` and `rm FILE`
-    are run as they are, everything else is refused.
-
-    Returns:
-        `success`, `wrong` (it ran, and did not do what was asked), `refused` or `no_call`.
-    """
-    calls = message.get("tool_calls") or []
-    if len(calls) != 1:
-        return "no_call"
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        repository.write(folder, wanted)
-        output = _run(calls[0]["function"], folder)
-        if output is None:
-            return "refused"
-        return "success" if _is_done(repository, wanted, folder, output) else "wrong"
-
-
-def _is_done(repository: Repository, wanted: int, folder: Path, output: str) -> bool:
-    family = repository.family
-    if family.verb == "read":
-        return output == CONTENTS["read"][0]
-    if family.verb == "run":
-        return output == "done\n"
-    paths = [folder / family.path.format(x=name) for name in repository.names]
-    return not paths[wanted].exists() and paths[1 - wanted].exists()
-
-
-def _run(function: Mapping[str, Any], folder: Path) -> str | None:
-    """Run one call; `None` when it is none of the three that are understood."""
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            return None
-    if not isinstance(arguments, Mapping):
-        return None
-    if function.get("name") == "Read":
-        path = _inside(arguments.get("file_path"), folder)
-        return path.read_text("utf-8") if path and path.is_file() else None
-    words = str(arguments.get("command") or "").split()
-    path = _inside(words[1], folder) if len(words) == 2 else None
-    if function.get("name") != "Bash" or path is None or not path.is_file():
-        return None
-    if words[0] == "rm":
-        path.unlink()
-        return ""
-    if words[0] != "python":
-        return None
-    done = subprocess.run(
-        [sys.executable, "-I", str(path)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    return done.stdout if done.returncode == 0 else ""
-
-
-def _inside(path: Any, folder: Path) -> Path | None:
-    pure = PurePosixPath(str(path or ""))
-    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
-        return None
-    return folder / pure

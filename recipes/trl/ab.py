@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainer.__main__ import DEFAULT_CONFIG, read_config
+from trainer.__main__ import read_config
 from trainer.engines.settings_file import read_settings
 from trainer.trl.run import run
 
+CONFIG = Path(__file__).with_name("three_channels.yaml")
 WEIGHTS = {
     "channel 3 alone": (0.0, 0.0, 1.0),
     "channel 2 alone": (0.0, 0.1, 0.0),
@@ -82,7 +83,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Channel 3 on and off, several seeds.")
     parser.add_argument("--dataset", required=True)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG)
+    parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), help="by default all")
     parser.add_argument("--set", action="append", default=[], dest="overrides")

@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -26,15 +25,17 @@ import rewards
 import table
 from tasks import Repository, repositories, write_session
 
-from replay_pipeline import Pipeline, Settings
+from replay_pipeline import ClaudeCodeIngester, Pipeline, Settings
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.testing import TeacherServer
 
 HERE = Path(__file__).parent
 PLAN = tomllib.loads((HERE / "arms.toml").read_text("utf-8"))
-AGENT = 0.45
-"""How often a scripted agent is right."""
+AGENT = 0.45  # how often a scripted agent is right
+WEIGHTS = HERE.parents[1] / "build/real-model/smollm2-135m-instruct"
+TRAINER = (sys.executable, "-m", "trainer")
 PRODUCT = Path(sys.executable).with_name("replay-pipeline")
+CHAIN = ("pairs", "normalize", "publish")
 Message = dict[str, Any]
 
 
@@ -51,8 +52,8 @@ class Size:
     """What each arm may spend on teachers."""
 
 
-QUICK = Size(n_form=240, n_train=120, n_test=60, form_steps=100, steps=40, usd=0.016)
-FULL = Size(n_form=240, n_train=360, n_test=240, form_steps=300, steps=200, usd=0.046)
+QUICK = Size(n_form=240, n_train=240, n_test=60, form_steps=250, steps=60, usd=0.031)
+FULL = Size(n_form=240, n_train=360, n_test=240, form_steps=250, steps=200, usd=0.046)
 
 
 def command(*words: str | Path, log: Path) -> None:
@@ -73,53 +74,28 @@ def command(*words: str | Path, log: Path) -> None:
 def kept(path: Path, make: Callable[[], Any]) -> Any:
     """Return the JSON of a part that is whole, or make it and keep it with its CPU seconds."""
     if not path.exists():
-        before = cpu_seconds()
-        value = make()
+        before = sum(os.times()[:4])  # of this process, and of those that it waited for
+        found = {"value": make(), "cpu_s": round(sum(os.times()[:4]) - before, 1)}
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(
-            json.dumps({"value": value, "cpu_s": round(cpu_seconds() - before, 1)}), "utf-8"
-        )
+        (unfinished := path.with_suffix(".unfinished")).write_text(json.dumps(found), "utf-8")
         unfinished.rename(path)
     return json.loads(path.read_text("utf-8"))["value"]
 
 
-def cpu_seconds() -> float:
-    """Return the CPU seconds of this process and of those that it waited for."""
-    times = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in times)
+def train(model: Path, dataset: Path, output: Path, settings: Mapping[str, Any]) -> Path:
+    """Train by `python -m trainer`; give the checkpoint."""
+    values = {"model": model, "dataset": dataset, "output": output, **settings}
+    sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    config = ("--config", HERE / "train.yaml")
+    command(*TRAINER, *config, *sets, log=output.with_suffix(".log"))
+    return output / "checkpoint"
 
 
-# --- sessions ------------------------------------------------------------------------------------
+def loaded(model: Path) -> Any:
+    """Load a checkpoint that acts in repositories."""
+    from policy import Policy  # with torch
 
-
-def act(model: Path, asked: Sequence[Repository], *, sampled: int | None = None) -> list[Message]:
-    """Return what a model does at each repository: greedy, or sampled at temperature 1 by a seed."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from trainer.data.acting import end_tokens
-    from trainer.data.rendering import Renderer
-    from trainer.data.rewards import parse_action
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(model, padding_side="left")
-    policy: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    renderer = Renderer(tokenizer=tokenizer, max_prompt_tokens=192, with_tools=False)
-    torch.manual_seed(sampled or 0)
-    done: list[Message] = []
-    for start in range(0, len(asked), 20):
-        ids = [renderer.prompt_ids(one.prompt) for one in asked[start : start + 20]]
-        batch = tokenizer.pad({"input_ids": ids}, return_tensors="pt")
-        with torch.no_grad():
-            out = policy.generate(
-                **batch, max_new_tokens=48, do_sample=sampled is not None, top_k=0, top_p=1.0,
-                pad_token_id=tokenizer.pad_token_id, eos_token_id=end_tokens(policy, tokenizer),
-            )  # fmt: skip
-        texts = tokenizer.batch_decode(
-            out[:, batch["input_ids"].size(1) :], skip_special_tokens=True
-        )
-        done += [parse_action(text) for text in texts]
-    return done
+    return Policy(model)
 
 
 def record(folder: Path, asked: Sequence[Repository], actions: Sequence[Message]) -> Path:
@@ -127,9 +103,6 @@ def record(folder: Path, asked: Sequence[Repository], actions: Sequence[Message]
     for one, action in zip(asked, actions, strict=True):
         write_session(folder / f"{one.id}.jsonl", one, action)
     return folder
-
-
-# --- teachers ------------------------------------------------------------------------------------
 
 
 def answers(
@@ -140,17 +113,12 @@ def answers(
     A teacher is right with its accuracy. At a share of states all are right or wrong together, and wrong in
     the same way. `labels` draws one of the six files by a coin, or what is right in another repository.
     """
-    from replay_pipeline import ClaudeCodeIngester
-
     by_id, found = {one.id: one for one in asked}, {}
     for state in ClaudeCodeIngester().ingest(sessions):
         one = by_id[state["session_id"]]
         draw = random.Random(f"{seed} {one.id}")
-        shared, wrong, is_shared = (
-            draw.random(),
-            one.wrong_action(draw),
-            draw.random() < regime.get("shared", 0),
-        )
+        shared, wrong = draw.random(), one.wrong_action(draw)
+        is_shared = draw.random() < regime.get("shared", 0)
         said = found[state["state_id"]] = {}
         for number, teacher in enumerate(PLAN["teachers"]):
             if regime.get("labels") == "coin":
@@ -171,137 +139,67 @@ def served(models: Mapping[str, Path]) -> Iterator[dict[str, str]]:
     running = {}
     try:
         for name, folder in models.items():
-            serve = [
-                sys.executable,
-                "-m",
-                "trainer",
-                "serve",
-                "--model",
-                str(folder),
-                "--name",
-                name,
-            ]
+            serve = [*TRAINER, "serve", "--model", str(folder), "--name", name]
             running[name] = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
-        yield {
-            n: json.loads(process.stdout.readline())["base_url"] for n, process in running.items()
-        }
+        yield {n: json.loads(each.stdout.readline())["base_url"] for n, each in running.items()}
     finally:
         for process in running.values():
             process.terminate()
             process.wait()
 
 
-# --- the chain -----------------------------------------------------------------------------------
-
-
 def buy(
-    folder: Path,
-    sessions: Path,
-    addresses: Mapping[str, str],
-    purchase: Mapping[str, Any],
-    usd: float,
-    until: str = "publish",
-) -> None:
+    folder: Path, sessions: Path, addresses: Mapping[str, str], purchase: Mapping[str, Any],
+    usd: float, until: str = "publish",
+) -> None:  # fmt: skip
     """Take sessions to a dataset for so many dollars: five commands and one settings file."""
-    lines = [
-        f"[replay]\nconfirm_above_usd = 100.0\ngates = {json.dumps(purchase.get('gates', []))}"
-    ]
+    lines = ["[replay]\nconfirm_above_usd = 100.0", f"gates = {purchase.get('gates', [])}"]
     lines += [f"[pairs]\nagreement_threshold = {purchase.get('threshold', 2)}"]
     lines += [f"min_p_better = {purchase['min_p_better']}"] if "min_p_better" in purchase else []
-    lines += ["[ingest]\nmax_batch_sessions = 1000", "[publish]\ntest_fraction = 0.05"]
+    lines += ["[ingest]\nmax_batch_sessions = 1000\n[publish]\ntest_fraction = 0.05"]
     for teacher in PLAN["teachers"][: purchase.get("n_teachers", 3)]:
-        prompt, completion = teacher["price"]
-        address, is_scripted = (
-            addresses[teacher["model"]],
-            addresses[teacher["model"]].endswith("/api/v1"),
-        )
+        address, price = addresses[teacher["model"]], teacher["price"]
         lines += [
             f'[[replay.teachers]]\nname = "{teacher["name"]}"\nmodel = "{teacher["model"]}"',
             f'base_url = "{address}"\napi_key_env = ""\nmax_concurrency = 2',
-            f"price = {{prompt = {prompt}e-6, completion = {completion}e-6}}",
+            f'dialect = "{"openrouter" if address.endswith("/api/v1") else "vllm"}"',
+            f"price = {{prompt = {price[0]}e-6, completion = {price[1]}e-6}}",
             "params = {max_completion_tokens = 64, temperature = 0}",
-            'dialect = "openrouter"' if is_scripted else 'dialect = "vllm"',
         ]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "settings.toml").write_text("\n".join(lines) + "\n", "utf-8")
-    where = ("--data", folder / "data", "--settings", folder / "settings.toml")
+    settings, data = folder / "settings.toml", folder / "data"
+    settings.write_text("\n".join(lines) + "\n", "utf-8")
     if until == "pairs":  # the same by plain calls: hundreds of purchases start no processes
-        work = Pipeline(
-            Settings.load(
-                folder / "settings.toml",
-                data_dir=folder / "data",
-                changes={"ingest": {"sources": [sessions]}},
-                env={},
-            )
-        )
+        changes = {"ingest": {"sources": [sessions]}}
+        work = Pipeline(Settings.load(settings, data_dir=data, changes=changes, env={}))
         [batch] = work.ingest_new()
         work.replay(batch, max_total_usd=usd)
         work.pairs(batch)
         return
-    for words in (
-        ("ingest", sessions),
-        ("replay", "--budget", str(usd), "--yes"),
-        ("pairs",),
-        ("normalize",),
-        ("publish",),
-    ):
-        command(PRODUCT, *words, *where, log=folder / "log.txt")
+    bought = ("replay", "--budget", str(usd), "--yes")
+    for words in (("ingest", sessions), bought, *((name,) for name in CHAIN)):
+        command(PRODUCT, *words, "--data", data, "--settings", settings, log=folder / "log.txt")
 
 
-def worth(folder: Path, asked: Sequence[Repository]) -> dict[str, Any]:
+def worth(data: Path, asked: Sequence[Repository]) -> dict[str, Any]:
     """Say what a dataset cost and how right it is, by running its actions."""
     by_id, right = {one.id: one for one in asked}, {"chosen": [], "rejected": [], "action": []}
     for table_name, sides in (("dpo_pairs", ("chosen", "rejected")), ("positives", ("action",))):
-        for file in sorted((folder / "data" / table_name).rglob("*.parquet")):
+        for file in sorted((data / table_name).rglob("*.parquet")):
             for row in pq.read_table(file).to_pylist():
                 for side in sides:
                     key = "action_json" if side == "action" else f"{side}_action_json"
                     did, _ = by_id[row["session_id"]].run(json.loads(row[key]))
                     right[side].append(did == "right")
-    spent = ledger_status(folder / "data" / "ledger.sqlite")
+    spent = ledger_status(data / "ledger.sqlite")
     pairs = list(zip(right["chosen"], right["rejected"], strict=True))
     return {
         "n_calls": sum(spent.calls.values()),
         "usd": spent.spent_usd,
         "n_pairs": len(pairs),
         "n_right_pairs": sum(chosen and not rejected for chosen, rejected in pairs),
-        **{
-            f"{side}_right": sum(marks) / len(marks) if marks else None
-            for side, marks in right.items()
-        },
         "n_positives": len(right["action"]),
-    }
-
-
-def train(
-    model: Path, dataset: Path, output: Path, settings: Mapping[str, Any], steps: int, seed: int
-) -> Path:
-    """Train by `python -m trainer`; give the checkpoint."""
-    values = {
-        "model": model,
-        "dataset": dataset,
-        "output": output,
-        "trl.max_steps": steps,
-        "trl.seed": seed,
-    }
-    sets = [
-        word
-        for key, value in (values | dict(settings)).items()
-        for word in ("--set", f"{key}={value}")
-    ]
-    command(
-        sys.executable,
-        "-m",
-        "trainer",
-        "--config",
-        HERE / "train.yaml",
-        *sets,
-        log=output.with_suffix(".log"),
-    )
-    return output / "checkpoint"
-
-
-# --- the whole -----------------------------------------------------------------------------------
+    } | {f"{side}_right": sum(m) / len(m) if m else None for side, m in right.items()}
 
 
 class Work:
@@ -328,56 +226,62 @@ class Work:
 
     def agent(self) -> Path:
         """Teach the model to call tools, on other tasks; it becomes the agent, and then the trainee."""
-        form, folder = self.of("form"), self.out / "form"
+        make = partial(
+            self._taught, self.model, self.out / "agent", self.of("form"), self.size.form_steps, 0
+        )
+        return Path(kept(self.out / "agent.json", make))
 
-        def make() -> str:
-            draw = random.Random(0)
-            record(folder / "sessions", form, [one.wrong_action(draw) for one in form])
-            self.bought(folder, folder / "sessions", form, "perfect", {}, 10.0)
-            dataset = folder / "data" / "dataset"
-            return str(
-                train(
-                    self.model,
-                    dataset,
-                    self.out / "agent",
-                    PLAN["settings"]["sft"],
-                    self.size.form_steps,
-                    0,
-                )
-            )
+    def teachers(self, regime: str) -> dict[str, Path]:
+        """Train three teachers from the agent, each on two of three thirds of other repositories."""
+        drawn = repositories(n_form=0, n_train=self.size.n_train, n_test=0, seed=1000)
+        lessons = [replace(one, id=f"lesson-{one.id}") for one in drawn]
+        made, steps = {}, PLAN["regimes"][regime]["steps"]
+        for number, teacher in enumerate(PLAN["teachers"]):
+            folder = self.out / "teachers" / f"{regime}.{number}"
+            taught = [one for i, one in enumerate(lessons) if i % 3 != number]
+            make = partial(self._taught, self.agent(), folder, taught, steps, number)
+            done = kept(folder.with_suffix(".json"), make) if steps else self.agent()
+            made[teacher["model"]] = Path(done)
+        return made
 
-        return Path(kept(folder / "agent.json", make))
+    def followed(self, regime: str, arm: Mapping[str, Any]) -> dict[str, str]:
+        """Return the setting that names the trained teachers, for an arm that follows their weights."""
+        models = list(self.teachers(regime).values()) if "follows" in arm else []
+        return {"teachers": json.dumps([{"model": str(one)} for one in models])} if models else {}
+
+    def _taught(
+        self, model: Path, folder: Path, taught: Sequence[Repository], steps: int, seed: int
+    ) -> str:
+        draw = random.Random(seed)
+        record(folder / "sessions", taught, [one.wrong_action(draw) for one in taught])
+        self.bought(folder, folder / "sessions", taught, "perfect", {}, 10.0)
+        settings = PLAN["settings"]["taught"] | {"trl.max_steps": steps, "trl.seed": seed}
+        return str(train(model, folder / "data" / "dataset", folder / "model", settings))
 
     def sessions(self, *, is_scripted: bool = False) -> Path:
         """Let the agent act in the repositories to train on, and log it.
 
         A scripted agent is right in .45 and needs no model: for the map of what dollars buy.
         """
-        asked, folder = self.of("train"), self.out / ("scripted" if is_scripted else "sessions")
+        asked, draw = self.of("train"), random.Random(0)
+        folder = self.out / ("scripted" if is_scripted else "sessions")
 
-        def scripted() -> list[Message]:
-            draw = random.Random(0)
-            return [
-                one.right_action(draw) if draw.random() < AGENT else one.wrong_action(draw)
-                for one in asked
-            ]
+        def drawn(one: Repository) -> Message:
+            return one.right_action(draw) if draw.random() < AGENT else one.wrong_action(draw)
 
-        def make() -> str:
-            done = scripted() if is_scripted else act(self.agent(), asked)
-            return str(record(folder, asked, done))
+        def make() -> dict[str, Any]:
+            done = [drawn(one) for one in asked] if is_scripted else loaded(self.agent()).act(asked)
+            record(folder, asked, done)
+            did = [one.run(action)[0] for one, action in zip(asked, done, strict=True)]
+            return {"right": did.count("right") / len(did), "n": len(did)}
 
-        return Path(kept(folder.with_suffix(".json"), make))
+        kept(folder.with_suffix(".json"), make)
+        return folder
 
     def bought(
-        self,
-        folder: Path,
-        sessions: Path,
-        asked: Sequence[Repository],
-        regime: str,
-        purchase: Mapping[str, Any],
-        usd: float,
-        until: str = "publish",
-    ) -> None:
+        self, folder: Path, sessions: Path, asked: Sequence[Repository], regime: str,
+        purchase: Mapping[str, Any], usd: float, until: str = "publish",
+    ) -> None:  # fmt: skip
         """Serve the teachers of a regime and buy from them."""
         shutil.rmtree(folder / "data", ignore_errors=True)
         if regime.startswith("trained."):
@@ -387,64 +291,17 @@ class Work:
             addresses = {teacher["model"]: server.base_url for teacher in PLAN["teachers"]}
             return buy(folder, sessions, addresses, purchase, usd, until)
 
-    def teachers(self, regime: str) -> dict[str, Path]:
-        """Train three teachers from the agent, each on two of three thirds of the form tasks and right labels."""
-        made = {}
-        for number, teacher in enumerate(PLAN["teachers"]):
-            folder = self.out / "teachers" / f"{regime}.{number}"
-            steps, made[teacher["model"]] = PLAN["regimes"][regime]["steps"], self.agent()
-            if steps:
-                taught = [one for i, one in enumerate(self.lessons()) if i % 3 != number]
-                made[teacher["model"]] = Path(
-                    kept(
-                        folder / "teacher.json",
-                        partial(self._taught, folder, taught, steps, number),
-                    )
-                )
-        return made
-
-    def followed(self, regime: str, arm: Mapping[str, Any]) -> dict[str, str]:
-        """Return the setting that names the trained teachers, for an arm that follows their weights."""
-        if not arm.get("follows"):
-            return {}
-        return {
-            "teachers": json.dumps([{"model": str(one)} for one in self.teachers(regime).values()])
-        }
-
-    def lessons(self) -> list[Repository]:
-        """Return repositories of the trained families that only teachers see."""
-        drawn = repositories(n_form=0, n_train=self.size.n_train, n_test=0, seed=1000)
-        return [replace(one, id=f"lesson-{one.id}") for one in drawn]
-
-    def _taught(self, folder: Path, taught: Sequence[Repository], steps: int, seed: int) -> str:
-        draw = random.Random(seed)
-        record(folder / "sessions", taught, [one.wrong_action(draw) for one in taught])
-        self.bought(folder, folder / "sessions", taught, "perfect", {}, 10.0)
-        return str(
-            train(
-                self.agent(),
-                folder / "data" / "dataset",
-                folder,
-                PLAN["settings"]["sft"],
-                steps,
-                seed,
-            )
-        )
-
     def purchase(
         self, regime: str, name: str, usd: float, *, is_scripted: bool = False
     ) -> tuple[Path, dict[str, Any]]:
         """Buy a dataset once; give its folder and what it is worth."""
-        where = self.out / ("map" if is_scripted else "bought")
-        folder = where / f"{regime}, {name}, {usd:g}"
+        folder = self.out / ("map" if is_scripted else "bought") / f"{regime}, {name}, {usd:g}"
+        asked, until = self.of("train"), "pairs" if is_scripted else "publish"
 
         def make() -> dict[str, Any]:
             sessions = self.sessions(is_scripted=is_scripted)
-            until = "pairs" if is_scripted else "publish"
-            self.bought(
-                folder, sessions, self.of("train"), regime, PLAN["purchases"][name], usd, until
-            )
-            return worth(folder, self.of("train"))
+            self.bought(folder, sessions, asked, regime, PLAN["purchases"][name], usd, until)
+            return worth(folder / "data", asked)
 
         found = kept(folder / "worth.json", make)
         if is_scripted:
@@ -453,47 +310,41 @@ class Work:
 
     def arm(self, regime: str, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Train one arm by one seed and see what it does at the repositories to test on."""
-        folder = self.out / "arms" / f"{regime}, {arm['name']}, {seed}"
-
-        def make() -> dict[str, Any]:
-            model, report, bought = self.agent(), {}, {}
-            if "purchase" in arm:
-                data, bought = self.purchase(
-                    arm.get("regime", regime), arm["purchase"], self.size.usd
-                )
-                if not bought["n_pairs"]:
-                    return {"bought": bought, "outcomes": []}
-                settings = PLAN["settings"][arm["settings"]] | self.followed(regime, arm)
-                for number in range(arm.get("rounds", 1)):
-                    data = self._sampled(folder, data, model) if arm.get("rounds") else data
-                    model = train(
-                        model,
-                        data / "dataset",
-                        folder / f"round-{number}",
-                        settings,
-                        self.size.steps,
-                        seed,
-                    )
-                report = json.loads((model.parent / "report.json").read_text("utf-8"))
-            tested = self.of("new_repositories", "new_families")
-            done = act(model, tested)
-            if model != self.agent():
-                shutil.rmtree(folder)  # weights of half a gigabyte; what they did is what counts
-            outcomes = [
-                [one.id, one.family.name, one.split, one.run(action)[0]]
-                for one, action in zip(tested, done, strict=True)
-            ]
-            bought |= {"usd": 0.0} if arm.get("is_free") else {}
-            return {"bought": bought, "outcomes": outcomes, "report": report}
-
+        make = partial(self._arm, regime, arm, seed)
         return kept(self.out / "arms" / f"{regime}, {arm['name']}, {seed}.json", make)
+
+    def _arm(self, regime: str, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        folder = self.out / "arms" / f"{regime}, {arm['name']}, {seed}"
+        model, report, bought = self.agent(), {}, {}
+        if "purchase" in arm:
+            regime = arm.get("regime", regime)
+            data, bought = self.purchase(regime, arm["purchase"], self.size.usd)
+            if not bought["n_pairs"]:
+                return {"bought": bought, "outcomes": []}
+            settings = {"trl.max_steps": self.size.steps, "trl.seed": seed}
+            settings |= PLAN["settings"][arm["settings"]] | self.followed(regime, arm)
+            for number in range(arm.get("rounds", 1)):
+                data = self._sampled(folder, data, model) if "rounds" in arm else data
+                model = train(model, data / "dataset", folder / f"round-{number}", settings)
+            report = json.loads((model.parent / "report.json").read_text("utf-8"))
+        tested, policy = self.of("new_repositories", "new_families"), loaded(model)
+        outcomes = [
+            [one.id, one.family.name, one.split, one.run(action)[0], ranks]
+            for one, action, ranks in zip(
+                tested, policy.act(tested), policy.ranks(tested), strict=True
+            )
+        ]
+        if model != self.agent():
+            shutil.rmtree(folder)  # weights of half a gigabyte; what they did is what counts
+        bought |= {"usd": 0.0} if arm.get("is_free") else {}
+        return {"bought": bought, "outcomes": outcomes, "report": report}
 
     def _sampled(self, folder: Path, data: Path, model: Path) -> Path:
         """Sample the trainee where the teachers agree, and publish pairs of what differs."""
         copy = folder / "data"
         shutil.copytree(data, copy, dirs_exist_ok=True)
         where = ("--data", copy, "--settings", data.parent / "settings.toml")
-        for words in (("sample", "--trainee", model), ("normalize",), ("publish",)):
+        for words in (("sample", "--trainee", model), *((name,) for name in CHAIN[1:])):
             command(PRODUCT, *words, *where, log=folder / "log.txt")
         return copy
 
@@ -504,9 +355,8 @@ def report(found: Mapping[str, Any]) -> int:
     for regime, of in found["regimes"].items():
         for name, row in of["arms"].items():
             verdict = "; ".join(row.get("check", [])) or "passes"
-            print(
-                f"{regime:20} {name:28} {row.get('executed', 0):.3f} {row.get('interval', '')} {verdict}"
-            )
+            right = f"{row.get('executed', 0):.3f} {row.get('interval', '')}"
+            print(f"{regime:20} {name:28} {right} {verdict}")
             passed += [name] if name in table.CONTROLS and not row["check"] else []
         print(json.dumps(of.get("named")))
     return int(bool(passed))
@@ -514,45 +364,33 @@ def report(found: Mapping[str, Any]) -> int:
 
 def main() -> int:
     """Run what is asked for, and write the table."""
-    names = [arm["name"] for arm in PLAN["arms"]]
+    names = ", ".join(arm["name"] for arm in PLAN["arms"])
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--quick", action="store_true", help="small, one seed, the first arms")
-    parser.add_argument(
-        "--model", type=Path, default=HERE.parents[1] / "build/real-model/smollm2-135m-instruct"
-    )
+    parser.add_argument("--model", type=Path, default=WEIGHTS)
     parser.add_argument("--regimes", nargs="+", default=["stronger"], choices=PLAN["regimes"])
-    parser.add_argument("--arms", nargs="*", help=f"of {', '.join(names)}; without a name none")
+    parser.add_argument("--arms", nargs="*", help=f"of {names}; without a name none")
     parser.add_argument("--seeds", nargs="+", type=int)
+    parser.add_argument("--draw", type=int, default=0, help="seed of repositories and requests")
     parser.add_argument(
-        "--draw", type=int, default=0, help="seed of the repositories and of the words of requests"
-    )
-    parser.add_argument(
-        "--map",
-        nargs="*",
-        type=float,
-        metavar="SHARE",
+        "--map", nargs="*", type=float, metavar="SHARE", default=(),
         help="shares of the dollars at which all is bought",
-    )
+    )  # fmt: skip
     options = parser.parse_args()
-    size = QUICK if options.quick else FULL
-    work = Work(options.folder, options.model, size, options.draw)
-    chosen = [
-        a
-        for a in PLAN["arms"]
-        if a["name"]
-        in (names[: 7 if options.quick else None] if options.arms is None else options.arms)
-    ]
-    for share in options.map or ():
+    work = Work(options.folder, options.model, QUICK if options.quick else FULL, options.draw)
+    asked = [a["name"] for a in PLAN["arms"] if a.get("is_quick") or not options.quick]
+    asked = asked if options.arms is None else options.arms
+    for share in options.map:
         for regime in ("stronger", "equal", "weaker", "shared"):
             for name in ("one", "consensus", "cheap_first", "value", "p_better"):
-                work.purchase(regime, name, round(share * size.usd, 6), is_scripted=True)
+                work.purchase(regime, name, round(share * work.size.usd, 6), is_scripted=True)
     for seed in options.seeds or ([0] if options.quick else [0, 1, 2]):
         for regime in options.regimes:
-            for arm in chosen:
-                if arm.get("follows") and not regime.startswith("trained."):
+            for arm in PLAN["arms"]:
+                if "follows" in arm and not regime.startswith("trained."):
                     continue  # scripted teachers have no weights
-                if arm["name"] != "nothing" or seed == 0:
+                if arm["name"] in asked and (arm["name"] != "nothing" or seed == 0):
                     work.arm(regime, arm, seed)
                     table.write(options.folder, PLAN)
     return report(table.write(options.folder, PLAN))

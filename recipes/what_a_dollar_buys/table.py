@@ -96,10 +96,11 @@ def summary(
         rows[name] = {"seeds": len(of), "bought": bought, "cpu_s": [r["cpu_s"] for r in of]}
         if name in rates:
             calls = [row[3] in ("right", "wrong") for r in of for row in r["outcomes"]]
+            ranks = [row[4] for r in of for row in r["outcomes"]]
             rows[name] |= {
                 "executed": rates[name].mean(), "interval": np.quantile(drawn[name], [0.025, 0.975]).tolist(),
                 "by_seed": rates[name].mean(1).tolist(), "new_families": rates[name][:, is_new].mean(),
-                "possible_calls": float(np.mean(calls)),
+                "possible_calls": float(np.mean(calls)), "pair_accuracy": float(np.mean(ranks)),
                 "general_loss": [report.get("general_loss_before"), report.get("general_loss_after")],
             }  # fmt: skip
         if bought:
@@ -140,8 +141,10 @@ def write(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
         p.parent.name: json.loads(p.read_text("utf-8"))
         for p in sorted((folder / "map").glob("*/worth.json"))
     }
+    agent = folder / "sessions.json"
     table = {
         "run": json.loads((folder / "run.json").read_text("utf-8")),
+        "agent": json.loads(agent.read_text("utf-8"))["value"] if agent.exists() else None,
         "regimes": {name: summary(of, agrees) for name, of in results.items() if "nothing" in of},
         "map": {name: known["value"] | {"cpu_s": known["cpu_s"]} for name, known in mapped.items()},
     }

@@ -434,6 +434,9 @@ def show_estimate(report: Report) -> None:
     }:
         if day and date.fromisoformat(day) < datetime.now(UTC).date() - timedelta(days=1):
             say(f"Prices are of {day}: {source} could not be asked again.")
+    if (added := report.get("added_by_clients")) is not None:
+        more = f"{abs(added):.0%} {'more' if added >= 0 else 'less'}"
+        say(f"With the clients' own prompts and tools the first states cost {more}.")
     for said in report["prospect"]["words"]:
         say(f"{said[:1].upper()}{said[1:]}.")
     if words := _next_words(report):

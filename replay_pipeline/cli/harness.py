@@ -12,7 +12,11 @@ from replay_pipeline.cli.shared import open_pipeline
 
 AgentOption = Annotated[
     str,
-    typer.Option("--agent", help="Whose client: claude_code, codex or opencode.", metavar="NAME"),
+    typer.Option(
+        "--agent",
+        help="Whose client: claude_code, codex, opencode, copilot or gemini_cli.",
+        metavar="NAME",
+    ),
 ]
 
 

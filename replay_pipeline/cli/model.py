@@ -19,7 +19,7 @@ def train(
     config: Annotated[Path | None, typer.Option(help="The trainer's YAML file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train on the published dataset with all three channels."""
+    """Train on the published dataset."""
     changes = {} if config is None else {"train": {"config": config}}
     with progress_bars() as on_progress:
         work = open_pipeline(settings, data, changes=changes, on_progress=on_progress)

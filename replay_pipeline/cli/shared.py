@@ -118,7 +118,9 @@ def prepare_demo(data: Path, model: Path | None = None) -> None:
         "confirm_above_usd = 0.0",
     ]
     if model is not None:
-        lines += ["[train]", f"model = {json.dumps(str(model.absolute()))}"]
+        bundled = Path(__file__).parents[2] / "trainer" / "demo.yaml"  # beside this package
+        named = {"model": str(model.absolute()), "config": str(bundled)}
+        lines += ["[train]", *(f"{name} = {json.dumps(value)}" for name, value in named.items())]
     with written_whole(path) as file:
         file.write(("\n".join(lines) + "\n").encode())
     # Written here and now, so trusted: commands that find it in the current folder use it.

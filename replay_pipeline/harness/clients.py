@@ -56,14 +56,16 @@ class ClientProgram:
 
 def version_in(kept: KeptRequest) -> str | None:
     """Return the version of the client that sent a request, as it names itself."""
-    match = re.search(r"/(\d+\.\d+\.\d+)", kept.headers.get("user-agent", ""))
-    return match[1] if match else None
+    agent = kept.headers.get("user-agent", "")
+    match = re.search(r"/(\d+\.\d+\.\d+)", agent)
+    # A client that leaves this to the library that it calls with names the library's version.
+    return match[1] if match and not agent.startswith("OpenAI/") else None
 
 
 def params_in(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of a request that are no content and name nobody."""
     left_out = ("model", "messages", "system", "tools", "metadata", "stream", "input", "instructions",
-                "prompt_cache_key", "client_metadata")  # fmt: skip
+                "prompt_cache_key", "client_metadata", "contents", "systemInstruction")  # fmt: skip
     return {key: value for key, value in body.items() if key not in left_out}
 
 
@@ -220,6 +222,65 @@ def _read_chat(
     return system, body["tools"], messages[first:]
 
 
+def _copilot(start: Start) -> tuple[list[str], dict[str, str]]:
+    env = {
+        "COPILOT_PROVIDER_BASE_URL": start.url,
+        "COPILOT_PROVIDER_API_KEY": _KEY,
+        "COPILOT_MODEL": start.model or "gpt-4.1",
+        "COPILOT_OFFLINE": "true",
+        "COPILOT_AUTO_UPDATE": "false",
+    }
+    return ["-p", start.words], env
+
+
+def _gemini(start: Start) -> tuple[list[str], dict[str, str]]:
+    folder = start.home / ".gemini"
+    folder.mkdir()
+    settings = {
+        "security": {"auth": {"selectedType": "gemini-api-key"}},
+        "privacy": {"usageStatisticsEnabled": False},
+        "general": {"enableAutoUpdate": False},
+    }
+    (folder / "settings.json").write_text(json.dumps(settings), "utf-8")
+    env = {
+        "GEMINI_API_KEY": _KEY,
+        "GOOGLE_GEMINI_BASE_URL": start.url,
+        "GEMINI_CLI_TRUST_WORKSPACE": "true",
+    }
+    # Without a model the client asks a small one first which to take.
+    return ["-p", start.words, "--model", start.model or _GEMINI_MODEL], env
+
+
+_GEMINI_MODEL = "gemini-2.5-pro"
+
+
+def _read_gemini(
+    kept: KeptRequest,
+) -> tuple[list[str], list[Tool], list[tuple[str, list[str]]]] | None:
+    body = kept.body
+    if not kept.path.endswith(":streamGenerateContent") or not body.get("tools"):
+        return None
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": str(tool.get("name")),
+                "description": str(tool.get("description") or ""),
+                "parameters": tool.get("parametersJsonSchema")
+                or tool.get("parameters")
+                or {"type": "object"},
+            },
+        }
+        for group in body["tools"]
+        for tool in group.get("functionDeclarations") or ()
+    ]
+    messages = [
+        ("user" if each.get("role") == "user" else "assistant", texts_of(each.get("parts")))
+        for each in body["contents"]
+    ]
+    return texts_of((body.get("systemInstruction") or {}).get("parts")), tools, messages
+
+
 CLIENTS: dict[str, ClientProgram] = {
     client.agent: client
     for client in (
@@ -233,6 +294,8 @@ CLIENTS: dict[str, ClientProgram] = {
         ),
         ClientProgram(agent="codex", program="codex", prepare=_codex, read=_read_responses),
         ClientProgram(agent="opencode", program="opencode", prepare=_opencode, read=_read_chat),
+        ClientProgram(agent="copilot", program="copilot", prepare=_copilot, read=_read_chat),
+        ClientProgram(agent="gemini_cli", program="gemini", prepare=_gemini, read=_read_gemini),
     )
 }
 """Clients that can be asked, by the name of their agent."""

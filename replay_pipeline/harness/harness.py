@@ -84,11 +84,7 @@ class Moment:
                 found["home"] = home[0]
                 found["platform"] = "darwin" if home[0].startswith("/Users/") else "linux"
         if self.at:
-            found |= {
-                "date": f"{self.at:%Y-%m-%d}",
-                "month": f"{self.at:%B %Y}",
-                "year": f"{self.at:%Y}",
-            }
+            found |= {**words_of_day(self.at), "year": f"{self.at:%Y}"}
         if self.model and bare_model(self.model) == bare_model(learned.get("model", "")):
             found |= learned
         elif self.model and (name := name_of_model(self.model)):
@@ -159,6 +155,15 @@ def slots_of(framing: Framing) -> list[str]:
     """Return the names of the slots that a framing has."""
     texts: Iterable[Any] = [framing.system, framing.tools, framing.before, framing.after]
     return sorted({name for text in leaves_of(list(texts)) for name in SLOT.findall(text)})
+
+
+def words_of_day(day: datetime) -> dict[str, str]:
+    """Return a day as clients write it, by slot: `2026-11-25`, `November 2026`, `Wednesday, November 25, 2026`."""
+    return {
+        "date": f"{day:%Y-%m-%d}",
+        "month": f"{day:%B %Y}",
+        "long_date": f"{day:%A, %B} {day.day}, {day.year}",
+    }
 
 
 def slug_of(folder: str) -> str:

@@ -26,7 +26,7 @@ from replay_pipeline.harness.clients import (
     subagent_call,
     version_in,
 )
-from replay_pipeline.harness.harness import Framing, Harness, Kind
+from replay_pipeline.harness.harness import Framing, Harness, Kind, words_of_day
 from replay_pipeline.harness.listener import KeptRequest, Listener
 from replay_pipeline.harness.slots import AskedRequest, framing_of, values_in
 from replay_pipeline.processes import variables
@@ -107,7 +107,7 @@ def harness_of_request(
         ConfigError: it is no request of this client with tools and a first message.
     """
     client = CLIENTS[agent]
-    for path in ("/messages", "/responses", "/chat/completions"):
+    for path in ("/messages", "/responses", "/chat/completions", ":streamGenerateContent"):
         request = request_in(client, KeptRequest(path, {}, dict(body)), "", {})
         if request is not None and (words := _last_words(request)):
             told = AskedRequest(
@@ -175,8 +175,7 @@ def _ask(
         values = {
             "cwd": str(start.folder),
             "home": str(start.home),
-            "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "month": f"{datetime.now(UTC):%B %Y}",
+            **words_of_day(datetime.now(UTC)),
             "url": server.url,
         }
         said = _run(client, command, start, server, timeout_s)

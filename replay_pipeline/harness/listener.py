@@ -1,7 +1,7 @@
 """A server on loopback that keeps what a client sends, and answers so that it sends more.
 
-It speaks as much of three interfaces as a client needs to go on: Anthropic's Messages, OpenAI's Responses
-and chat completions.
+It speaks as much of four interfaces as a client needs to go on: Anthropic's Messages, OpenAI's Responses
+and chat completions, and Gemini's `generateContent`.
 """
 
 import json
@@ -114,7 +114,7 @@ def _handler_of(listener: Listener) -> type[BaseHTTPRequestHandler]:
                 return
             headers = {name.lower(): value for name, value in self.headers.items()}
             call = listener.take(KeptRequest(path, headers, body))
-            if body.get("stream"):
+            if body.get("stream") or path.endswith(_STREAM):
                 lines = b"".join(write(body, call))
                 self._send(200, lines, "text/event-stream")
             else:
@@ -134,6 +134,8 @@ def _handler_of(listener: Listener) -> type[BaseHTTPRequestHandler]:
 def _whole(path: str, body: Body, call: ToolReply | None) -> Body:
     if path.endswith("/messages"):
         return _message(body, [_block(call)]) | {"stop_reason": "end_turn"}
+    if path.endswith(_WHOLE):
+        return _content()
     message = {"role": "assistant", "content": "Done."}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     return {"id": "chat_1", "object": "chat.completion", "choices": [choice], "usage": _USAGE}
@@ -203,8 +205,23 @@ def _of_chat(body: Body, call: ToolReply | None) -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
+_STREAM, _WHOLE = ":streamGenerateContent", ":generateContent"
+
+
+def _content() -> Body:
+    content = {"role": "model", "parts": [{"text": "Done."}]}
+    return {"candidates": [{"index": 0, "content": content, "finishReason": "STOP"}]}
+
+
+def _of_gemini(body: Body, call: ToolReply | None) -> Iterator[bytes]:
+    del body, call
+    yield f"data: {json.dumps(_content())}\r\n\r\n".encode()
+
+
 _WRITERS: dict[str, Callable[[Body, ToolReply | None], Iterator[bytes]]] = {
     "/messages": _of_messages,
     "/responses": _of_responses,
     "/chat/completions": _of_chat,
+    _STREAM: _of_gemini,
+    _WHOLE: _of_gemini,
 }

@@ -25,11 +25,12 @@ _FIELDS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
         (r"powered by the model (claude-[^\s]+?)(?=\.?\s|\.?$)", ("model",)),
         (r"Co-Authored-By: Claude ([^<\n]+?) <", ("model_name",)),
         (r"knowledge cutoff is ([^.\n]+)\.", ("knowledge",)),
-        (r"Platform: (\S+)", ("platform",)),
+        (r"(?:Platform|My operating system is): (\S+)", ("platform",)),
         (r"OS Version: ([^\n]+)", ("os_version",)),
         (r"Shell: ([^\n]+)", ("shell",)),
         (r"[Ii]s (?:directory )?a git repo(?:sitory)?: (Yes|No|yes|no|true|false)", ("is_git",)),
         (r"Today's date(?: is|:) (\d{4}[-/]\d\d[-/]\d\d)", ("date",)),
+        (r"Today's date is ([A-Z][a-z]+, [A-Z][a-z]+ \d+, \d{4})", ("long_date",)),
     )
 )
 """Lines in which clients tell what they find where they are started, and the names of the values."""

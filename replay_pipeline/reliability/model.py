@@ -38,7 +38,7 @@ _ALIKE = 30.0
 _HARD = (0.3, 10.0)
 _FAILS = (0.05, 0.2, 30.0)
 """How often a right and a wrong action fails before anything was seen, and the states it counts for."""
-_SAME_RIGHT = 0.998
+SAME_RIGHT = 0.998
 """How often one that is right takes the commonest right action, where nothing tells: votes cannot say it."""
 _MIN_KNOWN = 25
 """From so many states with a verdict on, hard states may be told from easy ones."""
@@ -46,7 +46,7 @@ _TOLD_MORE = 1.0
 """By so much hard states must make verdicts likelier (its logarithm), or there are none."""
 _FEWEST_SEEN = 30
 """Answers of a teacher at a kind of decision below which nothing is said of it."""
-_SAME = 0.03
+SAME = 0.03
 """Accuracies that differ by less are taken for the same."""
 _TINY = 1e-300
 
@@ -116,7 +116,7 @@ class Reliability:
                 continue
             best = max(self.accuracy(rater, kind) for rater in self.raters[1:])
             agent = self.accuracy(self.raters[0], kind)
-            if abs(best - agent) > _SAME:
+            if abs(best - agent) > SAME:
                 places["stronger" if best > agent else "weaker"].append(kind)
         if self.seen_K_R[:, 1:].max(initial=0) < _FEWEST_SEEN:
             return []
@@ -268,7 +268,7 @@ def _start(
         accuracy[:, 1] -= 0.3
         shared[:, 1] = 0.5
         classes = np.array([1 - _HARD[0], _HARD[0]])
-    same, strength = _SAME_RIGHT, 1e6
+    same, strength = SAME_RIGHT, 1e6
     if self_agreement is not None:
         # Two draws of one model differ where it has a choice of right actions: p^2 + (1 - p)^2.
         same = (1 + max(0.0, 2 * self_agreement - 1) ** 0.5) / 2

@@ -75,6 +75,9 @@ class Estimate:
     """What five dollars buy."""
     prospect: Prospect = field(default_factory=Prospect)
     """How many right pairs a state should bring."""
+    added_by_clients: float | None = None
+    """Which share the clients' own prompts and tools add to the cost of the neutral ones, at the first
+    states; `None` where no state has them."""
     gated: "Estimate | None" = None
     """The same with the recommended gates, where none are set."""
 

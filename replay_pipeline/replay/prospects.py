@@ -10,6 +10,7 @@ import numpy as np
 from replay_pipeline.families import family_of_model
 from replay_pipeline.reliability import AGENT, Ballot, BallotBox, Reliability, fit
 from replay_pipeline.reliability.ballots import Pattern, kind_of_state
+from replay_pipeline.reliability.model import SAME
 from replay_pipeline.reliability.worth import MOST_PLANNED, PRICES, Rule, Worth
 from replay_pipeline.replay.asking import Asking
 from replay_pipeline.replay.places import outcome_of
@@ -49,7 +50,7 @@ class Prospect:
     n_states: int = 0
     """States whose answers it rests on; 0: it is assumed."""
     words: tuple[str, ...] = ()
-    """Whether these teachers can teach this agent."""
+    """Whether these teachers can teach this agent, and what to buy of them."""
     next: Next | None = None
     """None before there are answers to go by."""
 
@@ -107,13 +108,28 @@ def prospect(
         low=round(max(0.0, share - half), 4),
         high=round(min(1.0, share + half), 4),
         n_states=len(ballots),
-        words=tuple(model.words()),
+        words=(*model.words(), *_advice(model)),
         next=_next(model, worth, places, sum(usd) / len(usd), half / share if share else 0.0),
     )
 
 
 _Place = tuple[str, Pattern, bool | None]
 """Kind, who did the same so far, and whether the recorded action failed."""
+
+
+def _advice(model: Reliability) -> list[str]:
+    """Say what to buy, as the table of `recipes/what_a_dollar_buys` has it."""
+    if not model.words():
+        return []
+    best = max(model.accuracy(rater) for rater in model.raters[1:])
+    if (gain := best - model.accuracy(AGENT)) > SAME:
+        return [
+            "one of them at more states brings the most right pairs; buying by value "
+            '(gates = ["value"]) brings fewer, and more of them are right'
+        ]
+    if gain < -SAME:
+        return ["don't buy: where they differ from that model they are mostly wrong"]
+    return ["check some pairs (replay-pipeline review) before you buy more"]
 
 
 def _usd_by_family(

@@ -46,7 +46,8 @@ def learn_harness(
         project: the data root.
         agent: whose client it is.
         command: how it is started; by default as it is installed.
-        version: the version that npm is asked for; with `request`, the one that sent it.
+        version: the version that npm is asked for; with `request`, the one that sent it; with `command`,
+            what it is called.
         request: a file with a request that was recorded elsewhere, instead of a client.
         timeout_s: how long a start may take.
 
@@ -74,7 +75,9 @@ def learn_harness(
             if shutil.which(program) is None:
                 raise ConfigError(f"{program} is not installed here: name it by --command")
             words = [program]
-        harness = learn.learn(words, agent=agent, timeout_s=timeout_s or learn.TIMEOUT_S)
+        harness = learn.learn(
+            words, agent=agent, version=version, timeout_s=timeout_s or learn.TIMEOUT_S
+        )
     place = HarnessStore(project.root.path).keep(harness)
     return {
         **_summary(harness),

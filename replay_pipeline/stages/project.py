@@ -174,13 +174,13 @@ class Project(Overview):
         with TeacherServer(answers) as server:
             yield server.served(self.settings.teachers())
 
-    def states(self, batches: Iterable[str]) -> Sequence[TraceState]:
+    def states(self, batches: Iterable[str], *, is_neutral: bool = False) -> Sequence[TraceState]:
         """Give the states of these batches, each put together when it is looked at."""
         keys = list(batches)
         sizes = [self.root.n_rows("states", key) for key in keys]
         return LazyStates(
             sizes,
-            lambda number: self.traces(keys[number]),
+            lambda number: self.traces(keys[number], is_neutral=is_neutral),
             window=self.settings.ingest.window,
         )
 

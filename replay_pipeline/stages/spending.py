@@ -28,7 +28,7 @@ from replay_pipeline.stages.sample import states_with_consensus
 from replay_pipeline.stages.sharing import left_of_night, shares
 from replay_pipeline.stages.staleness import UNKNOWN, read_again, reasons_by_batch
 from replay_pipeline.stages.trainee import samplers
-from replay_pipeline.types import Progress, ReplayReport
+from replay_pipeline.types import Progress, ReplayReport, TeacherSpec
 
 _MUCH_CHEAPER = 0.5
 """Below this share of what the agent costs, a teacher is said to be much cheaper."""
@@ -92,6 +92,8 @@ def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> E
             ledger=project.settings.ledger_url(),
             **project.options(),
         )
+        added = _added_by_clients(project, batches, teachers)
+        found = replace(found, added_by_clients=added)
     if found.prospect.words or project.settings.played:
         return found
     agents: Counter[str] = Counter()
@@ -100,6 +102,23 @@ def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> E
         agents.update(model for model in column.to_pylist() if model)
     words = tuple(words_beforehand(found, agents))
     return replace(found, prospect=replace(found.prospect, words=words))
+
+
+_LOOKED_AT = 100
+"""States at which the cost is estimated twice, below the clients' own prompts and below neutral ones."""
+
+
+def _added_by_clients(
+    project: Project, batches: Sequence[str], teachers: Sequence[TeacherSpec]
+) -> float | None:
+    own = project.states(batches)[:_LOOKED_AT]
+    if not any("system" in state for state in own):
+        return None
+    neutral = project.states(batches, is_neutral=True)[:_LOOKED_AT]
+    with_texts, without = (
+        estimate(states, teachers, **project.options()).expected_usd for states in (own, neutral)
+    )
+    return with_texts / without - 1 if without else None
 
 
 def words_beforehand(found: Estimate, agents: Mapping[str, int]) -> list[str]:

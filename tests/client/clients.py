@@ -23,18 +23,24 @@ def numbers_of(version: str) -> tuple[int, ...]:
 def client(version: str) -> list[str]:
     """Return the command of a version of the client; npm brings it the first time."""
     is_native = numbers_of(version) >= _FIRST_NATIVE
-    folder = FOLDER / version
-    program = folder / "package" / ("claude" if is_native else "cli.js")
+    name = "@anthropic-ai/claude-code" + ("-linux-x64" if is_native else "")
+    inside = "claude" if is_native else "cli.js"
+    return packed(f"{name}@{version}", FOLDER / version, inside)
+
+
+def packed(package: str, folder: Path, inside: str) -> list[str]:
+    """Return the command of a program in a package; npm brings it the first time."""
+    program = folder / "package" / inside
     if not program.exists():
-        name = "@anthropic-ai/claude-code" + ("-linux-x64" if is_native else "")
         folder.mkdir(parents=True, exist_ok=True)
-        packed = subprocess.run(
-            ["npm", "pack", "--silent", f"{name}@{version}"],
+        archive = subprocess.run(
+            ["npm", "pack", "--silent", package],
             cwd=folder, check=True, capture_output=True, text=True,
         ).stdout.strip()  # fmt: skip
-        shutil.unpack_archive(folder / packed, folder)
-        (folder / packed).unlink()
-    return [str(program)] if is_native else [shutil.which("node") or "node", str(program)]
+        shutil.unpack_archive(folder / archive, folder)
+        (folder / archive).unlink()
+    is_script = program.suffix == ".js"
+    return [shutil.which("node") or "node", str(program)] if is_script else [str(program)]
 
 
 class Desk:

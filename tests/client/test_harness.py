@@ -13,7 +13,7 @@ import pytest
 
 from replay_pipeline.harness import Harness, HarnessStore
 from replay_pipeline.harness.learn import learn
-from tests.client.clients import Desk, client
+from tests.client.clients import FOLDER, Desk, client, packed
 from tests.client.comparison import Compared, compared
 from tests.client.conversations import CONVERSATIONS
 
@@ -34,6 +34,14 @@ _OFFLINE = [
     "-c",
     'ip link set lo up && exec "$0" "$@"',
 ]
+
+
+OTHERS = {
+    "codex": ("@openai/codex@0.169.0-linux-x64", "vendor/x86_64-unknown-linux-musl/bin/codex"),
+    "copilot": ("@github/copilot-linux-x64@1.0.102", "copilot"),
+    "gemini_cli": ("@google/gemini-cli@0.61.0", "bundle/gemini.js"),
+}
+"""Other clients: the package that npm has, and the program inside."""
 
 
 @cache
@@ -84,6 +92,29 @@ def test_a_client_is_asked_without_a_network_in_ten_seconds(version: str, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "home"]
 
 
+@pytest.mark.parametrize("agent", OTHERS)
+def test_another_client_is_asked_without_a_network(agent: str, tmp_path: Path):
+    package, inside = OTHERS[agent]
+    command = " ".join(packed(package, FOLDER / agent, inside))
+    version = package.rpartition("@")[2].partition("-")[0]
+    asked = ["harness", "learn", "--json", "--agent", agent, "--command", command]
+    done = subprocess.run(
+        [
+            *_OFFLINE,
+            *(sys.executable, "-m", "replay_pipeline.cli", *asked, "--timeout", "60"),
+            *("--data", str(tmp_path / "data"), "--version", version),
+        ],
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["agent"], report["version"]) == (agent, version)
+    assert report["main"]["tools"] >= 3
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
 @pytest.mark.parametrize("version", ASKED)
 def test_tools_are_the_clients(version: str):
     *_, last = had(version, "tools")
@@ -103,6 +134,13 @@ def test_the_system_prompt_differs_in_what_the_log_does_not_hold(version: str):
         known = [line for line in lines if not line or any(name in line for name in NOT_IN_THE_LOG)]
         commit = [line for line in lines if line.endswith(" First")]
         assert sorted(lines) == sorted([*known, *commit])
+
+
+@pytest.mark.parametrize(("version", "n"), [*zip(ASKED, (7, 7, 7, 13), strict=True)])
+def test_messages_are_equal_until_a_client_says_what_only_it_knows(version: str, n: int):
+    decisions = had(version, "tools")
+    assert len(decisions) == 13
+    assert [d for d in decisions[:n] if d.missing or d.made_up] == []
 
 
 @pytest.mark.parametrize("version", ASKED)

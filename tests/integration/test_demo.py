@@ -66,17 +66,15 @@ def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_pat
     assert report["agreements"] >= report["pairs"]
     assert isinstance(report["dropped"], dict)
     assert report["train"]["loss_last"] < report["train"]["loss_first"]
-    assert len(report["train"]["channels_live"]) == 3
+    assert report["train"]["channels_live"] == ["policy", "replay"]
     assert report["train"]["steps"] > 0
     assert report["train"]["preference_accuracy_after"] >= 0.70
     assert abs(report["train"]["blank_prompt_accuracy_after"] - 0.5) <= 0.05
     assert report["train"]["prompt_gain_after"] > 0.15
     train = report["train"]
-    assert not train["acts_worse"], "more states are worse than chance explains"
-    # A change of three states or fewer is within what a seed does.
-    n_states = train["held_out_states"]
+    assert not train["acts_worse"]
     for rate in ("consensus_rate", "valid_calls"):
-        assert train[f"{rate}_after"] >= train[f"{rate}_before"] - 3 / n_states, rate
+        assert train[f"{rate}_after"] >= train[f"{rate}_before"], rate
     assert set(report["seconds"]) >= {"ingest", "replay", "pairs", "normalize", "publish", "train"}
     for word in (
         "sessions",

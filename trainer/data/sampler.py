@@ -15,6 +15,11 @@ def weight_of(row: Mapping[str, Any]) -> float:
     return 1.0 if weight is None else float(weight)
 
 
+def preference_weight(row: Mapping[str, Any]) -> float:
+    """Return the weight of a row as a pair: 0 where both sides are one action, which is only imitated."""
+    return weight_of(row) if row["chosen"] != row["rejected"] else 0.0
+
+
 def groups_of(rows: Sequence[Mapping[str, Any]], by: str = "session") -> list[str]:
     """Name the group of every pair: its session, or with `actions` the same two actions.
 

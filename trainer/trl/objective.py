@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import PreferenceData
+from trainer.data.sampler import preference_weight
 from trainer.losses.channels import replay_per_pair
 from trainer.losses.logps import align_responses
 from trainer.model.scoring import (
@@ -47,9 +48,11 @@ class FixedBatchObjective:
         n_rows: int = 8,
     ) -> None:
         """Fix the batch, and the log-probs that the policy is held against."""
-        order = sorted(range(len(data.pairs)), key=lambda i: not data.pairs[i].get("hint"))
+        # Rows that are only imitated say nothing about a preference.
+        pairs = [row for row in data.pairs if preference_weight(row)] or data.pairs
+        order = sorted(range(len(pairs)), key=lambda i: not pairs[i].get("hint"))
         self.model, self.args = model, args
-        rows = [data.pairs[i] for i in order[:n_rows]]
+        rows = [pairs[i] for i in order[:n_rows]]
         self.batch = collator(rows)
         self._distilled = _distilled_on(rows, collator, teachers, args) if teachers else None
         self._old: dict[str, Tensor] = {}

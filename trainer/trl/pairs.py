@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
-from trainer.data.sampler import PairSampler, groups_of, weight_of
+from trainer.data.sampler import PairSampler, groups_of, preference_weight, weight_of
 from trainer.losses.channels import replay_per_pair
 from trainer.losses.compose import PairLogps
 from trainer.model.packing import tree_pair_logps, trees_of
@@ -34,7 +34,12 @@ __all__ = ["PairChannel", "Passes", "passes_of"]
 Passes = list[tuple[slice, Callable[[], PairLogps]]]
 """Forward passes of a batch of pairs: which of them, and what runs them."""
 
-_SCORED = ("dpo_weight", "dpo_chosen_ref_logprobs", "dpo_rejected_ref_logprobs")
+_SCORED = (
+    "dpo_weight",
+    "preference_weight",
+    "dpo_chosen_ref_logprobs",
+    "dpo_rejected_ref_logprobs",
+)
 """What the preference loss reads of a batch beside the model's own log-probabilities."""
 
 
@@ -100,7 +105,7 @@ class PairChannel:
         everything = self.sampler.step(step)
         mine = self.sampler.part(step, part=part, n_parts=n_parts)
         rows = [self.pairs[i] for i in everything]
-        pairs: dict[str, Any] = {"total_weight": sum(map(weight_of, rows))}
+        pairs: dict[str, Any] = {"total_weight": sum(map(preference_weight, rows))}
         if self._args.is_sft:
             ids_of = self._collator.renderer.response_ids
             pairs["total_tokens"] = sum(weight_of(row) * len(ids_of(row["chosen"])) for row in rows)
@@ -109,9 +114,12 @@ class PairChannel:
             mine = everything[:1]
         if mine:
             # On the CPU, where trees are packed: what a pass needs is moved by the pass.
-            pairs["batch"] = self._collator.pairs([self.pairs[i] for i in mine])
+            rows = [self.pairs[i] for i in mine]
+            weights = torch.tensor([preference_weight(row) for row in rows])
+            pairs["batch"] = self._collator.pairs(rows) | {"preference_weight": weights}
             if is_filler:
                 pairs["batch"]["dpo_weight"].zero_()
+                weights.zero_()
             if self.reference_logps is not None:
                 for k, side in enumerate(("chosen", "rejected")):
                     pairs["batch"][f"dpo_{side}_ref_logprobs"] = self.reference_logps[mine, k]
@@ -190,8 +198,8 @@ class PairChannel:
             the loss, weights, hits, margins and count of the pairs, and the same likelihood.
         """
         (chosen, n_chosen), (rejected, n_rejected) = logps
-        weight = batch["dpo_weight"]
-        unlikely = -(chosen * weight).sum()
+        unlikely = -(chosen * batch["dpo_weight"]).sum()
+        weight = batch["preference_weight"]
         losses = torch.zeros_like(chosen)
         if self._has_replay:
             losses = replay_per_pair(

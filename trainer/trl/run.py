@@ -228,6 +228,8 @@ class _Prepared:
     tokenizer: Any
     collator: ComposerDataCollator
     data: PreferenceData
+    """Of `pairs`, all that a step may draw: with `sft_on` positives, too."""
+    n_pairs: int
     found: Preflight
     model: Any
     outer: list[TrainerCallback]
@@ -261,7 +263,7 @@ class _Prepared:
     def figures(self) -> dict[str, Any]:
         """Return what a report says of the data."""
         return {
-            "pairs": len(self.data.pairs),
+            "pairs": self.n_pairs,
             "held_out_pairs": len(self.data.test_pairs),
             "cut_prompts": self.found.n_cut_prompts,
             "preflight": self.found.as_report(),
@@ -282,7 +284,7 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
     off = off_channels(args, data)
     answers, teacher_tokens = recorded_answers(config, renderer)
     recorded = recorded_rollouts(config, args, data, renderer)
-    data = replace(data, pairs=data.sft_pairs(args.sft_on))
+    n_pairs, data = len(data.pairs), replace(data, pairs=data.sft_pairs(args.sft_on))
     args.max_steps = args.steps_for(len(data.pairs))
     teachers = load_teachers(config, renderer, args.device) if args.is_distill else []
     if recorded is not None and (args.has_policy or args.alpha_sdpo > 0):
@@ -296,6 +298,7 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
         tokenizer=tokenizer,
         collator=collator,
         data=data,
+        n_pairs=n_pairs,
         found=found,
         model=model,
         outer=outer,

@@ -1,17 +1,21 @@
 """A client is asked for its harness on loopback, and ended."""
 
+import json
 import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import msgspec
 import pytest
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.harness import HarnessStore, Moment
+from replay_pipeline.harness.clients import version_in
 from replay_pipeline.harness.harness import Harness, fill, slots_of
 from replay_pipeline.harness.learn import harness_of_request, learn
+from replay_pipeline.harness.listener import KeptRequest, Listener
 
 STAND_IN = [sys.executable, str(Path(__file__).with_name("stand_in.py"))]
 MOMENT = Moment(cwd="/home/ada/shop", model="claude-opus-4-5", at=datetime(2026, 2, 3, tzinfo=UTC))
@@ -139,6 +143,49 @@ def test_a_recorded_request_is_a_harness_too(learned):
     assert framing.before == ["Reminder."]
     with pytest.raises(ConfigError, match="no request of a conversation"):
         harness_of_request({"messages": []}, version="1.2.3")
+
+
+def test_a_request_of_gemini_is_read():
+    tool = {
+        "name": "glob",
+        "description": "Finds files.",
+        "parametersJsonSchema": {"type": "object"},
+    }
+    context = "Today's date is Tuesday, November 3, 2026.\nMy operating system is: linux"
+    parts = [{"text": context}, {"text": "Hello"}]
+    body = {
+        "systemInstruction": {"parts": [{"text": "Be brief."}]},
+        "tools": [{"functionDeclarations": [tool]}],
+        "contents": [{"role": "user", "parts": parts}],
+        "generationConfig": {"topK": 64},
+    }
+    framing = harness_of_request(body, version="0.61.0", agent="gemini_cli").framings["main"]
+    assert framing.system == ["Be brief."]
+    marked = context.replace("linux", "⟦platform⟧")
+    assert framing.before == [marked.replace("Tuesday, November 3, 2026", "⟦long_date⟧")]
+    assert framing.tools[0]["function"] == {
+        "name": "glob", "description": "Finds files.", "parameters": {"type": "object"}
+    }  # fmt: skip
+    assert framing.params == {"generationConfig": {"topK": 64}}
+
+
+def test_a_stream_of_gemini_is_answered_and_kept():
+    with Listener(lambda _: None) as server:
+        for way in ("streamGenerateContent", "generateContent"):
+            url = f"{server.url}/v1beta/models/any:{way}?alt=sse"
+            with urlopen(Request(url, b'{"contents": []}'), timeout=5) as reply:
+                (text,) = [line for line in reply.read().decode().splitlines() if line]
+            answer = json.loads(text.removeprefix("data: "))
+            assert answer["candidates"][0]["content"]["parts"] == [{"text": "Done."}]
+        assert [kept.path.rpartition(":")[2] for kept in server.kept] == [
+            "streamGenerateContent", "generateContent"
+        ]  # fmt: skip
+
+
+def test_the_version_of_a_library_is_not_the_clients():
+    said = {"OpenAI/JS 5.20.1": None, "GeminiCLI-tui/0.61.0/any (linux; x64)": "0.61.0"}
+    for agent, version in said.items():
+        assert version_in(KeptRequest("/", {"user-agent": agent}, {})) == version
 
 
 def test_the_nearest_older_version_stands_in_with_a_note(tmp_path, learned):

@@ -15,7 +15,7 @@ from replay_pipeline.stages.harness import (
 )
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.publish import PUBLISH
-from replay_pipeline.testing.sample import SESSIONS_DIR
+from replay_pipeline.testing.sample import REQUEST_FILE, SESSIONS_DIR
 
 VERSION = "2.1.38"
 
@@ -176,6 +176,38 @@ def test_the_neutral_form_has_the_texts_of_clients_beside_it(tmp_path, ingested)
         assert [*texts["messages"], *behind] == own["messages"]
         assert texts["tools"] == own["tools"]
         assert texts["n_replaced"] <= 2
+
+
+def test_the_sample_has_a_harness_of_its_own(project):
+    report = learn_harness(project, request=REQUEST_FILE, version="2.0.0")
+    assert report["states_shown_anew"] > 50
+    (listed,) = list_harnesses(project)["harnesses"]
+    assert listed["version"] == "2.0.0"
+    shown = Pipeline(project.settings).states(project.root.batches("states"))
+    own = [state for state in shown if "harness" in state]
+    assert len(own) == report["states_shown_anew"]
+    for state in own:
+        head = state["messages"][0]["content"]
+        assert head.startswith("You are a coding client of the sample.\n\nRead a file before")
+        assert "/home/you/project" not in head
+        assert "⟦" not in json.dumps(state["messages"], ensure_ascii=False)
+        assert state["tools"][0]["function"]["name"] == "Bash"
+
+
+def test_an_estimate_says_what_the_clients_own_prompts_add(tmp_path):
+    settings = Settings(
+        data_dir=tmp_path / "data",
+        ingest={"sources": [SESSIONS_DIR]},
+        replay={"sample_teachers": True},
+    )
+    Pipeline(settings).ingest_new()
+    before = Pipeline(settings).estimate().added_by_clients
+    store = HarnessStore(tmp_path / "data")
+    long = Framing(system=["Be thorough. " * 4_000], tools=MAIN.tools)
+    store.keep(harness("2.0.0", main=long))
+    after = Pipeline(settings).estimate().added_by_clients
+    assert after > 0.1
+    assert before is None or before < after
 
 
 def test_the_setting_decides_and_makes_publish_stale(tmp_path):

@@ -213,7 +213,7 @@ def kept(rates, *, n_seeds=3, n=240, chosen=0.9, rejected=0.2):
             {
                 "outcomes": [
                     [f"t{i}", f"f{i % 60}", "new_families" if i % 3 else "new_repositories",
-                     "right" if draw.random() < rate else "wrong"]
+                     "right" if draw.random() < rate else "wrong", True]
                     for i in range(n)
                 ],
                 "report": {}, "cpu_s": 1.0, "bought": {} if name == "nothing" else bought,

@@ -123,6 +123,21 @@ def test_beside_the_preference_loss_both_are_charged_from_one_forward_pass(compo
         )
 
 
+def test_what_is_only_imitated_is_no_pair_for_the_preference_loss(composer, model):
+    """Rows with one action on both sides, which are the positives, leave the other channel alone."""
+    agreed = [{**row, "rejected": row["chosen"]} for row in ROWS]
+    settings = {"beta_replay": 1.0, "dpo_variant": "simpo", "rpo_alpha": 1.0, "simpo_gamma": 0.5}
+    logged = []
+    for rows in (ROWS, [*ROWS, *agreed]):
+        trainer = composer(
+            model=copy.deepcopy(model), pairs=rows, **SFT | settings | {"pairs_per_step": len(rows)}
+        )
+        trainer.train()
+        logged.append(trainer.state.log_history[0])
+    for name in ("policy/loss", "replay/loss", "replay/accuracy", "replay/margin"):
+        assert logged[0][name] == pytest.approx(logged[1][name], rel=1e-5), name
+
+
 def test_sft_on_says_whose_actions_are_imitated():
     read, edit = assistant("Read", file_path="a"), assistant("Edit", file_path="a")
     pair = {"prompt": [], "chosen": [read], "rejected": [edit]}
@@ -143,9 +158,14 @@ def test_sft_on_says_whose_actions_are_imitated():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"objective": "dapo"}, {"objective": "sft", "beta_replay": 1.0}, {"sft_on": "all"}],
+    [
+        {"objective": "dapo"},
+        {"objective": "dapo", "sft_on": "consensus"},
+        {"objective": "sft", "beta_replay": 1.0},
+        {"sft_on": "all"},
+    ],
 )
-def test_sft_on_without_sft_alone_is_refused(tmp_path, settings):
+def test_sft_on_without_sft_is_refused(tmp_path, settings):
     settings = {"sft_on": "recorded", "objective": "sft"} | settings
     with pytest.raises(TrainerConfigError, match="sft_on"):
         ComposerConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **settings)

@@ -1,0 +1,51 @@
+"""What a checkpoint does in repositories, and which of two actions it thinks likelier."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tasks import Repository
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trainer.data.acting import end_tokens
+from trainer.data.collator import ComposerDataCollator
+from trainer.data.evaluation import preference_score
+from trainer.data.rewards import parse_action
+
+
+class Policy:
+    """A checkpoint that acts in repositories."""
+
+    def __init__(self, model: Path) -> None:
+        """Load it with the trainer's own rendering."""
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(model, padding_side="left")
+        self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self.collator = ComposerDataCollator(
+            self.tokenizer, max_prompt_tokens=192, max_response_tokens=64, with_tools=False
+        )
+
+    def act(self, asked: Sequence[Repository]) -> list[dict[str, Any]]:
+        """Return the greedy action at each repository."""
+        pad, ends = self.tokenizer.pad_token_id, end_tokens(self.model, self.tokenizer)
+        how = {"do_sample": False, "max_new_tokens": 48, "pad_token_id": pad, "eos_token_id": ends}
+        done: list[dict[str, Any]] = []
+        for start in range(0, len(asked), 20):
+            prompts = [one.prompt for one in asked[start : start + 20]]
+            ids = [self.collator.renderer.prompt_ids(prompt) for prompt in prompts]
+            batch = self.tokenizer.pad({"input_ids": ids}, return_tensors="pt")
+            with torch.no_grad():
+                written = self.model.generate(**batch, **how)[:, batch["input_ids"].size(1) :]
+            texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
+            done += [parse_action(text) for text in texts]
+        return done
+
+    def ranks(self, asked: Sequence[Repository]) -> list[bool]:
+        """Say of each repository whether a right action is likelier per token than a wrong one."""
+        rows: Any = []
+        for one in asked:
+            draw = random.Random(one.id)
+            right, wrong = one.right_action(draw), one.wrong_action(draw)
+            rows.append({"prompt": one.prompt, "chosen": [right], "rejected": [wrong]})
+        return [m > 0 for m in preference_score(self.model, self.collator, rows).margins]
