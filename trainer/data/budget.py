@@ -54,7 +54,7 @@ class Cut:
     """Why nothing could be kept."""
 
     def __bool__(self) -> bool:
-        """Tell whether anything was taken."""
+        """Return whether anything was taken."""
         return any(asdict(self).values())
 
     def __str__(self) -> str:
@@ -236,7 +236,7 @@ class Fitting:
 
     @cached_property
     def whole_size(self) -> int:
-        """Tokens of everything, added up."""
+        """Return tokens of everything, added up."""
         return sum(self.sizes) + self.measures.fixed_size(self.system, self.tools)
 
     def _pinned(self) -> set[int]:
@@ -265,7 +265,7 @@ class Fitting:
         return None
 
     def refusal(self, whole: int) -> Cut:
-        """Say why nothing is kept."""
+        """Return why nothing is kept."""
         why = "the last request, the newest step and what the sides name take more than"
         return Cut(refusal=f"{why} {whole} tokens")
 
