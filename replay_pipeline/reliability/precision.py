@@ -53,8 +53,8 @@ class Precision:
                 else "nobody has checked a pair"
             )
             return (
-                f"claimed precision {_short(self.claimed)}{proven}; {who}: votes alone may mislead, "
-                f"{_short(self.low)} to {_short(self.high)}"
+                f"claimed precision {_short(self.claimed)} ({_short(self.low)} to "
+                f"{_short(self.high)} by votes alone){proven}; {who}"
             )
         return (
             f"precision {_short(self.share)} ({_short(self.low)} to {_short(self.high)}), "

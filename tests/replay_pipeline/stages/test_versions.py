@@ -61,7 +61,7 @@ def token_rule(kind: str, literal: str, body: str) -> str:
 
 CHANGES = {
     "system prompt": (
-        [("ingesters/traces.py", "You are a coding agent on", "You are an agent that codes on")],
+        [("harness/neutral.py", "You are a coding agent on", "You are an agent that codes on")],
         {stage: ["prompts"] for stage in ("replay", "pairs", "normalize")},
         {"replay", "pairs", "normalize"},
     ),
