@@ -74,7 +74,7 @@ def arguments_of(words: Sequence[str], path: PathReader, depth: int = 0) -> Argu
 
 
 def _parsed(program: Program, words: Sequence[str]) -> _Parsed | None:
-    """Separate flags from operands; `None` when one of the options is not known."""
+    """Return separate flags from operands; `None` when one of the options is not known."""
     flags: list[Flag] = []
     operands: list[str] = []
     ends = program.ends or program.operands in ("script", "command")
