@@ -9,7 +9,7 @@ _KNOWN = tomllib.loads(Path(__file__).with_name("families.toml").read_text("utf-
 
 @lru_cache(maxsize=1_024)
 def family_of_model(model: str | None) -> str | None:
-    """Give the family of a model or vendor name, under one spelling; `None` for no name.
+    """Return the family of a model or vendor name, under one spelling; `None` for no name.
 
     >>> family_of_model("claude-opus-4-5-20251101"), family_of_model("anthropic/claude-opus-4.7")
     ('anthropic', 'anthropic')

@@ -66,7 +66,7 @@ def html_page(
 
 
 def _source(text: str) -> str:
-    """Give a content security policy source that allows exactly this inline text."""
+    """Return a content security policy source that allows exactly this inline text."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"
 

@@ -15,5 +15,5 @@ class OnFirstUse:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        """Give what the module has. Raises what importing it raises."""
+        """Return what the module has. Raises what importing it raises."""
         return getattr(import_module(self._name), attribute)

@@ -65,12 +65,12 @@ _PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 
 
 def variables() -> Mapping[str, str]:
-    """Give the variables of this process; they are read nowhere else."""
+    """Return the variables of this process; they are read nowhere else."""
     return os.environ
 
 
 def environment(name: str, default: str | None = None) -> str | None:
-    """Give a variable of the environment that is no secret."""
+    """Return a variable of the environment that is no secret."""
     return os.environ.get(name, default)
 
 
@@ -85,22 +85,22 @@ def secrets_in(named: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable holds a key or password, by its name or as an address with a password."""
+    """Return whether a variable holds a key or password, by its name or as an address with a password."""
     return bool(_SECRET_NAME.search(name) or _PASSWORD.search(value))
 
 
 def child_environment(**changes: str) -> dict[str, str]:
-    """Give the environment of this process with `changes`, for a program that is started."""
+    """Return the environment of this process with `changes`, for a program that is started."""
     return {**os.environ, **changes}
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """Give the command that runs a module of an installed package, wherever it is started."""
+    """Return the command that runs a module of an installed package, wherever it is started."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def start_environment(*, also: Iterable[str] = (), **changes: str) -> dict[str, str]:
-    """Give the environment of a program that is started: no keys, and nothing nobody needs.
+    """Return the environment of a program that is started: no keys, and nothing nobody needs.
 
     Args:
         also: further variables of this process that are handed over, keys or not; `AWS_*` is all
@@ -118,7 +118,7 @@ def start_environment(*, also: Iterable[str] = (), **changes: str) -> dict[str, 
 
 
 def _search_path() -> dict[str, str]:
-    """Folders that the user has named in full; an empty or relative one is the current folder."""
+    """Return folders that the user has named in full; an empty or relative one is the current folder."""
     places = child_environment().get("PYTHONPATH", "").split(os.pathsep)
     kept = [place for place in places if Path(place).is_absolute()]
     return {"PYTHONPATH": os.pathsep.join(kept)} if kept else {}

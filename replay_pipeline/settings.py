@@ -197,7 +197,7 @@ class PublishSettings(_Section):
 
     @property
     def pushes_client_texts(self) -> bool:
-        """Whether the texts of clients go to the Hub."""
+        """Return whether the texts of clients go to the Hub."""
         return self.client_texts and self.repo_id is not None
 
 
@@ -241,7 +241,7 @@ class TraineeSettings(_Section):
 
     @property
     def is_set(self) -> bool:
-        """Whether a model is named."""
+        """Return whether a model is named."""
         return self.folder is not None or self.endpoint is not None
 
 
@@ -394,7 +394,7 @@ class Settings(_Section):
             raise ConfigError(f"{path}: {error}") from error
 
     def teachers(self) -> tuple[TeacherSpec, ...]:
-        """Give the models that are asked: those of the settings, or those that are played."""
+        """Return the models that are asked: those of the settings, or those that are played."""
         played = {"sample": SAMPLE_TEACHERS, "rehearsal": REHEARSAL_TEACHERS}
         return played.get(self.played or "", self.replay.teachers)
 
@@ -406,12 +406,12 @@ class Settings(_Section):
         return "sample" if self.replay.sample_teachers else None
 
     def ledger_url(self) -> str:
-        """Path or URL of the ledger. Played answers never mix with those of real models."""
+        """Return path or URL of the ledger. Played answers never mix with those of real models."""
         name = f"{self.played}-ledger.sqlite" if self.played else "ledger.sqlite"
         return self.replay.ledger or str(self.local_dir() / name)
 
     def local_dir(self) -> Path:
-        """Give the folder for what must be on this machine.
+        """Return the folder for what must be on this machine.
 
         Raises:
             ConfigError: the data root is on an object store, and no such folder is named.
@@ -427,19 +427,19 @@ class Settings(_Section):
         )
 
     def dataset_dir(self) -> Place:
-        """Tell where the published dataset lies: a folder, or its place on an object store."""
+        """Return where the published dataset lies: a folder, or its place on an object store."""
         return self.publish.folder or self.data_dir / "dataset"
 
     def model_dir(self) -> Place:
-        """Tell where the trained model is kept: a folder, or its place on an object store."""
+        """Return where the trained model is kept: a folder, or its place on an object store."""
         return self.train.output or self.data_dir / "model"
 
     def training_dir(self) -> Path:
-        """Folder of this machine that the trainer writes to."""
+        """Return folder of this machine that the trainer writes to."""
         return self.train.output or self.local_dir() / "model"
 
     def secrets(self) -> list[str]:
-        """Tell what must not leave this machine: keys and passwords of the environment, longest first.
+        """Return what must not leave this machine: keys and passwords of the environment, longest first.
 
         Those of the teachers, of variables whose names say so, and of addresses.
         """
@@ -516,7 +516,7 @@ def _teachers(choice: str) -> dict[str, Any]:
 
 
 def api_key(name: str | None) -> SecretStr | None:
-    """Give the key in environment variable `name`, or `None` when `name` is `None` or empty.
+    """Return the key in environment variable `name`, or `None` when `name` is `None` or empty.
 
     Where the variable is not set, `<name>_FILE` may name a file that holds the key, as secrets are
     mounted in containers. It must be readable by its owner only.
@@ -538,7 +538,7 @@ def api_key(name: str | None) -> SecretStr | None:
 
 
 def key_for(name: str | None, base_url: str) -> SecretStr | None:
-    """Give the key in environment variable `name` if it may be sent to `base_url`.
+    """Return the key in environment variable `name` if it may be sent to `base_url`.
 
     Raises:
         UntrustedError: the key is not bound to that host.
@@ -550,7 +550,7 @@ def key_for(name: str | None, base_url: str) -> SecretStr | None:
 
 
 def key_of(teacher: TeacherSpec) -> SecretStr | None:
-    """Give the key of `teacher` if its host may have it: it is bound to it, or the program says so.
+    """Return the key of `teacher` if its host may have it: it is bound to it, or the program says so.
 
     Raises:
         UntrustedError: the key is not bound to that host.
@@ -578,7 +578,7 @@ def _private_text(path: Path, *, variable: str) -> str:
 
 
 def redaction_salt() -> str:
-    """Tell what makes placeholders of secrets unguessable outside this installation: `REPLAY_SALT`."""
+    """Return what makes placeholders of secrets unguessable outside this installation: `REPLAY_SALT`."""
     return variables().get("REPLAY_SALT", "")
 
 
@@ -588,7 +588,7 @@ it by itself, so that no file has the password."""
 
 
 def has_dagster_database() -> bool:
-    """Whether Dagster keeps its records on a PostgreSQL server.
+    """Return whether Dagster keeps its records on a PostgreSQL server.
 
     Raises:
         ConfigError: the URL does not name the driver that Dagster's storage works with.

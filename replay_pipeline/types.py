@@ -216,14 +216,14 @@ class TeacherSpec(BaseModel):
         __init__.__pydantic_base_init__ = True
 
     def __eq__(self, other: object) -> bool:
-        """Whether both say the same of a teacher, whoever says it."""
+        """Return whether both say the same of a teacher, whoever says it."""
         return isinstance(other, TeacherSpec) and self.__dict__ == other.__dict__
 
     __hash__ = None  # type: ignore[assignment]
 
     @property
     def names_its_key(self) -> bool:
-        """Whether a program names address and key in one line, which binds them to each other.
+        """Return whether a program names address and key in one line, which binds them to each other.
 
         What a settings file says binds nothing: it may have come with a folder.
         """
@@ -275,7 +275,7 @@ class TeacherSpec(BaseModel):
 
     @property
     def vendor(self) -> str:
-        """The family that counts as one vote: of `family`, or else of `model`."""
+        """Return the family that counts as one vote: of `family`, or else of `model`."""
         return family_of_model(self.family or self.model) or self.name
 
 
@@ -354,7 +354,7 @@ class TeacherAction:
 
     @property
     def is_rehearsal(self) -> bool:
-        """Whether the answer was made up: its endpoint says so, whatever the teacher is called."""
+        """Return whether the answer was made up: its endpoint says so, whatever the teacher is called."""
         told = (self.model, self.provider, self.teacher, self.family)
         return any((name or "").lower().startswith(REHEARSAL) for name in told)
 

@@ -36,7 +36,7 @@ class WindowPolicy:
     limit: int = 0
 
     def apply(self, messages: list[Message]) -> list[Message]:
-        """Give the messages shown of a prefix; `messages` itself stays as it is."""
+        """Return the messages shown of a prefix; `messages` itself stays as it is."""
         if self.kind == "clear_tool_results":
             return _clear_results(messages, self.limit)
         if self.kind == "token_budget":
@@ -45,7 +45,7 @@ class WindowPolicy:
 
 
 def parse_window(text: str) -> WindowPolicy:
-    """Give the policy that a setting names: `full`, `clear_tool_results:N` or `token_budget:N`.
+    """Return the policy that a setting names: `full`, `clear_tool_results:N` or `token_budget:N`.
 
     Raises:
         ConfigError: there is no such policy, or its number is missing or zero.
@@ -60,7 +60,7 @@ def parse_window(text: str) -> WindowPolicy:
 
 
 def window_messages(messages: list[Message], window: str) -> list[Message]:
-    """Give the messages shown of a prefix under the policy that `window` names.
+    """Return the messages shown of a prefix under the policy that `window` names.
 
     Raises:
         ConfigError: there is no such policy, or its number is missing or zero.
@@ -69,7 +69,7 @@ def window_messages(messages: list[Message], window: str) -> list[Message]:
 
 
 def merged_users(messages: list[Message]) -> list[Message]:
-    """User messages that follow each other as one, as every chat template takes them.
+    """Return user messages that follow each other as one, as every chat template takes them.
 
     So are messages of the system between them.
     """
@@ -85,7 +85,7 @@ def merged_users(messages: list[Message]) -> list[Message]:
 
 
 def _joined(first: Any, second: Any) -> Any:
-    """Two contents as one: texts, or lists of parts."""
+    """Return two contents as one: texts, or lists of parts."""
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}\n\n{second}"
     return [*_parts(first), *_parts(second)]
@@ -96,7 +96,7 @@ def _parts(content: Any) -> list[Any]:
 
 
 def _clear_results(messages: list[Message], n_keep: int) -> list[Message]:
-    """Blank old results in blocks, so that between two blocks nothing changes.
+    """Return blank old results in blocks, so that between two blocks nothing changes.
 
     At least the last `n_keep` results stay. Each block writes what follows it into the prompt cache
     anew: blocks of five results cost more than they save, those of twenty save most

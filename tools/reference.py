@@ -67,7 +67,7 @@ Teachers whose vendor forbids training on its answers need their model ids in
 
 
 def settings_page() -> str:
-    """The page `docs/settings.md`."""
+    """Return the page `docs/settings.md`."""
     parts = [_SETTINGS_HEAD.rstrip()]
     parts += ["## At the top", "Before any section.", _fields(Settings)]
     for name, section in _sections(Settings):
@@ -105,7 +105,7 @@ def _default(value: Any) -> str:
 
 
 def tables_page() -> str:
-    """The page `docs/tables.md`."""
+    """Return the page `docs/tables.md`."""
     parts = [
         "# Tables",
         "Every table lies under the data root as "
@@ -132,7 +132,7 @@ command. A mistake of yours ends with one line and exit code 2, work that failed
 
 
 def cli_page() -> str:
-    """The page `docs/cli.md`."""
+    """Return the page `docs/cli.md`."""
     parts = [_CLI_HEAD.strip()]
     for name, command in _commands(typer.main.get_command(app), "replay-pipeline"):
         usage = " ".join([name, *_usage(command)])
@@ -142,7 +142,7 @@ def cli_page() -> str:
 
 
 def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Every command by its whole name; a group only where it does something by itself."""
+    """Yield every command by its whole name; a group only where it does something by itself."""
     children = getattr(command, "commands", {})
     if not children or getattr(command, "invoke_without_command", False):
         yield name, command

@@ -234,7 +234,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Tell whether somebody has asked this process to stop, by SIGTERM or Ctrl-C.
+    """Return whether somebody has asked this process to stop, by SIGTERM or Ctrl-C.
 
     The same signal again ends the process at once. Outside the main thread, where no handler can
     be set, nobody can ask.

@@ -164,27 +164,27 @@ class SharedSettings:
 
     @property
     def is_sft(self) -> bool:
-        """Whether the policy objective is cross-entropy on recorded actions, and has a weight."""
+        """Return whether the policy objective is cross-entropy on recorded actions, and has a weight."""
         return self.objective == "sft" and self.policy_weight > 0
 
     @property
     def is_distill(self) -> bool:
-        """Whether channel 3 has a weight and follows frozen teachers."""
+        """Return whether channel 3 has a weight and follows frozen teachers."""
         return self.beta_replay > 0 and self.replay == "distill"
 
     @property
     def has_preference(self) -> bool:
-        """Whether channel 3 has a weight and is the preference loss."""
+        """Return whether channel 3 has a weight and is the preference loss."""
         return self.beta_replay > 0 and self.replay == "pairs"
 
     @property
     def has_policy(self) -> bool:
-        """Whether channel 1 has a weight and is a policy objective."""
+        """Return whether channel 1 has a weight and is a policy objective."""
         return self.policy_weight > 0 and not self.is_sft
 
     @property
     def needs_rollouts(self) -> bool:
-        """Whether a channel with a weight reads rollouts; pairs alone need none."""
+        """Return whether a channel with a weight reads rollouts; pairs alone need none."""
         return self.alpha_sdpo > 0 or self.has_policy or self.is_distill
 
     def steps_for(self, n_pairs: int) -> int:
@@ -196,7 +196,7 @@ class SharedSettings:
 
     @property
     def sdpo(self) -> SDPOOptions:
-        """Channel 2 as the loss core knows it.
+        """Return channel 2 as the loss core knows it.
 
         Raises:
             TrainerConfigError: a value is out of range.
@@ -214,7 +214,7 @@ class SharedSettings:
 
     @property
     def preference(self) -> ReplayOptions:
-        """The preference loss of channel 3 as the loss core knows it.
+        """Return the preference loss of channel 3 as the loss core knows it.
 
         Raises:
             TrainerConfigError: the variant is unknown.
@@ -229,7 +229,7 @@ class SharedSettings:
 
     @property
     def is_fused(self) -> bool:
-        """Whether the head of channels 1 and 2 makes no logits of a batch: wherever it is exact."""
+        """Return whether the head of channels 1 and 2 makes no logits of a batch: wherever it is exact."""
         return self.head != "reference" and self.sdpo.is_plain
 
     def _check_sft(self) -> None:
@@ -461,7 +461,7 @@ class RunConfig:
 
     @cached_property
     def shared(self) -> SharedSettings:
-        """The part of the `trl` section that every engine reads."""
+        """Return the part of the `trl` section that every engine reads."""
         known = {entry.name for entry in fields(SharedSettings)}
         return SharedSettings(**{name: self.trl[name] for name in known & set(self.trl)})
 
@@ -496,7 +496,7 @@ def section_of(section: type[Section], values: Any, prefix: str) -> Section:
 
 
 def typed(section: type, values: Any, prefix: str) -> dict[str, Any]:
-    """Give the values of a section the types of the dataclass's fields.
+    """Return the values of a section the types of the dataclass's fields.
 
     YAML 1.1 reads `1e-5` as text: here it becomes the number that it was meant to be.
 

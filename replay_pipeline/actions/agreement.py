@@ -38,7 +38,7 @@ def agreement_level(
     *,
     same_text: TextComparator | None = None,
 ) -> AgreementLevel | None:
-    """Give the strictest level at which two actions are the same next action; `None` if at none.
+    """Return the strictest level at which two actions are the same next action; `None` if at none.
 
     Symmetric in `a` and `b`. An invalid action agrees with nothing, itself included.
 
@@ -62,14 +62,14 @@ def agreement_level(
 
 
 def agrees_at(level: AgreementLevel, found: AgreementLevel | None) -> bool:
-    """Whether an agreement `found` is at least as strict as `level`."""
+    """Return whether an agreement `found` is at least as strict as `level`."""
     return _STRICTNESS[found] >= _STRICTNESS[level]
 
 
 def differ_in_calls_alone(
     a: Action | Message | str, b: Action | Message | str, *, level: AgreementLevel = "effect"
 ) -> bool:
-    """Whether one action does all that the other does, in another order or with some more besides.
+    """Return whether one action does all that the other does, in another order or with some more besides.
 
     Each call of the one with fewer has a call of its own in the other that agrees with it at
     `level`. Where one side was allowed a single call and the other several, as in two harnesses,
@@ -87,7 +87,7 @@ def differ_in_calls_alone(
 
 
 def strictness(found: AgreementLevel | None) -> int:
-    """4 for `exact` down to 1 for `tool`, 0 for no agreement."""
+    """Return 4 for `exact` down to 1 for `tool`, 0 for no agreement."""
     return _STRICTNESS[found]
 
 
@@ -126,7 +126,7 @@ def _call_level(a: Call, b: Call) -> AgreementLevel | None:
 
 
 def _share_lines(ours: Lines, theirs: Lines) -> bool:
-    """Whether two reads show a common line; true of what is no read."""
+    """Return whether two reads show a common line; true of what is no read."""
     if ours is None or theirs is None:
         return True
     return ours[0] <= theirs[1] and theirs[0] <= ours[1]
@@ -137,7 +137,7 @@ def _is_same_change(ours: Edits, theirs: Edits) -> bool:
 
 
 def _set_level(a: tuple[Call, ...], b: tuple[Call, ...]) -> AgreementLevel | None:
-    """Give the weakest level of the best one-to-one assignment, edits of one file gathered or not.
+    """Return the weakest level of the best one-to-one assignment, edits of one file gathered or not.
 
     Calls are made one after the other. Down to `effect` those that depend on each other must come
     in the same order; on which objects they act says no order.
@@ -162,7 +162,7 @@ def _set_level(a: tuple[Call, ...], b: tuple[Call, ...]) -> AgreementLevel | Non
 def _has_ordered_matching(
     edges: list[list[int]], before: list[set[int]], behind: list[set[int]]
 ) -> bool:
-    """Whether a matching keeps the order of all that depend on each other.
+    """Return whether a matching keeps the order of all that depend on each other.
 
     Args:
         edges: For each of our groups the ones of theirs that do the same.
@@ -178,7 +178,7 @@ def _has_ordered_matching(
 
 
 def _depths(dependences: list[set[int]]) -> list[int]:
-    """Give the length of the longest chain of dependences that ends at each place."""
+    """Return the length of the longest chain of dependences that ends at each place."""
     found: list[int] = []
     for earlier in dependences:
         found.append(1 + max((found[i] for i in earlier), default=-1))
@@ -186,7 +186,7 @@ def _depths(dependences: list[set[int]]) -> list[int]:
 
 
 def _dependences(groups: list[tuple[Call, ...]]) -> list[set[int]]:
-    """Give, for each group of calls, the earlier groups that must stay before it."""
+    """Return, for each group of calls, the earlier groups that must stay before it."""
     return [
         {
             i
@@ -198,7 +198,7 @@ def _dependences(groups: list[tuple[Call, ...]]) -> list[set[int]]:
 
 
 def _gathered(calls: tuple[Call, ...]) -> list[tuple[Call, ...]]:
-    """Give each call alone, but the edits of one file together that nothing comes between."""
+    """Return each call alone, but the edits of one file together that nothing comes between."""
     groups: list[list[Call]] = []
     open_: dict[Any, list[Call]] = {}
     for call in calls:

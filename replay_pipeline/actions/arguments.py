@@ -74,7 +74,7 @@ def arguments_of(words: Sequence[str], path: PathReader, depth: int = 0) -> Argu
 
 
 def _parsed(program: Program, words: Sequence[str]) -> _Parsed | None:
-    """Tell flags from operands; `None` when one of the options is not known."""
+    """Return separate flags from operands; `None` when one of the options is not known."""
     flags: list[Flag] = []
     operands: list[str] = []
     ends = program.ends or program.operands in ("script", "command")
@@ -112,7 +112,7 @@ def _parsed(program: Program, words: Sequence[str]) -> _Parsed | None:
 def _is_odd(
     program: Program, words: Sequence[str], flags: Sequence[Flag], places: Sequence[int]
 ) -> bool:
-    """Whether options or operands (their `places`) stand as the program reads in a way of its own."""
+    """Return whether options or operands (their `places`) stand as the program reads in a way of its own."""
     if program.number == "alone" and len(words) > 2 and re.match(r"-\d", words[0]):
         return True
     if program.once and len({flag[0] for flag in flags}) < len(flags):
@@ -123,7 +123,7 @@ def _is_odd(
 
 
 def _may_be_flags(word: str) -> bool:
-    """Whether the shell may turn the word into others, flags among them."""
+    """Return whether the shell may turn the word into others, flags among them."""
     if word.startswith(ACTIVE):
         return not word.startswith(f"{ACTIVE}~")
     return f"{ACTIVE}$" in word or f"{ACTIVE}`" in word
@@ -221,7 +221,7 @@ def _understood(
 def _of_command(
     program: Program, name: tuple[str, ...], parsed: _Parsed, path: PathReader, depth: int
 ) -> Arguments:
-    """Give the options of a program that runs another command, and that command's own."""
+    """Return the options of a program that runs another command, and that command's own."""
     own, rest = parsed.operands[: program.lead], parsed.operands[program.lead :]
     inner = Arguments(tuple(rest), tuple(rest))
     if rest and depth < _MAX_DEPTH:
@@ -234,7 +234,7 @@ def _of_command(
 
 
 def _in_one_order(flags: list[Flag], groups: Mapping[str, frozenset[str]]) -> tuple[Flag, ...]:
-    """One order for all sequences of flags that mean the same.
+    """Return one order for all sequences of flags that mean the same.
 
     Flags that share a group keep their order, all others may change places. Taking the smallest
     flag that nothing before it acts on gives one and the same sequence for all of these.
@@ -257,7 +257,7 @@ def _in_one_order(flags: list[Flag], groups: Mapping[str, frozenset[str]]) -> tu
 
 
 def _object(program: Program, word: str, path: PathReader, *, only_looks: bool) -> str:
-    """Give an operand that is a path, resolved."""
+    """Return an operand that is a path, resolved."""
     # `-` is the standard input; a glob could match a name that reads as an option.
     if word == "-" or (word.startswith(ACTIVE) and not word.startswith(f"{ACTIVE}~")):
         return word
@@ -268,7 +268,7 @@ def _object(program: Program, word: str, path: PathReader, *, only_looks: bool) 
 def _objects(
     program: Program, operands: list[str], read: PathReader, *, has_pattern: bool
 ) -> tuple[str, ...]:
-    """Give the operands, those that are paths read as such."""
+    """Return the operands, those that are paths read as such."""
     kind = program.operands
     if kind == "words":
         cut = len(operands)
@@ -290,7 +290,7 @@ _ENDS_IN_DOTS = re.compile(r"(?:^|/)(\.\.?)/*\Z")
 
 
 def _end_of(program: Program, word: str, *, only_looks: bool) -> str:
-    """Give what the end of a path means beyond the path: a slash, or a folder named by dots.
+    """Return what the end of a path means beyond the path: a slash, or a folder named by dots.
 
     Behind a glob a slash leaves the files out, behind a file's name it is an error, and with some
     programs it crosses a link. Programs that change things tell `.` from the same folder's name.
@@ -307,7 +307,7 @@ def _end_of(program: Program, word: str, *, only_looks: bool) -> str:
 def _strictly(
     program: Program | None, name: tuple[str, ...], words: Sequence[str], path: PathReader
 ) -> Arguments:
-    """Give the words of a command in their order."""
+    """Return the words of a command in their order."""
     spelled = list(words)
     if program is not None and program.operands == "find" and not _FIND_CHANGES.intersection(words):
         spelled = _from_start(words, path)
@@ -316,7 +316,7 @@ def _strictly(
 
 
 def _from_start(words: Sequence[str], path: PathReader) -> list[str]:
-    """Give the words of `find`: the starting points resolved where nothing sees their spelling."""
+    """Return the words of `find`: the starting points resolved where nothing sees their spelling."""
     if any(_NAMES_START.match(word) for word in words):
         return list(words)
     n = 0

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def has_perfect_matching(edges: Sequence[Sequence[int]], n_right: int) -> bool:
-    """Whether every left item can have a right item of its own.
+    """Return whether every left item can have a right item of its own.
 
     Args:
         edges: For each left item the right items it may have.
@@ -14,7 +14,7 @@ def has_perfect_matching(edges: Sequence[Sequence[int]], n_right: int) -> bool:
 
 
 def perfect_matching(edges: Sequence[Sequence[int]], n_right: int) -> list[int] | None:
-    """Give each left item a right item of its own, by place; `None` where that cannot be.
+    """Return each left item a right item of its own, by place; `None` where that cannot be.
 
     Args:
         edges: For each left item the right items it may have.

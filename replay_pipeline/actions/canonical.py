@@ -54,11 +54,11 @@ class Call:
         return hash(self.arguments)
 
     def values(self) -> dict[str, Any]:
-        """Give the arguments as an object."""
+        """Return the arguments as an object."""
         return _decode(self.arguments)
 
     def shown(self) -> str:
-        """Give the arguments for a reader or a model: `arguments` without a needless `cd`.
+        """Return the arguments for a reader or a model: `arguments` without a needless `cd`.
 
         Some agents write `cd <working directory> &&` before every command. It does nothing, but
         it would tell the two sides of a pair apart.
@@ -89,22 +89,22 @@ class Action:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the action could have been carried out."""
+        """Return whether the action could have been carried out."""
         return self.invalid_reason is None
 
     @property
     def tools(self) -> tuple[str, ...]:
-        """Names of the tools it calls, in order."""
+        """Return names of the tools it calls, in order."""
         return tuple(call.name for call in self.calls)
 
     def render(self) -> str:
-        """Give the canonical text: one line `Tool {arguments}` per call, or the text."""
+        """Return the canonical text: one line `Tool {arguments}` per call, or the text."""
         if not self.calls:
             return self.text
         return "\n".join(f"{call.name} {call.shown()}" for call in self.calls)
 
     def to_message(self) -> Message:
-        """Give the canonical assistant message. Call ids count from zero, so both sides have the same."""
+        """Return the canonical assistant message. Call ids count from zero, so both sides have the same."""
         if not self.calls:
             return {"role": "assistant", "content": self.text}
         calls = [
@@ -124,7 +124,7 @@ def canonical_action(
     cwd: str | None = None,
     tools: Sequence[Tool] | ToolList | None = None,
 ) -> Action:
-    """Give the canonical form of an assistant message.
+    """Return the canonical form of an assistant message.
 
     Thinking, ids, refusals, labels and the words beside a tool call are dropped. A message that
     cannot be carried out gives an action with `invalid_reason`; nothing raises.
@@ -164,7 +164,7 @@ def _are_too_many(raw_calls: list[tuple[Any, Any]]) -> bool:
 def canonical_call(
     name: Any, arguments: Any, *, cwd: str | None = None, tools: ToolList | None = None
 ) -> Call:
-    """One tool call in canonical form.
+    """Return one tool call in canonical form.
 
     Raises:
         MalformedCallError: the call cannot run.
@@ -217,7 +217,7 @@ def _calls_in_text(text: str) -> list[tuple[str, Any]]:
 
 
 def _parts(message: Message | str | None) -> tuple[str, list[tuple[Any, Any]]]:
-    """Text and (name, arguments) of each call, from any of the accepted shapes."""
+    """Return text and (name, arguments) of each call, from any of the accepted shapes."""
     if message is None:
         return "", []
     if isinstance(message, str):
@@ -295,13 +295,13 @@ _cached_call = lru_cache(maxsize=16_384)(_build_call)
 
 
 def _is_same(default: Any, value: Any) -> bool:
-    """Equality that keeps 1 apart from true, as JSON does."""
+    """Return equality that keeps 1 apart from true, as JSON does."""
     options: Iterable[Any] = default if isinstance(default, list) else (default,)
     return value in options and any(type(option) is type(value) for option in options)
 
 
 def _plain(value: Any, depth: int, n_values: Iterator[int]) -> Any:
-    """`value` with whole floats as integers: 1.0, 1e0 and 1 are one number in JSON."""
+    """Return `value` with whole floats as integers: 1.0, 1e0 and 1 are one number in JSON."""
     if depth > _MAX_DEPTH:
         raise RecursionError
     if next(n_values) > MAX_VALUES:

@@ -71,7 +71,7 @@ def consequence_of(words: Sequence[str]) -> Consequence:
 
 
 def _unwrapped(words: Sequence[str]) -> Sequence[str]:
-    """Give the words of the program that is run in the end, without options of `git` itself."""
+    """Return the words of the program that is run in the end, without options of `git` itself."""
     at = 0
     if list(words[:2]) == ["command", "-v"]:
         return words
@@ -100,7 +100,7 @@ def _listed_acts(words: Sequence[str]) -> frozenset[str]:
 
 
 def _other_acts(words: Sequence[str]) -> frozenset[str]:
-    """Give the consequences that no list of options tells."""
+    """Return the consequences that no list of options tells."""
     operands = [word for word in words if not word.startswith("-")]
     match operands[:2]:
         case ["find", *_]:
@@ -125,7 +125,7 @@ def _other_acts(words: Sequence[str]) -> frozenset[str]:
 
 
 def _sent(words: Sequence[str], *, implied: bool) -> str | None:
-    """Give the method of a request that changes something; `None` of one that only asks."""
+    """Return the method of a request that changes something; `None` of one that only asks."""
     for at, word in enumerate(words):
         name, _, value = word.partition("=")
         if name in ("-X", "--method", "--request"):
@@ -144,7 +144,7 @@ def _looked_up(words: Sequence[str], facts: dict[str, str]) -> tuple[Sequence[st
 
 
 def _has_one_of(words: Sequence[str], options: str) -> bool:
-    """Whether one of the options is among the words, alone, with a value or in a cluster."""
+    """Return whether one of the options is among the words, alone, with a value or in a cluster."""
     for option in options.split():
         is_short = len(option) == 2 and option[0] == "-" and option != "--"
         for word in words:
@@ -156,7 +156,7 @@ def _has_one_of(words: Sequence[str], options: str) -> bool:
 
 
 def _prints(program: str, words: list[str]) -> bool:
-    """Whether `sed`, `awk` and `uniq` write no file with these words; true of all other programs."""
+    """Return whether `sed`, `awk` and `uniq` write no file with these words; true of all other programs."""
     operands = [word for word in words if not word.startswith("-")]
     if program == "sed":
         return all(_PRINTS_LINES.fullmatch(script) for script in operands[:1])

@@ -17,7 +17,7 @@ class Edit(NamedTuple):
 
 
 def edits_of(arguments: dict[str, Any]) -> tuple[Edit, ...] | None:
-    """Give the replacements of an Edit or MultiEdit call, in order; `None` if one is malformed."""
+    """Return the replacements of an Edit or MultiEdit call, in order; `None` if one is malformed."""
     found = []
     for edit in arguments.get("edits", [arguments]):
         if not isinstance(edit, dict):
@@ -30,7 +30,7 @@ def edits_of(arguments: dict[str, Any]) -> tuple[Edit, ...] | None:
 
 
 def are_same_change(ours: tuple[Edit, ...], theirs: tuple[Edit, ...]) -> bool:
-    """Whether both lists of edits, applied to the same file, give the same file.
+    """Return whether both lists of edits, applied to the same file, give the same file.
 
     True only where that follows from the edits: equal edits, one with more context in place,
     several edits inside the context of one, and independent edits in another order.
@@ -55,7 +55,7 @@ def _is_same(one: Edit, other: Edit) -> bool:
 
 
 def _is_done_inside(edits: tuple[Edit, ...], wide: Edit) -> bool:
-    """Whether `wide` is `edits` with more context: applied to its old text they give its new."""
+    """Return whether `wide` is `edits` with more context: applied to its old text they give its new."""
     if wide.is_everywhere:
         return False
     text = wide.old
@@ -82,7 +82,7 @@ def _are_pairwise_same(ours: tuple[Edit, ...], theirs: tuple[Edit, ...]) -> bool
 
 
 def _are_independent(edits: tuple[Edit, ...]) -> bool:
-    """Whether no edit can see what another one writes or removes, so that order means nothing."""
+    """Return whether no edit can see what another one writes or removes, so that order means nothing."""
     return all(
         _is_blind_to(a, b) and _is_blind_to(b, a)
         for number, a in enumerate(edits)
@@ -99,7 +99,7 @@ def _is_blind_to(edit: Edit, other: Edit) -> bool:
 
 
 def _shares_edge_line(one: str, other: str) -> bool:
-    """Whether the last lines of one are the first of the other: they may overlap in the file."""
+    """Return whether the last lines of one are the first of the other: they may overlap in the file."""
     tail, head = one.split("\n"), other.split("\n")
     return any(
         tail[-n:] == head[:n] and any(line.strip() for line in head[:n])

@@ -24,7 +24,7 @@ class CallKeys(NamedTuple):
 
 
 def keys_of(call: Call) -> CallKeys:
-    """Give the keys of a valid call. Read once and kept with the call."""
+    """Return the keys of a valid call. Read once and kept with the call."""
     keys: CallKeys | None = call.keys
     if keys is None:
         keys = _read_keys(call)
@@ -76,5 +76,5 @@ def _items(arguments: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 def _hashable(value: Any) -> Any:
-    """`value` as a key that keeps true, 1 and "True" apart."""
+    """Return `value` as a key that keeps true, 1 and "True" apart."""
     return ("json", repr(value)) if isinstance(value, dict | list | bool | float) else value

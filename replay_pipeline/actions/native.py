@@ -118,7 +118,7 @@ class NativeForm:
         return convert(path, self._cwd)
 
     def _wants_absolute(self, tool: str, key: str) -> bool:
-        """Whether the tool says so; else whether the session mostly writes its paths so."""
+        """Return whether the tool says so; else whether the session mostly writes its paths so."""
         schema = (self._schemas.get(tool, {}).get("properties") or {}).get(key) or {}
         told = str(schema.get("description") or "")
         if _EITHER.search(told) is None and (
@@ -138,7 +138,7 @@ class NativeForm:
         return 2 * n_absolute >= len(written)
 
     def _is_usual(self, tool: str, key: str) -> bool:
-        """Whether most calls of the history have the argument."""
+        """Return whether most calls of the history have the argument."""
         calls = self._calls_of(tool)
         return bool(calls) and 2 * sum(key in given for given in calls) > len(calls)
 

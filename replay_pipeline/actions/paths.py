@@ -13,7 +13,7 @@ _HOME = re.compile(r"(/(?:home|Users)/[^/]+|/root)(?=/|$)")
 
 @lru_cache(maxsize=16_384)
 def absolute(path: str, cwd: str | None) -> str:
-    """`path` against `cwd` without `.`, `..`, `//` and trailing slash.
+    """Return `path` against `cwd` without `.`, `..`, `//` and trailing slash.
 
     Without a working directory a relative path stays relative. `~` is expanded where the working
     directory tells the home folder. A Windows path is left alone.
@@ -33,7 +33,7 @@ def absolute(path: str, cwd: str | None) -> str:
 
 @lru_cache(maxsize=16_384)
 def relative(path: str, cwd: str | None) -> str:
-    """`path` as seen from `cwd` when it lies inside that folder, else in absolute form."""
+    """Return `path` as seen from `cwd` when it lies inside that folder, else in absolute form."""
     path = absolute(path, cwd)
     if not cwd:
         return path
@@ -45,13 +45,13 @@ def relative(path: str, cwd: str | None) -> str:
 
 
 def home_of(cwd: str | None) -> str | None:
-    """Give the home folder that a working directory lies in, if its name shows one."""
+    """Return the home folder that a working directory lies in, if its name shows one."""
     match = _HOME.match(cwd or "")
     return match.group(1) if match else None
 
 
 def without_needless_cd(command: str, cwd: str | None) -> str:
-    """Give a shell command without a leading `cd` into `cwd`, where it is already."""
+    """Return a shell command without a leading `cd` into `cwd`, where it is already."""
     match = _LEADING_CD.match(command)
     if not cwd or match is None:
         return command

@@ -26,7 +26,7 @@ def consensus_reward(
     *,
     credit: Mapping[AgreementLevel, float] = LEVEL_CREDIT,
 ) -> float:
-    """1.0 for an action equivalent to the consensus of `row`, less the looser the agreement.
+    """Return 1.0 for an action equivalent to the consensus of `row`, less the looser the agreement.
 
     Args:
         completion: What the policy wrote. In a text, tool calls may stand in canonical form
@@ -49,7 +49,7 @@ def consensus_rewards(
     completions: Sequence[Completion] = (),
     **columns: Any,
 ) -> list[float]:
-    """`consensus_reward` for a batch, with the signature of a TRL reward function.
+    """Return `consensus_reward` for a batch, with the signature of a TRL reward function.
 
     TRL passes every column of the dataset as a list next to `completions`; a column that is no
     list (a trainer's own argument) is the same for every row.
@@ -66,7 +66,7 @@ def consensus_rewards(
 def consensus_score(
     completion: Completion, info: Mapping[str, Any] | None = None, answer: Any = None, **_: Any
 ) -> float:
-    """`consensus_reward` with the signature of a verifiers rubric function.
+    """Return `consensus_reward` with the signature of a verifiers rubric function.
 
     The consensus is read from `info`, or else `answer` holds its canonical text.
     """

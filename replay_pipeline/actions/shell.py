@@ -92,7 +92,7 @@ def _opaque(command: str) -> ShellPlan:
 
 
 def _plain_plan(command: str, cwd: str | None) -> ShellPlan | None:
-    """Give the plan of bare commands joined by `&&` or by `|`, which need no syntax tree."""
+    """Return the plan of bare commands joined by `&&` or by `|`, which need no syntax tree."""
     # A bare command has no quotes, so a comment in it is one, up to the end of the line.
     if " #" in command and "\n" not in command:
         command = command.partition(" #")[0].rstrip(" ")
@@ -140,7 +140,7 @@ class _Reader(WordReader):
         self.acts: frozenset[str] = frozenset()
 
     def plan(self, effect: Form) -> ShellPlan:
-        """Give the plan of the whole command, when all of it has been read."""
+        """Return the plan of the whole command, when all of it has been read."""
         effect, shown = _without_display(effect, only_looks=self.only_looks)
         return ShellPlan(
             effect, tuple(self.commands), shown, self.only_looks, self.acts, self.keeps_files
@@ -149,7 +149,7 @@ class _Reader(WordReader):
     # Statements
 
     def sequence(self, nodes: Iterable[Node], depth: int) -> Form:
-        """Statements one after the other; `;` and a new line are the same."""
+        """Return statements one after the other; `;` and a new line are the same."""
         found: list[Form] = []
         folder = self.folder
         for node in nodes:
@@ -177,7 +177,7 @@ class _Reader(WordReader):
         return self.other(node, depth)
 
     def chain(self, node: Node, depth: int) -> Form:
-        """Commands joined by operators, with their redirections.
+        """Return commands joined by operators, with their redirections.
 
         `&&` and `||` bind alike and to the left, `|` binds tighter, `!` is said of a whole pipe,
         and a redirection belongs to the command before it. The tree gives the redirection of the
@@ -213,7 +213,7 @@ class _Reader(WordReader):
         return ("!", form) if is_negated else form
 
     def stage(self, read: Callable[[], Form], before: list[Form]) -> Form:
-        """One part of a pipe, in a process of its own: its `cd` ends with it."""
+        """Return one part of a pipe, in a process of its own: its `cd` ends with it."""
         folder, noted = self.folder, len(self.commands)
         form = read()
         self.folder = folder
@@ -234,7 +234,7 @@ class _Reader(WordReader):
         return ("{}", self.sequence(_inside(node), depth))
 
     def other(self, node: Node, depth: int) -> Form:
-        """Loops, conditions, functions: the structure as it is, with its words normalised."""
+        """Return loops, conditions, functions: the structure as it is, with its words normalised."""
         before = self.folder
         parts: list[Form | str] = [node.type]
         objects: list[Form | str] = [node.type]
@@ -256,7 +256,7 @@ class _Reader(WordReader):
         return tuple(parts)
 
     def nested(self, node: Node, depth: int) -> Form | str:
-        """Give the tokens of an expression of a condition or arithmetic, words normalised."""
+        """Return the tokens of an expression of a condition or arithmetic, words normalised."""
         if depth > MAX_DEPTH:
             raise UnreadableError
         if node.type not in ("binary_expression", "unary_expression", "parenthesized_expression"):
@@ -284,7 +284,7 @@ class _Reader(WordReader):
         return _redirected(self.statement(body, depth + 1), tuple(redirects))
 
     def redirect(self, node: Node, words: list[str], depth: int) -> list[Form]:
-        """One redirection as (descriptor, mode, target); `&> f` is `> f 2>&1`."""
+        """Return one redirection as (descriptor, mode, target); `&> f` is `> f 2>&1`."""
         number = operator = ""
         target: str | None = None
         for child in node.children:
@@ -389,7 +389,7 @@ class _Reader(WordReader):
         return ("command", environment, ("cd", folder), redirects)
 
     def substitution(self, node: Node, depth: int) -> str:
-        """`$(...)` and backquotes: the script inside, in its own process."""
+        """Return `$(...)` and backquotes: the script inside, in its own process."""
         opening = node.children[0].type
         if opening == "`" and "\\" in self.text(node):
             return self.text(node)
@@ -403,7 +403,7 @@ class _Reader(WordReader):
 
 
 def _acts_inside(words: list[str], folder: str | None) -> frozenset[str]:
-    """Give the consequences of a script that a shell is handed as a word."""
+    """Return the consequences of a script that a shell is handed as a word."""
     if words[0] not in ("bash", "sh", "zsh", "eval") or len(words) < 2:
         return frozenset()
     script = " ".join(words[1:]) if words[0] == "eval" else words[-1] * words[1].endswith("c")
@@ -440,7 +440,7 @@ def _without_display(effect: Form, *, only_looks: bool) -> tuple[Form, Lines | N
 
 
 def _lines_shown(form: Form) -> Lines | None:
-    """Give the lines that `head` or `tail` without operands shows; `None` for anything else."""
+    """Return the lines that `head` or `tail` without operands shows; `None` for anything else."""
     if form[0] != "command" or form[1] or form[3] or len(form[2]) != 2:
         return None
     program, flags = form[2]

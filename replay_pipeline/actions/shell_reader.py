@@ -36,19 +36,19 @@ class WordReader(ABC):
 
     @abstractmethod
     def substitution(self, node: Node, depth: int) -> str:
-        """Give what stands for a command inside a word."""
+        """Return what stands for a command inside a word."""
 
     def text(self, node: Node) -> str:
-        """Give what a node spans."""
+        """Return what a node spans."""
         return self.source[node.start_byte : node.end_byte].decode()
 
     def assignments(self, node: Node, depth: int) -> Form:
-        """Give the form of a statement that only assigns."""
+        """Return the form of a statement that only assigns."""
         nodes = [node] if node.type == "variable_assignment" else node.children
         return ("=", *self.environment(nodes, depth))
 
     def environment(self, nodes: Iterable[Node], depth: int) -> tuple[str, ...]:
-        """Assignments; sorted when no one can see another."""
+        """Return assignments; sorted when no one can see another."""
         found = [self.assignment(node, depth) for node in nodes]
         names = {one.partition("=")[0] for one in found}
         is_independent = len(names) == len(found) and not any(
@@ -57,7 +57,7 @@ class WordReader(ABC):
         return tuple(sorted(found) if is_independent else found)
 
     def assignment(self, node: Node, depth: int) -> str:
-        """Give one assignment, its value as a word."""
+        """Return one assignment, its value as a word."""
         name = node.child_by_field_name("name")
         value = node.child_by_field_name("value")
         if name is None:
@@ -97,11 +97,11 @@ class WordReader(ABC):
         return ("0", "<<", body, expands)
 
     def herestring(self, node: Node, depth: int) -> Form:
-        """Give the redirection of a string to the input."""
+        """Return the redirection of a string to the input."""
         return ("0", "<<<", self.word(node.children[-1], depth + 1))
 
     def path(self, word: str) -> str:
-        """Give a word that is known to be a path, resolved where that is certain."""
+        """Return a word that is known to be a path, resolved where that is certain."""
         home = word.startswith(ACTIVE + "~")
         if home and (word[2:3] in ("", "/")):
             resolved = absolute(word[1:], self.cwd)
@@ -113,7 +113,7 @@ class WordReader(ABC):
         return absolute(f"./{word}" if word.startswith("~") else word, self.folder)
 
     def word(self, node: Node, depth: int) -> str:
-        """Give a word with its quoting resolved; what is still active is marked (see `words`)."""
+        """Return a word with its quoting resolved; what is still active is marked (see `words`)."""
         if depth > MAX_DEPTH:
             raise UnreadableError
         kind = node.type
@@ -132,7 +132,7 @@ class WordReader(ABC):
         return ACTIVE + self.text(node)
 
     def joined(self, node: Node, depth: int, *, is_quoted: bool) -> str:
-        """Give the pieces of a composite word with the text between them."""
+        """Return the pieces of a composite word with the text between them."""
         start, end = node.start_byte, node.end_byte
         if is_quoted:
             start, end = start + 1, end - 1
@@ -157,7 +157,7 @@ class WordReader(ABC):
         return "".join(parts) if is_quoted else glued(parts, n_pieces=len(node.children))
 
     def quoted(self, node: Node, depth: int) -> str:
-        """Give an expansion inside double quotes."""
+        """Return an expansion inside double quotes."""
         if node.type == "command_substitution":
             return QUOTED + self.substitution(node, depth)
         if node.type in ("simple_expansion", "expansion"):
@@ -165,7 +165,7 @@ class WordReader(ABC):
         return QUOTED + self.text(node).strip()
 
     def expansion(self, node: Node) -> str:
-        """`$x` and `${x}` are one; anything else stays as written."""
+        """Return `$x` and `${x}` are one; anything else stays as written."""
         text = self.text(node).strip()
         if match := re.fullmatch(r"\$(\w+|[@*#?$!-])|\$\{(\w+|[@*#?$!-])\}", text):
             return f"${{{match[1] or match[2]}}}"
@@ -173,12 +173,12 @@ class WordReader(ABC):
 
 
 def glued(parts: list[str], *, n_pieces: int = 2) -> str:
-    """Pieces of one word. A bare `~` is a home folder only alone or before a slash."""
+    """Return pieces of one word. A bare `~` is a home folder only alone or before a slash."""
     word = "".join(parts).replace(f"{ACTIVE}{{{ACTIVE}}}", "{}")
     bare_tilde = next((part for part in parts if part), "") == f"{ACTIVE}~"
     return f"{ACTIVE}~{QUOTED}{word[2:]}" if bare_tilde and n_pieces > 1 else word
 
 
 def _double_quoted(text: str) -> str:
-    r"""Text between double quotes: a backslash is an escape only before ``$ ` " \\`` and newline."""
+    r"""Return text between double quotes: a backslash is an escape only before ``$ ` " \\`` and newline."""
     return re.sub(r'\\([$`"\\])|\\\n', lambda match: match[1] or "", text) if "\\" in text else text

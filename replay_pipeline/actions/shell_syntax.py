@@ -32,7 +32,7 @@ class Stage(NamedTuple):
 
 
 def parsed(source: bytes) -> Tree:
-    """Give the syntax tree of a command that is parsed without errors and in bounded time.
+    """Return the syntax tree of a command that is parsed without errors and in bounded time.
 
     Trying to recover from an error takes a time that grows with the square of the length. The
     parser reports its progress after a fixed number of steps, so that the same command is given
@@ -52,7 +52,7 @@ def parsed(source: bytes) -> Tree:
 
 
 def joined_pipes(node: Node) -> Iterator[tuple[str, list[Stage]]]:
-    """Give the pipes of a chain, each with the operator before it."""
+    """Yield the pipes of a chain, each with the operator before it."""
     operator, stages, joint, is_negated = "", list[Stage](), "", False
     for part in _flat(node):
         kind = part.type
@@ -79,7 +79,7 @@ def joined_pipes(node: Node) -> Iterator[tuple[str, list[Stage]]]:
 
 
 def _flat(node: Node) -> Iterator[Node]:
-    """Give the operators, commands and redirections of a chain in the order they are written in."""
+    """Yield the operators, commands and redirections of a chain in the order they are written in."""
     if node.type in CHAIN or node.type == "heredoc_redirect":
         if node.type == "heredoc_redirect":
             yield node

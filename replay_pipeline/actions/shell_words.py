@@ -12,7 +12,7 @@ _NEEDS_WORK = re.compile(r"[\\*?\[\]{}!~]")
 
 
 def unquoted(text: str) -> str:
-    """Give a bare word: escapes resolved, active characters marked."""
+    """Return a bare word: escapes resolved, active characters marked."""
     if not _NEEDS_WORK.search(text):
         return text
     return _SPECIAL.sub(_resolved, text)
@@ -27,5 +27,5 @@ def _resolved(match: re.Match[str]) -> str:
 
 
 def plain_text(word: str) -> str | None:
-    """Give the word when the shell hands it on as it is; `None` when it would be expanded."""
+    """Return the word when the shell hands it on as it is; `None` when it would be expanded."""
     return None if ACTIVE in word or QUOTED in word else word

@@ -29,7 +29,7 @@ _HEDGED = re.compile(
 
 
 def say_the_same(one: str, other: str) -> bool:
-    """Whether two texts are equal but for typography, or take the same option."""
+    """Return whether two texts are equal but for typography, or take the same option."""
     one, other = _normal(one), _normal(other)
     if one == other:
         return True
@@ -38,7 +38,7 @@ def say_the_same(one: str, other: str) -> bool:
 
 
 def choice_of(text: str) -> str | None:
-    """Give the option that a text takes, such as `c`; `None` where it may say anything else.
+    """Return the option that a text takes, such as `c`; `None` where it may say anything else.
 
     The text must begin with it or be nothing else, name no other option, and make no reservation.
     """
@@ -60,7 +60,7 @@ def _choice_of(plain: str) -> str | None:
 
 
 def _normal(text: str) -> str:
-    """Give a text without emphasis, in plain quotes and single blanks, without a full stop at the end."""
+    """Return a text without emphasis, in plain quotes and single blanks, without a full stop at the end."""
     plain = _EMPHASIS.sub("", text)
     if _QUOTED.search(plain):  # translating a long text takes ten times as long as looking
         plain = plain.translate(_QUOTES)

@@ -41,7 +41,7 @@ class ToolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reach: Reach | None = None
 
     def complaint(self, arguments: Arguments) -> str | None:
-        """Say why the tool could not run with these arguments; `None` if it could."""
+        """Return why the tool could not run with these arguments; `None` if it could."""
         for key, kind in self.required.items():
             if key not in arguments:
                 return f"{key} is missing"
@@ -106,7 +106,7 @@ _LOOKING = re.compile(
 
 
 def reach_of_tool(name: str) -> Reach:
-    """Tell how far tool `name` reaches; of one that is not listed its name says whether it looks."""
+    """Return how far tool `name` reaches; of one that is not listed its name says whether it looks."""
     spec = SPECS.get(name)
     if spec is not None and spec.reach is not None:
         return spec.reach

@@ -32,7 +32,7 @@ class ToolList:
         return name in self._schemas
 
     def complaint(self, name: str, arguments: str) -> str | None:
-        """Tell what is wrong with the JSON object `arguments` for tool `name`; `None` if nothing.
+        """Return what is wrong with the JSON object `arguments` for tool `name`; `None` if nothing.
 
         A null counts as absent.
         """
@@ -40,7 +40,7 @@ class ToolList:
 
 
 def _demanded(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Give the schema without demands that the tool itself does not make.
+    """Return the schema without demands that the tool itself does not make.
 
     A schema inferred from recorded calls calls every key required that each of them had, a mere
     label included.

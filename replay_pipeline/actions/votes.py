@@ -31,7 +31,7 @@ out, so that the search for groups stays short."""
 def read_answer(
     answer: TeacherAction, *, cwd: str | None, tools: Sequence[Tool] | ToolList | None
 ) -> Action | None:
-    """Tell what a teacher did; `None` for a failed call. Only a valid action votes."""
+    """Return what a teacher did; `None` for a failed call. Only a valid action votes."""
     if answer.action is None or answer.error_code is not None:
         return None
     action = canonical_action(answer.action, cwd=cwd, tools=tools)
@@ -41,7 +41,7 @@ def read_answer(
 
 
 def family_of_answer(answer: TeacherAction) -> str:
-    """Who votes by an answer: the model's family, or the teacher where that is not known."""
+    """Return who votes by an answer: the model's family, or the teacher where that is not known."""
     return family_of_model(answer.family or answer.model) or answer.teacher
 
 
@@ -109,12 +109,12 @@ class Panel:
 
     @property
     def distinct(self) -> Collection[Action]:
-        """All distinct actions, in no order."""
+        """Return all distinct actions, in no order."""
         return self._by_action.keys()
 
     @cached_property
     def actions(self) -> list[Action]:
-        """Distinct actions in an order that does not depend on the order of the votes."""
+        """Return distinct actions in an order that does not depend on the order of the votes."""
         if len(self._by_action) == 1:
             return list(self._by_action)
         found = sorted(
@@ -124,12 +124,12 @@ class Panel:
 
     @cached_property
     def _votes(self) -> list[list[Vote]]:
-        """The votes for each of `actions`."""
+        """Return the votes for each of `actions`."""
         return [self._by_action[action] for action in self.actions]
 
     @cached_property
     def _families(self) -> list[int]:
-        """The families that gave each of `actions`."""
+        """Return the families that gave each of `actions`."""
         bits: dict[str, int] = {}
         found: list[int] = []
         for votes in self._votes:
@@ -141,7 +141,7 @@ class Panel:
 
     @cached_property
     def _levels(self) -> list[list[int]]:
-        """Strictness of the agreement between each two of `actions`."""
+        """Return strictness of the agreement between each two of `actions`."""
         actions = self.actions
         table = [[4] * len(actions) for _ in actions]
         for i, action in enumerate(actions):
@@ -153,7 +153,7 @@ class Panel:
         return table
 
     def levels(self) -> Iterator[tuple[Vote, Vote, int]]:
-        """Give each two votes of different teachers, with the strictness of their agreement."""
+        """Yield each two votes of different teachers, with the strictness of their agreement."""
         voters = [(i, vote) for i, votes in enumerate(self._votes) for vote in votes]
         for place, (i, one) in enumerate(voters):
             row = self._levels[i]
@@ -161,14 +161,14 @@ class Panel:
                 yield one, other, row[j]
 
     def groups(self, level: AgreementLevel) -> list[list[Vote]]:
-        """Give the votes of each largest possible group of actions that agree pairwise at `level`.
+        """Return the votes of each largest possible group of actions that agree pairwise at `level`.
 
         Groups may overlap.
         """
         return [self._votes_of(group) for group in self._groups(strictness(level))]
 
     def verdict(self, level: AgreementLevel, threshold: int) -> Verdict:
-        """Who wins when actions count as the same at `level` and `threshold` families decide."""
+        """Return who wins when actions count as the same at `level` and `threshold` families decide."""
         if not self.actions:
             return Verdict(None, 0, 0, is_tie=False)
         groups = self._groups(strictness(level))
@@ -185,7 +185,7 @@ class Panel:
         return Verdict(winner, largest, largest - rest, is_tie)
 
     def nearest_level(self, level: AgreementLevel, threshold: int) -> AgreementLevel | None:
-        """Give the next looser level at which there would have been a consensus."""
+        """Return the next looser level at which there would have been a consensus."""
         looser = LEVELS[LEVELS.index(level) + 1 :]
         return next((at for at in looser if self.verdict(at, threshold).winner), None)
 
@@ -199,7 +199,7 @@ class Panel:
         return families.bit_count()
 
     def _preference(self, group: int) -> tuple[int, list[int]]:
-        """Stricter agreement first, then the order of `actions`."""
+        """Return stricter agreement first, then the order of `actions`."""
         places = _places(group)
         return -sum(self._levels[i][j] for i in places for j in places), places
 
@@ -228,7 +228,7 @@ class Panel:
         return blake2b(repr(_spelling(self.actions[i])).encode()).digest()
 
     def _groups(self, rank: int) -> list[int]:
-        """Give all maximal groups whose members agree pairwise at strictness `rank`."""
+        """Return all maximal groups whose members agree pairwise at strictness `rank`."""
         near: list[int] = []
         for row in self._levels:
             mask, bit = 0, 1
@@ -251,7 +251,7 @@ def has_one_effect(one: Action, other: Action, effects: Mapping[Action, str]) ->
 
 
 def _cliques(near: list[int]) -> list[int]:
-    """Maximal cliques of a graph, by Bron-Kerbosch with a pivot; `near` leaves out the own bit."""
+    """Return maximal cliques of a graph, by Bron-Kerbosch with a pivot; `near` leaves out the own bit."""
     found: list[int] = []
 
     def grow(group: int, open_: int, closed: int) -> None:
@@ -272,7 +272,7 @@ _PLACES = [[i for i in range(8) if mask >> i & 1] for mask in range(256)]
 
 
 def _places(mask: int) -> list[int]:
-    """Give the places of the bits that are set, from low to high."""
+    """Return the places of the bits that are set, from low to high."""
     if mask < len(_PLACES):
         return _PLACES[mask]
     return [i for i in range(mask.bit_length()) if mask >> i & 1]

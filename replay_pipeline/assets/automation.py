@@ -87,7 +87,7 @@ def new_sessions(
 def nightly_replay(
     context: dg.ScheduleEvaluationContext, pipeline: PipelineResource
 ) -> list[dg.RunRequest] | dg.SkipReason:
-    """One run per contiguous range of the missing batches that tonight's money is likely to reach.
+    """Return one run per contiguous range of the missing batches that tonight's money is likely to reach.
 
     The runs share the budget of the night, which the ledger holds under its date for as long as
     there are runs with it: each leaves the others their part. What it does not reach is planned
@@ -195,7 +195,7 @@ _MAX_RUNS_OF_NIGHT = 100
 
 
 def _runs(instance: dg.DagsterInstance, tags: dict[str, str]) -> list[dg.DagsterRun]:
-    """Give the runs with these tags, the newest first."""
+    """Return the runs with these tags, the newest first."""
     return list(instance.get_runs(dg.RunsFilter(tags=tags), limit=_MAX_RUNS_OF_NIGHT))
 
 

@@ -31,7 +31,7 @@ OfDataset = Callable[[Place], AuditResult]
 def batch_check(
     asset: str, name: str, look: OfBatches, *, blocking: bool = False
 ) -> dg.AssetChecksDefinition:
-    """A check of the batches of a run, or of all when it is executed by itself.
+    """Return a check of the batches of a run, or of all when it is executed by itself.
 
     It has no partitions: Dagster gives a partitioned check one result per run, which belongs to no
     partition when the run has several, and then shows the check as skipped.
@@ -52,7 +52,7 @@ def batch_check(
 
 
 def batches_of(context: dg.AssetCheckExecutionContext, work: Pipeline) -> list[str]:
-    """The batches of the run, in order; all of them in a run without batches."""
+    """Return the batches of the run, in order; all of them in a run without batches."""
     tags = context.run.tags
     if _ONE in tags:
         return [tags[_ONE]]
@@ -66,7 +66,7 @@ def batches_of(context: dg.AssetCheckExecutionContext, work: Pipeline) -> list[s
 def dataset_check(
     name: str, look: OfDataset, *, blocking: bool = False
 ) -> dg.AssetChecksDefinition:
-    """A check of the whole published dataset."""
+    """Return a check of the whole published dataset."""
 
     def check(pipeline: PipelineResource) -> dg.AssetCheckResult:
         place = pipeline.open().settings.dataset_dir()
@@ -78,7 +78,7 @@ def dataset_check(
 
 
 def model_check(name: str, look: OfDataset) -> dg.AssetChecksDefinition:
-    """A check of the trained model; nothing stands downstream of it that could be blocked."""
+    """Return a check of the trained model; nothing stands downstream of it that could be blocked."""
 
     def check(pipeline: PipelineResource) -> dg.AssetCheckResult:
         return as_result(look(pipeline.open().settings.model_dir()))
@@ -87,7 +87,7 @@ def model_check(name: str, look: OfDataset) -> dg.AssetChecksDefinition:
 
 
 def as_result(verdict: AuditResult) -> dg.AssetCheckResult:
-    """A verdict as Dagster shows it: the message says what is wrong and what to do.
+    """Return a verdict as Dagster shows it: the message says what is wrong and what to do.
 
     Dagster knows no check that could not judge. One is shown as a warning, which stops nothing, and not
     as if all were well.
@@ -106,7 +106,7 @@ def as_result(verdict: AuditResult) -> dg.AssetCheckResult:
 
 @contextmanager
 def failures_told(instance: dg.DagsterInstance) -> Iterator[str]:
-    """The id for a run in this process, whose failed checks are raised with their messages.
+    """Yield the id for a run in this process, whose failed checks are raised with their messages.
 
     Raises:
         CheckFailedError: a blocking check failed; Dagster by itself only names it.
@@ -136,7 +136,7 @@ def _question(look: Callable[..., AuditResult]) -> str:
 
 
 def schema_check(asset: str, *names: str) -> dg.AssetChecksDefinition:
-    """The tables of an asset have the columns and types that the next stage reads."""
+    """Return the tables of an asset have the columns and types that the next stage reads."""
 
     def look(root: DataRoot, batches: Sequence[str]) -> AuditResult:
         return tables.matching_schemas(root, batches, names)

@@ -17,7 +17,7 @@ _MAX_RUNS = 50
 def failed_runs(
     instance: dg.DagsterInstance, *, since: datetime, secrets: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The runs that failed since then: job, batches, and why, without the `secrets`."""
+    """Return the runs that failed since then: job, batches, and why, without the `secrets`."""
     records = instance.get_run_records(
         RunsFilter(statuses=[DagsterRunStatus.FAILURE], updated_after=since), limit=_MAX_RUNS
     )
@@ -29,7 +29,7 @@ def failed_runs(
 def failure_facts(
     instance: dg.DagsterInstance, run: dg.DagsterRun, *, secrets: Sequence[str]
 ) -> dict[str, Any]:
-    """One failed run: its id, job, batches, and why it failed, without the `secrets`."""
+    """Return one failed run: its id, job, batches, and why it failed, without the `secrets`."""
     first = run.tags.get(RANGE_START) or run.tags.get(_PARTITION, "")
     last = run.tags.get(RANGE_END, first)
     return {
@@ -42,7 +42,7 @@ def failure_facts(
 
 
 def _reasons(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterable[str]:
-    """The innermost error of each failed step; of a run that died without one, the last word."""
+    """Yield the innermost error of each failed step; of a run that died without one, the last word."""
     steps = instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_FAILURE)
     for entry in steps:
         data = entry.get_dagster_event().step_failure_data

@@ -53,7 +53,7 @@ SOURCES: Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 
 
 def column_lineage(asset: str) -> dict[str, dg.TableColumnLineage]:
-    """Metadata that says where the columns of an asset come from; none where nothing is known.
+    """Return metadata that says where the columns of an asset come from; none where nothing is known.
 
     Dagster looks for it on the latest materialization.
     """

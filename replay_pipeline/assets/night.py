@@ -30,7 +30,7 @@ _A_DAY = timedelta(days=1)
 def night_summary(
     context: dg.AssetExecutionContext, pipeline: PipelineResource
 ) -> dg.MaterializeResult:
-    """What was found, paid, made, dropped and what failed since the last summary."""
+    """Return what was found, paid, made, dropped and what failed since the last summary."""
     work = pipeline.open()
     since = _last_time(context)
     failures = failed_runs(context.instance, since=since, secrets=work.settings.secrets())
@@ -43,7 +43,7 @@ def night_summary(
 
 
 def _last_time(context: dg.AssetExecutionContext) -> datetime:
-    """When the last summary was made, or a day ago."""
+    """Return when the last summary was made, or a day ago."""
     last = context.instance.get_latest_materialization_event(context.asset_key)
     return (
         datetime.now(UTC) - _A_DAY if last is None else datetime.fromtimestamp(last.timestamp, UTC)
@@ -55,7 +55,7 @@ def _plain(night: dict[str, Any]) -> dict[str, Any]:
 
 
 def night_facts(night: dict[str, Any]) -> dict[str, Any]:
-    """The night as a table, with what was dropped and what failed below it."""
+    """Return the night as a table, with what was dropped and what failed below it."""
     counted = {key: value for key, value in night.items() if isinstance(value, int | float)}
     rows = [
         {"figure": key.replace("_", " "), "this night": value} for key, value in counted.items()

@@ -55,7 +55,7 @@ def sync(pipeline: Pipeline, *, runs_are_here: bool = False) -> int:
 
 
 def _is_shown(receipt: Receipt, shown_at: Mapping[str | None, float]) -> bool:
-    """Whether the last materialization is of this receipt: it is logged right after it."""
+    """Return whether the last materialization is of this receipt: it is logged right after it."""
     at = shown_at.get(None if receipt.batch == "all" else receipt.batch)
     if at is None:
         return False
@@ -63,7 +63,7 @@ def _is_shown(receipt: Receipt, shown_at: Mapping[str | None, float]) -> bool:
 
 
 def _shown_at(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str | None, float]:
-    """When each partition (or, under `None`, the whole asset) was last materialized."""
+    """Return when each partition (or, under `None`, the whole asset) was last materialized."""
     last = instance.get_latest_materialization_event(key)
     if last is None:
         return {}

@@ -79,7 +79,7 @@ def tried_again() -> Iterator[None]:
 
 
 class Provenance:
-    """Tells Dagster by what code a batch was made and of what, as it does itself for a whole run.
+    """What tells Dagster by what code a batch was made and of what, as it does itself for a whole run.
 
     Args:
         instance: the records in which the assets are that were read.
@@ -99,7 +99,7 @@ class Provenance:
             self._shared[f"dagster/input_data_version/{name}"] = version or "INITIAL"
 
     def of(self, receipt: Receipt, *, code_version: str | None) -> dict[str, str]:
-        """Give the tags of a materialization."""
+        """Return the tags of a materialization."""
         return self._shared | {
             "dagster/code_version": code_version or "unknown",
             _DATA_VERSION: receipt.data_version,
@@ -108,7 +108,7 @@ class Provenance:
 
 
 def whole_result(pipeline: Pipeline, stage: Stage, receipt: Receipt) -> dg.MaterializeResult:
-    """Give what an asset without batches shows, and the version of its data."""
+    """Return what an asset without batches shows, and the version of its data."""
     return dg.MaterializeResult(
         metadata=as_metadata(pipeline, stage, receipt),
         data_version=dg.DataVersion(receipt.data_version),
@@ -116,7 +116,7 @@ def whole_result(pipeline: Pipeline, stage: Stage, receipt: Receipt) -> dg.Mater
 
 
 def as_metadata(pipeline: Pipeline, stage: Stage, receipt: Receipt) -> dict[str, Any]:
-    """The facts of a receipt, with how long the stage took and whether there was anything to do."""
+    """Return the facts of a receipt, with how long the stage took and whether there was anything to do."""
     facts = {**stage.facts(pipeline, receipt), "seconds": receipt.seconds}
     return {
         **{

@@ -49,7 +49,7 @@ class PipedTrainer:
         self._live.show(self._hear(session), is_last=True)
 
     def _hear(self, session: dg.PipesSession) -> dict[str, float]:
-        """The newest value of every metric that the trainer has told so far."""
+        """Return the newest value of every metric that the trainer has told so far."""
         messages = session.message_handler.get_custom_messages()
         for message in messages[self._n_heard :]:
             self._newest |= {

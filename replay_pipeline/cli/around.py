@@ -38,7 +38,7 @@ def status(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What is done, what it cost, and what is still open."""
+    """Report what is done, what it cost, and what is still open."""
     if stale:
         work = open_pipeline(settings, data, teachers=teachers)
         print_report(work.stale(), as_json=as_json, show=show_stale)

@@ -24,7 +24,7 @@ _WORTH_TELLING = {"bytes": 5_000_000, "look": 200}
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[[Progress], None]]:
-    """Give what draws a bar per stage in a terminal; where there is none, a line at every tenth."""
+    """Yield what draws a bar per stage in a terminal; where there is none, a line at every tenth."""
     bars = Bars(
         TextColumn("{task.description:<9}"),
         BarColumn(bar_width=14),

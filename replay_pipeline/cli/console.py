@@ -23,7 +23,7 @@ Report = Mapping[str, Any]
 
 
 def escape(text: str) -> str:
-    """`text` for a console: nothing in it is taken for a command, of rich or of the terminal."""
+    """Return `text` for a console: nothing in it is taken for a command, of rich or of the terminal."""
     return markup.escape(printable(text))
 
 
@@ -31,7 +31,7 @@ class PrintableFormatter(logging.Formatter):
     """Log lines without terminal escapes."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
         return printable(super().format(record))
 
 
@@ -201,7 +201,7 @@ def show_run(summary: Report) -> None:
 
 
 def _stale_words(batches: Report) -> str:
-    """Say of each stage why what it made is stale, in how many batches."""
+    """Describe why each stage is stale, and in how many batches."""
     found = Counter(
         f"{stage}: {why}"
         for row in batches.values()
@@ -212,7 +212,7 @@ def _stale_words(batches: Report) -> str:
 
 
 def _tell_training(train: Report, curves: Mapping[str, Sequence[float]]) -> None:
-    """Tell what a training came to in sentences, with its loss as a small plot."""
+    """Report what a training came to in sentences, with its loss as a small plot."""
     from replay_pipeline.pages.training import in_words, sparkline
 
     for each in in_words(train):
@@ -362,7 +362,7 @@ def _cost_words(overview: Report) -> str:
 
 
 def show_ingest(report: Report) -> None:
-    """What was read, what was skipped, and what to do next."""
+    """Report what was read, what was skipped, and what to do next."""
     names = ("sessions", "turns", "states")
     rows = [(name, report.get(f"n_{name}", report.get(name))) for name in names]
     rows.append(("skipped rows", report.get("skipped", report.get("rows_skipped"))))
@@ -383,7 +383,7 @@ def show_ingest(report: Report) -> None:
 
 
 def open_words(work: Report) -> str:
-    """Say in a line what is left to ask, why it stopped, and what finishing costs."""
+    """Describe in one line what is left to ask, why it stopped, and what finishing costs."""
     reasons = _words(work["stop_reasons"])
     if n := work.get("n_never_asked"):
         ceiling = work.get("max_total_usd")
@@ -449,7 +449,7 @@ def show_estimate(report: Report) -> None:
 
 
 def _next_words(report: Report) -> str | None:
-    """Say what more money would bring, and what the last pair of it costs."""
+    """Return what more money would bring, and what the last pair of it costs."""
     found = report["prospect"]["next"]
     if not found or not found["high"]:
         return None
@@ -462,7 +462,7 @@ def _next_words(report: Report) -> str | None:
 
 
 def _bought(estimate: Report, usd: float) -> str:
-    """Say what so much money buys of what was estimated."""
+    """Return what so much money buys of what was estimated."""
     n_all = estimate["n_states"]
     n_states = min(n_all, int(n_all * usd / estimate["expected_usd"]))
     seen = estimate["prospect"]
@@ -551,7 +551,7 @@ def show_replay(reports: Report) -> None:
 
 
 def _covered(reports: Report) -> str:
-    """How much of what there is was asked about, over all batches."""
+    """Return how much of what there is was asked about, over all batches."""
     found = [report.get("coverage") or {} for report in reports.values()]
     by_name: dict[str, Counter[str]] = {"projects": Counter(), "kinds": Counter()}
     for what, counts in by_name.items():
@@ -576,7 +576,7 @@ def _draw_facts(title: str, report: Report) -> None:
 
 
 def show_strengths(reports: Report) -> None:
-    """How strong each teacher is beside the agent, as far as who agrees with whom tells."""
+    """Report how strong each teacher is beside the agent, as far as who agrees with whom tells."""
     from replay_pipeline.reliability import shared_errors, strengths
 
     found = [each.row() for each in strengths(reports.values())]
@@ -627,7 +627,7 @@ def show_pairs(reports: Report, *, is_last: bool = True) -> None:
 
 
 def show_samples(reports: Report) -> None:
-    """What the model to be trained did where the teachers agree, by batch."""
+    """Report what the model to be trained did where the teachers agree, by batch."""
     figures = ("n_states", "n_samples", "agreement_rate", "n_pairs", "n_positives")
     _draw_batches("Sampled", figures, reports)
     next_step("`replay-pipeline normalize` keeps those that are fit to publish")
@@ -652,7 +652,7 @@ def show_publish(report: Report) -> None:
 
 
 def show_verify(report: Report) -> None:
-    """What is damaged, and how much is as it was written."""
+    """Report what is damaged, and how much is as it was written."""
     _draw_facts("Looked at", {k: v for k, v in report.items() if k != "damaged"})
     for damage in report["damaged"]:
         out.print(f"{escape(damage['path'])}: {damage['why']}", soft_wrap=True)
@@ -663,7 +663,7 @@ def show_verify(report: Report) -> None:
 
 
 def show_repair(report: Report) -> None:
-    """What was made again, and what could not be."""
+    """Report what was made again, and what could not be."""
     for path in report["repaired"]:
         out.print(f"{escape(path)}: as it was written", soft_wrap=True)
     for path, why in report["left"].items():
@@ -693,7 +693,7 @@ _KINDS: dict[str | None, str] = {
 
 
 def show_status(report: Report) -> None:
-    """What is done, and what it cost."""
+    """Report what is done, and what it cost."""
     if not report["batches"]:
         out.print("No sessions yet: run `replay-pipeline ingest` first.")
         return
@@ -726,7 +726,7 @@ def show_status(report: Report) -> None:
 
 
 def _money(ledger: Report) -> list[tuple[str, str]]:
-    """Say what was spent and on what; what there is nothing of is left out."""
+    """Return what was spent and on what; what there is nothing of is left out."""
     until = f" until {ledger['held_until']}" if ledger.get("held_until") else ""
     rows = [("spent", f"${ledger.get('spent_usd') or 0.0:.4f}")]
     for name, words, more in (
@@ -784,7 +784,7 @@ def _is_shared(scope: Report) -> bool:
 
 
 def _fidelity_words(fidelity: Mapping[str, Report | None]) -> str:
-    """Say how many prompts are about as long as they were, and with which client the fewest."""
+    """Return how many prompts are about as long as they were, and with which client the fewest."""
     clients: dict[str, tuple[int, float]] = {}
     for found in fidelity.values():
         for client, row in (found or {}).items():
@@ -803,7 +803,7 @@ def _fidelity_words(fidelity: Mapping[str, Report | None]) -> str:
 
 
 def _next_of(report: Report, stages: Sequence[str]) -> str:
-    """Say which command does what is not done yet."""
+    """Return which command does what is not done yet."""
     done = report["batches"].values()
     steps = {
         "replay": "`replay-pipeline estimate` says what asking teachers would cost",
@@ -820,7 +820,7 @@ def _next_of(report: Report, stages: Sequence[str]) -> str:
 
 
 def show_stale(report: Report) -> None:
-    """What older code or other settings made, why it is stale, and what doing it again costs."""
+    """Report what older code or other settings made, why it is stale, and what doing it again costs."""
     from replay_pipeline.stages import chain
 
     if not report["batches"]:

@@ -31,7 +31,7 @@ def pairs(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Where the teachers agree on something that the student did not do."""
+    """Report where the teachers agree on something that the student did not do."""
     if context.invoked_subcommand is not None:
         return
     changes: dict[str, Any] = {"pairs": {}}

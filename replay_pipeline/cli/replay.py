@@ -51,7 +51,7 @@ def estimate(
     max_total_usd: BudgetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What the replay would cost at today's prices, and what a ceiling buys, before anything is paid."""
+    """Report what the replay would cost at today's prices, and what a ceiling buys, before anything is paid."""
     from replay_pipeline.stages.pipeline import Pipeline
 
     work = Pipeline(load(settings, data, max_total_usd=max_total_usd, teachers=teachers))
@@ -168,7 +168,7 @@ def compare(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Which model could have been used: how often each did what the agent did, and for how much.
+    """Report which model could have been used: how often each did what the agent did, and for how much.
 
     Reads the answers of a replay; nobody is asked and nothing is paid.
     """

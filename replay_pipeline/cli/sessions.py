@@ -49,7 +49,7 @@ def look(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """See your sessions: what they did, what they cost, where they failed. Nothing is sent.
+    """Show your sessions: what they did, what they cost, where they failed. Nothing is sent.
 
     Needs no key and no settings. After a replay the page also shows what the teachers would have done,
     the pairs to mark, the dataset and the training. It is redacted, and works from disk.

@@ -129,7 +129,7 @@ def prepare_demo(data: Path, model: Path | None = None) -> None:
 
 
 def chosen(work: "Pipeline", batches: list[str] | None) -> list[str]:
-    """Give the batches that were named, or all of them, in their order."""
+    """Return the batches that were named, or all of them, in their order."""
     known = work.batches()
     if unknown := sorted(set(batches or ()) - set(known)):
         raise ConfigError(
@@ -141,7 +141,7 @@ def chosen(work: "Pipeline", batches: list[str] | None) -> list[str]:
 
 
 def ranked_row(pair: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what is shown of a pair in the order of review."""
+    """Return what is shown of a pair in the order of review."""
     from replay_pipeline.pages import differ, doubts, review_score
 
     names = ("pair_id", "state_id", "p_better", "margin", "chosen", "rejected")
@@ -182,12 +182,12 @@ def confirm(work: "Pipeline", *, yes: bool, batches: list[str] | None = None) ->
 
 
 def estimate_of(work: "Pipeline", batches: list[str] | None) -> dict[str, Any]:
-    """Give the estimate of these batches, with the ceiling of the settings beside it."""
+    """Return the estimate of these batches, with the ceiling of the settings beside it."""
     return work.estimate(batches).to_json() | {"ceiling_usd": work.settings.replay.max_total_usd}
 
 
 def of_now(receipt: "Receipt") -> dict[str, Any]:
-    """Give the report of a replay; of one that had nothing to do, that nothing was asked now."""
+    """Return the report of a replay; of one that had nothing to do, that nothing was asked now."""
     report = receipt.report
     if not receipt.is_reused:
         return report

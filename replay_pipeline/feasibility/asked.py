@@ -70,7 +70,7 @@ _PATTERNS = {kind: _compiled(words) for kind, words in _WORDS.items()}
 
 
 def asks_for(words: str, kind: str) -> bool:
-    """Whether a text asks for a kind of consequence.
+    """Return whether a text asks for a kind of consequence.
 
     Args:
         words: what a user wrote, without what the client added.
@@ -81,7 +81,7 @@ def asks_for(words: str, kind: str) -> bool:
 
 
 def agrees_to(words: str, proposal: str, kind: str) -> bool:
-    """Whether a short answer takes up what the text before it proposed, such as "Shall I push?"."""
+    """Return whether a short answer takes up what the text before it proposed, such as "Shall I push?"."""
     if not _AGREES.match(words.lower()):
         return False
     last = proposal.rstrip().lower()[-400:]
@@ -103,5 +103,5 @@ def _asks(words: str, kind: str) -> bool:
 
 
 def _start(found: re.Match[str]) -> int:
-    """Where the words that ask begin, behind what leads to them."""
+    """Return where the words that ask begin, behind what leads to them."""
     return next(found.start(name) for name, text in found.groupdict().items() if text is not None)

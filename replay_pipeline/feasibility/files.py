@@ -65,7 +65,7 @@ class File:
             self.content = _edited(self.content, edit)
 
     def obstacle(self, edit: Edit) -> str | None:
-        """Say what is against an edit: `applied` or `gone`; `None` if nothing is known to be."""
+        """Return what is against an edit: `applied` or `gone`; `None` if nothing is known to be."""
         if not edit.old:
             return None
         if self.content is not None:
@@ -79,7 +79,7 @@ class File:
 
 
 def _still_stands(edit: Edit, text: str, is_all: bool) -> bool:  # noqa: FBT001
-    """Whether a text that was read leaves it standing that an edit was made."""
+    """Return whether a text that was read leaves it standing that an edit was made."""
     if edit.new and edit.new in text:
         return True
     return not is_all and not (edit.old and edit.old in text)
@@ -96,14 +96,14 @@ def _obstacle_in(content: str, edit: Edit) -> str | None:
 
 
 def _edited(content: str, edit: Edit) -> str | None:
-    """Give a content after an edit; `None` where the edit shows that it was another one."""
+    """Return a content after an edit; `None` where the edit shows that it was another one."""
     if not edit.old or edit.old not in content:
         return None
     return content.replace(edit.old, edit.new, -1 if edit.is_everywhere else 1)
 
 
 def shown_by_read(answer: str) -> tuple[str, int, int] | None:
-    """Give what a read showed, its first line and the number of lines; `None` if it showed no file."""
+    """Return what a read showed, its first line and the number of lines; `None` if it showed no file."""
     lines = _REMINDER.sub("", answer).rstrip().split("\n")
     found = [match for line in lines if (match := _NUMBERED.match(line))]
     if not found or len(found) < len(lines):
@@ -157,7 +157,7 @@ class Files:
 
 
 def may_change(call: Call, path: str) -> bool:
-    """Whether a call that may change anything is likely to have changed this file."""
+    """Return whether a call that may change anything is likely to have changed this file."""
     if call.name != "Bash":
         return True
     if plan_of(call).keeps_files:
@@ -167,7 +167,7 @@ def may_change(call: Call, path: str) -> bool:
 
 
 def may_take_back(call: Call, path: str) -> bool:
-    """Whether a call that may change anything is likely to have taken back what was made of a file."""
+    """Return whether a call that may change anything is likely to have taken back what was made of a file."""
     if call.name != "Bash":
         return path.rpartition("/")[2] in str(call.arguments)
     command = call.values()["command"]
@@ -177,14 +177,14 @@ def may_take_back(call: Call, path: str) -> bool:
 
 
 def path_of(call: Call) -> str | None:
-    """Give the path that a call of Claude Code's file tools names."""
+    """Return the path that a call of Claude Code's file tools names."""
     values = call.values()
     path = values.get("file_path") or values.get("notebook_path")
     return path.replace("\\", "/") if isinstance(path, str) else None
 
 
 def replacements(calls: Sequence[Call]) -> Iterator[tuple[Call, tuple[Edit, ...]]]:
-    """Give the edits of each call that makes some."""
+    """Yield the edits of each call that makes some."""
     for call in calls:
         if call.name in ("Edit", "MultiEdit") and (edits := _edits(call)):
             yield call, edits

@@ -91,7 +91,7 @@ class Done(NamedTuple):
 
 
 def cwd_of(messages: Sequence[Message]) -> str | None:
-    """Give the working directory that the first message tells, if it does."""
+    """Return the working directory that the first message tells, if it does."""
     content = messages[0].get("content") if messages else None
     found = _CWD.search(content) if isinstance(content, str) else None
     return found[1].strip() if found else None
@@ -116,17 +116,17 @@ class PromptState:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Every text of each message, arguments of calls unescaped."""
+        """Return every text of each message, arguments of calls unescaped."""
         return ["\n".join(_leaves(_opened(message))) for message in self._messages]
 
     @cached_property
     def text(self) -> str:
-        """Every text of the messages."""
+        """Return every text of the messages."""
         return "\n".join(self.texts)
 
     @cached_property
     def done(self) -> list[Done]:
-        """The calls of the prompt, in order, with their answers."""
+        """Return the calls of the prompt, in order, with their answers."""
         answers = {
             message.get("tool_call_id"): (place, self.texts[place])
             for place, message in enumerate(self._messages)
@@ -148,7 +148,7 @@ class PromptState:
 
     @cached_property
     def files(self) -> Files:
-        """What files hold as of now."""
+        """Return what files hold as of now."""
         found = Files()
         users = [i for i, message in enumerate(self._messages) if message.get("role") == "user"]
         for done in self.done:
@@ -161,7 +161,7 @@ class PromptState:
         return found
 
     def obstacle(self, action: Action) -> Obstacle | None:
-        """Say what speaks against an action here; `None` when nothing does.
+        """Return what speaks against an action here; `None` when nothing does.
 
         Args:
             action: A valid one: what its calls need is there.
@@ -175,7 +175,7 @@ class PromptState:
         return Obstacle("unasked", f"nobody asked for: {', '.join(kinds)}") if kinds else None
 
     def impossible(self, action: Action) -> str | None:
-        """Say what an action needs that was never shown.
+        """Return what an action needs that was never shown.
 
         A file that is read or changed must have been named, and the text that an edit replaces must
         have been shown: each of its lines, since results number and indent them.
@@ -196,7 +196,7 @@ class PromptState:
         return None
 
     def stale(self, action: Action) -> Obstacle | None:
-        """Say which edit is made already, or replaces what is not there any more."""
+        """Return which edit is made already, or replaces what is not there any more."""
         own: set[str] = set()
         for call in action.calls:
             path = path_of(call)
@@ -223,7 +223,7 @@ class PromptState:
         return None
 
     def repeated(self, action: Action) -> Obstacle | None:
-        """Say whether all that an action does is look again at what it was just shown."""
+        """Return whether all that an action does is look again at what it was just shown."""
         if not action.calls or any(reach_of(call) != "look" for call in action.calls):
             return None
         if all(self._is_repeated(call) for call in action.calls):
@@ -254,7 +254,7 @@ class PromptState:
         return 0
 
     def unasked(self, action: Action) -> set[str]:
-        """Give the kinds of consequences of an action that nobody asked for."""
+        """Return the kinds of consequences of an action that nobody asked for."""
         agent = self._student.calls if self._student is not None else ()
         excused = {kind for call in agent for kind in self._acts(call)} - {"delete"}
         deleted = {path for call in agent for path in _deleted_by(call)}
@@ -267,7 +267,7 @@ class PromptState:
         }
 
     def _request_for(self, kind: str, call: Call) -> int | None:
-        """Give the place of the request behind a consequence; one to delete names what is deleted."""
+        """Return the place of the request behind a consequence; one to delete names what is deleted."""
         return self.request_place(kind, _deleted_by(call) if kind == "delete" else ())
 
     def _acts(self, call: Call) -> set[str]:
@@ -278,7 +278,7 @@ class PromptState:
         return set(plan_of(call).acts) - ({"delete"} if is_own else set())
 
     def _is_own(self, path: str) -> bool:
-        """Whether the agent made what it deletes, in this prompt."""
+        """Return whether the agent made what it deletes, in this prompt."""
         name = PurePosixPath(path).name
         if path.startswith(_TEMPORARY):
             return True
@@ -296,7 +296,7 @@ class PromptState:
         return re.search(_CREATES + re.escape(name), done.call.values()["command"]) is not None
 
     def request_place(self, kind: str, paths: Sequence[str] = ()) -> int | None:
-        """Give the place of the last user message that asks for a kind of consequence.
+        """Return the place of the last user message that asks for a kind of consequence.
 
         Args:
             kind: such as `push`.
@@ -329,7 +329,7 @@ class PromptState:
         return None
 
     def needed(self, action: Action) -> set[int]:
-        """Give the places of the messages without which an action would not be possible here.
+        """Return the places of the messages without which an action would not be possible here.
 
         The latest message counts that shows what is needed, and of a request the message that asks.
         """
@@ -350,7 +350,7 @@ class PromptState:
         return {place for place in found if place is not None}
 
     def _changes_since(self, place: int | None, name: str) -> set[int]:
-        """Give the places of what changed a file after it was shown: without them it would look old."""
+        """Return the places of what changed a file after it was shown: without them it would look old."""
         return {
             done.place
             for done in self.done
@@ -373,7 +373,7 @@ class PromptState:
 
 
 def _shows_again(look: Call, done: Done) -> bool:
-    """Whether what a look would show stands in the answer of a call."""
+    """Return whether what a look would show stands in the answer of a call."""
     if look.name != done.call.name or done.answer.startswith(CLEARED_RESULT):
         return False
     if look == done.call:
@@ -398,14 +398,14 @@ def _changes_what_is_seen(call: Call, look: Call) -> bool:
 
 
 def _deleted_by(call: Call) -> list[str]:
-    """Give what a call deletes; an empty name where that is not plain."""
+    """Return what a call deletes; an empty name where that is not plain."""
     if call.name != "Bash" or "delete" not in plan_of(call).acts:
         return []
     return list(_deleted(plan_of(call).target or ()))
 
 
 def _is_named(path: str, words: str) -> bool:
-    """Whether words ask to delete a path by a part of its name; of one that is not plain nobody can tell."""
+    """Return whether words ask to delete a path by a part of its name; of one that is not plain nobody can tell."""
     name = PurePosixPath(path).name.lower()
     parts = _NAME_PARTS.findall(PurePosixPath(name).stem)
     named = [re.escape(name), *(rf"\b{part}" for part in parts)]
@@ -413,7 +413,7 @@ def _is_named(path: str, words: str) -> bool:
 
 
 def _deleted(target: Sequence[Any]) -> Iterator[str]:
-    """Give the operands of the commands that delete files; an empty one where they are not plain."""
+    """Yield the operands of the commands that delete files; an empty one where they are not plain."""
     for words in target:
         program = PurePosixPath(str(words[0])).name if words else ""
         if program in ("rm", "rmdir", "unlink", "shred", "truncate"):

@@ -64,7 +64,7 @@ class Listener:
 
     @property
     def url(self) -> str:
-        """The address, without a path."""
+        """Return the address, without a path."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def take(self, kept: KeptRequest) -> ToolReply | None:
@@ -78,7 +78,7 @@ class Listener:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that is ended leaves its connections."""
+        """Report nothing: a client that is ended leaves its connections."""
 
 
 def _handler_of(listener: Listener) -> type[BaseHTTPRequestHandler]:
@@ -86,7 +86,7 @@ def _handler_of(listener: Listener) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
+            """Report nothing."""
 
         def do_HEAD(self) -> None:
             self._send(200, b"", "text/plain")

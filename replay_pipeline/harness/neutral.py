@@ -34,7 +34,7 @@ until the work is done."""
 
 
 def system_prompt(cwd: str | None = None) -> str:
-    """The neutral system prompt that student and teachers alike are given."""
+    """Return the neutral system prompt that student and teachers alike are given."""
     return f"{_SYSTEM_PROMPT}\n\nEnvironment\nWorking directory: {cwd}" if cwd else _SYSTEM_PROMPT
 
 

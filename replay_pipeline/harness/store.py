@@ -60,7 +60,7 @@ class HarnessStore:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was learned yet."""
+        """Return whether nothing was learned yet."""
         return not self._names
 
     def find(self, agent: str, version: str | None) -> FoundHarness | None:

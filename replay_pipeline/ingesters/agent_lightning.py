@@ -31,13 +31,13 @@ class AgentLightning:
     name = "agent_lightning"
 
     def sniff(self, head: bytes) -> bool:
-        """Whether the first row is a span or an event of a rollout."""
+        """Return whether the first row is a span or an event of a rollout."""
         start = head[:_HEAD_BYTES].split(b"\n", 1)[0]
         is_of_rollout = b'"rollout_id"' in start and b'"attempt_id"' in start
         return is_of_rollout and (b'"span_id"' in start or b'"event_type"' in start)
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """One conversation per attempt at a rollout."""
+        """Yield one conversation per attempt at a rollout."""
         rollouts: dict[str, list[dict[str, Any]]] = {}
         for offset, row in read_objects(path, counts, end):
             own, attempt = as_text(row.get("rollout_id")), as_text(row.get("attempt_id"))
@@ -65,7 +65,7 @@ class _Rollout:
 
     @property
     def trace(self) -> dict[str, Any]:
-        """What was taken in, as a graph of messages."""
+        """Return what was taken in, as a graph of messages."""
         return {"nodes": self.nodes, "calls": self.calls, "tools": self.tools}
 
     def take(self, row: dict[str, Any], rows: list[dict[str, Any]]) -> str | None:
@@ -150,7 +150,7 @@ def _of_span(row: dict[str, Any], rows: list[dict[str, Any]]) -> _Call | None:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """Give a message in the form in which equal ones are equal."""
+    """Return a message in the form in which equal ones are equal."""
     calls = []
     for call in map(as_dict, as_list(message.get("tool_calls"))):
         function = as_dict(call.get("function")) or call

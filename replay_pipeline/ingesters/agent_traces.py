@@ -23,7 +23,7 @@ class AgentTraces:
     name = "agent_traces"
 
     def sniff(self, head: bytes) -> bool:
-        """Whether the first row holds chat messages."""
+        """Return whether the first row holds chat messages."""
         line = head.split(b"\n", 1)[0]
         for row in objects_in(line, ReadCounts()):
             messages = as_list(row.get("messages"))
@@ -32,7 +32,7 @@ class AgentTraces:
         return start.startswith(b"{") and b'"messages"' in start and b'"role"' in start
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """One conversation per row."""
+        """Yield one conversation per row."""
         for number, (offset, row) in enumerate(read_objects(path, counts, end)):
             messages = as_list(row.get("messages"))
             if not messages:
@@ -73,7 +73,7 @@ def _session(row: dict[str, Any], messages: list[Any], name: str, offset: int) -
 
 
 def _answered(talk: Conversation, message: dict[str, Any]) -> str:
-    """The call that a result answers: the named one, or the first that has none."""
+    """Return the call that a result answers: the named one, or the first that has none."""
     call_id = as_text(message.get("tool_call_id"))
     if call_id is not None or not talk.turns:
         return call_id or ""

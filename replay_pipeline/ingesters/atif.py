@@ -30,11 +30,11 @@ class Atif:
     name = "atif"
 
     def sniff(self, head: bytes) -> bool:
-        """Whether a trajectory begins here."""
+        """Return whether a trajectory begins here."""
         return b'"schema_version"' in head[:_HEAD_BYTES] and b'"ATIF-v' in head[:_HEAD_BYTES]
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """One conversation per trajectory, subagents after the one that they belong to."""
+        """Yield one conversation per trajectory, subagents after the one that they belong to."""
         document = read_document(path)
         rows = [(0, document)] if isinstance(document, dict) else read_objects(path, counts, end)
         for offset, row in rows:

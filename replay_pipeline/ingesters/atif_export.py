@@ -32,7 +32,7 @@ def write_trajectories(tables: IngestResult, folder: Path) -> int:
 
 
 def trajectories(tables: IngestResult) -> Iterator[dict[str, Any]]:
-    """Give ingested sessions as ATIF trajectories, one for each stretch between two compactions.
+    """Yield ingested sessions as ATIF trajectories, one for each stretch between two compactions.
 
     A trajectory is one line: of branches that part, the one that went on longest. The others are
     counted in `notes`.
@@ -92,7 +92,7 @@ def _trajectory(
 
 
 def _written(row: dict[str, Any], state: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Give a turn as a step, without its number."""
+    """Return a turn as a step, without its number."""
     messages = msgspec.json.decode(row["messages_json"])
     step: dict[str, Any] = {}
     if row["timestamp"] is not None:

@@ -18,7 +18,7 @@ _INNER = ("text", "content", "snippet", "additionalContext", "blockingError", "m
 
 
 def plain(value: Any, depth: int = 0) -> str:
-    """Give the text inside a string, blocks or nested content."""
+    """Return the text inside a string, blocks or nested content."""
     if isinstance(value, str):
         return value
     if depth > _MAX_DEPTH:
@@ -60,7 +60,7 @@ def _word(value: Any) -> str:
 
 
 def _each(head: str, items: str, template: str) -> Callable[[Fields], str]:
-    """A line of `head`, and one of `template` for each of the items; nothing if there are none."""
+    """Return a line of `head`, and one of `template` for each of the items; nothing if there are none."""
     say = _says(template)
 
     def say_each(fields: Fields) -> str:
@@ -82,7 +82,7 @@ def _joined(*parts: Callable[[Fields], str]) -> Callable[[Fields], str]:
 
 
 def _named(*keys: str) -> Callable[[Fields], str]:
-    """The name of a file, and the content under the first of the keys that has one."""
+    """Return the name of a file, and the content under the first of the keys that has one."""
 
     def say(fields: Fields) -> str:
         name = next(filter(None, (_word(fields.get(k)) for k in ("filename", "path"))), "")
@@ -227,7 +227,7 @@ _REMINDER = re.compile(r"\s*<system-reminder>\n?(.*?)\n?</system-reminder>\s*", 
 
 
 def rendered(fields: Fields, value: Any, role: str | None) -> tuple[str, str]:
-    """Give the kind of the turn that an attachment makes and its text, as the log says it was shown.
+    """Return the kind of the turn that an attachment makes and its text, as the log says it was shown.
 
     From 2.1.280 on the log holds the text itself. What is said in the system's name goes without the
     tags that mark it in the user's; 2.1.280 does not log in whose name it was.
@@ -261,7 +261,7 @@ NEVER_SHOWN = frozenset({
 
 
 def shown(fields: Fields, version: str | None = None) -> str | None:
-    """Give the text that the model was shown of an attachment; `None` for an unknown type.
+    """Return the text that the model was shown of an attachment; `None` for an unknown type.
 
     Args:
         fields: what was logged, with its `type`.

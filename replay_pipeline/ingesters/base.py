@@ -39,7 +39,7 @@ class RecordedUsage(msgspec.Struct, gc=False):
 
     @property
     def n_context(self) -> int:
-        """Tokens of the whole prompt, cached or not."""
+        """Return tokens of the whole prompt, cached or not."""
         return self.n_input + self.n_cache_creation + self.n_cache_read
 
 
@@ -135,11 +135,11 @@ class Turn(msgspec.Struct, eq=False):
 
     @property
     def is_state(self) -> bool:
-        """Whether the student decided something here."""
+        """Return whether the student decided something here."""
         return self.kind == "assistant" and "copy" not in self.flags
 
     def copy_below(self, parent: "Turn | None", segment: int) -> "Turn":
-        """Give what a compaction kept of it: seen again there, and no decision of its own."""
+        """Return what a compaction kept of it: seen again there, and no decision of its own."""
         return Turn(
             parent=parent,
             kind=self.kind,
@@ -209,7 +209,7 @@ class SourceSlice:
 
     @property
     def place(self) -> Path:
-        """Where the bytes are read."""
+        """Return where the bytes are read."""
         return self.copy or self.path
 
 
@@ -253,7 +253,7 @@ class Ingester(Protocol):
     name: str
 
     def sniff(self, head: bytes) -> bool:
-        """Whether a file that starts with `head` is one of this agent's."""
+        """Return whether a file that starts with `head` is one of this agent's."""
         ...
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterable[SessionLog]:
@@ -262,7 +262,7 @@ class Ingester(Protocol):
 
 
 def path_to(turn: Turn | None) -> Iterator[Turn]:
-    """The turns from `turn` up to its root."""
+    """Yield the turns from `turn` up to its root."""
     while turn is not None:
         yield turn
         turn = turn.parent

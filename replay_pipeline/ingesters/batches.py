@@ -54,11 +54,11 @@ class TraceBatch:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of session files in the batch."""
+        """Return bytes of session files in the batch."""
         return sum((source.end or 0) - source.start for source in self.slices)
 
     def to_json(self) -> str:
-        """The manifest: equal batches give equal text."""
+        """Return the manifest: equal batches give equal text."""
         files = [
             _File(
                 path=str(source.path),
@@ -76,7 +76,7 @@ class TraceBatch:
 
 
 def default_sources() -> list[Path]:
-    """The folders where Claude Code keeps this user's sessions."""
+    """Return the folders where Claude Code keeps this user's sessions."""
     configured = environment("CLAUDE_CONFIG_DIR")
     roots = [Path(part) for part in (configured or "").split(",") if part.strip()]
     if not roots:
@@ -95,7 +95,7 @@ def discover(
     settle_s: float = 0.0,
     now: datetime | None = None,
 ) -> list[TraceBatch]:
-    """Batches of everything in `sources` that no batch in `known` covers.
+    """Return batches of everything in `sources` that no batch in `known` covers.
 
     Without `sources`, the folders of this user's Claude Code are searched. A session and its
     subagents are never parted. With `settle_s`, a file that was written to less than that many
@@ -131,7 +131,7 @@ def discover(
 
 
 def _next_key(last_key: str, members: list[tuple[SourceSlice, ReadMark]], now: datetime) -> str:
-    """A key that sorts after `last_key`: day of the newest file, number on that day, content.
+    """Return a key that sorts after `last_key`: day of the newest file, number on that day, content.
 
     A file from the future counts as one of today: the days of later keys never go back.
     """
@@ -155,7 +155,7 @@ def _files(sources: Sequence[Path]) -> list[Path]:
 
 
 def _groups(files: list[Path]) -> list[list[Path]]:
-    """Files of one session: `<id>.jsonl` and whatever lies under `<id>/`."""
+    """Return files of one session: `<id>.jsonl` and whatever lies under `<id>/`."""
     stems = {path.with_suffix("") for path in files}
     groups: dict[Path, list[Path]] = {}
     for path in files:
@@ -175,7 +175,7 @@ def _last_cursors(batches: Iterable[TraceBatch]) -> dict[Path, ReadMark]:
 def _new_bytes(
     path: Path, cursors: Mapping[Path, ReadMark], settle_s: float, now: datetime
 ) -> tuple[SourceSlice, ReadMark] | None:
-    """The slice of a file that no cursor covers, and the cursor after it."""
+    """Return the slice of a file that no cursor covers, and the cursor after it."""
     try:
         stat = path.stat()
         last = cursors.get(path)
@@ -244,7 +244,7 @@ def _complete_end(path: Path, n_bytes: int) -> int:
 
 
 def _before_open_call(path: Path, start: int, end: int) -> int:
-    """Where the last message begins if one of its calls has no answer yet, else `end`."""
+    """Return where the last message begins if one of its calls has no answer yet, else `end`."""
     first: int | None = None
     message_id, open_calls = None, set[str]()
     for offset, row in read_rows(path, ReadCounts(), end):
@@ -272,7 +272,7 @@ def _of_type(blocks: object, kind: str) -> list[Block]:
 def _packed(
     groups: list[list[tuple[SourceSlice, ReadMark]]], max_bytes: int, max_sessions: int
 ) -> list[list[tuple[SourceSlice, ReadMark]]]:
-    """Sessions in order, a new batch where a limit would be passed; none is ever empty."""
+    """Return sessions in order, a new batch where a limit would be passed; none is ever empty."""
     packed: list[list[tuple[SourceSlice, ReadMark]]] = []
     n_bytes = n_sessions = 0
     for group in groups:
@@ -313,7 +313,7 @@ def write_manifest(batch: TraceBatch, root: Place) -> Place:
 
 
 def read_manifest(key: str, root: Place) -> TraceBatch:
-    """The batch that was written under `key`.
+    """Return the batch that was written under `key`.
 
     Raises:
         IngestError: there is no such batch, or its manifest is damaged.
@@ -330,12 +330,12 @@ def read_manifest(key: str, root: Place) -> TraceBatch:
 
 
 def list_batches(root: Place) -> list[str]:
-    """Keys of every batch under `root`, sorted."""
+    """Return keys of every batch under `root`, sorted."""
     return names_of_json(root / "batches")
 
 
 def list_manifests(root: Place) -> list[TraceBatch]:
-    """Every batch under `root`, sorted by key: what `discover` calls `known`.
+    """Return every batch under `root`, sorted by key: what `discover` calls `known`.
 
     Raises:
         IngestError: a manifest is damaged.

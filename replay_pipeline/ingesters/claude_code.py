@@ -182,7 +182,7 @@ class _Tree:
                 ready.append(row.uuid or "")
 
     def _comes_later(self, uuid: str, offset: int) -> bool:
-        """Whether a row with this uuid may stand at or after `offset`."""
+        """Return whether a row with this uuid may stand at or after `offset`."""
         if self.path is None:
             return False
         if self.later_uuids is None:
@@ -427,7 +427,7 @@ class _Tree:
             self.preserved[uuid] = preserved
 
     def _kept_turns(self, metadata: dict[str, Any]) -> list[Turn]:
-        """The turns that a compaction kept word for word, in order."""
+        """Return the turns that a compaction kept word for word, in order."""
         listed = metadata.get("preservedMessages")
         if isinstance(listed, dict) and isinstance(listed.get("uuids"), list):
             turns = [self.by_row.get(u) for u in listed["uuids"] if isinstance(u, str)]
@@ -600,7 +600,7 @@ _TOLD_KINDS = _QUEUED_KINDS - {"user", "queued"}
 
 
 def _dead_end(turn: Turn, children: dict[Turn, list[Turn]]) -> list[Turn]:
-    """Give the turn and what the client told below it; nothing where the conversation goes on there."""
+    """Return the turn and what the client told below it; nothing where the conversation goes on there."""
     line = [turn]
     while below := children.get(line[-1]):
         is_told = len(below) == 1 and {below[0].kind, turn.kind} <= _TOLD_KINDS
@@ -637,7 +637,7 @@ def _thread(line: list[Turn], parent: Turn, children: dict[Turn, list[Turn]]) ->
 
 
 def _uuids_in(line: bytes | bytearray) -> Iterator[bytes]:
-    """Every `uuid` in a line: searching for the key alone is several times faster."""
+    """Yield every `uuid` in a line: searching for the key alone is several times faster."""
     position = line.find(_UUID_KEY)
     while position >= 0:
         position += len(_UUID_KEY)
@@ -656,7 +656,7 @@ class _Preserved:
         self.tail: Turn | None = None
 
     def uuids(self, by_row: dict[str, Turn | None]) -> list[str]:
-        """Rows of the kept turns: what follows may name any of them as parent."""
+        """Return rows of the kept turns: what follows may name any of them as parent."""
         kept = set(map(id, self.turns))
         return [uuid for uuid, turn in by_row.items() if id(turn) in kept]
 
@@ -687,7 +687,7 @@ class ClaudeCode:
     name = "claude_code"
 
     def sniff(self, head: bytes) -> bool:
-        """Whether rows of this format lie in `head`, the first bytes of a file."""
+        """Return whether rows of this format lie in `head`, the first bytes of a file."""
         for line in head.split(b"\n", 50)[:50]:
             for row in rows.rows_in(line, ReadCounts()):
                 if row.type in _ROW_TYPES and row.uuid and (row.session_id or row.message):
@@ -697,7 +697,7 @@ class ClaudeCode:
         return b'"parentUuid"' in head and b'"sessionId"' in head
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """The main conversation of `path` and those of its subagents, each a log of its own."""
+        """Yield the main conversation of `path` and those of its subagents, each a log of its own."""
         if path.name.startswith(_HOUSEKEEPING_AGENTS):
             for _ in rows.read_rows(path, counts, end):
                 counts.skipped["housekeeping_agent"] += 1
@@ -726,12 +726,12 @@ class ClaudeCode:
 
 
 def _session_id(known: str | None, row: Row, stem: str) -> str | None:
-    """Give the id of the file's name if a row has it, else the first."""
+    """Return the id of the file's name if a row has it, else the first."""
     return row.session_id if row.session_id == stem else known or row.session_id
 
 
 def _parts_of(path: Path, end: int) -> tuple[str | None, list[int]]:
-    """Give the id of a session, and where its parts begin and end that have nothing in common.
+    """Return the id of a session, and where its parts begin and end that have nothing in common.
 
     After a compaction the model starts anew, and so may the reader of a long file: where nothing
     that follows names anything that came before, all before it can be let go.
@@ -775,7 +775,7 @@ def _parts_of(path: Path, end: int) -> tuple[str | None, list[int]]:
 
 
 def _joined(names: "np.ndarray", sizes: "np.ndarray") -> set[int]:
-    """Give the parts that belong to the one before them, as a name stands in both or around both."""
+    """Return the parts that belong to the one before them, as a name stands in both or around both."""
     order = np.argsort(names, kind="stable")  # equal names side by side, each in the order of parts
     parts = np.searchsorted(sizes, order, side="right")
     is_same = np.diff(names[order]) == 0
@@ -785,7 +785,7 @@ def _joined(names: "np.ndarray", sizes: "np.ndarray") -> set[int]:
 
 
 def _names_in(row: Row) -> Iterator[str]:
-    """Give the ids of what a row is, and of what it speaks of, but for its parent."""
+    """Yield the ids of what a row is, and of what it speaks of, but for its parent."""
     message = row.message
     found = rows.progress_row(row.data) if row.type == "progress" else None
     names = [row.uuid, row.agent_id, row.interrupted_message_id, found and found[0]]
@@ -835,7 +835,7 @@ def _logs(
 
 
 def _shown(turns: list[Turn], sent: SentRequests | None, tree: _Tree) -> list[Turn]:
-    """Tell each decision what it was shown, as far as the log says that; gives the turns of that."""
+    """Attach to each decision what it was shown, and return the turns of that."""
     if sent is None and not tree.snapshots:
         return []
     shown = SentTurns(sent or SentRequests())

@@ -33,7 +33,7 @@ class Cline:
     name = "cline"
 
     def sniff(self, head: bytes) -> bool:
-        """Whether a list of messages begins here, or the document around one."""
+        """Return whether a list of messages begins here, or the document around one."""
         if _PARTS.match(head):
             return b'"sessionId"' in head and b'"origin"' in head
         return bool(_LIST.match(head)) and b'"role"' in head and b'"content"' in head
@@ -109,7 +109,7 @@ def _user(talk: Conversation, blocks: list[dict[str, Any]], timestamp: str | Non
 
 
 def _shown(block: Any) -> str:
-    """Give what the model sees of a block; that of a tool may be any JSON."""
+    """Return what the model sees of a block; that of a tool may be any JSON."""
     if as_dict(block).get("type") == "file":
         return as_text(block.get("content")) or ""
     return text_in(block) if as_text(as_dict(block).get("type")) else arguments_text(block)

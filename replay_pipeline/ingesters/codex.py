@@ -41,7 +41,7 @@ class Codex:
     name = "codex"
 
     def sniff(self, head: bytes) -> bool:
-        """Whether the first row is one of a rollout."""
+        """Return whether the first row is one of a rollout."""
         counts = ReadCounts()
         for row in objects_in(head.split(b"\n", 1)[0], counts):
             if as_text(row.get("type")) in _ENVELOPES and isinstance(row.get("payload"), dict):
@@ -50,7 +50,7 @@ class Codex:
         return head.startswith(b'{"timestamp"') and b'"session_meta"' in head[:200]
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """The one conversation of a rollout."""
+        """Yield the one conversation of a rollout."""
         talk = Conversation(path.stem, self.name)
         for offset, row in read_objects(path, counts, end):
             kind, payload = as_text(row.get("type")), as_dict(row.get("payload"))
@@ -193,7 +193,7 @@ def _message(
 
 
 def _output(output: Any) -> tuple[str, bool]:
-    """Text of a tool output, and whether the call failed."""
+    """Return text of a tool output, and whether the call failed."""
     if isinstance(output, dict):
         return text_in(output.get("content")), output.get("success") is False
     if isinstance(output, str) and output.startswith('{"output"'):

@@ -50,7 +50,7 @@ class Conversation:
         turn.flags.add("copy")
 
     def interrupted(self) -> bool:
-        """The user stopped the model's last message; `False` if something came after it."""
+        """Return the user stopped the model's last message; `False` if something came after it."""
         if self._tip is None or self._tip.kind != "assistant":
             return False
         self._tip.flags.add("interrupted")
@@ -59,7 +59,7 @@ class Conversation:
     def assistant(
         self, *, offset: int, timestamp: str | None = None, message_id: str | None = None
     ) -> Turn:
-        """The model's message at this point: the one being built, or a new one."""
+        """Return the model's message at this point: the one being built, or a new one."""
         turn = self._open
         is_other = message_id is not None and turn is not None and turn.message_id != message_id
         if turn is None or is_other:
@@ -80,7 +80,7 @@ class Conversation:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the model's last message is unfinished: no call yet, or one without an answer."""
+        """Return whether the model's last message is unfinished: no call yet, or one without an answer."""
         tip = self._tip
         return (
             tip is not None
@@ -89,7 +89,7 @@ class Conversation:
         )
 
     def call(self, turn: Turn, call_id: str | None, name: str, arguments: str) -> str:
-        """A call in the model's message; gives its id."""
+        """Return a call in the model's message; gives its id."""
         call_id = call_id or f"{turn.message_id}-{len(turn.calls)}"
         if call_id not in self._by_call:
             turn.calls.append(RecordedCall(call_id, name, arguments))
@@ -97,11 +97,11 @@ class Conversation:
         return call_id
 
     def result(self, call_id: str, text: str, *, is_error: bool = False) -> bool:
-        """The text that a call was answered with; `False` if there was no such call."""
+        """Return the text that a call was answered with; `False` if there was no such call."""
         return self.answer(call_id, Result(text, is_error))
 
     def answer(self, call_id: str, result: Result) -> bool:
-        """The answer to a call; `False` if there was no such call."""
+        """Return the answer to a call; `False` if there was no such call."""
         turn = self._by_call.get(call_id)
         if turn is None:
             return False
@@ -119,7 +119,7 @@ class Conversation:
                 return
 
     def log(self) -> SessionLog:
-        """The finished session; messages of the model without any content are left out."""
+        """Return the finished session; messages of the model without any content are left out."""
         kept: list[Turn] = []
         for turn in self.turns:
             while turn.parent is not None and _is_empty(turn.parent):
@@ -132,7 +132,7 @@ class Conversation:
         )
 
     def _shape(self, turns: list[Turn]) -> list[Turn]:
-        """Tell every decision the system prompt, where there is one; gives the turn that holds it."""
+        """Attach the system prompt to every decision, and return the turn that holds it."""
         if self.system is None:
             return []
         shape = Turn(

@@ -43,7 +43,7 @@ class Copilot:
     name = "copilot"
 
     def sniff(self, head: bytes) -> bool:
-        """Whether events with this envelope lie in `head`."""
+        """Return whether events with this envelope lie in `head`."""
         counts = ReadCounts()
         for line in head.split(b"\n")[:_HEAD_LINES]:
             for event in objects_in(line, counts):
@@ -53,7 +53,7 @@ class Copilot:
         return head.startswith(b'{"type":"session.start"') and b'"copilotVersion"' in head
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """The main conversation of a session and those of its subagents, each a log of its own."""
+        """Yield the main conversation of a session and those of its subagents, each a log of its own."""
         session = _Session(path.parent.name if path.stem == "events" else path.stem)
         for offset, event in read_objects(path, counts, end):
             counts.count(session.take(offset, event))
@@ -102,7 +102,7 @@ class _Session:
         return handler(self, _Event(agent, data, offset, as_text(event.get("timestamp"))))
 
     def talk(self, event: _Event) -> Conversation:
-        """The conversation that an event belongs to."""
+        """Return the conversation that an event belongs to."""
         if not event.agent:
             return self.main
         talk = self.subagents.get(event.agent)
@@ -117,7 +117,7 @@ class _Session:
         return talk
 
     def logs(self) -> Iterator[SessionLog]:
-        """The finished conversations."""
+        """Yield the finished conversations."""
         yield self.main.log()
         for agent_id, talk in self.subagents.items():
             log = talk.log()

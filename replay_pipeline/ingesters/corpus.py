@@ -116,7 +116,7 @@ class IngestReport:
     predicted within 10 % of it."""
 
     def to_json(self) -> dict[str, Any]:
-        """Give the report as plain JSON values, names in order."""
+        """Return the report as plain JSON values, names in order."""
         return {
             name: dict(sorted(value.items())) if isinstance(value, dict) else value
             for name, value in vars(self).items()
@@ -151,28 +151,28 @@ class IngestResult:
 
     @property
     def state_ids(self) -> set[str]:
-        """Ids of the decisions that have a row."""
+        """Return ids of the decisions that have a row."""
         parts = self.parts["states"]
         return {state_id for part in parts for state_id in part["state_id"].to_pylist()}
 
     @cached_property
     def sessions(self) -> pa.Table:
-        """One row per conversation."""
+        """Return one row per conversation."""
         return pa.concat_tables(self.parts["sessions"])
 
     @cached_property
     def turns(self) -> pa.Table:
-        """One row per message group."""
+        """Return one row per message group."""
         return pa.concat_tables(self.parts["turns"])
 
     @cached_property
     def states(self) -> pa.Table:
-        """One row per decision."""
+        """Return one row per decision."""
         return pa.concat_tables(self.parts["states"])
 
     @cached_property
     def tools(self) -> pa.Table:
-        """One row per tool and release series."""
+        """Return one row per tool and release series."""
         return pa.concat_tables(self.parts["tools"])
 
 
@@ -281,7 +281,7 @@ def _may_be_session(path: Path) -> bool:
 
 
 def _size(source: SourceSlice) -> int:
-    """Bytes of a slice, 0 of a file that cannot be looked at."""
+    """Return bytes of a slice, 0 of a file that cannot be looked at."""
     try:
         end = source.place.stat().st_size if source.end is None else source.end
     except OSError:
@@ -290,7 +290,7 @@ def _size(source: SourceSlice) -> int:
 
 
 def _in_order(slices: list[SourceSlice]) -> list[SourceSlice]:
-    """Subagents before the sessions that quote them, long files before their partial copies."""
+    """Return subagents before the sessions that quote them, long files before their partial copies."""
 
     def key(source: SourceSlice) -> tuple[bool, int, str, int]:
         try:
@@ -437,7 +437,7 @@ class _Corpus:
     def _decided(
         self, log: SessionLog, source: SourceSlice, before: Mapping[str, bytes]
     ) -> tuple[list[tuple[str, Turn]], list[Turn], dict[Turn, Label]]:
-        """Give the new decisions of a conversation, the turns they need, and what became of all."""
+        """Return the new decisions of a conversation, the turns they need, and what became of all."""
         labels = label_turns(log.turns)
         self._learn_tools(log)
         fresh = self._fresh(log, source, before, labels)
@@ -471,7 +471,7 @@ class _Corpus:
         before: Mapping[str, bytes],
         labels: Mapping[Turn, Label],
     ) -> list[tuple[str, Turn]]:
-        """The states that came or changed since the slice began, and belong to nobody else.
+        """Return the states that came or changed since the slice began, and belong to nobody else.
 
         Args:
             log: one conversation of the file.
@@ -512,7 +512,7 @@ class _Corpus:
     def _unique_id(
         self, log: SessionLog, source: SourceSlice, fresh: list[tuple[str, Turn]]
     ) -> str:
-        """The session's id; a second file under the same id gets a name by its own content."""
+        """Return the session's id; a second file under the same id gets a name by its own content."""
         session_id = log.session_id
         if source.revision:
             session_id += f"~{source.revision}"
@@ -536,7 +536,7 @@ class _Corpus:
                 self.tools.see(call.name, call.arguments, turn.version)
 
     def result(self, tool_overrides: Mapping[str, Tool] | None) -> IngestResult:
-        """The finished tables."""
+        """Return the finished tables."""
         tools = Columns("tools")
         cleaner = Cleaner(self.redactor, frozenset(self.users))
         for row in self.tools.rows(tool_overrides):
@@ -575,7 +575,7 @@ class _Corpus:
 
 
 def _needed(log: SessionLog, fresh: list[tuple[str, Turn]]) -> list[Turn]:
-    """The new states and everything on their paths, in the order of the file; last what was sent."""
+    """Return the new states and everything on their paths, in the order of the file; last what was sent."""
     needed: set[Turn] = set()
     for _, state in fresh:
         for end in (state, state.sent, state.shape):

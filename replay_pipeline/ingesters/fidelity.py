@@ -52,7 +52,7 @@ def n_tokens_of(turn: Turn) -> float:
 
 
 def n_tokens_of_result(result: Result) -> float:
-    """Estimated tokens of one tool result."""
+    """Return estimated tokens of one tool result."""
     if result.n_tokens is None:
         text = result.text
         n_images = text.count("[image]") if len(text) < 1_000 else 0
@@ -120,7 +120,7 @@ def predict_context(turns: Sequence[Turn], *, agent: str = FITTED_AGENT) -> dict
 
 
 def _scale_of(runs: Iterable[list[Turn]], costs: "_Costs") -> float:
-    """Recorded tokens for one that is estimated, as the median over all steps."""
+    """Return recorded tokens for one that is estimated, as the median over all steps."""
     steps = [
         ((_n_recorded(after) - _n_recorded(before)) / growth)
         for states in runs
@@ -169,7 +169,7 @@ _MIN_FALLEN_TOKENS = 4_000
 
 
 def _is_told_otherwise(before: Turn, turn: Turn) -> bool:
-    """Whether the cache lost the beginning of the prompt: other tools or another system prompt."""
+    """Return whether the cache lost the beginning of the prompt: other tools or another system prompt."""
     if before.usage is None or turn.usage is None or turn.usage.n_cache_read:
         return False
     return bool(before.usage.n_cache_read + before.usage.n_cache_creation)
@@ -205,7 +205,7 @@ class _Costs:
         self.run[turn] = turn if self._begins_run(turn) else self.run[above] if above else None
 
     def _begins_run(self, turn: Turn) -> bool:
-        """Whether the client was started again, or changed its model: it tells it other things."""
+        """Return whether the client was started again, or changed its model: it tells it other things."""
         above = turn.parent
         if above is None:
             return False
@@ -219,7 +219,7 @@ class _Costs:
         return is_newer or bool(turn.model and before and turn.model != before)
 
     def oldest_results(self, turn: Turn | None, n_tokens: float) -> list[str]:
-        """Calls above whose results come to about so many tokens, the oldest first; none if too few."""
+        """Return calls above whose results come to about so many tokens, the oldest first; none if too few."""
         path = list(path_to(turn))
         gone = {call_id for above in path for call_id in above.cleared}
         found: list[str] = []

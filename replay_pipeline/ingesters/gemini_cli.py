@@ -24,7 +24,7 @@ class GeminiCli:
     name = "gemini_cli"
 
     def sniff(self, head: bytes) -> bool:
-        """Whether the head of a chat is in `head`."""
+        """Return whether the head of a chat is in `head`."""
         return (
             head.lstrip().startswith(b"{")
             and b'"sessionId"' in head
@@ -33,7 +33,7 @@ class GeminiCli:
         )
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """The one conversation of a chat."""
+        """Yield the one conversation of a chat."""
         document = read_document(path)
         talk = Conversation(path.stem, self.name)
         rows: Iterable[tuple[int, Any]]

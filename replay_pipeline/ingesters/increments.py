@@ -99,7 +99,7 @@ def _action(row: Mapping[str, str | None]) -> Message:
 
 
 def _paths(rows: list[dict[str, Any]], states: pa.Table) -> set[tuple[str, int]]:
-    """Turns on the paths of the states, by session and index."""
+    """Return turns on the paths of the states, by session and index."""
     parents = {(row["session_id"], row["turn_idx"]): row["parent_turn_idx"] for row in rows}
     needed: set[tuple[str, int]] = set()
     ends = ("turn_idx", "sent_turn_idx", "shape_turn_idx")

@@ -50,7 +50,7 @@ def lines_in(path: Path, start: int = 0, end: int | None = None) -> Iterator[byt
 
 @contextmanager
 def in_utf_8(source: SourceSlice) -> Iterator[SourceSlice]:
-    """Give a slice as it is, or one of a copy if its file is UTF-16, which PowerShell writes."""
+    """Yield a slice as it is, or one of a copy if its file is UTF-16, which PowerShell writes."""
     data = b""
     with suppress(OSError), source.place.open("rb") as file:  # who reads it next tells
         if (head := file.read(2)) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
@@ -114,7 +114,7 @@ _MAX_TRIES = 10_000
 
 
 def _next_row(text: str, position: int) -> int:
-    """Where the next whole row begins; the end of the text if there is none."""
+    """Return where the next whole row begins; the end of the text if there is none."""
     for _ in range(_MAX_TRIES):
         position = text.find('{"', position)
         if position < 0:
@@ -140,7 +140,7 @@ def _cleaned(value: dict[str, Any], counts: ReadCounts) -> dict[str, Any]:
 
 
 def without_surrogates(text: str) -> str:
-    """`text` with each half of a surrogate pair replaced by U+FFFD."""
+    """Return `text` with each half of a surrogate pair replaced by U+FFFD."""
     return _LONE_SURROGATE.sub("\ufffd", text)
 
 
@@ -164,7 +164,7 @@ def read_objects(
 
 
 def read_document(path: Path) -> Any:
-    """A file that is one JSON document; `None` if it is not."""
+    """Return a file that is one JSON document; `None` if it is not."""
     try:
         text = path.read_bytes().strip(_JUNK).decode("utf-8", "replace")
         value = json.loads(text, strict=False)
@@ -174,28 +174,28 @@ def read_document(path: Path) -> Any:
 
 
 def as_dict(value: Any) -> dict[str, Any]:
-    """`value` if it is an object, else an empty one."""
+    """Return `value` if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def as_list(value: Any) -> list[Any]:
-    """`value` if it is a list, else an empty one."""
+    """Return `value` if it is a list, else an empty one."""
     return value if isinstance(value, list) else []
 
 
 def as_text(value: Any) -> str | None:
-    """`value` if it is a string that is not empty."""
+    """Return `value` if it is a string that is not empty."""
     return value if isinstance(value, str) and value else None
 
 
 def as_count(value: Any) -> int:
-    """`value` if it is a sensible number of tokens, else 0."""
+    """Return `value` if it is a sensible number of tokens, else 0."""
     is_count = isinstance(value, int) and not isinstance(value, bool)
     return value if is_count and 0 <= value < 1 << 42 else 0
 
 
 def moment_of(milliseconds: Any) -> str | None:
-    """Give a time in milliseconds since 1970 as other logs write it; `None` if it is no time."""
+    """Return a time in milliseconds since 1970 as other logs write it; `None` if it is no time."""
     if not (n_ms := as_count(milliseconds)):
         return None
     try:
@@ -210,7 +210,7 @@ def digest_of(value: Any) -> str:
 
 
 def text_in(content: Any) -> str:
-    """The text of a string, or of content parts; other parts are named in brackets."""
+    """Return the text of a string, or of content parts; other parts are named in brackets."""
     if isinstance(content, str):
         return content
     if isinstance(content, dict):
@@ -230,7 +230,7 @@ def text_in(content: Any) -> str:
 
 
 def arguments_text(value: Any) -> str:
-    """Arguments of a call as JSON text."""
+    """Return arguments of a call as JSON text."""
     if isinstance(value, str):
         return value or "{}"
     return json.dumps({} if value is None else value, ensure_ascii=False, separators=(",", ":"))

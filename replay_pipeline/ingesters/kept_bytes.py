@@ -48,7 +48,7 @@ def kept_files(batch: TraceBatch, folder: Path) -> list[Path]:
 
 
 def is_there(source: SourceSlice, tail: str) -> bool:
-    """Whether the file still has the bytes of the slice, by those at its end."""
+    """Return whether the file still has the bytes of the slice, by those at its end."""
     try:
         return tail_sha(source.path, source.end or 0) == tail
     except OSError:
@@ -56,7 +56,7 @@ def is_there(source: SourceSlice, tail: str) -> bool:
 
 
 def is_kept(source: SourceSlice, folder: Path) -> bool:
-    """Whether every byte up to the end of the slice is kept."""
+    """Return whether every byte up to the end of the slice is kept."""
     return bool(_pieces(source, folder))
 
 
@@ -72,7 +72,7 @@ def restore(source: SourceSlice, folder: Path, into: Path) -> Path:
 
 
 def _pieces(source: SourceSlice, folder: Path) -> list[Path]:
-    """The pieces that make up the log until the end of the slice; none if one is missing."""
+    """Return the pieces that make up the log until the end of the slice; none if one is missing."""
     pieces: list[Path] = []
     position = 0
     for piece in sorted(_folder(source, folder).glob("*.zst")):
@@ -92,7 +92,7 @@ def _folder(source: SourceSlice, folder: Path) -> Path:
 
 
 def _has_parts_elsewhere(path: Path) -> bool:
-    """Whether the file is only the head of a session, whose messages are files of their own."""
+    """Return whether the file is only the head of a session, whose messages are files of their own."""
     return len(path.parents) > 2 and (path.parents[2] / "message").is_dir()
 
 

@@ -54,7 +54,7 @@ class Label(msgspec.Struct, eq=False):
 
 
 def judge_result(result: Result) -> tuple[Outcome, str | None]:
-    """The outcome of one call, and its error kind if the call itself failed."""
+    """Return the outcome of one call, and its error kind if the call itself failed."""
     verdict = result.verdict
     if verdict is None:
         verdict = result.verdict = _judged(result)
@@ -83,7 +83,7 @@ def _head(text: str) -> str:
 
 
 def error_kind(text: str) -> str:
-    """The kind of a tool error by its text; `other` when no rule knows it."""
+    """Return the kind of a tool error by its text; `other` when no rule knows it."""
     return _kind_of(_head(text))
 
 
@@ -95,7 +95,7 @@ def _kind_of(text: str) -> str:
 
 
 def feedback_in(result: Result) -> str | None:
-    """What the user said while rejecting the call."""
+    """Return what the user said while rejecting the call."""
     if result.feedback:
         return result.feedback.strip() or None
     match = _FEEDBACK.search(result.text)
@@ -103,7 +103,7 @@ def feedback_in(result: Result) -> str | None:
 
 
 def shortened(text: str, n_chars: int = MAX_HINT_CHARS) -> str:
-    """Head and tail of a long text."""
+    """Return head and tail of a long text."""
     if len(text) <= n_chars:
         return text
     half = (n_chars - 5) // 2
@@ -111,7 +111,7 @@ def shortened(text: str, n_chars: int = MAX_HINT_CHARS) -> str:
 
 
 def label_turns(turns: list[Turn]) -> dict[Turn, Label]:
-    """A label for each state among the turns of one conversation."""
+    """Return a label for each state among the turns of one conversation."""
     children: dict[Turn, list[Turn]] = {}
     for turn in turns:
         if turn.parent is not None:
@@ -124,7 +124,7 @@ def label_turns(turns: list[Turn]) -> dict[Turn, Label]:
 
 
 def _has_forks(turns: list[Turn], children: Mapping[Turn, list[Turn]]) -> bool:
-    """Whether two turns stand at one place; most sessions are a single line."""
+    """Return whether two turns stand at one place; most sessions are a single line."""
     roots = [turn.segment for turn in turns if turn.parent is None]
     return len(set(roots)) < len(roots) or any(len(below) > 1 for below in children.values())
 
@@ -173,7 +173,7 @@ def _hint(outcome: Outcome, result: Result) -> str | None:
 
 
 def _next_words(turn: Turn, children: Mapping[Turn, list[Turn]]) -> str | None:
-    """What the user typed right after stopping the agent."""
+    """Return what the user typed right after stopping the agent."""
     below = children.get(turn, [])
     while below:
         for child in below:
@@ -184,7 +184,7 @@ def _next_words(turn: Turn, children: Mapping[Turn, list[Turn]]) -> str | None:
 
 
 def target_of(arguments: str) -> str:
-    """What a call acts on: its file, or the head of its shell command; empty if neither."""
+    """Return what a call acts on: its file, or the head of its shell command; empty if neither."""
     try:
         value = msgspec.json.decode(arguments)
     except UNREADABLE:
@@ -202,7 +202,7 @@ def target_of(arguments: str) -> str:
 
 
 def _command_head(command: str) -> str:
-    """Program and subcommand of the last command after `cd x &&`."""
+    """Return program and subcommand of the last command after `cd x &&`."""
     last = re.split(r"&&|;", re.sub(r"^\s*cd\s+\S+\s*(?:&&|;)\s*", "", command))[0]
     words = [w for w in last.split() if "=" not in w.split("/")[0]]
     head = words[:1]
@@ -237,7 +237,7 @@ def _find_recoveries(turns: list[Turn], labels: dict[Turn, Label]) -> None:
 
 
 def _recovers(turn: Turn, failed: Turn, labels: dict[Turn, Label]) -> bool:
-    """Whether `turn` lies below `failed` in its segment; then the link is made."""
+    """Return whether `turn` lies below `failed` in its segment; then the link is made."""
     if failed is turn or failed.segment != turn.segment:
         return False
     for distance, above in enumerate(path_to(turn.parent)):

@@ -31,12 +31,12 @@ Rows = dict[str, list[Any]]
 
 
 def state_ids_of(turns: Sequence[Turn]) -> list[str]:
-    """Ids of decisions: stable under copies, forks, redaction and versions of this program."""
+    """Return ids of decisions: stable under copies, forks, redaction and versions of this program."""
     return state_ids_for([turn.message_id or turn.uuid for turn in turns])
 
 
 def state_ids_for(messages: Sequence[str]) -> list[str]:
-    """Ids of the decisions that messages made, each known by its id, else the `uuid` of its row."""
+    """Return ids of the decisions that messages made, each known by its id, else the `uuid` of its row."""
     digests = b"".join(
         hashlib.blake2b(message.encode(), digest_size=_ID_BYTES).digest() for message in messages
     )
@@ -47,12 +47,12 @@ def state_ids_for(messages: Sequence[str]) -> list[str]:
 
 
 def state_id_of(turn: Turn) -> str:
-    """The id of one decision, as `state_ids_of` gives it."""
+    """Return the id of one decision, as `state_ids_of` gives it."""
     return state_ids_of([turn])[0]
 
 
 def sha_of(value: str | bytes) -> str:
-    """Short hash that names a path or a piece of a file."""
+    """Return short hash that names a path or a piece of a file."""
     data = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
@@ -73,17 +73,17 @@ class Cleaner:
             self._redactor.prepare(texts, users=self._users)
 
     def text(self, text: str) -> str:
-        """One text."""
+        """Return one text."""
         return text if self._redactor is None else self._redactor.text(text, users=self._users)
 
     def texts(self, texts: Sequence[str | None]) -> list[str | None]:
-        """Many texts; what is empty becomes `None`."""
+        """Return many texts; what is empty becomes `None`."""
         if self._redactor is None:
             return [text or None for text in texts]
         return [self.text(text) if text else None for text in texts]
 
     def arguments(self, text: str, strings: Iterable[str] | None = None) -> str:
-        """Arguments with every string in them redacted, else as they were recorded.
+        """Return arguments with every string in them redacted, else as they were recorded.
 
         Args:
             text: the arguments.
@@ -102,7 +102,7 @@ class Cleaner:
 
 
 def texts_of(turns: Sequence[Turn], *, keeps: bool = False) -> Iterator[str]:
-    """Give every text of the turns that will be redacted.
+    """Yield every text of the turns that will be redacted.
 
     Args:
         turns: whose texts.
@@ -129,7 +129,7 @@ _ACCOUNTS = re.compile(r"(?:#?\d+\W{1,4})?([A-Za-z][\w-]{2,38})")
 
 
 def accounts_in(turns: Sequence[Turn]) -> Iterator[str]:
-    """Give the accounts that a call asked for by a query for `login`, as an author's line each.
+    """Yield the accounts that a call asked for by a query for `login`, as an author's line each.
 
     Nothing else tells that these words are names: bare, or each behind a number.
     """
@@ -141,14 +141,14 @@ def accounts_in(turns: Sequence[Turn]) -> Iterator[str]:
 
 
 def hints_of(turns: Sequence[Turn], labels: Mapping[Turn, Label]) -> Iterator[str]:
-    """Every hint at the turns."""
+    """Yield every hint at the turns."""
     for turn in turns:
         if turn in labels and (hint := labels[turn].hint):
             yield hint
 
 
 def pieces_of(turns: list[Turn]) -> Iterator[list[Turn]]:
-    """The turns in order, cut where the results of calls come to some megabytes."""
+    """Yield the turns in order, cut where the results of calls come to some megabytes."""
     start = n_chars = 0
     for position, turn in enumerate(turns, 1):
         n_chars += sum(result.n_bytes or len(result.text) for result in turn.results.values())
@@ -160,7 +160,7 @@ def pieces_of(turns: list[Turn]) -> Iterator[list[Turn]]:
 
 
 def _strings_in(arguments: str) -> Iterator[str]:
-    """Every string in arguments, or the text that they are."""
+    """Yield every string in arguments, or the text that they are."""
     try:
         values = [_decode(arguments)]
     except UNREADABLE:
@@ -177,7 +177,7 @@ def _strings_in(arguments: str) -> Iterator[str]:
 
 
 def _replaced(value: Any, clean: Mapping[str, str]) -> Any:
-    """Give JSON with other strings in place of those in `clean`, names among them."""
+    """Return JSON with other strings in place of those in `clean`, names among them."""
     if isinstance(value, str):
         return clean.get(value, value)
     if isinstance(value, list):
@@ -214,7 +214,7 @@ class LogRows:
         self._moments = [_milliseconds(turn.timestamp) for turn in log.turns]
 
     def turns(self, kept: Sequence[Turn]) -> Rows:
-        """Rows of `turns` for some of those that are kept, in the order of the file."""
+        """Return rows of `turns` for some of those that are kept, in the order of the file."""
         clean = self._cleaner
         usages = [turn.usage for turn in kept]
         return {
@@ -241,7 +241,7 @@ class LogRows:
         }
 
     def states(self, kept: Sequence[Turn], labels_of: Mapping[Turn, Label]) -> Rows:
-        """Rows of `states`: the fresh decisions among these turns."""
+        """Return rows of `states`: the fresh decisions among these turns."""
         clean, depth, predicted = self._cleaner, self._depths, self._predicted
         states = [turn for turn in kept if turn in self._state_ids]
         labels = [labels_of[turn] for turn in states]
@@ -282,7 +282,7 @@ class LogRows:
         }
 
     def session(self, *, n_states: int, hash_project: bool) -> dict[str, Any]:
-        """The row of `sessions`, without its source and `counts_of`."""
+        """Return the row of `sessions`, without its source and `counts_of`."""
         log = self._log
         cwd = self._cwd
         moments = [moment for moment in self._moments if moment is not None]
@@ -324,7 +324,7 @@ class LogRows:
         return _encode(self._messages(turn))
 
     def _messages(self, turn: Turn) -> list[Message]:
-        """What the turn adds to a prefix, apart from an action that `states` holds."""
+        """Return what the turn adds to a prefix, apart from an action that `states` holds."""
         if turn.kind == "microcompact":
             return []
         clean = self._cleaner
@@ -345,7 +345,7 @@ class LogRows:
 
 
 def counts_of(counts: ReadCounts) -> dict[str, Any]:
-    """The columns of `sessions` that tell what became of the rows of its file."""
+    """Return the columns of `sessions` that tell what became of the rows of its file."""
     return {
         "n_rows": counts.rows,
         "n_rows_used": counts.rows_used,
@@ -354,7 +354,7 @@ def counts_of(counts: ReadCounts) -> dict[str, Any]:
 
 
 def joined_sessions(row: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of `sessions` for two parts of one conversation."""
+    """Return the row of `sessions` for two parts of one conversation."""
     joined = dict(row)
     for name in ("versions", "models"):
         joined[name] = sorted({*row[name], *more[name]})

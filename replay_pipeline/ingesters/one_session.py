@@ -26,7 +26,7 @@ class ClaudeCodeIngester:
         self.salt = salt
 
     def ingest(self, path: Path | str) -> Iterator[TraceState]:
-        """Every decision in `path`, a session file or a folder of them, with its full prefix.
+        """Yield every decision in `path`, a session file or a folder of them, with its full prefix.
 
         Raises:
             IngestError: `path` does not exist, cannot be read, or holds no session.

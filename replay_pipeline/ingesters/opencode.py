@@ -27,7 +27,7 @@ class OpenCode:
     name = "opencode"
 
     def sniff(self, head: bytes) -> bool:
-        """Whether the head of an export or of a session's storage file is in `head`."""
+        """Return whether the head of an export or of a session's storage file is in `head`."""
         start = head.lstrip()
         if not start.startswith(b"{") or b'"ses_' not in head:
             return False
@@ -54,7 +54,7 @@ class OpenCode:
 
 
 def _stored(path: Path, session_id: str) -> list[dict[str, Any]]:
-    """Messages and parts that lie beside a stored session."""
+    """Return messages and parts that lie beside a stored session."""
     if len(path.parents) < 3:
         return []
     storage = path.parents[2]

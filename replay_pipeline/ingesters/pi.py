@@ -39,13 +39,13 @@ class Pi:
     name = "pi"
 
     def sniff(self, head: bytes) -> bool:
-        """Whether the first row is the header of a session."""
+        """Return whether the first row is the header of a session."""
         for row in objects_in(head.split(b"\n", 1)[0], ReadCounts()):
             return row.get("type") == "session" and {"id", "timestamp", "cwd"} <= row.keys()
         return False
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """The one conversation of a session, with all its branches."""
+        """Yield the one conversation of a session, with all its branches."""
         session = _Session(path.stem)
         for offset, entry in read_objects(path, counts, end):
             counts.count(session.take(offset, entry))
@@ -198,7 +198,7 @@ class _Session:
 
 
 def _shell_text(message: dict[str, Any]) -> str:
-    """Tell of a command of the user in the words of the client."""
+    """Return a command of the user in the words of the client."""
     output = text_in(message.get("output"))
     text = f"Ran `{message.get('command')}`\n" + (
         f"```\n{output}\n```" if output else "(no output)"

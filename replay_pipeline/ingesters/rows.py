@@ -129,7 +129,7 @@ def read_rows(
 
 
 def rows_in(line: bytes, counts: ReadCounts) -> list[Row]:
-    """The rows of one line, repaired where that is needed."""
+    """Return the rows of one line, repaired where that is needed."""
     try:
         return [_decode(line)]
     except UNREADABLE:
@@ -137,13 +137,13 @@ def rows_in(line: bytes, counts: ReadCounts) -> list[Row]:
 
 
 def repaired(line: bytes | bytearray, counts: ReadCounts) -> Iterator[Row]:
-    """The rows of a line that is not one well-formed row: glued, mistyped or damaged ones."""
+    """Yield the rows of a line that is not one well-formed row: glued, mistyped or damaged ones."""
     for value in objects_in(line, counts):
         yield row_of(value, counts)
 
 
 def row_of(value: dict[str, Any], counts: ReadCounts) -> Row:
-    """A row from loosely typed JSON: fields of a wrong type are left out."""
+    """Return a row from loosely typed JSON: fields of a wrong type are left out."""
     try:
         return msgspec.convert(_as_raw(value), Row)
     except msgspec.ValidationError:
@@ -179,7 +179,7 @@ def _raw_block(block: Any) -> Any:
 
 
 def _raw(value: Any) -> msgspec.Raw:
-    """A value as JSON; empty if it is nested too deeply."""
+    """Return a value as JSON; empty if it is nested too deeply."""
     try:
         return msgspec.Raw(msgspec.json.encode(value))
     except RecursionError:
@@ -187,7 +187,7 @@ def _raw(value: Any) -> msgspec.Raw:
 
 
 def _content_of(value: Any) -> str | list[Block] | None:
-    """What a tool result holds, whatever its type: of blocks that which can be shown."""
+    """Return what a tool result holds, whatever its type: of blocks that which can be shown."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -214,7 +214,7 @@ def _with_fields(made: _S, value: dict[str, Any], *, leave_out: str = "") -> _S:
 
 
 def _salvaged(value: dict[str, Any]) -> Row:
-    """The row with each field kept that has its right type."""
+    """Return the row with each field kept that has its right type."""
     raw = _as_raw(value)
     row = _with_fields(Row(), raw, leave_out="message")
     if isinstance(value.get("message"), dict):
@@ -239,7 +239,7 @@ def _salvaged_block(value: Any) -> Block:
 
 
 def progress_row(data: msgspec.Raw) -> tuple[str, Row] | None:
-    """The subagent and its row inside a progress row, if it carries one."""
+    """Return the subagent and its row inside a progress row, if it carries one."""
     try:
         progress = _decode_progress(data)
     except UNREADABLE:
@@ -258,14 +258,14 @@ def _salvaged_progress(value: dict[str, Any]) -> ProgressData:
 
 
 def text_of(content: str | list[Block] | None) -> str:
-    """The text of a tool result: a string, or blocks of which only text can be shown."""
+    """Return the text of a tool result: a string, or blocks of which only text can be shown."""
     if isinstance(content, str):
         return content
     return "\n".join(b.text if b.text is not None else f"[{b.type}]" for b in content or ())
 
 
 def json_text(raw: msgspec.Raw) -> str:
-    """A value as it was recorded."""
+    """Return a value as it was recorded."""
     return str(memoryview(raw), "utf-8", "replace")
 
 
@@ -278,7 +278,7 @@ def value_of(raw: msgspec.Raw) -> Any:
 
 
 def loose(raw: msgspec.Raw) -> dict[str, Any]:
-    """A side-car as plain JSON; empty when it is absent or no object."""
+    """Return a side-car as plain JSON; empty when it is absent or no object."""
     value = value_of(raw)
     return value if isinstance(value, dict) else {}
 
@@ -292,7 +292,7 @@ def origins_of(row: Row) -> Iterator[str]:
 
 
 def replacements(raw: msgspec.Raw) -> Iterator[tuple[str, str]]:
-    """Give the calls whose results were shown otherwise, each with what was shown."""
+    """Yield the calls whose results were shown otherwise, each with what was shown."""
     found = value_of(raw)
     for item in found if isinstance(found, list) else ():
         if isinstance(item, dict):

@@ -217,7 +217,7 @@ class SentTurns:
         self._known: dict[tuple[Turn | None, str], Turn] = {}
 
     def put(self, turn: Turn) -> bool:
-        """Tell a decision what it was shown; `False` where its request is not met."""
+        """Attach to a decision what it was shown; return `False` where its request is not met."""
         found = self._sent.met(turn.request or "")
         if found is None:
             return False
@@ -231,7 +231,7 @@ class SentTurns:
         return True
 
     def put_shape(self, turn: Turn, shape: dict[str, Any]) -> None:
-        """Tell a decision the system prompt and the tools that it was shown."""
+        """Attach to a decision the system prompt and the tools that it was shown."""
         turn.shape = self._turn(None, hash_of(shape), "shape", shape)
 
     def _turn(self, above: Turn | None, name: str, kind: str, value: Any) -> Turn:

@@ -108,7 +108,7 @@ def _json_type(value: Any) -> str:
 
 
 def series_of(version: str | None) -> str:
-    """The release series of a version: `2.1.38` is of `2.1`."""
+    """Return the release series of a version: `2.1.38` is of `2.1`."""
     return ".".join((version or "").split(".")[:2])
 
 
@@ -125,7 +125,7 @@ def _number(series: str) -> tuple[int, int]:
 
 @cache
 def offered_tools(series: str) -> dict[str, Tool]:
-    """Give the tools of Claude Code itself in a release series, by name; of the newest if unknown.
+    """Return the tools of Claude Code itself in a release series, by name; of the newest if unknown.
 
     The list is written down, not learnt: requests keep their hashes whatever else is read.
     """
@@ -143,7 +143,7 @@ _SPANS: dict[str, Any] = {each["name"]: each for each in _KNOWN_TOOLS["claude_co
 
 @cache
 def known_tools() -> dict[str, Tool]:
-    """Give the tools of Claude Code in any release series, by name."""
+    """Return the tools of Claude Code in any release series, by name."""
     return {
         name: {
             "type": "function",
@@ -205,7 +205,7 @@ class ToolLearner:
             self._shapes.setdefault((name, ""), _Shape())
 
     def rows(self, overrides: Mapping[str, Tool] | None = None) -> list[dict[str, Any]]:
-        """Rows of the `tools` table, sorted by name and series."""
+        """Return rows of the `tools` table, sorted by name and series."""
         self._learn_flat()
         overrides = overrides or {}
         rows = []
@@ -243,7 +243,7 @@ def _tool(name: str, parameters: dict[str, Any]) -> Tool:
 
 
 def merge_schemas(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """A schema that accepts whatever one of the two accepts."""
+    """Return a schema that accepts whatever one of the two accepts."""
     types = _types(a) | _types(b)
     if "number" in types:
         types.discard("integer")
@@ -282,7 +282,7 @@ def _types(schema: dict[str, Any]) -> set[str]:
 
 
 def merge_tools(tools: Iterable[Tool]) -> Tool:
-    """One definition for several inferred for the same name."""
+    """Return one definition for several inferred for the same name."""
     merged: Tool | None = None
     for tool in tools:
         if merged is None:

@@ -110,22 +110,22 @@ class Traces:
 
     @cached_property
     def sessions(self) -> "pl.DataFrame":
-        """One row per conversation."""
+        """Return one row per conversation."""
         return _frame(self._sessions)
 
     @cached_property
     def turns(self) -> "pl.DataFrame":
-        """One row per message group; `parent_turn_idx` makes them a tree."""
+        """Return one row per message group; `parent_turn_idx` makes them a tree."""
         return _frame(self._turns)
 
     @cached_property
     def states(self) -> "pl.DataFrame":
-        """One row per decision of the student."""
+        """Return one row per decision of the student."""
         return _frame(self._states)
 
     @cached_property
     def tools(self) -> "pl.DataFrame":
-        """One row per tool and release series."""
+        """Return one row per tool and release series."""
         return _frame(self._tools)
 
     def __len__(self) -> int:
@@ -173,7 +173,7 @@ class Traces:
 
     @cached_property
     def _states_of(self) -> dict[str, dict[int, int]]:
-        """Rows of `states` by session and turn."""
+        """Return rows of `states` by session and turn."""
         rows: dict[str, dict[int, int]] = {}
         ids, indices = self._columns["session_id"], self._columns["turn_idx"]
         for row, (session_id, turn_idx) in enumerate(zip(ids, indices, strict=True)):
@@ -181,7 +181,7 @@ class Traces:
         return rows
 
     def _session(self, session_id: str) -> dict[int, _StoredTurn]:
-        """Turns of a session by index; those used last stay open, up to a limit of text."""
+        """Return turns of a session by index; those used last stay open, up to a limit of text."""
         turns = self._open.get(session_id)
         if turns is None:
             rows = self._turns.take(array_of(self._turn_rows.get(session_id, []), pa.int64()))
@@ -204,7 +204,7 @@ class Traces:
         return turns
 
     def state(self, position: int, policy: WindowPolicy) -> TraceState:
-        """The trace state in row `position` of `states`."""
+        """Return the trace state in row `position` of `states`."""
         row = {name: values[position] for name, values in self._columns.items()}
         turns = self._session(row["session_id"])
         siblings = [i for i in row["siblings"] or () if i in self._position_of]
@@ -316,7 +316,7 @@ class Traces:
 
     @cached_property
     def _clients(self) -> dict[str, tuple[str, str | None, bool, Any]]:
-        """Agent, version, whether it is a subagent, and the first time, of each session."""
+        """Return agent, version, whether it is a subagent, and the first time, of each session."""
         names = ("session_id", "agent", "versions", "agent_id", "first_timestamp")
         columns = [self._sessions.column(name).to_pylist() for name in names]
         return {
@@ -327,7 +327,7 @@ class Traces:
     def _as_sent(
         self, turns: dict[int, _StoredTurn], row: dict[str, Any], policy: WindowPolicy
     ) -> dict[str, Any]:
-        """Give what a logged request sent: its messages, system prompt, tools and parameters."""
+        """Return what a logged request sent: its messages, system prompt, tools and parameters."""
         last = turns[row["sent_turn_idx"]]
         path = [*_path(turns, row["sent_turn_idx"]), last]
         shape = self._shape(turns[row["shape_turn_idx"]])
@@ -360,7 +360,7 @@ class Traces:
         return action
 
     def _shown(self, path: list[_StoredTurn]) -> list[Message]:
-        """The messages of the turns on a path, as the model saw them at its end."""
+        """Return the messages of the turns on a path, as the model saw them at its end."""
         cleared: set[str] = set()
         shown: list[Message] = []
         turns = _as_shown(path)
@@ -406,7 +406,7 @@ class Traces:
 
     @cached_property
     def _called_in(self) -> dict[str, dict[str, list[str]]]:
-        """Arguments of the calls of each session, by tool."""
+        """Return arguments of the calls of each session, by tool."""
         called: dict[str, dict[str, list[str]]] = {}
         ids, calls = self._columns["session_id"], self._columns["action_tool_calls_json"]
         for session_id, text in zip(ids, calls, strict=True):
@@ -418,7 +418,7 @@ class Traces:
 
     @cached_property
     def _definitions(self) -> dict[str, dict[str, Tool]]:
-        """Definitions by tool and series; `""` holds the one for all series together."""
+        """Return definitions by tool and series; `""` holds the one for all series together."""
         found: dict[str, dict[str, list[Tool]]] = {}
         for row in self._tools.select(["name", "agent_version", "tool_json"]).to_pylist():
             tool = _decode(row["tool_json"])
@@ -431,7 +431,7 @@ class Traces:
         }
 
     def _tools_for(self, session_id: str) -> list[Tool]:
-        """The tools a session had: its agent's own, and the others that it called."""
+        """Return the tools a session had: its agent's own, and the others that it called."""
         if session_id not in self._tools_of:
             self._tools_of[session_id] = self._find_tools(session_id)
         return self._tools_of[session_id]
@@ -468,7 +468,7 @@ class Traces:
 
     @cached_property
     def _given(self) -> dict[str, Tool]:
-        """Definitions that the user or a log gave, and that are taken as they are."""
+        """Return definitions that the user or a log gave, and that are taken as they are."""
         rows = self._tools.select(["name", "source", "tool_json"]).to_pylist()
         return {row["name"]: _decode(row["tool_json"]) for row in rows if row["source"] in _GIVEN}
 
@@ -574,7 +574,7 @@ _SKILLS_HEAD = re.compile(r"<system-reminder>\n[^\n]*\bskills\b[^\n]*:\n\n(?=- )
 def _told(
     harness: Harness, filled: Filled, note: str | None, *, is_its_own: bool
 ) -> dict[str, Any]:
-    """Say of which harness a prompt is, and what is not quite as it was."""
+    """Return of which harness a prompt is, and what is not quite as it was."""
     notes = [note] if note else []
     if not is_its_own:
         notes.append("of the main conversation: that of a subagent was not asked")
@@ -585,7 +585,7 @@ def _told(
 
 
 def _is_seam(turn: _StoredTurn, after: _StoredTurn) -> bool:
-    """Whether the client ends a text with a line break, as it puts another of the user's behind it."""
+    """Return whether the client ends a text with a line break, as it puts another of the user's behind it."""
     kinds = {turn.kind, after.kind}
     return turn.kind != "context" and kinds.isdisjoint(("assistant", "system", "microcompact"))
 
@@ -605,7 +605,7 @@ def _as_shown(path: list[_StoredTurn]) -> list[_StoredTurn]:
 
 
 def _path(turns: dict[int, _StoredTurn], turn_idx: int) -> list[_StoredTurn]:
-    """The turns before `turn_idx`, from the root down."""
+    """Return the turns before `turn_idx`, from the root down."""
     path: list[_StoredTurn] = []
     turn = turns.get(turn_idx)
     while turn is not None and turn.parent is not None:

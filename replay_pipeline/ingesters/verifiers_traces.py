@@ -45,13 +45,13 @@ class VerifiersTraces:
     name = "verifiers"
 
     def sniff(self, head: bytes) -> bool:
-        """Whether the first row is an episode or a trace."""
+        """Return whether the first row is an episode or a trace."""
         for row in objects_in(head.split(b"\n", 1)[0], ReadCounts()):
             return "task" in row and any(_nodes(trace) for trace in _traces(row))
         return bool(_HEAD.match(head))
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """One conversation per trace."""
+        """Yield one conversation per trace."""
         for number, (offset, row) in enumerate(read_objects(path, counts, end)):
             traces = [trace for trace in _traces(row) if _nodes(trace)]
             if not traces:
@@ -89,7 +89,7 @@ class MessageGraph:
         self._calls = {call["node"]: call for call in calls if isinstance(call.get("node"), int)}
 
     def log(self) -> SessionLog:
-        """The session; a result that differs between branches makes a copy of its message."""
+        """Return the session; a result that differs between branches makes a copy of its message."""
         nodes = _nodes(self.trace)
         for index, node in enumerate(nodes):
             parent = node.get("parent")
@@ -158,7 +158,7 @@ class MessageGraph:
         return turn, len(turn.results)
 
     def _seen(self, above: tuple[Turn, int] | None) -> Turn | None:
-        """The turn above as this branch saw it: with the results that stand on its path."""
+        """Return the turn above as this branch saw it: with the results that stand on its path."""
         if above is None:
             return None
         turn, n_results = above
@@ -183,7 +183,7 @@ class MessageGraph:
 
 
 def _tools(holders: list[dict[str, Any]]) -> list[Tool]:
-    """The tools that the first holder with any names, in the OpenAI form."""
+    """Return the tools that the first holder with any names, in the OpenAI form."""
     for holder in holders:
         tools = [as_dict(tool) for tool in as_list(holder.get("tools"))]
         named = [tool for tool in tools if as_text(tool.get("name"))]
@@ -203,7 +203,7 @@ def _tools(holders: list[dict[str, Any]]) -> list[Tool]:
 
 
 def _instant(value: Any) -> str | None:
-    """Seconds since 1970 as the log's other ingesters write times."""
+    """Return seconds since 1970 as the log's other ingesters write times."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:

@@ -28,7 +28,7 @@ def unmarked(block: Any) -> Any:
 
 
 def messages_of(wire: WireMessage) -> Iterator[Message]:
-    """Give a message as it was sent in the OpenAI form: results of calls are messages of their own."""
+    """Yield a message as it was sent in the OpenAI form: results of calls are messages of their own."""
     role = str(wire.get("role"))
     content = wire.get("content")
     texts: list[str] = []

@@ -81,12 +81,12 @@ def _refuse(cls: type, package: str, pip_args: Any = None) -> None:  # noqa: ARG
 
 
 def known_operators() -> list[str]:
-    """Names that a recipe can use: data-juicer's own operators and ours."""
+    """Return names that a recipe can use: data-juicer's own operators and ours."""
     return sorted(load())
 
 
 def version() -> str:
-    """Version of the installed data-juicer; `none` without it."""
+    """Return version of the installed data-juicer; `none` without it."""
     try:
         return importlib.metadata.version("py-data-juicer")
     except importlib.metadata.PackageNotFoundError:
@@ -138,7 +138,7 @@ def _in_words(errors: Sequence[Any], modules: Mapping[str, type], preflight: Any
 
 
 def kind_of(operator: Any) -> str:
-    """Tell what an operator does with rows: `filter`, `mapper`, `dataset` or `other`."""
+    """Return what an operator does with rows: `filter`, `mapper`, `dataset` or `other`."""
     base = importlib.import_module("data_juicer.ops.base_op")
     for kind, classes in {
         "filter": base.Filter,

@@ -62,7 +62,7 @@ def _connect(ray_address: str) -> None:
 
 
 def _as_mapping(stats: Any) -> dict[str, Any]:
-    """Statistics of a row: a struct under Ray, JSON text in a table of `datasets`."""
+    """Return statistics of a row: a struct under Ray, JSON text in a table of `datasets`."""
     return json.loads(stats) if isinstance(stats, str) else stats
 
 

@@ -62,7 +62,7 @@ class ExecutedStep:
                 self._verdict.fail([row], *json.loads(reason))
 
     def judge(self, chunk: Chunk) -> RowVerdict:
-        """As it was found; no row at all when there was none to judge."""
+        """Return the row as it was found; no row at all when there was none to judge."""
         return self._verdict if len(self._verdict.fails) else RowVerdict.of(len(chunk.alive))
 
 
@@ -99,7 +99,7 @@ def execute(
     executor: Executor,
     ray_address: str,
 ) -> dict[str, np.ndarray]:
-    """Statistics and verdicts of filters over the rows of a table, by data-juicer's executor.
+    """Return statistics and verdicts of filters over the rows of a table, by data-juicer's executor.
 
     Args:
         table: columns of `DPO_PAIRS`, complete rows.
@@ -140,7 +140,7 @@ def execute(
 
 
 def _unmerged(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Give arguments of which no mapping is left, since data-juicer merges those of two uses."""
+    """Return arguments of which no mapping is left, since data-juicer merges those of two uses."""
     return {
         name: json.dumps(value) if isinstance(value, dict) else value
         for name, value in arguments.items()

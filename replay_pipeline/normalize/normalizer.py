@@ -44,7 +44,7 @@ class DedupMemory(Protocol):
 
     @property
     def earlier(self) -> Mapping[str, Memory]:
-        """What earlier batches left, by step."""
+        """Return what earlier batches left, by step."""
         ...
 
     def save(self, keys: Mapping[str, Sequence[bytes]]) -> None:
@@ -75,7 +75,7 @@ class NormalizeReport:
     seconds_by_operator: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Give the report as plain values."""
+        """Return the report as plain values."""
         return asdict(self)
 
 
@@ -146,11 +146,11 @@ class DJNormalizer:
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever the same pairs could be judged otherwise."""
+        """Return a digest that changes whenever the same pairs could be judged otherwise."""
         return f"{self.recipe.sha}:{data_juicer.version()}:{_RULES}"
 
     def memories(self) -> dict[str, Memory]:
-        """Give an empty memory for each step that judges a row by the rows before it."""
+        """Return an empty memory for each step that judges a row by the rows before it."""
         return {
             label: operator.new_memory()
             for label, operator in zip(self.recipe.labels, self._operators, strict=True)
@@ -158,7 +158,7 @@ class DJNormalizer:
         }
 
     def normalize(self, pairs: Sequence[DPOPair]) -> list[NormalizedDPOPair]:
-        """Give the pairs that pass, in chat form, with the statistics they were judged by.
+        """Return the pairs that pass, in chat form, with the statistics they were judged by.
 
         Raises:
             NormalizeError: an operator failed.
@@ -257,7 +257,7 @@ class Run:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a step must see all rows at once."""
+        """Return whether a step must see all rows at once."""
         return any(step.is_whole for step in self._steps)
 
     def execute(self, table: pa.Table, executor: Executor, ray_address: str) -> None:
@@ -367,7 +367,7 @@ class Run:
 
 
 def _cohens_d(differences: Sequence[np.ndarray]) -> float | None:
-    """Mean over standard deviation; `None` below two values, 0 without any spread."""
+    """Return mean over standard deviation; `None` below two values, 0 without any spread."""
     values = np.concatenate([np.zeros(0), *differences])
     if len(values) < 2:
         return None
@@ -385,7 +385,7 @@ def _check_columns(table: pa.Table) -> None:
 
 
 def _incomplete(table: pa.Table) -> RowVerdict:
-    """Give rows without an id, a prompt or a side."""
+    """Return rows without an id, a prompt or a side."""
     verdict = RowVerdict.of(len(table))
     for name in _REQUIRED:
         missing = table[name].is_null().to_numpy()
@@ -411,7 +411,7 @@ def _split(
 
 
 def _messages(table: pa.Table, side: str) -> pa.ChunkedArray:
-    """Give each side as a list of one message; an action without a message is text."""
+    """Return each side as a list of one message; an action without a message is text."""
     messages = table[f"{side}_action_json"]
     if messages.null_count:
         texts = [
@@ -422,7 +422,7 @@ def _messages(table: pa.Table, side: str) -> pa.ChunkedArray:
 
 
 def _stats_json(measures: Mapping[str, Measure], n_rows: int) -> pa.Array:
-    """Give the statistics of each row as a JSON object, built column by column."""
+    """Return the statistics of each row as a JSON object, built column by column."""
     parts: list[Any] = ["{"]
     for number, (key, measure) in enumerate(sorted(measures.items())):
         comma = ", " if number else ""

@@ -80,11 +80,11 @@ class PairFilter(Filter):
         self.explain = explain
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
-        """Give the statistics of every row; rows that are not alive may be left at 0."""
+        """Return the statistics of every row; rows that are not alive may be left at 0."""
         raise NotImplementedError
 
     def judge(self, batch: PairBatch, alive: np.ndarray) -> RowVerdict:
-        """Tell which rows fail, by the first measure that is out of range."""
+        """Return which rows fail, by the first measure that is out of range."""
         verdict = RowVerdict.of(len(batch), self.measure(batch, alive))
         for measure in verdict.measures:
             for row in np.flatnonzero(self._is_out(measure) & ~verdict.fails).tolist():
@@ -130,7 +130,7 @@ class PairFilter(Filter):
         return samples
 
     def process_batched(self, samples: dict[str, Any]) -> Any:
-        """Tell which rows stay; called by data-juicer's executors."""
+        """Return which rows stay; called by data-juicer's executors."""
         return [not stats[self._flag] for stats in samples[Fields.stats]]
 
     @property
@@ -155,7 +155,7 @@ class PairTextLengthFilter(PairFilter):
         self.bounds = min_len, max_len
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
-        """Characters per side."""
+        """Return characters per side."""
         name = self.metric("text_len")
         return self.per_side(name, lambda side: batch.stats(side, self.view, SPECIAL).n_chars)
 
@@ -176,7 +176,7 @@ class PairWordsNumFilter(PairFilter):
         self.bounds = min_num, max_num
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
-        """Words per side."""
+        """Return words per side."""
         name = self.metric("num_words")
         return self.per_side(name, lambda side: batch.stats(side, self.view, SPECIAL).n_words)
 
@@ -243,7 +243,7 @@ class PairIdenticalFilter(PairFilter):
     """Keeps pairs whose sides differ once call ids, key order and outer white space are gone."""
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
-        """1 where the sides are the same action."""
+        """Return 1 where the sides are the same action."""
         chosen, rejected = (batch.view(side, "canonical").to_pylist() for side in SIDES)
         same = np.array([a == b for a, b in zip(chosen, rejected, strict=True)], float)
         return [Measure(field="pair", metric="is_identical", values=same, maximum=0)]
@@ -262,7 +262,7 @@ class PairToolCallFilter(PairFilter):
         self.is_tool_offered = is_tool_offered
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
-        """Faults per side, in words."""
+        """Return faults per side, in words."""
         offered = [_tool_names(tools) for tools in batch.values("tools_json")]
         measures = []
         for side in SIDES:
@@ -292,7 +292,7 @@ class PairToolCallFilter(PairFilter):
 
 @lru_cache(maxsize=4096)
 def _tool_names(tools_json: str | None) -> frozenset[str] | None:
-    """Names of the tools of a state; `None` where the state has no tool list."""
+    """Return names of the tools of a state; `None` where the state has no tool list."""
     tools = json.loads(tools_json) if tools_json else None
     if not tools:
         return None
@@ -314,15 +314,15 @@ class PairDeduplicator(Deduplicator):
         super().__init__(*args, **kwargs)
 
     def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
-        """Tell what a row is remembered by; empty bytes for a row that is not alive."""
+        """Return what a row is remembered by; empty bytes for a row that is not alive."""
         raise NotImplementedError
 
     def new_memory(self, earlier: Any = None) -> Memory:
-        """Give a fresh memory of rows, on top of one of the same kind that earlier batches have left."""
+        """Return a fresh memory of rows, on top of one of the same kind that earlier batches have left."""
         raise NotImplementedError
 
     def judge(self, batch: PairBatch, alive: np.ndarray, memory: Memory) -> RowVerdict:
-        """Tell which rows fail; those that pass are put into the memory."""
+        """Return which rows fail; those that pass are put into the memory."""
         verdict = RowVerdict.of(len(batch))
         keys = self.keys(batch, alive)
         for row in np.flatnonzero(alive):
@@ -397,12 +397,12 @@ class PairExactDeduplicator(PairDeduplicator):
         )
 
     def new_memory(self, earlier: Any = None) -> SeenKeys:
-        """Remembers every digest."""
+        """Return what remembers every digest."""
         return SeenKeys(earlier)
 
 
 def prompt_digests(batch: PairBatch) -> list[bytes]:
-    """Give a digest per prompt, call ids left out; of rows that only name their state, of its id."""
+    """Return a digest per prompt, call ids left out; of rows that only name their state, of its id."""
     prompts = batch.column(PROMPT)
     if prompts.null_count == len(prompts):
         prompts = batch.column("state_id")
@@ -478,7 +478,7 @@ class PairNearDeduplicator(PairDeduplicator):
         ]
 
     def new_memory(self, earlier: Any = None) -> SeenSketches:
-        """Remembers every signature."""
+        """Return what remembers every signature."""
         return SeenSketches(self.jaccard_threshold, earlier)
 
 
@@ -506,7 +506,7 @@ class PairSessionCapFilter(PairDeduplicator):
         self.max_pairs, self.max_repeats = max_pairs, max_repeats
 
     def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
-        """Digests of the session and of its chosen action."""
+        """Return digests of the session and of its chosen action."""
         chosen = batch.view("chosen", self.view).to_pylist()
         return [
             xxhash.xxh3_128_digest(session.encode()) + xxhash.xxh3_128_digest(action.encode())
@@ -518,12 +518,12 @@ class PairSessionCapFilter(PairDeduplicator):
         ]
 
     def new_memory(self, earlier: Any = None) -> CountedKeys:
-        """Counts sessions and their actions."""
+        """Return what counts sessions and their actions."""
         return CountedKeys(self.max_pairs, self.max_repeats, earlier)
 
 
 def _sessions(batch: PairBatch) -> list[str]:
-    """Give the session of each row; rows without one are sessions of their own."""
+    """Return the session of each row; rows without one are sessions of their own."""
     states = batch.values("state_id")
     return [
         session or f"\0{state}"
@@ -546,7 +546,7 @@ class PairLengthBiasFilter(PairFilter):
         self.max_ratio = max_ratio
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
-        """Length of chosen over length of rejected, each plus one."""
+        """Return length of chosen over length of rejected, each plus one."""
         chosen, rejected = (batch.stats(side, self.view, SPECIAL).n_chars + 1 for side in SIDES)
         return [
             Measure(
@@ -598,7 +598,7 @@ class PairDegenerateFilter(PairFilter):
     """Keeps pairs whose sides differ in more than case, white space and punctuation."""
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
-        """1 where only case, white space or punctuation differ."""
+        """Return 1 where only case, white space or punctuation differ."""
         sides = [
             [
                 _NOT_A_WORD.sub("", action.view("action")).casefold()
@@ -627,7 +627,7 @@ class PairSecretFilter(PairFilter):
     )
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
-        """Kinds of secrets per field. States of one session share messages: each is read once."""
+        """Return kinds of secrets per field. States of one session share messages: each is read once."""
         notes: dict[str, list[list[str]]] = {
             field: [[] for _ in range(len(batch))] for field, _ in self._FIELDS
         }
@@ -666,7 +666,7 @@ class PairFeasibilityFilter(PairFilter):
     """Keeps pairs whose chosen side can be done where it stands, is not done yet, and was asked for."""
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
-        """1 where something speaks against the chosen side, with what it is in words."""
+        """Return 1 where something speaks against the chosen side, with what it is in words."""
         notes = [""] * len(batch)
         prompts, folders = batch.values(PROMPT), batch.values("cwd")
         for row in np.flatnonzero(alive).tolist():
@@ -764,7 +764,7 @@ class PairEachSideMapper(Mapper):
         self._mapper: Any = load_ops([{operator: inner_arguments(arguments)}])[0]
 
     def process_batched(self, samples: dict[str, Any]) -> dict[str, Any]:
-        """Edit the sides that are texts, in the column and in the message that is published."""
+        """Return edit the sides that are texts, in the column and in the message that is published."""
         for side in SIDES:
             texts, messages = list(samples[side]), list(samples[f"{side}_action_json"])
             rows = [

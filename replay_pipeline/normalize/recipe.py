@@ -95,12 +95,12 @@ class Recipe:
 
 
 def recipes_dir() -> Path:
-    """Give the folder of the bundled recipes, in a wheel and in a source checkout alike."""
+    """Return the folder of the bundled recipes, in a wheel and in a source checkout alike."""
     return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
 
 
 def bundled_recipes() -> list[str]:
-    """Names of the recipes that come with the package."""
+    """Return names of the recipes that come with the package."""
     return sorted(path.stem for path in recipes_dir().glob("*.yaml"))
 
 
@@ -173,7 +173,7 @@ _NEEDS_A_TEXT = {
 
 
 def _for_pairs(step: dict[str, dict[str, Any]], where: str) -> dict[str, dict[str, Any]]:
-    """Give a step as it is run on pairs: what reads one text, and does not say which, reads both sides.
+    """Return a step as it is run on pairs: what reads one text, and does not say which, reads both sides.
 
     data-juicer's text is a column that pairs do not have.
     """
@@ -207,7 +207,7 @@ def _for_pairs(step: dict[str, dict[str, Any]], where: str) -> dict[str, dict[st
 
 
 def inner_arguments(given: dict[str, Any] | str | None) -> dict[str, Any]:
-    """Give the parameters of an operator that another one runs, which may be JSON text.
+    """Return the parameters of an operator that another one runs, which may be JSON text.
 
     Raises:
         ValueError: they are no mapping.

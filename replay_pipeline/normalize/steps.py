@@ -22,7 +22,7 @@ class Chunk:
         self.pairs = PairBatch.from_table(table)
 
     def columns(self) -> dict[str, list[Any]]:
-        """Give the rows that are alive, as lists of values."""
+        """Return the rows that are alive, as lists of values."""
         return self.table.filter(pa.array(self.alive)).to_pydict()
 
     def replace(self, name: str, values: Sequence[Any]) -> None:
@@ -46,7 +46,7 @@ class Step(Protocol):
     is_mark_only: bool
 
     def judge(self, chunk: Chunk) -> RowVerdict:
-        """Tell which rows fail."""
+        """Return which rows fail."""
         ...
 
 
@@ -117,7 +117,7 @@ class StockFilterStep:
 def _measures(
     stats: Sequence[Mapping[str, Any]], field: str, rows: np.ndarray, n_rows: int
 ) -> list[Measure]:
-    """Give the numeric statistics of a stock filter, 0 for rows that were dropped before."""
+    """Return the numeric statistics of a stock filter, 0 for rows that were dropped before."""
     measures = []
     for name in sorted(stats[0]):
         values = [stat.get(name) for stat in stats]
@@ -206,12 +206,12 @@ def _limit_of(arguments: Mapping[str, Any]) -> str:
 
 
 def judges_by_order(operator: Any) -> bool:
-    """Whether an operator is one of ours that judge a row by the rows before it."""
+    """Return whether an operator is one of ours that judge a row by the rows before it."""
     return hasattr(operator, "new_memory")
 
 
 def start(operator: Any, arguments: Mapping[str, Any], earlier: Memory | None = None) -> Step:
-    """Give the step of an operator, fresh for one run, on top of what earlier batches have left.
+    """Return the step of an operator, fresh for one run, on top of what earlier batches have left.
 
     Raises:
         ConfigError: the operator makes other rows of rows, which is not possible for pairs.

@@ -30,13 +30,13 @@ class Measure:
 
     @property
     def limit(self) -> str:
-        """The range in words."""
+        """Return the range in words."""
         low = "" if self.minimum is None else f"{_number(self.minimum)} <= "
         high = "" if self.maximum is None else f" <= {_number(self.maximum)}"
         return f"{low}{self.metric}{high}"
 
     def value(self, row: int) -> str:
-        """Tell what is reported for a row."""
+        """Return what is reported for a row."""
         return self.notes[row] if self.notes else _number(self.values[row].item())
 
 
@@ -56,7 +56,7 @@ class RowVerdict:
 
     @classmethod
     def of(cls, n_rows: int, measures: Sequence[Measure] = ()) -> "RowVerdict":
-        """Give a verdict under which every row passes, so far."""
+        """Return a verdict under which every row passes, so far."""
         texts = [np.full(n_rows, "", object) for _ in range(3)]
         return cls(
             fails=np.zeros(n_rows, bool),
@@ -67,7 +67,7 @@ class RowVerdict:
         )
 
     def reason(self, row: int) -> str:
-        """Field, value and limit of a row that fails, as JSON; empty for one that passes."""
+        """Return field, value and limit of a row that fails, as JSON; empty for one that passes."""
         parts = [self.fields[row], self.values[row], self.limits[row]]
         return json.dumps(parts) if self.fails[row] else ""
 
@@ -91,7 +91,7 @@ class Memory(ABC):
         self._layers = (self,) if earlier is None else (self, earlier)
 
     def refuse(self, key: bytes) -> tuple[str, str] | None:
-        """Value and limit that a row breaks, or `None`: it passes and is remembered."""
+        """Return value and limit that a row breaks, or `None`: it passes and is remembered."""
         reason = self._reason(key)
         if reason is None:
             self.remember(key)
@@ -104,7 +104,7 @@ class Memory(ABC):
 
     @abstractmethod
     def _reason(self, key: bytes) -> tuple[str, str] | None:
-        """Value and limit that a key breaks."""
+        """Return value and limit that a key breaks."""
 
 
 class SeenKeys(Memory):

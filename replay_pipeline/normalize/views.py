@@ -54,7 +54,7 @@ class ParsedAction:
     calls: tuple[ToolCall, ...]
 
     def view(self, view: View) -> str:
-        """Give the action as the text of a view (any but `text`, which is the column itself)."""
+        """Return the action as the text of a view (any but `text`, which is the column itself)."""
         if view == "prose":
             return self.text
         if view == "canonical":
@@ -67,7 +67,7 @@ class ParsedAction:
         return "\n".join(parts)
 
     def texts(self) -> list[str]:
-        """Give the prose and the text values of the calls, one by one."""
+        """Return the prose and the text values of the calls, one by one."""
         return [self.text, *(leaf for call in self.calls for leaf in _leaves(call.arguments))]
 
 
@@ -149,7 +149,7 @@ def _call(call: Any) -> ToolCall:
 
 
 def string_leaves(value: str) -> list[str]:
-    """Give every text in a JSON value; a text that is no JSON is itself the only one."""
+    """Return every text in a JSON value; a text that is no JSON is itself the only one."""
     if value[:1] not in ("{", "["):
         return [value]
     try:
@@ -159,12 +159,12 @@ def string_leaves(value: str) -> list[str]:
 
 
 def prompt_text(messages_json: str | None) -> str:
-    """Tell what a prompt says, message by message, calls as their values."""
+    """Return what a prompt says, message by message, calls as their values."""
     return "\n".join(_message_texts(messages_json))
 
 
 def last_texts(messages_json: str | None) -> tuple[str, str]:
-    """Give what the user said last in a prompt, and what its last message says."""
+    """Return what the user said last in a prompt, and what its last message says."""
     try:
         messages = json_value(messages_json or "[]")
     except (ValueError, RecursionError):
@@ -201,12 +201,12 @@ class PairBatch:
 
     @classmethod
     def from_table(cls, table: pa.Table) -> "PairBatch":
-        """Give a batch over the columns of an Arrow table, without copying one-chunk columns."""
+        """Return a batch over the columns of an Arrow table, without copying one-chunk columns."""
         return cls({name: table[name].combine_chunks() for name in table.column_names})
 
     @classmethod
     def from_samples(cls, samples: Mapping[str, Sequence[Any]]) -> "PairBatch":
-        """Give a batch over lists of values, as data-juicer hands them to an operator."""
+        """Return a batch over lists of values, as data-juicer hands them to an operator."""
         columns = {
             name: pa.array(samples[name], pa.large_string())
             for name in READ_COLUMNS
@@ -218,17 +218,17 @@ class PairBatch:
         return len(self._columns[SIDES[0]])
 
     def column(self, name: str) -> pa.Array:
-        """Give a column as it is, or nulls where the table has no such column."""
+        """Return a column as it is, or nulls where the table has no such column."""
         if name in self._columns:
             return self._columns[name]
         return pa.nulls(len(self), pa.large_string())
 
     def values(self, name: str) -> list[Any]:
-        """Give a column as Python values."""
+        """Return a column as Python values."""
         return self.column(name).to_pylist()
 
     def view(self, side: str, view: View) -> pa.Array:
-        """Give the texts of one side under a view."""
+        """Return the texts of one side under a view."""
         if view == "text":
             return self.column(side)
         key = side, view
@@ -238,7 +238,7 @@ class PairBatch:
         return self._views[key]
 
     def stats(self, side: str, view: View, special: str) -> TextStats:
-        """Length, words and special characters of one side under a view."""
+        """Return length, words and special characters of one side under a view."""
         key = side, view
         if key not in self._stats:
             self._stats[key] = text_stats(self.view(side, view), special)
@@ -246,7 +246,7 @@ class PairBatch:
 
     @cached_property
     def actions(self) -> dict[str, list[ParsedAction]]:
-        """The parsed actions of both sides."""
+        """Return the parsed actions of both sides."""
         return {
             side: [
                 parse_action(action, text or "")
@@ -259,7 +259,7 @@ class PairBatch:
 
 
 def check_view(view: str) -> View:
-    """Give the view of that name.
+    """Return the view of that name.
 
     Raises:
         ValueError: there is none.
@@ -271,5 +271,5 @@ def check_view(view: str) -> View:
 
 
 def text_message(text: str) -> str:
-    """Give a text as an assistant message, in JSON."""
+    """Return a text as an assistant message, in JSON."""
     return msgspec.json.encode({"role": "assistant", "content": text}).decode()

@@ -65,7 +65,7 @@ class Gate:
             await self._app(scope, receive, _with_headers(send))
 
     def _refusal(self, asked: HTTPConnection) -> tuple[HTTPStatus, str] | None:
-        """Why a request is not passed on, if it is not."""
+        """Return why a request is not passed on, if it is not."""
         if not self._host(asked):
             return HTTPStatus.MISDIRECTED_REQUEST, "this is not the name of this server"
         origin = asked.headers.get("origin")

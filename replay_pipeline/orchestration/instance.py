@@ -118,7 +118,7 @@ def _is_outdated(found: bytes, whole: bytes) -> bool:
 def open_instance(
     pipeline: Pipeline, *, runs_are_here: bool = False
 ) -> Iterator[dg.DagsterInstance]:
-    """Dagster's records of a data root, with what a crash has left in them put right.
+    """Yield Dagster's records of a data root, with what a crash has left in them put right.
 
     Args:
         pipeline: the pipeline on the data root.
@@ -154,7 +154,7 @@ def _opened(home: Path) -> dg.DagsterInstance:
 
 
 def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, str]]:
-    """Give the command that serves Dagster on the data root, and its environment.
+    """Return the command that serves Dagster on the data root, and its environment.
 
     It passes on to every run that it is to end, and waits until they have.
     """
@@ -173,7 +173,7 @@ def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, s
 
 
 def _variables(settings: Settings) -> list[str]:
-    """Variables that runs on these settings need: their keys, and those of the stores they use."""
+    """Return variables that runs on these settings need: their keys, and those of the stores they use."""
     teachers = [*settings.replay.teachers, *filter(None, [settings.replay.student])]
     keys = {"HF_TOKEN", *(each.api_key_env for each in teachers if each.api_key_env)}
     places = (settings.data_dir, settings.dataset_dir())

@@ -70,7 +70,7 @@ def _is_alive(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
 
 
 def _is_served(run: dg.DagsterRun) -> bool:
-    """Whether the server that was told to start the run is there: its process may be coming up."""
+    """Return whether the server that was told to start the run is there: its process may be coming up."""
     try:
         address = json.loads(run.tags[_SERVER_TAG])
     except (KeyError, ValueError):
@@ -86,7 +86,7 @@ def _is_served(run: dg.DagsterRun) -> bool:
 
 
 def is_running(pid: int, *, since: float) -> bool:
-    """Whether process `pid` runs and is the one that ran at `since` (seconds since the epoch).
+    """Return whether process `pid` runs and is the one that ran at `since` (seconds since the epoch).
 
     Without `/proc` a number that was given to another process since can't be told apart.
     """

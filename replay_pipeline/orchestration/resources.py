@@ -37,7 +37,7 @@ class PipelineResource(dg.ConfigurableResource):
         return own_settings.get() or Settings.load()
 
     def open(self, on_progress: OnProgress | None = None) -> Pipeline:
-        """Give the pipeline, reporting to `on_progress` and to a console bar if there is one."""
+        """Return the pipeline, reporting to `on_progress` and to a console bar if there is one."""
         console = console_progress.get()
         if console is None or on_progress is None:
             return Pipeline(self.settings(), on_progress=on_progress or console)

@@ -111,7 +111,7 @@ def _code_servers(instance: dg.DagsterInstance, workspace: str) -> Iterator[str]
 
 @contextmanager
 def _daemon(workspace: str) -> Iterator[Popen[bytes]]:
-    """Give the daemon: sensors, schedules and the queue of runs."""
+    """Yield the daemon: sensors, schedules and the queue of runs."""
     reading, writing = get_ipc_shutdown_pipe()
     words = ("--log-level", "info", "--shutdown-pipe", str(reading), "--workspace", workspace)
     process = open_ipc_subprocess(python("dagster._daemon", "run", *words), pass_fds=[reading])

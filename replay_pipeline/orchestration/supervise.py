@@ -93,7 +93,7 @@ def _prctl(what: int, value: int) -> None:
 
 
 def _below(root: int) -> Iterator[int]:
-    """Give every living process below `root`; without `/proc`, none but those that hear the terminal."""
+    """Yield every living process below `root`; without `/proc`, none but those that hear the terminal."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

@@ -142,7 +142,7 @@ class Comparison:
         }
 
     def _table(self, by: str) -> list[dict[str, Any]]:
-        """Give a row by tool or project, the most decisions first, with every teacher's figures."""
+        """Return a row by tool or project, the most decisions first, with every teacher's figures."""
         groups: dict[str, dict[str, Any]] = {}
         for key in self._counts:
             if key[1] == by:

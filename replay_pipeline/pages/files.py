@@ -83,7 +83,7 @@ class Files:
 
 @contextmanager
 def page_folder(folder: Path, title: str) -> Iterator[Files]:
-    """Give a folder for a page; old data go, and the page itself comes last.
+    """Yield a folder for a page; old data go, and the page itself comes last.
 
     Raises:
         ConfigError: the folder holds something else.
@@ -108,7 +108,7 @@ def page_folder(folder: Path, title: str) -> Iterator[Files]:
 
 @contextmanager
 def page_file(path: Path, title: str) -> Iterator[Files]:
-    """Give a place for a page that is one file; it appears complete or not at all."""
+    """Yield a place for a page that is one file; it appears complete or not at all."""
     files = Files(path.parent, is_single=True)
     yield files
     with written_whole(path) as file:

@@ -154,7 +154,7 @@ def _write_sessions(contents: Contents, files: Files, on_progress: OnProgress) -
 
 
 def sessions_of(result: IngestResult) -> Iterator[SessionRows]:
-    """Give what was read session by session, without putting all of it together."""
+    """Yield what was read session by session, without putting all of it together."""
     turns = _groups(result.parts["turns"])
     states = _groups(result.parts["states"])
     return joined(result.sessions.to_pylist(), turns, states)
@@ -180,7 +180,7 @@ def joined(
 
 
 def _groups(tables: Iterable[pa.Table]) -> Iterator[tuple[str, list[Row]]]:
-    """Give the rows of tables by session, one session after the other."""
+    """Yield the rows of tables by session, one session after the other."""
 
     def rows() -> Iterator[Row]:
         for table in tables:

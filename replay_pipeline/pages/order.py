@@ -19,7 +19,7 @@ _UNKNOWN = 0.5
 
 
 def doubts(pair: Mapping[str, Any]) -> list[str]:
-    """Say in words what makes a pair doubtful, beside its probability."""
+    """Describe what makes a pair doubtful, besides its probability."""
     level = pair.get("agreement_level")
     holds = (
         pair.get("source") == REHEARSAL,

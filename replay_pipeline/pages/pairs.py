@@ -98,7 +98,7 @@ def _state_item(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_portions(sizes: Sequence[tuple[str, int]], limit: int) -> Iterator[list[str]]:
-    """Give the batches that are shown together, the newest first; each is in one portion as a whole.
+    """Yield the batches that are shown together, the newest first; each is in one portion as a whole.
 
     Args:
         sizes: batches in their order, with their pairs.

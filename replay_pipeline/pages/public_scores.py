@@ -46,7 +46,7 @@ def public_scores() -> PublicScores:
 
 
 def words_of_scores(agent: str, teachers: Mapping[str, str]) -> list[str]:
-    """Say by public scores which teachers are weaker or stronger than the agent.
+    """Return by public scores which teachers are weaker or stronger than the agent.
 
     Args:
         agent: the model that wrote the sessions.

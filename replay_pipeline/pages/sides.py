@@ -31,7 +31,7 @@ class DiffRow(NamedTuple):
 
 
 def readable(action: Message | None, text: str = "") -> str:
-    """Give an action over several lines: each argument on its own, long texts as they would be typed.
+    """Return an action over several lines: each argument on its own, long texts as they would be typed.
 
     Args:
         action: The assistant message.
@@ -68,14 +68,14 @@ def _readable_value(key: str, value: Any) -> list[str]:
 
 
 def tools_of(action: Message | None) -> list[str]:
-    """Names of the tools that an action calls, each once; `text` for a final text."""
+    """Return names of the tools that an action calls, each once; `text` for a final text."""
     calls = (action or {}).get("tool_calls") or []
     names = [str(call["function"].get("name")) for call in calls]
     return list(dict.fromkeys(names)) or ["text"]
 
 
 def headline_of(action: Message | None, text: str = "") -> str:
-    """One line: the tools with what each of them acts on, or the beginning of the text."""
+    """Return one line: the tools with what each of them acts on, or the beginning of the text."""
     calls = (action or {}).get("tool_calls") or []
     heads = [_head(call["function"]) for call in calls]
     return (
@@ -96,7 +96,7 @@ def _head(function: Mapping[str, Any]) -> str:
 
 
 def side_by_side(left: str, right: str) -> list[DiffRow]:
-    """Two texts line by line, equal lines next to each other, changed words marked."""
+    """Return two texts line by line, equal lines next to each other, changed words marked."""
     ours, theirs = left.split("\n"), right.split("\n")
     if max(len(ours), len(theirs)) > _MAX_DIFF_LINES:
         # Comparing this much would take long and help nobody.
@@ -187,7 +187,7 @@ def _row(kind: str, one: str | None, other: str | None) -> DiffRow:
 
 
 def last_request(messages: Sequence[Message], *, max_chars: int = 600) -> str:
-    """Tell what the user said last before the state."""
+    """Return what the user said last before the state."""
     for message in reversed(messages):
         text = _LOCAL_COMMAND.sub("", _message_text(message)).strip()
         if message.get("role") == "user" and text:
@@ -196,7 +196,7 @@ def last_request(messages: Sequence[Message], *, max_chars: int = 600) -> str:
 
 
 def _shortened(text: str, n: int) -> str:
-    """Give the beginning and the end of a long text, cut between words."""
+    """Return the beginning and the end of a long text, cut between words."""
     if len(text) <= n:
         return text
     begin, end = text[: n // 2 + 1], text[-(n // 2 + 1) :]
@@ -209,7 +209,7 @@ def _shortened(text: str, n: int) -> str:
 def shown_prefix(
     messages: Sequence[Message], *, max_chars: int, max_message_chars: int = 4_000
 ) -> list[dict[str, str]]:
-    """Give the first message and as many of the last ones as fit, as role and text."""
+    """Return the first message and as many of the last ones as fit, as role and text."""
     texts = [_cut(_message_text(message), max_message_chars) for message in messages[:1]]
     left = max_chars - sum(map(len, texts))
     shown: list[dict[str, str]] = []

@@ -21,7 +21,7 @@ def show_state(
     states: Iterable[TraceState] = (),
     max_prefix_chars: int = 2_000,
 ) -> str:
-    """Everything known about one state: its prefix, every answer, the outcome, the pair.
+    """Return everything known about one state: its prefix, every answer, the outcome, the pair.
 
     Args:
         state_id: The state, or the beginning of its id if that names only one.

@@ -64,7 +64,7 @@ def _turn(turn: Row, state: Row | None) -> dict[str, Any]:
 
 
 def _parts(message: Mapping[str, Any]) -> list[list[Any]]:
-    """Give the texts of a message, each with who says it; a call has its arguments one by one."""
+    """Return the texts of a message, each with who says it; a call has its arguments one by one."""
     parts: list[list[Any]] = []
     if content := message.get("content"):
         text = content if isinstance(content, str) else msgspec.json.encode(content).decode()

@@ -81,7 +81,7 @@ class AnswerBook:
             self._control.setdefault(row.state_id, row)
 
     def families(self) -> list[str]:
-        """Give the families that answered anywhere."""
+        """Return the families that answered anywhere."""
         rows = (row for by_teacher in self._answers.values() for row in by_teacher.values())
         return sorted({family_of_answer(row) for row in rows})
 
@@ -92,7 +92,7 @@ class AnswerBook:
         )
 
     def student_side(self, state: TraceState) -> Side:
-        """Give the recorded action of a state, or what the model to be trained does there."""
+        """Return the recorded action of a state, or what the model to be trained does there."""
         sample = self._samples.get(state["state_id"])
         message = state["student_action"] if sample is None else sample
         return Side(
@@ -102,7 +102,7 @@ class AnswerBook:
         )
 
     def toolbox(self, state: TraceState) -> ToolList | None:
-        """Give the tools of a state; states of a session usually share one list."""
+        """Return the tools of a state; states of a session usually share one list."""
         tools = state.get("tools")
         if not tools:
             return None
@@ -146,7 +146,7 @@ class AnswerBook:
         return found
 
     def control_mismatch(self, state: TraceState, answers: Answers) -> bool | None:
-        """Whether the student's own model, asked again, leaves the recorded action; `None` if not known."""
+        """Return whether the student's own model, asked again, leaves the recorded action; `None` if not known."""
         toolbox, cwd = self.toolbox(state), state.get("cwd")
         row = self._control.get(state["state_id"])
         if row is not None and row.action is not None and row.error_code is None:
@@ -162,7 +162,7 @@ class AnswerBook:
 
 
 def _is_model(answered: str | None, recorded: str | None) -> bool:
-    """Whether both names mean the same model, a vendor prefix, punctuation and date apart."""
+    """Return whether both names mean the same model, a vendor prefix, punctuation and date apart."""
     if not answered or not recorded:
         return False
     return _bare(answered) == _bare(recorded)

@@ -88,7 +88,7 @@ class Claims:
         self._claims.append(_Claim(pair, group))
 
     def is_right(self, pair: DPOPair) -> bool | None:
-        """Whether a pair is known to be right, from a person or by execution."""
+        """Return whether a pair is known to be right, from a person or by execution."""
         if (marked := self._checked.get(pair.get("pair_id", ""))) is not None:
             return marked
         state_id = pair["state_id"]

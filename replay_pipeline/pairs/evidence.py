@@ -19,7 +19,7 @@ _REFUSAL = re.compile(
 
 
 def is_refusal(action: Action) -> bool:
-    """Tell whether an action is words of refusal instead of work."""
+    """Return whether an action is words of refusal instead of work."""
     return not action.calls and _REFUSAL.match(action.text.strip()) is not None
 
 

@@ -83,7 +83,7 @@ def extract_dpo_pairs(
     agreement_threshold: int = 2,
     **options: Unpack[ExtractOptions],
 ) -> list[DPOPair]:
-    """Give the pairs of `extract_pairs`, which takes the same options and raises the same errors.
+    """Return the pairs of `extract_pairs`, which takes the same options and raises the same errors.
 
     Example:
         >>> def bash(command):
@@ -209,7 +209,7 @@ class _Balance:
 
     @property
     def margin(self) -> int:
-        """Votes of the consensus minus those of the strongest other side."""
+        """Return votes of the consensus minus those of the strongest other side."""
         return self.n_for - max(self.n_next, self.n_against)
 
 
@@ -320,7 +320,7 @@ class _Extraction:
     def by_probability(
         self, state: TraceState, answers: Answers, verdict: Verdict, outcome: str
     ) -> tuple[str, Verdict]:
-        """Give the outcome and the winner by how likely a pair is to be right, not by counting."""
+        """Return the outcome and the winner by how likely a pair is to be right, not by counting."""
         seen = self.claims.beliefs(state["state_id"])
         if seen is None or outcome == "invalid_action":
             return outcome, verdict
@@ -358,14 +358,14 @@ class _Extraction:
         return _Balance(len(families), 1 + len(against), n_next, len(everyone))
 
     def is_same(self, one: Action, other: Action) -> bool:
-        """Whether two actions agree at the level of this extraction."""
+        """Return whether two actions agree at the level of this extraction."""
         found = agreement_level(one, other, same_text=self.same_text)
         return agrees_at(self.report.level, found)
 
     def objection(
         self, state: TraceState, side: Side, consensus: Consensus, balance: _Balance
     ) -> tuple[str, str | None]:
-        """Give the outcome of a state whose student differs from the consensus, and why no pair."""
+        """Return the outcome of a state whose student differs from the consensus, and why no pair."""
         if is_refusal(consensus.action):
             return "refusal", None
         trial = self.trials.of(state, consensus.action)
@@ -403,7 +403,7 @@ class _Extraction:
     def levels_with_student(
         self, side: Side, everyone: Panel, effects: Mapping[Action, str]
     ) -> dict[Action, AgreementLevel | None]:
-        """Tell how close the student's action comes to each distinct answer."""
+        """Return how close the student's action comes to each distinct answer."""
         found: dict[Action, AgreementLevel | None] = {}
         for action in everyone.distinct:
             level = agreement_level(side.action, action, same_text=self.same_text)
@@ -418,7 +418,7 @@ class _Extraction:
         verdict: Verdict,
         with_student: dict[Action, AgreementLevel | None],
     ) -> tuple[str, AgreementLevel | None]:
-        """Give the outcome of a state, and how close the student comes to the consensus."""
+        """Return the outcome of a state, and how close the student comes to the consensus."""
         if not side.action.is_valid:
             return "invalid_action", None
         if len({vote.family for vote in answers.voting}) < self.report.agreement_threshold:
@@ -525,7 +525,7 @@ def _claims_of(options: ExtractOptions, level: AgreementLevel, families: Iterabl
 
 
 def _for_natural(state: TraceState) -> TraceState:
-    """Give the state, without its long prefix unless a natural pair could start from it."""
+    """Return the state, without its long prefix unless a natural pair could start from it."""
     if state.get("alternatives") or state.get("outcome") == "user_rejected":
         return state
     return {**state, "messages": []}

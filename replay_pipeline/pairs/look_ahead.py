@@ -48,7 +48,7 @@ class LookAhead:
         self._steps: dict[str, list[Step]] = {}
 
     def note(self, state: TraceState, side: Side) -> Step | None:
-        """Tell what the student did, kept for the look-ahead of earlier states."""
+        """Return what the student did, kept for the look-ahead of earlier states."""
         session_id, turn_idx = state.get("session_id"), state.get("turn_idx")
         if session_id is None or turn_idx is None or side.source != "recorded":
             return None

@@ -29,11 +29,11 @@ class NaturalPair:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Session and length of the prefix: the same for the two branches of a rewind."""
+        """Return session and length of the prefix: the same for the two branches of a rewind."""
         return self.state.get("session_id") or "", len(self.state["messages"])
 
     def objection(self, level: AgreementLevel) -> str | None:
-        """Say why the record alone makes no pair of it; `None` when nothing speaks against it.
+        """Return why the record alone makes no pair of it; `None` when nothing speaks against it.
 
         Args:
             level: Actions that agree at this level or stricter make no pair.

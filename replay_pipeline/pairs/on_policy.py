@@ -38,7 +38,7 @@ class OnPolicyReport:
 
     @property
     def advice(self) -> str | None:
-        """What to do first, where samples of this model make no pairs that teach a decision."""
+        """Return what to do first, where samples of this model make no pairs that teach a decision."""
         if self.n_samples == 0 or self.n_calls >= MIN_CALLS * self.n_samples:
             return None
         return (
@@ -92,7 +92,7 @@ class _Drawn:
         return drawn
 
     def by_sampler(self) -> Iterator[dict[str, Message]]:
-        """Give the actions by state, one draw after the other."""
+        """Yield the actions by state, one draw after the other."""
         draws: dict[str, dict[str, Message]] = {}
         for one in self.usable:
             if one.action is not None:

@@ -17,7 +17,7 @@ def consensus_pair(
     consensus: Consensus,
     **facts: Any,
 ) -> DPOPair:
-    """Give the pair of what the teachers agree on and what the student did; `facts` go into it."""
+    """Return the pair of what the teachers agree on and what the student did; `facts` go into it."""
     pair: dict[str, Any] = {
         **_shared(state),
         **_sides(state, consensus.action, side.action),
@@ -37,7 +37,7 @@ def consensus_pair(
 
 
 def natural_pair(found: NaturalPair) -> DPOPair:
-    """Give the pair that the record itself makes."""
+    """Return the pair that the record itself makes."""
     pair: dict[str, Any] = {
         **_shared(found.state),
         **_sides(found.state, found.chosen, found.rejected),
@@ -57,7 +57,7 @@ def natural_pair(found: NaturalPair) -> DPOPair:
 def positive_row(
     state: TraceState, side: Side, answers: Answers, consensus: Consensus
 ) -> dict[str, Any]:
-    """Give the row of a state at which the student did what the teachers agree on."""
+    """Return the row of a state at which the student did what the teachers agree on."""
     shared = _shared(state)
     del shared["hint"]
     return {
@@ -74,7 +74,7 @@ def positive_row(
 
 
 def _shared(state: TraceState) -> dict[str, Any]:
-    """Tell what a pair or positive takes over from its state."""
+    """Return what a pair or positive takes over from its state."""
     return {
         "state_id": state["state_id"],
         "session_id": state.get("session_id"),
@@ -89,7 +89,7 @@ def _shared(state: TraceState) -> dict[str, Any]:
 
 
 def _sides(state: TraceState, chosen: Action, rejected: Action) -> dict[str, Any]:
-    """Both sides as text and as messages, and the id of the pair that they make."""
+    """Return both sides as text and as messages, and the id of the pair that they make."""
     return {
         "pair_id": pair_id_of(state["state_id"], chosen.render(), rejected.render()),
         "chosen": chosen.render(),
@@ -110,12 +110,12 @@ def _names(consensus: Consensus) -> list[str]:
 
 
 def _source(consensus: Consensus) -> str:
-    """Say where a pair comes from; one made-up vote is enough to make all of it play."""
+    """Return where a pair comes from; one made-up vote is enough to make all of it play."""
     return REHEARSAL if any(vote.row.is_rehearsal for vote in consensus.votes) else "consensus"
 
 
 def _is_distillable(consensus: Consensus) -> bool | None:
-    """Whether every agreeing teacher allows training on its answers; `None` if not known."""
+    """Return whether every agreeing teacher allows training on its answers; `None` if not known."""
     known = [vote.row.is_distillable for vote in consensus.votes]
     if False in known:
         return False

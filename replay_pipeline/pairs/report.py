@@ -48,7 +48,7 @@ class LevelAgreement:
 
     @property
     def corrected(self) -> float:
-        """Agreement beyond chance: 0 at chance, 1 when all agree."""
+        """Return agreement beyond chance: 0 at chance, 1 when all agree."""
         return (self.raw - self.chance) / (1 - self.chance) if self.chance < 1 else 0.0
 
 
@@ -90,37 +90,37 @@ class PairReport:
 
     @property
     def n_states(self) -> int:
-        """States that were judged."""
+        """Return states that were judged."""
         return len(self.outcomes)
 
     @property
     def outcome_counts(self) -> dict[str, int]:
-        """States by outcome."""
+        """Return states by outcome."""
         return _counts(row["outcome"] for row in self.outcomes)
 
     @property
     def consensus_levels(self) -> dict[str, int]:
-        """States with a consensus by its level, the weakest agreement inside the group."""
+        """Return states with a consensus by its level, the weakest agreement inside the group."""
         return _counts(row["level"] for row in self.outcomes if row["level"])
 
     @property
     def pairs_by_source(self) -> dict[str, int]:
-        """Pairs by where they come from."""
+        """Return pairs by where they come from."""
         return _counts(pair.get("source", "consensus") for pair in self.pairs)
 
     @property
     def precision(self) -> Precision:
-        """How many of `pairs` are right."""
+        """Return how many of `pairs` are right."""
         return self.poll.precision()
 
     @property
     def n_ties(self) -> int:
-        """States at which two separate groups were equally large and large enough."""
+        """Return states at which two separate groups were equally large and large enough."""
         return sum(bool(row["is_tie"]) for row in self.outcomes)
 
     @property
     def near_misses(self) -> dict[str, int]:
-        """States without consensus that would have one at a looser level, by that level."""
+        """Return states without consensus that would have one at a looser level, by that level."""
         return _counts(row["near_level"] for row in self.outcomes if row["near_level"])
 
     @property
@@ -134,11 +134,11 @@ class PairReport:
 
     @property
     def n_circular_pairs(self) -> int:
-        """Pairs in which an agreeing teacher comes from the student's own vendor."""
+        """Return pairs in which an agreeing teacher comes from the student's own vendor."""
         return sum(bool(pair.get("shares_vendor")) for pair in self.pairs)
 
     def to_json(self) -> dict[str, Any]:
-        """Give all statistics as plain numbers and names, without the pairs themselves."""
+        """Return all statistics as plain numbers and names, without the pairs themselves."""
         return {
             "level": self.level,
             "agreement_threshold": self.agreement_threshold,
@@ -225,7 +225,7 @@ class AgreementStatistics:
         push(self._sample, (*rank, actions))
 
     def matrix(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """Teacher by teacher, both ways: (states with both, states at which they agree)."""
+        """Return teacher by teacher, both ways: (states with both, states at which they agree)."""
         found: dict[str, dict[str, tuple[int, int]]] = {}
         for (one, other), (n, n_agreeing) in self._pairs.items():
             counts = (n, n_agreeing)
@@ -234,7 +234,7 @@ class AgreementStatistics:
         return found
 
     def by_level(self) -> dict[str, LevelAgreement]:
-        """Raw and chance agreement; empty when no two answers could be compared."""
+        """Return raw and chance agreement; empty when no two answers could be compared."""
         n = sum(self._by_strictness.values())
         chance = self._chance()
         if not n or not chance:
@@ -249,7 +249,7 @@ class AgreementStatistics:
         }
 
     def _chance(self) -> Counter[int]:
-        """Strictness of the agreement between answers of different states, drawn at random."""
+        """Return strictness of the agreement between answers of different states, drawn at random."""
         sample = sorted(self._sample)
         found: Counter[int] = Counter()
         if len(sample) < 2:

@@ -31,7 +31,7 @@ class ScoredAnswers:
         return cls(dict(zip(places, table["logprobs_json"].to_pylist(), strict=True)))
 
     def rows(self, states: pa.Table) -> pa.Table:
-        """Give the answers that made these rows of `pairs` or `positives` what they are, once each.
+        """Return the answers that made these rows of `pairs` or `positives` what they are, once each.
 
         The text is what the teacher wrote, token for token: a secret that is cut into tokens shows
         in it alone. An answer with one, or with bytes that are no text, is left out and counted.

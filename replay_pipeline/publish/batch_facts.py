@@ -89,12 +89,12 @@ STAGE_FACTS = {
 
 
 def general_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the facts that hold for the whole dataset."""
+    """Return the facts that hold for the whole dataset."""
     return {name: facts[name] for name in _GENERAL if name in facts}
 
 
 def stage_facts(facts: Mapping[str, Any], batch: str) -> dict[str, Any]:
-    """Tell what the stages reported about a batch, as far as it does not change when they run again."""
+    """Return what the stages reported about a batch, as far as it does not change when they run again."""
     stages = {}
     for stage, names in STAGE_FACTS.items():
         report = facts.get(stage, {}).get(batch)
@@ -112,16 +112,16 @@ class Retracted:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Retracted":
-        """Tell what the dataset's facts say."""
+        """Return what the dataset's facts say."""
         noted = facts.get("retracted", {})
         return cls(frozenset(noted.get("sessions", ())), frozenset(noted.get("batches", ())))
 
     def facts(self) -> dict[str, Any]:
-        """Give the same as facts."""
+        """Return the same as facts."""
         return {"retracted": {"sessions": sorted(self.sessions), "batches": sorted(self.batches)}}
 
     def without(self, table: pa.Table) -> pa.Table:
-        """Give the rows of a table that may stay."""
+        """Return the rows of a table that may stay."""
         if not self.sessions:
             return table
         pairs = zip(table["session_id"].to_pylist(), table["state_id"].to_pylist(), strict=True)
@@ -130,7 +130,7 @@ class Retracted:
 
 
 def merge_facts(there: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """New facts over those that are there; what was retracted, or in train, stays so."""
+    """Return new facts over those that are there; what was retracted, or in train, stays so."""
     one, other = Retracted.of(there), Retracted.of(new)
     both = Retracted(one.sessions | other.sessions, one.batches | other.batches)
     merged = {**there, **new}
@@ -241,7 +241,7 @@ def manifest_of(
     stages: Mapping[str, Any],
     cuts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Give the facts of one batch: its files with their rows, and sums that add up over batches.
+    """Return the facts of one batch: its files with their rows, and sums that add up over batches.
 
     Args:
         batch: its key.
@@ -281,14 +281,14 @@ def manifest_of(
 
 
 def encode(facts: Any) -> bytes:
-    """Facts as the bytes of a JSON file; equal facts give equal bytes."""
+    """Return facts as the bytes of a JSON file; equal facts give equal bytes."""
     # `json` writes indented text a token at a time, in Python and three times as slowly.
     text = json.dumps(facts, sort_keys=True, ensure_ascii=False).encode()
     return msgspec.json.format(text, indent=1) + b"\n"
 
 
 def digest_of(manifests: Mapping[str, Mapping[str, Any]]) -> str:
-    """Give a name for the whole content of the dataset: the hash of `encode(manifests)`."""
+    """Return a name for the whole content of the dataset: the hash of `encode(manifests)`."""
     if not manifests:
         return hashlib.sha256(encode({})).hexdigest()[:12]
     digest = hashlib.sha256()
@@ -301,12 +301,12 @@ def digest_of(manifests: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def sessions_of(manifest: Mapping[str, Any], name: str = "sessions") -> list[str]:
-    """Hashes of the sessions, or the conversations, of a batch."""
+    """Return hashes of the sessions, or the conversations, of a batch."""
     return [sha for side in SPLITS for sha in manifest[name][side]]
 
 
 def rows_by_split(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Give rows of each config and split, over all batches."""
+    """Return rows of each config and split, over all batches."""
     return {
         config: {
             split: sum(

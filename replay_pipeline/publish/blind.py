@@ -42,7 +42,7 @@ class BlindControl:
     """By the names of the tools that both sides call."""
 
     def to_json(self) -> dict[str, Any]:
-        """Give the control as plain numbers."""
+        """Return the control as plain numbers."""
         return asdict(self)
 
 
@@ -82,7 +82,7 @@ def blind_control(
 
 
 def in_words(control: Mapping[str, Any] | None) -> str:
-    """Say in a plain sentence what a control, as `to_json` gives it, means."""
+    """Return one plain sentence about what a control, as `to_json` gives it, means."""
     if not control:
         return "Too few pairs or sessions to tell whether the chosen side shows without the prompt."
     measured = (
@@ -100,7 +100,7 @@ def _hash_of(row: tuple[str, str, str]) -> bytes:
 
 
 def _folds(sessions: Sequence[str]) -> np.ndarray:
-    """Give the fold of each pair: whole sessions, the largest first, each to the smallest fold."""
+    """Return the fold of each pair: whole sessions, the largest first, each to the smallest fold."""
     sizes: dict[str, int] = {}
     for session in sessions:
         sizes[session] = sizes.get(session, 0) + 1
@@ -162,7 +162,7 @@ def _accuracy(differences: Sequence[Features], folds: np.ndarray) -> float:
 def _fitted(
     places: np.ndarray, values: np.ndarray, rows: np.ndarray, *, n_fitted: int
 ) -> np.ndarray:
-    """Weights of a logistic regression that puts the chosen side first, with a small ridge."""
+    """Return weights of a logistic regression that puts the chosen side first, with a small ridge."""
     weights = ahead = np.zeros(places.max() + 1)
     for step in range(_N_STEPS):
         scores = np.bincount(rows, ahead[places] * values)

@@ -81,7 +81,7 @@ _COUNTED = {
 
 
 def _precision(batches: Sequence[Mapping[str, Any]]) -> str:
-    """Say how many of the pairs that were extracted are right, as far as somebody has checked."""
+    """Return how many of the pairs that were extracted are right, as far as somebody has checked."""
     polls = [_stage(batch, "pairs").get("poll") for batch in batches]
     found = Poll.pooled(poll for poll in polls if poll).precision()
     return found.words() if found.n_pairs else "nobody has checked a pair"
@@ -212,7 +212,7 @@ def _column_names(configs: Iterable[str]) -> list[str]:
 
 
 def column_words(column: str) -> str:
-    """Say what a column of the published dataset means; raises KeyError where nothing is written."""
+    """Return what a column of the published dataset means; raises KeyError where nothing is written."""
     return _COLUMNS.get(column) or describe("dpo_pairs", column)
 
 
@@ -229,7 +229,7 @@ def _tokens(batch: Mapping[str, Any]) -> Mapping[str, Any]:
 def _lengths(
     batches: Sequence[Mapping[str, Any]], rows: Mapping[str, Any]
 ) -> tuple[list[str], list[Sequence[Any]]] | None:
-    """Head and rows of the table of lengths in tokens; `None` where none was counted."""
+    """Return head and rows of the table of lengths in tokens; `None` where none was counted."""
     counts = {
         config: _added(_tokens(batch).get("pairs", {}).get(config, {}) for batch in batches)
         for config in rows
@@ -251,7 +251,7 @@ def _longest(batches: Iterable[Mapping[str, Any]], config: str) -> int:
 def _max_lengths(
     batches: Sequence[Mapping[str, Any]], rows: Mapping[str, Any]
 ) -> list[tuple[str, int]]:
-    """What to tell a trainer for a config, so that it drops and truncates nothing."""
+    """Return what to tell a trainer for a config, so that it drops and truncates nothing."""
     found = {
         config: layout.length_of(config) or -(-_longest(batches, config) // 1_024) * 1_024
         for config in rows
@@ -274,7 +274,7 @@ def _listed(names: Iterable[str | None]) -> str:
 def _teachers(
     batches: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
 ) -> tuple[list[str], list[Sequence[Any]]] | None:
-    """Head and rows of the table of teachers, without columns of which nothing is known."""
+    """Return head and rows of the table of teachers, without columns of which nothing is known."""
     votes = _added(batch["teachers_agreeing"] for batch in batches)
     costs = _added(_stage(batch, "replay").get("cost_by_teacher_usd", {}) for batch in batches)
     told = {teacher["name"]: teacher for teacher in facts.get("teachers", ()) if "name" in teacher}
@@ -303,7 +303,7 @@ def _period(teacher: Mapping[str, Any]) -> str:
 
 
 def _figures(batches: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
-    """Tell what the stages counted, as far as they did."""
+    """Return what the stages counted, as far as they did."""
     found = []
     for what, (stage, name) in _FIGURES.items():
         of_stage = [_stage(batch, stage) for batch in batches]

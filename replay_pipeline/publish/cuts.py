@@ -41,7 +41,7 @@ def with_needs(pairs: pa.Table) -> pa.Table:
 
 
 def cut_pairs(pairs: pa.Table, n_tokens: int, sizes: TokenSizes, not_cut: Counter[str]) -> pa.Table:
-    """Give the pairs whose prompts fit, or can be cut until they do and leave both sides possible.
+    """Return the pairs whose prompts fit, or can be cut until they do and leave both sides possible.
 
     Definitions of tools that nothing uses go first, then whole steps, oldest first; at last long messages
     lose their middle, and long results that a side needs what is far from the lines it needs.
@@ -75,20 +75,20 @@ class _Sides:
         return canonical_action(side[0] if side else None, cwd=self._cwd)
 
     def possible(self, prompt: Sequence[Message]) -> list[Action]:
-        """Give the sides that could be carried out at a prompt."""
+        """Return the sides that could be carried out at a prompt."""
         state = PromptState(prompt, self.rejected, cwd=self._cwd)
         sides = [side for side in (self.chosen, self.rejected) if side.is_valid]
         return [side for side in sides if state.impossible(side) is None]
 
     def objection(self, prompt: Sequence[Message]) -> str | None:
-        """Say what speaks against the chosen side at a prompt, though it could be carried out."""
+        """Return what speaks against the chosen side at a prompt, though it could be carried out."""
         if not self.chosen.is_valid:
             return None
         found = PromptState(prompt, self.rejected, cwd=self._cwd).obstacle(self.chosen)
         return found.kind if found is not None else None
 
     def anchors(self) -> set[str]:
-        """Give what must be left of a result that a side needs: lines that are replaced, names of files."""
+        """Return what must be left of a result that a side needs: lines that are replaced, names of files."""
         calls = [call for side in (self.chosen, self.rejected) for call in side.calls]
         paths = (call.values().get("file_path") for call in calls)
         names = {path.rpartition("/")[2] for path in paths if isinstance(path, str)}
@@ -97,13 +97,13 @@ class _Sides:
         return names | {line for line in lines if len(line) >= _ANCHOR}
 
     def needs(self, prompt: Sequence[Message]) -> set[int]:
-        """Give the places of the messages that the sides need; a side that is not possible needs none."""
+        """Return the places of the messages that the sides need; a side that is not possible needs none."""
         state = PromptState(prompt, self.rejected, cwd=self._cwd)
         return {place for side in self.possible(prompt) for place in state.needed(side)}
 
 
 def _cut_row(row: dict[str, Any], budget: int, sizes: TokenSizes) -> dict[str, Any] | str:
-    """Give a row that fits into a budget of tokens, or the reason why there is none."""
+    """Return a row that fits into a budget of tokens, or the reason why there is none."""
     if sizes.whole(row) <= budget:
         return row | {"n_tokens": sizes.whole(row)}
     used = row | {"tools": _used_tools(row, row["prompt"])}
@@ -123,7 +123,7 @@ def _cut_row(row: dict[str, Any], budget: int, sizes: TokenSizes) -> dict[str, A
 
 
 def _used_tools(row: Row, prompt: Sequence[Message]) -> str | None:
-    """Give the definitions of the tools that a side or a step of the prompt uses."""
+    """Return the definitions of the tools that a side or a step of the prompt uses."""
     if not row["tools"]:
         return row["tools"]
     messages: Iterable[Message] = [*prompt, *row["chosen"], *row["rejected"]]
@@ -135,7 +135,7 @@ def _used_tools(row: Row, prompt: Sequence[Message]) -> str | None:
 def _cut(
     prompt: Sequence[Message], needs: set[int], anchors: set[str], budget: int, sizes: TokenSizes
 ) -> list[Message] | str:
-    """Give as much of a prompt as fits into a budget, or why not even what must stay does."""
+    """Return as much of a prompt as fits into a budget, or why not even what must stay does."""
     users = [place for place, message in enumerate(prompt) if message["role"] == "user"]
     fixed = needs | set(users[-1:])
     for max_chars in (None, *_SHORTENED):
@@ -159,7 +159,7 @@ def _cut(
 def _kept(
     prompt: list[Message], fixed: set[int], budget: int, sizes: TokenSizes
 ) -> list[Message] | None:
-    """Give the steps that must stay, and of the others the newest that fit, with notes in the gaps."""
+    """Return the steps that must stay, and of the others the newest that fit, with notes in the gaps."""
     first = n_pinned(prompt)
     starts = [i for i in range(first, len(prompt)) if prompt[i]["role"] != "tool"]
     steps = [range(*ends) for ends in pairwise([*starts, len(prompt)])]

@@ -31,7 +31,7 @@ class HubOptions:
     patience_s: float = 300.0
 
     def open(self) -> Any:
-        """Give the repository, which need not exist yet; `None` without a `repo_id`."""
+        """Return the repository, which need not exist yet; `None` without a `repo_id`."""
         if self.repo_id is None:
             return None
         return hub_room().hub.HubDataset(
@@ -40,7 +40,7 @@ class HubOptions:
 
 
 def hub_room() -> Any:
-    """Give the modules that need the Hub's client, which a folder does not need."""
+    """Return the modules that need the Hub's client, which a folder does not need."""
     try:
         importlib.import_module("replay_pipeline.publish.sync")
     except ImportError as error:
@@ -51,7 +51,7 @@ def hub_room() -> Any:
 
 
 def read_manifests(folder: Path) -> dict[str, dict[str, Any]]:
-    """Give the manifests of a dataset folder, by batch."""
+    """Return the manifests of a dataset folder, by batch."""
     return {
         batch: msgspec.json.decode((folder / path).read_bytes())
         for path in sorted(f"{layout.MANIFESTS}/{n}" for n in list_files(folder / layout.MANIFESTS))
@@ -100,7 +100,7 @@ class Published:
         named: Mapping[str, str],
         texts: ClientTexts,
     ) -> Iterator[pa.Table]:
-        """Give the rows of a batch in a config, from the folder, or from the Hub if it is not there.
+        """Yield the rows of a batch in a config, from the folder, or from the Hub if it is not there.
 
         Args:
             manifest: that of the batch.
@@ -129,7 +129,7 @@ class Published:
         return is_older and bool(self.facts.get("client_texts"))
 
     def texts(self, manifest: Mapping[str, Any]) -> ClientTexts:
-        """Give the texts of clients that lie beside the rows of a batch, from the folder or the Hub."""
+        """Return the texts of clients that lie beside the rows of a batch, from the folder or the Hub."""
         batch = manifest["trace_batch"]
         found = texts_in(self.folder, batch)
         if not found and manifest.get("client_texts") and self.hub is not None:

@@ -45,7 +45,7 @@ class ExportReport:
     """Tokens that the longest pair takes, by the dataset's own count; `None` if nobody counted."""
 
     def to_json(self) -> dict[str, Any]:
-        """Give the report as plain values."""
+        """Return the report as plain values."""
         return asdict(self)
 
 
@@ -147,7 +147,7 @@ def _other_columns(row: Row) -> dict[str, Any]:
 
 
 def _openai(row: Row) -> dict[str, Any]:
-    """Messages and tools in the OpenAI form: arguments are JSON text."""
+    """Return messages and tools in the OpenAI form: arguments are JSON text."""
     sides = {
         name: [{k: v for k, v in message.items() if v is not None} for message in row[name]]
         for name in ("prompt", "chosen", "rejected")
@@ -156,14 +156,14 @@ def _openai(row: Row) -> dict[str, Any]:
 
 
 def _trl(row: Row) -> dict[str, Any]:
-    """Messages as chat templates want them: arguments are objects."""
+    """Return messages as chat templates want them: arguments are objects."""
     names = ("prompt", "chosen", "rejected")
     sides = {name: [layout.with_objects(message) for message in row[name]] for name in names}
     return {**sides, "tools": _tools(row), **_other_columns(row)}
 
 
 def _trl_as_text(row: Row) -> dict[str, Any]:
-    """Messages as chat templates want them that have no place for calls."""
+    """Return messages as chat templates want them that have no place for calls."""
     return {**_plain_row(row), "tools": None, **_other_columns(row)}
 
 
@@ -172,7 +172,7 @@ def _tools(row: Row) -> list[dict[str, Any]] | None:
 
 
 def _plain_row(row: Row) -> dict[str, Any]:
-    """Roles and text alone, user and assistant in turns: what every chat template renders."""
+    """Return roles and text alone, user and assistant in turns: what every chat template renders."""
     system, turns = _turns(row["prompt"])
     texts = [system] if system else []
     if tools := _tools(row):
@@ -195,7 +195,7 @@ def _axolotl(row: Row) -> dict[str, Any]:
 
 
 def _sharegpt(row: Row) -> dict[str, Any]:
-    """ShareGPT turns with calls and results of their own, as LLaMA-Factory reads them."""
+    """Return ShareGPT turns with calls and results of their own, as LLaMA-Factory reads them."""
     system, turns = _turns(row["prompt"])
     head = [{"from": "system", "value": system}] if system else []
     return {
@@ -223,7 +223,7 @@ def _sharegpt_turn(turn: Sequence[Message]) -> dict[str, str]:
 
 
 def _turns(prompt: Sequence[Message]) -> tuple[str, list[list[Message]]]:
-    """Give the system message, and the others in turns: user or tools first, then the assistant."""
+    """Return the system message, and the others in turns: user or tools first, then the assistant."""
     system = [m["content"] for m in prompt if m["role"] == "system"]
     turns: list[list[Message]] = []
     for message in prompt:
@@ -242,7 +242,7 @@ def _turns(prompt: Sequence[Message]) -> tuple[str, list[list[Message]]]:
 
 
 def _plain(turn: Sequence[Message]) -> dict[str, str]:
-    """Give a turn as one message of text."""
+    """Return a turn as one message of text."""
     parts: list[str] = []
     for message in turn:
         text = message["content"]
@@ -275,7 +275,7 @@ _ROWS: dict[ExportFormat, Callable[[Row], dict[str, Any]]] = {
 
 
 def _companions(form: ExportFormat, names: Sequence[str]) -> dict[str, bytes]:
-    """Give what a trainer wants beside the rows to read them."""
+    """Return what a trainer wants beside the rows to read them."""
     if form == "trl":
         return {layout.CARD: _declared(names)}
     if form == "llama-factory":

@@ -109,7 +109,7 @@ def recover(folder: Path) -> None:
 
 
 def read_files(folder: Path, under: str) -> dict[str, bytes]:
-    """Give the files below a path of the folder."""
+    """Return the files below a path of the folder."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted((folder / under).rglob("*"))
@@ -118,12 +118,12 @@ def read_files(folder: Path, under: str) -> dict[str, bytes]:
 
 
 def list_files(folder: Path) -> set[str]:
-    """Paths of every file in the folder."""
+    """Return paths of every file in the folder."""
     return {path for path, is_folder in _tree(folder) if not is_folder}
 
 
 def _tree(folder: str | Path, inside: str = "") -> Iterator[tuple[str, bool]]:
-    """Give path and whether it is a folder of all that is below a folder, parents first.
+    """Yield path and whether it is a folder of all that is below a folder, parents first.
 
     A dataset of many nights has a hundred thousand of them, for which `Path` is too slow and large.
     """

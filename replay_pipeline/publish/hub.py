@@ -49,7 +49,7 @@ class RemoteFile:
     """Of files in the large-file store."""
 
     def is_same(self, data: Data) -> bool:
-        """Whether the file holds these bytes."""
+        """Return whether the file holds these bytes."""
         content = data.read_bytes() if isinstance(data, Path) else data
         if self.sha256:
             return hashlib.sha256(content).hexdigest() == self.sha256
@@ -140,7 +140,7 @@ class _OnHub:
             raise known from error
 
     def _translated(self, error: BaseException) -> PublishError | None:
-        """Give the fault in our words; the client wraps what went wrong in an upload once more."""
+        """Return the fault in our words; the client wraps what went wrong in an upload once more."""
         if isinstance(error, HfHubHTTPError) and not isinstance(error, LocalEntryNotFoundError):
             return self._of_answer(error)
         package = type(error).__module__.split(".")[0]
@@ -171,7 +171,7 @@ class HubDataset(_OnHub):
     """One dataset repository on the Hub."""
 
     def exists(self) -> bool:
-        """Whether the repository is there."""
+        """Return whether the repository is there."""
         return self.retry(lambda: self._api.repo_exists(self.repo_id, repo_type="dataset"))
 
     def ensure(self, *, private: bool) -> None:
@@ -187,7 +187,7 @@ class HubDataset(_OnHub):
         )
 
     def head(self) -> Head:
-        """Give the newest version of the main branch."""
+        """Return the newest version of the main branch."""
 
         def read() -> Head:
             sha = self._api.dataset_info(self.repo_id, revision="main").sha or ""
@@ -204,7 +204,7 @@ class HubDataset(_OnHub):
         return self.retry(read)
 
     def read(self, path: str, *, revision: str) -> bytes:
-        """Give the bytes of a file at a version."""
+        """Return the bytes of a file at a version."""
 
         def download() -> bytes:
             name = self._api.hf_hub_download(
@@ -243,7 +243,7 @@ class HubDataset(_OnHub):
         return self._call(create)
 
     def find_commits(self, message: str, *, since: str) -> list[str]:
-        """Commits with that title after a version, oldest first."""
+        """Return commits with that title after a version, oldest first."""
         history = self.retry(
             lambda: self._api.list_repo_commits(self.repo_id, repo_type="dataset", revision="main")
         )
@@ -292,7 +292,7 @@ class BucketEntry:
     """When it was last written, in seconds since 1970."""
 
     def is_same(self, path: Path) -> bool:
-        """Whether a copy that was given this size and time is still the file."""
+        """Return whether a copy that was given this size and time is still the file."""
         stat = path.stat()
         return (stat.st_size, stat.st_mtime) == (self.size_bytes, self.changed_s)
 
@@ -301,7 +301,7 @@ class HubBucket(_OnHub):
     """One bucket on the Hub: files without versions, to be read."""
 
     def exists(self) -> bool:
-        """Whether the bucket is there."""
+        """Return whether the bucket is there."""
 
         def look() -> bool:
             try:
@@ -327,7 +327,7 @@ class HubBucket(_OnHub):
         return self.retry(read)
 
     def read(self, path: str) -> bytes:
-        """Give the bytes of a file."""
+        """Return the bytes of a file."""
 
         def download() -> bytes:
             files = HfFileSystem(

@@ -114,13 +114,13 @@ def config_of_length(n_tokens: int) -> str:
 
 
 def length_of(config: str) -> int | None:
-    """Give the length in tokens that a config is cut to; `None` where nothing is cut."""
+    """Return the length in tokens that a config is cut to; `None` where nothing is cut."""
     match = re.fullmatch(r"pairs_(\d+)(k?)", config)
     return int(match[1]) * (1024 if match[2] else 1) if match else None
 
 
 def schema_of(config: str) -> pa.Schema:
-    """Give the columns of a config."""
+    """Return the columns of a config."""
     return PAIRS if length_of(config) else (CONFIGS | ON_REQUEST)[config]
 
 
@@ -146,7 +146,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def features_of(schema: Iterable[pa.Field]) -> list[dict[str, Any]]:
-    """Give the columns as `dataset_info` declares them in the card."""
+    """Return the columns as `dataset_info` declares them in the card."""
     return [{"name": field.name, **_declared(field.type)} for field in schema]
 
 
@@ -168,7 +168,7 @@ _KINDS = {
 
 
 def batch_dir(config: str, split: str, batch: str, *, version: int = VERSION) -> str:
-    """Give the folder that the shards of a batch own, or owned in an older version.
+    """Return the folder that the shards of a batch own, or owned in an older version.
 
     It is not called `trace_batch=…` any more: readers took that for a second column of this name.
     """
@@ -177,12 +177,12 @@ def batch_dir(config: str, split: str, batch: str, *, version: int = VERSION) ->
 
 
 def manifest_path(batch: str) -> str:
-    """Tell where the manifest of a batch lies."""
+    """Return where the manifest of a batch lies."""
     return f"{MANIFESTS}/{batch}.json"
 
 
 def batch_of(path: str) -> str | None:
-    """Give the batch that owns a path of the dataset, if one does."""
+    """Return the batch that owns a path of the dataset, if one does."""
     if match := re.fullmatch(rf"{DATA}/[^/]+/[^/]+/(?:trace_batch=)?([^/]+)/[^/]+", path):
         return match[1]
     if match := re.fullmatch(rf"{CLIENT_TEXTS}/([^/]+)/[^/]+", path):
@@ -193,7 +193,7 @@ def batch_of(path: str) -> str | None:
 
 
 def is_batch_key(batch: str) -> bool:
-    """Whether a batch key can be a folder name on every file system and on the Hub."""
+    """Return whether a batch key can be a folder name on every file system and on the Hub."""
     return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", batch))
 
 
@@ -255,7 +255,7 @@ class Shards:
 
 
 def read_shard(file: Path | bytes, config: str) -> Iterator[pa.Table]:
-    """Give the rows of a file that `Shards` made, in this version or an older one, in parts.
+    """Yield the rows of a file that `Shards` made, in this version or an older one, in parts.
 
     Sides of older versions are in the canonical form; here they come in the native one.
     """
@@ -329,7 +329,7 @@ def _kept_texts(part: pa.Table, keep: Keep | None) -> tuple[list[str | None], li
 
 
 def pair_rows(kept: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
-    """Give rows of the config `pairs`, from a table `normalized_pairs`.
+    """Return rows of the config `pairs`, from a table `normalized_pairs`.
 
     Args:
         kept: the table, with its prompts.
@@ -357,7 +357,7 @@ def pair_rows(kept: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
 
 
 def positive_rows(positives: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
-    """Give rows of the config `positives`: states at which the student did what the teachers would.
+    """Return rows of the config `positives`: states at which the student did what the teachers would.
 
     Args:
         positives: a table `positives`, with its prompts.
@@ -449,7 +449,7 @@ def _given(table: pa.Table, name: str) -> list[Any]:
 
 
 def prompt_rows(rows: pa.Table, side: str, kind: str) -> pa.Table:
-    """Give rows of the config `prompts`: states with a consensus of teachers, which is on `side`.
+    """Return rows of the config `prompts`: states with a consensus of teachers, which is on `side`.
 
     Args:
         rows: of the config `pairs` or `positives`.
@@ -486,7 +486,7 @@ def _each(table: pa.Table, name: str, convert: Callable[[str], Any]) -> list[Any
 
 
 def messages_of(messages_json: str) -> list[Message]:
-    """Give messages as they are published, from their JSON text.
+    """Return messages as they are published, from their JSON text.
 
     What a client said in the system's name in mid-conversation is the user's here: most chat templates
     take a message of the system at the beginning alone.
@@ -499,7 +499,7 @@ def messages_of(messages_json: str) -> list[Message]:
 
 
 def message_of(message: Mapping[str, Any]) -> Message:
-    """Give a message as it is published: no content is null, and arguments of calls are JSON text.
+    """Return a message as it is published: no content is null, and arguments of calls are JSON text.
 
     Both sides of a pair write their arguments alike, whoever wrote them.
     """
@@ -513,7 +513,7 @@ def message_of(message: Mapping[str, Any]) -> Message:
 
 
 def text_of(content: Any) -> str:
-    """Give the text of a message's content, which may come in parts."""
+    """Return the text of a message's content, which may come in parts."""
     if isinstance(content, list):
         parts = [part.get("text", "") if isinstance(part, Mapping) else part for part in content]
         return "\n".join(map(str, parts))
@@ -529,7 +529,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def arguments_of(call: Mapping[str, Any]) -> Any:
-    """Give the arguments of a call as an object; what is no JSON stays the text it is."""
+    """Return the arguments of a call as an object; what is no JSON stays the text it is."""
     arguments = (call.get("function") or {}).get("arguments")
     if not isinstance(arguments, str):
         return arguments or {}
@@ -540,7 +540,7 @@ def arguments_of(call: Mapping[str, Any]) -> Any:
 
 
 def with_objects(message: Mapping[str, Any]) -> Message:
-    """Give a published message without nulls, arguments as objects, as chat templates write them."""
+    """Return a published message without nulls, arguments as objects, as chat templates write them."""
     plain = {key: value for key, value in message.items() if value is not None}
     if calls := plain.get("tool_calls"):
         plain["tool_calls"] = [
@@ -551,16 +551,16 @@ def with_objects(message: Mapping[str, Any]) -> Message:
 
 
 def json_of(message: Mapping[str, Any]) -> str:
-    """Give a published message as JSON text."""
+    """Return a published message as JSON text."""
     return _encode(with_objects(message)).decode()
 
 
 def tool_name(tool: Mapping[str, Any]) -> str | None:
-    """Give the name of a tool, of the form of OpenAI or of Anthropic."""
+    """Return the name of a tool, of the form of OpenAI or of Anthropic."""
     return (tool.get("function") or tool).get("name")
 
 
 def tools_of(tools_json: str) -> str | None:
-    """Give the tools as one JSON text; `None` for a state without tools."""
+    """Return the tools as one JSON text; `None` for a state without tools."""
     tools = json_value(tools_json)
     return _encode(tools).decode() if tools else None

@@ -337,7 +337,7 @@ def _rows_of(
     states: PromptsOf | None,
     texts: ClientTexts,
 ) -> tuple[Iterator[pa.Table], Iterator[pa.Table]]:
-    """Give the rows of a batch as configs have them, in parts."""
+    """Return the rows of a batch as configs have them, in parts."""
     return (
         (layout.pair_rows(part, key, texts.keep) for part in _in_full(pairs, states, key)),
         (layout.positive_rows(part, key, texts.keep) for part in _in_full(positives, states, key)),
@@ -345,7 +345,7 @@ def _rows_of(
 
 
 def _in_full(table: pa.Table, states: PromptsOf | None, batch: str) -> Iterator[pa.Table]:
-    """Give the rows of a table with their prompts, in parts."""
+    """Yield the rows of a table with their prompts, in parts."""
     for part in with_prompts(table, states):
         missing = pc.filter(part["state_id"], pc.is_null(part["state_messages_json"])).to_pylist()
         if missing:

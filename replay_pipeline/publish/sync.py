@@ -37,7 +37,7 @@ class Publication:
 
     @property
     def digest(self) -> str:
-        """A name for what is brought."""
+        """Return a name for what is brought."""
         names = sorted(path for path in self.files if layout.batch_of(path))
         return hashlib.sha256(
             "\n".join([*names, batch_facts.digest_of(self.manifests)]).encode()
@@ -45,7 +45,7 @@ class Publication:
 
     @property
     def message(self) -> str:
-        """Title of the commit."""
+        """Return title of the commit."""
         names = sorted(self.batches)
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         verb = "Publish" if self.manifests else "Retract"
@@ -132,7 +132,7 @@ class Sync:
 def remote_manifests(
     hub: HubDataset, head: Head, brings: Publication, read: dict[str, bytes]
 ) -> dict[str, dict[str, Any]]:
-    """Manifests of the batches that others own. `read` remembers what was downloaded."""
+    """Return manifests of the batches that others own. `read` remembers what was downloaded."""
     manifests: dict[str, dict[str, Any]] = {}
     for path, file in head.files.items():
         batch = layout.batch_of(path)
@@ -148,7 +148,7 @@ def remote_manifests(
 
 
 def remote_facts(hub: HubDataset, head: Head) -> dict[str, Any]:
-    """Tell what the card on the Hub says beyond the manifests."""
+    """Return what the card on the Hub says beyond the manifests."""
     if layout.FACTS not in head.files:
         return {}
     return json.loads(hub.read(layout.FACTS, revision=head.sha))

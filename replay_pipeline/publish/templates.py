@@ -11,7 +11,7 @@ _CALL_NAME = "look_for_it"
 
 
 def has_place_for_calls(folder: Path) -> bool | None:
-    """Tell whether the chat template of a model writes calls; `None` where there is no template.
+    """Return whether the chat template of a model writes calls; `None` where there is no template.
 
     With one that does not, as SmolLM2's, both sides of a pair that differ in their calls alone are the
     same tokens, and a trainer learns nothing from them.

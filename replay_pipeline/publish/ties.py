@@ -58,7 +58,7 @@ def shared(
 
 
 def sessions_in(table: pa.Table) -> list[str]:
-    """Give the session of each row; a row without one is a session of its own."""
+    """Return the session of each row; a row without one is a session of its own."""
     return [
         session or state
         for session, state in zip(

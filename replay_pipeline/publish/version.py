@@ -58,7 +58,7 @@ class PublishReport:
     """Name of this content: equal content has an equal tag."""
 
     def to_json(self) -> dict[str, Any]:
-        """Give the report as plain values."""
+        """Return the report as plain values."""
         return asdict(self)
 
 
@@ -97,7 +97,7 @@ class Cuts:
 
     @cached_property
     def sizes(self) -> TokenSizes:
-        """What counts tokens. Raises ConfigError where there is no such tokenizer."""
+        """Return what counts tokens. Raises ConfigError where there is no such tokenizer."""
         return TokenSizes(self.tokenizer)
 
     def of(
@@ -117,7 +117,7 @@ class Cuts:
     def _cut(
         self, pairs: Iterable[pa.Table], not_cut: dict[str, Counter[str]]
     ) -> Iterator[tuple[str, pa.Table]]:
-        """Give rows of `pairs` with their lengths, and as rows of the configs that are cut."""
+        """Yield rows of `pairs` with their lengths, and as rows of the configs that are cut."""
         for part in pairs:
             yield "pairs", (rows := with_needs(self.sizes.counted(part)))
             for length in sorted(set(self.lengths)):
@@ -252,7 +252,7 @@ class Version:
 
     @property
     def new(self) -> list[dict[str, Any]]:
-        """The manifests of the batches that it owns."""
+        """Return the manifests of the batches that it owns."""
         return list(self._manifests.values())
 
     def know(self, facts: Mapping[str, Any]) -> None:
@@ -260,7 +260,7 @@ class Version:
         self._facts = batch_facts.merge_facts(self._facts, facts)
 
     def shards(self) -> dict[str, Path]:
-        """Give the data files, by their path in the dataset."""
+        """Return the data files, by their path in the dataset."""
         return {name: data for name, data in self._files.items() if isinstance(data, Path)}
 
     def measure(self, folder: Path) -> None:
@@ -343,7 +343,7 @@ class Version:
 
 
 def _derived(config: str, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Give what else is published of some rows: states with a consensus, and what may be trained on."""
+    """Yield what else is published of some rows: states with a consensus, and what may be trained on."""
     if config == "positives":
         yield "prompts", layout.prompt_rows(rows, "completion", "agreement")
     elif config == "pairs":
@@ -355,7 +355,7 @@ _SIDES = ["chosen", "rejected", "session_id", "conversation", "state_id"]
 
 
 def _sides(pairs: pa.Table) -> Iterator[tuple[str, str, str]]:
-    """Chosen, rejected and conversation of rows of the config `pairs`."""
+    """Yield chosen, rejected and conversation of rows of the config `pairs`."""
     sides = (
         [layout.json_of(side[-1]) for side in pairs[name].to_pylist()]
         for name in ("chosen", "rejected")

@@ -32,7 +32,7 @@ _N_KEPT = 2
 
 
 def newest(place: Place) -> Place | None:
-    """Give the folder that holds the dataset now; `None` where nothing is published.
+    """Return the folder that holds the dataset now; `None` where nothing is published.
 
     On this machine that is `place` itself.
     """
@@ -43,7 +43,7 @@ def newest(place: Place) -> Place | None:
 
 
 def fetch(place: Place, folder: Path) -> Path:
-    """Give the dataset as a folder of this machine: `place` itself, or a copy of the newest version.
+    """Return the dataset as a folder of this machine: `place` itself, or a copy of the newest version.
 
     Args:
         place: where the dataset lies.
@@ -119,7 +119,7 @@ def _forget(place: Place, *, before: int) -> None:
 
 
 def _published(place: Place) -> list[int]:
-    """Numbers of the published versions, oldest first."""
+    """Return numbers of the published versions, oldest first."""
     with translated(place, "listed"):
         return sorted(_number_of(path.name) for path in place.glob("*.json"))
 
@@ -131,7 +131,7 @@ def _folder_of(place: Place, number: int) -> str:
 
 
 def _number_of(name: str) -> int:
-    """Give the number in the name of a mark or folder."""
+    """Return the number in the name of a mark or folder."""
     match = re.match(r"(\d{6})[-.]", name)
     if match is None:
         raise StorageError(f"{name!r} is no version of a dataset; clear the place, or take another")
@@ -139,12 +139,12 @@ def _number_of(name: str) -> int:
 
 
 def _lasts(name: str) -> bool:
-    """Whether a file of this name never changes: shards are named by their content."""
+    """Return whether a file of this name never changes: shards are named by their content."""
     return name.startswith(f"{layout.DATA}/")
 
 
 def _content(folder: Path) -> dict[str, bytes]:
-    """Give each file: the bytes of those that may change, nothing for those that never do."""
+    """Return each file: the bytes of those that may change, nothing for those that never do."""
     return {
         name: b"" if _lasts(name) else (folder / name).read_bytes() for name in files_below(folder)
     }

@@ -141,7 +141,7 @@ def first_names(people: frozenset[str]) -> frozenset[str]:
 
 
 def _parts_of(name: str) -> Iterator[str]:
-    """Give first and last name, where they may stand for the person and for nothing else."""
+    """Yield first and last name, where they may stand for the person and for nothing else."""
     parts = name.split()
     for part in {*parts[:1], *parts[-1:]}:
         is_word = part.lower() in RULES.wordlike_logins | RULES.common_logins
@@ -168,7 +168,7 @@ _BOTS = ("bot", "-ci", "-app")
 
 
 def is_private_login(name: str) -> bool:
-    """Whether a login name tells something about a person."""
+    """Return whether a login name tells something about a person."""
     is_known = name.lower() in RULES.common_logins or name.lower().endswith(_BOTS)
     return len(name) >= _MIN_LOGIN_CHARS and not is_known
 
@@ -243,7 +243,7 @@ class People:
                 yield n_chars, last
 
     def in_homes(self, text: str) -> list[tuple[str, str]]:
-        """Give each home folder that occurs in a text, and what stands for it."""
+        """Return each home folder that occurs in a text, and what stands for it."""
         logins = sorted(
             (*self._plain, *self._short, *self._weak), key=lambda name: (-len(name), name)
         )
@@ -300,7 +300,7 @@ def _is_head(before: str, after: str) -> bool:
 
 @lru_cache(maxsize=64)
 def people(names: frozenset[str]) -> People:
-    """Give the people with these names, as `people_in` finds them."""
+    """Return the people with these names, as `people_in` finds them."""
     return People(names)
 
 
@@ -343,7 +343,7 @@ _LOGINS_OF_HOMES = (
 
 
 def user_of(cwd: str | None) -> str | None:
-    """Give the login name in a home folder path, if there is one."""
+    """Return the login name in a home folder path, if there is one."""
     return (
         next(
             (cwd[m.start : m.end] for m in homes_in(cwd) if m.end - m.start >= _MIN_LOGIN_CHARS),

@@ -10,7 +10,7 @@ _BLANKS = "\u00a0\u3000\u202f\u2007"
 
 
 def printable(text: str) -> str:
-    """`text` with a mark in place of each control character; other blanks become spaces."""
+    """Return `text` with a mark in place of each control character; other blanks become spaces."""
     # Whole texts at once: of almost all, nothing is replaced.
     if text.replace("\n", "").replace("\t", "").isprintable():
         return text

@@ -46,12 +46,12 @@ _PUBLIC_EMAIL = re.compile(
 
 
 def find_secrets(text: str) -> list[SecretHit]:
-    """Give every secret in `text`, in order, without overlaps; placeholders are no secrets."""
+    """Return every secret in `text`, in order, without overlaps; placeholders are no secrets."""
     return find_secrets_in([text])[0]
 
 
 def find_secrets_in(texts: Sequence[str]) -> list[list[SecretHit]]:
-    """Tell what `find_secrets` finds in each text, several times faster than one by one."""
+    """Return what `find_secrets` finds in each text, several times faster than one by one."""
     found: list[list[SecretHit]] = [[] for _ in texts]
     for index, suspect in suspects_in(texts):
         if len(texts[index]) >= _MIN_CHARS:
@@ -82,7 +82,7 @@ def _find(text: str, suspect: Suspect) -> list[SecretHit]:
 
 
 def _merged(hits: Iterable[SecretHit]) -> list[SecretHit]:
-    """Overlapping hits become one, of the kind that begins first and reaches furthest."""
+    """Merge overlapping hits into one, of the kind that begins first and reaches furthest."""
     merged: list[SecretHit] = []
     for hit in sorted(hits, key=lambda h: (h.start, -h.end, h.kind)):
         if merged and hit.start < merged[-1].end:
@@ -138,7 +138,7 @@ class Redactor:
         self._n_memo_chars = 0
 
     def text(self, text: str, *, users: frozenset[str] = frozenset()) -> str:
-        """`text` with placeholders.
+        """Return `text` with placeholders.
 
         `users` are the people of the session, as `people_in` finds them: login names become
         `user`, full names a placeholder.

@@ -48,7 +48,7 @@ def _known() -> Scanner:
 
 @cache
 def _scanner_for(*names: str) -> Scanner:
-    """Give a scanner for some of our own expressions."""
+    """Return a scanner for some of our own expressions."""
     rules = [
         {"name": name, "id": f"own.{name}", "pattern": f"({_PATTERNS[name]})", "min_entropy": 0.0}
         for name in names
@@ -64,7 +64,7 @@ _PATTERNS = {**SIGNALS, _HOSTS: HOSTS_HEAD, **PEOPLE_SIGNALS}
 
 
 def suspects_in(texts: Sequence[str]) -> Iterator[tuple[int, Suspect]]:
-    """Give the texts that may hold something, by their position, in order.
+    """Yield the texts that may hold something, by their position, in order.
 
     They are searched side by side, since most of a search is the same for a word and a page. What is
     found is only a suspicion: a rule may look for its keyword at some distance, and find it in the
@@ -113,7 +113,7 @@ def _suspects(data: bytes, ends: list[int]) -> dict[int, Suspect]:
 def _in_characters(
     data: bytes, at: int, places: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """Give ranges of bytes, in order, as ranges of the text that begins at byte `at`, or wider ones."""
+    """Yield ranges of bytes, in order, as ranges of the text that begins at byte `at`, or wider ones."""
     n_bytes, n_chars = at, 0
     for first, last in places:
         start = max(at, first)  # what begins in the text before
@@ -158,7 +158,7 @@ def _spans(data: bytes) -> list[tuple[int, int, str]]:
 
 
 def secrets_by_kingfisher(text: str) -> list[SecretHit]:
-    """Give the secrets in a text by the rules of kingfisher."""
+    """Return the secrets in a text by the rules of kingfisher."""
     data = text.encode("utf-8", "replace")
     is_ascii = len(data) == len(text)
     hits = []

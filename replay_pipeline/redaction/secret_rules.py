@@ -44,12 +44,12 @@ class TokenRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tr
 
     @cached_property
     def expressions(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """What follows a literal, and what stands before it; ASCII, as both engines read it."""
+        """Return what follows a literal, and what stands before it; ASCII, as both engines read it."""
         return re.compile(self.body, re.ASCII), re.compile(rf"(?:{self.before})\Z")
 
     @property
     def signal(self) -> str:
-        """What every such token begins with, as an expression without look-around."""
+        """Return what every such token begins with, as an expression without look-around."""
         body = re.sub(r"\(\?[=!][^)]*\)", "", self.body)
         if counted := re.match(r"(.*?)\{(\d+)", body):
             body = f"{counted[1]}{{{min(int(counted[2]), _MAX_HEAD_CHARS)}}}"
@@ -68,7 +68,7 @@ class LineRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
 
     @cached_property
     def expression(self) -> re.Pattern[str]:
-        """What must follow a literal."""
+        """Return what must follow a literal."""
         return re.compile(self.pattern)
 
 
@@ -151,7 +151,7 @@ def own_hits(
 
 
 def _ends(text: str, literal: str, start: int = 0, end: int | None = None) -> Iterator[int]:
-    """Tell where each occurrence of a literal in `text[start:end]` ends."""
+    """Return where each occurrence of a literal in `text[start:end]` ends."""
     position = text.find(literal, start, end)
     while position >= 0:
         yield position + len(literal)
@@ -179,7 +179,7 @@ def _start_of(rule: TokenRule, text: str, position: int) -> int | None:
 
 
 def _is_escape(text: str, position: int) -> bool:
-    """Whether the letter before `position` ends a backslash or percent escape."""
+    """Return whether the letter before `position` ends a backslash or percent escape."""
     return text[position - 2 : position - 1] == "\\" or text[position - 3 : position - 2] == "%"
 
 
@@ -244,7 +244,7 @@ def _is_value(value: str, *, is_quoted: bool, is_password: bool) -> bool:
 
 
 def is_random(value: str, *, is_password: bool = False) -> bool:
-    """Whether a value looks drawn or chosen as a secret, and not like a word or a name."""
+    """Return whether a value looks drawn or chosen as a secret, and not like a word or a name."""
     if len(value) < MIN_CHARS or _DUMMY.search(value):
         return False
     has_digit = any(c.isdigit() for c in value)
@@ -280,7 +280,7 @@ _WORDY_SHARE = 0.5
 
 
 def _is_wordy(value: str) -> bool:
-    """Whether much of a value is words, as in paths and identifiers."""
+    """Return whether much of a value is words, as in paths and identifiers."""
     runs = [run.lower() for run in _LETTERS.findall(value)]
     pairs = [run[i : i + 2] for run in runs for i in range(len(run) - 1)]
     if len(pairs) < _MIN_PAIRS:
@@ -291,7 +291,7 @@ def _is_wordy(value: str) -> bool:
 
 
 def entropy(value: str) -> float:
-    """Shannon entropy in bits per character."""
+    """Return Shannon entropy in bits per character."""
     counts = Counter(value)
     return -sum(n / len(value) * math.log2(n / len(value)) for n in counts.values())
 
@@ -356,7 +356,7 @@ def _in_urls(text: str, depth: int) -> Iterator[SecretHit]:
 
 
 def _decoded_base64(value: str) -> str:
-    """Give the text in a base64 value; empty if there is none."""
+    """Return the text in a base64 value; empty if there is none."""
     body = value.rstrip("=").replace("-", "+").replace("_", "/")
     if not _is_text(body[:24]):
         return ""
@@ -412,7 +412,7 @@ _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 
 
 def _signals_of(rules: Rules) -> dict[str, str]:
-    """Give by name the expressions of which one is found wherever `own_hits` finds something."""
+    """Return the expressions, by name, of which one is found wherever `own_hits` finds something."""
     assigned = (
         rf"(?:{'|'.join(map(re.escape, rules.names))})[A-Za-z_-]{{0,10}}"
         r"[\\\"'\x60\]]*(?:\s*[=:,|>][=>]?|</\w{1,8}>|\s+(?:value|content)\s?=)"

@@ -107,7 +107,7 @@ class Reliability:
         }
 
     def words(self) -> list[str]:
-        """Say where the teachers can teach the agent, and where it is better than they are."""
+        """Return where the teachers can teach the agent, and where it is better than they are."""
         if len(self.raters) < 2:
             return []
         places: dict[str, list[str]] = {"stronger": [], "weaker": []}
@@ -204,7 +204,7 @@ class _Parameters:
     same_right_prior: tuple[float, float]
 
     def logs(self) -> Array:
-        """Log-probability of each label, by kind, class and rater; 0 for a rater without one."""
+        """Return log-probability of each label, by kind, class and rater; 0 for a rater without one."""
         right = np.clip(self.accuracy, 1e-4, 1 - 1e-4)
         shared = np.clip(self.shared, 1e-4, 1 - 1e-4)
         same = min(max(self.same_right, 1e-4), 1 - 1e-4)
@@ -334,7 +334,7 @@ class _Work:
         return float(self._log_likelihood + prior.sum())
 
     def _expected(self, now: _Parameters) -> Array:
-        """Expected answers by kind, class, rater and label; notes what else the step needs."""
+        """Return expected answers by kind, class, rater and label; notes what else the step needs."""
         rows = self.rows
         logs = now.logs()
         raters = np.arange(rows.labels_N_R.shape[1])
@@ -363,7 +363,7 @@ class _Work:
         return found
 
     def _failing(self) -> tuple[float, float]:
-        """How often right and wrong actions fail; a wrong one never less often than a right one."""
+        """Return how often right and wrong actions fail; a wrong one never less often than a right one."""
         rates = [
             (self._fail_counts[i, 1] + rate * _FAILS[2]) / (self._fail_counts[i].sum() + _FAILS[2])
             for i, rate in enumerate(_FAILS[:2])
@@ -374,7 +374,7 @@ class _Work:
 def _drawn(
     part: Array, whole: Array, *, prior: tuple[float, float], is_alike: bool = False
 ) -> Array:
-    """Shares of each kind, drawn towards those of all kinds, and these towards the prior.
+    """Return shares of each kind, drawn towards those of all kinds, and these towards the prior.
 
     Where raters are alike, those of all kinds are drawn towards those of all raters too.
     """

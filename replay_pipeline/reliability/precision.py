@@ -239,7 +239,7 @@ def _size(p: float) -> float:
 
 
 def _chances(sizes: Mapping[str, float], n: int) -> dict[str, float]:
-    """Chances in proportion to sizes that add up to `n`, none above 1."""
+    """Return chances in proportion to sizes that add up to `n`, none above 1."""
     sure: set[str] = set()
     while True:
         rest = math.fsum(size for key, size in sizes.items() if key not in sure)

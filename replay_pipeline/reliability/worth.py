@@ -53,7 +53,7 @@ def makes_pair(pattern: Pattern, threshold: int) -> int | None:
 
 
 def can_make_pair(pattern: Pattern, threshold: int) -> bool:
-    """Whether answers of those not asked yet may bring a pair."""
+    """Return whether answers of those not asked yet may bring a pair."""
     if makes_pair(pattern, threshold) is not None:
         return True
     place = next((place for place, number in enumerate(pattern) if number < 0), None)
@@ -187,7 +187,7 @@ class Worth:
         return found
 
     def _stopped(self, place: int, rows: Rows, likely: Array, total_P: Array) -> float:
-        """What a pair that the answers so far make is worth: the chance that it is right."""
+        """Return what a pair that the answers so far make is worth: the chance that it is right."""
         pattern, rule = self._patterns[place], self._rule
         start = rows.starts_P[place]
         ways = rows.by_group[place]

@@ -124,7 +124,7 @@ class Asking:
         )
 
     def limits_nano(self, day: str, teachers: Iterable[str]) -> dict[str, int | None]:
-        """Give the limits that are set or lifted, by the name of their scope in the ledger.
+        """Return the limits that are set or lifted, by the name of their scope in the ledger.
 
         Raises:
             ConfigError: a limit is for something that no call of this run counts under.

@@ -50,7 +50,7 @@ class Dispatcher:
     stopped_teachers: dict[str, Failure] = field(default_factory=dict)
 
     def reason_not_to_send(self, teacher: TeacherSpec) -> str | None:
-        """Say why nothing is sent to a teacher any more; `None` while something is."""
+        """Return why nothing is sent to a teacher any more; `None` while something is."""
         if self.stop.is_set():
             return "stopped"
         return "teacher_stopped" if teacher.name in self.stopped_teachers else None
@@ -207,7 +207,7 @@ class Attempts:
             raise _FreeFailure(outcome)
 
     def _leaves_now(self) -> "Future[None]":
-        """Tell the ledger that the call leaves later than it says: from then on counts its limit."""
+        """Record in the ledger that the call leaves later than it says: its limit counts from then on."""
         assert self.reserved is not None
         self.sent_by = datetime.now(UTC) + self.new.slack
         return self.dispatcher.ledger.sending(self.reserved.call_id, self.sent_by)
@@ -230,7 +230,7 @@ class Attempts:
         return self.reserved is not None
 
     async def _withdraw(self, reason: str) -> None:
-        """Give a reservation back that no request was sent for."""
+        """Return a reservation that no request was sent for."""
         assert self.reserved is not None
         # What was taken over from lost calls is still theirs.
         state = "unknown" if self.new.takes_over else "withdrawn"

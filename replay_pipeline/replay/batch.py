@@ -214,7 +214,7 @@ class _BatchRun:
         await asyncio.wrap_future(self.ledger.do(write))
 
     async def _found_again(self, client: Client) -> list[_Pending]:
-        """Give the batches that wait, and find those whose process died before it had their name."""
+        """Return the batches that wait, and find those whose process died before it had their name."""
         found = []
         for pending in await self._pending():
             if pending.batch_id is None:
@@ -485,7 +485,7 @@ def _shared_out(
 
 
 def _incredible(cost: int, bound: int) -> str | None:
-    """Say why the cost of a whole batch can't be true, by the bounds of its answers."""
+    """Return why the cost of a whole batch can't be true, by the bounds of its answers."""
     if bound // _MOST_BELOW <= cost <= _MOST_ABOVE * bound:
         return None
     return f"the batch says that it cost ${usd(cost):.6f}, where ${usd(bound):.6f} was its bound"

@@ -76,7 +76,7 @@ def judged(
 def token_problem(
     usage: Usage, size: Size, n_limit: int, n_reply_bytes: int, *, has_action: bool = True
 ) -> str | None:
-    """Say why the tokens that an endpoint counted can't be those of the call; `None` if they can."""
+    """Return why the tokens that an endpoint counted can't be those of the call; `None` if they can."""
     n_prompt, n_completion = usage.n_prompt_tokens, usage.n_completion_tokens
     if n_prompt is not None and not (
         least_tokens(size) <= n_prompt <= _MOST_TOKENS * size.bound_tokens

@@ -68,7 +68,7 @@ class Books:
         return round(bound_nano * self._ratios.get(teacher.name, 1.0))
 
     def takes_over(self, task: Task, body_sha: str) -> bool:
-        """Whether asking again may use the money that the lost calls of a question hold.
+        """Return whether asking again may use the money that the lost calls of a question hold.
 
         A router that broke a call itself may have charged it without keeping its answer; one
         whose caller died has not.
@@ -77,7 +77,7 @@ class Books:
         return bool(task.lost) and went_on and self.keeps_answers(task, body_sha)
 
     def keeps_answers(self, task: Task, body_sha: str) -> bool:
-        """Whether the endpoint is sure to charge the lost calls and their repetition once only.
+        """Return whether the endpoint is sure to charge the lost calls and their repetition once only.
 
         OpenRouter keeps the answer to an equal request (`X-OpenRouter-Cache`) for as long as it
         was told to, so it is charged by the first call or, where that failed, by the second. It
@@ -260,7 +260,7 @@ class Books:
         return None
 
     def _learn(self, task: Task, call: Attempts, cost: int, reserved: Reserved) -> None:
-        """Where a provider charged more than can be, reserve more for its next calls.
+        """Report where a provider charged more than can be, reserve more for its next calls.
 
         The factor is what the dearest call cost over its plain bound, never over a reservation
         that held the factor already: that would compound over the calls in flight.

@@ -169,7 +169,7 @@ class Buyer:
 
     @property
     def n_states_asked(self) -> int:
-        """States at which somebody was asked."""
+        """Return states at which somebody was asked."""
         return len(self._asked)
 
     def worth(self) -> Worth:
@@ -179,7 +179,7 @@ class Buyer:
         return Worth(self.model, [self._mean_usd[n] for n in self._voters], rule)
 
     def _is_first(self, left_usd: float) -> bool:
-        """Whether everybody is still asked in the spread order, whatever it is worth."""
+        """Return whether everybody is still asked in the spread order, whatever it is worth."""
         if not self._policy.is_by_value:
             return True
         share = 1 - left_usd / self._money_usd if self._money_usd else 1.0
@@ -233,7 +233,7 @@ class Buyer:
         return Choice(state, left[0], verdict.propensity, verdict.gate)
 
     def _valued(self) -> Iterator[list[Choice]]:
-        """The best questions first, with some that explore between them, as many as a round has."""
+        """Yield the best questions first, with some that explore between them, as many as a round has."""
         worth = self.worth()
         n_left = max(_LEAST_ROUND, round(self._n_bought * _GROWTH))
         n_to_explore = n_left * _EXPLORED
@@ -271,7 +271,7 @@ class Buyer:
                 heapq.heappush(heap, (-advised[follower][1] / usd, follower, teacher))
 
     def _advised(self, worth: Worth, state: int) -> tuple[int, float] | None:
-        """Whom to ask at a state, and how many right pairs times dollars a call that brings."""
+        """Return whom to ask at a state, and how many right pairs times dollars a call that brings."""
         if state in self._dead:
             return None
         place = self._market.places[state]
@@ -294,7 +294,7 @@ class Buyer:
         return teacher, advice.index * self._mean_usd[teacher] / max(mean, 1e-12)
 
     def _explored(self, n_calls: float) -> list[Choice]:
-        """The next state in the spread order that nobody has been asked at, with everybody.
+        """Return the next state in the spread order that nobody has been asked at, with everybody.
 
         Args:
             n_calls: that explore in this round.
@@ -350,13 +350,13 @@ class Buyer:
         return max(self._market.cost_usd(choice.state, choice.teacher, is_warm), 1e-12)
 
     def _ratio(self, teacher: int) -> float:
-        """How much more than expected a teacher's calls have cost."""
+        """Return how much more than expected a teacher's calls have cost."""
         expected = self._expected_usd[teacher]
         paid = self._paid_usd[teacher]
         return max(0.25, min(4.0, paid / expected)) if expected and paid else 1.0
 
     def _chosen_teachers(self) -> list[int]:
-        """All teachers, cheapest first where they wait for each other.
+        """Return all teachers, cheapest first where they wait for each other.
 
         By value, the cheapest teacher of each family, and the cheapest families if there are too many.
         """

@@ -38,7 +38,7 @@ class NewCall:
 
     @property
     def slack(self) -> timedelta:
-        """Say how long after its reservation a call leaves at the latest, unless the ledger is told."""
+        """Return how long after its reservation a call leaves at the latest, unless the ledger is told."""
         return timedelta(seconds=min(_MOST_SLACK_S, self.timeout_s * _SLACK))
 
 
@@ -95,7 +95,7 @@ class LostCall:
 
     @property
     def was_left_alone(self) -> bool:
-        """Whether it was lost on this side alone, so that the endpoint went on with it."""
+        """Return whether it was lost on this side alone, so that the endpoint went on with it."""
         return self.error_code in (None, "given_up")
 
 

@@ -56,7 +56,7 @@ class ControlReport:
     spent_usd: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for a report."""
+        """Return plain data for a report."""
         return asdict(self)
 
 
@@ -113,7 +113,7 @@ def control(
 
 
 def slug_of(model: str) -> str:
-    """A recorded model name as OpenRouter knows it.
+    """Return a recorded model name as OpenRouter knows it.
 
     >>> slug_of("claude-opus-4-5-20251101"), slug_of("claude-3-5-sonnet-20241022"), slug_of("a/b")
     ('anthropic/claude-opus-4.5', 'anthropic/claude-3.5-sonnet', 'a/b')

@@ -80,7 +80,7 @@ class Engine:
 
     @cached_property
     def dispatcher(self) -> Dispatcher:
-        """What all calls go through, once it is known who has answered before."""
+        """Return what all calls go through, once it is known who has answered before."""
         return Dispatcher(
             ledger=self.ledger,
             client=self.client,
@@ -112,7 +112,7 @@ class Engine:
         self.n_cached += 1
 
     def lose(self, task: Task, lost: Iterable[LostCall]) -> None:
-        """Give lost calls a row of their own, until it is known what became of them."""
+        """Write a row for each lost call, until its fate is known."""
         task.lost = tuple(lost)
         task.is_asked |= bool(task.lost)
         if task.lost:
@@ -159,7 +159,7 @@ class Engine:
             watcher.cancel()
 
     async def _left_over(self, *, is_richer: bool) -> Lanes:
-        """Give what is worth asking once more: lost calls that are over, and what was too dear.
+        """Return what is worth asking once more: lost calls that are over, and what was too dear.
 
         Money that a lost call held is free once its outcome is known, so questions that did not
         fit before may fit now.

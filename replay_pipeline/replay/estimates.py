@@ -82,7 +82,7 @@ class Estimate:
     """The same with the recommended gates, where none are set."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for a report."""
+        """Return plain data for a report."""
         return asdict(self)
 
 
@@ -143,7 +143,7 @@ def forecast(
 def _purchase(
     n_states: int, expected_usd: float, n_teachers: int, gates: Sequence[str]
 ) -> Purchase | None:
-    """What five dollars buy of these states; nothing is said where they cost nothing."""
+    """Return what five dollars buy of these states; nothing is said where they cost nothing."""
     if not expected_usd:
         return None
     n_bought = min(n_states, int(n_states * EXAMPLE_USD / expected_usd))

@@ -13,7 +13,7 @@ _REFUSALS = frozenset({"key_rejected", "forbidden", "credit_exhausted"})
 
 
 def replay_facts(report: ReplayReport) -> dict[str, Any]:
-    """The figures of a replay as plain JSON values."""
+    """Return the figures of a replay as plain JSON values."""
     answered = [row for row in report.actions if row.error_code is None]
     errors = Counter(row.error_code for row in report.actions if row.error_code is not None)
     return {

@@ -64,7 +64,7 @@ class Slots:
             self.n_in_use += 1
 
     def release(self) -> None:
-        """Give a slot back."""
+        """Release a slot."""
         self.n_in_use -= 1
         self._wake()
 

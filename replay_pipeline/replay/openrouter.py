@@ -243,7 +243,7 @@ class Client:
     async def models(
         self, base_url: str, key: SecretStr | None = None, *, dialect: Dialect | None = None
     ) -> list[dict[str, Any]]:
-        """The models that an endpoint serves, with prices where it lists them.
+        """Return the models that an endpoint serves, with prices where it lists them.
 
         Raises:
             TeacherAuthError: the endpoint rejected the key.
@@ -260,7 +260,7 @@ class Client:
     async def generation_cost(
         self, base_url: str, generation_id: str, key: SecretStr | None
     ) -> int | None:
-        """What an earlier call cost, in nano-dollars, or `None` where that can't be found out."""
+        """Return what an earlier call cost, in nano-dollars, or `None` where that can't be found out."""
         url = f"{base_url.rstrip('/')}/generation?id={generation_id}"
         try:
             data = (await self._get(url, key)).get("data")
@@ -294,7 +294,7 @@ class Client:
     async def read_batch(
         self, base_url: str, batch_id: str, key: SecretStr | None
     ) -> dict[str, Any]:
-        """A batch as it stands. Raises as `models` does."""
+        """Return a batch as it stands. Raises as `models` does."""
         return await self._get(f"{base_url.rstrip('/')}/batches/{batch_id}", key)
 
     async def _get(
@@ -344,7 +344,7 @@ class _Sending:
         self.sent_at: datetime | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Give a body of megabytes a little at a time, so that the loop can do other things."""
+        """Yield a body of megabytes a little at a time, so that the loop can do other things."""
         self.is_begun = True
         for start in range(0, len(self.body), _PIECE_BYTES):
             if start + _PIECE_BYTES >= len(self.body):
@@ -392,7 +392,7 @@ async def _read_all(response: "httpx.Response") -> bytes:
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
-    """The system's certificates, read once: that takes longer than a call."""
+    """Return the system's certificates, read once: that takes longer than a call."""
     return ssl.create_default_context()
 
 
@@ -403,7 +403,7 @@ def run_apart(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _without(key: SecretStr | None, sent: bytes) -> bytes:
-    """What an endpoint sent, without the key: some repeat it in their error messages."""
+    """Return what an endpoint sent, without the key: some repeat it in their error messages."""
     pattern = None if key is None else _token_of(key.get_secret_value())
     return sent if pattern is None else pattern.sub(b"<API KEY>", sent)
 

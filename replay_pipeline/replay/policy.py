@@ -41,7 +41,7 @@ DEFAULT_GATES = ("error_sites_first", "cheap_screen:0.1", "cheap_first")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Whether to ask the next teacher. `gate` names the preset that decided; `None` if none did."""
+    """A decision on whether to ask the next teacher. `gate` names the preset that decided; `None` if none did."""
 
     gate: str | None = None
     reason: str | None = None
@@ -94,19 +94,19 @@ class Poll:
 
     @property
     def family(self) -> str | None:
-        """The student's family."""
+        """Return the student's family."""
         return family_of_model(self.state.get("student_model"))
 
     def has_vote(self, family: str) -> bool:
-        """Whether teachers of a family vote here: the student's own do not by default."""
+        """Return whether teachers of a family vote here: the student's own do not by default."""
         return self.count_own_family or family != self.family
 
     def agrees_with_student(self, action: Action) -> bool:
-        """Whether `action` is what the student did."""
+        """Return whether `action` is what the student did."""
         return agrees_at(self.level, agreement_level(action, self.student))
 
     def makes_pair(self) -> bool:
-        """Whether enough teachers agree, undisputed, on an action that the student did not take."""
+        """Return whether enough teachers agree, undisputed, on an action that the student did not take."""
         if not self.student.is_valid:
             return False
         verdict = Panel(self.votes).verdict(self.level, self.threshold)
@@ -121,7 +121,7 @@ class Poll:
         return not self.siding or len(families) > max(n_next, 1 + len(self.siding))
 
     def is_hopeless(self, asked_next: Set[str]) -> bool:
-        """Whether no answers of these families can bring a pair.
+        """Return whether no answers of these families can bring a pair.
 
         That a pair stands says nothing: the next answer may side with the student, or join the
         winners and be what the student did in other words.
@@ -140,7 +140,7 @@ class Poll:
         return bool(self.siding) and n_most + n_own <= 1 + len(self.siding)
 
     def _most(self, votes: Sequence[Vote], families: Set[str]) -> int:
-        """Families in the largest group that `votes` could become with those of `families`."""
+        """Return families in the largest group that `votes` could become with those of `families`."""
         groups = Panel(votes).groups(self.level) if votes else []
         return max(
             (len({v.family for v in group} | families) for group in groups), default=len(families)
@@ -171,7 +171,7 @@ class Policy:
 
     @property
     def is_in_turn(self) -> bool:
-        """Whether teachers are asked one after the other, cheapest first."""
+        """Return whether teachers are asked one after the other, cheapest first."""
         return bool(self.stops_in_vain or self.screens)
 
     def poll(self, state: TraceState) -> Poll:
@@ -180,7 +180,7 @@ class Policy:
         return Poll({**state, "messages": []}, self.level, self.threshold, self.count_own_family)
 
     def verdict(self, poll: Poll, left: Iterable[str]) -> Verdict:
-        """Say whether to ask the next teacher, where families `left` can still be asked.
+        """Return whether to ask the next teacher, where families `left` can still be asked.
 
         A verdict with a propensity below 1 holds for all that are left: what was cut short would
         teach nothing.
@@ -253,7 +253,7 @@ _KNOWN = {
 
 
 def is_error_site(state: TraceState) -> bool:
-    """Whether the recorded action went wrong, was rejected or taken back."""
+    """Return whether the recorded action went wrong, was rejected or taken back."""
     return bool(
         state.get("outcome") in FAILURES
         or state.get("error_kind")
@@ -273,7 +273,7 @@ def _read_student(state: TraceState, tools: ToolList | None) -> Action:
 
 
 def _chance(state_id: str, name: str) -> float:
-    """A number in [0, 1) that is the same on every run, so that exploration can be repeated."""
+    """Return a number in [0, 1) that is the same on every run, so that exploration can be repeated."""
     digest = hashlib.blake2b(f"{name}\0{state_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 

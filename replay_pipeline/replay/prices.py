@@ -27,17 +27,17 @@ _PICO = Decimal(10) ** 12
 
 
 def nano(usd: float | str | Decimal) -> int:
-    """Dollars as nano-dollars, rounded up: a cost is never booked too low."""
+    """Return dollars as nano-dollars, rounded up: a cost is never booked too low."""
     return int((Decimal(str(usd)) * NANO).to_integral_value(ROUND_CEILING))
 
 
 def floor_nano(usd: float) -> int:
-    """A ceiling in dollars as nano-dollars, rounded down."""
+    """Return a ceiling in dollars as nano-dollars, rounded down."""
     return int(Decimal(str(usd)) * NANO)
 
 
 def usd(nanos: int) -> float:
-    """Nano-dollars as dollars."""
+    """Return nano-dollars as dollars."""
     return nanos / NANO
 
 
@@ -94,7 +94,7 @@ class Price:
         )
 
     def bound_nano(self, n_prompt_tokens: int, n_completion_tokens: int) -> int:
-        """What a call of at most these many tokens can cost at most, in nano-dollars."""
+        """Return what a call of at most these many tokens can cost at most, in nano-dollars."""
         pico = (
             n_prompt_tokens * max(self.prompt, self.cache_write)
             + n_completion_tokens * max(self.completion, self.reasoning)
@@ -110,7 +110,7 @@ class Price:
         n_cached_tokens: int = 0,
         n_written_tokens: int = 0,
     ) -> int:
-        """Cost of a call in nano-dollars; cached and written tokens are part of the prompt's."""
+        """Return cost of a call in nano-dollars; cached and written tokens are part of the prompt's."""
         n_fresh = max(0, n_prompt_tokens - n_cached_tokens - n_written_tokens)
         pico = (
             n_fresh * self.prompt
@@ -122,7 +122,7 @@ class Price:
         return -(-pico // 1000)
 
     def max_price(self) -> dict[str, float]:
-        """The prices as OpenRouter's `provider.max_price`: dollars per million tokens."""
+        """Return the prices as OpenRouter's `provider.max_price`: dollars per million tokens."""
         limits = {
             "prompt": max(self.prompt, self.cache_write) / 10**6,
             "completion": max(self.completion, self.reasoning) / 10**6,
@@ -161,7 +161,7 @@ class PriceBook:
     _lists: dict[str, _PriceList] = field(default_factory=dict)
 
     def fresh(self, base_url: str) -> bool:
-        """Whether the list of `base_url` is young enough to be used as it is."""
+        """Return whether the list of `base_url` is young enough to be used as it is."""
         known = self._load(base_url)
         return known is not None and self.now() - known.fetched_at <= self.max_age
 
@@ -189,12 +189,12 @@ class PriceBook:
                 logger.warning("the price list is not kept: %s", error)
 
     def models(self, base_url: str) -> list[str]:
-        """Names of the models that `base_url` serves, as far as its list is known."""
+        """Return names of the models that `base_url` serves, as far as its list is known."""
         known = self._load(base_url)
         return sorted(known.models) if known else []
 
     def price(self, teacher: TeacherSpec) -> Price:
-        """The price of `teacher`: its own, or the one on the list of its endpoint.
+        """Return the price of `teacher`: its own, or the one on the list of its endpoint.
 
         Raises:
             PriceError: neither is known, or the list is too old.
@@ -237,7 +237,7 @@ class PriceBook:
 
 
 def _is_priced(pricing: Mapping[str, Any]) -> bool:
-    """Whether a listed price can be a bound: routers list `-1` for "it depends"."""
+    """Return whether a listed price can be a bound: routers list `-1` for "it depends"."""
     try:
         return all(Decimal(str(pricing[name])) >= 0 for name in ("prompt", "completion"))
     except (KeyError, ArithmeticError):

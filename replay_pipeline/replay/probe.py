@@ -57,12 +57,12 @@ class Probe:
     """Why it gave no answer, or why its answers are of no use; `None` if they are."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for a report."""
+        """Return plain data for a report."""
         return asdict(self)
 
 
 def probe_estimate(teachers: Sequence[TeacherSpec], **options: Unpack[ReplayOptions]) -> Estimate:
-    """Say what a probe of these teachers would cost. Raises as `estimate` does."""
+    """Return what a probe of these teachers would cost. Raises as `estimate` does."""
     return estimate(_states(), teachers, **_tiny(options))
 
 
@@ -158,7 +158,7 @@ def _seen(teacher: TeacherSpec, rows: list[TeacherAction | None], price: Price) 
 
 
 def _is_price_right(rows: Sequence[TeacherAction], price: Price) -> bool:
-    """Whether the bill lies between all prompts read from the cache and all written to it."""
+    """Return whether the bill lies between all prompts read from the cache and all written to it."""
     n_prompt = sum(row.n_prompt_tokens or 0 for row in rows)
     n_cached = sum(row.n_cached_tokens or 0 for row in rows)
     n_completion = sum(row.n_completion_tokens or 0 for row in rows)

@@ -118,7 +118,7 @@ _Place = tuple[str, Pattern, bool | None]
 
 
 def _advice(model: Reliability) -> list[str]:
-    """Say what to buy, as the table of `recipes/what_a_dollar_buys` has it."""
+    """Return what to buy, as the table of `recipes/what_a_dollar_buys` has it."""
     if not model.words():
         return []
     best = max(model.accuracy(rater) for rater in model.raters[1:])
@@ -135,7 +135,7 @@ def _advice(model: Reliability) -> list[str]:
 def _usd_by_family(
     teachers: Sequence[TeacherSpec], families: Sequence[str], usd_per_call: Mapping[str, float]
 ) -> list[float]:
-    """Cost of a call of each family, that of its cheapest teacher."""
+    """Return cost of a call of each family, that of its cheapest teacher."""
     found = dict.fromkeys(families, math.inf)
     for teacher in teachers:
         if teacher.vendor in found and (usd := usd_per_call.get(teacher.name)) is not None:

@@ -41,7 +41,7 @@ class LostCallReport:
     """What was done, or can be."""
 
     def to_json(self) -> dict[str, Any]:
-        """Give plain data for a report."""
+        """Return plain data for a report."""
         return asdict(self)
 
 

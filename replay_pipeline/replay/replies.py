@@ -241,7 +241,7 @@ _BROKEN = object()
 
 
 def _is_foreign(status: int, fields: Mapping[str, Any], reply: Any, body: bytes) -> bool:
-    """Whether what answered is no chat endpoint: a page, a redirection, JSON of something else."""
+    """Return whether what answered is no chat endpoint: a page, a redirection, JSON of something else."""
     is_page = reply is _BROKEN and not body.lstrip().startswith((b"{", b"[", b"data:", b":"))
     if status in (404, 405) or 300 <= status < 400:
         return is_page or not fields
@@ -419,7 +419,7 @@ def _kind(
 
 
 def _error_text(error: Any, fields: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
-    """Give the provider's own words: OpenRouter keeps them in `metadata.raw`."""
+    """Return the provider's own words: OpenRouter keeps them in `metadata.raw`."""
     raw = metadata.get("raw")
     if isinstance(raw, dict):
         raw = _mapping(raw.get("error")).get("message") or raw.get("message")
@@ -558,7 +558,7 @@ def _calls(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _problem(answer: Answer, message: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Say why a paid answer holds no usable action."""
+    """Return why a paid answer holds no usable action."""
     if answer.finish_reason == "length":
         return "cut_off", "the answer was cut off: raise max_completion_tokens"
     if answer.finish_reason == "content_filter":

@@ -90,7 +90,7 @@ class RequestBuilder:
         )
 
     def begins_with(self, state: TraceState, before: "Prefix | None") -> "tuple[bool, Prefix]":
-        """Say whether the prompt of `state` begins with another's, and give its own prefix."""
+        """Return whether the prompt of `state` begins with another's, and give its own prefix."""
         prompt = self.prompt(state)
         # Without the bracket that closes the list of messages.
         messages = prompt.messages_json
@@ -102,7 +102,7 @@ class RequestBuilder:
     def body(
         self, state: TraceState, teacher: TeacherSpec, price: Price | None, *, n_asked: int = 0
     ) -> bytes:
-        """Give the request for `state` in the dialect of `teacher`.
+        """Return the request for `state` in the dialect of `teacher`.
 
         Args:
             state: where the teacher is asked.
@@ -116,18 +116,18 @@ class RequestBuilder:
         return _json.encode(dialect_of(teacher).body(prompt, ask))
 
     def broken_rule(self, body: bytes, teacher: TeacherSpec, price: Price | None) -> str | None:
-        """Say why no endpoint would accept a request; `None` if it keeps the published rules."""
+        """Return why no endpoint would accept a request; `None` if it keeps the published rules."""
         listed = price.supported_parameters if price else ()
         if self._prompt.tools and listed and "tools" not in listed:
             return "no endpoint of this model lists tools"
         return broken_rule(body, dialect_of(teacher).path)
 
     def adaptations(self, teacher: TeacherSpec, price: Price | None) -> tuple[str, ...]:
-        """Say which fields the endpoint is not sent, and why."""
+        """Return which fields the endpoint is not sent, and why."""
         return dialect_of(teacher).adapted(self._ask(teacher, price, None, 0))[1]
 
     def headers(self, teacher: TeacherSpec) -> dict[str, str]:
-        """Give the headers of a call, without the key."""
+        """Return the headers of a call, without the key."""
         return dialect_of(teacher).headers(self.options)
 
     def _ask(
@@ -155,7 +155,7 @@ class RequestBuilder:
         return params
 
     def prompt(self, state: TraceState) -> Prompt:
-        """Give the prompt of a state as every provider takes it; the last one is kept."""
+        """Return the prompt of a state as every provider takes it; the last one is kept."""
         if self._state is state:
             return self._prompt
         messages = well_formed(window_messages(state["messages"], self.options.window))
@@ -173,7 +173,7 @@ class RequestBuilder:
 
 
 def with_recorded_names(action: Message | None, state: TraceState) -> Message | None:
-    """Give an answer with the names that the session knows its tools by."""
+    """Return an answer with the names that the session knows its tools by."""
     names = recorded_names(state.get("tools") or []) if action else {}
     if not names or action is None or not action.get("tool_calls"):
         return action

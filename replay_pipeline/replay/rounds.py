@@ -112,7 +112,7 @@ class Rounds:
         return Buyer(market, self.policy)
 
     def _cost_usd(self, state: int, teacher: int, *, is_warm: bool) -> float:
-        """What a call should cost. What earlier runs have taught is left out: it changes."""
+        """Return what a call should cost. What earlier runs have taught is left out: it changes."""
         task = self.tasks[state, teacher]
         tokens = Learned().expected_tokens(task.question.size)
         cached = 0
@@ -134,7 +134,7 @@ class Rounds:
         return usd(price.bound_nano(task.bound_tokens(), task.question.max_completion_tokens))
 
     def _spent_nano(self, bought: set[tuple[int, int]]) -> int:
-        """What the questions chosen so far have cost, as far as it counts against the ceiling."""
+        """Return what the questions chosen so far have cost, as far as it counts against the ceiling."""
         paid: dict[str, float] = {}
         if self.take_known is None and self.asking.counts_recorded:
             paid = {sha: usd(known.cost_nano) for sha, known in self.found.decided.items()}
@@ -158,7 +158,7 @@ class Rounds:
         return list(lanes.values())
 
     def _file(self, buyer: Buyer, box: BallotBox, choices: Sequence[Choice]) -> None:
-        """Tell the buyer what came of its choices."""
+        """Report to the buyer what came of its choices."""
         if not (self.policy.is_by_value or self.policy.is_in_turn):
             return
         for number in sorted({choice.state for choice in choices}):
@@ -190,7 +190,7 @@ class Rounds:
         return [each for each in left if each[1]]
 
     def _leave_out(self, rest: Lanes, buyer: Buyer) -> None:
-        """Give what is known already, and say why the rest was not asked."""
+        """Pass on what is known already, and why the rest was not asked."""
         is_short = buyer.is_out_of_money or self.engine.skipped["budget"] > 0
         for _, lane in self._open(rest):
             for task in lane:

@@ -17,13 +17,13 @@ _PLAIN = tuple(f.name for f in fields(TeacherAction) if f.name not in ("action",
 def teacher_actions_table(
     actions: Iterable[TeacherAction], name: str = "teacher_actions"
 ) -> pa.Table:
-    """One row per answer, in a fixed order: by state, then by teacher."""
+    """Return one row per answer, in a fixed order: by state, then by teacher."""
     rows = sorted(actions, key=lambda row: (row.state_id, row.teacher))
     return table_of([_to_row(action) for action in rows], name)
 
 
 def token_logprobs_table(actions: Iterable[TeacherAction]) -> pa.Table:
-    """One row per answer whose tokens came with probabilities, by state, then by teacher."""
+    """Return one row per answer whose tokens came with probabilities, by state, then by teacher."""
     rows = sorted(
         (row for row in actions if row.logprobs is not None),
         key=lambda row: (row.state_id, row.teacher),
@@ -42,7 +42,7 @@ def token_logprobs_table(actions: Iterable[TeacherAction]) -> pa.Table:
 
 
 def teacher_actions_from_table(table: pa.Table) -> list[TeacherAction]:
-    """The answers that `teacher_actions_table` wrote."""
+    """Return the answers that `teacher_actions_table` wrote."""
     return [_from_row(row) for row in table.to_pylist()]
 
 

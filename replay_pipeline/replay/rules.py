@@ -173,7 +173,7 @@ _anthropic = msgspec.json.Decoder(_Messages)
 
 
 def broken_rule(body: bytes, path: str = "/chat/completions") -> str | None:
-    """Say which published rule a request breaks; `None` if it keeps them all.
+    """Return which published rule a request breaks; `None` if it keeps them all.
 
     Args:
         body: the request as it would be sent.
@@ -240,7 +240,7 @@ _arguments = msgspec.json.Decoder(_JsonObject)
 
 
 def _broken_order(turns: Sequence[_Said], *, has_tools: bool) -> str | None:
-    """Say what is wrong with the order of the messages, and of calls and results."""
+    """Return what is wrong with the order of the messages, and of calls and results."""
     if not turns or turns[0][0] != "user":
         return "the first message is not the user's"
     if turns[-1][0] != "user":

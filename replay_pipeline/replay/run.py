@@ -272,7 +272,7 @@ def estimate(
     ledger: str | Path | None = None,
     **options: Unpack[ReplayOptions],
 ) -> Estimate:
-    """Say what replaying `states` would take, in tokens and dollars per teacher. Costs nothing.
+    """Return what replaying `states` would take, in tokens and dollars per teacher. Costs nothing.
 
     With `ledger`, answers already in it are left out. Works with and without an event loop. A price list
     that was fetched before serves without a network, however old it is: its date is in the estimate, and
@@ -319,7 +319,7 @@ _ANY_AGE_DAYS = 36_500.0
 
 
 def indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
-    """States that can be asked for again by number; a sequence is taken as it is."""
+    """Return states that can be asked for again by number; a sequence is taken as it is."""
     return states if isinstance(states, Sequence) else list(states)
 
 
@@ -559,7 +559,7 @@ def _forget_outgrown(found: Found, lanes: Lanes) -> None:
 
 
 def _may_answer_now(known: Known | None, teacher: TeacherSpec) -> bool:
-    """Whether a call that outlasted its time limit would have more time now."""
+    """Return whether a call that outlasted its time limit would have more time now."""
     if known is None or b'"no_reply"' not in known.row:
         return False
     row = decode_row(known.row)
@@ -567,7 +567,7 @@ def _may_answer_now(known: Known | None, teacher: TeacherSpec) -> bool:
 
 
 def _each_paid_once(engine: Engine) -> list[TeacherAction]:
-    """The decided rows in order; an answer that serves several states costs at the first."""
+    """Return the decided rows in order; an answer that serves several states costs at the first."""
     paid: set[str | None] = set()
     actions = []
     for index in sorted(engine.decided):
@@ -578,7 +578,7 @@ def _each_paid_once(engine: Engine) -> list[TeacherAction]:
 
 
 def _may_pass(action: TeacherAction) -> bool:
-    """Whether the next run asks again: nothing came back, and the reason need not last."""
+    """Return whether the next run asks again: nothing came back, and the reason need not last."""
     has_reply = action.finish_reason is not None
     return (
         action.error_code is not None and not has_reply and (action.error_code not in LASTING_CODES)

@@ -91,7 +91,7 @@ class Database(Protocol):
         ...
 
     def is_alive(self, owner: int) -> bool:
-        """Whether another process holds the lock of `owner`."""
+        """Return whether another process holds the lock of `owner`."""
         ...
 
     def close(self) -> None:

@@ -29,11 +29,11 @@ class Scope:
     overrun: int
 
     def fits(self, amount: int) -> bool:
-        """Whether so much more can be held now."""
+        """Return whether so much more can be held now."""
         return self.limit is None or self.spent + self.held + self.unknown + amount <= self.limit
 
     def can_ever_fit(self, amount: int) -> bool:
-        """Whether so much more may be held once calls in flight have cost less than they hold."""
+        """Return whether so much more may be held once calls in flight have cost less than they hold."""
         # Held money may come back, all but what calls cost; lost calls may keep theirs.
         return self.limit is None or self.spent + self.unknown + amount <= self.limit
 

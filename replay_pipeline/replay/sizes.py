@@ -38,7 +38,7 @@ class Size:
 
     @property
     def bound_tokens(self) -> int:
-        """Tokens that can't be passed: no tokenizer makes more tokens than bytes."""
+        """Return tokens that can't be passed: no tokenizer makes more tokens than bytes."""
         return self.n_bytes + self.n_messages * _MESSAGE_TOKENS + _PROMPT_TOKENS
 
     def added_bound_tokens(self, before: "Size") -> int:
@@ -61,12 +61,12 @@ class Learned(msgspec.Struct, frozen=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether there are enough answers to go by."""
+        """Return whether there are enough answers to go by."""
         return self.n >= _MIN_LEARNED
 
     @property
     def tokens_per_byte(self) -> float:
-        """Tokens per byte of a prompt; an assumption where nothing is known."""
+        """Return tokens per byte of a prompt; an assumption where nothing is known."""
         return self.n_tokens / self.n_bytes if self.n else ASSUMED_TOKENS_PER_BYTE
 
     @property
@@ -76,17 +76,17 @@ class Learned(msgspec.Struct, frozen=True):
 
     @property
     def cache_share(self) -> float:
-        """How much of what a prompt cache should serve it does serve, from 0 to 1."""
+        """Return how much of what a prompt cache should serve it does serve, from 0 to 1."""
         if self.n_expected_cached < 50_000:
             return 1.0
         return min(1.0, self.n_cached / self.n_expected_cached)
 
     def expected_tokens(self, size: Size) -> int:
-        """Prompt tokens as they are likely to be counted."""
+        """Return prompt tokens as they are likely to be counted."""
         return min(size.bound_tokens, round(size.n_bytes * self.tokens_per_byte))
 
     def answer_tokens(self, n_student_bytes: int, limit: int) -> int:
-        """Tokens of an answer: as long as the teacher's were, else as the student's action."""
+        """Return tokens of an answer: as long as the teacher's were, else as the student's action."""
         if self.n_answers >= _MIN_LEARNED:
             return min(limit, round(self.n_answer_tokens / self.n_answers))
         return min(limit, max(_MIN_ANSWER_TOKENS, n_student_bytes // 4))

@@ -63,12 +63,12 @@ class LedgerStatus:
     """What they are booked at, which is the most they should cost."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for a report."""
+        """Return plain data for a report."""
         return asdict(self)
 
 
 def spent_since(url: str | Path, since: datetime) -> float:
-    """US dollars booked since then, as the ledger has them; 0 without a ledger.
+    """Return US dollars booked since then, as the ledger has them; 0 without a ledger.
 
     Raises:
         LedgerError: the ledger can't be read.
@@ -86,7 +86,7 @@ def spent_since(url: str | Path, since: datetime) -> float:
 
 
 def counted_usd(url: str | Path, scope: str) -> float:
-    """US dollars that are spent, held or unknown under a scope; 0 without a ledger.
+    """Return US dollars that are spent, held or unknown under a scope; 0 without a ledger.
 
     Raises:
         LedgerError: the ledger can't be read.

@@ -43,7 +43,7 @@ class Task:
 
     @property
     def state_id(self) -> str:
-        """Give the id of the state."""
+        """Return the id of the state."""
         return self.question.state_id
 
     def bound_tokens(self) -> int:

@@ -42,7 +42,7 @@ class TeacherCheck:
     """Why it can't be asked, or `None` when it can."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for a report."""
+        """Return plain data for a report."""
         return asdict(self)
 
 

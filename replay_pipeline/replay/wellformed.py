@@ -39,7 +39,7 @@ _arguments_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def well_formed(messages: list[Message]) -> list[Message]:
-    """Give messages that no provider refuses; those that are fine stay the same objects."""
+    """Return messages that no provider refuses; those that are fine stay the same objects."""
     kept: list[Message] = []
     open_calls: dict[str, str] = {}
     used: set[str] = set()
@@ -72,7 +72,7 @@ def well_formed(messages: list[Message]) -> list[Message]:
 
 
 def well_formed_tools(tools: list[Tool]) -> list[Tool]:
-    """Give tool definitions that no provider refuses, each name once."""
+    """Return tool definitions that no provider refuses, each name once."""
     kept: dict[str, Tool] = {}
     for tool in tools:
         function = _mapping(_mapping(tool).get("function"))
@@ -86,14 +86,14 @@ def well_formed_tools(tools: list[Tool]) -> list[Tool]:
 
 
 def recorded_names(tools: list[Tool]) -> dict[str, str]:
-    """Names of tools that are sent under another one: the name that is sent to the recorded."""
+    """Return names of tools that are sent under another one: the name that is sent to the recorded."""
     names = (str(_mapping(_mapping(tool).get("function")).get("name")) for tool in tools)
     return {sent_name(name): name for name in names if not _NAME.fullmatch(name)}
 
 
 @lru_cache(maxsize=4_096)
 def sent_name(name: Any) -> str:
-    r"""Give a tool name that every provider takes.
+    r"""Return a tool name that every provider takes.
 
     >>> sent_name("Read"), sent_name('Task" >\n<parameter name="description'), sent_name("")
     ('Read', 'Task', 'unknown_tool')
@@ -193,7 +193,7 @@ def _arguments(value: Any) -> str:
 
 @lru_cache(maxsize=8_192)
 def _object(arguments: str) -> str:
-    """Arguments as the text of a JSON object; what is none is put into one whole."""
+    """Return arguments as the text of a JSON object; what is none is put into one whole."""
     try:
         _arguments_decoder.decode(arguments)
         msgspec.json.decode(arguments)
@@ -245,7 +245,7 @@ def _schema(schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
 
 
 def _bare(message: Message, keys: tuple[str, ...]) -> Message:
-    """Give the message itself, unless it carries what is no part of a request."""
+    """Return the message itself, unless it carries what is no part of a request."""
     if len(message) == len(keys) and all(key in message for key in keys):
         return message
     return {key: message[key] for key in keys}
@@ -262,7 +262,7 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Give `value` as plain JSON; what can't be said in it is left out."""
+    """Return `value` as plain JSON; what can't be said in it is left out."""
     if isinstance(value, str):
         return _clean(value)
     if value is None or isinstance(value, bool | int | float):
@@ -276,7 +276,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 def cleaned(value: Any) -> Any:
-    """Give plain JSON without lone surrogates, which UTF-8 can't say."""
+    """Return plain JSON without lone surrogates, which UTF-8 can't say."""
     return _plain(value)
 
 

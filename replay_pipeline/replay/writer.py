@@ -320,7 +320,7 @@ class Writer:
     def _clear(
         self, call: NewCall, decided: Mapping[str, Known], lost: Sequence[LostCall]
     ) -> Known | Refused | InDoubt | None:
-        """Say what is clear without looking at the money."""
+        """Return what is clear without looking at the money."""
         if known := decided.get(call.request_sha):
             return known
         if call.run_id in self._given_up:

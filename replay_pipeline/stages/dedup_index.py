@@ -64,7 +64,7 @@ class DedupIndex:
         )
 
     def of(self, batch: str) -> "BatchIndex":
-        """Tell what a batch has to know. It holds until another batch is asked for.
+        """Return what a batch has to know. It holds until another batch is asked for.
 
         Raises:
             StorageError: a file of the index cannot be read.

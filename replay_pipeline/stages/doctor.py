@@ -43,7 +43,7 @@ _NEEDED_OF_DAGSTER = (
 
 
 def in_one_line(error: ModuleNotFoundError) -> str | None:
-    """Say which extra brings the package that is missing; `None` where no extra does."""
+    """Return which extra brings the package that is missing; `None` where no extra does."""
     name = (error.name or "").partition(".")[0]
     extra = {**_EXTRAS, **_FURTHER_EXTRAS}.get(name)
     return extra and f"{name} is not installed: pip install 'replay-pipeline[{extra}]'"
@@ -64,7 +64,7 @@ def require_trainer() -> None:
 
 
 def examine(settings: Settings, teachers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One finding per check: `what`, `ok`, and a `detail` that says what to do if it is not."""
+    """Return one finding per check: `what`, `ok`, and a `detail` that says what to do if it is not."""
     findings = [
         _python(),
         *map(_package, _EXTRAS),
@@ -90,7 +90,7 @@ def examine(settings: Settings, teachers: Iterable[Mapping[str, Any]]) -> list[d
 
 
 def examine_probes(probes: Iterable[Probe]) -> list[dict[str, Any]]:
-    """One finding per teacher that was asked three tiny questions."""
+    """Return one finding per teacher that was asked three tiny questions."""
     findings = []
     for probe in probes:
         seen = {
@@ -168,7 +168,7 @@ def _sources(settings: Settings) -> dict[str, Any]:
 
 
 def _client(settings: Settings) -> list[dict[str, Any]]:
-    """Tell whether the client that writes the sessions is one whose logs were tested."""
+    """Return whether the client that writes the sessions is one whose logs were tested."""
     sources = list(settings.ingest.sources) or default_sources()
     newest = newest_client(p for p in sources if not repository_of(p) and p.exists())
     if newest is None:

@@ -65,7 +65,7 @@ def is_due(stage: Stage, project: Project, batch: str = ALL) -> bool:
 
 
 def _is_due(stage: Stage, project: Project, last: Receipt, changes: Changes) -> bool:
-    """Whether the last receipt does not hold any more.
+    """Return whether the last receipt does not hold any more.
 
     Paid answers of a version that did not say by what code it asked stay as they are: nothing says
     that the questions would be others today.

@@ -17,7 +17,7 @@ _SUFFIXES = frozenset({".jsonl", ".json"})
 
 
 def repository_of(source: Path) -> str | None:
-    """Give what a source names on the Hub: `datasets/OWNER/NAME` or `buckets/OWNER/NAME`."""
+    """Return what a source names on the Hub: `datasets/OWNER/NAME` or `buckets/OWNER/NAME`."""
     match = _SOURCE.search(source.as_posix())
     return match[1] if match else None
 

@@ -262,7 +262,7 @@ def _n_lost(report: Report) -> int:
 
 
 def _is_final(project: "Project", receipt: Receipt) -> bool:
-    """Whether no log that was gone has come back."""
+    """Return whether no log that was gone has come back."""
     from replay_pipeline.ingesters import read_manifest
 
     if not (n_lost := _n_lost(receipt.report)):

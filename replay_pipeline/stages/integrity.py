@@ -72,7 +72,7 @@ class Verified:
             self.damaged.append(damage)
 
     def to_json(self) -> dict[str, Any]:
-        """Give it as plain values."""
+        """Return it as plain values."""
         return {
             "damaged": [asdict(damage) for damage in self.damaged],
             "n_files": dict(sorted(self.n_files.items())),
@@ -116,12 +116,12 @@ def _verified(work: Project) -> Verified:
 
 
 def is_copied(name: str) -> bool:
-    """Whether a file has a copy in the index, since nothing else says what it says."""
+    """Return whether a file has a copy in the index, since nothing else says what it says."""
     return name.rpartition("/")[0] in COPIED
 
 
 def _receipts(work: Project, found: Verified, seen: set[str]) -> Iterator[Receipt]:
-    """Give every receipt; of one that is damaged, its copy."""
+    """Yield every receipt; of one that is damaged, its copy."""
     for stage in folders_in(work.root.path / "receipts"):
         work.receipts.figures(stage=stage)  # brings the copies to what the files are
     for path in files_below(work.root.path / "receipts"):
@@ -147,7 +147,7 @@ def _receipts(work: Project, found: Verified, seen: set[str]) -> Iterator[Receip
 
 
 def _written(work: Project, receipt: Receipt) -> dict[str, str]:
-    """Digests of all files that a receipt vouches for, by path below the root."""
+    """Return digests of all files that a receipt vouches for, by path below the root."""
     tables = {
         work.root.name_of(name, receipt.batch): digest for name, digest in receipt.outputs.items()
     }
@@ -273,7 +273,7 @@ def _keep_again(work: Project, damage: Damage) -> None:
 
 
 def _is_kept(damage: Damage) -> bool:
-    """Whether a file is no stage's work, but what it stands on."""
+    """Return whether a file is no stage's work, but what it stands on."""
     return damage.path.startswith(("receipts/", "sources/")) or is_copied(damage.path)
 
 

@@ -14,7 +14,7 @@ from replay_pipeline.stages.summary import summarize, summarize_night
 
 
 def show(project: Project, state_id: str) -> str:
-    """One state as text: what came before, the student's action, each teacher's answer.
+    """Return one state as text: what came before, the student's action, each teacher's answer.
 
     Raises:
         ConfigError: no state, or more than one, begins with `state_id`.
@@ -43,7 +43,7 @@ def show(project: Project, state_id: str) -> str:
 
 
 def ranked_pairs(project: Project) -> list[Mapping[str, Any]]:
-    """Give the rows of all pairs, those first that are most worth a person's look.
+    """Return the rows of all pairs, those first that are most worth a person's look.
 
     Raises:
         ConfigError: no batch has come as far as pairs.
@@ -53,7 +53,7 @@ def ranked_pairs(project: Project) -> list[Mapping[str, Any]]:
 
 
 def summary(project: Project, *, since: Mapping[tuple[str, str], str]) -> dict[str, Any]:
-    """Give the figures of all stages; what was done after `since` counts as done now."""
+    """Return the figures of all stages; what was done after `since` counts as done now."""
     receipts = list(project.receipts.figures(since=since))
     figures = summarize(receipts, n_teachers=project.n_teachers())
     figures["max_total_usd"] = project.settings.replay.max_total_usd
@@ -66,7 +66,7 @@ def summary(project: Project, *, since: Mapping[tuple[str, str], str]) -> dict[s
 def night(
     project: Project, *, since: datetime, failures: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Tell what was done since then, and what is still open; `failures` are runs that failed."""
+    """Return what was done since then, and what is still open; `failures` are runs that failed."""
     return summarize_night(
         [each for each in project.receipts.figures() if each.at >= since.isoformat()],
         since=since,

@@ -36,7 +36,7 @@ class Overview:
         self._keys: list[str] | None = None
 
     def _index_file(self) -> Path | None:
-        """Tell where the index of the root lies; `None` if this machine has no folder for it."""
+        """Return where the index of the root lies; `None` if this machine has no folder for it."""
         if isinstance(self.settings.data_dir, Path):
             return self.settings.data_dir / FILE
         with suppress(ConfigError):
@@ -45,7 +45,7 @@ class Overview:
         return None
 
     def batches(self) -> list[str]:
-        """Keys of all batches that have a manifest, in order.
+        """Return keys of all batches that have a manifest, in order.
 
         They are listed once; `find_batches` looks again, and so does a new `Pipeline`.
         """

@@ -122,7 +122,7 @@ class _Rows:
         self._answers: dict[str, list[TeacherAction]] = {}
 
     def sessions(self) -> Iterator[SessionRows]:
-        """Give each session once, with the newest row of each of its turns and states."""
+        """Yield each session once, with the newest row of each of its turns and states."""
         held: dict[str, SessionRows] = {}
         root = self._project.root
         for batch in self._batches:
@@ -142,7 +142,7 @@ class _Rows:
                     held[name] = rows
 
     def answered(self, states: Sequence[Row]) -> Mapping[str, Sequence[TeacherAction]]:
-        """Give the answers at some states, and forget them."""
+        """Return the answers at some states, and forget them."""
         found = {s["state_id"]: self._answers.pop(s["state_id"], ()) for s in states}
         return {
             name: list({a.teacher: a for a in answers}.values()) for name, answers in found.items()
@@ -182,7 +182,7 @@ def _by_session(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def _portions(project: Project) -> Iterator[tuple[str, list[str]]]:
-    """Give the titles and the batches of what is shown of the pairs; first, those to mark next."""
+    """Yield the titles and the batches of what is shown of the pairs; first, those to mark next."""
     reports = project.receipts.reports("pairs", names=["n_pairs"])
     sizes = [(batch, int(report["n_pairs"])) for batch, report in sorted(reports.items())]
     if not sizes:

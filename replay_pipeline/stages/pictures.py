@@ -23,7 +23,7 @@ _MAX_POINTS = 50
 
 
 def bars(values: Mapping[str, float]) -> Markdown:
-    """A table with a bar for each value, the largest first."""
+    """Return a table with a bar for each value, the largest first."""
     if not values:
         return Markdown("*none*")
     ordered = sorted(values.items(), key=lambda item: -item[1])
@@ -41,7 +41,7 @@ def _bar(share: float) -> str:
 
 
 def curve(name: str, values: Sequence[float]) -> Markdown:
-    """A line over the steps of a run."""
+    """Return a line over the steps of a run."""
     if not values:
         return Markdown("*none*")
     shown = _thinned(values)
@@ -65,7 +65,7 @@ def curve(name: str, values: Sequence[float]) -> Markdown:
 def histogram(
     name: str, values: Sequence[float], *, marks: Mapping[str, float], unit: str
 ) -> Markdown:
-    """How positive values are distributed, on a logarithmic axis, with lines at `marks`."""
+    """Return how positive values are distributed, on a logarithmic axis, with lines at `marks`."""
     positive = [value for value in values if value > 0]
     if not positive:
         return Markdown("*none*")
@@ -90,7 +90,7 @@ def histogram(
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which this share of the ordered values lies; 0 of none."""
+    """Return the value below which this share of the ordered values lies; 0 of none."""
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 

@@ -93,7 +93,7 @@ class Project(Overview):
         )
 
     def place_of(self, name: str) -> Place:
-        """Tell where a file lies that a receipt names."""
+        """Return where a file lies that a receipt names."""
         top, _, rest = name.partition("/")
         if top == "dataset":
             place = self.settings.dataset_dir()
@@ -110,7 +110,7 @@ class Project(Overview):
         return place if isinstance(place, Path) else self.settings.local_dir() / "dataset"
 
     def manifests(self) -> list[TraceBatch]:
-        """Give every batch that has a manifest, in order.
+        """Return every batch that has a manifest, in order.
 
         Raises:
             IngestError: a manifest is damaged.
@@ -123,7 +123,7 @@ class Project(Overview):
         ]
 
     def kept_folder(self) -> Path | None:
-        """Give the folder for the bytes that were read; `None` if they are not kept."""
+        """Return the folder for the bytes that were read; `None` if they are not kept."""
         if not self.settings.ingest.keeps_bytes:
             return None
         # Unredacted logs never go to an object store.
@@ -133,7 +133,7 @@ class Project(Overview):
 
     @cached_property
     def owners(self) -> "Owners":
-        """The batch that has each state: the last one that read it anew."""
+        """Return the batch that has each state: the last one that read it anew."""
         return Owners(self)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
@@ -143,11 +143,11 @@ class Project(Overview):
         return self._once[name]
 
     def watch(self, on_progress: OnProgress) -> None:
-        """Tell `on_progress` from now on how far long work has come."""
+        """Report to `on_progress`, from now on, how far long work has come."""
         self.on_progress = on_progress
 
     def tell_part(self, part: str, **more: Any) -> OnProgress:
-        """Give what tells the progress of a batch as a part of its stage."""
+        """Return what tells the progress of a batch as a part of its stage."""
         return lambda progress: self.on_progress(replace(progress, part=part, **more))
 
     @contextmanager
@@ -175,7 +175,7 @@ class Project(Overview):
             yield server.served(self.settings.teachers())
 
     def states(self, batches: Iterable[str], *, is_neutral: bool = False) -> Sequence[TraceState]:
-        """Give the states of these batches, each put together when it is looked at."""
+        """Return the states of these batches, each put together when it is looked at."""
         keys = list(batches)
         sizes = [self.root.n_rows("states", key) for key in keys]
         return LazyStates(
@@ -198,7 +198,7 @@ class Project(Overview):
 
     @cached_property
     def harnesses(self) -> HarnessStore | None:
-        """What was learned from clients; `None` where the neutral prompt is wanted."""
+        """Return what was learned from clients; `None` where the neutral prompt is wanted."""
         if self.settings.ingest.harness == "neutral":
             return None
         return HarnessStore(self.root.path)
@@ -220,7 +220,7 @@ class Project(Overview):
         return names[: 1 + self.root.has("sampled_pairs", batch)]
 
     def accounts(self, night: str | None = None) -> ReplayOptions:
-        """Give what everything that pays is told alike: the ceilings it shares, the price lists."""
+        """Return what everything that pays is told alike: the ceilings it shares, the price lists."""
         replay = self.settings.replay
         limits = {"day": replay.max_daily_usd, "night": replay.max_nightly_usd if night else None}
         return {
@@ -230,7 +230,7 @@ class Project(Overview):
         }
 
     def options(self, night: str | None = None) -> ReplayOptions:
-        """Give what decides which questions a replay asks, and how."""
+        """Return what decides which questions a replay asks, and how."""
         replay, pairs = self.settings.replay, self.settings.pairs
         return {
             **self.accounts(night),
@@ -245,7 +245,7 @@ class Project(Overview):
         }
 
     def price_folder(self) -> Place | None:
-        """Tell where price lists are kept; a server of ours has prices of its own each time."""
+        """Return where price lists are kept; a server of ours has prices of its own each time."""
         return None if self.settings.played else self.root.path / "prices"
 
     def fold(
@@ -269,7 +269,7 @@ class Project(Overview):
     def kept_fold(
         self, name: str, table: str, encode: Callable[[T], bytes], decode: Callable[[bytes], T]
     ) -> Kept[T]:
-        """Say how a fold outlives the process, as long as `table` of its batches stays as it is."""
+        """Return how a fold outlives the process, as long as `table` of its batches stays as it is."""
         return Kept(
             index=self.index,
             name=name,
@@ -299,7 +299,7 @@ class Project(Overview):
         return batches
 
     def tools_until(self, batch: str) -> pa.Table:
-        """Tools seen in this batch or an earlier one: a small batch does not show them all."""
+        """Return tools seen in this batch or an earlier one: a small batch does not show them all."""
         rows = dict(self.seen_tools.before(batch))
         if self.root.has("tools", batch):
             rows = _with_tools(rows, self.root.read("tools", batch))
@@ -324,7 +324,7 @@ class Project(Overview):
         return {name: digest_of(self.root.part(name, batch)) for name in names}
 
     def known_digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
-        """Give what `digests` gives, without reading tables that have stayed as their receipt says."""
+        """Return what `digests` gives, without reading tables that have stayed as their receipt says."""
         return {name: self.known_digest(batch, name) for name in names}
 
     def known_digest(self, batch: str, name: str) -> str:
@@ -408,7 +408,7 @@ class Owners:
         work.index.bring_ids(versions, ids)
 
     def get(self, state_id: str, default: str | None = None) -> str | None:
-        """Give the batch of a state."""
+        """Return the batch of a state."""
         return self._moved.get(state_id) or self._work.index.batch_of(state_id) or default
 
     def update(self, owners: Mapping[str, str]) -> None:
@@ -430,7 +430,7 @@ def _seconds_of(moment: str) -> float:
 
 
 def _is_newer(root: Place, name: str, at_s: float) -> bool:
-    """Whether a file of this machine was written to after a moment, in seconds, or is gone."""
+    """Return whether a file of this machine was written to after a moment, in seconds, or is gone."""
     if not isinstance(root, Path):
         return False
     try:

@@ -191,7 +191,7 @@ def _digest(project: "Project", batch: str, facts: Mapping[str, Any]) -> str:
 
 
 def _is_scored(project: "Project", batch: str) -> bool:
-    """Whether the token probabilities of a batch are there, and to be published."""
+    """Return whether the token probabilities of a batch are there, and to be published."""
     is_wanted = project.settings.publish.teacher_logprobs
     return is_wanted and project.root.has(_SCORES, batch)
 
@@ -255,7 +255,7 @@ def dataset_files(project: "Project") -> list[str]:
 
 
 def _is_there(project: "Project", receipt: Receipt) -> bool:
-    """Whether the dataset that a receipt is of lies where it is to be, whatever its folder is called."""
+    """Return whether the dataset that a receipt is of lies where it is to be, whatever its folder is called."""
     if project.settings.publish.repo_id not in (None, receipt.report.get("repo_id")):
         return False
     from replay_pipeline.publish.layout import CARD

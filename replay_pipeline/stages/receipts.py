@@ -84,7 +84,7 @@ class Receipt:
 
     @property
     def data_version(self) -> str:
-        """What differs once the stage has written other bytes: its tables, or its files if it has none."""
+        """Return what differs once the stage has written other bytes: its tables, or its files if it has none."""
         written = {"data": self.data} if self.data else self.outputs or self.files
         # No later stage is done again for what only `sessions` says, such as where a project lay.
         written = {name: digest for name, digest in written.items() if name != "sessions"}
@@ -107,7 +107,7 @@ class Receipts:
         self._index = index or RootIndex(root, default)
 
     def read(self, stage: str, batch: str) -> Receipt | None:
-        """Give the last receipt, or `None`. An unreadable one counts as none.
+        """Return the last receipt, or `None`. An unreadable one counts as none.
 
         Raises:
             StorageError: the object store that holds it cannot be reached.
@@ -139,7 +139,7 @@ class Receipts:
         self._index.put(f"receipts/{stage}", [(file, text)], slim=_figures_of)
 
     def stamps(self, stage: str | None = None) -> dict[tuple[str, str], str]:
-        """Tell what tells a receipt (of `stage`) from the one before it, to see later which are new."""
+        """Return what tells a receipt (of `stage`) from the one before it, to see later which are new."""
         return {
             (folder.removeprefix("receipts/"), name.removesuffix(".json")): stamp
             for folder in self._brought(stage)
@@ -149,7 +149,7 @@ class Receipts:
     def all(
         self, *, since: Mapping[tuple[str, str], str] | None = None, stage: str | None = None
     ) -> list[Receipt]:
-        """Give every receipt; those not written after the stamps `since` are marked as reused."""
+        """Return every receipt; those not written after the stamps `since` are marked as reused."""
         found = []
         for key, stamp, text in self._copies(stage):
             if (receipt := receipt_in(text)) is not None:
@@ -160,7 +160,7 @@ class Receipts:
     def figures(
         self, *, since: Mapping[tuple[str, str], str] | None = None, stage: str | None = None
     ) -> Iterator[Receipt]:
-        """Give what `all` gives, without those parts of the reports that are long."""
+        """Yield what `all` gives, without those parts of the reports that are long."""
         for folder in self._brought(stage):
             kind = folder.removeprefix("receipts/")
             rows = [row for row in self._index.figures(folder) if row[2]]
@@ -169,11 +169,11 @@ class Receipts:
                 yield replace(receipt, is_reused=True) if known == stamp else receipt
 
     def written(self, stage: str | None = None) -> Iterator["Written"]:
-        """Give of what code and tables each receipt was made, without its report."""
+        """Yield of what code and tables each receipt was made, without its report."""
         return self._parts(stage, Written)
 
     def reports(self, stage: str, *, names: Collection[str] | None = None) -> dict[str, _Report]:
-        """Give the reports of a stage by batch, without what is long, or those `names` of them."""
+        """Return the reports of a stage by batch, without what is long, or those `names` of them."""
         if names is None:
             return {each.batch: each.report for each in self._parts(stage, _Reported)}
         part = msgspec.defstruct("Part", [(name, Any, msgspec.UNSET) for name in names])
@@ -192,7 +192,7 @@ class Receipts:
             yield from _each_of([row for row in self._index.figures(folder) if row[2]], kind)
 
     def path(self, stage: str, batch: str) -> Place:
-        """Tell where a receipt lies."""
+        """Return where a receipt lies."""
         return self._root / stage / f"{batch}.json"
 
     def _copies(self, stage: str | None) -> Iterator[tuple[tuple[str, str], str, bytes]]:
@@ -245,7 +245,7 @@ _LONG = frozenset({
 
 
 def _figures_of(text: bytes) -> bytes:
-    """Give a receipt without what is long; nothing for one that cannot be read."""
+    """Return a receipt without what is long; nothing for one that cannot be read."""
     receipt = receipt_in(text)
     if receipt is None:
         return b""
@@ -257,7 +257,7 @@ def _figures_of(text: bytes) -> bytes:
 
 
 def digest_in(text: bytes) -> str | None:
-    """Give the digest that a receipt says it has; nothing for none, `None` for what is no receipt."""
+    """Return the digest that a receipt says it has; nothing for none, `None` for what is no receipt."""
     try:
         return msgspec.json.decode(text, type=_Digested).digest
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -269,7 +269,7 @@ class _Digested(msgspec.Struct):
 
 
 def is_intact(text: bytes) -> bool:
-    """Whether every byte of a receipt is as it was written, as far as it says anything about that."""
+    """Return whether every byte of a receipt is as it was written, as far as it says anything about that."""
     digest = digest_in(text)
     if not digest:
         return digest is not None

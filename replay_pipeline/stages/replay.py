@@ -117,14 +117,14 @@ def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
 
 
 def is_play(replay: Mapping[str, Any]) -> bool:
-    """Whether the answers in the report of a replay were made up in a rehearsal."""
+    """Return whether the answers in the report of a replay were made up in a rehearsal."""
     return bool(replay.get("n_rehearsed"))
 
 
 def open_work(
     replays: Sequence[Mapping[str, Any]], *, n_teachers: int = 0, n_states_waiting: int = 0
 ) -> dict[str, Any]:
-    """Say what the replays have left to do, why they stopped, and what finishing costs.
+    """Return what the replays have left to do, why they stopped, and what finishing costs.
 
     Args:
         replays: reports of the replays of all batches, those of rehearsals among them.

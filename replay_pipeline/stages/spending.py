@@ -65,7 +65,7 @@ def stale(project: Project) -> dict[str, Any]:
 
 
 def check_keys(project: Project) -> None:
-    """See that every teacher's key is there, before anything is asked or even priced.
+    """Check that every teacher's key is there, before anything is asked or even priced.
 
     Raises:
         ConfigError: a key is missing.
@@ -76,14 +76,14 @@ def check_keys(project: Project) -> None:
 
 
 def checked_teachers(project: Project) -> list[dict[str, Any]]:
-    """Give each teacher: key, endpoint, price, terms, and what is wrong with it."""
+    """Return each teacher: key, endpoint, price, terms, and what is wrong with it."""
     with project.teachers() as teachers:
         checks = check_teachers(teachers, price_folder=project.price_folder())
     return [check.to_json() for check in checks]
 
 
 def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> Estimate:
-    """Say what replaying `batches` (by default all) would cost beyond what is already paid."""
+    """Return what replaying `batches` (by default all) would cost beyond what is already paid."""
     with project.teachers() as teachers:
         batches = batches or project.batches()
         found = estimate(
@@ -122,7 +122,7 @@ def _added_by_clients(
 
 
 def words_beforehand(found: Estimate, agents: Mapping[str, int]) -> list[str]:
-    """Say, before any answer is there, whether these teachers are likely to teach this agent.
+    """Describe, before any answer is there, whether these teachers are likely to teach this agent.
 
     All that is known then are public scores, and what the same calls cost at list price: cheap models are
     often the weaker ones, and where the agent is better the teachers' agreement teaches little. At which
@@ -190,7 +190,7 @@ def replay_within(
     batches: Sequence[str] = (),
     shared_with: Sequence[str] = (),
 ) -> Callable[[str], Receipt]:
-    """`replay` under one ceiling for all batches: what one pays is not there for the next.
+    """Return `replay` under one ceiling for all batches: what one pays is not there for the next.
 
     Calls with an unknown outcome count as paid. Without `max_total_usd` the ceiling is the
     setting: that of a `night`, which all its runs share, or that of a run. Where it is known which
@@ -239,7 +239,7 @@ def _expected(project: Project, batches: Sequence[str]) -> Estimate | None:
 
 
 def estimate_samples(project: Project, batches: Sequence[str]) -> Estimate:
-    """Say what sampling the model to be trained would take beyond what is there already.
+    """Return what sampling the model to be trained would take beyond what is there already.
 
     Raises:
         ConfigError: no model to be trained is named.
@@ -285,7 +285,7 @@ def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -
 
 
 def estimate_probe(project: Project) -> Estimate:
-    """Say what `probe` would cost. Raises as `estimate` does."""
+    """Return what `probe` would cost. Raises as `estimate` does."""
     with project.teachers() as teachers:
         return probe_estimate(teachers, **project.options())
 

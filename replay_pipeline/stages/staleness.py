@@ -41,12 +41,12 @@ class Given:
 
     @cached_property
     def code_version(self) -> str:
-        """One word for the code and the settings, whatever is read."""
+        """Return one word for the code and the settings, whatever is read."""
         return hash_of([json.dumps([self.versions, self.settings], sort_keys=True)])
 
     @cached_property
     def fingerprint(self) -> str:
-        """One word for all of it."""
+        """Return one word for all of it."""
         return hash_of([self.code_version, json.dumps(dict(self.inputs), sort_keys=True)])
 
 
@@ -199,7 +199,7 @@ def read_again(project: Project, stages: Iterable[Stage]) -> set[str]:
 
 
 def refuse_stale(project: Project, stages: Iterable[Stage], batches: Collection[str]) -> None:
-    """See that what these batches would publish was redacted by the rules of today.
+    """Check that what these batches would publish was redacted by the rules of today.
 
     Raises:
         CheckFailedError: one was not, or its pairs come from rows that were redacted anew since.

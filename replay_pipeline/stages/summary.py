@@ -45,7 +45,7 @@ def summarize_night(
     n_open: int,
     failures: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Tell what was done since then, for a person who looks in the morning.
+    """Return what was done since then, for a person who looks in the morning.
 
     Args:
         receipts: all receipts; older ones are left out.
@@ -83,7 +83,7 @@ def summarize_night(
 
 
 def night_words(night: Mapping[str, Any]) -> str:
-    """Give a night in a sentence or two, with what to do if there is something to do."""
+    """Return a night in a sentence or two, with what to do if there is something to do."""
     words = (
         f"{night['sessions']} sessions found, {night['batches_replayed']} batches replayed with "
         f"{night['calls']} calls for ${night['spent_usd']:.2f} of ${night['max_nightly_usd']:.2f}: "

@@ -98,7 +98,7 @@ def _tokens(project: "Project", _: str, state: TraceState) -> Mapping[str, Any]:
 
 
 def _told(project: "Project") -> list[str]:
-    """Tell the trainer what to train, from which dataset, and where to."""
+    """Return the arguments that say what to train, from which dataset, and where to."""
     from replay_pipeline.publish import fetch
 
     settings = project.settings

@@ -149,7 +149,7 @@ class _StepCount:
 
 
 def training_curves(path: Path) -> dict[str, list[float]]:
-    """Give the metrics worth a picture, by name, one value per step or thinned to a few hundred.
+    """Return the metrics worth a picture, by name, one value per step or thinned to a few hundred.
 
     Raises:
         TrainError: the file cannot be read.

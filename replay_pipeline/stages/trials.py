@@ -114,7 +114,7 @@ def try_actions(
 def verdicts_of(
     trials: Trials, states: Iterable[TraceState], answers: Iterable[TeacherAction]
 ) -> dict[tuple[str, str], bool]:
-    """Tell whose actions are known to be wrong or right, by state and candidate.
+    """Return inform whose actions are known to be wrong or right, by state and candidate.
 
     One that its tool refuses is wrong. That an action works does not say that it is right, so of those
     that work nothing is known, but where the agent's own is refused: there one that works is better.
@@ -171,7 +171,7 @@ def _places(
 
 
 def _names(told: str | None, real: str) -> dict[str, str]:
-    """Folders whose names were redacted: what prompts call them, and what they are called here."""
+    """Return folders whose names were redacted: what prompts call them, and what they are called here."""
     if told is None or told == real:
         return {}
     one, other = told.split("/"), real.split("/")

@@ -74,7 +74,7 @@ def _post(url: SecretStr | None, body: bytes, timeout_s: float) -> str:
 
 
 def shown(reasons: Sequence[str], *, secrets: Sequence[str]) -> list[str]:
-    """Error messages as they may leave this machine: without secrets, and not too long.
+    """Return error messages as they may leave this machine: without secrets, and not too long.
 
     Args:
         reasons: the messages.

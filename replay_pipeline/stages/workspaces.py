@@ -65,7 +65,7 @@ class Workspaces:
                 yield from self._of_log(log, is_later_used=is_later_used)
 
     def _of_log(self, log: Log, *, is_later_used: bool) -> Iterator[tuple[Log, History]]:
-        """The log of a project folder, divided by the repository that each session was about."""
+        """Yield the log of a project folder, divided by the repository that each session was about."""
         places = self.repositories or find_repositories(
             {step.cwd for step in log.steps if step.cwd}
         )
@@ -214,7 +214,7 @@ def ids_of(log: Log) -> dict[str, str]:
 
 
 def _shown(history: History, log: Log, order: int) -> dict[str, Any]:
-    """What is known of the files right before a decision's first answer."""
+    """Return what is known of the files right before a decision's first answer."""
     first = log.steps[order]
     history.enter(order, first, is_own_used=True)
     tree = history.tree_of(first.cwd or "/")
@@ -261,7 +261,7 @@ def _files(sources: Iterable[Path]) -> Iterator[Path]:
 
 
 def _project_folder(path: Path) -> Path:
-    """The folder of a project; a subagent's file lies two or more below it."""
+    """Return the folder of a project; a subagent's file lies two or more below it."""
     parts = path.parts
     if "subagents" in parts:
         return Path(*parts[: max(1, parts.index("subagents") - 1)])
@@ -269,13 +269,13 @@ def _project_folder(path: Path) -> Path:
 
 
 def _copies_beside(path: Path) -> Path | None:
-    """The folder of the client's copies, where a session lies in its own folder."""
+    """Return the folder of the client's copies, where a session lies in its own folder."""
     folder = _project_folder(path).parent.parent / "file-history"
     return folder if folder.is_dir() else None
 
 
 def _sessions_in(repository: Repository, steps: Sequence[LoggedCall]) -> set[str]:
-    """Sessions most of whose calls were made in the repository."""
+    """Return sessions most of whose calls were made in the repository."""
     roots = Roots(repository, steps)
     inside: Counter[str] = Counter()
     for step in steps:

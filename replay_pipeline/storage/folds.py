@@ -29,7 +29,7 @@ class Kept(Generic[T]):
     decode: Callable[[bytes], T]
 
     def load(self, keys: list[str]) -> tuple[T, int] | None:
-        """Give the value that was kept and how many keys it covers, if it still holds for them."""
+        """Return the value that was kept and how many keys it covers, if it still holds for them."""
         kept = filter(None, map(self.index.fold, (self.name, *map(self._behind, range(2)))))
         for last, chain, value in sorted(kept, reverse=True):
             n = bisect_left(keys, last) + 1
@@ -83,7 +83,7 @@ class Fold(Generic[T]):
         self._last = ""
 
     def before(self, batch: str) -> T:
-        """Give the value over every batch whose key is below `batch`. Not to be changed."""
+        """Return the value over every batch whose key is below `batch`. Not to be changed."""
         keys = self._keys()
         end = bisect_left(keys, batch)
         if end < self._next or (self._next and keys[self._next - 1] != self._last):

@@ -59,7 +59,7 @@ def _read(root: DataRoot, name: str, batch: str) -> pa.Table:
 
 
 def _without_actions(turns: pa.Table, states: pa.Table) -> pa.Table:
-    """Version 1 stored an action twice: as a row of `states`, and first among its turn's messages."""
+    """Return version 1 stored an action twice: as a row of `states`, and first among its turn's messages."""
     places = ("session_id", "turn_idx")
     decided = set(zip(*(states[name].to_pylist() for name in places), strict=True))
     messages = turns["messages_json"].to_pylist()

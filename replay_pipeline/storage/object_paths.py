@@ -35,16 +35,16 @@ class ObjectPath(ProxyUPath):
     __slots__ = ()
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:
-        """Say whether there is an object, or a prefix of objects."""
+        """Return whether there is an object, or a prefix of objects."""
         del follow_symlinks
         return self._kind() is not None
 
     def is_dir(self) -> bool:
-        """Say whether this is a prefix of objects."""
+        """Return whether this is a prefix of objects."""
         return self._kind() == "directory"
 
     def is_file(self) -> bool:
-        """Say whether there is an object."""
+        """Return whether there is an object."""
         return self._kind() == "file"
 
     def _kind(self) -> str | None:

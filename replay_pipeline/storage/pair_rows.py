@@ -71,7 +71,7 @@ def pair_id_of(state_id: str, chosen: str, rejected: str) -> str:
 
 
 def id_of_pair(pair: Mapping[str, Any]) -> str:
-    """Give the id of a pair; one that was made elsewhere is named as ours are."""
+    """Return the id of a pair; one that was made elsewhere is named as ours are."""
     return pair.get("pair_id") or pair_id_of(pair["state_id"], pair["chosen"], pair["rejected"])
 
 
@@ -144,7 +144,7 @@ def table_with_prompts(pairs: Iterable[NormalizedDPOPair]) -> pa.Table:
 def with_prompts(
     table: pa.Table, prompts: PromptsOf | None, *, n_rows: int = ROWS_AT_ONCE
 ) -> Iterator[pa.Table]:
-    """Give a table in parts that hold what each state had shown, as the columns of `PROMPT`.
+    """Yield a table in parts that hold what each state had shown, as the columns of `PROMPT`.
 
     Args:
         table: rows that name their state; with the columns already there it is cut up as it is.

@@ -59,7 +59,7 @@ def _tighten(path: Path, allowed: int) -> None:
 
 
 def _chmod(path: Path, allowed: int) -> bool:
-    """Whether bits had to be taken; what is somebody else's, or on a read-only disk, stays."""
+    """Return whether bits had to be taken; what is somebody else's, or on a read-only disk, stays."""
     with suppress(OSError):
         mode = path.lstat().st_mode & 0o7777
         if not path.is_symlink() and mode & 0o777 & ~allowed:

@@ -112,7 +112,7 @@ class RootIndex:
             database.executemany("insert or replace into copies values(?, ?, ?, ?, ?)", rows)
 
     def copies(self, folder: str) -> list[tuple[str, str, bytes]]:
-        """Give name, stamp and bytes of every copy of a folder, sorted by name."""
+        """Return name, stamp and bytes of every copy of a folder, sorted by name."""
         with self._open() as database:
             rows = database.execute(
                 "select name, stamp, data from copies where folder = ? order by name", (folder,)
@@ -120,7 +120,7 @@ class RootIndex:
         return [(name, stamp, _unpacked(data)) for name, stamp, data in rows]
 
     def figures(self, folder: str) -> list[tuple[str, str, bytes]]:
-        """Give name, stamp and slim part of every copy of a folder, sorted by name."""
+        """Return name, stamp and slim part of every copy of a folder, sorted by name."""
         with self._open() as database:
             return database.execute(
                 "select name, stamp, figures from copies where folder = ? order by name", (folder,)
@@ -145,13 +145,13 @@ class RootIndex:
                 database.executemany("insert into batches_of_ids values(?, ?)", new.items())
 
     def batch_of(self, one: str) -> str | None:
-        """Give the batch that has an id."""
+        """Return the batch that has an id."""
         with self._open() as database:
             row = database.execute("select batch from ids where id = ?", (one,)).fetchone()
         return row[0] if row else None
 
     def fold(self, name: str) -> tuple[str, str, bytes] | None:
-        """Give the last batch of a fold that was kept, the chain of versions up to it, its value."""
+        """Return the last batch of a fold that was kept, the chain of versions up to it, its value."""
         with self._open() as database:
             return database.execute(
                 "select last, chain, value from folds where name = ?", (name,)
@@ -165,7 +165,7 @@ class RootIndex:
             )
 
     def copy(self, folder: str, name: str) -> bytes | None:
-        """Give the copy of one file, if there is one."""
+        """Return the copy of one file, if there is one."""
         with self._open() as database:
             row = database.execute(
                 "select data from copies where folder = ? and name = ?", (folder, name)
@@ -173,7 +173,7 @@ class RootIndex:
         return _unpacked(row[0]) if row else None
 
     def is_sound(self) -> bool:
-        """Whether the database itself is whole."""
+        """Return whether the database itself is whole."""
         if self._path is None or not self._path.exists():
             return True
         try:
@@ -225,7 +225,7 @@ class RootIndex:
 
 
 def _unpacked(data: bytes) -> bytes:
-    """Give back what was packed; nothing for a copy that is damaged, which its checksum tells."""
+    """Return what was packed; nothing for a copy that is damaged, which its checksum tells."""
     try:
         return zlib.decompress(data)
     except zlib.error:
@@ -255,7 +255,7 @@ def _usable(path: Path) -> sqlite3.Connection:
 
 
 def _settled(folder: Place) -> int | None:
-    """Tell when a folder of this machine last got or lost a file; `None` if that says nothing."""
+    """Return when a folder of this machine last got or lost a file; `None` if that says nothing."""
     if not isinstance(folder, Path):
         return None
     mtime_ns = folder.stat().st_mtime_ns
@@ -263,7 +263,7 @@ def _settled(folder: Place) -> int | None:
 
 
 def _stamps(folder: Place) -> dict[str, str]:
-    """Tell what differs once a file is written again, of each JSON file in a folder."""
+    """Return what differs once a file is written again, of each JSON file in a folder."""
     if not isinstance(folder, Path):
         stamps = stamps_below(folder)
     else:

@@ -80,6 +80,6 @@ NORMALIZED_PAIRS, DROPPED_PAIRS = TABLES["normalized_pairs"], TABLES["dropped_pa
 
 
 def describe(table: str, column: str) -> str:
-    """Say what `column` of `table` means; raises KeyError where nothing is written about it."""
+    """Return what `column` of `table` means; raises KeyError where nothing is written about it."""
     _, *own = _COLUMNS[table][column]
     return own[0] if own else _DECLARED["everywhere"][column]

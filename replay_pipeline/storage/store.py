@@ -64,7 +64,7 @@ def as_path(place: object) -> Place:
 
 
 def check_reachable(root: Place) -> None:
-    """See that an object store answers and has the bucket; a local folder is made when needed.
+    """Check that an object store answers and has the bucket; a local folder is made when needed.
 
     Raises:
         StorageError: it does not answer, refuses the credentials, or has no such bucket.
@@ -139,7 +139,7 @@ def _renamed(path: Path, *, is_new: bool, mode: int) -> Iterator[BinaryIO]:
 
 
 def stamps_below(folder: Place) -> dict[str, str]:
-    """For each file below a folder, by its path inside it: what differs once it is written again.
+    """Return for each file below a folder, by its path inside it: what differs once it is written again.
 
     One listing on an object store; nothing is read.
     """
@@ -230,7 +230,7 @@ def remove_tree(folder: Place) -> None:
 
 
 def _opened(place: Place) -> "tuple[AbstractFileSystem, str]":
-    """Give the file system that holds `place`, and its path there."""
+    """Return the file system that holds `place`, and its path there."""
     if not isinstance(place, Path):
         return place.fs, place.path.rstrip("/")
     from fsspec.implementations.local import LocalFileSystem  # noqa: PLC0415

@@ -77,7 +77,7 @@ def _as_declared(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
 
 
 def readable(path: Place) -> Path | BinaryIO:
-    """Give a parquet reader what it takes: an object is fetched by one request, not in pieces."""
+    """Return a parquet reader what it takes: an object is fetched by one request, not in pieces."""
     return path if isinstance(path, Path) else io.BytesIO(path.read_bytes())
 
 
@@ -109,7 +109,7 @@ def read_table(path: Place, name: str, *, columns: Sequence[str] | None = None) 
 
 
 def version_of(table: pa.Table) -> str:
-    """Tell the schema version that a table was written with; empty for a file of another program."""
+    """Return the schema version that a table was written with; empty for a file of another program."""
     return (table.schema.metadata or {}).get(_VERSION_KEY, b"").decode()
 
 
@@ -159,11 +159,11 @@ class DataRoot:
         self.path = path
 
     def part(self, name: str, batch: str) -> Place:
-        """Tell where the rows of `batch` in table `name` lie."""
+        """Return where the rows of `batch` in table `name` lie."""
         return self.path / self.name_of(name, batch)
 
     def name_of(self, name: str, batch: str) -> str:
-        """Give the path of `part` below the root."""
+        """Return the path of `part` below the root."""
         return f"{name}/trace_batch={batch}/part-0.parquet"
 
     def write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> Place:
@@ -171,27 +171,27 @@ class DataRoot:
         return write_table(table, self.part(name, batch), name)
 
     def read(self, name: str, batch: str, *, columns: Sequence[str] | None = None) -> pa.Table:
-        """Give the rows of `batch`, or some of their columns. Raises what `read_table` raises."""
+        """Return the rows of `batch`, or some of their columns. Raises what `read_table` raises."""
         return read_table(self.part(name, batch), name, columns=columns)
 
     def n_rows(self, name: str, batch: str) -> int:
-        """Tell how many rows `batch` has, without reading them. Raises what `read_table` raises."""
+        """Return how many rows `batch` has, without reading them. Raises what `read_table` raises."""
         path = self.part(name, batch)
         with _reading(path, name):
             return pq.read_metadata(readable(path)).num_rows
 
     def has(self, name: str, batch: str) -> bool:
-        """Whether `batch` has been written."""
+        """Return whether `batch` has been written."""
         return self.part(name, batch).exists()
 
     def batches(self, name: str) -> list[str]:
-        """Keys of the batches that table `name` holds, sorted."""
+        """Return keys of the batches that table `name` holds, sorted."""
         return sorted(
             part.parent.name.removeprefix("trace_batch=")
             for part in (self.path / name).glob("trace_batch=*/part-0.parquet")
         )
 
     def read_all(self, name: str) -> pa.Table:
-        """Give the rows of all batches, in order of their keys."""
+        """Return the rows of all batches, in order of their keys."""
         parts = [self.read(name, batch) for batch in self.batches(name)]
         return pa.concat_tables(parts) if parts else TABLES[name].empty_table()

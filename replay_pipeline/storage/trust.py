@@ -55,7 +55,7 @@ def host_of(url: str) -> str:
 
 
 def check_binding(key: str, url: str, *, folder: Path) -> None:
-    """See that the key in variable `key` may be sent to `url`.
+    """Check that the key in variable `key` may be sent to `url`.
 
     Raises:
         UntrustedError: it is not bound to that host; says how to bind it.
@@ -116,7 +116,7 @@ def trust_file(path: Path, *, folder: Path) -> bytes:
 
 
 def check_file(path: Path, data: bytes, *, folder: Path) -> None:
-    """See that the settings file `path`, which holds `data`, is trusted as it is.
+    """Check that the settings file `path`, which holds `data`, is trusted as it is.
 
     Raises:
         UntrustedError: it never was, or has changed since.

@@ -31,7 +31,7 @@ class ServedModel:
     provider: str = "Loopback"
 
     def cost_nano(self, n_prompt: int, n_cached: int, n_written: int, n_completion: int) -> int:
-        """Cost of one call in nano-dollars, rounded up."""
+        """Return cost of one call in nano-dollars, rounded up."""
         write = self.prompt if self.cache_write is None else self.cache_write
         pico = (
             (n_prompt - n_cached - n_written) * self.prompt
@@ -42,7 +42,7 @@ class ServedModel:
         return -(-pico // 1000)
 
     def listing(self) -> dict[str, Any]:
-        """Give the model as `/models` lists it."""
+        """Return the model as `/models` lists it."""
         pricing = {
             "prompt": _per_token(self.prompt),
             "completion": _per_token(self.completion),
@@ -101,7 +101,7 @@ only, and qwen3-coder is none of them."""
 
 
 def served(model: str) -> ServedModel:
-    """`model` as it is served; one that is not in the catalog gets a middling price.
+    """Return `model` as it is served; one that is not in the catalog gets a middling price.
 
     Models of a rehearsal cost nothing, and their answers name it as their provider.
     """

@@ -58,7 +58,7 @@ class Fault:
         return faults
 
     def hits(self, model: str, state_id: str, n_in_flight: int, chance: random.Random) -> bool:
-        """Whether this call fails; counts down `times`."""
+        """Return whether this call fails; counts down `times`."""
         if self.model not in (None, model) or self.state_id not in (None, state_id):
             return False
         if self.times == 0 or (self.kind == "capacity" and n_in_flight <= self.max_in_flight):

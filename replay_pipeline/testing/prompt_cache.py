@@ -21,7 +21,7 @@ class PromptCache:
         self._seen: OrderedDict[bytes, float] = OrderedDict()
 
     def blocks(self, model: str, session: str, prompt: bytes) -> list[bytes]:
-        """Names of the whole blocks of `prompt`, each naming all that comes before it too."""
+        """Return names of the whole blocks of `prompt`, each naming all that comes before it too."""
         digest = hashlib.blake2b(f"{model}\0{session}\0".encode(), digest_size=16)
         names = []
         for start in range(0, len(prompt) - BLOCK_BYTES + 1, BLOCK_BYTES):
@@ -30,7 +30,7 @@ class PromptCache:
         return names
 
     def n_cached_tokens(self, blocks: list[bytes], now: float) -> int:
-        """Give tokens of the longest prefix that is known and still warm."""
+        """Return tokens of the longest prefix that is known and still warm."""
         n = 0
         for name in blocks:
             if self._seen.get(name, float("-inf")) < now - self.ttl_s:

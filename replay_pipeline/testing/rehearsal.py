@@ -80,7 +80,7 @@ def _call(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _said(action: Message) -> Message:
-    """Give an action as an answer: calls with ids, and no list of calls where there are none."""
+    """Return an action as an answer: calls with ids, and no list of calls where there are none."""
     calls = [{"id": f"call_{n}", **call} for n, call in enumerate(action["tool_calls"], 1)]
     said = {"role": "assistant", "content": action["content"]}
     return {**said, "tool_calls": calls} if calls else said

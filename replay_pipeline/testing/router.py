@@ -286,7 +286,7 @@ class Router:
     def _refusal(
         self, body: Mapping[str, Any], model: ServedModel, n_bytes: int
     ) -> Response | None:
-        """Tell what OpenRouter itself refuses before a provider sees the call."""
+        """Return what OpenRouter itself refuses before a provider sees the call."""
         n_tokens = n_bytes // BYTES_PER_TOKEN + (body.get("max_tokens") or 0)
         if n_tokens > model.context_length:
             return _error(
@@ -360,7 +360,7 @@ class Router:
 
     @property
     def prompts(self) -> PromptCache:
-        """The prompt cache of all models."""
+        """Return the prompt cache of all models."""
         return self._prompts
 
 
@@ -449,7 +449,7 @@ class _Call:
         return reply
 
     def finish(self) -> None:
-        """Give the model has read the prompt: from now on its prefix is in the cache."""
+        """Note that the model has read the prompt: from now on its prefix is in the cache."""
         self.router.prompts.store(self.blocks, time.monotonic())
 
 
@@ -538,7 +538,7 @@ def _as_stream(reply: Mapping[str, Any], *, is_whole: bool) -> bytes:
 
 
 def _unmarked(message: dict[str, Any]) -> dict[str, Any]:
-    """Give a message as a cache knows it: a mark, or one text as a list of one part, is no change."""
+    """Return a message as a cache knows it: a mark, or one text as a list of one part, is no change."""
     content = message.get("content")
     if not isinstance(content, list):
         return message

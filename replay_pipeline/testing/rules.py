@@ -32,7 +32,7 @@ _BODY = frozenset(
 
 
 def complaint(body: Any) -> str | None:
-    """Say in a provider's words why a chat completion is refused; `None` if it is not."""
+    """Return a provider's words on why a chat completion is refused; `None` if it is not."""
     if not isinstance(body, dict):
         return "the body is no object"
     return next(_complaints(body), None)

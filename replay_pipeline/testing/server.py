@@ -115,11 +115,11 @@ class TeacherServer:
 
     @property
     def base_url(self) -> str:
-        """Address for `TeacherSpec.base_url`."""
+        """Return address for `TeacherSpec.base_url`."""
         return self._base_url
 
     def teachers(self, models: Sequence[str] | None = None) -> tuple[TeacherSpec, ...]:
-        """Give the sample's teachers, or `models`, as served here; they need no key."""
+        """Return the sample's teachers, or `models`, as served here; they need no key."""
         specs = (
             SAMPLE_TEACHERS
             if models is None
@@ -128,18 +128,18 @@ class TeacherServer:
         return self.served(specs)
 
     def served(self, specs: Sequence[TeacherSpec]) -> tuple[TeacherSpec, ...]:
-        """Give these teachers as served here; they need no key."""
+        """Return these teachers as served here; they need no key."""
         here = {"base_url": self.base_url, "api_key_env": None, "dialect": "openrouter"}
         return tuple(spec.model_copy(update=here) for spec in specs)
 
     def bill(self) -> Bill:
-        """Give the server's own accounting; after the server has ended, its last."""
+        """Return the server's own accounting; after the server has ended, its last."""
         if self._process is None and self._bill is not None:
             return self._bill
         return Bill.from_json(self._control("_bill"))
 
     def latencies(self) -> list[float]:
-        """Seconds that each call was made to wait, in order of arrival."""
+        """Return seconds that each call was made to wait, in order of arrival."""
         return self._control("_latencies")
 
     def set_faults(self, faults: Sequence[Mapping[str, Any]]) -> None:

@@ -71,7 +71,7 @@ def _check(history: History, step: LoggedCall) -> RerunCall:
 
 
 def _compared(step: LoggedCall, answer: ToolResult, run: ToolRun) -> tuple[bool, bool]:
-    """Whether an answer is the recorded one, and whether the file is too."""
+    """Return whether an answer is the recorded one, and whether the file is too."""
     if step.name in {"Grep", "Glob"}:
         is_same = _is_same_search(step, answer, run)
         return is_same, is_same
@@ -105,12 +105,12 @@ def _is_same_search(step: LoggedCall, answer: ToolResult, run: ToolRun) -> bool:
 
 
 def _lines(lines: Iterable[str]) -> set[str]:
-    """Lines of an answer without notes; the client writes `//` in lines of a context as `/`."""
+    """Return lines of an answer without notes; the client writes `//` in lines of a context as `/`."""
     return {line.replace("//", "/").rstrip() for line in lines if not _NOTE.match(line.rstrip())}
 
 
 def _reason(history: History, step: LoggedCall, answer: ToolResult, path: str) -> str:
-    """The kind of reason for which a record is not reproduced."""
+    """Return the kind of reason for which a record is not reproduced."""
     file = history.file(path)
     if not answer.is_known:
         return "not_known" if history.tree_of(path) else "outside"
@@ -134,7 +134,7 @@ def _reason(history: History, step: LoggedCall, answer: ToolResult, path: str) -
 
 
 def _shown(step: LoggedCall) -> Part | None:
-    """What the step's own record shows of the file before it."""
+    """Return what the step's own record shows of the file before it."""
     if step.name == "Read":
         return part_of(step)
     original = (step.details or {}).get("originalFile")
@@ -148,7 +148,7 @@ def _anonymous(part: Part) -> Part:
 
 
 def _is_in_history(history: History, path: str, part: Part | None) -> bool:
-    """Whether one of the commits that come into question has what was there."""
+    """Return whether one of the commits that come into question has what was there."""
     tree = history.tree_of(path)
     if tree is None:
         return False

@@ -84,7 +84,7 @@ class Repository:
 
     @cached_property
     def commits(self) -> dict[str, GitCommit]:
-        """Every commit of every ref, by id."""
+        """Return every commit of every ref, by id."""
         lines = self._git(
             "log", "--all", "--date-order", "--format=%H%x09%ct%x09%at%x09%P%x09%T%x09%s"
         )
@@ -98,7 +98,7 @@ class Repository:
 
     @cached_property
     def tips(self) -> dict[str, str]:
-        """Commits that names lead to: branches, here or of a remote, and those merged since."""
+        """Return commits that names lead to: branches, here or of a remote, and those merged since."""
         found: dict[str, str] = {}
         for commit in self.commits.values():
             if len(commit.parents) > 1 and commit.subject.startswith(_MERGED):
@@ -114,7 +114,7 @@ class Repository:
 
     @cached_property
     def remote_branches(self) -> set[str]:
-        """Names of the branches of its remotes; a mirror has nothing but those."""
+        """Return names of the branches of its remotes; a mirror has nothing but those."""
         if self._git("rev-parse", "--is-bare-repository").strip() == "true":
             return {*self.tips}
         names = self._git("for-each-ref", "--format=%(refname:lstrip=3)", "refs/remotes")
@@ -122,7 +122,7 @@ class Repository:
 
     @cached_property
     def tags(self) -> dict[str, str]:
-        """Commits of tags, by name."""
+        """Return commits of tags, by name."""
         form = (
             "--format=%(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end) %(refname)"
         )
@@ -135,7 +135,7 @@ class Repository:
         return [line.removeprefix("worktree ") for line in lines if line.startswith("worktree ")]
 
     def on_branch(self, branch: str | None) -> list[GitCommit]:
-        """Commits that a branch leads to, the oldest first; of no known branch, all."""
+        """Return commits that a branch leads to, the oldest first; of no known branch, all."""
         if branch is not None and branch not in self.tips:
             branch = None
         known = self._branches.get(branch)
@@ -282,7 +282,7 @@ def _environment() -> dict[str, str]:
 
 
 def _entries(data: bytes, n_id_bytes: int) -> dict[str, tuple[str, str]]:
-    """Entries of a tree object by name: what each is, and its id."""
+    """Return entries of a tree object by name: what each is, and its id."""
     found: dict[str, tuple[str, str]] = {}
     at = 0
     while at < len(data):

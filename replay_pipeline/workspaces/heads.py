@@ -100,7 +100,7 @@ class WorkingTree:
     def _near(
         self, moment: float, *, without: str, is_later_used: bool
     ) -> Iterator[tuple[float, Evidence]]:
-        """Evidence around a moment, and what each counts."""
+        """Yield evidence around a moment, and what each counts."""
         at = bisect_right(self.evidence, moment, key=lambda each: each.moment)
         moved = bisect_right(self.moves, moment)
         last = self.moves[moved - 1] if moved else 0.0

@@ -141,7 +141,7 @@ class History:
         return tree.commits(moment, without=without, is_later_used=self.is_later_used)
 
     def _next(self, path: str, tree: WorkingTree | None) -> Sighting | None:
-        """What the log shows of a file next, if nothing is known to have come between."""
+        """Return what the log shows of a file next, if nothing is known to have come between."""
         order, moment, _, _ = self._now
         if not self.is_later_used or path == self._own_change:
             return None
@@ -174,7 +174,7 @@ class History:
     def _of_tree(
         self, tree: WorkingTree, path: str, known: KnownContent | None, parts: list[Part]
     ) -> TreeFile | None:
-        """The file of a working tree, where the log alone does not decide."""
+        """Return the file of a working tree, where the log alone does not decide."""
         relative = tree.relative(path)
         is_of_head = known is not None and known.head_blob == self._head_blob(tree, relative)
         if known is not None and is_of_head and _holds(known, parts):
@@ -196,7 +196,7 @@ class History:
         return None if text is None else TreeFile(text, "git", origin=commit.id)
 
     def _is_left(self, known: KnownContent, relative: str) -> bool:
-        """Whether a file that the agent wrote is still there although the commit has it not.
+        """Return whether a file that the agent wrote is still there although the commit has it not.
 
         What another session wrote has been committed since, if commits know it, and a checkout of
         another branch takes it away.
@@ -212,7 +212,7 @@ class History:
     def _mixed(
         self, tree: WorkingTree, relative: str, known: KnownContent | None, parts: list[Part]
     ) -> TreeFile | None:
-        """The file of the likeliest commit, with the lines in it that the log shows."""
+        """Return the file of the likeliest commit, with the lines in it that the log shows."""
         blob = self._head_blob(tree, relative)
         base = known.text if known else text_of(tree.repository.blob(blob)) if blob else None
         if base is None:

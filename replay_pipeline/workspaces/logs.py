@@ -155,7 +155,7 @@ class _Rows:
                 self.log.backups.append(Backup(path, session, moment, name, text))
 
     def _copied(self, session: str, name: str) -> str | None:
-        """A copy from the client's own folder, if it is still there."""
+        """Return a copy from the client's own folder, if it is still there."""
         if self.copies is None or not _COPY.fullmatch(name) or not _SESSION.fullmatch(session):
             return None
         try:
@@ -192,7 +192,7 @@ def _rows_in(path: Path, log: Log) -> Iterator[dict[str, Any]]:
 
 
 def _glued(line: bytes, log: Log) -> Iterator[dict[str, Any]]:
-    """Rows on one line, where a newline was lost; what is no row is counted."""
+    """Yield rows on one line, where a newline was lost; what is no row is counted."""
     pieces = line.strip(b"\0 \r\n").split(b'}{"')
     for number, piece in enumerate(pieces):
         head = b'{"' if number else b""
@@ -204,7 +204,7 @@ def _glued(line: bytes, log: Log) -> Iterator[dict[str, Any]]:
 
 
 def _request_in(content: Any) -> str:
-    """What a user typed; the client's own tags are no request."""
+    """Return what a user typed; the client's own tags are no request."""
     text = _text_of(content)
     return "" if text.startswith(("<", "[Request interrupted", "Caveat:")) else text.strip()
 

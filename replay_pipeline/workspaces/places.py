@@ -37,7 +37,7 @@ class StatePlace:
 
     @cached_property
     def _changed(self) -> dict[str, str | None]:
-        """Files of the tree that are not as its commit has them."""
+        """Return files of the tree that are not as its commit has them."""
         tree = self._tree
         if tree is None:
             return {}

@@ -58,7 +58,7 @@ def _paths_in(step: LoggedCall) -> Iterable[str]:
 
 
 def _paths_of(repository: Repository) -> set[str]:
-    """Paths of files in the newest commits and at the tips of branches."""
+    """Return paths of files in the newest commits and at the tips of branches."""
     commits = [*repository.before(float("inf"), branch=None, n=_N_TREES)]
     commits += [repository.commits[tip] for tip in set(repository.tips.values()) if tip in repository.commits]  # fmt: skip
     return {path for tree in {commit.tree for commit in commits} for path in repository.files(tree)}

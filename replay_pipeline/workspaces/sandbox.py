@@ -206,7 +206,7 @@ class Sandbox:
 def _exchanged(
     process: subprocess.Popen[bytes], data: bytes, timeout_s: float
 ) -> tuple[bytes | None, bytes]:
-    """What a process wrote and complained of; None of one that took too long or wrote too much."""
+    """Return what a process wrote and complained of; None of one that took too long or wrote too much."""
     alarm = threading.Timer(timeout_s, process.kill)
     alarm.start()
     complaint = bytearray()
@@ -242,7 +242,7 @@ def _collect(stream: IO[bytes] | None, into: bytearray) -> None:
 
 
 def _system(name: str) -> list[str]:
-    """How a folder of the system is there in the box: a link into `/usr`, or bound."""
+    """Return how a folder of the system is there in the box: a link into `/usr`, or bound."""
     place = Path("/") / name
     if place.is_symlink():
         return ["--symlink", str(place.readlink()), str(place)]

@@ -115,7 +115,7 @@ def grep(
 
 
 def _pieces(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Texts by path, some megabytes at a time: of a large tree not all are in memory at once."""
+    """Yield texts by path, some megabytes at a time: of a large tree not all are in memory at once."""
     piece: list[tuple[str, str]] = []
     n_chars = 0
     for each in texts:
@@ -136,7 +136,7 @@ def _text(tree: Tree, path: str) -> str:
 def _matching(
     texts: list[tuple[str, str]], arguments: Mapping[str, Any]
 ) -> dict[str, list[tuple[int, str, bool]]]:
-    """Lines that match, and those of their context: number, text and whether it matches, by path."""
+    """Return lines that match, and those of their context: number, text and whether it matches, by path."""
     pattern = arguments["pattern"]
     flags = "m" + "i" * bool(arguments.get("-i")) + "s" * bool(arguments.get("multiline"))
     expression = f"(?{flags})(?:{pattern})"
@@ -209,7 +209,7 @@ def _rendered(
 def _line(
     path: str, cwd: str, line: tuple[int, str, bool], *, place: str, is_numbered: bool
 ) -> str:
-    """A line as ripgrep writes it: `path:number:text`, with `-` around lines of the context."""
+    """Return a line as ripgrep writes it: `path:number:text`, with `-` around lines of the context."""
     number, text, is_match = line
     sign = ":" if is_match else "-"
     head = "" if path == place else f"{_shown(path, cwd)}{sign}"
@@ -227,7 +227,7 @@ def _shown(path: str, cwd: str) -> str:
 
 
 def _globs(value: Any) -> tuple[str, ...]:
-    """Globs of a call: several are divided by blanks, or by commas outside of braces."""
+    """Return globs of a call: several are divided by blanks, or by commas outside of braces."""
     if not isinstance(value, str) or not value:
         return ()
     parts = value.split()
@@ -250,7 +250,7 @@ def _matcher(globs: tuple[str, ...]) -> Any:
 
 
 def _expression(pattern: str) -> str:
-    """A glob as a regular expression on relative paths; without `/` it matches at any depth."""
+    """Return a glob as a regular expression on relative paths; without `/` it matches at any depth."""
     pattern = pattern.removeprefix("./")
     out = "" if "/" in pattern else "(?:.*/)?"
     at = depth = 0

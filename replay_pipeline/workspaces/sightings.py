@@ -31,7 +31,7 @@ class Part(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The lines as they stand in the file."""
+        """Return the lines as they stand in the file."""
         return "\n".join(self.lines)
 
     def fits(self, text: str) -> bool:
@@ -108,7 +108,7 @@ def path_of(step: LoggedCall) -> str | None:
 
 
 def paths_of(step: LoggedCall) -> Iterator[str]:
-    """The absolute paths that a call names."""
+    """Yield the absolute paths that a call names."""
     for name in ("file_path", "notebook_path", "path"):
         value = step.arguments.get(name)
         if isinstance(value, str) and value:

@@ -30,7 +30,7 @@ class Fate(msgspec.Struct):
 
     @property
     def is_undone(self) -> bool:
-        """Whether at least half of it was taken back later in the session."""
+        """Return whether at least half of it was taken back later in the session."""
         return 2 * self.n_at_end_of_session < self.n_added
 
 
@@ -80,7 +80,7 @@ def _follow(history: History, fate: Fate, added: Counter[str]) -> None:
 
 
 def _versions(repository: Repository, path: str, step: LoggedCall) -> list[str | None]:
-    """The file in the commits of the branch after a step, each content once, the oldest first."""
+    """Return the file in the commits of the branch after a step, each content once, the oldest first."""
     found: list[str | None] = []
     last = ""
     for commit in repository.after(step.answered - 1, branch=step.branch, n=10_000):

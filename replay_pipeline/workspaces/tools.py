@@ -31,7 +31,7 @@ class ToolResult(msgspec.Struct, frozen=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether the tree holds what is needed to say what happens."""
+        """Return whether the tree holds what is needed to say what happens."""
         return self.error_kind != "unknown"
 
 
@@ -70,7 +70,7 @@ class ToolRun:
         return posixpath.normpath(posixpath.join(self.cwd, name))
 
     def _file(self, path: str) -> TreeFile | ToolResult:
-        """The file at a path, or why there is none to be had."""
+        """Return the file at a path, or why there is none to be had."""
         file = self.view.file(path)
         if file is None:
             return ToolResult(f"{path}: not known", "unknown")
@@ -112,7 +112,7 @@ class ToolRun:
             self.read[path] = text
 
     def _unread(self, path: str, text: str) -> ToolResult | None:
-        """The refusal to change a file that was not read, or not as it is now."""
+        """Return the refusal to change a file that was not read, or not as it is now."""
         if self.read is None:
             return None
         if path not in self.read:

@@ -13,7 +13,7 @@ Limits move in coarse steps, so that the states of one session are cut alike and
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -54,7 +54,7 @@ class Cut:
     """Why nothing could be kept."""
 
     def __bool__(self) -> bool:
-        """Tell whether anything was taken."""
+        """Return whether anything was taken."""
         return any(asdict(self).values())
 
     def __str__(self) -> str:
@@ -162,16 +162,18 @@ def _parts_of(needed: str) -> list[str]:
     return [name] if name and name != needed else []
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """List the texts of a message: its content, and what stands in the arguments of its calls."""
+def _texts(value: Any, but: Collection[str] = ()) -> Iterator[str]:
+    """List the texts of a message: its content, and the arguments of its calls, `but` of those with such a name."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
+        if any(name in value for name in but):
+            return
         for entry in value.values():
-            yield from _texts(entry)
+            yield from _texts(entry, but)
     elif isinstance(value, list):
         for entry in value:
-            yield from _texts(entry)
+            yield from _texts(entry, but)
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,7 @@ class Fitting:
 
     @cached_property
     def whole_size(self) -> int:
-        """Tokens of everything, added up."""
+        """Return tokens of everything, added up."""
         return sum(self.sizes) + self.measures.fixed_size(self.system, self.tools)
 
     def _pinned(self) -> set[int]:
@@ -243,24 +245,27 @@ class Fitting:
         requests = (i for i, block in enumerate(self.blocks) if block[0]["role"] == "user")
         pinned.update(list(requests)[-1:])
         for needed in self.needs.get("texts", ()):
-            places = self._places_of(needed)
-            for part in _parts_of(needed) if places is None else ():
-                pinned |= self._places_of(part) or set()
-            pinned |= places or set()
+            # An edit that replaced a text shows it last of all: kept alone, nothing would seem to be left.
+            for but, parts in ((REPLACED, [needed]), (REPLACED, _parts_of(needed)), ((), [needed])):
+                places = [self._places_of(part, but) for part in parts]
+                if places and None not in places:
+                    break
+            for part in places if None not in places else map(self._places_of, _parts_of(needed)):
+                pinned |= part or set()
         return pinned
 
-    def _places_of(self, needed: str) -> set[int] | None:
+    def _places_of(self, needed: str, but: Sequence[str] = ()) -> set[int] | None:
         """Find the block where a text stood last, and keep its span; `None` if it stood nowhere."""
         for place in [*reversed(range(len(self.blocks))), -1]:
             block = self.blocks[place] if place >= 0 else self.system
-            found = [(text, at) for text in _texts(block) if (at := span_of(text, needed))]
+            found = [(text, at) for text in _texts(block, but) if (at := span_of(text, needed))]
             if found:
                 self._spans.setdefault(found[-1][0], []).append(found[-1][1])
                 return {place} - {-1}
         return None
 
     def refusal(self, whole: int) -> Cut:
-        """Say why nothing is kept."""
+        """Return why nothing is kept."""
         why = "the last request, the newest step and what the sides name take more than"
         return Cut(refusal=f"{why} {whole} tokens")
 

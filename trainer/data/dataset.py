@@ -288,7 +288,7 @@ class RowError(DatasetError):
         self.row, self.what, self._where = row, what, where
 
     def at(self, path: Path | None, row: int) -> "RowError":
-        """Say it of a file and a row of that file."""
+        """Return it of a file and a row of that file."""
         return RowError(path or self._where, row, self.what)
 
     def __reduce__(self) -> tuple[Any, ...]:

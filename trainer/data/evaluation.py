@@ -133,7 +133,7 @@ def with_blank_prompts(rows: Sequence[PairRow]) -> list[PairRow]:
 
 
 def with_shuffled_prompts(rows: Sequence[PairRow]) -> list[PairRow]:
-    """Give every pair the prompt of the pair half the list away; one pair alone keeps its own."""
+    """Return every pair with the prompt of the pair half the list away; one pair alone keeps its own."""
     half = len(rows) // 2
     others = [*rows[half:], *rows[:half]]
     # The prompt is cut as it is where it belongs.

@@ -210,7 +210,7 @@ def _look_at_prompts(renderer: Renderer, data: PreferenceData, chosen: set[int])
 
 
 def log_findings(found: Preflight) -> None:
-    """Say what was found, as warnings where something was lost or stands in for something."""
+    """Report what was found, as warnings where something was lost or stands in for something."""
     for what, how in found.rendered_as_text.items():
         logger.warning("the chat template has no place for %s: %s", what, how)
     for note in found.notes:

@@ -134,7 +134,7 @@ class Renderer:
 
     @property
     def identity(self) -> str:
-        """What the ids of a text depend on: tokenizer, template and budgets, as one line."""
+        """Return what the ids of a text depend on: tokenizer, template and budgets, as one line."""
         tokenizer: Any = self.tokenizer
         parts = [
             tokenizer.backend_tokenizer.to_str(),
@@ -274,7 +274,7 @@ class Renderer:
         return best
 
     def _may_shrink(self, messages: Sequence[Message]) -> bool:
-        """Whether the template leaves something out of messages that follow each other."""
+        """Return whether the template leaves something out of messages that follow each other."""
         return not self.features.keeps_thinking and any(
             "</think>" in message["content"] for message in messages
         )

@@ -54,7 +54,7 @@ class AnswerReader:
             self._ids[spelled] = token_id
 
     def read(self, rows: Iterable[Mapping[str, Any]]) -> list[ScoredAnswer]:
-        """Give the answers of which at least one token counts."""
+        """Return the answers of which at least one token counts."""
         return [answer for row in rows if (answer := self._read(row)) is not None]
 
     def _read(self, row: Mapping[str, Any]) -> ScoredAnswer | None:

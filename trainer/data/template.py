@@ -107,7 +107,7 @@ class TemplateFeatures:
 
 
 def prepare_tokenizer(tokenizer: Any) -> TemplateFeatures:
-    """Give a tokenizer what it lacks: a template, an end token of its turns, a pad token.
+    """Return a tokenizer what it lacks: a template, an end token of its turns, a pad token.
 
     What is set is saved with the tokenizer, so a trained model generates as it was trained.
 
@@ -268,7 +268,7 @@ def calls_text(calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def with_object_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the function of a call with its arguments as an object, however they were written."""
+    """Return the function of a call with its arguments as an object, however they were written."""
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:

@@ -41,7 +41,7 @@ class Renders(Protocol):
 
     @property
     def identity(self) -> str:
-        """What the ids depend on, as one line."""
+        """Return what the ids depend on, as one line."""
 
     def render(self, request: Request) -> tuple[list[int], Cut]:
         """Return the ids of a request, and what its budget took."""

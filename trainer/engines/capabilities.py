@@ -27,7 +27,7 @@ class TrainingEngine:
 
     @property
     def sees_logits(self) -> bool:
-        """Whether both models' logits meet; else a server scores the hinted context for the loss.
+        """Return whether both models' logits meet; else a server scores the hinted context for the loss.
 
         Such a server holds the current policy and scores at temperature 1, and TAID's target moves
         by the step alone.
@@ -36,7 +36,7 @@ class TrainingEngine:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether channel 2 sees nothing but the log-probs of sampled tokens."""
+        """Return whether channel 2 sees nothing but the log-probs of sampled tokens."""
         return self.estimators == ("sampled",)
 
 

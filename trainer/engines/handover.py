@@ -13,7 +13,7 @@ __all__ = ["check_startable", "make_renderer", "n_states_of_step", "require_hint
 
 
 def check_startable(settings: RunConfig) -> None:
-    """See that the engine can do what is asked for, and is told what it cannot do without.
+    """Check that the engine can do what is asked for, and is told what it cannot do without.
 
     Raises:
         TrainerConfigError: it cannot, or is not.
@@ -39,7 +39,7 @@ def make_renderer(settings: RunConfig) -> Renderer:
 
 
 def require_hints(settings: RunConfig, n_hints: int) -> None:
-    """See that channel 2, if it has a weight, has something to learn from.
+    """Check that channel 2, if it has a weight, has something to learn from.
 
     Raises:
         DatasetError: it has nothing.

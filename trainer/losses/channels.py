@@ -69,7 +69,7 @@ class SDPOOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is the plain divergence over the full vocabulary, as the fused head has it."""
+        """Return whether it is the plain divergence over the full vocabulary, as the fused head has it."""
         return (
             self.wrapper == "none"
             and self.estimator == "full"
@@ -107,7 +107,7 @@ class ReplayOptions:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether log-probabilities of a reference model enter."""
+        """Return whether log-probabilities of a reference model enter."""
         return self.variant != "simpo"
 
 

@@ -114,7 +114,7 @@ class TAIDScheduler:
 
     @property
     def t(self) -> float:
-        """Current interpolation weight of the teacher."""
+        """Return current interpolation weight of the teacher."""
         return self._t
 
     def update_t(self, loss: Tensor | float, global_step: int) -> float | None:

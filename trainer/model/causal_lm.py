@@ -48,7 +48,7 @@ def causal_lm_of(model: nn.Module) -> PreTrainedModel:
 
 
 def length_dependent_positions(model: nn.Module) -> str | None:
-    """Say how a token's rotary position depends on the length of the call, if it does.
+    """Return how a token's rotary position depends on the length of the call, if it does.
 
     Packed trees and shared caches run tokens in calls of other lengths than their own sequence.
     Dynamic NTK and LongRoPE then turn keys and queries by other angles, without any error: the
@@ -68,7 +68,7 @@ def length_dependent_positions(model: nn.Module) -> str | None:
 
 
 def cache_obstacle(model: nn.Module) -> str | None:
-    """Say why a teacher cannot go on from the student's key-value cache, if it cannot."""
+    """Return why a teacher cannot go on from the student's key-value cache, if it cannot."""
     config = causal_lm_of(model).config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds or (not hasattr(config, "layer_types") and getattr(config, "sliding_window", None)):
@@ -97,7 +97,7 @@ def lm_head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def has_plain_head(model: nn.Module) -> bool:
-    """Say whether `lm_head_of` has a weight to give, so that the fused head can take its place."""
+    """Return whether `lm_head_of` has a weight to give, so that the fused head can take its place."""
     try:
         lm_head_of(model)
     except TrainerConfigError:

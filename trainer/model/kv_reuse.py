@@ -65,12 +65,12 @@ class HintedBatch:
 
     @property
     def n_tokens(self) -> int:
-        """Length of every row, in whole blocks."""
+        """Return length of every row, in whole blocks."""
         return self.ids_B_T.shape[1]
 
     @property
     def n_reused(self) -> int:
-        """Columns whose keys and values can come from the student, in whole blocks."""
+        """Return columns whose keys and values can come from the student, in whole blocks."""
         # The token before the completion runs again in any case: its state is the first that is
         # asked for, and a cache holds keys and values but no states.
         n_usable = min(self.n_shared, int(self.predictors_B_C.min()))

@@ -302,7 +302,7 @@ def _kl_and_slope(
 
 
 def _infinite(kl_R: Tensor) -> Tensor:
-    """Give a divergence its infinity back, where one side forbids what the other does not.
+    """Return a divergence with its infinity back, where one side forbids what the other does not.
 
     No finite logits come near a million nats; the lowest number does, by any probability above 1e-32.
     """

@@ -36,11 +36,11 @@ class PairForward:
 
     @property
     def batch_size(self) -> int:
-        """Pairs that are worth one call: trees are cut by their tokens, padded batches are not."""
+        """Return pairs that are worth one call: trees are cut by their tokens, padded batches are not."""
         return 64 if self.choice == "packed" else 4
 
     def is_packed(self, model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
-        """Tell whether a batch runs as trees.
+        """Return whether a batch runs as trees.
 
         Within the window a sliding layer sees all there is; beyond it, trees are not exact.
         """

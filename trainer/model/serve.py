@@ -61,7 +61,7 @@ class LocalModel:
 
     @torch.no_grad()
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Give the chat completion of a request.
+        """Return the chat completion of a request.
 
         Temperature 0 is greedy. Equal seeds give equal answers.
 
@@ -109,7 +109,7 @@ class LocalModel:
 
     @torch.no_grad()
     def scored(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Give log-probabilities of the tokens of `prompt`, ids or lists of ids; nothing is sampled.
+        """Return log-probabilities of the tokens of `prompt`, ids or lists of ids; nothing is sampled.
 
         By position the `prompt_logprobs` likeliest tokens and the one that stands there, in vLLM's
         form: by id `logprob` and `rank`. The first position has none.
@@ -180,7 +180,7 @@ class ModelServer(ThreadingHTTPServer):
 
     @property
     def base_url(self) -> str:
-        """Address without `/chat/completions`."""
+        """Return address without `/chat/completions`."""
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
 

@@ -256,12 +256,12 @@ class FlexAttention(TreeAttention):
 
     @cached_property
     def block_mask(self) -> BlockMask:
-        """The tree's mask by blocks, made once and shared by all layers."""
+        """Return the tree's mask by blocks, made once and shared by all layers."""
         return tree_block_mask(self.tree.subtree_end_N)
 
 
 def tree_block_mask(subtree_end_N: Tensor, *, block: int = 128) -> BlockMask:
-    """Say which blocks of tokens see each other, from the ends of subtrees alone.
+    """Return which blocks of tokens see each other, from the ends of subtrees alone.
 
     Token `k` is visible from `q` when `k <= q < end[k]`. So a block of earlier keys is seen by some
     of a block's queries when its largest end lies behind the first of them, and by all when its

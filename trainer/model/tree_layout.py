@@ -93,12 +93,12 @@ class PackedTree:
 
     @property
     def chosen_lengths(self) -> Tensor:
-        """Completion tokens of each chosen side."""
+        """Return completion tokens of each chosen side."""
         return self.lengths_2B[: self.n_pairs]
 
     @property
     def rejected_lengths(self) -> Tensor:
-        """Completion tokens of each rejected side."""
+        """Return completion tokens of each rejected side."""
         return self.lengths_2B[self.n_pairs :]
 
     def to(self, device: torch.device | str) -> "PackedTree":

@@ -83,7 +83,7 @@ class OuterOptions:
 
     @property
     def exchange_every(self) -> int:
-        """Optimizer steps between exchanges: of everything, or of one fragment after the other."""
+        """Return optimizer steps between exchanges: of everything, or of one fragment after the other."""
         return self.sync_every // self.fragments
 
 

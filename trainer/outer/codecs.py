@@ -172,7 +172,7 @@ def _pack_signs(signs: NDArray[np.int8]) -> NDArray[np.uint8]:
 
 
 def _blockwise_ternary(block: int, threshold: float, level: float) -> Codec:
-    """Values above `threshold` of their block's largest become ±`level` of it; the rest wait."""
+    """Return values above `threshold` of their block's largest become ±`level` of it; the rest wait."""
 
     def encode(vector: Vector) -> Parts:
         scales, signs = [], []

@@ -148,7 +148,7 @@ class Patience:
         self._wait_began = time.monotonic()
 
     def end_round(self) -> float:
-        """A round is decided; return how long we waited for that, in seconds."""
+        """Return a round is decided; return how long we waited for that, in seconds."""
         waited = self.waited_s
         if self._wait_began is not None and self._round_began is not None:
             self._waits_s.append(waited)
@@ -159,12 +159,12 @@ class Patience:
 
     @property
     def waited_s(self) -> float:
-        """Seconds since the own delta was ready."""
+        """Return seconds since the own delta was ready."""
         return 0.0 if self._wait_began is None else time.monotonic() - self._wait_began
 
     @property
     def graces(self) -> int:
-        """Whole graces that have passed since the own delta was ready."""
+        """Return whole graces that have passed since the own delta was ready."""
         grace = adaptive_grace_s(self._waits_s, self._rounds_s, first_s=self.first_grace_s)
         return int(self.waited_s / max(grace, 1e-3))
 

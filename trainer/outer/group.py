@@ -95,7 +95,7 @@ class ReplicaGroup:
 
 
 def is_group() -> bool:
-    """Whether this process is one of several."""
+    """Return whether this process is one of several."""
     return dist.is_initialized() and dist.get_world_size() > 1
 
 

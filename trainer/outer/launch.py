@@ -133,7 +133,7 @@ class Launch:
 
     @property
     def until(self) -> float:
-        """When the platform will have ended every replica, in seconds of the epoch."""
+        """Return when the platform will have ended every replica, in seconds of the epoch."""
         began = float(self.ledger.remember("began", str(self.executor.now())))
         return began + 3600 * self.limits.max_hours
 

@@ -143,11 +143,11 @@ class Manifest:
 
     @property
     def accountable(self) -> Contribution:
-        """The contribution whose sender answers for what the merged delta has lost."""
+        """Return the contribution whose sender answers for what the merged delta has lost."""
         return self.contributions[self.round_id % len(self.contributions)]
 
     def names(self, contribution: Contribution | None) -> bool:
-        """Tell whether this contribution is part of the round."""
+        """Return whether this contribution is part of the round."""
         return contribution in self.contributions
 
 

@@ -130,12 +130,12 @@ class OuterReplica(RoundDriver):
 
     @property
     def round_id(self) -> int:
-        """The round that is being trained, or the number of rounds if the run is finished."""
+        """Return the round that is being trained, or the number of rounds if the run is finished."""
         return self._life.round_id
 
     @property
     def n_trained(self) -> int:
-        """How many rounds' inner steps this replica need not make any more."""
+        """Return how many rounds' inner steps this replica need not make any more."""
         return self.round_id
 
     @property

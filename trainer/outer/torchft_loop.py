@@ -188,7 +188,7 @@ class ObjectStoreManager(MockManager):
 
     @property
     def is_expected(self) -> bool:
-        """Whether the others wait for this replica."""
+        """Return whether the others wait for this replica."""
         return self.all_reduce.rank in self.all_reduce.expected
 
     def start_quorum(self, *_args: Any, **_options: Any) -> None:

@@ -51,7 +51,7 @@ class RunStamp:
     n_processes: int
 
     def changes_from(self, other: "RunStamp") -> list[str]:
-        """Say what differs here from `other`, one sentence part a setting."""
+        """Return what differs here from `other`, one sentence part a setting."""
         names = sorted({*self.mathematics, *other.mathematics})
         changes = [
             f"{name} (there {other.mathematics.get(name)!r}, now {self.mathematics.get(name)!r})"
@@ -185,7 +185,7 @@ def _stamp(told: Mapping[str, Any]) -> RunStamp:
 
 
 def _fault(folder: Path) -> str | None:
-    """Say what a checkpoint lacks, if it lacks anything; what has no stamp is not looked into."""
+    """Return what a checkpoint lacks, if it lacks anything; what has no stamp is not looked into."""
     if not folder.is_dir():
         return "there is no such folder"
     if not (folder / STAMP_FILE).exists():

@@ -53,7 +53,7 @@ class HintedInputs:
 
     @property
     def seen_rows(self) -> Tensor:
-        """Which rows the teacher has to see, [B]: those with a hint, and one if there is none."""
+        """Return which rows the teacher has to see, [B]: those with a hint, and one if there is none."""
         has_hint_B = self.mask.any(1)
         has_hint_B[0] |= ~has_hint_B.any()
         return has_hint_B

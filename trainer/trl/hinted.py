@@ -53,14 +53,14 @@ class HintChannel:
 
     @property
     def options(self) -> SDPOOptions:
-        """The divergence, as it is at this step."""
+        """Return the divergence, as it is at this step."""
         if self._options.wrapper != "taid":
             return self._options
         return self._options.at(self.schedule.t)
 
     @property
     def schedule(self) -> TAIDScheduler:
-        """How far TAID's target has gone to the teacher."""
+        """Return how far TAID's target has gone to the teacher."""
         if self.taid is None:
             self.taid = TAIDScheduler(
                 max(self._max_steps(), 1),

@@ -90,7 +90,7 @@ class PairChannel:
 
     @property
     def forward(self) -> str:
-        """How pairs run: packed, or padded with the reason."""
+        """Return how pairs run: packed, or padded with the reason."""
         return self._forward.choice
 
     def batch(self, step: int, *, part: int, n_parts: int, is_filled: bool) -> dict[str, Any]:

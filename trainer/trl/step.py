@@ -54,7 +54,7 @@ class StepForward:
 
     @property
     def sdpo_sum(self) -> Tensor:
-        """The divergence of the last micro-batch, summed over its hinted tokens."""
+        """Return the divergence of the last micro-batch, summed over its hinted tokens."""
         assert self._sdpo_sum is not None
         return self._sdpo_sum
 
@@ -109,11 +109,11 @@ class StepForward:
         )
 
     def fuses(self, model: nn.Module, options: Mapping[str, Any]) -> bool:
-        """Tell whether `policy` gives what TRL would compute, for a call with these options."""
+        """Return whether `policy` gives what TRL would compute, for a call with these options."""
         return self._payload is not None or self._has_fused_head(model, options)
 
     def _has_fused_head(self, model: nn.Module, options: Mapping[str, Any]) -> bool:
-        """Whether the policy's own pass can do without the logits of its batch."""
+        """Return whether the policy's own pass can do without the logits of its batch."""
         is_text = all(value is None for name, value in options.items() if "image" in name)
         if self._args.head == "reference" or self._has_router_loss or not is_text:
             return False
@@ -161,7 +161,7 @@ class StepForward:
         return output.logps_BC, output.entropy_BC
 
     def reuses_prefix(self, model: nn.Module) -> bool:
-        """Whether a live teacher goes on from the student's cache, which checkpointing would drop."""
+        """Return whether a live teacher goes on from the student's cache, which checkpointing would drop."""
         teacher = self._hint_channel.teacher
         return (
             self._args.reuse_prefix

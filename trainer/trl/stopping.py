@@ -43,7 +43,7 @@ class StopAtStep(TrainerCallback):
             write_stamp(folder, self.stamp)
 
     def raise_if_stopped(self, n_steps: int, max_steps: int) -> None:
-        """Tell the caller that the run has not reached its end.
+        """Raise if the run has not reached its end.
 
         Raises:
             TrainingStoppedError: it was stopped.
@@ -55,7 +55,7 @@ class StopAtStep(TrainerCallback):
             )
 
     def _is_asked(self, args: Any) -> bool:
-        """Tell whether any rank was asked: all of them must stop at the same step."""
+        """Return whether any rank was asked: all of them must stop at the same step."""
         asked = self.should_stop()
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             return asked

@@ -42,7 +42,7 @@ class Teacher(TrainerCallback):
 
     @contextlib.contextmanager
     def weights(self, student: nn.Module) -> Iterator[nn.Module]:
-        """Give the teacher as a module in eval mode, for use without gradient."""
+        """Yield the teacher as a module in eval mode, for use without gradient."""
         if self.copy is not None:
             yield self.copy
             return

@@ -127,27 +127,27 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     @property
     def has_replay(self) -> bool:
-        """Whether channel 3 has a weight and pairs."""
+        """Return whether channel 3 has a weight and pairs."""
         return self.composer.has_preference and bool(self.pairs)
 
     @property
     def draws_pairs(self) -> bool:
-        """Whether steps draw pairs: for channel 3, or for cross-entropy on their chosen sides."""
+        """Return whether steps draw pairs: for channel 3, or for cross-entropy on their chosen sides."""
         return (self.composer.has_preference or self.composer.is_sft) and bool(self.pairs)
 
     @property
     def pair_forward(self) -> str:
-        """How pairs run: packed, padded with the reason, or none."""
+        """Return how pairs run: packed, padded with the reason, or none."""
         return self.pair_channel.forward if self.pair_channel else "none"
 
     @property
     def n_live_steps(self) -> dict[str, int]:
-        """Micro-batches in which a channel contributed something, up to the last log."""
+        """Return micro-batches in which a channel contributed something, up to the last log."""
         return self.figures.n_live_steps
 
     @property
     def teacher(self) -> Teacher | None:
-        """Whom channel 2 follows."""
+        """Return whom channel 2 follows."""
         return self.hint_channel.teacher
 
     @property

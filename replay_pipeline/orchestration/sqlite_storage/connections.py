@@ -39,7 +39,7 @@ class Connections:
 
     @contextmanager
     def engine(self, url: str) -> Iterator[Engine]:
-        """Give the engine for `url`; it stays open while it is used, and for a while after."""
+        """Yield the engine for `url`; it stays open while it is used, and for a while after."""
         key = (os.getpid(), url)
         with self._lock:
             kept = self._open.get(key)
@@ -56,7 +56,7 @@ class Connections:
 
     @contextmanager
     def transaction(self, url: str) -> Iterator[Connection]:
-        """Give a connection to `url` in a transaction of its own."""
+        """Yield a connection to `url` in a transaction of its own."""
         with self.engine(url) as engine, engine.connect() as connection, connection.begin():
             yield connection
 

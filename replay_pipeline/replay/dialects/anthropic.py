@@ -60,7 +60,7 @@ class Anthropic(Dialect):
         return {**super().headers(options), "anthropic-version": "2023-06-01"}
 
     def authorization(self, key: SecretStr | None) -> dict[str, str]:
-        """Give the key in `x-api-key`."""
+        """Return the key in `x-api-key`."""
         return {} if key is None else {"x-api-key": key.get_secret_value()}
 
     def reply(self, content: bytes) -> bytes:

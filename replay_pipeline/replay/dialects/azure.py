@@ -15,5 +15,5 @@ class Azure(OpenAI):
     hosts = ("openai.azure.com", "services.ai.azure.com")
 
     def authorization(self, key: SecretStr | None) -> dict[str, str]:
-        """Give the key in `api-key`."""
+        """Return the key in `api-key`."""
         return {} if key is None else {"api-key": key.get_secret_value()}

@@ -73,7 +73,7 @@ class Dialect:
     """It is sure to read a prompt whole, or to refuse it."""
 
     def adapted(self, ask: Ask) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Give the fields as this endpoint takes them, and what was left out or renamed, and why."""
+        """Return the fields as this endpoint takes them, and what was left out or renamed, and why."""
         params, notes = dict(ask.params), []
         limit = params.pop("max_completion_tokens")
         params[self.limit_name(ask)] = min(limit, self._most_completion_tokens(ask) or limit)
@@ -85,11 +85,11 @@ class Dialect:
         return params, tuple(notes)
 
     def limit_name(self, ask: Ask) -> str:  # noqa: ARG002 (others look at the price list)
-        """Say under which name the limit on completion tokens goes."""
+        """Return under which name the limit on completion tokens goes."""
         return self.limit
 
     def supported(self, ask: Ask) -> frozenset[str] | None:  # noqa: ARG002
-        """Give the fields that are taken; `None` where nothing is known of them."""
+        """Return the fields that are taken; `None` where nothing is known of them."""
         return self.parameters
 
     def body(self, prompt: Prompt, ask: Ask) -> dict[str, Any]:
@@ -104,15 +104,15 @@ class Dialect:
         return body | params
 
     def headers(self, options: RequestOptions) -> dict[str, str]:  # noqa: ARG002
-        """Give the headers of a call, without the key."""
+        """Return the headers of a call, without the key."""
         return {"content-type": "application/json", "accept": "application/json"}
 
     def authorization(self, key: SecretStr | None) -> dict[str, str]:
-        """Give the header that carries the key."""
+        """Return the header that carries the key."""
         return {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
 
     def reply(self, content: bytes) -> bytes:
-        """Give a reply in the form of a chat completion."""
+        """Return a reply in the form of a chat completion."""
         return content
 
     def _most_completion_tokens(self, ask: Ask) -> int | None:
@@ -140,11 +140,11 @@ def _with_mark(content: Any) -> list[dict[str, Any]]:
 
 
 def is_accepted(teacher: TeacherSpec, accepted_terms: frozenset[str]) -> bool:
-    """Whether a teacher whose terms forbid training on its answers was accepted all the same."""
+    """Return whether a teacher whose terms forbid training on its answers was accepted all the same."""
     names = {teacher.model, teacher.name, teacher.vendor}
     return teacher.is_distillable is False and bool(accepted_terms & names)
 
 
 def mapping_of(value: Any) -> Mapping[str, Any]:
-    """Give a mapping as it is, and an empty one for anything else."""
+    """Return a mapping as it is, and an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}

@@ -40,13 +40,13 @@ class OpenRouter(Dialect):
         return "max_completion_tokens" if is_new else "max_tokens"
 
     def supported(self, ask: Ask) -> frozenset[str] | None:
-        """Give what the price list has for the model; nothing is known without one."""
+        """Return what the price list has for the model; nothing is known without one."""
         if ask.price is None or not ask.price.supported_parameters:
             return None
         return _OWN_FIELDS.union(ask.price.supported_parameters)
 
     def adapted(self, ask: Ask) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Say too where tools can't be sent at all."""
+        """Return also where tools can't be sent at all."""
         params, notes = super().adapted(ask)
         listed = ask.price.supported_parameters if ask.price else ()
         if listed and "tools" not in listed:
@@ -80,7 +80,7 @@ class OpenRouter(Dialect):
         return headers
 
     def _is_marked(self, ask: Ask) -> bool:
-        """Whether the model has a cache to mark: Alibaba's has one for listed models only."""
+        """Return whether the model has a cache to mark: Alibaba's has one for listed models only."""
         vendor = ask.teacher.vendor
         is_cached = ask.price is None or ask.price.has_cache
         return vendor in _MARKED_VENDORS and (vendor == "anthropic" or is_cached)

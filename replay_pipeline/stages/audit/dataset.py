@@ -192,7 +192,7 @@ def _sketch(prompt: Sequence[Mapping[str, Any]] | None) -> Any:
 
 
 def _end_words(prompt: Sequence[Mapping[str, Any]] | None) -> list[str]:
-    """Give the last words of a prompt."""
+    """Return the last words of a prompt."""
     words: list[str] = []
     for published in reversed(prompt or ()):
         message = layout.with_objects(published)
@@ -213,7 +213,7 @@ def _rows(
 
 
 def _texts(path: Place) -> list[str]:
-    """Give every text of a shard once, or the text of another file."""
+    """Return every text of a shard once, or the text of another file."""
     if path.suffix != ".parquet":
         return [path.read_text("utf-8", "replace")]
     table = pq.read_table(readable(path), partitioning=None)
@@ -232,7 +232,7 @@ def _texts(path: Place) -> list[str]:
 
 
 def _counted(folder: Place) -> dict[str, int]:
-    """Give rows of each shard as the manifests have them."""
+    """Return rows of each shard as the manifests have them."""
     counted: dict[str, int] = {}
     for path in sorted((folder / "manifests").glob("[!_]*.json")):
         manifest = json.loads(path.read_text("utf-8"))

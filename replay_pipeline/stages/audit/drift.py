@@ -35,17 +35,17 @@ class Rate(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The plain share; 0 of none."""
+        """Return the plain share; 0 of none."""
         return self.n_hits / max(1, self.n_rows)
 
     @property
     def value(self) -> float:
-        """The share, pulled a little to the middle so that 0 of 30 is not taken for certainty."""
+        """Return the share, pulled a little to the middle so that 0 of 30 is not taken for certainty."""
         return (self.n_hits + 0.5) / (self.n_rows + 1)
 
 
 def score(now: Rate, before: Sequence[Rate]) -> float | None:
-    """Tell how far `now` is from the earlier rates, in robust standard deviations.
+    """Return how far `now` is from the earlier rates, in robust standard deviations.
 
     `None` when there is too little to judge by.
     """

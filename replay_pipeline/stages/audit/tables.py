@@ -252,7 +252,7 @@ def kept_or_dropped(root: DataRoot, batches: Sequence[str]) -> AuditResult:
 
 
 def refuse_unfit(root: DataRoot, batches: Sequence[str]) -> None:
-    """See that these batches may be published.
+    """Check that these batches may be published.
 
     Raises:
         CheckFailedError: a batch breaks a contract; the message says which and what to do.
@@ -270,7 +270,7 @@ def refuse_unfit(root: DataRoot, batches: Sequence[str]) -> None:
 
 
 def _rows(root: DataRoot, name: str, batch: str, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Give rows with some columns; a damaged or missing table has none, which its schema check tells.
+    """Return rows with some columns; a damaged or missing table has none, which its schema check tells.
 
     Raises:
         StorageError: the store that holds the table does not answer, which says nothing of its rows.
@@ -294,7 +294,7 @@ def _repeated(values: Iterable[Any]) -> list[Any]:
 
 
 def _named(batch: str, what: str, ids: Sequence[str]) -> list[str]:
-    """One problem for all rows of a kind, naming the first of them."""
+    """Return one problem for all rows of a kind, naming the first of them."""
     if not ids:
         return []
     return [f"batch {batch}: {len(ids)} {what}, first {ids[0]}"]

@@ -8,7 +8,7 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult:
-    """Whether something holds, and what to do if it does not."""
+    """A statement on whether something holds, and what to do if it does not."""
 
     problems: Sequence[str] = ()
     """What is wrong, where; empty when all is well."""
@@ -22,16 +22,16 @@ class AuditResult:
 
     @property
     def holds(self) -> bool:
-        """Whether there is no problem."""
+        """Return whether there is no problem."""
         return not self.problems
 
     @property
     def can_judge(self) -> bool:
-        """Whether there was anything to look at, as far as that was counted."""
+        """Return whether there was anything to look at, as far as that was counted."""
         return self.judged != 0
 
     def message(self) -> str:
-        """One paragraph: what is wrong and what to do; empty when all is well."""
+        """Return one paragraph: what is wrong and what to do; empty when all is well."""
         if self.holds:
             return "" if self.can_judge else "Judged nothing: there is not enough to judge yet."
         named = "; ".join(self.problems[:_MAX_NAMED])

@@ -150,6 +150,22 @@ def test_what_the_sides_need_is_kept(make, name):
     assert "return sum(prices)" not in renderer.tokenizer.decode(plain)
 
 
+def test_what_stands_in_parts_is_kept_in_parts_and_not_where_it_was_replaced(make):
+    messages = session(30)
+    made = {"file_path": "/w/src/cart.py", "old_string": "tax = 7", "new_string": "tax = 8"}
+    messages[2 + 4 * 2 + 1] = {**messages[2 + 4 * 2 + 1], "content": "src/cart.py: tax = 7"}
+    messages[2 + 4 * 3] = call("Edit", 6, **made)
+    edit = call("Edit", **made)
+    apart = call("Edit", file_path="/w/src/cart.py", old_string="tax = 7\nsrc", new_string="x")
+    renderer = make("qwen2_5", 1200)
+    for side in (edit, apart):
+        ids, cut = renderer.prompt(messages, sides=[side])
+        text = renderer.tokenizer.decode(ids)
+        assert cut.n_dropped_steps > 10
+        assert "src/cart.py: tax = 7" in text
+        assert "tax = 8" not in text
+
+
 def test_a_prompt_that_cannot_hold_what_is_needed_is_refused_with_the_reason(make):
     replaced = "\n".join(f"line {i}: " + words(12, i) for i in range(30))
     messages = [*session(2)[:-1], result(replaced, 1)]

@@ -215,7 +215,7 @@ class RemoteGeneration:
     def _ask(
         self, prompt_ids: list[list[int]], *, version: int, sampling: dict[str, Any], seed: int
     ) -> list[tuple[list[int], list[float]]]:
-        """Give every generator its share of the prompts, all at once."""
+        """Return every generator with its share of the prompts, all at once."""
         assert self._view is not None
         n = len(self.generators)
         size = -(-len(prompt_ids) // n)

@@ -197,7 +197,7 @@ def _spawn(name: str, n: int, kind: Any, *arguments: Any) -> _Mesh:
 
 
 async def _join_ranks(procs: ProcMesh) -> None:
-    """Tell every process its rank and where rank 0 listens, in the variables of torchrun."""
+    """Set torchrun's variables in every process: its rank, and where rank 0 listens."""
     spmd = procs.spawn("ranks", SPMDActor)
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))

@@ -69,7 +69,7 @@ class Placement:
 def replica_settings(
     values: Mapping[str, Any], placement: Placement, replica: int
 ) -> dict[str, Any]:
-    """Give a replica its settings: an own output folder, and checkpoints to come back to."""
+    """Return the settings of a replica: an own output folder, and checkpoints to come back to."""
     told = dict(values)
     if placement.replicas > 1:
         told["output"] = str(Path(values["output"]) / f"replica-{replica}")

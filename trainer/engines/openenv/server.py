@@ -136,7 +136,7 @@ class TraceReplayEnvironment(Environment):
 
     @property
     def state(self) -> ReplayState:
-        """Where the episode is."""
+        """Return where the episode is."""
         episode = self._episode
         if episode is None:
             return ReplayState()

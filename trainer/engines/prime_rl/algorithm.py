@@ -198,7 +198,7 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
     def _credits(
         self, replayed: Replayed, pairs: TokenizedPairs, logps: list[list[float]]
     ) -> list[float]:
-        """Advantage of each side: the pairwise gradient of the step's weighted mean, times beta.
+        """Return advantage of each side: the pairwise gradient of the step's weighted mean, times beta.
 
         PRIME-RL divides by all rl tokens of a batch, which nobody knows while a group is scored:
         the mean over the groups so far stands in for it.
@@ -239,7 +239,7 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
         ]
 
     async def _reference_logps(self, pairs: TokenizedPairs) -> list[list[float]]:
-        """Summed log-probs of both sides, from the file or from the policy as it starts."""
+        """Return summed log-probs of both sides, from the file or from the policy as it starts."""
         kept = read_reference(self.options.reference, pairs)
         if kept is not None:
             return kept
@@ -251,7 +251,7 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
 
 
 def options_of(config: Any) -> ChannelOptions:
-    """The options in an algorithm's configuration.
+    """Return the options in an algorithm's configuration.
 
     Raises:
         TrainerConfigError: no channel has a weight, or a value is out of range.

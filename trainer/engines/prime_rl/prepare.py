@@ -70,7 +70,7 @@ def _prepare(settings: RunConfig, folder: Path) -> dict[str, Any]:
 
 
 def rl_config(settings: RunConfig, folder: Path) -> dict[str, Any]:
-    """The whole of `rl.toml`; `engines.prime_rl` of the settings file goes over it.
+    """Return the whole of `rl.toml`; `engines.prime_rl` of the settings file goes over it.
 
     Raises:
         TrainerConfigError: a step holds no whole groups.
@@ -149,7 +149,7 @@ def _algorithm(shared: SharedSettings, folder: Path) -> dict[str, Any]:
 
 
 def parsed_by_prime_rl(config: Mapping[str, Any]) -> bool:
-    """See that PRIME-RL's own `RLConfig` takes a configuration, where it is installed.
+    """Check that PRIME-RL's own `RLConfig` takes a configuration, where it is installed.
 
     Raises:
         TrainerConfigError: it does not; the message is PRIME-RL's.
@@ -169,7 +169,7 @@ def parsed_by_prime_rl(config: Mapping[str, Any]) -> bool:
 
 
 def as_toml(config: Mapping[str, Any], prefix: str = "") -> str:
-    """A nested mapping as TOML; lists of mappings become arrays of tables."""
+    """Return a nested mapping as TOML; lists of mappings become arrays of tables."""
     lines: list[str] = []
     tables = {k: v for k, v in config.items() if isinstance(v, Mapping)}
     arrays = {

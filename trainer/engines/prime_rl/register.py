@@ -60,7 +60,7 @@ def register() -> None:
 
 
 def config_class(base: Any) -> Any:
-    """`[orchestrator.algo]` with our type: GRPO's own fields, and those of channels 2 and 3."""
+    """Return `[orchestrator.algo]` with our type: GRPO's own fields, and those of channels 2 and 3."""
     variant: Any = Literal["dpo", "dpo_norm", "simpo"]
     kind: Any = Literal["three_channels"]
     return create_model(
@@ -84,12 +84,12 @@ def config_class(base: Any) -> Any:
 
 
 def main() -> int:
-    """PRIME-RL's orchestrator with our algorithm among its own."""
+    """Return PRIME-RL's orchestrator with our algorithm among its own."""
     return _run("orchestrator")
 
 
 def launch() -> int:
-    """PRIME-RL's launcher; it starts the orchestrator by name, and finds ours first."""
+    """Return PRIME-RL's launcher; it starts the orchestrator by name, and finds ours first."""
     with TemporaryDirectory() as folder:
         ours = shutil.which(ORCHESTRATOR) or str(Path(sys.executable).with_name(ORCHESTRATOR))
         Path(folder, "orchestrator").symlink_to(ours)

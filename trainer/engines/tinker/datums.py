@@ -57,7 +57,7 @@ class Rollout:
 def policy_datums(
     rollouts: Sequence[Rollout], *, objective: str, weight: float, max_completion_length: int
 ) -> list[Datum]:
-    """Give the rollouts with an advantage, ready for the loss `importance_sampling`.
+    """Return the rollouts with an advantage, ready for the loss `importance_sampling`.
 
     Tinker adds the loss up over all tokens, so the objective's mean goes into the advantages:
     over sequences and then tokens (`grpo`), over all tokens (`bnpo`, `dapo`), or over the longest
@@ -77,7 +77,7 @@ def policy_datums(
 
 
 def sampled_distillation_datums(rollouts: Sequence[Rollout], *, weight: float) -> list[Datum]:
-    """Give hinted rollouts with `log p_teacher - log p_student` as each token's advantage.
+    """Return hinted rollouts with `log p_teacher - log p_student` as each token's advantage.
 
     Under `importance_sampling` that is `sampled_reverse_kl_per_token`'s gradient, as a mean.
     """
@@ -109,7 +109,7 @@ def _scored_datum(rollout: Rollout, advantages: list[float]) -> Datum:
 
 
 def distillation_datums(rollouts: Sequence[Rollout]) -> list[Datum]:
-    """Give hinted rollouts whose targets are the teacher's K likeliest tokens at each position."""
+    """Return hinted rollouts whose targets are the teacher's K likeliest tokens at each position."""
     datums = []
     for rollout in rollouts:
         if rollout.teacher_ids_RK is None:
@@ -154,7 +154,7 @@ def distillation_loss(
 
 
 def pair_datums(rows: Sequence[Mapping[str, Any]]) -> list[Datum]:
-    """Give both sides of tokenized pairs: chosen, rejected, chosen, …."""
+    """Return both sides of tokenized pairs: chosen, rejected, chosen, …."""
     datums = []
     for row in rows:
         for side in SIDES:

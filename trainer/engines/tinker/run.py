@@ -348,7 +348,7 @@ class TinkerRun:
         }
 
     def _advantages(self, rewards: list[float]) -> list[float]:
-        """Reward minus the group's mean, over its standard deviation but for `dr_grpo`."""
+        """Return reward minus the group's mean, over its standard deviation but for `dr_grpo`."""
         if len(rewards) < 2:
             return [0.0] * len(rewards)
         values = torch.tensor(rewards, dtype=torch.float64)

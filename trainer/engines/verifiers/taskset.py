@@ -61,7 +61,7 @@ class ReplayTask(vf.Task[ReplayData, vf.State, ReplayTaskConfig]):
 
     @property
     def key(self) -> str:
-        """The state's id: the same in every version of the dataset."""
+        """Return the state's id: the same in every version of the dataset."""
         return self.data.state_id or self.hash
 
     @vf.reward

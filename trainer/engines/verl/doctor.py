@@ -13,7 +13,7 @@ BACKEND = "fsdp2"
 
 
 def require_version() -> None:
-    """See that VeRL is installed, in a version that the plug-in was tested with.
+    """Check that VeRL is installed, in a version that the plug-in was tested with.
 
     Raises:
         TrainerConfigError: there is none, or one that the plug-in was not tested with.

@@ -55,7 +55,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
 
     @property
     def options(self) -> PluginOptions:
-        """The options of this run.
+        """Return the options of this run.
 
         Raises:
             TrainerConfigError: the process has none, or the engine cannot serve channel 2.
@@ -142,7 +142,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
 
     @property
     def pairs(self) -> TokenizedPairs:
-        """The run's pairs.
+        """Return the run's pairs.
 
         Raises:
             DatasetError: there is no file, or no pair in it.

@@ -21,7 +21,7 @@ NOT_SCORED = -1
 
 
 def is_scored(teacher_ids_NK: Tensor) -> Tensor:
-    """Tell where a hinted teacher scored the next token, [N]."""
+    """Return where a hinted teacher scored the next token, [N]."""
     return teacher_ids_NK[..., 0] != NOT_SCORED
 
 

@@ -24,7 +24,7 @@ class PluginOptions(SharedSettings):
 
     @property
     def top_k(self) -> int:
-        """Entries of the teacher's distribution that the inference server is asked for."""
+        """Return entries of the teacher's distribution that the inference server is asked for."""
         return self.sdpo_top_k or DEFAULT_TOP_K
 
     def sdpo_at(self, step: int) -> SDPOOptions:

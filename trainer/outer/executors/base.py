@@ -48,7 +48,7 @@ class ReplicaState(Enum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the replica will not run any more."""
+        """Return whether the replica will not run any more."""
         return self not in (ReplicaState.STARTING, ReplicaState.RUNNING)
 
 
@@ -71,7 +71,7 @@ class ReplicaHandle:
 
     @property
     def label(self) -> str:
-        """The name of this start, which is the same whoever asks the platform for it."""
+        """Return the name of this start, which is the same whoever asks the platform for it."""
         return f"{self.run_id}-{self.rank}-{self.attempt}"
 
     def to_json(self) -> str:
@@ -136,7 +136,7 @@ class ServerlessExecutor(ABC):
 
     @property
     def usd_per_hour(self) -> float:
-        """What one replica costs, in dollars an hour.
+        """Return what one replica costs, in dollars an hour.
 
         Raises:
             TrainerConfigError: The platform's price list does not have the hardware.

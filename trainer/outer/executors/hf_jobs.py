@@ -74,14 +74,14 @@ class HFJobsExecutor(ServerlessExecutor):
 
     @property
     def namespace(self) -> str:
-        """Who the jobs belong to."""
+        """Return who the jobs belong to."""
         if self._namespace is None:
             self._namespace = str(self._asked(lambda: self._api.whoami(cache=True))["name"])
         return self._namespace
 
     @property
     def usd_per_hour(self) -> float:
-        """What one replica costs by the price list of Hugging Face, in dollars an hour.
+        """Return what one replica costs by the price list of Hugging Face, in dollars an hour.
 
         Raises:
             TrainerConfigError: The list does not have the flavor.

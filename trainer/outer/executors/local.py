@@ -127,7 +127,7 @@ class LocalProcessExecutor(ServerlessExecutor):
         return started != GONE and f"{_pid(handle)}:{started}" == handle.job_id
 
     def _epitaph(self, rank: int, exit_file: Path) -> ReplicaStatus:
-        """Tell how a process ended that is gone; without an exit code it was killed."""
+        """Return how a process ended that is gone; without an exit code it was killed."""
         if not exit_file.exists():
             return ReplicaStatus(rank, ReplicaState.FAILED, 128 + signal.SIGKILL, "killed")
         code = int(exit_file.read_text("utf-8"))

@@ -97,7 +97,7 @@ class ModalExecutor(ServerlessExecutor):
 
     @property
     def usd_per_hour(self) -> float:
-        """What one replica costs, in dollars an hour.
+        """Return what one replica costs, in dollars an hour.
 
         Raises:
             TrainerConfigError: The price of the GPU is not known.
