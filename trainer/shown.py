@@ -6,15 +6,13 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from trainer.data.budget import sides_of
+from trainer.data.as_seen import SIDES, as_seen
 from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
 from trainer.engines.settings_file import read_settings
 from trainer.model.loading import load_tokenizer
 
 __all__ = ["as_text", "inspected"]
-
-SIDES = ("chosen", "rejected")
 
 
 def inspected(
@@ -51,34 +49,7 @@ def inspected(
     )
     rows = [row for row in data.pairs if state_id in (None, row.get("state_id"))]
     kept = rows if state_id is not None else rows[:n_rows]
-    return [_inspected(renderer, tokenizer, row) for row in kept]
-
-
-def _inspected(renderer: Renderer, tokenizer: Any, row: Mapping[str, Any]) -> dict[str, Any]:
-    prompt, cut = renderer.prompt(row["prompt"], row.get("tools"), sides=sides_of(row))
-    found: dict[str, Any] = {
-        "state_id": row.get("state_id"),
-        "weight": 1.0 if row.get("weight") is None else row["weight"],
-        "prompt (read, not scored)": _shown(tokenizer, prompt),
-    }
-    cuts = {"prompt": str(cut)}
-    for side in SIDES:
-        ids, response_cut = renderer.response(row[side])
-        found[f"{side} (scored)"] = _shown(tokenizer, ids)
-        cuts[side] = str(response_cut)
-    return found | {
-        "is_prompt_cut": bool(cut),
-        "cut by max_prompt_tokens": cuts["prompt"],
-        "cut by max_response_tokens": {side: cuts[side] for side in SIDES},
-        "budget": {
-            "max_prompt_tokens": renderer.max_prompt_tokens,
-            "max_response_tokens": renderer.max_response_tokens,
-        },
-    }
-
-
-def _shown(tokenizer: Any, ids: list[int]) -> dict[str, Any]:
-    return {"n_tokens": len(ids), "text": tokenizer.decode(ids), "token_ids": ids}
+    return [as_seen(row, renderer, tokenizer) for row in kept]
 
 
 def as_text(rows: Sequence[Mapping[str, Any]]) -> str:

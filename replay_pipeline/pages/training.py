@@ -67,14 +67,20 @@ def before_after(report: Report, evaluation: Report | None = None) -> list[dict[
     return rows
 
 
-def training_shown(report: Report, evaluation: Report | None = None) -> dict[str, Any]:
+def training_shown(
+    report: Report,
+    evaluation: Report | None = None,
+    inspected: Sequence[Report] | None = None,
+) -> dict[str, Any]:
     """Return a training as the page shows it.
 
     Args:
         report: what the trainer reported.
         evaluation: what it measured before and after, state by state.
+        inspected: some pairs as it saw them, as `python -m trainer inspect --json` prints them.
     """
     return {
+        "seen": [as_read(row) for row in inspected or ()],
         "words": in_words(report),
         "before_after": before_after(report, evaluation),
         "curves": report.get("curves") or {},
@@ -141,6 +147,25 @@ def _example(was: Report, now: Report) -> dict[str, Any]:
             ["the model after", cut(now["text"]) or "(nothing)"],
         ],
     }
+
+
+def as_read(row: Report) -> dict[str, Any]:
+    """Return a pair as the model reads it, with what is scored and what a budget took."""
+    budget, cut_of_sides = row["budget"], row["cut by max_response_tokens"]
+    prompt = row["prompt (read, not scored)"]
+    parts = [
+        [
+            f"prompt: {prompt['n_tokens']} of {budget['max_prompt_tokens']} tokens, read and not "
+            f"scored; cut: {row['cut by max_prompt_tokens']}",
+            prompt["text"],
+        ]
+    ]
+    for side in ("chosen", "rejected"):
+        shown = row[f"{side} (scored)"]
+        words = f"{side}: {shown['n_tokens']} of {budget['max_response_tokens']} tokens, every one of them scored"
+        parts.append([f"{words}; cut: {cut_of_sides[side]}", shown["text"]])
+    title = f"As the model reads it: {row['state_id'] or 'a pair'}, weight {row['weight']:.2f}"
+    return {"title": title, "sides": parts}
 
 
 def sparkline(values: Sequence[float], width: int = 48) -> str:

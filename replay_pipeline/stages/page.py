@@ -253,5 +253,9 @@ def _training(project: Project) -> dict[str, Any] | None:
     receipt = project.receipts.read("train", ALL)
     if receipt is None:
         return None
-    [text] = read_files(project.settings.model_dir(), ["evaluation.json"])
-    return training_shown(receipt.report, json.loads(text) if text else None)
+    folder = project.settings.model_dir()
+    evaluation, inspected = (
+        json.loads(text) if text else None
+        for text in read_files(folder, ["evaluation.json", "inspected.json"])
+    )
+    return training_shown(receipt.report, evaluation, inspected)

@@ -69,6 +69,9 @@ def test_the_run_leaves_plot_card_evaluation_and_a_safe_checkpoint(finished):
         assert math.isfinite(evaluation[moment]["preference"]["margin"])
         assert evaluation[moment]["format_only"]["n_pairs"] == 12
         assert evaluation[moment]["consensus"]["n"] == 2
+    seen = json.loads((finished / "inspected.json").read_text())
+    assert len(seen) == 3
+    assert all(row["chosen (scored)"]["n_tokens"] > 0 for row in seen)
     with safe_open(finished / "checkpoint" / "model.safetensors", framework="pt") as tensors:
         assert any("embed_tokens" in name for name in tensors.keys())  # noqa: SIM118
     assert (finished / "checkpoint" / "tokenizer.json").exists()

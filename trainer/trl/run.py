@@ -19,6 +19,7 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 
 from trainer.data.acting import compared, end_tokens
+from trainer.data.as_seen import as_seen
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import PreferenceData, load_preference_data
 from trainer.data.evaluation import EvaluationOptions, evaluate
@@ -212,11 +213,15 @@ def _run(
     if trainer.is_world_process_zero():
         plot_metrics(metrics.rows, output / "loss.png")
         write_results(config, report, {"before": before, "after": after})
+        _write_json(output / "inspected.json", made.inspected())
         mark_finished(Path(args.output_dir or output))
         if config.push_to_hub is not None:
             refuse_worse(report, output)
             push_to_hub(config.push_to_hub, output)
     return report
+
+
+_N_INSPECTED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +264,11 @@ class _Prepared:
                 batch_size=self.pair_forward.batch_size,
             )
             return figures, self.objective()
+
+    def inspected(self) -> list[dict[str, Any]]:
+        """Return the first pairs as training sees them, for who wants to check that."""
+        renderer = self.collator.renderer
+        return [as_seen(row, renderer, self.tokenizer) for row in self.data.pairs[:_N_INSPECTED]]
 
     def figures(self) -> dict[str, Any]:
         """Return what a report says of the data."""

@@ -31,7 +31,7 @@ async function showTraining(main) {
     chart(place, `${name}: ${values.length} points from ${values[0]} to ${values.at(-1)}`,
       lines([{ name, points: values.map((y, x) => ({ x: x + 1, y })) }], "point", (value) => Number(value.toPrecision(3))));
   }
-  for (const each of found.examples ?? []) {
+  for (const each of [...(found.examples ?? []), ...(found.seen ?? [])]) {
     main.append(element("section", "card wide", element("h2", "", each.title), ...each.sides.flatMap(([name, text]) => [element("h3", "", name), prose(text)])));
   }
 }

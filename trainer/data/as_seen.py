@@ -1,0 +1,43 @@
+"""One pair as the model really sees it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.data.budget import sides_of
+from trainer.data.rendering import Renderer
+
+SIDES = ("chosen", "rejected")
+
+
+def as_seen(row: Mapping[str, Any], renderer: Renderer, tokenizer: Any) -> dict[str, Any]:
+    """Return a pair as training sees it: texts and ids of the prompt and of both sides, and what was cut.
+
+    Args:
+        row: a row of a dataset of pairs.
+        renderer: what makes tokens of it.
+        tokenizer: whose tokens they are.
+    """
+    prompt, cut = renderer.prompt(row["prompt"], row.get("tools"), sides=sides_of(row))
+    found: dict[str, Any] = {
+        "state_id": row.get("state_id"),
+        "weight": 1.0 if row.get("weight") is None else row["weight"],
+        "prompt (read, not scored)": _shown(tokenizer, prompt),
+    }
+    cuts = {"prompt": str(cut)}
+    for side in SIDES:
+        ids, response_cut = renderer.response(row[side])
+        found[f"{side} (scored)"] = _shown(tokenizer, ids)
+        cuts[side] = str(response_cut)
+    return found | {
+        "is_prompt_cut": bool(cut),
+        "cut by max_prompt_tokens": cuts["prompt"],
+        "cut by max_response_tokens": {side: cuts[side] for side in SIDES},
+        "budget": {
+            "max_prompt_tokens": renderer.max_prompt_tokens,
+            "max_response_tokens": renderer.max_response_tokens,
+        },
+    }
+
+
+def _shown(tokenizer: Any, ids: list[int]) -> dict[str, Any]:
+    return {"n_tokens": len(ids), "text": tokenizer.decode(ids), "token_ids": ids}
