@@ -5,7 +5,7 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -644,5 +644,5 @@ def prompts_dataset(data: PreferenceData, acting: Renderer | None = None) -> Dat
     return Dataset.from_list(table, features=Features(kinds))
 
 
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+def _write_json(path: Path, values: Mapping[str, Any] | Sequence[Any]) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
