@@ -115,6 +115,12 @@ def _is_odd(
     """Return whether options or operands (their `places`) stand as the program reads in a way of its own."""
     if program.number == "alone" and len(words) > 2 and re.match(r"-\d", words[0]):
         return True
+    if (
+        program.number == "ahead"
+        and places
+        and any(re.fullmatch(r"-\d\d+", word) for word in words[places[0] :])
+    ):
+        return True
     if program.once and len({flag[0] for flag in flags}) < len(flags):
         return True
     # An operand behind an option behind an operand is none of the program's own any more.
@@ -134,7 +140,7 @@ def _short(
 ) -> int | None:
     """Read a cluster such as `-rn5`; how many further words it takes, `None` if it is not known."""
     if word[1:].isascii() and word[1:].isdigit() and program.number:
-        if program.number != "anywhere" and at > 1:
+        if program.number in ("first", "alone") and at > 1:
             return None
         flags.append((program.spellings["-NUM"].id, word[1:]))
         return 0

@@ -31,7 +31,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     objects: str = ""
     operands: Literal["paths", "words", "pattern", "git", "find", "script", "command"] = "paths"
     lead: int = 0
-    number: Literal["anywhere", "first", "alone"] | None = None
+    number: Literal["anywhere", "ahead", "first", "alone"] | None = None
     ordered: bool = False
     ends: bool = False
     apart: bool = False

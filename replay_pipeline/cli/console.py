@@ -57,9 +57,15 @@ def next_step(words: str) -> None:
     out.print(f"Next: {escape(words)}.", highlight=False, soft_wrap=True)
 
 
+def _title(title: str) -> None:
+    """Print what is above a table, on one line however narrow the table is."""
+    out.print(f"[bold]{escape(title)}[/]", highlight=False)
+
+
 def _table(title: str, rows: Sequence[tuple[str, Any]]) -> None:
     """Draw names with what is to be said of each."""
-    table = Table(title=title, show_header=False, title_justify="left", title_style="bold")
+    _title(title)
+    table = Table(show_header=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
@@ -91,7 +97,8 @@ def _draw(
             break
     # Headings are broken into their words only where there is no room for them in one piece.
     is_wide = _needed(headings, rows, kept, texts, str) <= out.width
-    table = Table(title=escape(title), title_justify="left", title_style="bold")
+    _title(title)
+    table = Table()
     for at, n in enumerate(kept):
         width = None
         if headings[n] not in texts:

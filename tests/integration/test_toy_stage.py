@@ -101,7 +101,7 @@ def test_a_stage_in_the_list_is_in_every_command(root):
     assert summary["seconds"]["count"] >= 0
 
     assert {key: row["count"] for key, row in told("status")["batches"].items()} == counted
-    assert " count " in CliRunner().invoke(app, ["status"]).stdout
+    assert " rows " in CliRunner().invoke(app, ["status"]).stdout
     assert told("status", "--stale")["batches"] == {}
     (root / "settings.toml").write_text(
         (root / "settings.toml").read_text() + "[pairs]\nagreement_threshold = 3\n"
