@@ -117,8 +117,12 @@ def main() -> int:
     if args.recompilations:
         count_recompilations("cpu" if args.dry else "cuda")
         return 0
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        parser.error(
+            f"{sys.executable} has no torch; say which Python has it: PYTHON=.venv/bin/python"
+        )
     if not args.dry and not torch.cuda.is_available():
         parser.error("there is no CUDA device; --dry runs the steps on the CPU")
     from benchmarks.measuring import machine_of

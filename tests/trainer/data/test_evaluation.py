@@ -171,7 +171,7 @@ def test_a_sample_has_every_kind_and_session_by_its_share():
 def test_what_is_not_said_takes_a_tenth_of_the_run():
     cost = EvaluationCost(pair_tokens=500, prompt_tokens=144, run_tokens=2_000_000)
     options = EvaluationOptions().within(cost)
-    acting = options.max_prompts * (144 + 4 * 64)
+    acting = options.max_prompts * (144 + 16 * 64)
     assert 2 * (options.max_pairs * 500 + acting) <= 0.1 * 2_000_000
     assert options.max_pairs == 100
     said = EvaluationOptions(max_pairs=7).within(cost)
