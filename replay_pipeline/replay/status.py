@@ -73,16 +73,7 @@ def spent_since(url: str | Path, since: datetime) -> float:
     Raises:
         LedgerError: the ledger can't be read.
     """
-    if not exists(url):
-        return 0.0
-    database = connect(url, is_read_only=True)
-    try:
-        rows = database.query(
-            "select sum(cost) from calls where settled_at >= ?", (since.isoformat(),)
-        )
-    finally:
-        database.close()
-    return usd(int(rows[0][0] or 0))
+    return _usd(url, "select sum(cost) from calls where settled_at >= ?", since.isoformat())
 
 
 def counted_usd(url: str | Path, scope: str) -> float:
@@ -91,14 +82,19 @@ def counted_usd(url: str | Path, scope: str) -> float:
     Raises:
         LedgerError: the ledger can't be read.
     """
+    return _usd(url, "select spent + held + unknown from scopes where name = ?", scope)
+
+
+def _usd(url: str | Path, query: str, value: str) -> float:
+    """Return the one sum that a query finds, in US dollars; 0 where there is none."""
     if not exists(url):
         return 0.0
     database = connect(url, is_read_only=True)
     try:
-        rows = database.query("select spent + held + unknown from scopes where name = ?", (scope,))
+        rows = database.query(query, (value,))
     finally:
         database.close()
-    return usd(int(rows[0][0])) if rows else 0.0
+    return usd(int(rows[0][0] or 0)) if rows else 0.0
 
 
 def ledger_status(url: str | Path) -> LedgerStatus:

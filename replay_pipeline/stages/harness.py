@@ -12,23 +12,7 @@ from replay_pipeline.harness import Harness, HarnessStore
 from replay_pipeline.harness.harness import slots_of
 
 if TYPE_CHECKING:
-    from replay_pipeline.settings import Settings
     from replay_pipeline.stages.project import Project
-
-
-def shown_below(settings: "Settings") -> dict[str, Any]:
-    """Return what decides how states are shown: the window, and the harnesses that were learned.
-
-    A harness counts by what it says, so that `ingest.harness` changes nothing where none was learned.
-
-    Raises:
-        ConfigError: a harness cannot be read.
-        StorageError: the data root cannot be reached.
-    """
-    is_neutral = settings.ingest.harness == "neutral"
-    learned = () if is_neutral else HarnessStore(settings.data_dir)
-    told = [f"{each.agent} {each.version} ({each.sha[:8]})" for each in learned]
-    return {"ingest.window": settings.ingest.window, "ingest.harness": told or None}
 
 
 def learn_harness(

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.harness import shown_below
 from replay_pipeline.stages.overview import Overview
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.sums import added, total
 

@@ -25,6 +25,7 @@ from replay_pipeline.replay import ReplayOptions
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.overview import Overview, hash_of
 from replay_pipeline.stages.receipts import Written
+from replay_pipeline.stages.shown import harnesses_of
 from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.folds import Fold, Kept
 from replay_pipeline.storage.pair_rows import PromptsOf
@@ -199,9 +200,7 @@ class Project(Overview):
     @cached_property
     def harnesses(self) -> HarnessStore | None:
         """Return what was learned from clients; `None` where the neutral prompt is wanted."""
-        if self.settings.ingest.harness == "neutral":
-            return None
-        return HarnessStore(self.root.path)
+        return harnesses_of(self.settings)
 
     def prompts(self, batch: str, *, is_neutral: bool = False) -> PromptsOf:
         """Return what finds what the states of a batch had shown, for its pairs; opened when first asked."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.errors import ConfigError, PublishError
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.harness import shown_below
 from replay_pipeline.stages.markdown import Location, Markdown
 from replay_pipeline.stages.overview import Overview, hash_of
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Report, Stage, Task
 from replay_pipeline.storage.store import files_below
 from replay_pipeline.types import TraceState

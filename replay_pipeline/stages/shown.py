@@ -1,0 +1,26 @@
+"""What the settings decide of how states are shown, to teachers and in datasets."""
+
+from typing import Any
+
+from replay_pipeline.harness import HarnessStore
+from replay_pipeline.settings import Settings
+
+
+def harnesses_of(settings: Settings) -> HarnessStore | None:
+    """Return what was learned from clients; `None` where the neutral prompt is wanted."""
+    return None if settings.ingest.harness == "neutral" else HarnessStore(settings.data_dir)
+
+
+def shown_below(settings: Settings) -> dict[str, Any]:
+    """Return what decides how states are shown: the window, and the harnesses that were learned.
+
+    A harness counts by what it says, so that `ingest.harness` changes nothing where none was learned.
+
+    Raises:
+        ConfigError: a harness cannot be read.
+        StorageError: the data root cannot be reached.
+    """
+    told = [
+        f"{each.agent} {each.version} ({each.sha[:8]})" for each in harnesses_of(settings) or ()
+    ]
+    return {"ingest.window": settings.ingest.window, "ingest.harness": told or None}
