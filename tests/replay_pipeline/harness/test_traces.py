@@ -11,10 +11,10 @@ from replay_pipeline.stages.harness import (
     learn_harness,
     list_harnesses,
     show_harness,
-    shown_below,
 )
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.publish import PUBLISH
+from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.testing.sample import REQUEST_FILE, SESSIONS_DIR
 
 VERSION = "2.1.38"
