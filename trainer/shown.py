@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from trainer.data.as_seen import SIDES, as_seen
+from trainer.data.as_seen import as_seen, parts_of
 from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
 from trainer.engines.settings_file import read_settings
@@ -58,18 +58,7 @@ def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _lines(row: Mapping[str, Any], number: int) -> Iterator[str]:
-    budget, cut = row["budget"], row["cut by max_response_tokens"]
-    prompt = row["prompt (read, not scored)"]
     yield f"══ row {number}, state {row['state_id']}, weight {row['weight']}"
-    yield (
-        f"── prompt: {prompt['n_tokens']} of {budget['max_prompt_tokens']} tokens, read and not "
-        f"scored; cut: {row['cut by max_prompt_tokens']}"
-    )
-    yield prompt["text"]
-    for side in SIDES:
-        shown = row[f"{side} (scored)"]
-        yield (
-            f"── {side}: {shown['n_tokens']} of {budget['max_response_tokens']} tokens, every one of "
-            f"them scored; cut: {cut[side]}"
-        )
-        yield shown["text"]
+    for line, text in parts_of(row):
+        yield f"── {line}"
+        yield text

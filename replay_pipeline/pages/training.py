@@ -77,10 +77,16 @@ def training_shown(
     Args:
         report: what the trainer reported.
         evaluation: what it measured before and after, state by state.
-        inspected: some pairs as it saw them, as `python -m trainer inspect --json` prints them.
+        inspected: some pairs as it saw them, from its `inspected.json`.
     """
     return {
-        "seen": [as_read(row) for row in inspected or ()],
+        "seen": [
+            {
+                "title": f"As the model reads it: {row['state_id'] or 'a pair'}, weight {row['weight']:.2f}",
+                "sides": row["parts"],
+            }
+            for row in inspected or ()
+        ],
         "words": in_words(report),
         "before_after": before_after(report, evaluation),
         "curves": report.get("curves") or {},
@@ -147,25 +153,6 @@ def _example(was: Report, now: Report) -> dict[str, Any]:
             ["the model after", cut(now["text"]) or "(nothing)"],
         ],
     }
-
-
-def as_read(row: Report) -> dict[str, Any]:
-    """Return a pair as the model reads it, with what is scored and what a budget took."""
-    budget, cut_of_sides = row["budget"], row["cut by max_response_tokens"]
-    prompt = row["prompt (read, not scored)"]
-    parts = [
-        [
-            f"prompt: {prompt['n_tokens']} of {budget['max_prompt_tokens']} tokens, read and not "
-            f"scored; cut: {row['cut by max_prompt_tokens']}",
-            prompt["text"],
-        ]
-    ]
-    for side in ("chosen", "rejected"):
-        shown = row[f"{side} (scored)"]
-        words = f"{side}: {shown['n_tokens']} of {budget['max_response_tokens']} tokens, every one of them scored"
-        parts.append([f"{words}; cut: {cut_of_sides[side]}", shown["text"]])
-    title = f"As the model reads it: {row['state_id'] or 'a pair'}, weight {row['weight']:.2f}"
-    return {"title": title, "sides": parts}
 
 
 def sparkline(values: Sequence[float], width: int = 48) -> str:

@@ -68,20 +68,8 @@ def test_the_rate_of_consensus_actions_is_told_by_how_alike_they_are():
 
 
 def test_pairs_are_shown_as_training_reads_them():
-    row = {
-        "state_id": "s1",
-        "weight": 0.9,
-        "prompt (read, not scored)": {"n_tokens": 7, "text": "<user>hi", "token_ids": []},
-        "chosen (scored)": {"n_tokens": 2, "text": "Read a", "token_ids": []},
-        "rejected (scored)": {"n_tokens": 3, "text": "Read b", "token_ids": []},
-        "cut by max_prompt_tokens": "2 steps left out",
-        "cut by max_response_tokens": {"chosen": "nothing", "rejected": "1 token"},
-        "budget": {"max_prompt_tokens": 8, "max_response_tokens": 4},
-    }
+    parts = [["prompt: 7 of 8 tokens, read and not scored; cut: nothing", "<user>hi"]]
+    row = {"state_id": "s1", "weight": 0.9, "parts": parts}
     [seen] = training_shown(REPORT, None, [row])["seen"]
     assert seen["title"] == "As the model reads it: s1, weight 0.90"
-    assert seen["sides"] == [
-        ["prompt: 7 of 8 tokens, read and not scored; cut: 2 steps left out", "<user>hi"],
-        ["chosen: 2 of 4 tokens, every one of them scored; cut: nothing", "Read a"],
-        ["rejected: 3 of 4 tokens, every one of them scored; cut: 1 token", "Read b"],
-    ]
+    assert seen["sides"] == parts

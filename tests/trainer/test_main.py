@@ -72,6 +72,7 @@ def test_the_run_leaves_plot_card_evaluation_and_a_safe_checkpoint(finished):
     seen = json.loads((finished / "inspected.json").read_text())
     assert len(seen) == 3
     assert all(row["chosen (scored)"]["n_tokens"] > 0 for row in seen)
+    assert all(len(row["parts"]) == 3 for row in seen)
     with safe_open(finished / "checkpoint" / "model.safetensors", framework="pt") as tensors:
         assert any("embed_tokens" in name for name in tensors.keys())  # noqa: SIM118
     assert (finished / "checkpoint" / "tokenizer.json").exists()

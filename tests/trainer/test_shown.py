@@ -5,6 +5,7 @@ import json
 import pytest
 
 from trainer.__main__ import main
+from trainer.data.as_seen import parts_of
 
 TIGHT = ("trl.max_prompt_tokens=200", "trl.max_response_tokens=8", "trl.render_tools=false")
 
@@ -43,3 +44,21 @@ def test_the_pairs_of_one_state_and_none_of_another(inspect):
     status, _, error = inspect("--state", "nobody")
     assert status == 2
     assert "no state nobody among its training rows" in error
+
+
+def test_each_text_stands_below_what_is_done_with_it():
+    row = {
+        "state_id": "s1",
+        "weight": 0.9,
+        "prompt (read, not scored)": {"n_tokens": 7, "text": "<user>hi", "token_ids": []},
+        "chosen (scored)": {"n_tokens": 2, "text": "Read a", "token_ids": []},
+        "rejected (scored)": {"n_tokens": 3, "text": "Read b", "token_ids": []},
+        "cut by max_prompt_tokens": "2 steps left out",
+        "cut by max_response_tokens": {"chosen": "nothing", "rejected": "1 token"},
+        "budget": {"max_prompt_tokens": 8, "max_response_tokens": 4},
+    }
+    assert parts_of(row) == [
+        ("prompt: 7 of 8 tokens, read and not scored; cut: 2 steps left out", "<user>hi"),
+        ("chosen: 2 of 4 tokens, every one of them scored; cut: nothing", "Read a"),
+        ("rejected: 3 of 4 tokens, every one of them scored; cut: 1 token", "Read b"),
+    ]

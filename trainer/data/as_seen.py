@@ -39,5 +39,26 @@ def as_seen(row: Mapping[str, Any], renderer: Renderer, tokenizer: Any) -> dict[
     }
 
 
+def parts_of(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the texts of a pair as `as_seen` gives it, each below a line that says what is done with it."""
+    budget, cut = seen["budget"], seen["cut by max_response_tokens"]
+    prompt = seen["prompt (read, not scored)"]
+    parts = [
+        (
+            f"prompt: {prompt['n_tokens']} of {budget['max_prompt_tokens']} tokens, read and not "
+            f"scored; cut: {seen['cut by max_prompt_tokens']}",
+            prompt["text"],
+        )
+    ]
+    for side in SIDES:
+        shown = seen[f"{side} (scored)"]
+        line = (
+            f"{side}: {shown['n_tokens']} of {budget['max_response_tokens']} tokens, every one of "
+            f"them scored; cut: {cut[side]}"
+        )
+        parts.append((line, shown["text"]))
+    return parts
+
+
 def _shown(tokenizer: Any, ids: list[int]) -> dict[str, Any]:
     return {"n_tokens": len(ids), "text": tokenizer.decode(ids), "token_ids": ids}

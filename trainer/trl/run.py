@@ -19,7 +19,7 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 
 from trainer.data.acting import compared, end_tokens
-from trainer.data.as_seen import as_seen
+from trainer.data.as_seen import as_seen, parts_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import PreferenceData, load_preference_data
 from trainer.data.evaluation import EvaluationOptions, evaluate
@@ -268,7 +268,9 @@ class _Prepared:
     def inspected(self) -> list[dict[str, Any]]:
         """Return the first pairs as training sees them, for who wants to check that."""
         renderer = self.collator.renderer
-        return [as_seen(row, renderer, self.tokenizer) for row in self.data.pairs[:_N_INSPECTED]]
+        rows = self.data.pairs[:_N_INSPECTED]
+        seen = [as_seen(row, renderer, self.tokenizer) for row in rows]
+        return [{**row, "parts": parts_of(row)} for row in seen]
 
     def figures(self) -> dict[str, Any]:
         """Return what a report says of the data."""

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,15 +93,21 @@ def test_batches_are_planned_from_as_many_projects_as_there_is_money_for(tmp_pat
     assert len(planned(1.0)) == 5, "a share is worth opening a batch for"
 
 
-@pytest.mark.slow
-def test_each_run_of_a_night_leaves_the_others_their_part(tmp_path):
-    """One run per batch: before, the first run had all that the night has."""
-    work = project_root(tmp_path)
+def ingested(folder: Path) -> tuple[Pipeline, list[str]]:
+    """A data root whose batches nobody was asked about."""
+    work = project_root(folder)
     work.find_batches()
     batches = work.batches()
     for batch in batches:
         work.ingest(batch)
     assert len(batches) > 1
+    return work, batches
+
+
+@pytest.mark.slow
+def test_each_run_of_a_night_leaves_the_others_their_part(tmp_path):
+    """One run per batch: before, the first run had all that the night has."""
+    work, batches = ingested(tmp_path)
     max_usd = work.estimate(batches).expected_usd / 3
     reports = {}
     for batch in batches:
@@ -118,12 +125,7 @@ def test_each_run_of_a_night_leaves_the_others_their_part(tmp_path):
 @pytest.mark.slow
 def test_money_for_a_part_reaches_every_batch_of_a_run(tmp_path):
     """Before, the first batches in order had all of it."""
-    work = project_root(tmp_path)
-    work.find_batches()
-    batches = work.batches()
-    for batch in batches:
-        work.ingest(batch)
-    assert len(batches) > 1
+    work, batches = ingested(tmp_path)
     everything = work.estimate(batches).expected_usd
     replay = work.replay_within(everything / 3, batches=batches)
     reports = [replay(batch).report for batch in batches]
