@@ -1,13 +1,14 @@
 """How right pairs are, and what a dollar brings, in made-up worlds in which it is known who is right.
 
-    python benchmarks/worlds.py [--seeds 4] [--states 1000] [--json FILE]
+    python benchmarks/worlds.py [--seeds 4] [--states 1000] [--world NAME ...] [--keep FOLDER] [--json FILE]
 
 The first line of a world holds what is claimed of the pairs of STATES states, everybody asked, against the truth: from
 votes alone, against the precision of such pairs over many more states of the world; and with 100 pairs
 checked, against that of the very pairs that are left. The second compares what the money for STATES states, everybody
 asked in order, brings with what it brings bought by value, out of six times as many states. The product's
 own estimates, buyer and extraction are run; only the answers are made up, and no server is between: that it
-buys the same over the wire is `tests/replay_pipeline/replay/test_buying.py`.
+buys the same over the wire is `tests/replay_pipeline/replay/test_buying.py`. With `--keep`, each world
+and seed has a file of its own, and a run that was stopped goes on.
 """
 
 import argparse
@@ -48,7 +49,12 @@ def claims(world: World, truth: float, n_states: int, seed: int) -> dict[str, fl
     found = after.precision
     return {
         "precision": truth,
+        "claimed": report.precision.share,
         "votes_alone": abs(report.precision.share - truth),
+        "n_pairs": len(report.pairs),
+        "right": statistics.fmean(right.values()),
+        "left": left,
+        "found": found.share,
         "covered_unchecked": float(report.precision.low <= truth <= report.precision.high),
         "checked": abs(found.share - left),
         "covered": float(found.low <= left <= found.high),
@@ -67,6 +73,23 @@ def money(world: World, n_states: int, seed: int) -> dict[str, float]:
     return found
 
 
+def measured(
+    name: str, truth: dict[str, float], n_states: int, seed: int, keep: Path | None
+) -> dict[str, float]:
+    """Figures of one world and seed, from their file where it is there."""
+    file = None if keep is None else keep / f"{name.replace(' ', '_')}-{n_states}-{seed}.json"
+    if file is not None and file.exists():
+        return json.loads(file.read_text("utf-8"))
+    if name not in truth:
+        truth[name] = true_precision(WORLDS[name])
+    row = claims(WORLDS[name], truth[name], n_states, seed) | money(WORLDS[name], n_states, seed)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.with_suffix(".part").write_text(json.dumps(row, indent=1) + "\n", "utf-8")
+        file.with_suffix(".part").replace(file)
+    return row
+
+
 def mean(rows: list[dict[str, float]]) -> dict[str, float]:
     """Mean of each figure."""
     return {name: round(statistics.fmean(row[name] for row in rows), 4) for name in rows[0]}
@@ -77,18 +100,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--states", type=int, default=1_000)
+    parser.add_argument("--world", action="append", choices=WORLDS, default=[])
+    parser.add_argument("--keep", type=Path, metavar="FOLDER")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found: dict[str, Any] = {}
-    for name, world in WORLDS.items():
+    truth: dict[str, float] = {}
+    for name in options.world or WORLDS:
         seeds = range(options.seeds)
-        truth = true_precision(world)
-        row = mean(
-            [
-                claims(world, truth, options.states, seed) | money(world, options.states, seed)
-                for seed in seeds
-            ]
-        )
+        row = mean([measured(name, truth, options.states, seed, options.keep) for seed in seeds])
         missed = row["checked"] if name in UNALIKE else row["votes_alone"]
         mark = MARK_CHECKED if name in UNALIKE else MARK_ALIKE
         gain = row["right_value"] / row["right_all"]

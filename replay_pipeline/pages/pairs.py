@@ -27,6 +27,7 @@ def portion(
     outcomes: Sequence[Mapping[str, Any]] = (),
     *,
     chances: Mapping[str, float] | None = None,
+    marks: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the pairs of some batches, and the states of theirs without one.
 
@@ -35,6 +36,7 @@ def portion(
         pairs: pairs with their prompts.
         outcomes: rows of the table `outcomes`.
         chances: with which probability each pair was drawn, if not all are shown; marks carry it.
+        marks: those that count already; what the page exports holds them too.
     """
     items = [pair_item(pair) for pair in pairs]
     with_pair = {item["id"] for item in items}
@@ -44,6 +46,7 @@ def portion(
         "format": FORMAT,
         "outcomes": dict(Counter(str(row["outcome"]) for row in outcomes)),
         "chances": dict(chances) if chances else None,
+        "marks": dict(marks or {}),
         "items": items,
     }
 

@@ -13,9 +13,11 @@ from replay_pipeline.reliability import (
     Poll,
     Reliability,
     Verdicts,
+    calibrated,
     fit,
     posterior,
 )
+from replay_pipeline.storage.pair_rows import pair_id_of
 from replay_pipeline.types import DPOPair, TraceState
 
 _MIN_CONTROL = 20
@@ -24,6 +26,18 @@ _NATURAL = {"rejection": 0.8, "rewind": 0.65}
 """What is taken for the chance that a pair of the record is right, before any such pair was checked;
 ten pairs that were checked count for as much."""
 _NATURAL_STRENGTH = 10.0
+_KNOWN_RIGHT = 0.99
+"""What is published of a pair that a person accepted or execution proved: both may err."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What a person said of a pair, and where its chosen side stands on the ballot of its state."""
+
+    group: int
+    is_right: bool
+    chance: float
+    """With which it was drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,7 @@ class Claims:
         box: makes the ballots.
         verdicts: what is known of answers and recorded actions by execution.
         checked: by pair, whether a person found it to be right.
+        chances: with which probability each pair was drawn to be checked; equal where not given.
         known: estimates made elsewhere, which are taken instead of one's own.
     """
 
@@ -50,13 +65,17 @@ class Claims:
         *,
         verdicts: Verdicts | None = None,
         checked: Mapping[str, bool] | None = None,
+        chances: Mapping[str, float] | None = None,
         known: Reliability | None = None,
     ) -> None:
         self._box = box
         self._verdicts = verdicts or {}
         self._checked = checked or {}
+        self._chances = chances or {}
         self._known = known
         self._ballots: dict[str, Ballot] = {}
+        self._marks: dict[str, _Mark] = {}
+        """By state: of several marks at one the last."""
         self._claims: list[_Claim] = []
 
     def file(
@@ -65,13 +84,25 @@ class Claims:
         """Note who did the same as whom at a state."""
         votes = list(votes)
         ballot = self._box.ballot(state, agent, votes, is_recorded=is_recorded) if votes else None
-        if ballot is not None:
-            self._ballots[ballot.state_id] = ballot
+        if ballot is None:
+            return
+        self._ballots[ballot.state_id] = ballot
+        for vote in votes if self._checked else ():
+            pair_id = pair_id_of(ballot.state_id, vote.action.render(), agent.render())
+            marked = self._checked.get(pair_id)
+            if marked is not None and (group := self._box.group_of(ballot, [vote.family])):
+                chance = self._chances.get(pair_id, 1.0)
+                self._marks[ballot.state_id] = _Mark(group, marked, chance)
 
     def beliefs(self, state_id: str) -> tuple[Ballot, Beliefs] | None:
         """Return what estimates made elsewhere say of a state; `None` where nothing was seen."""
         ballot = self._ballots.get(state_id)
         return (ballot, _beliefs(self._known, ballot)) if self._known and ballot else None
+
+    def accepted(self, state_id: str) -> int | None:
+        """Return the group whose pair a person found to be right; `None` if there is none."""
+        mark = self._marks.get(state_id)
+        return mark.group if mark is not None and mark.is_right else None
 
     def families_of(self, ballot: Ballot, group: int) -> set[str]:
         """Return the families of a group of a ballot."""
@@ -98,30 +129,40 @@ class Claims:
             return False
         return True if agent is False and True in told else None
 
-    def fitted(self, self_agreement: float | None = None) -> Reliability:
-        """Return the estimates that all ballots give, what is known of pairs included."""
+    def fitted(self, *, n_control: int = 0, n_mismatch: int = 0) -> Reliability:
+        """Return the estimates that all ballots give, brought to what was found of checked pairs.
+
+        Args:
+            n_control: states at which the agent's own model was asked again.
+            n_mismatch: those at which it left its recorded action.
+        """
         ballots = dict(self._ballots)
-        for claim in self._claims:
-            ballot = ballots.get(claim.pair["state_id"])
-            marked = self._checked.get(claim.pair.get("pair_id", ""))
-            if ballot is not None and claim.group and marked is not None:
-                fact = (-1 - claim.group, marked)
-                ballots[ballot.state_id] = replace(ballot, known=(*ballot.known, fact))
-        return fit(list(ballots.values()), self._box.raters, self_agreement=self_agreement)
+        for state_id, mark in self._marks.items():
+            ballot = ballots[state_id]
+            fact = (-1 - mark.group, mark.is_right)
+            ballots[state_id] = replace(ballot, known=(*ballot.known, fact))
+        agreement = 1 - n_mismatch / n_control if n_control >= _MIN_CONTROL else None
+        model = fit(list(ballots.values()), self._box.raters, self_agreement=agreement)
+        checks = [
+            (
+                _beliefs(model, self._ballots[state_id]).better[mark.group],
+                mark.is_right,
+                mark.chance,
+            )
+            for state_id, mark in self._marks.items()
+        ]
+        return replace(model, calibration=calibrated(checks))
 
     def settle(
         self, pairs: Iterable[DPOPair], *, n_control: int = 0, n_mismatch: int = 0
     ) -> tuple[Reliability, dict[str, float]]:
         """Put `p_chosen_right`, `p_better` and `weight` on every pair.
 
-        Claims rest on votes and record alone, never on what is known of the pair itself: so they can
-        be held against it.
-
         Returns:
-            The estimates, and `p_better` by pair.
+            The estimates, and what votes and record alone claim of each pair: it can be held against
+            what is known of the pair itself, which goes into what is put on it.
         """
-        agreement = 1 - n_mismatch / n_control if n_control >= _MIN_CONTROL else None
-        model = self._known or self.fitted(agreement)
+        model = self._known or self.fitted(n_control=n_control, n_mismatch=n_mismatch)
         groups = {id(claim.pair): claim.group for claim in self._claims}
         natural = self._natural_shares(pairs)
         claims: dict[str, float] = {}
@@ -133,21 +174,30 @@ class Claims:
                 right, better = beliefs.right[group], beliefs.better[group]
             else:
                 right = better = natural.get(pair.get("source", ""), 0.5)
-            pair["p_chosen_right"] = round(right, 4)
-            pair["p_better"] = pair["weight"] = round(better, 4)
+            claims[pair.get("pair_id", "")] = better
             is_right = self.is_right(pair)
             if is_right is not None:
                 pair["is_checked_right"] = is_right
-            claims[pair.get("pair_id", "")] = better
+            if is_right:
+                right, better = max(right, _KNOWN_RIGHT), max(better, _KNOWN_RIGHT)
+            pair["p_chosen_right"] = round(right, 4)
+            pair["p_better"] = pair["weight"] = round(better, 4)
         return model, claims
 
     def poll(
         self,
         claims: Mapping[str, float],
         pairs: Iterable[DPOPair],
-        chances: Mapping[str, float] | None = None,
+        *,
+        min_p_better: float | None = None,
     ) -> Poll:
-        """Return what there is to say how many of the pairs are right."""
+        """Return what there is to say how many of the pairs are right.
+
+        Args:
+            claims: what `settle` gave.
+            pairs: those that the claims are of.
+            min_p_better: the least claim by which pairs were kept, if any was.
+        """
         known = {
             pair.get("pair_id", ""): is_right
             for pair in pairs
@@ -158,8 +208,14 @@ class Claims:
         told = {key: is_right for key, is_right in known.items() if key not in self._checked}
         left = {key: p for key, p in claims.items() if told.get(key) is not False}
         marked = {key: known[key] for key in known.keys() - told.keys()}
+        # What its mark alone has kept is no sample of what claims have kept.
+        least = min_p_better or 0.0
         return Poll.of(
-            left, marked, chances, proven=[key for key, is_right in told.items() if is_right]
+            left,
+            marked,
+            self._chances,
+            proven=[key for key, is_right in told.items() if is_right],
+            accepted=[key for key, is_right in marked.items() if is_right and left[key] < least],
         )
 
     def _natural_shares(self, pairs: Iterable[DPOPair]) -> dict[str, float]:

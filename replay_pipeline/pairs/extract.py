@@ -239,8 +239,8 @@ class _Extraction:
 
     def reliability(self) -> Reliability:
         """Return the estimates that the states judged so far give."""
-        n = self.report.n_control
-        return self.claims.fitted(1 - self.report.n_control_mismatch / n if n else None)
+        report = self.report
+        return self.claims.fitted(n_control=report.n_control, n_mismatch=report.n_control_mismatch)
 
     def judge_all(
         self, states: Iterable[TraceState], on_progress: Callable[[Progress], None] | None
@@ -326,7 +326,10 @@ class _Extraction:
             return outcome, verdict
         ballot, beliefs = seen
         best = max(range(len(beliefs.better)), key=lambda group: (beliefs.better[group], -group))
-        if beliefs.better[best] < (self.min_p_better or 0.0):
+        accepted = self.claims.accepted(state["state_id"])
+        if accepted is not None:
+            best = accepted
+        elif beliefs.better[best] < (self.min_p_better or 0.0):
             return ("doubtful" if outcome == "pair" else outcome), verdict
         families = self.claims.families_of(ballot, best)
         votes = [vote for vote in answers.voting if vote.family in families]
@@ -502,11 +505,11 @@ class _Extraction:
         self.report.pairs = kept
 
     def finished(self) -> PairReport:
-        report, chances = self.report, self.options.get("chances")
+        report = self.report
         report.reliability, claims = self.claims.settle(
             report.pairs, n_control=report.n_control, n_mismatch=report.n_control_mismatch
         )
-        report.poll = self.claims.poll(claims, report.pairs, chances)
+        report.poll = self.claims.poll(claims, report.pairs, min_p_better=self.min_p_better)
         self.refute()
         self.report.matrix = self.statistics.matrix()
         self.report.agreement = self.statistics.by_level()
@@ -520,6 +523,7 @@ def _claims_of(options: ExtractOptions, level: AgreementLevel, families: Iterabl
         BallotBox(families, level=level, same_text=same_text, verdicts=verdicts),
         verdicts=verdicts,
         checked=options.get("checked"),
+        chances=options.get("chances"),
         known=options.get("reliability"),
     )
 

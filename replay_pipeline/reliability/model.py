@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from replay_pipeline.reliability.ballots import Ballot, Known, Pattern, merged_kinds
+from replay_pipeline.reliability.calibration import Calibration
 from replay_pipeline.reliability.labels import ALSO_RIGHT, N_LABELS, OWN, RIGHT, TEMPTING, Rows
 
 Array = np.ndarray
@@ -72,6 +73,8 @@ class Reliability:
     seen_K_R: Array = field(default_factory=lambda: np.zeros((0, 0)))
     """Valid answers by kind and rater."""
     merged: dict[str, str] = field(default_factory=dict)
+    calibration: Calibration = field(default_factory=Calibration)
+    """What `better` is worth by the pairs that were checked."""
 
     def kind(self, name: str) -> int:
         """Return the place of a kind; one never seen is like the rarest."""
@@ -413,6 +416,13 @@ def posterior(
                 right[group] += float(weight)
                 if ways[0] > ALSO_RIGHT:
                     better[group] += float(weight)
+    if reliability.calibration.n_checked:
+        for group in range(1, n_groups):
+            p = min(better[group], 1.0)
+            found = reliability.calibration.of(p)
+            # What is left is shared as before by "both are right" and "the chosen side is wrong".
+            right[group] = found + (right[group] - p) * (1 - found) / max(1 - p, _TINY)
+            better[group] = found
     return Beliefs(tuple(right), tuple(better), total)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from replay_pipeline.reliability.calibration import FEWEST_CHECKED
 from replay_pipeline.reliability.wilson import Z, wilson_interval
 
 _LEAST_CHANCE = 0.3
@@ -21,8 +22,6 @@ _MISLED_BELOW, _MISLED_ABOVE = 0.2, 0.03
 """By so much votes alone may claim too much or too little, beside chance. The same votes fit a world whose
 states are alike and one in which half of them are hard for everybody, so no estimate from votes can tell.
 These bounds hold in the worlds of `benchmarks/worlds.py`."""
-FEWEST_CHECKED = 5
-"""From so many checked pairs on, they correct the claims."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +69,8 @@ def _short(share: float) -> str:
 class Poll:
     """What there is to say how many pairs are right: sums of claims, and the checks; polls add up.
 
-    Pairs that execution has proven are counted apart: they are no sample of the others.
+    Pairs that execution has proven, and those that nothing but a person's mark has kept, are counted
+    apart: they are no sample of the others.
     """
 
     n_pairs: int = 0
@@ -81,6 +81,8 @@ class Poll:
     checks: tuple[tuple[float, bool, float], ...] = ()
     """Of each pair that was checked the claim, whether it is right, and the chance of being drawn."""
     n_proven: int = 0
+    n_accepted: int = 0
+    """Pairs that are there because a person has found them to be right."""
 
     @classmethod
     def of(
@@ -90,6 +92,7 @@ class Poll:
         chances: Mapping[str, float] | None = None,
         *,
         proven: Iterable[str] = (),
+        accepted: Iterable[str] = (),
     ) -> "Poll":
         """Make a poll of claims and checks by pair.
 
@@ -99,9 +102,11 @@ class Poll:
                 out.
             chances: with which probability each pair was drawn to be checked; equal where not given.
             proven: pairs that execution has shown to be right. What a person says of one goes before.
+            accepted: pairs that are there only because a person has found them to be right.
         """
         apart = claims.keys() & set(proven) - checked.keys()
-        rest = {key: p for key, p in claims.items() if key not in apart}
+        sure = claims.keys() & set(accepted)
+        rest = {key: p for key, p in claims.items() if key not in apart | sure}
         return cls(
             n_pairs=len(rest),
             claimed=math.fsum(rest.values()),
@@ -112,6 +117,7 @@ class Poll:
                 if key in checked
             ),
             n_proven=len(apart),
+            n_accepted=len(sure),
         )
 
     @classmethod
@@ -124,6 +130,7 @@ class Poll:
             open=math.fsum(each["open"] for each in found),
             checks=tuple((p, bool(y), w) for each in found for p, y, w in each["checks"]),
             n_proven=sum(each.get("n_proven", 0) for each in found),
+            n_accepted=sum(each.get("n_accepted", 0) for each in found),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -134,6 +141,7 @@ class Poll:
             "open": round(self.open, 6),
             "checks": [[round(p, 6), y, round(chance, 6)] for p, y, chance in self.checks],
             "n_proven": self.n_proven,
+            "n_accepted": self.n_accepted,
         }
 
     def precision(self) -> Precision:
@@ -160,10 +168,11 @@ class Poll:
             # Those found wrong are gone, so that as many right ones are a greater share of the rest.
             grown = self.n_pairs / max(1, self.n_pairs - n_wrong)
         n_left = self.n_pairs - n_wrong
-        n = n_left + self.n_proven
+        n_known = self.n_proven + self.n_accepted
+        n = n_left + n_known
 
         def of_all(part: float) -> float:
-            return (min(1.0, part) * n_left + self.n_proven) / n if n else 0.0
+            return (min(1.0, part) * n_left + n_known) / n if n else 0.0
 
         return Precision(
             share=of_all(share * grown),
@@ -171,7 +180,7 @@ class Poll:
             high=of_all(high * grown),
             claimed=of_all(mean),
             n_pairs=n,
-            n_checked=len(self.checks),
+            n_checked=len(self.checks) + self.n_accepted,
             n_proven=self.n_proven,
         )
 
@@ -232,6 +241,31 @@ def draw(claims: Mapping[str, float], n: int) -> dict[str, float]:
     # (Rosen 1997, "On sampling with probability proportional to size").
     order = sorted(claims, key=lambda pair_id: (_rank(pair_id, chances[pair_id]), pair_id))
     return {pair_id: chances[pair_id] for pair_id in order[:n]}
+
+
+def draw_next(claims: Mapping[str, float], n: int, before: Mapping[str, float]) -> dict[str, float]:
+    """Return `n` more pairs to check, and all that were checked, with chances that hold for all of them.
+
+    A pair's chance is that of being drawn by now, in one round or the other. The round in which it was not
+    drawn is taken to have had the same chance for it, but for how many it drew of how many.
+
+    Args:
+        claims: `p_better` by pair, of those that nobody has checked.
+        n: how many to draw.
+        before: the chances of those that were checked.
+    """
+    drawn = draw(claims, n)
+    if not before or not drawn:
+        return {**before, **drawn}
+    ratio = len(before) / len(drawn) * len(claims) / (len(claims) + len(before))
+    return {
+        **{key: _either(chance, chance / ratio) for key, chance in before.items()},
+        **{key: _either(chance, chance * ratio) for key, chance in drawn.items()},
+    }
+
+
+def _either(one: float, other: float) -> float:
+    return 1 - (1 - one) * (1 - min(1.0, other))
 
 
 def _size(p: float) -> float:

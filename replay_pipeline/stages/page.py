@@ -18,7 +18,7 @@ from replay_pipeline.pages.costs import Row
 from replay_pipeline.pages.look import SessionRows
 from replay_pipeline.pages.overview import facts_of_session
 from replay_pipeline.pages.training import training_shown
-from replay_pipeline.reliability import draw
+from replay_pipeline.reliability import draw_next
 from replay_pipeline.replay.rows import teacher_actions_from_table
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.project import Project, paired
@@ -198,15 +198,22 @@ def _portions(project: Project) -> Iterator[tuple[str, list[str]]]:
 
 
 def _portion(project: Project, title: str, batches: list[str]) -> dict[str, Any]:
+    reports = project.receipts.reports("pairs", names=["marks"]).values()
+    said = {key: mark for report in reports for key, mark in (report.get("marks") or {}).items()}
+    marks = {key: mark for key, (mark, _) in said.items()}
     if batches:
         outcomes = [row for b in batches for row in project.root.read("outcomes", b).to_pylist()]
-        return portion(title, paired(project, batches), outcomes)
+        return portion(title, paired(project, batches), outcomes, marks=marks)
     rows = project.root.read_all("dpo_pairs").select(_DRAWN_BY).to_pylist()
-    unchecked = [row for row in rows if row["is_checked_right"] is None]
-    chances = draw({row["pair_id"]: row["p_better"] or 0.0 for row in unchecked}, _TO_MARK)
+    claims = {
+        row["pair_id"]: row["p_better"] or 0.0 for row in rows if row["is_checked_right"] is None
+    }
+    chances = draw_next(claims, _TO_MARK, {key: chance for key, (_, chance) in said.items()})
     everywhere = project.batches_with("dpo_pairs")
-    drawn = (pair for pair in paired(project, everywhere) if pair.get("pair_id") in chances)
-    return portion(f"{len(chances)} to mark next", drawn, chances=chances)
+    drawn = [
+        pair for pair in paired(project, everywhere) if pair["pair_id"] in chances.keys() - said
+    ]
+    return portion(f"{len(drawn)} to mark next", drawn, chances=chances, marks=marks)
 
 
 def _portion_of(project: Project, portions: Sequence[tuple[str, list[str]]]) -> dict[str, int]:

@@ -47,9 +47,12 @@ def make_pairs(task: Task) -> Report:
     task.write("dpo_pairs", pairs_table(report.pairs))
     task.write("positives", positives_table(report.positives))
     task.write("outcomes", outcomes_table(report.outcomes))
+    seen = {pair.get("pair_id", "") for pair in (*report.pairs, *report.refuted)}
     return {
         **report.to_json(),
         **({"tried": tried} if tried else {}),
+        # A pair that was refuted is in no table: what was said of it would be lost with the next file.
+        "marks": {key: [mark, chances.get(key, 1.0)] for key, mark in marks.items() if key in seen},
         "n_rejected_in_review": len(report.refuted),
         "n_consensus": sum(report.consensus_levels.values()),
         "n_agreement": report.outcome_counts.get("agreement", 0),

@@ -251,8 +251,10 @@ async function showPairs(main, { rest: [wanted = "0", stateId] }) {
 
   function exportMarks() {
     const ids = new Set(data.chances ? pairs.map((item) => item.pair) : portions.flatMap((each) => each.ids));
+    // With those that count already: the file takes the place of the one before.
+    const said = Object.entries(marks).filter(([id]) => ids.has(id));
     const kept = Object.fromEntries(
-      Object.entries(marks).filter(([id]) => ids.has(id)).sort(([a], [b]) => (a < b ? -1 : 1)),
+      [...Object.entries(data.marks ?? {}), ...said].sort(([a], [b]) => (a < b ? -1 : 1)),
     );
     const text = JSON.stringify(
       { format: data.format, marks: kept, ...(data.chances && { chances: data.chances }) }, null, 1);
