@@ -129,7 +129,7 @@ class Claims:
             return False
         return True if agent is False and True in told else None
 
-    def fitted(self, *, n_control: int = 0, n_mismatch: int = 0) -> Reliability:
+    def fitted(self, n_control: int = 0, n_mismatch: int = 0) -> Reliability:
         """Return the estimates that all ballots give, brought to what was found of checked pairs.
 
         Args:
@@ -154,7 +154,7 @@ class Claims:
         return replace(model, calibration=calibrated(checks))
 
     def settle(
-        self, pairs: Iterable[DPOPair], *, n_control: int = 0, n_mismatch: int = 0
+        self, pairs: Iterable[DPOPair], n_control: int = 0, n_mismatch: int = 0
     ) -> tuple[Reliability, dict[str, float]]:
         """Put `p_chosen_right`, `p_better` and `weight` on every pair.
 
@@ -162,7 +162,7 @@ class Claims:
             The estimates, and what votes and record alone claim of each pair: it can be held against
             what is known of the pair itself, which goes into what is put on it.
         """
-        model = self._known or self.fitted(n_control=n_control, n_mismatch=n_mismatch)
+        model = self._known or self.fitted(n_control, n_mismatch)
         groups = {id(claim.pair): claim.group for claim in self._claims}
         natural = self._natural_shares(pairs)
         claims: dict[str, float] = {}

@@ -57,6 +57,8 @@ class ExtractOptions(TypedDict, total=False):
     control: Iterable[TeacherAction]
     """Answers of the student's own model at the same states. Rows of `teacher_actions` from the
     student's model itself are taken as control too."""
+    asked_again: tuple[int, int]
+    """Elsewhere, how often the student's own model was asked again, and left its action."""
     trials: Mapping[str, Mapping[str, Trial]]
     """By state and rendered action, what became of actions that were tried: one effect is one vote,
     and what would fail is no better side."""
@@ -239,8 +241,12 @@ class _Extraction:
 
     def reliability(self) -> Reliability:
         """Return the estimates that the states judged so far give."""
-        report = self.report
-        return self.claims.fitted(n_control=report.n_control, n_mismatch=report.n_control_mismatch)
+        return self.claims.fitted(*self.asked_again())
+
+    def asked_again(self) -> tuple[int, int]:
+        """Return how often the student's own model was asked again, and left its action."""
+        n, n_left = self.options.get("asked_again", (0, 0))
+        return self.report.n_control + n, self.report.n_control_mismatch + n_left
 
     def judge_all(
         self, states: Iterable[TraceState], on_progress: Callable[[Progress], None] | None
@@ -506,9 +512,7 @@ class _Extraction:
 
     def finished(self) -> PairReport:
         report = self.report
-        report.reliability, claims = self.claims.settle(
-            report.pairs, n_control=report.n_control, n_mismatch=report.n_control_mismatch
-        )
+        report.reliability, claims = self.claims.settle(report.pairs, *self.asked_again())
         report.poll = self.claims.poll(claims, report.pairs, min_p_better=self.min_p_better)
         self.refute()
         self.report.matrix = self.statistics.matrix()

@@ -105,6 +105,7 @@ class Reliability:
                 for kind, seen in zip(self.kinds, self.seen_K_R, strict=False)
             },
             "words": self.words(),
+            "same_right": round(self.same_right, 3),
             "shared_errors": round(self.shared(), 3),
             "hard_states": round(float(self.classes_D[1]), 3) if len(self.classes_D) > 1 else None,
         }

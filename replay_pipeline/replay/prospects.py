@@ -129,7 +129,7 @@ def _advice(model: Reliability) -> list[str]:
         ]
     if gain < -SAME:
         return ["don't buy: where they differ from that model they are mostly wrong"]
-    return ["check some pairs (replay-pipeline review) before you buy more"]
+    return ["check some pairs on the page of replay-pipeline look before you buy more"]
 
 
 def _usd_by_family(

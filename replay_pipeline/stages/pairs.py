@@ -10,7 +10,7 @@ from replay_pipeline.stages.markdown import Markdown, code_block, inert, markdow
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.shown import shown_below
-from replay_pipeline.stages.stage import Check, Report, Stage, Task
+from replay_pipeline.stages.stage import ALL, Check, Report, Stage, Task
 from replay_pipeline.stages.sums import added, total
 from replay_pipeline.types import DPOPair, TeacherAction, TraceState, Trial
 
@@ -43,6 +43,7 @@ def make_pairs(task: Task) -> Report:
         min_p_better=options.min_p_better,
         checked={pair_id: mark == "accept" for pair_id, mark in marks.items()},
         chances=chances,
+        asked_again=_asked_again(project),
     )
     task.write("dpo_pairs", pairs_table(report.pairs))
     task.write("positives", positives_table(report.positives))
@@ -57,6 +58,23 @@ def make_pairs(task: Task) -> Report:
         "n_consensus": sum(report.consensus_levels.values()),
         "n_agreement": report.outcome_counts.get("agreement", 0),
     }
+
+
+def _asked_again(project: "Project") -> tuple[int, int]:
+    """Return how often the students' own models were asked again, and left their recorded action."""
+    receipt = project.receipts.read("control", ALL)
+    if receipt is None or receipt.report["left"] is None:
+        return 0, 0
+    n = int(receipt.report["n_valid"])
+    return n, round(n * receipt.report["left"])
+
+
+def _inputs(project: "Project", batch: str) -> Mapping[str, str]:
+    from replay_pipeline.stages.overview import hash_of
+
+    asked = _asked_again(project)
+    again = {"the control run": hash_of(map(str, asked))} if any(asked) else {}
+    return {**project.tools_digest(batch), **again}
 
 
 def _trials(
@@ -220,7 +238,7 @@ PAIRS = Stage(
     writes=("dpo_pairs", "positives", "outcomes"),
     settings=_decisive,
     code=("prompts", "matcher", "pairs"),
-    inputs=lambda project, batch: project.tools_digest(batch),
+    inputs=_inputs,
     told=("n_pairs",),
     figures=_figures,
     facts=_facts,

@@ -1,0 +1,64 @@
+"""What the stage that makes pairs takes from elsewhere: marks of a person, and a control run."""
+
+import json
+
+import pytest
+
+from replay_pipeline.pages.marks import FORMAT
+from replay_pipeline.reliability.model import SAME_RIGHT
+from replay_pipeline.stages.page import contents_of
+from replay_pipeline.stages.receipts import Receipt
+from tests.roots import pipeline_at, sample_root
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A data root with pairs of a part of the sample."""
+    root = tmp_path_factory.mktemp("root")
+    work = sample_root(root, n_batch_sessions=16)
+    work.find_batches()
+    batch = work.batches()[0]
+    work.ingest(batch)
+    work.replay(batch)
+    work.pairs(batch)
+    return root
+
+
+def test_a_second_export_of_marks_keeps_those_before(root, tmp_path):
+    """A pair that was rejected is in no table any more; its mark counts on all the same."""
+    work = pipeline_at(root)
+    [batch] = work.receipts.reports("pairs")
+    pairs = [row["pair_id"] for row in work.root.read("dpo_pairs", batch).to_pylist()]
+    assert len(pairs) > 2
+    marks = tmp_path / "marks.json"
+    said = {pairs[0]: "reject", pairs[1]: "accept"}
+    chances = dict.fromkeys(said, 0.25)
+    marks.write_text(json.dumps({"format": FORMAT, "marks": said, "chances": chances}), "utf-8")
+    work = pipeline_at(root, pairs={"marks": marks})
+    assert work.pairs(batch).report["n_rejected_in_review"] == 1
+    first, *others = contents_of(work).pairs
+    assert first["marks"] == said
+    shown = {item["pair"] for item in first["items"]}
+    assert shown
+    assert not shown & said.keys()
+    assert first["chances"].keys() == shown | said.keys()
+    assert all(0.25 <= first["chances"][key] <= 1 for key in said)
+    assert all(other["marks"] == said for other in others)
+
+
+def test_a_control_run_tells_how_often_several_actions_are_right(root):
+    """Pairs made before it are made again: it changes what they claim."""
+    work = pipeline_at(root)
+    [batch] = work.receipts.reports("pairs")
+    work.pairs(batch)
+    before = work.pairs(batch)
+    assert before.is_reused
+    assert before.report["reliability"]["same_right"] == pytest.approx(SAME_RIGHT, abs=0.001)
+    report = {"n_valid": 60, "left": 0.4}
+    work.receipts.write(
+        Receipt(stage="control", batch="all", fingerprint="", report=report, seconds=0.0)
+    )
+    after = work.pairs(batch)
+    assert not after.is_reused
+    assert 0.7 < after.report["reliability"]["same_right"] < 0.9  # votes have a word in it
+    assert work.pairs(batch).is_reused
