@@ -75,6 +75,11 @@ def merged_kinds(kinds: Iterable[str]) -> dict[str, str]:
     }
 
 
+def kind_in_words(kind: str) -> str:
+    """Name a kind of decision to a reader."""
+    return "rarer kinds of decision" if kind == _OTHER_KIND else kind
+
+
 def groups_of(
     actions: Sequence[Action], level: AgreementLevel, same_text: TextComparator | None = None
 ) -> list[int]:

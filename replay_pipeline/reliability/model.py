@@ -20,7 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from replay_pipeline.reliability.ballots import Ballot, Known, Pattern, merged_kinds
+from replay_pipeline.reliability.ballots import (
+    Ballot,
+    Known,
+    Pattern,
+    kind_in_words,
+    merged_kinds,
+)
 from replay_pipeline.reliability.calibration import Calibration
 from replay_pipeline.reliability.labels import ALSO_RIGHT, N_LABELS, OWN, RIGHT, TEMPTING, Rows
 
@@ -121,7 +127,7 @@ class Reliability:
             best = max(self.accuracy(rater, kind) for rater in self.raters[1:])
             agent = self.accuracy(self.raters[0], kind)
             if abs(best - agent) > SAME:
-                places["stronger" if best > agent else "weaker"].append(kind)
+                places["stronger" if best > agent else "weaker"].append(kind_in_words(kind))
         if self.seen_K_R[:, 1:].max(initial=0) < _FEWEST_SEEN:
             return []
         stronger, weaker = (", ".join(places[each]) for each in ("stronger", "weaker"))

@@ -2,11 +2,11 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from replay_pipeline.reliability.ballots import AGENT
+from replay_pipeline.reliability.ballots import AGENT, kind_in_words
 
 _FEWEST_ANSWERS = 30
 """Valid answers at a kind of decision below which nothing is said of it."""
@@ -32,6 +32,8 @@ class Strength:
     stronger_at: tuple[str, ...]
     weaker_at: tuple[str, ...]
     """Kinds of decision at which it is right more, or less, often than the agent."""
+    right_at: Mapping[str, tuple[float, float]]
+    """By kind of which enough was seen, shares of its answers and of the agent's that are right."""
 
     def row(self) -> dict[str, str]:
         """Return it as the cells of a table for people."""
@@ -43,9 +45,16 @@ class Strength:
             "right": f"{self.right:.0%}",
             "agent right": f"{self.agent_right:.0%}",
             "$ a right answer": "" if usd is None else f"{usd:.4f}",
-            "stronger at": ", ".join(self.stronger_at) or "nothing",
-            "weaker at": ", ".join(self.weaker_at) or "nothing",
+            "stronger at": self._at(self.stronger_at),
+            "weaker at": self._at(self.weaker_at),
         }
+
+    def _at(self, kinds: Sequence[str]) -> str:
+        shares = ((kind_in_words(kind), *self.right_at[kind]) for kind in kinds)
+        return (
+            ", ".join(f"{kind} ({own:.0%} to {agent:.0%})" for kind, own, agent in shares)
+            or "nothing"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain numbers and names."""
@@ -93,11 +102,12 @@ def shared_errors(reports: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def _strength(name: str, sums: Mapping[str, float], kinds: Mapping[str, list[float]]) -> Strength:
-    leads = {
-        kind: (right - agent) / n
+    shares = {
+        kind: (round(right / n, 4), round(agent / n, 4))
         for kind, (n, right, agent) in sorted(kinds.items())
         if n >= _FEWEST_ANSWERS
     }
+    leads = {kind: right - agent for kind, (right, agent) in shares.items()}
     return Strength(
         teacher=name,
         n_asked=int(sums["n_asked"]),
@@ -110,4 +120,5 @@ def _strength(name: str, sums: Mapping[str, float], kinds: Mapping[str, list[flo
         else None,
         stronger_at=tuple(kind for kind, lead in leads.items() if lead > _SAME),
         weaker_at=tuple(kind for kind, lead in leads.items() if lead < -_SAME),
+        right_at=shares,
     )

@@ -28,6 +28,9 @@ def test_each_teacher_is_told_with_its_share_of_right_answers_and_what_one_costs
         assert 0 < said.n_with_agent < 2_000
     assert "WebSearch" in found["deepseek-v4-pro"].stronger_at
     assert "Grep" in found["glm-4.6" if "glm-4.6" in found else "qwen3-coder"].weaker_at
+    own, agent = found["deepseek-v4-pro"].right_at["WebSearch"]
+    assert (own, agent) == pytest.approx((0.95, 0.3), abs=0.08)
+    assert f"WebSearch ({own:.0%} to {agent:.0%})" in found["deepseek-v4-pro"].row()["stronger at"]
     assert shared_errors(halves) == pytest.approx(0.4, abs=0.12)
 
 
