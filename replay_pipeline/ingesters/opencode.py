@@ -27,7 +27,7 @@ class OpenCode:
     name = "opencode"
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether the head of an export or of a session's storage file is in `head`."""
+        """Return whether `head` has the beginning of an export or of a session's storage file."""
         start = head.lstrip()
         if not start.startswith(b"{") or b'"ses_' not in head:
             return False
