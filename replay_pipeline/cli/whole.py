@@ -61,9 +61,8 @@ def run(
     loaded = load(settings, data, max_total_usd=max_total_usd, sources=paths, teachers=teachers)
     with progress_bars() as on_progress:
         work = pipeline.Pipeline(loaded, on_progress=on_progress)
+        doctor.require_extras(loaded, with_training=train)
         work.check_settings()
-        if train:
-            doctor.require_trainer()
         before = work.receipts.stamps()
         work.ingest_new()
     confirm(work, yes=yes)
