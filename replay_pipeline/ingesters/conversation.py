@@ -1,5 +1,7 @@
 """A conversation without branches: what most agents log, put into turns."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from replay_pipeline.ingesters.base import RecordedCall, RecordedUsage, Result, SessionLog, Turn
@@ -41,6 +43,18 @@ class Conversation:
         """History is dropped: a new root."""
         self.segment += 1
         self._tip = self._open = None
+
+    def begin_again(self, kept: Sequence[Turn] = ()) -> None:
+        """History is dropped but for these turns: a new root, above which they stand once more."""
+        self.cleared()
+        for turn in kept:
+            self._tip = turn.copy_below(self._tip, self.segment)
+            self.turns.append(self._tip)
+
+    def clear(self, call_ids: list[str], *, offset: int) -> None:
+        """From here on the model sees no more of these results."""
+        self._open = None
+        self._append("microcompact", offset, None).cleared = call_ids
 
     def copied(self, text: str, *, offset: int, timestamp: str | None = None) -> None:
         """Add messages of the model from before its history was replaced. They are no decisions."""
