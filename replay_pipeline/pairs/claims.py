@@ -49,7 +49,7 @@ class _Claim:
 
 
 class Claims:
-    """Collects what tells who is right while states are judged, and says it of each pair.
+    """Collects evidence of who is right while states are judged, and rates each pair by it.
 
     Args:
         box: makes the ballots.
@@ -95,12 +95,12 @@ class Claims:
                 self._marks[ballot.state_id] = _Mark(group, marked, chance)
 
     def beliefs(self, state_id: str) -> tuple[Ballot, Beliefs] | None:
-        """Return what estimates made elsewhere say of a state; `None` where nothing was seen."""
+        """Return the estimates made elsewhere for a state, or `None`."""
         ballot = self._ballots.get(state_id)
         return (ballot, _beliefs(self._known, ballot)) if self._known and ballot else None
 
     def accepted(self, state_id: str) -> int | None:
-        """Return the group whose pair a person found to be right; `None` if there is none."""
+        """Return the group whose pair a person accepted, or `None`."""
         mark = self._marks.get(state_id)
         return mark.group if mark is not None and mark.is_right else None
 
@@ -191,7 +191,7 @@ class Claims:
         *,
         min_p_better: float | None = None,
     ) -> Poll:
-        """Return what there is to say how many of the pairs are right.
+        """Return the evidence for how many pairs are right.
 
         Args:
             claims: what `settle` gave.

@@ -20,7 +20,7 @@ _N_STEPS = 25
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a claim is worth by the pairs that were checked."""
+    """A correction of claims by the pairs that were checked."""
 
     shift: float = 0.0
     slope: float = 1.0
