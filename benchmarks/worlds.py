@@ -29,7 +29,7 @@ from replay_pipeline.pairs import extract_pairs
 from replay_pipeline.reliability import draw
 from replay_pipeline.replay import estimate, replay_states
 from replay_pipeline.testing import TeacherServer
-from tests.support.worlds import MODELS, WORLDS, World, bought, simulate
+from tests.support.worlds import WORLDS, World, bought, simulate
 
 N_CHECKED = 100
 LEAST = 0.9
@@ -108,7 +108,7 @@ def over_the_wire(world: World, n_states: int, seed: int) -> dict[str, float]:
     for name, gates in (("all", ()), ("value", ("value",))):
         # A server of its own: one that has answered before answers again for nothing.
         with TeacherServer(made.answers) as server, tempfile.TemporaryDirectory() as folder:
-            teachers = server.teachers(MODELS[: world.n_teachers])
+            teachers = server.served(made.teachers)
             usd = usd or estimate(made.states, teachers).expected_usd / 5
             report = asyncio.run(
                 replay_states(
