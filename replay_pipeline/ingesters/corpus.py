@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -47,6 +48,11 @@ from replay_pipeline.ingesters.log_rows import (
     texts_of,
 )
 from replay_pipeline.ingesters.opencode import OpenCode
+from replay_pipeline.ingesters.opencode_database import (
+    databases_in,
+    is_database,
+    readable_sessions,
+)
 from replay_pipeline.ingesters.pi import Pi
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
@@ -86,7 +92,7 @@ IN_CONVERSATIONS = ("sessions", "turns", "states")
 
 @dataclass(kw_only=True)
 class IngestReport:
-    """Everything that went in, and where it went."""
+    """The number of rows that went in, by outcome."""
 
     files: int = 0
     bytes: int = 0
@@ -209,7 +215,8 @@ def ingest(
         superseded=superseded_state_ids,
         ingesters=(*ingesters, *INGESTERS),
     )
-    with without_collector():
+    with without_collector(), TemporaryDirectory() as aside:
+        slices += _of_databases(given, Path(aside))
         sizes = {source: _size(source) for source in slices}
         n_bytes = 0
         for source in _in_order(slices):
@@ -245,14 +252,32 @@ def _slices(paths: Iterable[Path | str | SourceSlice]) -> list[SourceSlice]:
         path = Path(item).expanduser()
         if path.is_dir():
             found = session_files(path)
-            if not found:
+            if not found and not databases_in(path):
                 raise IngestError(f"{path}: no session files (.jsonl) in this folder")
             slices.extend(SourceSlice(file) for file in found)
+        elif is_database(path):
+            continue
         elif path.exists():
             slices.append(SourceSlice(path))
         else:
             raise IngestError(f"{path}: no such file or folder")
     return list(dict.fromkeys(slices))
+
+
+def _of_databases(paths: Iterable[Path | str | SourceSlice], folder: Path) -> list[SourceSlice]:
+    """Return the sessions of all databases in `paths`, written down below `folder`."""
+    named = (Path(item).expanduser() for item in paths if not isinstance(item, SourceSlice))
+    databases = dict.fromkeys(each for path in named for each in databases_in(path))
+    return [
+        source
+        for number, database in enumerate(databases)
+        # One that gives no session is counted as a file of another kind.
+        for source in [
+            SourceSlice(database / file.name, copy=file)
+            for file in readable_sessions(database, folder / str(number))
+        ]
+        or [SourceSlice(database)]
+    ]
 
 
 def session_files(folder: Path) -> list[Path]:
