@@ -94,7 +94,7 @@ def secrets_in(named: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether a variable holds a key or password, by its name or as an address with a password."""
+    """Return whether a variable holds a key or password, by its name or its value."""
     return bool(_SECRET_NAME.search(name) or _PASSWORD.search(value))
 
 

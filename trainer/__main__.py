@@ -244,7 +244,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Return whether somebody has asked this process to stop, by SIGTERM or Ctrl-C.
+    """Yield a function that returns whether SIGTERM or Ctrl-C asked this process to stop.
 
     The same signal again ends the process at once. Outside the main thread, where no handler can
     be set, nobody can ask.

@@ -22,7 +22,7 @@ class Option(NamedTuple):
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the data file says about a program."""
+    """The entry of a program in the data file."""
 
     options: str | None = None
     override: list[str] = []

@@ -687,7 +687,7 @@ class ClaudeCode:
     name = "claude_code"
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether rows of this format lie in `head`, the first bytes of a file."""
+        """Return whether `head`, the first bytes of a file, has rows of this format."""
         for line in head.split(b"\n", 50)[:50]:
             for row in rows.rows_in(line, ReadCounts()):
                 if row.type in _ROW_TYPES and row.uuid and (row.session_id or row.message):

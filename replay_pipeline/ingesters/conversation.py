@@ -57,7 +57,7 @@ class Conversation:
         self._append("microcompact", offset, None).cleared = call_ids
 
     def copied(self, text: str, *, offset: int, timestamp: str | None = None) -> None:
-        """Take in what the model said before its history was replaced: seen, not decided here."""
+        """Add messages of the model from before its history was replaced. They are no decisions."""
         self._open = None
         turn = self._append("assistant", offset, timestamp)
         turn.texts.append(text)
@@ -85,7 +85,7 @@ class Conversation:
         return turn
 
     def close(self) -> None:
-        """The model's message is complete: what follows is another."""
+        """End the model's message. The next block begins another one."""
         self._open = None
 
     def reopen(self, turn: Turn) -> None:
@@ -94,7 +94,7 @@ class Conversation:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the model's last message is unfinished: no call yet, or one without an answer."""
+        """Return whether the last message is unfinished: it has no call, or an unanswered one."""
         tip = self._tip
         return (
             tip is not None

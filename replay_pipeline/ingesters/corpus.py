@@ -92,7 +92,7 @@ IN_CONVERSATIONS = ("sessions", "turns", "states")
 
 @dataclass(kw_only=True)
 class IngestReport:
-    """Everything that went in, and where it went."""
+    """The number of rows that went in, by outcome."""
 
     files: int = 0
     bytes: int = 0

@@ -77,7 +77,7 @@ class Cleaner:
         return text if self._redactor is None else self._redactor.text(text, users=self._users)
 
     def texts(self, texts: Sequence[str | None]) -> list[str | None]:
-        """Return many texts; what is empty becomes `None`."""
+        """Clean many texts. An empty one becomes `None`."""
         if self._redactor is None:
             return [text or None for text in texts]
         return [self.text(text) if text else None for text in texts]
@@ -345,7 +345,7 @@ class LogRows:
 
 
 def counts_of(counts: ReadCounts) -> dict[str, Any]:
-    """Return the columns of `sessions` that tell what became of the rows of its file."""
+    """Return the columns of `sessions` that count the rows of its file by outcome."""
     return {
         "n_rows": counts.rows,
         "n_rows_used": counts.rows_used,

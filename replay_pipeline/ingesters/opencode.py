@@ -37,7 +37,7 @@ class OpenCode:
     name = "opencode"
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether the head of a session, an export or a session's storage file is in `head`."""
+        """Return whether `head` begins a session, an export, or a session's storage file."""
         start = head.lstrip()
         if not start.startswith(b"{") or b'"ses_' not in head:
             return False

@@ -69,7 +69,7 @@ class PipelineResource(dg.ConfigurableResource):
     """
 
     def settings(self) -> Settings:
-        """Read what the environment of this process names.
+        """Read the settings that this process's environment names.
 
         Raises:
             ConfigError: a setting is wrong, or the settings file isn't trusted.

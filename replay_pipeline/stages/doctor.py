@@ -44,7 +44,7 @@ _NEEDED_OF_DAGSTER = (
 
 
 def in_one_line(error: ModuleNotFoundError) -> str | None:
-    """Return which extra brings the package that is missing; `None` where no extra does."""
+    """Return a sentence that names the extra of a missing package, or `None` if no extra has it."""
     name = (error.name or "").partition(".")[0]
     extra = {**_EXTRAS, **_FURTHER_EXTRAS}.get(name)
     return extra and f"{name} is not installed: pip install 'replay-pipeline[{extra}]'"

@@ -171,7 +171,7 @@ class Pipeline(Project):
         return report
 
     def check_settings(self) -> None:
-        """Find what later stages would refuse, before the replay is paid for.
+        """Check the settings of later stages before the replay is paid for.
 
         Raises:
             ConfigError: a recipe, marks file or trainer config is wrong, or there is no folder for

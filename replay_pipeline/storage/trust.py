@@ -137,7 +137,7 @@ def check_file(path: Path, data: bytes, *, folder: Path) -> None:
 
 
 def read_trust(folder: Path) -> Trust:
-    """Read what is trusted; nothing where there is no file.
+    """Read the list of trusted hosts and files. It is empty where there is no file.
 
     Raises:
         ConfigError: the file is damaged, or somebody else may write to it.

@@ -35,7 +35,7 @@ class TriedCall(msgspec.Struct, frozen=True):
 
 
 class CandidateResult(msgspec.Struct, frozen=True):
-    """What became of a candidate."""
+    """The result of executing a candidate."""
 
     status: Status
     """`fails`: a call is refused by its tool. A command that ends with another status than 0 has
@@ -73,7 +73,7 @@ class TriedState(Protocol):
         ...
 
     def key(self) -> str:
-        """Return what names the working tree by its content."""
+        """Return a name for the working tree that depends on its content."""
         ...
 
 
@@ -99,7 +99,7 @@ class Judge:
         """Commands that were run."""
 
     def judge(self, place: TriedState, calls: Sequence[TriedCall]) -> CandidateResult:
-        """Return what becomes of a candidate's calls, one after the other."""
+        """Execute a candidate's calls in order, and return the result."""
         if self.execute == "off" or not calls:
             return CandidateResult("not_known")
         run = ToolRun(place.tree, cwd=place.cwd, read=place.read)

@@ -1,6 +1,6 @@
 """OpenCode, newest of npm: driven on loopback against a scripted model, and its database beside what it sent.
 
-    python -m tests.client.opencode tests/data/clients/opencode.json.gz
+    python -m tests.client.opencode tests/data/opencode.json.gz
 
 writes the recording for `make test`: the database as SQL, with other names for folders of this machine.
 """

@@ -42,7 +42,7 @@ _COARSE = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """What a budget took from a prompt or a response."""
+    """The tokens that a budget removed from a prompt or a response."""
 
     n_dropped_steps: int = 0
     n_shortened_texts: int = 0
@@ -71,7 +71,7 @@ class Cut:
 
 
 class Fitted(NamedTuple):
-    """What is rendered of a conversation."""
+    """The rendered part of a conversation."""
 
     messages: list[Message]
     tools: list[Tool] | None
@@ -109,7 +109,7 @@ def sides_of(row: Mapping[str, Any]) -> list[Message]:
 
 
 def needs_of(sides: Iterable[Message]) -> dict[str, list[str]]:
-    """Name what a prompt must hold for these actions to be possible: `texts`, and `tools`."""
+    """Return the texts and tools that a prompt must keep for these actions to be possible."""
     texts: set[str] = set()
     tools: set[str] = set()
     for message in sides:
@@ -133,7 +133,7 @@ def _named(value: Any) -> Iterator[str]:
 
 
 def span_of(text: str, needed: str) -> tuple[int, int] | None:
-    """Find what is needed in a text: as it stands, or line by line behind line numbers."""
+    """Find a needed text in another: as it stands, or line by line behind line numbers."""
     if (start := text.rfind(needed)) >= 0:
         return start, start + len(needed)
     lines = [line.strip() for line in needed.splitlines() if line.strip()]
@@ -208,7 +208,7 @@ class _Text:
 
 
 class Fitting:
-    """One conversation, and what it may lose."""
+    """One conversation, with the parts that may be cut."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class Fitting:
         return Cut(refusal=f"{why} {whole} tokens")
 
     def within(self, budget: int, *, whole: int) -> Fitted | None:
-        """Keep what fits, without any tool where it does not fit otherwise; `None` if nothing does.
+        """Cut to the budget, and drop the tools if nothing else fits; `None` if that isn't enough.
 
         Args:
             budget: tokens, as they add up here.

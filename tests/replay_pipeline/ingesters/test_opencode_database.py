@@ -17,7 +17,7 @@ from replay_pipeline.ingesters import Traces, discover, ingest
 from replay_pipeline.ingesters.opencode_database import export_sessions
 from tests.roots import pipeline_at
 
-RECORDING = Path(__file__).parents[2] / "data" / "clients" / "opencode.json.gz"
+RECORDING = Path(__file__).parents[2] / "data" / "opencode.json.gz"
 TABLES = ("session", "message", "part")
 
 
