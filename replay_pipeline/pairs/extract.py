@@ -242,12 +242,7 @@ class _Extraction:
 
     def reliability(self) -> Reliability:
         """Return the estimates that the states judged so far give."""
-        return self.claims.fitted(*self.asked_again())
-
-    def asked_again(self) -> tuple[int, int]:
-        """Return how often the student's own model was asked again, and left its action."""
-        n, n_left = self.options.get("asked_again", (0, 0))
-        return self.report.n_control + n, self.report.n_control_mismatch + n_left
+        return self.claims.fitted(*_asked_again(self.report, self.options))
 
     def judge_all(
         self, states: Iterable[TraceState], on_progress: Callable[[Progress], None] | None
@@ -514,12 +509,19 @@ class _Extraction:
 
     def finished(self) -> PairReport:
         report = self.report
-        report.reliability, claims = self.claims.settle(report.pairs, *self.asked_again())
+        again = _asked_again(report, self.options)
+        report.reliability, claims = self.claims.settle(report.pairs, *again)
         report.poll = self.claims.poll(claims, report.pairs, min_p_better=self.min_p_better)
         self.refute()
         self.report.matrix = self.statistics.matrix()
         self.report.agreement = self.statistics.by_level()
         return self.report
+
+
+def _asked_again(report: PairReport, options: ExtractOptions) -> tuple[int, int]:
+    """Return how often the student's own model was asked again, and left its action."""
+    n, n_left = options.get("asked_again", (0, 0))
+    return report.n_control + n, report.n_control_mismatch + n_left
 
 
 def _with_evidence(
