@@ -106,7 +106,7 @@ class Conversations:
 
 
 class InConversations:
-    """A table in parts whose rows are told which conversation their session belongs to."""
+    """A table in parts, with the conversation of each row's session filled in."""
 
     def __init__(self, parts: Iterable[pa.Table], conversation_of: Mapping[str, str]) -> None:
         self._parts = parts

@@ -145,7 +145,7 @@ class _Session:
             turn.usage = _usage(as_dict(info.get("tokens")))
         talk.close()
         if error:
-            # What was broken off by its user is shown again, and what failed is asked for anew.
+            # What was broken off by its user is shown again, and what failed is asked for again.
             flag = "interrupted" if error.get("name") == _ABORTED else "retracted"
             for each in talk.turns[n_turns:]:
                 each.flags.add(flag)

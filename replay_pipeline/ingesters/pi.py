@@ -179,7 +179,7 @@ class _Session:
     def _compacted(
         self, entry: dict[str, Any], name: str, offset: int, parent: Turn | None
     ) -> Turn:
-        """Start anew from the summary, and from what was kept word for word."""
+        """Start again from the summary, and from what was kept word for word."""
         first = as_text(entry.get("firstKeptEntryId"))
         index = entry.get("firstKeptEntryIndex")
         if first is None and isinstance(index, int) and 0 <= index < len(self._entries):

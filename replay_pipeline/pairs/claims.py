@@ -82,7 +82,7 @@ class Claims:
         }
 
     def claim(self, pair: DPOPair, families: Iterable[str]) -> None:
-        """Note a pair, and the families that would do what it prefers."""
+        """Record a pair, and the families that would take its chosen action."""
         ballot = self._ballots.get(pair["state_id"])
         group = self._box.group_of(ballot, families) if ballot is not None else None
         self._claims.append(_Claim(pair, group))
@@ -99,7 +99,7 @@ class Claims:
         return True if agent is False and True in told else None
 
     def fitted(self, self_agreement: float | None = None) -> Reliability:
-        """Return the estimates that all ballots give, what is known of pairs included."""
+        """Return the estimates from all ballots and all checked pairs."""
         ballots = dict(self._ballots)
         for claim in self._claims:
             ballot = ballots.get(claim.pair["state_id"])

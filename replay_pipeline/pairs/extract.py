@@ -139,7 +139,7 @@ def extract_pairs(
         raise ConfigError(f"level={level!r} is not one of {', '.join(LEVELS)}")
     minimum = options.get("min_p_better")
     if minimum is not None and not 0 <= minimum <= 1:
-        raise ConfigError(f"min_p_better={minimum} is no probability")
+        raise ConfigError(f"min_p_better={minimum} is not a probability")
     rows, control = list(teacher_actions), list(options.get("control", ()))
     with without_collector():
         if minimum is not None and options.get("reliability") is None:

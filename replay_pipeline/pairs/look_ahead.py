@@ -63,7 +63,7 @@ class LookAhead:
             steps.sort(key=lambda step: step.turn_idx)
 
     def n_steps_to(self, found: Found) -> int | None:
-        """Count the steps until the student does what a pair prefers; `None` if it does not soon.
+        """Count the steps until the agent takes the chosen action of a pair; `None` if not soon.
 
         Nor where the recorded action failed or was refused: doing the other thing next is then the
         best evidence that it was better.

@@ -293,7 +293,7 @@ def problems_on_hub(
     endpoint: str | None = None,
     patience_s: float = 300.0,
 ) -> list[str]:
-    """Load what the Hub holds of a dataset, as `problems_of_loading` does, and return what is wrong.
+    """Load a dataset from the Hub, as `problems_of_loading` does, and return the problems.
 
     Of each config and split the first and the last shard are fetched, with the card that declares
     them.

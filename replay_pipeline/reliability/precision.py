@@ -68,7 +68,7 @@ def _short(share: float) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Poll:
-    """What there is to say how many pairs are right: sums of claims, and the checks; polls add up.
+    """The evidence for how many pairs are right: sums of claims, and the checks. Polls add up.
 
     Pairs that execution has proven are counted apart: they are no sample of the others.
     """
@@ -219,7 +219,7 @@ def _interval(
 
 
 def draw(claims: Mapping[str, float], n: int) -> dict[str, float]:
-    """Return the `n` pairs that tell most about the precision, each with the chance that it had.
+    """Return the `n` pairs that say most about the precision, each with its probability.
 
     The chance grows with the standard deviation of the claim, `sqrt(p (1 - p))` (Neyman's allocation);
     no pair is without one, since the claims may be wrong. A hash of the pair decides, so that the same

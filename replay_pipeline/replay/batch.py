@@ -224,7 +224,7 @@ class _BatchRun:
                 key = self.keys[pending.teacher]
                 pending.batch_id = await client.find_batch(pending.base_url, pending.key, key)
                 if pending.batch_id is None:
-                    # It never arrived: its money is free, and its questions are asked anew.
+                    # It never arrived: its money is free, and its questions are asked again.
                     await self._withdraw(pending)
                     continue
                 await self._note(pending)

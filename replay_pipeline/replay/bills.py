@@ -27,7 +27,7 @@ _MOST_DISCOUNT = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What an answer is booked at."""
+    """The cost at which an answer is booked, and whether it is believed."""
 
     cost_nano: int
     disputed: str | None = None

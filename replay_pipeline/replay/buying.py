@@ -157,7 +157,7 @@ class Buyer:
     def file(
         self, state: int, poll: Poll, ballot: Ballot | None, paid_usd: Mapping[int, float]
     ) -> None:
-        """Note what came of asking at a state: its votes so far, and what each teacher's call cost."""
+        """Record the votes at a state so far, and the cost of each teacher's call."""
         if self._policy.is_in_turn:
             self._polls[state] = poll
         elif ballot is None:

@@ -46,7 +46,7 @@ _MAX_SENT_AGAIN = 2
 
 @dataclass(kw_only=True)
 class Engine:
-    """Asks the questions of one run. Stops sending when told to, never abandons a paid call."""
+    """Asks the questions of one run. On a stop it sends no more, and waits for paid calls."""
 
     ledger: Ledger
     client: Client

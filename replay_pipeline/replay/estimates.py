@@ -95,7 +95,7 @@ def forecast(
     adaptations: Mapping[str, tuple[str, ...]] | None = None,
     is_full: bool = False,
 ) -> Estimate:
-    """Add up what the questions of these lanes would take.
+    """Sum the estimates for the questions of these lanes.
 
     Equal requests count once. Gates about states are applied; for gates about votes the share of
     states at which each teacher is still asked is assumed (`ASSUMED_STUDENT`, `ASSUMED_TEACHERS`).

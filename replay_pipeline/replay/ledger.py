@@ -199,7 +199,7 @@ class Ledger:
                     "insert into owners(opened_at, host) values(?, ?) returning id",
                     (iso(now()), socket.gethostname()),
                 )
-            # The lock may be held by a process whose ledger was deleted and is made anew here.
+            # The lock may be held by a process whose ledger was deleted and is made again here.
             if self._database.claim(owner):
                 return owner
 

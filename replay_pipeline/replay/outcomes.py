@@ -34,7 +34,7 @@ def has_too_short_a_limit(lost: Sequence[LostCall], teacher: TeacherSpec) -> boo
 
 
 def settled_lost(lost: LostCall, cost: int) -> Settlement:
-    """Book a lost call at what is known of its cost, or at its bound; its answer stays lost."""
+    """Book a lost call at its known cost, or at its bound. Its answer stays lost."""
     is_too_slow = lost.error_code == "no_reply"
     waited_s = (lost.due_at - lost.sent_at).total_seconds()
     row = TeacherAction(
@@ -133,7 +133,7 @@ def lost_row(task: Task) -> TeacherAction:
 
 
 def unexpected(error: Exception) -> dict[str, str]:
-    """Return the fields of a row that say what nobody foresaw."""
+    """Return the fields of a row for an unexpected error."""
     return {
         "error_code": "unexpected",
         "error_message": f"{type(error).__name__}: {error}"[:500],

@@ -284,7 +284,7 @@ def _number(name: str, number: str, most: float) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= most:
-        raise ConfigError(f"gate {name!r}: {number} is no number from 0 to {most:g}")
+        raise ConfigError(f"gate {name!r}: {number} is not a number from 0 to {most:g}")
     return value
 
 

@@ -72,7 +72,7 @@ def probe_teachers(
     ledger: str | Path | None = None,
     **options: Unpack[ReplayOptions],
 ) -> list[Probe]:
-    """Ask every teacher three tiny questions and say what its answers show.
+    """Ask every teacher three tiny questions, and report the results.
 
     Args:
         teachers: who is asked.

@@ -59,7 +59,7 @@ async def replay_trace(
     ledger: str | Path | None = None,
     **options: Unpack[ReplayOptions],
 ) -> list[TeacherAction]:
-    """Ask every teacher what it would do at every state, for at most `max_total_usd`.
+    """Ask every teacher for its action at every state, for at most `max_total_usd`.
 
     Answers that are already in the ledger are returned and not asked again; they count against
     the ceiling. When the ceiling is reached nothing more is sent, and what is there is returned.
@@ -319,7 +319,7 @@ _ANY_AGE_DAYS = 36_500.0
 
 
 def indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
-    """Return states that can be asked for again by number; a sequence is taken as it is."""
+    """Return states with random access. A sequence is returned unchanged."""
     return states if isinstance(states, Sequence) else list(states)
 
 

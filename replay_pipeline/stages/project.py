@@ -134,7 +134,7 @@ class Project(Overview):
 
     @cached_property
     def owners(self) -> "Owners":
-        """Return the batch that has each state: the last one that read it anew."""
+        """Return the batch that has each state: the last one that read it again."""
         return Owners(self)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
@@ -203,7 +203,7 @@ class Project(Overview):
         return harnesses_of(self.settings)
 
     def prompts(self, batch: str, *, is_neutral: bool = False) -> PromptsOf:
-        """Return what finds what the states of a batch had shown, for its pairs; opened when first asked."""
+        """Return a reader of the shown messages of a batch's states. Opens the tables on first use."""
         traces: list[Traces] = []
 
         def prompts(state_ids: Sequence[str]) -> Iterator[TraceState]:
@@ -278,7 +278,7 @@ class Project(Overview):
         )
 
     def write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> None:
-        """Write a table of a batch, and forget what is remembered of the one before."""
+        """Write a table of a batch, and drop the cached one."""
         self.root.write(name, batch, table)
         self.outputs.get(WRITTEN_BY[name], {}).pop((batch, name), None)
         if name in self.folds:
@@ -342,7 +342,7 @@ class Project(Overview):
         return digest_of(self.root.part(name, batch))
 
     def tables_of(self, batch: str, *stages: str) -> list[str]:
-        """Name the tables of a batch by which `Receipt.data_version` knows what stages have written."""
+        """Name the tables of a batch that `Receipt.data_version` covers."""
         return [
             name
             for name, stage in WRITTEN_BY.items()

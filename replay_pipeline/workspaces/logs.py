@@ -167,7 +167,7 @@ class _Rows:
 def read_log(paths: Iterable[Path], *, copies: Path | None = None) -> Log:
     """Return the calls and backups in session files of Claude Code, each call once.
 
-    Lines that are no JSON are counted and left out.
+    Lines that are not JSON are counted and left out.
 
     Args:
         paths: the files.

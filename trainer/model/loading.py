@@ -259,7 +259,7 @@ def layer_range(layers: str | None, n_layers: int) -> list[int] | None:
 
 
 def merged(config: RunConfig, adapter: Any) -> Any:
-    """Merge a saved adapter into the model it was trained on, loaded anew and unquantized.
+    """Merge a saved adapter into the model it was trained on, loaded again and unquantized.
 
     Merging into quantized weights would round the sum; and the run's own model stays as it is.
     """

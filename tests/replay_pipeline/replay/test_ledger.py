@@ -724,7 +724,7 @@ def test_an_answer_that_was_kept_twice_in_one_place_is_booked_once(tmp_path):
 
 
 def test_a_kept_answer_of_another_ledger_is_booked_under_a_number_of_its_own(tmp_path):
-    """A ledger was deleted and made anew: its calls have the numbers of others now."""
+    """A ledger was deleted and made again: its calls have the numbers of others now."""
     path = tmp_path / "l"
     with quick(path) as ledger:
         reserved = held(ledger, "a", 10)

@@ -1,4 +1,4 @@
-"""Who runs where on the mesh, what each replica is told, and when a dead one is started anew."""
+"""Who runs where on the mesh, what each replica is told, and when a dead one is started again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
