@@ -619,10 +619,12 @@ def show_pairs(reports: Report, *, is_last: bool = True) -> None:
     say(f"Pairs by source: {_counted(_added(reports, 'pairs_by_source'))}.")
     if n := sum(report.get("n_rejected_in_review") or 0 for report in reports.values()):
         say(f"{n:,} pairs were rejected in review.")
-    from replay_pipeline.reliability import Poll
+    from replay_pipeline.reliability import PrecisionEvidence
 
     show_strengths(reports)
-    poll = Poll.pooled(report["poll"] for report in reports.values() if "poll" in report)
+    poll = PrecisionEvidence.pooled(
+        report["poll"] for report in reports.values() if "poll" in report
+    )
     say(f"How many are right: {poll.precision().words()}.")
     if not is_last:
         return

@@ -22,7 +22,7 @@ _SENTINELS = ("[Request interrupted", "Caveat:")
 Facts = dict[str, Any]
 
 
-class Overview:
+class SessionTotals:
     """Adds sessions up; `figures` gives the sums so far."""
 
     def __init__(self) -> None:

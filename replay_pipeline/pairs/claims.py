@@ -10,7 +10,7 @@ from replay_pipeline.reliability import (
     Ballot,
     BallotBox,
     Beliefs,
-    Poll,
+    PrecisionEvidence,
     Reliability,
     Verdicts,
     fit,
@@ -146,7 +146,7 @@ class Claims:
         claims: Mapping[str, float],
         pairs: Iterable[DPOPair],
         chances: Mapping[str, float] | None = None,
-    ) -> Poll:
+    ) -> PrecisionEvidence:
         """Return the evidence for how many pairs are right."""
         known = {
             pair.get("pair_id", ""): is_right
@@ -158,7 +158,7 @@ class Claims:
         told = {key: is_right for key, is_right in known.items() if key not in self._checked}
         left = {key: p for key, p in claims.items() if told.get(key) is not False}
         marked = {key: known[key] for key in known.keys() - told.keys()}
-        return Poll.of(
+        return PrecisionEvidence.of(
             left, marked, chances, proven=[key for key, is_right in told.items() if is_right]
         )
 

@@ -18,7 +18,7 @@ from replay_pipeline.publish.batch_facts import digest_of, n_moved, rows_by_spli
 from replay_pipeline.publish.blind import in_words
 from replay_pipeline.publish.splits import SPLITS
 from replay_pipeline.redaction.printable import printable
-from replay_pipeline.reliability import Poll, strengths
+from replay_pipeline.reliability import PrecisionEvidence, strengths
 from replay_pipeline.storage.schemas import describe
 
 # Filled in directly: `DatasetCard.from_template` would compile it and read the result back each
@@ -83,7 +83,7 @@ _COUNTED = {
 def _precision(batches: Sequence[Mapping[str, Any]]) -> str:
     """Return how many of the pairs that were extracted are right, as far as somebody has checked."""
     polls = [_stage(batch, "pairs").get("poll") for batch in batches]
-    found = Poll.pooled(poll for poll in polls if poll).precision()
+    found = PrecisionEvidence.pooled(poll for poll in polls if poll).precision()
     return found.words() if found.n_pairs else "nobody has checked a pair"
 
 

@@ -67,7 +67,7 @@ def _short(share: float) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Poll:
+class PrecisionEvidence:
     """The evidence for how many pairs are right: sums of claims, and the checks. Polls add up.
 
     Pairs that execution has proven are counted apart: they are no sample of the others.
@@ -90,7 +90,7 @@ class Poll:
         chances: Mapping[str, float] | None = None,
         *,
         proven: Iterable[str] = (),
-    ) -> "Poll":
+    ) -> "PrecisionEvidence":
         """Make a poll of claims and checks by pair.
 
         Args:
@@ -115,7 +115,7 @@ class Poll:
         )
 
     @classmethod
-    def pooled(cls, reports: Iterable[Mapping[str, Any]]) -> "Poll":
+    def pooled(cls, reports: Iterable[Mapping[str, Any]]) -> "PrecisionEvidence":
         """Add up polls that `to_json` has written."""
         found = list(reports)
         return cls(

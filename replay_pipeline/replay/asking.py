@@ -29,7 +29,7 @@ from replay_pipeline.windows import window_messages
 logger = logging.getLogger(__name__)
 
 
-class ReplayOptions(TypedDict, total=False):
+class AskingOptions(TypedDict, total=False):
     """The keyword options of every replay. `Asking` describes each one."""
 
     max_concurrency: int
@@ -94,7 +94,7 @@ class Asking:
     """Wait for the disk at each booking, which also survives a power failure."""
 
     @classmethod
-    def of(cls, **options: Unpack[ReplayOptions]) -> "Asking":
+    def of(cls, **options: Unpack[AskingOptions]) -> "Asking":
         """Read options as the public functions take them.
 
         Raises:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from replay_pipeline.reliability import Ballot, Reliability, fit
 from replay_pipeline.reliability.worth import MOST_PLANNED, Rule, Worth
 from replay_pipeline.replay.places import Place, errors_first, spread
-from replay_pipeline.replay.policy import Policy, Poll, Verdict
+from replay_pipeline.replay.policy import GateDecision, Policy, Poll
 from replay_pipeline.types import TeacherSpec
 
 BY_VALUE = "value"
@@ -132,8 +132,8 @@ class Buyer:
         self._reached: set[str] = set()
         self._next_in_order = 0
         self._polls: dict[int, Poll] = {}
-        self._asked_on: dict[int, Verdict] = {}
-        self.stopped: dict[int, Verdict] = {}
+        self._asked_on: dict[int, GateDecision] = {}
+        self.stopped: dict[int, GateDecision] = {}
         """By state, why nobody more is asked there."""
         self._is_rich: bool | None = None
         self.model: Reliability | None = None

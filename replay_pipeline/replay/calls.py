@@ -122,7 +122,7 @@ class InDoubt:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LedgerEntries:
     """The entries of a ledger for some requests, by request."""
 
     decided: dict[str, Known]

@@ -21,7 +21,7 @@ from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import LazyStates, TraceBatch, Traces, manifest_from
 from replay_pipeline.lazy import OnFirstUse
 from replay_pipeline.pairs import pairs_of
-from replay_pipeline.replay import ReplayOptions
+from replay_pipeline.replay import AskingOptions
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.overview import Overview, hash_of
 from replay_pipeline.stages.receipts import Written
@@ -218,7 +218,7 @@ class Project(Overview):
         names = ("dpo_pairs", "sampled_pairs")
         return names[: 1 + self.root.has("sampled_pairs", batch)]
 
-    def accounts(self, night: str | None = None) -> ReplayOptions:
+    def accounts(self, night: str | None = None) -> AskingOptions:
         """Return the ceilings and price lists that everything that pays shares."""
         replay = self.settings.replay
         limits = {"day": replay.max_daily_usd, "night": replay.max_nightly_usd if night else None}
@@ -228,7 +228,7 @@ class Project(Overview):
             "price_folder": self.price_folder(),
         }
 
-    def options(self, night: str | None = None) -> ReplayOptions:
+    def options(self, night: str | None = None) -> AskingOptions:
         """Return the options that decide the questions of a replay."""
         replay, pairs = self.settings.replay, self.settings.pairs
         return {

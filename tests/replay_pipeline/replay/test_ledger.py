@@ -23,9 +23,9 @@ from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyEr
 from replay_pipeline.replay import database as databases
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.replay.calls import (
-    Found,
     InDoubt,
     Known,
+    LedgerEntries,
     LostCall,
     NewCall,
     Refused,
@@ -455,7 +455,7 @@ def test_a_ledger_tells_all_that_it_knows_of_some_requests(tmp_path):
         due_at=sent_at + timedelta(seconds=60), error_code="odd", generation_id="gen",
     )  # fmt: skip
     the_answer = Known(request_sha="answered", run_id="r1", cost_nano=7, row=b'"row"')
-    assert found == Found(
+    assert found == LedgerEntries(
         decided={
             "answered": the_answer,
             "lasting": Known(request_sha="lasting", run_id="r1", cost_nano=3, row=b"null"),
