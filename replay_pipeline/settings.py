@@ -341,9 +341,9 @@ class Settings(_Section):
     @classmethod
     def load(
         cls,
-        path: Place | None = None,
+        path: Place | str | None = None,
         *,
-        data_dir: Place | None = None,
+        data_dir: Place | str | None = None,
         changes: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> "Settings":
@@ -356,7 +356,7 @@ class Settings(_Section):
 
         Args:
             path: the settings file.
-            data_dir: the data root.
+            data_dir: the data root: a folder, or a URL such as `s3://bucket/root`.
             changes: single settings, nested as in the file.
             env: the environment; by default that of the process.
 
@@ -366,8 +366,10 @@ class Settings(_Section):
             StorageError: the data root is on an object store that cannot be reached.
         """
         env = variables() if env is None else env
-        root = data_dir or (as_path(env["REPLAY_DATA"]) if env.get("REPLAY_DATA") else None)
-        path = path or (Path(env["REPLAY_SETTINGS"]) if env.get("REPLAY_SETTINGS") else None)
+        root = data_dir or env.get("REPLAY_DATA") or None
+        root = as_path(root) if isinstance(root, str) else root
+        path = path or env.get("REPLAY_SETTINGS") or None
+        path = Path(path) if isinstance(path, str) else path  # a file of this machine
         try:
             text = _found_settings(root, env) if path is None else path.read_bytes()
             path = path or (root or _DEFAULT_ROOT) / _BESIDE

@@ -40,6 +40,8 @@ from replay_pipeline.ingesters.sent import (
 
 logger = logging.getLogger(__name__)
 
+_NO_MODEL = "<synthetic>"
+"""The model of what the client says in its place, as when a session is taken up again: seen, and no decision."""
 _HOUSEKEEPING_AGENTS = ("agent-acompact", "agent-aprompt_suggestion", "agent-aside_question")
 _COMMAND = re.compile(
     r"\s*<(?:command-name|command-message|local-command-|bash-input|bash-stdout|bash-stderr)"
@@ -253,8 +255,8 @@ class _Tree:
     def _assistant(self, offset: int, row: Row, parent: Turn | None) -> None:
         message = row.message
         assert message is not None
-        # Written by the program in the model's place: no model decided it, and none was shown it.
-        if row.is_api_error_message or message.model == "<synthetic>":
+        # An error of the provider, written in the model's place: no model decided or was shown it.
+        if row.is_api_error_message:
             self.counts.skipped["synthetic"] += 1
             return
         # One API message is a row per block, and results may stand between them: rows with one id
@@ -262,11 +264,13 @@ class _Tree:
         key = message.id or row.uuid or ""
         turn = self.by_message.get(key)
         if turn is None:
-            if self.queue.taken and not row.is_sidechain:
+            if self.queue.taken and not row.is_sidechain and message.model != _NO_MODEL:
                 parent = self._say_queued(row, parent)
             turn = self.by_message[key] = self._turn(offset, row, parent, "assistant")
             turn.message_id = message.id
             turn.model = message.model
+            if message.model == _NO_MODEL:
+                turn.flags.add("copy")
             turn.request = row.request_ref
             if self.snapshots:
                 self.n_snapshots[turn] = len(self.snapshots)

@@ -18,6 +18,8 @@ from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.types import Message
 
 _PIECE_CHARS = 1_500_000
+_ANSWERED_AS_THEY_CAME = frozenset({"claude_code"})
+"""Agents that send results of parallel calls in the order in which they came, and not in that of the calls."""
 _ID_BYTES = 10
 """A multiple of 5, so that ids in base 32 lie side by side without padding."""
 _ID_CHARS = _ID_BYTES * 8 // 5
@@ -337,10 +339,13 @@ class LogRows:
             if turn.calls:
                 action["tool_calls"] = self._tool_calls(turn)
             messages.append(action)
-        for call in turn.calls:
-            result = turn.results.get(call.id)
+        call_ids = dict.fromkeys(call.id for call in turn.calls)
+        if self._log.agent in _ANSWERED_AS_THEY_CAME:
+            call_ids = dict.fromkeys([*turn.results, *call_ids])
+        for call_id in call_ids:
+            result = turn.results.get(call_id)
             content = clean.text(result.text) if result is not None else NO_RESULT
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         return messages
 
 
