@@ -32,7 +32,7 @@ class PipeCommand(NamedTuple):
 
 
 def parsed(source: bytes) -> Tree:
-    """Return the syntax tree of a command that is parsed without errors and in bounded time.
+    """Return the syntax tree of a command that parses without errors and in bounded time.
 
     Trying to recover from an error takes a time that grows with the square of the length. The
     parser reports its progress after a fixed number of steps, so that the same command is given

@@ -691,7 +691,7 @@ def show_train(report: Report) -> None:
     for name, words in _EXPLAINED.items():
         if n := report.get(name):
             say(words.format(n=n))
-    next_step("`replay-pipeline look` shows the curves, and the actions of the trained model")
+    next_step("`replay-pipeline look` shows the curves and the new actions")
 
 
 _KINDS: dict[str | None, str] = {
@@ -887,7 +887,7 @@ def show_findings(report: Report) -> None:
 
 
 def show_teachers(report: Report) -> None:
-    """One row per teacher, and each problem once below them."""
+    """Show one row for each teacher, and each problem once below the table."""
     problems: dict[str, list[str]] = {}
     headings = ("teacher", "model", "$ per M in / out", "may train", "state")
     rows = []

@@ -100,7 +100,7 @@ class Memory(ABC):
 
     @abstractmethod
     def remember(self, key: bytes) -> None:
-        """Take in a key that has passed."""
+        """Add the key of a row that passed."""
 
     @abstractmethod
     def _reason(self, key: bytes) -> tuple[str, str] | None:

@@ -227,7 +227,7 @@ _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 
 
 def layer_range(layers: str | None, n_layers: int) -> list[int] | None:
-    """Read `12-29` as the layers 12 to 29, `last 10` as the last ten; `None` is all of them.
+    """Parse `12-29` as layers 12 to 29, `last 10` as the last ten, and `None` as all layers.
 
     `last 60%` is that share of the layers, whatever the depth, and one layer at least.
 
