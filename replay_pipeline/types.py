@@ -408,7 +408,8 @@ class DPOPair(TypedDict):
     n_against: NotRequired[int]
     """Votes for the student's action: the student, and every family that sides with it."""
     evidence: NotRequired[list[str]]
-    """What the record itself says for the chosen side: `rewind`, `rejection`."""
+    """What the record itself says for the chosen side: `rewind`, `rejection`. `execution`: the teachers agree
+    only by what their actions did when they were tried."""
     source: NotRequired[Literal["consensus", "rewind", "rejection", "rehearsal"]]
     rejected_source: NotRequired[Literal["recorded", "sampled"]]
     hint: NotRequired[str | None]

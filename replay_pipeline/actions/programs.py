@@ -29,7 +29,9 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: str = ""
     alias: str = ""
     objects: str = ""
-    operands: Literal["paths", "words", "pattern", "git", "find", "script", "command"] = "paths"
+    operands: Literal["paths", "words", "pattern", "git", "passed", "find", "script", "command"] = (
+        "paths"
+    )
     lead: int = 0
     number: Literal["anywhere", "ahead", "first", "alone"] | None = None
     ordered: bool = False

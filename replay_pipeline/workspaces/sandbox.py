@@ -65,6 +65,8 @@ class Ran(msgspec.Struct, frozen=True):
     output: str
     changes: dict[str, str | None]
     """Files that are not as they were, by absolute path; None where one is gone."""
+    is_repeatable: bool = False
+    """Whether it was run twice on the same files and did the same; so is said by who runs it."""
 
 
 class Sandbox:

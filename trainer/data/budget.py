@@ -162,6 +162,16 @@ def _parts_of(needed: str) -> list[str]:
     return [name] if name and name != needed else []
 
 
+def _replaced_in(value: Any) -> Iterator[str]:
+    """List the texts that the calls of messages replace."""
+    if isinstance(value, Mapping):
+        yield from (value[name] for name in REPLACED if isinstance(value.get(name), str))
+        value = list(value.values())
+    if isinstance(value, list):
+        for entry in value:
+            yield from _replaced_in(entry)
+
+
 def _texts(value: Any, but: Collection[str] = ()) -> Iterator[str]:
     """List the texts of a message: its content, and the arguments of its calls, `but` of those with such a name."""
     if isinstance(value, str):
@@ -250,9 +260,25 @@ class Fitting:
                 places = [self._places_of(part, but) for part in parts]
                 if places and None not in places:
                     break
-            for part in places if None not in places else map(self._places_of, _parts_of(needed)):
-                pinned |= part or set()
+            if None in places:
+                places = [self._places_of(part) for part in _parts_of(needed)]
+            found = set().union(*(part or set() for part in places))
+            if not but:
+                found |= self._since_replaced(found, needed)
+            pinned |= found
         return pinned
+
+    def _since_replaced(self, places: Collection[int], needed: str) -> set[int]:
+        """Name all blocks since an edit that replaced a needed text, where only that edit shows it.
+
+        The text stands again, or the side could not replace it: what came since says so.
+        """
+        parts = [needed, *_parts_of(needed)]
+        for place in sorted(places):
+            old = "\n".join(_replaced_in(self.blocks[place]))
+            if any(part in old for part in parts):
+                return set(range(place, len(self.blocks)))
+        return set()
 
     def _places_of(self, needed: str, but: Sequence[str] = ()) -> set[int] | None:
         """Find the block where a text stood last, and keep its span; `None` if it stood nowhere."""

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 RENDERING_FILE = "rendering.json"
 """Beside a checkpoint: how the prompts of its training were shown."""
 
-BUDGET_VERSION = 3
+BUDGET_VERSION = 4
 """Of what a budget keeps: token ids at rest that an older one kept are made anew."""
 
 
