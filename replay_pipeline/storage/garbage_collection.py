@@ -21,7 +21,7 @@ def without_collector() -> Iterator[None]:
 
 
 def give_back_memory() -> None:
-    """Give memory that is free back to the system, which allocators keep for the next time."""
+    """Hand memory that is free back to the system, which allocators keep for the next time."""
     pa.default_memory_pool().release_unused()
     with suppress(OSError, AttributeError):  # glibc alone has it
         ctypes.CDLL(None).malloc_trim(0)
