@@ -40,6 +40,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     once: bool = False
     folders: bool = False
     odd_dashes: bool = False
+    odd_words: str = ""
     searches_path: bool = False
     display: bool = False
     is_interpreter: bool = False

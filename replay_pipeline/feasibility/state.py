@@ -37,6 +37,9 @@ _NEED_A_FILE = {
     "NotebookEdit": "notebook_path",
 }
 """Tools that act on a file that is there already, and the argument that names it."""
+_DELEGATES = frozenset({"Task", "Agent"})
+"""Tools that have a subagent work, which may change any file; those of `_LOOKING` only look."""
+_LOOKING = frozenset({"explore", "plan"})
 _N_RECENT = 8
 """Calls back to which a look counts as a repetition."""
 _FAILED = re.compile(
@@ -389,6 +392,8 @@ def _shows_again(look: Call, done: Done) -> bool:
 
 
 def _changes_what_is_seen(call: Call, look: Call) -> bool:
+    if call.name in _DELEGATES:
+        return str(call.values().get("subagent_type", "")).lower() not in _LOOKING
     if reach_of(call) == "anything" and look.name in ("Read", "NotebookRead"):
         path = path_of(look)
         return path is None or may_change(call, path)
