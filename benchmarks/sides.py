@@ -332,7 +332,7 @@ def main() -> None:
             for row in rows:
                 judged(whole[row["pair_id"]], text_of(row["prompt"]), tally, row["prompt"])
             missed |= printed(config, tally, len(whole) - len(rows))
-            table[config] = dict(tally)
+            table[config] = dict(tally) | {"left out": len(whole) - len(rows)}
             for form in FORMATS if config in ("pairs", "pairs_8k") else ():
                 tally = Counter()
                 by_id = {row["state_id"]: row for row in rows}
@@ -347,10 +347,12 @@ def main() -> None:
                         )
                         judged(whole[row["pair_id"]], text_of(before), tally, None)
                 missed |= printed(f"{config} as {form}", tally, len(whole) - tally["rows"])
-                table[f"{config} as {form}"] = dict(tally)
+                table[f"{config} as {form}"] = dict(tally) | {
+                    "left out": len(whole) - tally["rows"]
+                }
         for name, tally, n_refused in windows(dataset, whole):
             missed |= printed(name, tally, n_refused)
-            table[name] = dict(tally)
+            table[name] = dict(tally) | {"left out": n_refused}
         difference = (
             abs(
                 ends["answers that end where the agent goes on"]

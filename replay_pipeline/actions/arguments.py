@@ -135,6 +135,8 @@ def _is_odd(
         and any(re.fullmatch(r"-\d\d+", word) for word in words[places[0] :])
     ):
         return True
+    if program.odd_words and not set(program.odd_words.split()).isdisjoint(words):
+        return True
     if program.once and len({flag[0] for flag in flags}) < len(flags):
         return True
     # An operand behind an option behind an operand is none of the program's own any more.

@@ -37,6 +37,9 @@ _NEED_A_FILE = {
     "NotebookEdit": "notebook_path",
 }
 """Tools that act on a file that is there already, and the argument that names it."""
+_DELEGATES = frozenset({"Task", "Agent"})
+"""Tools that have a subagent work, which may change any file; those of `_LOOKING` only look."""
+_LOOKING = frozenset({"explore", "plan"})
 _N_RECENT = 8
 """Calls back to which a look counts as a repetition."""
 _FAILED = re.compile(
@@ -74,7 +77,7 @@ _CWD = re.compile(r"^(?:\s*- |\s*)(?:Primary w|W)orking directory: (/.*)$", re.M
 
 
 class Obstacle(NamedTuple):
-    """The reason why an action can't work in its place."""
+    """The reason why an action can't work at a state."""
 
     kind: ObstacleKind
     why: str
@@ -91,7 +94,7 @@ class Done(NamedTuple):
 
 
 def cwd_of(messages: Sequence[Message]) -> str | None:
-    """Return the working directory that the first message tells, if it does."""
+    """Return the working directory that the first message names, if any."""
     content = messages[0].get("content") if messages else None
     found = _CWD.search(content) if isinstance(content, str) else None
     return found[1].strip() if found else None
@@ -389,6 +392,8 @@ def _shows_again(look: Call, done: Done) -> bool:
 
 
 def _changes_what_is_seen(call: Call, look: Call) -> bool:
+    if call.name in _DELEGATES:
+        return str(call.values().get("subagent_type", "")).lower() not in _LOOKING
     if reach_of(call) == "anything" and look.name in ("Read", "NotebookRead"):
         path = path_of(look)
         return path is None or may_change(call, path)

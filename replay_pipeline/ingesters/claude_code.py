@@ -75,6 +75,7 @@ class _Tree:
         self.counts = counts
         self.agent = agent
         self.segment = 0
+        self._texts: dict[str | None, str | None] = {}
         self.by_row: dict[str, Turn | None] = {}
         self.by_message: dict[str, Turn] = {}
         self.by_call: dict[str, Turn] = {}
@@ -245,12 +246,16 @@ class _Tree:
             segment=segment,
             agent=agent,
             timestamp=row.timestamp,
-            version=row.version,
-            cwd=row.cwd,
+            version=self._same(row.version),
+            cwd=self._same(row.cwd),
         )
         self.turns.append(turn)
         self.tips[bool(row.is_sidechain)] = turn
         return turn
+
+    def _same(self, text: str | None) -> str | None:
+        """Return a text that many turns have as one object, which holds its memory once."""
+        return self._texts.setdefault(text, text)
 
     def _assistant(self, offset: int, row: Row, parent: Turn | None) -> None:
         message = row.message
@@ -268,7 +273,7 @@ class _Tree:
                 parent = self._say_queued(row, parent)
             turn = self.by_message[key] = self._turn(offset, row, parent, "assistant")
             turn.message_id = message.id
-            turn.model = message.model
+            turn.model = self._same(message.model)
             if message.model == _NO_MODEL:
                 turn.flags.add("copy")
             turn.request = row.request_ref
@@ -737,7 +742,7 @@ def _session_id(known: str | None, row: Row, stem: str) -> str | None:
 def _parts_of(path: Path, end: int) -> tuple[str | None, list[int]]:
     """Return the id of a session, and where its parts begin and end that have nothing in common.
 
-    After a compaction the model starts anew, and so may the reader of a long file: where nothing
+    After a compaction the model starts over, and so may the reader of a long file: where nothing
     that follows names anything that came before, all before it can be let go.
     """
     session_id: str | None = None
@@ -815,6 +820,10 @@ def _logs(
         by_agent.setdefault(turn.agent, []).append(turn)
     for agent_id, inner in tree.agents.items():
         by_agent.setdefault(agent_id, []).extend(inner.turns)
+    title, names = tree.title(), frozenset(tree.by_row)
+    # Of a long file these are megabytes, and it is all in memory until its rows are made.
+    for found in (tree.by_row, tree.by_call, tree.by_message):
+        found.clear()
     for agent_id, turns in by_agent.items():
         for index, turn in enumerate(turns, n_turns[agent_id]):
             turn.index = index
@@ -830,10 +839,10 @@ def _logs(
             agent_id=agent_id or None,
             parent_session_id=session_id if agent_id else None,
             origins=frozenset(tree.origins),
-            rows=frozenset() if agent_id else frozenset(tree.by_row),
+            rows=frozenset() if agent_id else names,
             follows=frozenset(tree.follows),
             is_continued=is_continued,
-            title=None if agent_id else tree.title(),
+            title=None if agent_id else title,
             sent=shown,
         )
 

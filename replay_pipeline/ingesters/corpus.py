@@ -54,12 +54,13 @@ from replay_pipeline.ingesters.opencode_database import (
     readable_sessions,
 )
 from replay_pipeline.ingesters.pi import Pi
+from replay_pipeline.ingesters.qwen_code import QwenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
 from replay_pipeline.redaction.people import user_of
 from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.redaction.scanning import people_in
-from replay_pipeline.storage.garbage_collection import without_collector
+from replay_pipeline.storage.garbage_collection import give_back_memory, without_collector
 from replay_pipeline.storage.store import written_whole
 from replay_pipeline.storage.tables import write_table
 from replay_pipeline.types import Progress, Tool
@@ -67,6 +68,7 @@ from replay_pipeline.types import Progress, Tool
 logger = logging.getLogger(__name__)
 
 INGESTERS: tuple[Ingester, ...] = (
+    QwenCode(),
     ClaudeCode(),
     Codex(),
     GeminiCli(),
@@ -84,6 +86,8 @@ INGESTERS: tuple[Ingester, ...] = (
 
 _HEAD_BYTES = 65_536
 _TAIL_BYTES = 4_096
+_PIECES_HELD = 8
+"""Pieces of a long conversation after whose rows their memory is given back."""
 _SUFFIXES = frozenset({".jsonl", ".json"})
 
 IN_CONVERSATIONS = ("sessions", "turns", "states")
@@ -398,10 +402,13 @@ class _Corpus:
             # Read once for its people and once more for its rows, it is never in memory as a whole.
             again = reader.read(source.place, ReadCounts(), end)
             users = self._people((log.turns, log.turns) for log in again)
+            give_back_memory()
         else:
             decided = list(decided)
             users = self._people((log.turns, needed) for log, _, needed, _ in decided)
         sessions = self._add_logs(decided, source, users)
+        if end > LONG_BYTES:
+            give_back_memory()
         counts.subtract(known)
         self.counts.add(counts)
         origin = {
@@ -450,7 +457,7 @@ class _Corpus:
 
     def _add_rows(self, rows: LogRows, labels: Mapping[Turn, Label], cleaner: Cleaner) -> None:
         """Make the rows of a conversation, piece by piece: of a long one no text is there twice."""
-        for piece in pieces_of(rows.kept):
+        for number, piece in enumerate(pieces_of(rows.kept), 1):
             cleaner.prepare(chain(texts_of(piece, keeps=True), hints_of(piece, labels)))
             self.turns.extend(rows.turns(piece))
             self.states.extend(rows.states(piece, labels))
@@ -458,6 +465,8 @@ class _Corpus:
                 self._close()
             for turn in piece:
                 turn.let_go()
+            if not number % _PIECES_HELD:
+                give_back_memory()
 
     def _decided(
         self, log: SessionLog, source: SourceSlice, before: Mapping[str, bytes]
@@ -532,6 +541,7 @@ class _Corpus:
                 sums["cache_read_input_tokens"] += usage.n_cache_read
                 sums["output_tokens"] += usage.n_output
         self.conversations.add(log, copied)
+        log.rows = frozenset()
         return fresh
 
     def _unique_id(

@@ -10,7 +10,7 @@ from replay_pipeline.reliability import (
     Ballot,
     BallotBox,
     Beliefs,
-    Poll,
+    PrecisionEvidence,
     Reliability,
     Verdicts,
     calibrated,
@@ -113,7 +113,7 @@ class Claims:
         }
 
     def claim(self, pair: DPOPair, families: Iterable[str]) -> None:
-        """Note a pair, and the families that would do what it prefers."""
+        """Record a pair, and the families that would take its chosen action."""
         ballot = self._ballots.get(pair["state_id"])
         group = self._box.group_of(ballot, families) if ballot is not None else None
         self._claims.append(_Claim(pair, group))
@@ -190,7 +190,7 @@ class Claims:
         pairs: Iterable[DPOPair],
         *,
         min_p_better: float | None = None,
-    ) -> Poll:
+    ) -> PrecisionEvidence:
         """Return the evidence for how many pairs are right.
 
         Args:
@@ -210,7 +210,7 @@ class Claims:
         marked = {key: known[key] for key in known.keys() - told.keys()}
         # What its mark alone has kept is no sample of what claims have kept.
         least = min_p_better or 0.0
-        return Poll.of(
+        return PrecisionEvidence.of(
             left,
             marked,
             self._chances,

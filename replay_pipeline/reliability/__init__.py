@@ -6,7 +6,7 @@ Start with `model.py`; `ballots.py` says what is looked at, `precision.py` how c
 from replay_pipeline.reliability.ballots import AGENT, Ballot, BallotBox, Verdicts
 from replay_pipeline.reliability.calibration import Calibration, calibrated
 from replay_pipeline.reliability.model import Beliefs, Reliability, fit, posterior
-from replay_pipeline.reliability.precision import Poll, Precision, draw, draw_next
+from replay_pipeline.reliability.precision import Precision, PrecisionEvidence, draw, draw_next
 from replay_pipeline.reliability.strengths import Strength, shared_errors, strengths
 from replay_pipeline.reliability.wilson import wilson_interval
 
@@ -16,8 +16,8 @@ __all__ = [
     "BallotBox",
     "Beliefs",
     "Calibration",
-    "Poll",
     "Precision",
+    "PrecisionEvidence",
     "Reliability",
     "Strength",
     "Verdicts",

@@ -14,6 +14,7 @@ import pytest
 
 from replay_pipeline.errors import IngestError
 from replay_pipeline.ingesters import Traces, discover, ingest
+from replay_pipeline.ingesters.json_lines import text_in
 from replay_pipeline.ingesters.opencode_database import export_sessions
 from tests.roots import pipeline_at
 
@@ -59,11 +60,11 @@ def plain(messages: list[dict[str, Any]]) -> list[Any]:
     return [
         [
             message["role"],
-            message.get("content") or "",
+            text_in(message.get("content") or ""),
             message.get("tool_call_id"),
             [
                 [call["id"], call["function"]["name"], json.loads(call["function"]["arguments"])]
-                for call in message.get("tool_calls", ())
+                for call in message.get("tool_calls") or ()
             ],
         ]
         for message in messages
