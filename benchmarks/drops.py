@@ -1,6 +1,6 @@
 """What does a recipe drop, why, and of the sound pairs how many? On pairs that nothing was kept out of.
 
-    python benchmarks/drops.py SESSIONS [--recipe agent] [--most 4000] [--show 50] [--json FILE]
+    python benchmarks/drops.py [SESSIONS] [--recipe agent] [--most 4000] [--show 50] [--json FILE]
 
 Each state of the sessions becomes a pair: what two of three teachers that answer by rule (`plausible.py`) agree on, against
 what the agent did, unless that is the same. Extraction, which refuses most bad pairs, is left out on purpose. Pairs of
@@ -25,6 +25,7 @@ from replay_pipeline.actions import agreement_level, agrees_at, canonical_action
 from replay_pipeline.ingesters import ingest, open_traces, write_traces
 from replay_pipeline.normalize import DJNormalizer
 from replay_pipeline.pairs import pairs_table
+from replay_pipeline.testing.sample import SESSIONS_DIR
 from replay_pipeline.types import DPOPair, TraceState
 
 MARK_KEPT = 0.95
@@ -78,7 +79,7 @@ def shown(pair: DPOPair, drop: dict[str, Any], way: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sessions", type=Path)
+    parser.add_argument("sessions", type=Path, nargs="?", default=SESSIONS_DIR)
     parser.add_argument("--recipe", default="agent")
     parser.add_argument("--most", type=int, default=4_000)
     parser.add_argument("--show", type=int, default=0)

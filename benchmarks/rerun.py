@@ -1,6 +1,6 @@
 """A second `ingest` over a corpus that did not change: what does it read?
 
-    python benchmarks/rerun.py SESSIONS... [--gigabytes 10] [--json FILE]
+    python benchmarks/rerun.py [SESSIONS...] [--gigabytes 10] [--json FILE]
 
 The corpus is the sessions, linked under other names until it is as large as asked. Both runs are the
 command of a user, each in a process of its own; bytes are what the process read, by the kernel's count
@@ -10,12 +10,15 @@ command of a user, each in a process of its own; bytes are what the process read
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from replay_pipeline.testing.sample import SESSIONS_DIR
 
 _CHILD = """
 import json, resource, sys, time
@@ -68,14 +71,16 @@ def ingest(corpus: Path, data: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sessions", nargs="+", type=Path)
-    parser.add_argument("--gigabytes", type=float, default=10)
+    parser.add_argument("sessions", nargs="*", type=Path, help="by default the bundled sample")
+    parser.add_argument("--gigabytes", type=float, help="10, of the sample 0.01")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    files = sorted(file for path in options.sessions for file in path.rglob("*.jsonl"))
-    with tempfile.TemporaryDirectory(dir=files[0].parent) as folder:
+    gigabytes = options.gigabytes or (10 if options.sessions else 0.01)
+    with tempfile.TemporaryDirectory(dir=(options.sessions or [None])[0]) as folder:
+        sessions = options.sessions or [shutil.copytree(SESSIONS_DIR, Path(folder) / "sample")]
+        files = sorted(file for path in sessions for file in path.rglob("*.jsonl"))
         corpus, data = Path(folder) / "corpus", Path(folder) / "data"
-        n_bytes = link(files, corpus, int(options.gigabytes * 1e9))
+        n_bytes = link(files, corpus, int(gigabytes * 1e9))
         first = ingest(corpus, data)
         second = ingest(corpus, data)
         report = {"corpus_bytes": n_bytes, "first": first, "second": second}

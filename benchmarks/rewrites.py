@@ -1,13 +1,14 @@
 """Real actions rewritten: are those that mean something else told apart, and the others not?
 
-    python benchmarks/rewrites.py SESSIONS [--seed 0] [--most 30000] [--show 20] [--json FILE]
+    python benchmarks/rewrites.py [SESSIONS] [--seed 0] [--most 30000] [--show 20] [--json FILE]
 
-Each recorded call of the sessions is rewritten so that it surely means something else (another file, pattern,
-text, operator, a command less or negated), and so that it surely means the same (blanks, comments, quotes,
-another order of arguments, paths written out, more context around an edit, another label or time limit). A false
-merge is a changed call that counts as the same at `effect`; a false split is one that means the same and does
-not. Changed calls are drawn until there are MOST of them, so that those that leave nothing to chance come again. Exit
-code 1 where there is a false merge, or more than one false split in a hundred.
+Each recorded call of the sessions (by default the bundled sample) is rewritten so that it surely means something else
+(another file, pattern, text, operator, folder, a redirection, a command less or negated), and so that it surely means
+the same (blanks, comments, quotes, line breaks, another order of arguments, paths written out, defaults told, more
+context around an edit, another label or time limit). A false merge is a changed call that counts as the same at
+`effect`; a false split is one that means the same and does not. No rewritten call is counted twice; rounds are made
+until MOST are found, or a round finds no new one. Exit code 1 where there is a false merge, or more than one false split
+in a hundred.
 """
 
 import argparse
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from replay_pipeline.actions import agreement_level, agrees_at, canonical_action
 from replay_pipeline.ingesters import ClaudeCodeIngester
+from replay_pipeline.testing.sample import SESSIONS_DIR
 from replay_pipeline.types import Message
 
 Arguments = dict[str, Any]
@@ -32,6 +34,8 @@ Rewrite = Callable[[Arguments, str, random.Random], Arguments | None]
 _FILE = {"Read": "file_path", "Edit": "file_path", "Write": "file_path", "MultiEdit": "file_path"}
 _PLAIN = re.compile(r"(?<=\s)[A-Za-z0-9_.-]+/[A-Za-z0-9_./-]*[A-Za-z0-9_](?=\s|$)")
 _LITERAL = re.compile(r"(?<=\s)(['\"])([A-Za-z][\w ]{2,40})\1(?=\s|$)")
+_SWITCH = re.compile(r"(?<=\s)--[a-z][a-z-]+(?=\s+-|\s*$)")
+"""A long option behind which no value can stand."""
 _ODD = re.compile(r"<<|\$\(|`|\becho\b|\bprintf\b|\n|#|\bfor\b|\bwhile\b|\bif\b")
 """What is left alone: here-documents, substitutions, loops, and words that are only printed."""
 
@@ -95,6 +99,112 @@ def one_word_more(arguments: Arguments, _cwd: str, _chance: random.Random) -> Ar
     return _with(arguments, command=f"{command.rstrip()} zq")
 
 
+def sent_to_a_file(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+    """Write what comes out to a file."""
+    command = _command(arguments)
+    if command is None or re.search(r"[>&]\s*$|&>|(?<!\d)>(?!&)", command):
+        return None
+    return _with(arguments, command=f"{command.rstrip()} > zq.log")
+
+
+def in_background(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+    """Go on without waiting."""
+    command = _command(arguments)
+    if command is None or command.rstrip().endswith(("&", ";")):
+        return None
+    return _with(arguments, command=f"{command.rstrip()} &")
+
+
+def in_another_folder(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+    """Go to another folder first."""
+    command = _command(arguments)
+    if command is None or re.match(r"\s*cd\b|\s*pwd\b", command):
+        return None
+    return _with(arguments, command=f"cd zq && {command}")
+
+
+def other_environment(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+    """Give the first command another environment."""
+    command = _command(arguments)
+    if command is None or not re.match(r"[a-z./]", command):
+        return None
+    return _with(arguments, command=f"ZQ=1 {command}")
+
+
+def with_more_rights(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+    """Run the first command as somebody else."""
+    command = _command(arguments)
+    if command is None or not re.match(r"(?!cd\b|sudo\b|time\b)[a-z./]", command):
+        return None
+    return _with(arguments, command=f"sudo {command}")
+
+
+def one_option_less(arguments: Arguments, _cwd: str, chance: random.Random) -> Arguments | None:
+    """Leave a long option out that stands alone."""
+    command = _command(arguments)
+    found = list(_SWITCH.finditer(command or ""))
+    if command is None or not found:
+        return None
+    one = chance.choice(found)
+    if len(re.findall(rf"{re.escape(one[0])}(?=\s|$)", command)) > 1:
+        return None
+    return _with(arguments, command=f"{command[: one.start()]}{command[one.end() :]}")
+
+
+def other_errors(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+    """Throw the complaints away instead of reading them."""
+    command = _command(arguments)
+    if command is None or "2>&1" not in command:
+        return None
+    return _with(arguments, command=command.replace("2>&1", "2>/dev/null", 1))
+
+
+def pipe_turned(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+    """Let the last two commands of a pipe change places."""
+    command = _command(arguments)
+    parts = (command or "").split(" | ")
+    if command is None or len(parts) < 2 or re.search(r"['\"&;()]", command):
+        return None
+    *first, one, other = parts
+    if one.split() == other.split():
+        return None
+    return _with(arguments, command=" | ".join([*first, other, one]))
+
+
+def all_places(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+    """Replace every place instead of one, or one instead of every."""
+    is_text = all(isinstance(arguments.get(key), str) for key in ("old_string", "new_string"))
+    if not is_text or not arguments.get("old_string"):
+        return None
+    return _with(arguments, replace_all=not arguments.get("replace_all"))
+
+
+def other_anchor(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+    """Insert the same text at another place."""
+    old, new = arguments.get("old_string"), arguments.get("new_string")
+    if not (isinstance(old, str) and isinstance(new, str) and old and new.startswith(old)):
+        return None
+    added = new.removeprefix(old)
+    return (
+        _with(arguments, old_string="zq anchor", new_string=f"zq anchor{added}") if added else None
+    )
+
+
+def other_lines(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+    """Read what stands behind the lines that were read."""
+    offset, limit = arguments.get("offset"), arguments.get("limit")
+    if not isinstance(limit, int) or not isinstance(offset or 1, int):
+        return None
+    return _with(arguments, offset=max(offset or 1, 1) + limit)
+
+
+def other_case(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+    """Mind the case of letters, or don't."""
+    if not re.search("[A-Za-z]", str(arguments.get("pattern"))):
+        return None
+    return _with(arguments, **{"-i": not arguments.get("-i")})
+
+
 def another_file(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
     """Read or change another file."""
     path = arguments.get("file_path")
@@ -119,6 +229,45 @@ def more_blanks(arguments: Arguments, _cwd: str, _chance: random.Random) -> Argu
     if command is None or re.search(r"['\"\\]", command):
         return None
     return _with(arguments, command=f" {command.replace(' ', '  ')} ")
+
+
+def broken_line(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+    """Go on in the next line."""
+    command = _command(arguments)
+    if command is None or not re.search(r" (?:&&|\|) ", command) or re.search(r"['\"\\]", command):
+        return None
+    return _with(arguments, command=re.sub(r" (&&|\|) ", r" \\\n  \1 ", command, count=1))
+
+
+def line_behind(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+    """Go on in the next line behind the operator, and end with an empty one."""
+    command = _command(arguments)
+    if command is None or not re.search(r" (?:&&|\|) ", command) or re.search(r"['\"\\]", command):
+        return None
+    return _with(arguments, command=re.sub(r" (&&|\|) ", r" \1\n", command, count=1) + "\n")
+
+
+def _null(name: str) -> Rewrite:
+    def null(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+        """Name an argument without giving a value."""
+        return None if name in arguments else _with(arguments, **{name: None})
+
+    return null
+
+
+def told_defaults(arguments: Arguments, cwd: str, _chance: random.Random) -> Arguments | None:
+    """Tell what holds anyway: the folder, all matches of a search."""
+    if "pattern" not in arguments or "path" in arguments:
+        return None
+    return _with(arguments, path=cwd)
+
+
+def ended(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+    """End with a semicolon."""
+    command = _command(arguments)
+    if command is None or command.rstrip().endswith((";", "&")):
+        return None
+    return _with(arguments, command=f"{command.rstrip()};")
 
 
 def with_comment(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
@@ -194,12 +343,25 @@ CHANGING: dict[str, dict[str, Rewrite]] = {
             one_less,
             negated,
             one_word_more,
+            *(sent_to_a_file, in_background, in_another_folder, other_environment),
+            *(with_more_rights, one_option_less, other_errors, pipe_turned),
         )
     },
-    "Edit": {"another_file": another_file, "new text": _longer("new_string")},
+    "Edit": {
+        "another_file": another_file,
+        "new text": _longer("new_string"),
+        "old text": _longer("old_string"),
+        "all_places": all_places,
+        "other_anchor": other_anchor,
+    },
     "Write": {"another_file": another_file, "content": _longer("content")},
-    "Read": {"another_file": another_file},
-    "Grep": {"pattern": _longer("pattern"), "path": _longer("path")},
+    "Read": {"another_file": another_file, "other_lines": other_lines},
+    "Grep": {
+        "pattern": _longer("pattern"),
+        "path": _longer("path"),
+        "glob": _longer("glob"),
+        "other_case": other_case,
+    },
     "Glob": {"pattern": _longer("pattern"), "path": _longer("path")},
     "WebSearch": {"query": _longer("query")},
     "WebFetch": {"url": _longer("url")},
@@ -210,17 +372,20 @@ KEEPING: dict[str, dict[str, Rewrite]] = {
         each.__name__: each
         for each in (
             *(more_blanks, with_comment, quoted, other_quotes, into_the_folder),
-            *(other_label, other_order),
+            *(other_label, other_order, broken_line, line_behind, ended),
         )
-    },
+    }
+    | {"null": _null("timeout")},
     "Edit": {
         "written_out": written_out,
         "more_context": more_context,
         "other_order": other_order,
+        "null": _null("replace_all"),
     },
     "Write": {"written_out": written_out, "other_order": other_order},
-    "Read": {"written_out": written_out, "other_order": other_order},
-    "Grep": {"other_order": other_order},
+    "Read": {"written_out": written_out, "other_order": other_order, "null": _null("offset")},
+    "Grep": {"other_order": other_order, "null": _null("glob"), "told_defaults": told_defaults},
+    "Glob": {"other_order": other_order, "told_defaults": told_defaults},
 }
 
 
@@ -255,7 +420,7 @@ def judged(name: str, one: Arguments, other: Arguments, cwd: str) -> bool:
 def main() -> int:
     """Print a table of both kinds of mistakes, with some of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sessions", type=Path)
+    parser.add_argument("sessions", type=Path, nargs="?", default=SESSIONS_DIR)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most", type=int, default=30_000)
     parser.add_argument("--show", type=int, default=20)
@@ -271,6 +436,7 @@ def main() -> int:
     ):  # fmt: skip
         n: Counter[str] = Counter()
         wrong: Counter[str] = Counter()
+        seen: set[tuple[str, ...]] = set()
         while n.total() < options.most:
             before = n.total()
             for name, arguments, cwd in calls:
@@ -278,6 +444,10 @@ def main() -> int:
                     other = rewrite(arguments, cwd, chance)
                     if other is None or (other == arguments and rule != "other_order"):
                         continue
+                    key = (rule, cwd, json.dumps(arguments), json.dumps(other))
+                    if key in seen:
+                        continue
+                    seen.add(key)
                     n[f"{name} {rule}"] += 1
                     if judged(name, arguments, other, cwd) is is_wrong:
                         wrong[f"{name} {rule}"] += 1

@@ -1,6 +1,6 @@
 """Can the sides of published pairs be done where they stand? In every config, export and window.
 
-    python benchmarks/sides.py SESSIONS [--json benchmarks/results/sides.json] [--show 3]
+    python benchmarks/sides.py [SESSIONS] [--work FOLDER] [--json benchmarks/results/sides.json]
 
 The sessions are ingested, answered by rule (`plausible.py`: what the agent did, sound steps, and tempting ones),
 and taken through extraction, the recipe `agent`, publishing, every export, and the windows of the trainer. What is
@@ -37,12 +37,13 @@ from replay_pipeline.ingesters import ingest, open_traces, write_traces
 from replay_pipeline.normalize import DJNormalizer
 from replay_pipeline.pairs import extract_pairs, pairs_table, positives_table
 from replay_pipeline.publish import export, layout, publish
+from replay_pipeline.testing.sample import SESSIONS_DIR
 from replay_pipeline.types import ExportFormat
 
 LENGTHS = (8_192, 16_384, 32_768)
-WINDOWS = (1_024, 4_096)
+WINDOWS = (1_024, 2_048, 4_096, 8_192, None)
 N_IN_WINDOWS = 400
-"""Rows that are rendered at each window: all that edit a file, and some of the others."""
+"""Rows that are rendered at each window: all that edit a file, and some of the others. The last is without a limit."""
 FORMATS: tuple[ExportFormat, ...] = ("jsonl", "trl", "llama-factory", "axolotl", "unsloth")
 MARK_RECORDED, MARK_LOOKS = 0.01, 0.01
 N_RECENT = 8
@@ -276,19 +277,24 @@ def windows(dataset: Path, whole: Mapping[str, Row]) -> Iterator[tuple[str, Coun
     every.sort(key=lambda row: not any(name == "Edit" for name, _ in _both(row)))
     rows = every[:N_IN_WINDOWS]
     tokenizer = train_tokenizer(corpus(rows[:200]), vocab_size=8_192)
+    sizes: dict[str, int] = {}
     for size in WINDOWS:
-        renderer = Renderer(tokenizer=tokenizer, max_prompt_tokens=size, max_response_tokens=1_024)
+        limit = size or 1_000_000
+        renderer = Renderer(tokenizer=tokenizer, max_prompt_tokens=limit, max_response_tokens=1_024)
+        renderer._sizes = sizes  # they are those of texts, whatever the window
         tally: Counter[str] = Counter()
         n_refused = 0
         for row in rows:
             sides = [*row["chosen"], *row["rejected"]]
-            ids, cut = renderer.prompt(row["prompt"], row.get("tools"), sides=sides)
-            if cut.refusal:
+            needs = needs_of(sides)
+            fitted, ids = renderer._fitted(row["prompt"], row.get("tools"), needs)
+            if fitted.cut.refusal and needs["texts"]:
                 n_refused += 1
                 continue
-            fitted, _ = renderer._fitted(row["prompt"], row.get("tools"), needs_of(sides))
+            if fitted.cut.refusal:  # a tail of it, as nothing is needed
+                ids, _ = renderer.prompt(row["prompt"], row.get("tools"), sides=sides)
             judged(whole[row["pair_id"]], tokenizer.decode(ids), tally, fitted.messages)
-        yield f"window {size:,}", tally, n_refused
+        yield f"window {size:,}" if size else "no window", tally, n_refused
 
 
 def printed(name: str, tally: Counter[str], left_out: int) -> bool:
@@ -304,7 +310,7 @@ def printed(name: str, tally: Counter[str], left_out: int) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sessions", type=Path)
+    parser.add_argument("sessions", type=Path, nargs="?", default=SESSIONS_DIR)
     parser.add_argument("--work", type=Path, help="keep the tables here")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -326,7 +332,7 @@ def main() -> None:
             for row in rows:
                 judged(whole[row["pair_id"]], text_of(row["prompt"]), tally, row["prompt"])
             missed |= printed(config, tally, len(whole) - len(rows))
-            table[config] = dict(tally)
+            table[config] = dict(tally) | {"left out": len(whole) - len(rows)}
             for form in FORMATS if config in ("pairs", "pairs_8k") else ():
                 tally = Counter()
                 by_id = {row["state_id"]: row for row in rows}
@@ -341,10 +347,12 @@ def main() -> None:
                         )
                         judged(whole[row["pair_id"]], text_of(before), tally, None)
                 missed |= printed(f"{config} as {form}", tally, len(whole) - tally["rows"])
-                table[f"{config} as {form}"] = dict(tally)
+                table[f"{config} as {form}"] = dict(tally) | {
+                    "left out": len(whole) - tally["rows"]
+                }
         for name, tally, n_refused in windows(dataset, whole):
             missed |= printed(name, tally, n_refused)
-            table[name] = dict(tally)
+            table[name] = dict(tally) | {"left out": n_refused}
         difference = (
             abs(
                 ends["answers that end where the agent goes on"]

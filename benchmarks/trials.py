@@ -56,9 +56,12 @@ def wrong_answers(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("sessions", type=Path)
-    parser.add_argument("repository", type=Path)
+    parser.add_argument("sessions", type=Path, nargs="?")
+    parser.add_argument("repository", type=Path, nargs="?")
     options = parser.parse_args()
+    if options.repository is None:
+        print("left out: name SESSIONS and the REPOSITORY that they worked in")
+        return
     prompts = {s["state_id"]: s for s in ClaudeCodeIngester(redact=False).ingest(options.sessions)}
     work = Workspaces(Settings(), sources=[options.sessions], repositories=[options.repository])
     judge = Judge("files")

@@ -79,7 +79,7 @@ class SchemaError(ReplayPipelineError, ValueError):
 
 
 class CheckFailedError(ReplayPipelineError, ValueError):
-    """A blocking check found broken data: what would have been made from it was not made."""
+    """A blocking check found broken data, so nothing was made from it."""
 
 
 class IngestError(ReplayPipelineError, ValueError):

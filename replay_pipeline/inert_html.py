@@ -31,7 +31,7 @@ _PAGE = """<!doctype html>
 def html_page(
     *, title: str, style: str, body: str, scripts: Sequence[str], data: Sequence[tuple[str, str]]
 ) -> str:
-    """Write a page whose policy allows its own style and scripts, and what these scripts add.
+    """Write a page whose policy allows only its own style and scripts.
 
     Args:
         title: title of the page.

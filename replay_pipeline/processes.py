@@ -64,6 +64,10 @@ _SECRET_NAME = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|SALT)(?:_|$)", r
 _PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 
 
+DEBUG = "REPLAY_DEBUG"
+"""The variable that asks for the stack below an error; `--debug` sets it."""
+
+
 def variables() -> Mapping[str, str]:
     """Return the variables of this process; they are read nowhere else."""
     return os.environ
@@ -72,6 +76,11 @@ def variables() -> Mapping[str, str]:
 def environment(name: str, default: str | None = None) -> str | None:
     """Return a variable of the environment that is no secret."""
     return os.environ.get(name, default)
+
+
+def set_debug() -> None:
+    """Ask for the stack below every error, here and in the processes that this one starts."""
+    os.environ[DEBUG] = "1"
 
 
 def secrets_in(named: Iterable[tuple[str, str]]) -> set[str]:
@@ -85,7 +94,7 @@ def secrets_in(named: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether a variable holds a key or password, by its name or as an address with a password."""
+    """Return whether a variable holds a key or password, by its name or its value."""
     return bool(_SECRET_NAME.search(name) or _PASSWORD.search(value))
 
 

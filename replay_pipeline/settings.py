@@ -65,7 +65,7 @@ class _Section(BaseModel):
 
 
 class IngestSettings(_Section):
-    """Which sessions are read, and how."""
+    """The sessions to read, and how to read them."""
 
     sources: tuple[Path, ...] = ()
     """Folders or files with sessions; empty: Claude Code's own folder of this user."""
@@ -93,7 +93,7 @@ class IngestSettings(_Section):
 
 
 class ReplaySettings(_Section):
-    """How states are replayed through teachers, and what that may cost."""
+    """How teachers are asked, and how much that may cost."""
 
     teachers: tuple[TeacherSpec, ...] = DEFAULT_TEACHERS
     """Models that are asked; or the name of some: `openrouter`, `frontier`, `sample`, `rehearsal`."""
@@ -241,7 +241,7 @@ class TraineeSettings(_Section):
 
     @property
     def is_set(self) -> bool:
-        """Return whether a model is named."""
+        """Return whether the settings name a model."""
         return self.folder is not None or self.endpoint is not None
 
 
@@ -257,7 +257,7 @@ TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 
 
 class WorkspaceSettings(_Section):
-    """The files behind states, and what may be executed on copies of them."""
+    """The files behind states, and the commands that may run on copies of them."""
 
     repositories: tuple[Path, ...] = ()
     """Git repositories of the projects, where they are not found from the folders that sessions
@@ -341,9 +341,9 @@ class Settings(_Section):
     @classmethod
     def load(
         cls,
-        path: Place | None = None,
+        path: Place | str | None = None,
         *,
-        data_dir: Place | None = None,
+        data_dir: Place | str | None = None,
         changes: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> "Settings":
@@ -356,7 +356,7 @@ class Settings(_Section):
 
         Args:
             path: the settings file.
-            data_dir: the data root.
+            data_dir: the data root: a folder, or a URL such as `s3://bucket/root`.
             changes: single settings, nested as in the file.
             env: the environment; by default that of the process.
 
@@ -366,8 +366,10 @@ class Settings(_Section):
             StorageError: the data root is on an object store that cannot be reached.
         """
         env = variables() if env is None else env
-        root = data_dir or (as_path(env["REPLAY_DATA"]) if env.get("REPLAY_DATA") else None)
-        path = path or (Path(env["REPLAY_SETTINGS"]) if env.get("REPLAY_SETTINGS") else None)
+        root = data_dir or env.get("REPLAY_DATA") or None
+        root = as_path(root) if isinstance(root, str) else root
+        path = path or env.get("REPLAY_SETTINGS") or None
+        path = Path(path) if isinstance(path, str) else path  # a file of this machine
         try:
             text = _found_settings(root, env) if path is None else path.read_bytes()
             path = path or (root or _DEFAULT_ROOT) / _BESIDE
@@ -427,19 +429,19 @@ class Settings(_Section):
         )
 
     def dataset_dir(self) -> Place:
-        """Return where the published dataset lies: a folder, or its place on an object store."""
+        """Return the place of the published dataset: a folder, or its URL on an object store."""
         return self.publish.folder or self.data_dir / "dataset"
 
     def model_dir(self) -> Place:
-        """Return where the trained model is kept: a folder, or its place on an object store."""
+        """Return the place of the trained model: a folder, or its URL on an object store."""
         return self.train.output or self.data_dir / "model"
 
     def training_dir(self) -> Path:
-        """Return folder of this machine that the trainer writes to."""
+        """Return the folder of this machine that the trainer writes to."""
         return self.train.output or self.local_dir() / "model"
 
     def secrets(self) -> list[str]:
-        """Return what must not leave this machine: keys and passwords of the environment, longest first.
+        """Return the keys and passwords of the environment, which stay on this machine, longest first.
 
         Those of the teachers, of variables whose names say so, and of addresses.
         """
@@ -578,7 +580,7 @@ def _private_text(path: Path, *, variable: str) -> str:
 
 
 def redaction_salt() -> str:
-    """Return what makes placeholders of secrets unguessable outside this installation: `REPLAY_SALT`."""
+    """Return the salt that makes placeholders of secrets unguessable elsewhere: `REPLAY_SALT`."""
     return variables().get("REPLAY_SALT", "")
 
 

@@ -85,7 +85,7 @@ def conversation_of(session_id: str) -> str:
 
 
 class ClientTexts(TypedDict):
-    """What a client's own prompt has in place of the beginning of a neutral one."""
+    """A client's own prompt and tools, which replace the beginning of a neutral prompt."""
 
     n_replaced: int
     """How many messages of the neutral prompt they stand for, from the first."""
@@ -94,7 +94,7 @@ class ClientTexts(TypedDict):
 
 
 class TraceState(TypedDict):
-    """One decision point of a recorded agent session: what the agent saw, and what it did.
+    """One decision point of a recorded agent session: the messages before it, and the action.
 
     `messages` ends with the last message *before* the action, so it never contains
     `student_action`.
@@ -161,7 +161,7 @@ LOOPBACK = re.compile(r"localhost|127\.\d{1,3}\.\d{1,3}\.\d{1,3}|\[::1\]")
 
 
 class TeacherSpec(BaseModel):
-    """A teacher: a model behind an OpenAI-compatible endpoint, and what it costs."""
+    """A teacher: a model behind an OpenAI-compatible endpoint, with its prices."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -300,7 +300,7 @@ REHEARSAL_TEACHERS: tuple[TeacherSpec, ...] = tuple(
 
 
 class RetryPolicy(BaseModel):
-    """How often a call that surely cost nothing is tried again, and how long to wait between."""
+    """How often, and after how long, a call that surely cost nothing is retried."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -319,7 +319,7 @@ class RetryPolicy(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherAction:
-    """What one teacher did at one state. A failed call is a row with `error_code`."""
+    """The action of one teacher at one state. A failed call is a row with `error_code`."""
 
     state_id: str
     teacher: str
@@ -361,7 +361,7 @@ class TeacherAction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """What became of an action where it was tried on a copy of the files of its state."""
+    """The result of an action that was executed on a copy of the files of its state."""
 
     works: bool
     """Whether every call of it was carried out; a command may have ended with any status."""
@@ -374,7 +374,7 @@ class Trial:
     """Whether a command was run, instead of file tools alone."""
 
     def in_words(self) -> str:
-        """Return `works`, or `fails: ` and how."""
+        """Return `works`, or `fails: ` and the reason."""
         return "works" if self.works else f"fails: {self.error_kind}"
 
 
@@ -408,7 +408,8 @@ class DPOPair(TypedDict):
     n_against: NotRequired[int]
     """Votes for the student's action: the student, and every family that sides with it."""
     evidence: NotRequired[list[str]]
-    """What the record itself says for the chosen side: `rewind`, `rejection`."""
+    """What the record itself says for the chosen side: `rewind`, `rejection`. `execution`: the teachers agree
+    only by what their actions did when they were tried."""
     source: NotRequired[Literal["consensus", "rewind", "rejection", "rehearsal"]]
     rejected_source: NotRequired[Literal["recorded", "sampled"]]
     hint: NotRequired[str | None]
@@ -461,7 +462,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateReport:
-    """What one gate saved, and what it lost where that could be measured."""
+    """The savings of one gate, and its losses where they could be measured."""
 
     gate: str
     n_calls_saved: int = 0
@@ -476,7 +477,7 @@ class GateReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayReport:
-    """What one replay did and cost."""
+    """The results and costs of one replay."""
 
     actions: list[TeacherAction] = field(repr=False)
     """One row per (state, teacher) that was decided now or before, failed ones included."""

@@ -32,6 +32,7 @@ the one that `REPLAY_SETTINGS` names, else `settings.toml` in the data root.
 | `REPLAY_DAGSTER_DB` | Dagster's records on PostgreSQL, as `postgresql+psycopg2://user:password@host/name`; without it they are files |
 | `REPLAY_FAST_STORAGE` | `1` or `0`: keep Dagster's records in files by the fast storage, or not; without it, under the minor versions of Dagster that it was tested with |
 | `REPLAY_WEBHOOK` | the address that is told when a run fails, as `notify.webhook_url` |
+| `REPLAY_DEBUG` | `1`: show the stack below an error, also in Dagster; `--debug` sets it |
 | `OPENROUTER_API_KEY`, `HF_TOKEN` | keys; read from the environment only, never written |
 
 ```toml
@@ -127,7 +128,7 @@ _CLI_HEAD = """\
 
 `replay-pipeline COMMAND --help` says the same in a terminal. `--data` and `--settings` come after the
 command. A mistake of yours ends with one line and exit code 2, work that failed with 1, Ctrl-C with
-130. The ledger keeps every paid answer, and the same command goes on from there.
+130. `--debug`, anywhere in a command, shows the stack below an error. The ledger keeps every paid answer, and the same command goes on from there.
 """
 
 

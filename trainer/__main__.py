@@ -103,6 +103,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TrainerError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _PACKAGES:
+            raise
+        sys.stderr.write(
+            f"error: {error.name} is not installed: pip install 'replay-pipeline[train]'\n"
+        )
+        return 2
     told = report_words(report, values) if sys.stdout.isatty() else json.dumps(report)
     sys.stdout.write(told + "\n")
     return 0
@@ -132,6 +139,9 @@ def report_words(report: Mapping[str, Any], values: Mapping[str, Any]) -> str:
         )
     return "\n".join(lines) if lines else json.dumps(report)
 
+
+_PACKAGES = {"accelerate", "datasets", "peft", "safetensors", "torch", "transformers", "trl"}
+"""What the extra `train` brings, by the names of their modules."""
 
 COMMANDS = ("launch", "attach", "logs", "stop", "export", "serve", "inspect")
 """First words that are about replicas or a finished model, not about a run in this process."""
@@ -234,7 +244,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Return whether somebody has asked this process to stop, by SIGTERM or Ctrl-C.
+    """Yield a function that returns whether SIGTERM or Ctrl-C asked this process to stop.
 
     The same signal again ends the process at once. Outside the main thread, where no handler can
     be set, nobody can ask.

@@ -26,7 +26,7 @@ MAX_HINT_CHARS = 600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HintContext:
-    """What is known about a failed step."""
+    """The known facts about a failed step."""
 
     error_text: str
     """The tool's error or the user's feedback, as recorded."""

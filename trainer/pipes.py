@@ -16,7 +16,7 @@ Metrics = dict[str, Any]
 
 @contextmanager
 def reporting() -> Iterator[Callable[[Metrics], None] | None]:
-    """Yield what takes each step's metrics to Dagster; `None` when Dagster did not start this."""
+    """Yield a callback that sends each step's metrics to Dagster, or `None` without Dagster."""
     try:
         import dagster_pipes  # noqa: PLC0415 - need not be installed
     except ImportError:

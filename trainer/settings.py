@@ -229,7 +229,7 @@ class SharedSettings:
 
     @property
     def is_fused(self) -> bool:
-        """Return whether the head of channels 1 and 2 makes no logits of a batch: wherever it is exact."""
+        """Return whether the head of channels 1 and 2 is fused: wherever that is exact."""
         return self.head != "reference" and self.sdpo.is_plain
 
     def _check_sft(self) -> None:
@@ -467,7 +467,7 @@ class RunConfig:
 
 
 def without_engines(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what a file says to engines in their own words, once that is checked.
+    """Return the settings without the engines' own parts, which are checked first.
 
     Raises:
         TrainerConfigError: `engines` names none that there is.

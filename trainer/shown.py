@@ -53,7 +53,7 @@ def inspected(
 
 
 def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Lay inspected rows out for a reader: each part under a line that says what is done with it."""
+    """Format inspected rows for a reader: each part below a line that names its use."""
     return "\n".join(line for number, row in enumerate(rows, 1) for line in _lines(row, number))
 
 

@@ -26,6 +26,7 @@ REAL = "build/real-model/smollm2-135m-instruct"
 def tiny() -> tuple[Any, Any]:
     """Make a tokenizer and a model of random weights."""
     print("1. a tokenizer and a tiny Qwen2, made on the spot")
+    torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
     tokenizer = train_tokenizer(corpus([EXAMPLE_ROW]), vocab_size=600)
     return tokenizer, make_model(tokenizer)
 

@@ -62,14 +62,14 @@ def agreement_level(
 
 
 def agrees_at(level: AgreementLevel, found: AgreementLevel | None) -> bool:
-    """Return whether an agreement `found` is at least as strict as `level`."""
+    """Return whether the agreement `found` is at least as strict as `level`."""
     return _STRICTNESS[found] >= _STRICTNESS[level]
 
 
 def differ_in_calls_alone(
     a: Action | Message | str, b: Action | Message | str, *, level: AgreementLevel = "effect"
 ) -> bool:
-    """Return whether one action does all that the other does, in another order or with some more besides.
+    """Return whether one action makes every call of the other, in another order or with more calls.
 
     Each call of the one with fewer has a call of its own in the other that agrees with it at
     `level`. Where one side was allowed a single call and the other several, as in two harnesses,

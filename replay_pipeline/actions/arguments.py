@@ -55,6 +55,9 @@ def arguments_of(words: Sequence[str], path: PathReader, depth: int = 0) -> Argu
         depth: How many commands run this one, as `timeout 5 nice` does.
     """
     consequence = consequence_of(words)
+    if words[:2] == ["git", "-C"] and len(words) > 3:
+        found = _of_git_in(words[2], ["git", *words[3:]], path, depth)
+        return found._replace(consequence=consequence)
     for n_words in (3, 2, 1):
         program = PROGRAMS.get(" ".join(words[:n_words]))
         if program is None:
@@ -73,6 +76,17 @@ def arguments_of(words: Sequence[str], path: PathReader, depth: int = 0) -> Argu
     return _strictly(None, (name,), words[1:], path)._replace(consequence=consequence)
 
 
+def _of_git_in(folder: str, words: list[str], path: PathReader, depth: int) -> Arguments:
+    """Return what git does in a folder that is named for it, which may be where it is run anyway."""
+    place = folder if ACTIVE in folder else path(folder)
+    if place == path("."):
+        return arguments_of(words, path, depth)
+    inner = arguments_of(words, lambda word: word, depth)
+    return inner._replace(
+        effect=("git", "-C", place, *inner.effect), operands=(*inner.operands, "-C", place)
+    )
+
+
 def _parsed(program: Program, words: Sequence[str]) -> _Parsed | None:
     """Return separate flags from operands; `None` when one of the options is not known."""
     flags: list[Flag] = []
@@ -87,7 +101,7 @@ def _parsed(program: Program, words: Sequence[str]) -> _Parsed | None:
         if word == "--" and program.odd_dashes:
             return None
         if word == "--" and program.spellings:
-            operands += words[at - 1 if program.operands == "git" else at :]
+            operands += words[at - 1 if program.operands in ("git", "passed") else at :]
             break
         option = program.spellings.get(word)
         is_operand = option is not None and option.value == "[operand]"
@@ -121,6 +135,8 @@ def _is_odd(
         and any(re.fullmatch(r"-\d\d+", word) for word in words[places[0] :])
     ):
         return True
+    if program.odd_words and not set(program.odd_words.split()).isdisjoint(words):
+        return True
     if program.once and len({flag[0] for flag in flags}) < len(flags):
         return True
     # An operand behind an option behind an operand is none of the program's own any more.
@@ -146,7 +162,7 @@ def _short(
         return 0
     for place, letter in enumerate(word[1:], start=2):
         option = program.spellings.get(f"-{letter}")
-        if option is None or (program.apart and place > 2):
+        if option is None or option.value == "[operand]" or (program.apart and place > 2):
             return None
         if not option.value:
             flags.append((option.id,))
@@ -219,7 +235,9 @@ def _understood(
 
     objects = _objects(program, operands, read, has_pattern=bool(named))
     acted_on = objects
-    if program.operands in ("script", "git") or (program.operands == "words" and program.ends):
+    if program.operands in ("script", "git", "passed") or (
+        program.operands == "words" and program.ends
+    ):
         acted_on = tuple(word for word in objects if word == "--" or not word.startswith("-"))
     return Arguments((*name, ordered, *objects), (*name, *named, *acted_on))
 
@@ -276,7 +294,7 @@ def _objects(
 ) -> tuple[str, ...]:
     """Return the operands, those that are paths read as such."""
     kind = program.operands
-    if kind == "words":
+    if kind in ("words", "passed"):
         cut = len(operands)
     elif kind == "git":
         cut = operands.index("--") + 1 if "--" in operands else len(operands)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def has_perfect_matching(edges: Sequence[Sequence[int]], n_right: int) -> bool:
-    """Return whether every left item can have a right item of its own.
+    """Return whether each left item can be matched with a right item of its own.
 
     Args:
         edges: For each left item the right items it may have.

@@ -75,7 +75,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What an agent does next: either some tool calls, or a text."""
+    """The next move of an agent: either tool calls or a text."""
 
     text: str = ""
     """Final text of an action without calls; the words beside a call are no part of it."""

@@ -40,7 +40,7 @@ class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Consequence(NamedTuple):
-    """What a command leaves behind."""
+    """The facts about a command: whether it changes anything, and in which way."""
 
     only_looks: bool = False
     """It changes nothing."""

@@ -39,10 +39,10 @@ def are_same_change(ours: tuple[Edit, ...], theirs: tuple[Edit, ...]) -> bool:
         return True
     if len(ours) > _MAX_EDITS or len(theirs) > _MAX_EDITS:
         return False
-    if sum(len(e.old) + len(e.new) for e in ours + theirs) > _MAX_CHARS:
-        return False
     if len(ours) == len(theirs) == 1:
         return _is_same(ours[0], theirs[0])
+    if sum(len(e.old) + len(e.new) for e in ours + theirs) > _MAX_CHARS:
+        return False
     if len(ours) == 1:
         return _is_done_inside(theirs, ours[0])
     if len(theirs) == 1:

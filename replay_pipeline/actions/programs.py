@@ -22,14 +22,16 @@ class Option(NamedTuple):
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the data file says about a program."""
+    """The entry of a program in the data file."""
 
     options: str | None = None
     override: list[str] = []
     files: str = ""
     alias: str = ""
     objects: str = ""
-    operands: Literal["paths", "words", "pattern", "git", "find", "script", "command"] = "paths"
+    operands: Literal["paths", "words", "pattern", "git", "passed", "find", "script", "command"] = (
+        "paths"
+    )
     lead: int = 0
     number: Literal["anywhere", "ahead", "first", "alone"] | None = None
     ordered: bool = False
@@ -38,6 +40,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     once: bool = False
     folders: bool = False
     odd_dashes: bool = False
+    odd_words: str = ""
     searches_path: bool = False
     display: bool = False
     is_interpreter: bool = False

@@ -7,7 +7,7 @@ from replay_pipeline.actions.tools import Reach, reach_of_tool
 
 
 def reach_of(call: Call) -> Reach:
-    """Return what a valid call can see or change."""
+    """Return how far a valid call reaches: whether it only looks, or what it may change."""
     if call.name == "Bash":
         return "look" if plan_of(call).only_looks else "anything"
     return reach_of_tool(call.name)
@@ -19,7 +19,7 @@ def plan_of(call: Call) -> ShellPlan:
 
 
 def depend(one: Call, other: Call) -> bool:
-    """Return whether the order of two calls can make a difference.
+    """Return whether the order of two calls can matter.
 
     Looks see no other look; changes of different objects do not meet; a Read sees the file that it
     names, any other look may see everything.

@@ -78,7 +78,7 @@ class ShellPlan(NamedTuple):
 
 @lru_cache(maxsize=8_192)
 def shell_plan(command: str, cwd: str | None) -> ShellPlan:
-    """Read what `command` does when it is run in `cwd`.
+    """Parse `command`, as a shell in `cwd` would run it.
 
     A command that does not parse, or is too long or too deep, equals only itself.
     """

@@ -36,10 +36,10 @@ class WordReader(ABC):
 
     @abstractmethod
     def substitution(self, node: Node, depth: int) -> str:
-        """Return what stands for a command inside a word."""
+        """Return the marker for a command inside a word."""
 
     def text(self, node: Node) -> str:
-        """Return what a node spans."""
+        """Return the source text of a node."""
         return self.source[node.start_byte : node.end_byte].decode()
 
     def assignments(self, node: Node, depth: int) -> Form:

@@ -29,7 +29,7 @@ _HEDGED = re.compile(
 
 
 def say_the_same(one: str, other: str) -> bool:
-    """Return whether two texts are equal but for typography, or take the same option."""
+    """Return whether two texts differ in typography only, or choose the same option."""
     one, other = _normal(one), _normal(other)
     if one == other:
         return True

@@ -106,7 +106,7 @@ _LOOKING = re.compile(
 
 
 def reach_of_tool(name: str) -> Reach:
-    """Return how far tool `name` reaches; of one that is not listed its name says whether it looks."""
+    """Return how far the tool `name` reaches. For an unlisted tool, its name decides."""
     spec = SPECS.get(name)
     if spec is not None and spec.reach is not None:
         return spec.reach

@@ -32,7 +32,7 @@ class ToolList:
         return name in self._schemas
 
     def complaint(self, name: str, arguments: str) -> str | None:
-        """Return what is wrong with the JSON object `arguments` for tool `name`; `None` if nothing.
+        """Return the error in `arguments` for the tool `name`, or `None` if they are valid.
 
         A null counts as absent.
         """

@@ -31,7 +31,7 @@ out, so that the search for groups stays short."""
 def read_answer(
     answer: TeacherAction, *, cwd: str | None, tools: Sequence[Tool] | ToolList | None
 ) -> Action | None:
-    """Return what a teacher did; `None` for a failed call. Only a valid action votes."""
+    """Return the action of a teacher, or `None` for a failed call. Only a valid action votes."""
     if answer.action is None or answer.error_code is not None:
         return None
     action = canonical_action(answer.action, cwd=cwd, tools=tools)
@@ -56,7 +56,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Consensus:
-    """What a group of votes agrees on."""
+    """The action that a group of votes agrees on."""
 
     action: Action
     """The medoid: the action of the group that agrees most strictly with the others."""
@@ -245,7 +245,7 @@ class Panel:
 
 
 def has_one_effect(one: Action, other: Action, effects: Mapping[Action, str]) -> bool:
-    """Return whether two actions were tried and did one and the same."""
+    """Return whether two actions were executed and had the same effect."""
     effect = effects.get(one)
     return effect is not None and effect == effects.get(other)
 

@@ -87,7 +87,7 @@ def new_sessions(
 def nightly_replay(
     context: dg.ScheduleEvaluationContext, pipeline: PipelineResource
 ) -> list[dg.RunRequest] | dg.SkipReason:
-    """Return one run per contiguous range of the missing batches that tonight's money is likely to reach.
+    """Return one run for each range of unfinished batches that tonight's budget probably covers.
 
     The runs share the budget of the night, which the ledger holds under its date for as long as
     there are runs with it: each leaves the others their part. What it does not reach is planned
@@ -124,7 +124,7 @@ def nightly_replay(
 
 
 def nightly_schedules(night: NightSettings) -> list[dg.ScheduleDefinition]:
-    """Schedule the replay of a night, what it brings to the dataset, and its summary."""
+    """Schedule the nightly replay, the publication of its pairs, and the summary."""
     replay = dg.schedule(
         job=JOBS["replay_batches"],
         cron_schedule=_daily(night.replays_at),
@@ -151,7 +151,7 @@ def nightly_schedules(night: NightSettings) -> list[dg.ScheduleDefinition]:
 
 
 def night_goes_on(night: NightSettings) -> dg.SensorDefinition:
-    """Begin what has no hour of its own when what it stands on has ended, however it has ended.
+    """Start the jobs without a fixed hour once the jobs before them end, even if these failed.
 
     A failed replay leaves the batches before it done, so they are published all the same.
     """

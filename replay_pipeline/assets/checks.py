@@ -87,7 +87,7 @@ def model_check(name: str, look: OfDataset) -> dg.AssetChecksDefinition:
 
 
 def as_result(verdict: AuditResult) -> dg.AssetCheckResult:
-    """Return a verdict as Dagster shows it: the message says what is wrong and what to do.
+    """Return a check result for Dagster; its message names the problem and the remedy.
 
     Dagster knows no check that could not judge. One is shown as a warning, which stops nothing, and not
     as if all were well.

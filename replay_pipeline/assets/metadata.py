@@ -12,7 +12,7 @@ from replay_pipeline.storage.schemas import TABLES, describe
 
 
 def column_schema(table: str) -> dg.TableSchema:
-    """Return the columns of a table, with what they mean, for the asset's Columns tab."""
+    """Return the columns of a table, with their descriptions, for the asset's Columns tab."""
     return dg.TableSchema(
         columns=[
             dg.TableColumn(field.name, str(field.type), description=describe(table, field.name))
@@ -22,7 +22,7 @@ def column_schema(table: str) -> dg.TableSchema:
 
 
 def metadata_value(value: Any) -> Any:
-    """Return what a stage tells as Dagster shows it."""
+    """Return a fact of a stage as a Dagster metadata value."""
     match value:
         case Markdown():
             return dg.MetadataValue.md(str(value))

@@ -30,7 +30,7 @@ _A_DAY = timedelta(days=1)
 def night_summary(
     context: dg.AssetExecutionContext, pipeline: PipelineResource
 ) -> dg.MaterializeResult:
-    """Return what was found, paid, made, dropped and what failed since the last summary."""
+    """Return the counts and failures since the last summary: found, paid, made, and dropped."""
     work = pipeline.open()
     since = _last_time(context)
     failures = failed_runs(context.instance, since=since, secrets=work.settings.secrets())
@@ -55,7 +55,7 @@ def _plain(night: dict[str, Any]) -> dict[str, Any]:
 
 
 def night_facts(night: dict[str, Any]) -> dict[str, Any]:
-    """Return the night as a table, with what was dropped and what failed below it."""
+    """Return the night as a table, followed by the dropped rows and the failures."""
     counted = {key: value for key, value in night.items() if isinstance(value, int | float)}
     rows = [
         {"figure": key.replace("_", " "), "this night": value} for key, value in counted.items()

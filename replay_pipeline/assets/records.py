@@ -18,7 +18,7 @@ _MAX_EVENTS_READ = 500
 
 
 def sync(pipeline: Pipeline, *, runs_are_here: bool = False) -> int:
-    """Show in Dagster what the files say: batches, and stages that were done without Dagster.
+    """Show in Dagster the batches and stages that were done without it.
 
     The files are the truth and Dagster's database is a view of them: after its home was lost, this
     brings it back. Returns how many materializations were added.

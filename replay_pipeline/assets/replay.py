@@ -12,7 +12,7 @@ from replay_pipeline.types import Progress
 
 
 class ReplayConfig(dg.Config):
-    """What this run may spend."""
+    """The budget of this run."""
 
     max_total_usd: float | None = Field(
         default=None,

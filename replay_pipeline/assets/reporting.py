@@ -79,7 +79,7 @@ def tried_again() -> Iterator[None]:
 
 
 class Provenance:
-    """What tells Dagster by what code a batch was made and of what, as it does itself for a whole run.
+    """The code version and input versions of a batch, as Dagster tags them for a whole run.
 
     Args:
         instance: the records in which the assets are that were read.
@@ -108,7 +108,7 @@ class Provenance:
 
 
 def whole_result(pipeline: Pipeline, stage: Stage, receipt: Receipt) -> dg.MaterializeResult:
-    """Return what an asset without batches shows, and the version of its data."""
+    """Return the metadata and data version of an asset without partitions."""
     return dg.MaterializeResult(
         metadata=as_metadata(pipeline, stage, receipt),
         data_version=dg.DataVersion(receipt.data_version),

@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+import traceback
 
 # isort: off
 from replay_pipeline.cli import whole, sessions, replay, pairs, dataset, model  # noqa: F401
@@ -17,19 +18,22 @@ from replay_pipeline.cli import workspaces, harness, trace, around  # noqa: F401
 from replay_pipeline.cli.app import app
 from replay_pipeline.cli.console import err, escape
 from replay_pipeline.errors import ConfigError, MissingDependencyError, ReplayPipelineError
+from replay_pipeline.processes import DEBUG, environment
 
 __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """Run the command line; a user's mistake ends with one line and a code, never a trace."""
+    """Run the command line. A mistake ends with one line and a code; `--debug` adds the stack."""
     _hear_stops()
+    _put_debug_first()
     # At its end the interpreter looks through every object for garbage. That takes a while, and now and
     # then it crashed in one of a compiled package, after everything was done.
     atexit.register(gc.freeze)
     try:
         app(standalone_mode=True)
     except ReplayPipelineError as error:
+        _show_stack()
         err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(2 if isinstance(error, ConfigError | MissingDependencyError) else 1)
     except ModuleNotFoundError as error:
@@ -37,6 +41,7 @@ def main() -> None:
 
         if (line := in_one_line(error)) is None:
             raise
+        _show_stack()
         err.print(f"[bold red]error:[/] {escape(line)}", soft_wrap=True)
         sys.exit(2)
     except Stopped as stopped:
@@ -45,6 +50,22 @@ def main() -> None:
         sys.stderr.flush()
         # All is closed. To take the interpreter apart as well would take seconds of a grace period.
         os._exit(stopped.status)
+
+
+def _put_debug_first() -> None:
+    """Let `--debug` stand anywhere before a `--`: people add it to the command that failed."""
+    own, dashes, rest = sys.argv[1:], [], []
+    if "--" in own:
+        at = own.index("--")
+        own, dashes, rest = own[:at], ["--"], own[at + 1 :]
+    if "--debug" in own:
+        own = ["--debug", *(word for word in own if word != "--debug")]
+        sys.argv[1:] = [*own, *dashes, *rest]
+
+
+def _show_stack() -> None:
+    if environment(DEBUG):
+        err.print(escape(traceback.format_exc()), soft_wrap=True, highlight=False)
 
 
 class Stopped(SystemExit):

@@ -9,6 +9,7 @@ from rich.logging import RichHandler
 from typer.core import TyperOption
 
 from replay_pipeline.cli.console import PrintableFormatter, err, out
+from replay_pipeline.processes import set_debug
 
 _with_type = TyperOption.display_type
 
@@ -50,6 +51,11 @@ def _print_version(is_wanted: bool) -> None:
         raise typer.Exit
 
 
+def _set_debug(is_wanted: bool) -> None:
+    if is_wanted:
+        set_debug()
+
+
 @app.callback()
 def _every_command(
     version: Annotated[  # noqa: ARG001
@@ -59,6 +65,15 @@ def _every_command(
         ),
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
+    debug: Annotated[  # noqa: ARG001
+        bool,
+        typer.Option(
+            "--debug",
+            callback=_set_debug,
+            is_eager=True,
+            help="Show the stack below an error. Works after the command's name as well.",
+        ),
+    ] = False,
 ) -> None:
     handler = RichHandler(console=err, show_path=False)
     handler.setFormatter(PrintableFormatter("%(message)s"))

@@ -38,7 +38,7 @@ def status(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Report what is done, what it cost, and what is still open."""
+    """Report finished work, its cost, and open work."""
     if stale:
         work = open_pipeline(settings, data, teachers=teachers)
         print_report(work.stale(), as_json=as_json, show=show_stale)
@@ -63,7 +63,7 @@ def upgrade(
 def verify(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
-    """Find every byte that is not what was written: in tables, receipts, kept sessions, the dataset.
+    """Check that every file is as it was written: tables, receipts, sessions, and the dataset.
 
     Reads all of the data root and changes nothing but its index. Ends with status 1 if something is damaged.
     """
@@ -77,7 +77,7 @@ def verify(
 def repair(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
-    """Make again what `verify` finds damaged, and only that: nobody is asked, nothing is paid.
+    """Rebuild the files that `verify` finds damaged. Asks no teacher and pays nothing.
 
     Ends with status 1 if something cannot be made as it was.
     """

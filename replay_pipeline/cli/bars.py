@@ -24,7 +24,7 @@ _WORTH_TELLING = {"bytes": 5_000_000, "look": 200}
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[[Progress], None]]:
-    """Yield what draws a bar per stage in a terminal; where there is none, a line at every tenth."""
+    """Yield a callback that draws a bar per stage, or prints a line per tenth without a terminal."""
     bars = Bars(
         TextColumn("{task.description:<9}"),
         BarColumn(bar_width=14),
@@ -82,7 +82,7 @@ class StageProgress:
     parts: dict[str, Progress] = field(default_factory=dict)
 
     def whole(self, progress: Progress) -> Progress:
-        """Take in how far a part has come, and give how far all of it has."""
+        """Take the progress of one part, and return the progress of the whole stage."""
         if progress.limit_usd is not None:
             self.limit_usd = progress.limit_usd
         if progress.part is None:

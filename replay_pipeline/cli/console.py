@@ -53,7 +53,7 @@ def say(text: str) -> None:
 
 
 def next_step(words: str) -> None:
-    """Print what to do next, as the last line of a command, which stays one line to copy from."""
+    """Print the next step as the last line of a command; it stays one line, so you can copy it."""
     out.print(f"Next: {escape(words)}.", highlight=False, soft_wrap=True)
 
 
@@ -202,7 +202,7 @@ def show_summary(summary: Report) -> None:
 
 
 def show_run(summary: Report) -> None:
-    """Show what a run came to, and what to look at now."""
+    """Show the results of a run and the next step."""
     show_summary(summary)
     next_step("`replay-pipeline look` shows all of it on one page")
 
@@ -242,7 +242,7 @@ _MOST_NAMED = 6
 
 
 def show_look(overview: Report) -> None:
-    """Show what the sessions hold, largest first."""
+    """Show the contents of the sessions, largest first."""
     total, tokens = overview["total"], overview["tokens"]
     read, n_prompt = tokens["cache_read"], sum(tokens.values()) - tokens["output"]
     share = f"{100 * read / n_prompt:.0f} % of prompts from cache" if n_prompt else "none recorded"
@@ -290,7 +290,7 @@ def _first_of(counts: Mapping[str, Any]) -> str:
 
 
 def show_compare(found: Report) -> None:
-    """Show which model could have been used: how alike each was, and for how much."""
+    """Show which model you could have used: how similar each one was, and its cost."""
     headings = ("model", "answers", "alike", "95 %", "same", "equal", "$ per 100", "agent's")
     rows = []
     for each in found["teachers"]:
@@ -328,7 +328,7 @@ def show_workspace(report: Report) -> None:
 
 
 def show_survival(report: Report) -> None:
-    """Show how many edits were undone, were committed and are still there."""
+    """Show how many edits were undone, committed, or left in place."""
     n_edits = report["n_edits"]
     names = {
         "n_undone_in_session": "at least half undone in the session",
@@ -349,7 +349,7 @@ def show_checks(report: Report) -> None:
 
 
 def show_fidelity(report: Report) -> None:
-    """Show what rebuilt files reproduce, by project and tool."""
+    """Show how much the rebuilt files reproduce, by project and tool."""
     for project, tools in report["projects"].items():
         table = Table(title=escape(project), title_justify="left", title_style="bold")
         for name in ("call", "recorded", "reproduced", "share", "whole file", "otherwise because"):
@@ -369,7 +369,7 @@ def _cost_words(overview: Report) -> str:
 
 
 def show_ingest(report: Report) -> None:
-    """Report what was read, what was skipped, and what to do next."""
+    """Report the rows that were read and skipped, and the next step."""
     names = ("sessions", "turns", "states")
     rows = [(name, report.get(f"n_{name}", report.get(name))) for name in names]
     rows.append(("skipped rows", report.get("skipped", report.get("rows_skipped"))))
@@ -390,7 +390,7 @@ def show_ingest(report: Report) -> None:
 
 
 def open_words(work: Report) -> str:
-    """Describe in one line what is left to ask, why it stopped, and what finishing costs."""
+    """Describe the open questions in one line: why they are open, and the cost to finish them."""
     reasons = _words(work["stop_reasons"])
     if n := work.get("n_never_asked"):
         ceiling = work.get("max_total_usd")
@@ -583,7 +583,7 @@ def _draw_facts(title: str, report: Report) -> None:
 
 
 def show_strengths(reports: Report) -> None:
-    """Report how strong each teacher is beside the agent, as far as who agrees with whom tells."""
+    """Compare the strength of each teacher with the agent's, as estimated from their agreement."""
     from replay_pipeline.reliability import shared_errors, strengths
 
     found = [each.row() for each in strengths(reports.values())]
@@ -604,7 +604,7 @@ _PLACES = ("stronger at", "weaker at")
 
 
 def show_pairs(reports: Report, *, is_last: bool = True) -> None:
-    """Show pairs by batch, and how many of them are right; what to do next if nothing comes after."""
+    """Show pairs by batch, and an estimate of how many are right."""
     _draw_batches(
         "Pairs",
         ("n_states", "n_consensus", "n_agreement", "n_pairs"),
@@ -634,14 +634,14 @@ def show_pairs(reports: Report, *, is_last: bool = True) -> None:
 
 
 def show_samples(reports: Report) -> None:
-    """Report what the model to be trained did where the teachers agree, by batch."""
+    """Report the trainee's samples at states with a consensus, by batch."""
     figures = ("n_states", "n_samples", "agreement_rate", "n_pairs", "n_positives")
     _draw_batches("Sampled", figures, reports)
     next_step("`replay-pipeline normalize` keeps those that are fit to publish")
 
 
 def show_normalize(reports: Report) -> None:
-    """Pairs that were kept and dropped by batch, and by what."""
+    """Show kept and dropped pairs by batch, with the operators that dropped them."""
     _draw_batches("Normalized", ("n_kept", "n_dropped"), reports, is_summed=True)
     if dropped := _added(reports, "dropped"):
         say(f"Dropped by: {_counted(dropped)}.")
@@ -653,13 +653,13 @@ show_upgrade = partial(_draw_facts, "Brought over")
 
 
 def show_publish(report: Report) -> None:
-    """Show what a publication did, and the verdict of each check that it stood."""
+    """Show the results of a publication, and the result of each check that it passed."""
     checks = report.get("checks") or {}
     _draw_facts("Published", {k: v for k, v in report.items() if k != "checks"} | checks)
 
 
 def show_verify(report: Report) -> None:
-    """Report what is damaged, and how much is as it was written."""
+    """Report damaged files, and the number of intact ones."""
     _draw_facts("Looked at", {k: v for k, v in report.items() if k != "damaged"})
     for damage in report["damaged"]:
         out.print(f"{escape(damage['path'])}: {damage['why']}", soft_wrap=True)
@@ -670,7 +670,7 @@ def show_verify(report: Report) -> None:
 
 
 def show_repair(report: Report) -> None:
-    """Report what was made again, and what could not be."""
+    """Report the files that were repaired, and those that could not be."""
     for path in report["repaired"]:
         out.print(f"{escape(path)}: as it was written", soft_wrap=True)
     for path, why in report["left"].items():
@@ -680,7 +680,7 @@ def show_repair(report: Report) -> None:
 
 
 def show_train(report: Report) -> None:
-    """Show what the training came to: in sentences, and its loss as a small plot."""
+    """Show the results of a training in sentences, and its loss as a small plot."""
     _tell_training(report, report.get("curves") or {})
     if live := report.get("channels_live"):
         off = report.get("channels_off") or {}
@@ -700,7 +700,7 @@ _KINDS: dict[str | None, str] = {
 
 
 def show_status(report: Report) -> None:
-    """Report what is done, and what it cost."""
+    """Report finished work and its cost."""
     if not report["batches"]:
         out.print("No sessions yet: run `replay-pipeline ingest` first.")
         return
@@ -827,7 +827,7 @@ def _next_of(report: Report, stages: Sequence[str]) -> str:
 
 
 def show_stale(report: Report) -> None:
-    """Report what older code or other settings made, why it is stale, and what doing it again costs."""
+    """Report stale results, the reason for each, and the cost of redoing them."""
     from replay_pipeline.stages import chain
 
     if not report["batches"]:
@@ -851,7 +851,7 @@ def show_stale(report: Report) -> None:
 
 
 def show_ranked(report: Report, *, is_last: bool = True) -> None:
-    """Three lines a pair: how likely it is to be right and what is doubtful, then where its sides differ."""
+    """Show three lines for each pair: its probability and doubts, then the first difference."""
     out.print("[bold]Pairs to look at first[/]")
     for pair in report["pairs"]:
         p_better = "" if pair["p_better"] is None else f"{pair['p_better']:.0%} right"

@@ -42,7 +42,7 @@ def normalize(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep the pairs that are fit to publish; keep the others apart, each with its reason."""
+    """Keep the pairs that are fit to publish. The others are kept apart, each with its reason."""
     changes: dict[str, Any] = {"normalize": {}}
     if recipe is not None:
         changes["normalize"]["recipe"] = recipe
@@ -117,7 +117,7 @@ def retract(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Take sessions or batches out of the dataset, for good: they are never published again.
+    """Remove sessions or batches from the dataset for good. They are never published again.
 
     What is on this machine stays: the pipeline's own tables, and the sessions themselves.
     """

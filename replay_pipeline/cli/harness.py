@@ -67,7 +67,7 @@ def harness_learn(
 def harness_list(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
-    """Report what was learned, and below which harness the sessions of each client are shown."""
+    """Report the learned harnesses, and which one is used for the sessions of each client."""
     from replay_pipeline.stages.harness import list_harnesses
 
     print_report(list_harnesses(open_pipeline(settings, data)), as_json=as_json, show=_show_list)

@@ -31,7 +31,7 @@ def pairs(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Report where the teachers agree on something that the student did not do."""
+    """Report the states where the teachers agree on an action that the agent did not take."""
     if context.invoked_subcommand is not None:
         return
     changes: dict[str, Any] = {"pairs": {}}
@@ -50,7 +50,7 @@ def pairs_show(
     data: DataOption = None,
     settings: SettingsOption = None,
 ) -> None:
-    """One state: what came before, what the student did, and what each teacher would do."""
+    """Show one state: the messages before it, the agent's action, and each teacher's action."""
     text = open_pipeline(settings, data).show(state)
     out.print(escape(text), highlight=False, soft_wrap=True)
 

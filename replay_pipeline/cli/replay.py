@@ -51,7 +51,7 @@ def estimate(
     max_total_usd: BudgetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Report what the replay would cost at today's prices, and what a ceiling buys, before anything is paid."""
+    """Report the cost of the replay at today's prices, and how much of it a budget covers. Free."""
     from replay_pipeline.stages.pipeline import Pipeline
 
     work = Pipeline(load(settings, data, max_total_usd=max_total_usd, teachers=teachers))
@@ -119,7 +119,7 @@ def sample(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Sample the model to be trained where the teachers agree, and make pairs of what differs.
+    """Sample the trainee at states where the teachers agree, and make pairs where it differs.
 
     Needs `pairs` before it; `normalize` and `publish` take its pairs along. Samples are kept: the
     same weights are not asked twice, and a trained checkpoint is sampled anew.
@@ -147,7 +147,7 @@ def control(
     states: Annotated[int, typer.Option(min=1, help="Size of the sample.")] = 50,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask the students' own models again: how often do they leave their recorded action?
+    """Ask the agents' own models again, and report how often they leave their recorded action.
 
     The higher the share, the less a teacher's disagreement says. The figure goes into the card.
     """
@@ -168,7 +168,7 @@ def compare(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Report which model could have been used: how often each did what the agent did, and for how much.
+    """Report how often each model took the agent's action, and at what cost.
 
     Reads the answers of a replay; nobody is asked and nothing is paid.
     """

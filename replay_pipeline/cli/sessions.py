@@ -49,7 +49,7 @@ def look(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show your sessions: what they did, what they cost, where they failed. Nothing is sent.
+    """Show your sessions: their actions, costs, and failures. Nothing is sent.
 
     Needs no key and no settings. After a replay the page also shows what the teachers would have done,
     the pairs to mark, the dataset and the training. It is redacted, and works from disk.
@@ -108,7 +108,7 @@ def ingest(
     settings: SettingsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Sessions to states. Into the data root as batches, or with `--out` to one folder."""
+    """Turn sessions into states: as batches in the data root, or in one folder with `--out`."""
     from replay_pipeline import ingesters
     from replay_pipeline.ingesters.atif_export import write_trajectories
     from replay_pipeline.stages import pipeline

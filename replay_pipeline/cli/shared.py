@@ -30,7 +30,7 @@ def load(
     teachers: str | None = None,
     changes: dict[str, Any] | None = None,
 ) -> Settings:
-    """Read the settings, and put what the command line says over them."""
+    """Read the settings, and apply the options of the command line."""
     changes = dict(changes or {})
     if max_total_usd is not None:
         changes["replay"] = {"max_total_usd": max_total_usd}
@@ -48,7 +48,7 @@ def open_pipeline(
     changes: dict[str, Any] | None = None,
     on_progress: "OnProgress | None" = None,
 ) -> "Pipeline":
-    """Open the pipeline of these settings; what it stands on is imported only now."""
+    """Open the pipeline with these settings. Imports it only now, since that takes time."""
     from replay_pipeline.stages.pipeline import Pipeline
 
     return Pipeline(
@@ -141,7 +141,7 @@ def chosen(work: "Pipeline", batches: list[str] | None) -> list[str]:
 
 
 def ranked_row(pair: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is shown of a pair in the order of review."""
+    """Return the fields of a pair that the review order shows."""
     from replay_pipeline.pages import differ, doubts, review_score
 
     names = ("pair_id", "state_id", "p_better", "margin", "chosen", "rejected")

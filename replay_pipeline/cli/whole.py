@@ -55,15 +55,14 @@ def run(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Take all sessions through every stage: new work only, nothing is paid twice."""
+    """Take all sessions through every stage. Only new work runs, and nothing is paid twice."""
     from replay_pipeline.stages import doctor, pipeline
 
     loaded = load(settings, data, max_total_usd=max_total_usd, sources=paths, teachers=teachers)
     with progress_bars() as on_progress:
         work = pipeline.Pipeline(loaded, on_progress=on_progress)
+        doctor.require_extras(loaded, with_training=train)
         work.check_settings()
-        if train:
-            doctor.require_trainer()
         before = work.receipts.stamps()
         work.ingest_new()
     confirm(work, yes=yes)

@@ -59,7 +59,7 @@ def workspace_show(
     repository: RepositoriesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The files at a state: the commit it stood at, and what was different from it."""
+    """Show the files at a state: the commit it was at, and the differences from it."""
     report = _workspaces(settings, data, sessions, repository).show(state)
     print_report(report, as_json=as_json, show=show_workspace)
 
@@ -78,7 +78,7 @@ def workspace_fidelity(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Report how many recorded calls the rebuilt files reproduce, each without its own answer."""
+    """Report how many recorded calls the rebuilt files reproduce."""
     work = _workspaces(settings, data, sessions, repository)
     report = work.fidelity(is_later_used=not before_only)
     print_report(report, as_json=as_json, show=show_fidelity)
@@ -92,7 +92,7 @@ def workspace_survival(
     repository: RepositoriesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Report what became of recorded edits: undone in the session, committed, still there. `--json` lists them."""
+    """Report how many recorded edits were undone, committed, or left. `--json` lists them."""
     report = _workspaces(settings, data, sessions, repository).survival()
     print_report(report, as_json=as_json, show=show_survival)
 

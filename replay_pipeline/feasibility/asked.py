@@ -81,7 +81,7 @@ def asks_for(words: str, kind: str) -> bool:
 
 
 def agrees_to(words: str, proposal: str, kind: str) -> bool:
-    """Return whether a short answer takes up what the text before it proposed, such as "Shall I push?"."""
+    """Return whether a short answer accepts a proposal, such as "Shall I push?"."""
     if not _AGREES.match(words.lower()):
         return False
     last = proposal.rstrip().lower()[-400:]

@@ -37,6 +37,9 @@ _NEED_A_FILE = {
     "NotebookEdit": "notebook_path",
 }
 """Tools that act on a file that is there already, and the argument that names it."""
+_DELEGATES = frozenset({"Task", "Agent"})
+"""Tools that have a subagent work, which may change any file; those of `_LOOKING` only look."""
+_LOOKING = frozenset({"explore", "plan"})
 _N_RECENT = 8
 """Calls back to which a look counts as a repetition."""
 _FAILED = re.compile(
@@ -74,7 +77,7 @@ _CWD = re.compile(r"^(?:\s*- |\s*)(?:Primary w|W)orking directory: (/.*)$", re.M
 
 
 class Obstacle(NamedTuple):
-    """What speaks against an action where it stands."""
+    """The reason why an action can't work in its place."""
 
     kind: ObstacleKind
     why: str
@@ -98,7 +101,7 @@ def cwd_of(messages: Sequence[Message]) -> str | None:
 
 
 class PromptState:
-    """What a prompt knows and what was done in it; put together when asked for.
+    """The facts that a prompt shows, and the calls made in it. Computed when first used.
 
     Args:
         messages: the prompt.
@@ -148,7 +151,7 @@ class PromptState:
 
     @cached_property
     def files(self) -> Files:
-        """Return what files hold as of now."""
+        """Return the known contents of files at this point."""
         found = Files()
         users = [i for i, message in enumerate(self._messages) if message.get("role") == "user"]
         for done in self.done:
@@ -161,7 +164,7 @@ class PromptState:
         return found
 
     def obstacle(self, action: Action) -> Obstacle | None:
-        """Return what speaks against an action here; `None` when nothing does.
+        """Return the reason why an action can't work here, or `None`.
 
         Args:
             action: A valid one: what its calls need is there.
@@ -175,7 +178,7 @@ class PromptState:
         return Obstacle("unasked", f"nobody asked for: {', '.join(kinds)}") if kinds else None
 
     def impossible(self, action: Action) -> str | None:
-        """Return what an action needs that was never shown.
+        """Return the first name or text that an action needs and the prompt never showed, or `None`.
 
         A file that is read or changed must have been named, and the text that an edit replaces must
         have been shown: each of its lines, since results number and indent them.
@@ -196,7 +199,7 @@ class PromptState:
         return None
 
     def stale(self, action: Action) -> Obstacle | None:
-        """Return which edit is made already, or replaces what is not there any more."""
+        """Return the edit that is already made, or replaces text that is gone."""
         own: set[str] = set()
         for call in action.calls:
             path = path_of(call)
@@ -223,7 +226,7 @@ class PromptState:
         return None
 
     def repeated(self, action: Action) -> Obstacle | None:
-        """Return whether all that an action does is look again at what it was just shown."""
+        """Return whether an action only reads again what it was just shown."""
         if not action.calls or any(reach_of(call) != "look" for call in action.calls):
             return None
         if all(self._is_repeated(call) for call in action.calls):
@@ -389,6 +392,8 @@ def _shows_again(look: Call, done: Done) -> bool:
 
 
 def _changes_what_is_seen(call: Call, look: Call) -> bool:
+    if call.name in _DELEGATES:
+        return str(call.values().get("subagent_type", "")).lower() not in _LOOKING
     if reach_of(call) == "anything" and look.name in ("Read", "NotebookRead"):
         path = path_of(look)
         return path is None or may_change(call, path)

@@ -25,7 +25,7 @@ _QUIET = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What a client is started with."""
+    """The values with which a client is started."""
 
     home: Path
     folder: Path

@@ -25,7 +25,7 @@ Kind = Literal["main", "subagent"]
 
 
 class Framing(msgspec.Struct, frozen=True, kw_only=True):
-    """What is around the conversation in the requests of one kind; texts may have slots."""
+    """The text around the conversation in one kind of request. It may have slots."""
 
     system: list[str]
     tools: list[Tool] = []
@@ -65,7 +65,7 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What a log tells of the place and time of a request, so that slots can be filled."""
+    """The facts of a log about the time and place of a request, to fill slots with."""
 
     cwd: str | None = None
     model: str | None = None
@@ -105,7 +105,7 @@ class Filled:
 
 
 def fill(framing: Framing, moment: Moment) -> Filled:
-    """Put what a log tells of a moment into the slots; lines whose slots stay open are left out."""
+    """Fill the slots from the log. Lines whose slots stay empty are left out."""
     values = moment.values(framing.learned)
     unfilled: set[str] = set()
 

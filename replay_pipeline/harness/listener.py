@@ -68,7 +68,7 @@ class Listener:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def take(self, kept: KeptRequest) -> ToolReply | None:
-        """Keep a request, and say what it is answered with."""
+        """Keep a request, and return the answer to it."""
         answer = self._answer(kept)
         with self.came:
             self.kept.append(kept)

@@ -53,7 +53,7 @@ class AskedRequest:
 
 
 def framing_of(first: AskedRequest, second: AskedRequest | None = None) -> Framing:
-    """Return the framing that two requests share; of a single one, what its own lines tell.
+    """Return the framing that two requests share, or the one that a single request shows.
 
     Args:
         first: a request.

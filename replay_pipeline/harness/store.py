@@ -37,7 +37,7 @@ class HarnessStore:
         self._found: dict[tuple[str, str | None], FoundHarness | None] = {}
 
     def keep(self, harness: Harness) -> Place:
-        """Write a harness over what was kept of the same version; returns where it lies.
+        """Write a harness over the earlier one of the same version; return its path.
 
         Raises:
             ConfigError: its version cannot be a file's name.
@@ -60,7 +60,7 @@ class HarnessStore:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nothing was learned yet."""
+        """Return whether the store has no harness yet."""
         return not self._names
 
     def find(self, agent: str, version: str | None) -> FoundHarness | None:

@@ -22,7 +22,7 @@ _HEAD_BYTES = 4_096
 
 
 class AgentLightning:
-    """Reads what the store of a training run gave for its rollouts: `Span`s or `Event`s as JSON lines.
+    """Reads the rollouts of a training run's store: `Span`s or `Event`s as JSON lines.
 
     Each call to the model is recorded with its whole prompt; where a prompt goes on from what was said
     before, it is put below that. Only what the model answered is a decision.

@@ -30,7 +30,7 @@ class Atif:
     name = "atif"
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether a trajectory begins here."""
+        """Return whether `head` begins a trajectory."""
         return b'"schema_version"' in head[:_HEAD_BYTES] and b'"ATIF-v' in head[:_HEAD_BYTES]
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:

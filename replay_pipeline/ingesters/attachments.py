@@ -130,6 +130,10 @@ def _resource(fields: Fields) -> str:
     return "\n".join((where, *filter(None, parts))) if parts else f"{where}: no content"
 
 
+_SERVERS_HEAD = (
+    "# MCP Server Instructions\n\n"
+    "The following MCP servers have provided instructions for how to use their tools and resources:\n"
+)
 _removed_tools = _each("Tools that are gone:", "removedNames", "{item}")
 _todo = _each("Your todo list:", "content", "[{status}] {content}")
 
@@ -164,7 +168,7 @@ SHOWN: dict[str, Callable[[Fields], str]] = {
         "Skills invoked in this session:", "skills", "### {name}\n{path}\n\n{content}"
     ),
     "mcp_instructions_delta": _joined(
-        _each("Instructions of MCP servers:", "addedBlocks", "{item}"), _removed_tools
+        _each(_SERVERS_HEAD, "addedBlocks", "{item}"), _removed_tools
     ),
     "mcp_resource": _resource,
     "memory": _named("content"),
@@ -273,7 +277,7 @@ def shown(fields: Fields, version: str | None = None) -> str | None:
     say = SHOWN.get(kind)
     if say is None and kind in SHOWN_BEFORE:
         last, say = SHOWN_BEFORE[kind]
-        if _numbers(version) >= last:
+        if numbers_in(version) >= last:
             return ""
     if say is None:
         return "" if kind in NEVER_SHOWN else None
@@ -282,5 +286,6 @@ def shown(fields: Fields, version: str | None = None) -> str | None:
     return text if is_own_words or not text else f"<system-reminder>\n{text}\n</system-reminder>"
 
 
-def _numbers(version: str | None) -> tuple[int, ...]:
+def numbers_in(version: str | None) -> tuple[int, ...]:
+    """Return a version as numbers, which can be compared; none of one that is not known."""
     return tuple(map(int, re.findall(r"\d+", version or "")[:3]))

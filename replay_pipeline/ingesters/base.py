@@ -54,7 +54,7 @@ class RecordedCall(msgspec.Struct, gc=False):
 
 
 class Result(msgspec.Struct, gc=False):
-    """What the tool, the user or the harness answered to one call."""
+    """The answer of a tool, the user, or the harness to one call."""
 
     text: str
     is_error: bool = False
@@ -135,11 +135,11 @@ class Turn(msgspec.Struct, eq=False):
 
     @property
     def is_state(self) -> bool:
-        """Return whether the student decided something here."""
+        """Return whether the agent made a decision here."""
         return self.kind == "assistant" and "copy" not in self.flags
 
     def copy_below(self, parent: "Turn | None", segment: int) -> "Turn":
-        """Return what a compaction kept of it: seen again there, and no decision of its own."""
+        """Return the copy of it that a compaction kept, which is no new decision."""
         return Turn(
             parent=parent,
             kind=self.kind,
@@ -209,13 +209,13 @@ class SourceSlice:
 
     @property
     def place(self) -> Path:
-        """Return where the bytes are read."""
+        """Return the path from which the bytes are read."""
         return self.copy or self.path
 
 
 @dataclass(slots=True)
 class ReadCounts:
-    """Every row that went in, and what became of it."""
+    """The number of rows read, by use or by reason for skipping them."""
 
     rows: int = 0
     rows_used: int = 0
@@ -231,7 +231,7 @@ class ReadCounts:
         self.notes.update(other.notes)
 
     def subtract(self, other: "ReadCounts") -> None:
-        """Take off the counts of what was read before: what remains is new."""
+        """Subtract the counts of the rows read before, so that only new ones remain."""
         self.rows -= other.rows
         self.rows_used -= other.rows_used
         for mine, others in ((self.skipped, other.skipped), (self.notes, other.notes)):
@@ -257,7 +257,7 @@ class Ingester(Protocol):
         ...
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterable[SessionLog]:
-        """Read the conversations in `path` up to byte `end`; never raises for what is in it."""
+        """Read the conversations in `path` up to byte `end`. No content makes it raise."""
         ...
 
 

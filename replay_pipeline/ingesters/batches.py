@@ -33,7 +33,7 @@ _OPEN_CALL_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class ReadMark:
-    """How far a file has been read, and what it looked like there."""
+    """The position up to which a file was read, with a hash of the bytes before it."""
 
     path: Path
     offset: int
@@ -335,7 +335,7 @@ def list_batches(root: Place) -> list[str]:
 
 
 def list_manifests(root: Place) -> list[TraceBatch]:
-    """Return every batch under `root`, sorted by key: what `discover` calls `known`.
+    """Return every batch under `root`, sorted by key, for the argument `known` of `discover`.
 
     Raises:
         IngestError: a manifest is damaged.

@@ -40,6 +40,8 @@ from replay_pipeline.ingesters.sent import (
 
 logger = logging.getLogger(__name__)
 
+_NO_MODEL = "<synthetic>"
+"""The model of what the client says in its place, as when a session is taken up again: seen, and no decision."""
 _HOUSEKEEPING_AGENTS = ("agent-acompact", "agent-aprompt_suggestion", "agent-aside_question")
 _COMMAND = re.compile(
     r"\s*<(?:command-name|command-message|local-command-|bash-input|bash-stdout|bash-stderr)"
@@ -73,6 +75,7 @@ class _Tree:
         self.counts = counts
         self.agent = agent
         self.segment = 0
+        self._texts: dict[str | None, str | None] = {}
         self.by_row: dict[str, Turn | None] = {}
         self.by_message: dict[str, Turn] = {}
         self.by_call: dict[str, Turn] = {}
@@ -243,18 +246,22 @@ class _Tree:
             segment=segment,
             agent=agent,
             timestamp=row.timestamp,
-            version=row.version,
-            cwd=row.cwd,
+            version=self._same(row.version),
+            cwd=self._same(row.cwd),
         )
         self.turns.append(turn)
         self.tips[bool(row.is_sidechain)] = turn
         return turn
 
+    def _same(self, text: str | None) -> str | None:
+        """Return a text that many turns have as one object, which holds its memory once."""
+        return self._texts.setdefault(text, text)
+
     def _assistant(self, offset: int, row: Row, parent: Turn | None) -> None:
         message = row.message
         assert message is not None
-        # Written by the program in the model's place: no model decided it, and none was shown it.
-        if row.is_api_error_message or message.model == "<synthetic>":
+        # An error of the provider, written in the model's place: no model decided or was shown it.
+        if row.is_api_error_message:
             self.counts.skipped["synthetic"] += 1
             return
         # One API message is a row per block, and results may stand between them: rows with one id
@@ -262,11 +269,13 @@ class _Tree:
         key = message.id or row.uuid or ""
         turn = self.by_message.get(key)
         if turn is None:
-            if self.queue.taken and not row.is_sidechain:
+            if self.queue.taken and not row.is_sidechain and message.model != _NO_MODEL:
                 parent = self._say_queued(row, parent)
             turn = self.by_message[key] = self._turn(offset, row, parent, "assistant")
             turn.message_id = message.id
-            turn.model = message.model
+            turn.model = self._same(message.model)
+            if message.model == _NO_MODEL:
+                turn.flags.add("copy")
             turn.request = row.request_ref
             if self.snapshots:
                 self.n_snapshots[turn] = len(self.snapshots)
@@ -687,7 +696,7 @@ class ClaudeCode:
     name = "claude_code"
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether rows of this format lie in `head`, the first bytes of a file."""
+        """Return whether `head`, the first bytes of a file, has rows of this format."""
         for line in head.split(b"\n", 50)[:50]:
             for row in rows.rows_in(line, ReadCounts()):
                 if row.type in _ROW_TYPES and row.uuid and (row.session_id or row.message):
@@ -811,6 +820,10 @@ def _logs(
         by_agent.setdefault(turn.agent, []).append(turn)
     for agent_id, inner in tree.agents.items():
         by_agent.setdefault(agent_id, []).extend(inner.turns)
+    title, names = tree.title(), frozenset(tree.by_row)
+    # Of a long file these are megabytes, and it is all in memory until its rows are made.
+    for found in (tree.by_row, tree.by_call, tree.by_message):
+        found.clear()
     for agent_id, turns in by_agent.items():
         for index, turn in enumerate(turns, n_turns[agent_id]):
             turn.index = index
@@ -826,10 +839,10 @@ def _logs(
             agent_id=agent_id or None,
             parent_session_id=session_id if agent_id else None,
             origins=frozenset(tree.origins),
-            rows=frozenset() if agent_id else frozenset(tree.by_row),
+            rows=frozenset() if agent_id else names,
             follows=frozenset(tree.follows),
             is_continued=is_continued,
-            title=None if agent_id else tree.title(),
+            title=None if agent_id else title,
             sent=shown,
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from replay_pipeline.ingesters.corpus import session_files
 
-NEWEST_TESTED = "2.1.330"
+NEWEST_TESTED = "2.1.332"
 """The newest version whose logs were held to what it sent (`make test-client`)."""
 _N_FILES = 20
 _TAIL_BYTES = 1 << 16

@@ -33,7 +33,7 @@ class Cline:
     name = "cline"
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether a list of messages begins here, or the document around one."""
+        """Return whether `head` begins a list of messages, or the document around one."""
         if _PARTS.match(head):
             return b'"sessionId"' in head and b'"origin"' in head
         return bool(_LIST.match(head)) and b'"role"' in head and b'"content"' in head

@@ -1,5 +1,7 @@
 """A conversation without branches: what most agents log, put into turns."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from replay_pipeline.ingesters.base import RecordedCall, RecordedUsage, Result, SessionLog, Turn
@@ -42,8 +44,20 @@ class Conversation:
         self.segment += 1
         self._tip = self._open = None
 
+    def begin_again(self, kept: Sequence[Turn] = ()) -> None:
+        """History is dropped but for these turns: a new root, above which they stand once more."""
+        self.cleared()
+        for turn in kept:
+            self._tip = turn.copy_below(self._tip, self.segment)
+            self.turns.append(self._tip)
+
+    def clear(self, call_ids: list[str], *, offset: int) -> None:
+        """From here on the model sees no more of these results."""
+        self._open = None
+        self._append("microcompact", offset, None).cleared = call_ids
+
     def copied(self, text: str, *, offset: int, timestamp: str | None = None) -> None:
-        """Take in what the model said before its history was replaced: seen, not decided here."""
+        """Add messages of the model from before its history was replaced. They are no decisions."""
         self._open = None
         turn = self._append("assistant", offset, timestamp)
         turn.texts.append(text)
@@ -71,7 +85,7 @@ class Conversation:
         return turn
 
     def close(self) -> None:
-        """The model's message is complete: what follows is another."""
+        """End the model's message. The next block begins another one."""
         self._open = None
 
     def reopen(self, turn: Turn) -> None:
@@ -80,7 +94,7 @@ class Conversation:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the model's last message is unfinished: no call yet, or one without an answer."""
+        """Return whether the last message is unfinished: it has no call, or an unanswered one."""
         tip = self._tip
         return (
             tip is not None

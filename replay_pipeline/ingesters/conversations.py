@@ -17,7 +17,7 @@ from replay_pipeline.types import conversation_of
 
 @dataclass(frozen=True, kw_only=True)
 class KnownConversation:
-    """What ties one conversation of an ingestion to those that were read before it."""
+    """The facts that connect a conversation with those of earlier ingestions."""
 
     named: frozenset[str] = frozenset()
     """Sessions that it consists of or names."""
@@ -37,7 +37,7 @@ class _Session:
 
 
 class Conversations:
-    """Collects what the logs of an ingestion have in common."""
+    """Collects facts that the logs of one ingestion share."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Session] = {}

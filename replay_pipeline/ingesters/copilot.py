@@ -43,7 +43,7 @@ class Copilot:
     name = "copilot"
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether events with this envelope lie in `head`."""
+        """Return whether `head` has events with this envelope."""
         counts = ReadCounts()
         for line in head.split(b"\n")[:_HEAD_LINES]:
             for event in objects_in(line, counts):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -47,13 +48,19 @@ from replay_pipeline.ingesters.log_rows import (
     texts_of,
 )
 from replay_pipeline.ingesters.opencode import OpenCode
+from replay_pipeline.ingesters.opencode_database import (
+    databases_in,
+    is_database,
+    readable_sessions,
+)
 from replay_pipeline.ingesters.pi import Pi
+from replay_pipeline.ingesters.qwen_code import QwenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
 from replay_pipeline.redaction.people import user_of
 from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.redaction.scanning import people_in
-from replay_pipeline.storage.garbage_collection import without_collector
+from replay_pipeline.storage.garbage_collection import give_back_memory, without_collector
 from replay_pipeline.storage.store import written_whole
 from replay_pipeline.storage.tables import write_table
 from replay_pipeline.types import Progress, Tool
@@ -61,6 +68,7 @@ from replay_pipeline.types import Progress, Tool
 logger = logging.getLogger(__name__)
 
 INGESTERS: tuple[Ingester, ...] = (
+    QwenCode(),
     ClaudeCode(),
     Codex(),
     GeminiCli(),
@@ -78,6 +86,8 @@ INGESTERS: tuple[Ingester, ...] = (
 
 _HEAD_BYTES = 65_536
 _TAIL_BYTES = 4_096
+_PIECES_HELD = 8
+"""Pieces of a long conversation after whose rows their memory is given back."""
 _SUFFIXES = frozenset({".jsonl", ".json"})
 
 IN_CONVERSATIONS = ("sessions", "turns", "states")
@@ -86,7 +96,7 @@ IN_CONVERSATIONS = ("sessions", "turns", "states")
 
 @dataclass(kw_only=True)
 class IngestReport:
-    """Everything that went in, and where it went."""
+    """The number of rows that went in, by outcome."""
 
     files: int = 0
     bytes: int = 0
@@ -209,7 +219,8 @@ def ingest(
         superseded=superseded_state_ids,
         ingesters=(*ingesters, *INGESTERS),
     )
-    with without_collector():
+    with without_collector(), TemporaryDirectory() as aside:
+        slices += _of_databases(given, Path(aside))
         sizes = {source: _size(source) for source in slices}
         n_bytes = 0
         for source in _in_order(slices):
@@ -245,14 +256,32 @@ def _slices(paths: Iterable[Path | str | SourceSlice]) -> list[SourceSlice]:
         path = Path(item).expanduser()
         if path.is_dir():
             found = session_files(path)
-            if not found:
+            if not found and not databases_in(path):
                 raise IngestError(f"{path}: no session files (.jsonl) in this folder")
             slices.extend(SourceSlice(file) for file in found)
+        elif is_database(path):
+            continue
         elif path.exists():
             slices.append(SourceSlice(path))
         else:
             raise IngestError(f"{path}: no such file or folder")
     return list(dict.fromkeys(slices))
+
+
+def _of_databases(paths: Iterable[Path | str | SourceSlice], folder: Path) -> list[SourceSlice]:
+    """Return the sessions of all databases in `paths`, written down below `folder`."""
+    named = (Path(item).expanduser() for item in paths if not isinstance(item, SourceSlice))
+    databases = dict.fromkeys(each for path in named for each in databases_in(path))
+    return [
+        source
+        for number, database in enumerate(databases)
+        # One that gives no session is counted as a file of another kind.
+        for source in [
+            SourceSlice(database / file.name, copy=file)
+            for file in readable_sessions(database, folder / str(number))
+        ]
+        or [SourceSlice(database)]
+    ]
 
 
 def session_files(folder: Path) -> list[Path]:
@@ -373,10 +402,13 @@ class _Corpus:
             # Read once for its people and once more for its rows, it is never in memory as a whole.
             again = reader.read(source.place, ReadCounts(), end)
             users = self._people((log.turns, log.turns) for log in again)
+            give_back_memory()
         else:
             decided = list(decided)
             users = self._people((log.turns, needed) for log, _, needed, _ in decided)
         sessions = self._add_logs(decided, source, users)
+        if end > LONG_BYTES:
+            give_back_memory()
         counts.subtract(known)
         self.counts.add(counts)
         origin = {
@@ -425,7 +457,7 @@ class _Corpus:
 
     def _add_rows(self, rows: LogRows, labels: Mapping[Turn, Label], cleaner: Cleaner) -> None:
         """Make the rows of a conversation, piece by piece: of a long one no text is there twice."""
-        for piece in pieces_of(rows.kept):
+        for number, piece in enumerate(pieces_of(rows.kept), 1):
             cleaner.prepare(chain(texts_of(piece, keeps=True), hints_of(piece, labels)))
             self.turns.extend(rows.turns(piece))
             self.states.extend(rows.states(piece, labels))
@@ -433,6 +465,8 @@ class _Corpus:
                 self._close()
             for turn in piece:
                 turn.let_go()
+            if not number % _PIECES_HELD:
+                give_back_memory()
 
     def _decided(
         self, log: SessionLog, source: SourceSlice, before: Mapping[str, bytes]
@@ -507,6 +541,7 @@ class _Corpus:
                 sums["cache_read_input_tokens"] += usage.n_cache_read
                 sums["output_tokens"] += usage.n_output
         self.conversations.add(log, copied)
+        log.rows = frozenset()
         return fresh
 
     def _unique_id(

@@ -27,7 +27,7 @@ class Cursor:
     name = "cursor"
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether the first event begins a run; Claude Code's, of the same name, lists its tools."""
+        """Return whether the first event begins a run. Claude Code's event of that name lists tools."""
         for row in objects_in(head.split(b"\n", 1)[0], ReadCounts()):
             is_start = (row.get("type"), row.get("subtype")) == ("system", "init")
             return is_start and {"session_id", "apiKeySource"} <= row.keys() and "tools" not in row

@@ -24,7 +24,7 @@ class GeminiCli:
     name = "gemini_cli"
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether the head of a chat is in `head`."""
+        """Return whether `head` has the beginning of a chat."""
         return (
             head.lstrip().startswith(b"{")
             and b'"sessionId"' in head

@@ -24,7 +24,7 @@ _decode = msgspec.json.decode
 
 
 def digests_of(log: SessionLog, labels: Mapping[Turn, Label]) -> dict[str, bytes]:
-    """Hash each decision by its id: what was seen, what was done, and what became of it."""
+    """Hash the prompt, action, and outcome of each decision, by its id."""
     seen: dict[Turn, bytes] = {}
     for turn in log.turns:
         above = seen[turn.parent] if turn.parent is not None else b""

@@ -71,7 +71,7 @@ def in_utf_8(source: SourceSlice) -> Iterator[SourceSlice]:
 
 
 def objects_in(line: bytes | bytearray, counts: ReadCounts) -> Iterator[dict[str, Any]]:
-    """Read the JSON objects of one line; what is no object is counted as skipped.
+    """Read the JSON objects of one line, and count other values as skipped.
 
     A writer that was killed leaves half a row without an end of line, and the next row is glued to
     it: what stands behind the broken part is read again from where a row begins.

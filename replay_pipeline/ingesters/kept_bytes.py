@@ -48,7 +48,7 @@ def kept_files(batch: TraceBatch, folder: Path) -> list[Path]:
 
 
 def is_there(source: SourceSlice, tail: str) -> bool:
-    """Return whether the file still has the bytes of the slice, by those at its end."""
+    """Return whether the file still has the bytes of the slice, judged by its last bytes."""
     try:
         return tail_sha(source.path, source.end or 0) == tail
     except OSError:

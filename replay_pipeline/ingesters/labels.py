@@ -43,7 +43,7 @@ _SEVERITY: tuple[Outcome, ...] = (
 
 
 class Label(msgspec.Struct, eq=False):
-    """What is known afterwards about one decision."""
+    """The facts about one decision that are known only afterwards."""
 
     outcome: Outcome
     error_kind: str | None = None
@@ -95,7 +95,7 @@ def _kind_of(text: str) -> str:
 
 
 def feedback_in(result: Result) -> str | None:
-    """Return what the user said while rejecting the call."""
+    """Return the words with which the user rejected the call."""
     if result.feedback:
         return result.feedback.strip() or None
     match = _FEEDBACK.search(result.text)
@@ -184,7 +184,7 @@ def _next_words(turn: Turn, children: Mapping[Turn, list[Turn]]) -> str | None:
 
 
 def target_of(arguments: str) -> str:
-    """Return what a call acts on: its file, or the head of its shell command; empty if neither."""
+    """Return the target of a call: its file, or the head of its shell command, or an empty text."""
     try:
         value = msgspec.json.decode(arguments)
     except UNREADABLE:

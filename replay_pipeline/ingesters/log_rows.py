@@ -18,6 +18,8 @@ from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.types import Message
 
 _PIECE_CHARS = 1_500_000
+_ANSWERED_AS_THEY_CAME = frozenset({"claude_code"})
+"""Agents that send results of parallel calls in the order in which they came, and not in that of the calls."""
 _ID_BYTES = 10
 """A multiple of 5, so that ids in base 32 lie side by side without padding."""
 _ID_CHARS = _ID_BYTES * 8 // 5
@@ -77,7 +79,7 @@ class Cleaner:
         return text if self._redactor is None else self._redactor.text(text, users=self._users)
 
     def texts(self, texts: Sequence[str | None]) -> list[str | None]:
-        """Return many texts; what is empty becomes `None`."""
+        """Clean many texts. An empty one becomes `None`."""
         if self._redactor is None:
             return [text or None for text in texts]
         return [self.text(text) if text else None for text in texts]
@@ -337,15 +339,18 @@ class LogRows:
             if turn.calls:
                 action["tool_calls"] = self._tool_calls(turn)
             messages.append(action)
-        for call in turn.calls:
-            result = turn.results.get(call.id)
+        call_ids = dict.fromkeys(call.id for call in turn.calls)
+        if self._log.agent in _ANSWERED_AS_THEY_CAME:
+            call_ids = dict.fromkeys([*turn.results, *call_ids])
+        for call_id in call_ids:
+            result = turn.results.get(call_id)
             content = clean.text(result.text) if result is not None else NO_RESULT
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         return messages
 
 
 def counts_of(counts: ReadCounts) -> dict[str, Any]:
-    """Return the columns of `sessions` that tell what became of the rows of its file."""
+    """Return the columns of `sessions` that count the rows of its file by outcome."""
     return {
         "n_rows": counts.rows,
         "n_rows_used": counts.rows_used,

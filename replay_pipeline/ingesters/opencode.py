@@ -1,10 +1,10 @@
-"""OpenCode: an exported session, or a session file of its storage with the parts around it."""
+"""OpenCode: a session of its database, an exported one, or a session file of its older storage."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, SessionLog, Turn
+from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, Result, SessionLog, Turn
 from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
@@ -14,12 +14,22 @@ from replay_pipeline.ingesters.json_lines import (
     as_text,
     moment_of,
     read_document,
+    read_objects,
     text_in,
 )
+from replay_pipeline.ingesters.opencode_database import with_clearings
+
+_OF_DATABASE = b'{"opencode": 1,'
+_OF_CLEARING = {"cleared", "time"}
+_BEFORE_SUMMARY = "What did we do so far?"
+"""What the client says in place of the user before a summary."""
+_SUBTASK = "The following tool was executed by the user"
+_INTERRUPTED = "[Tool execution was interrupted]"
+_ABORTED = "MessageAbortedError"
 
 
 class OpenCode:
-    """Reads `opencode export` documents and `storage/session/<project>/ses_*.json`.
+    """Reads sessions of the database, `opencode export` documents and `storage/session/<project>/ses_*.json`.
 
     One message holds several calls to the model; each `step-start` part begins one.
     """
@@ -27,30 +37,194 @@ class OpenCode:
     name = "opencode"
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether the head of an export or of a session's storage file is in `head`."""
+        """Return whether `head` begins a session, an export, or a session's storage file."""
         start = head.lstrip()
         if not start.startswith(b"{") or b'"ses_' not in head:
             return False
         is_export = b'"info"' in head and b'"messages"' in head
         is_stored = b'"directory"' in head and b'"projectID"' in head and b'"role"' not in head
-        return is_export or is_stored
+        return start.startswith(_OF_DATABASE) or is_export or is_stored
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Read the one conversation of a session: a document, so there is no part of it to read."""
-        del end
-        document = as_dict(read_document(path))
-        info = as_dict(document.get("info")) or document
-        messages = as_list(document.get("messages")) or _stored(path, str(info.get("id")))
-        talk = Conversation(as_text(info.get("id")) or path.stem, self.name)
-        talk.cwd = as_text(info.get("directory"))
-        talk.version = as_text(info.get("version"))
-        counts.rows += len(messages)
-        for message in map(as_dict, messages):
-            if _take(talk, as_dict(message.get("info")), as_list(message.get("parts"))):
-                counts.rows_used += 1
+        """Yield the one conversation of a session; of a document there is no part to read."""
+        rows: Iterable[tuple[int, dict[str, Any]]]
+        with path.open("rb") as file:
+            is_grown = file.read(len(_OF_DATABASE)) == _OF_DATABASE
+        if is_grown:
+            rows = read_objects(path, counts, end)
+            info = {}
+            for _, row in rows:
+                info = as_dict(row.get("info"))
+                counts.skipped["bookkeeping"] += 1
+                break
+        else:
+            document = as_dict(read_document(path))
+            info = as_dict(document.get("info")) or document
+            messages = as_list(document.get("messages")) or _stored(path, str(info.get("id")))
+            counts.rows += len(messages)
+            rows = ((0, row) for row in with_clearings(list(map(as_dict, messages))))
+        session = _Session(path, info)
+        for offset, row in rows:
+            what = session.take(offset, row)
+            if is_grown or row.keys() != _OF_CLEARING:
+                counts.count(what)
+        yield session.log()
+
+
+class _Session:
+    """One session, message by message."""
+
+    def __init__(self, path: Path, info: dict[str, Any]) -> None:
+        self.talk = Conversation(as_text(info.get("id")) or path.stem, OpenCode.name)
+        self.talk.cwd = as_text(info.get("directory"))
+        self.talk.version = as_text(info.get("version"))
+        self._parent = as_text(info.get("parentID"))
+        self._title = as_text(info.get("title"))
+        self._first_turn: dict[str, int] = {}
+        """Where the turns of a message begin, by its id."""
+        self._compactions: dict[str, tuple[int, str | None]] = {}
+        """Where the message that asks for a summary stands, and the first message that is kept beside it."""
+        self._unanswered: list[str] = []
+
+    def take(self, offset: int, row: dict[str, Any]) -> str | None:
+        """Take in one row; returns why it makes no turn."""
+        info = as_dict(row.get("info"))
+        if "title" in row and not info:
+            self._title = as_text(row.get("title")) or self._title
+            return "bookkeeping"
+        if "cleared" in row and not info:
+            self.talk.clear(
+                list(filter(None, map(as_text, as_list(row["cleared"])))), offset=offset
+            )
+            return None
+        parts = list(map(as_dict, as_list(row.get("parts"))))
+        timestamp = moment_of(as_dict(info.get("time")).get("created"))
+        message_id = as_text(info.get("id")) or ""
+        if info.get("role") not in ("user", "assistant"):
+            return "empty"
+        for call_id in self._unanswered:
+            self.talk.result(call_id, _INTERRUPTED, is_error=True)
+        self._unanswered.clear()
+        self._first_turn[message_id] = len(self.talk.turns)
+        if info["role"] == "user":
+            return self._user(message_id, parts, offset, timestamp)
+        return self._assistant(info, parts, offset, timestamp)
+
+    def _user(
+        self, message_id: str, parts: list[dict[str, Any]], offset: int, timestamp: str | None
+    ) -> str | None:
+        asked = next((part for part in parts if part.get("type") == "compaction"), None)
+        if asked is not None:
+            place = len(self.talk.turns)
+            self._compactions[message_id] = place, as_text(asked.get("tail_start_id"))
+        text = "\n\n".join(filter(None, map(_said, parts)))
+        if text:
+            self.talk.user(text, offset=offset, timestamp=timestamp)
+        return None if text else "empty"
+
+    def _assistant(
+        self, info: dict[str, Any], parts: list[dict[str, Any]], offset: int, timestamp: str | None
+    ) -> str | None:
+        talk, error = self.talk, as_dict(info.get("error"))
+        asked = self._compactions.get(as_text(info.get("parentID")) or "")
+        if info.get("summary") is True and asked is not None and not error:
+            summary = "\n\n".join(filter(None, (as_text(part.get("text")) for part in parts)))
+            if not summary:
+                return "empty"
+            place, tail = asked
+            kept = talk.turns[self._first_turn.get(tail or "", place) : place]
+            talk.begin_again(kept)
+            talk.user(_BEFORE_SUMMARY, offset=offset, timestamp=timestamp, kind="summary")
+            talk.copied(summary, offset=offset, timestamp=timestamp)
+            return None
+        talk.model = as_text(info.get("modelID")) or talk.model
+        talk.cwd = as_text(as_dict(info.get("path")).get("cwd")) or talk.cwd
+        n_turns = len(talk.turns)
+        turn = self._steps(as_text(info.get("id")) or "", parts, offset, timestamp)
+        if turn is not None and turn.usage is None:
+            turn.usage = _usage(as_dict(info.get("tokens")))
+        talk.close()
+        if error:
+            # What was broken off by its user is shown again, and what failed is asked for anew.
+            flag = "interrupted" if error.get("name") == _ABORTED else "retracted"
+            for each in talk.turns[n_turns:]:
+                each.flags.add(flag)
+        return None if turn is not None else "empty"
+
+    def _steps(
+        self, message_id: str, parts: list[dict[str, Any]], offset: int, timestamp: str | None
+    ) -> Turn | None:
+        n_steps = 0
+        turn: Turn | None = None
+        for part in parts:
+            kind = as_text(part.get("type"))
+            if kind == "step-start":
+                self.talk.close()
+                n_steps += 1
+                continue
+            if kind not in {"text", "reasoning", "tool", "step-finish"}:
+                continue
+            own_id = f"{message_id}-{n_steps}" if n_steps > 1 else message_id
+            if kind == "step-finish":
+                if turn is not None and turn.usage is None:
+                    turn.usage = _usage(as_dict(part.get("tokens")))
+                continue
+            turn = self.talk.assistant(offset=offset, timestamp=timestamp, message_id=own_id)
+            self._part(turn, part)
+        return turn
+
+    def _part(self, turn: Turn, part: dict[str, Any]) -> None:
+        text = as_text(part.get("text"))
+        if part.get("type") == "tool":
+            state = as_dict(part.get("state"))
+            name = as_text(part.get("tool")) or ""
+            call_id = self.talk.call(
+                turn, as_text(part.get("callID")), name, arguments_text(state.get("input"))
+            )
+            if (result := _result(state)) is not None:
+                self.talk.answer(call_id, result)
+                # A step may call again after its first call has run.
+                self.talk.reopen(turn)
             else:
-                counts.skipped["empty"] += 1
-        yield talk.log()
+                self._unanswered.append(call_id)
+        elif text is not None:
+            (turn.thinking if part.get("type") == "reasoning" else turn.texts).append(text)
+
+    def log(self) -> SessionLog:
+        """Return the finished session; one that a helper had belongs to the session that started it."""
+        log = self.talk.log()
+        log.title = self._title
+        if self._parent:
+            log.agent_id, log.parent_session_id = log.session_id, self._parent
+        return log
+
+
+def _said(part: dict[str, Any]) -> str | None:
+    """Return what the model was shown of a part of the user's message."""
+    kind = part.get("type")
+    if kind == "compaction":
+        return _BEFORE_SUMMARY
+    if kind == "subtask":
+        return _SUBTASK
+    if kind == "file":
+        # A file of text or a folder was read, and its content is a text beside this.
+        mime = as_text(part.get("mime")) or ""
+        is_read = mime in ("text/plain", "application/x-directory")
+        return None if is_read else f"[{'image' if mime.startswith('image/') else 'file'}]"
+    return None if part.get("ignored") else as_text(part.get("text"))
+
+
+def _result(state: dict[str, Any]) -> Result | None:
+    """Return what the model was given for a call; `None` for one that has no answer yet."""
+    status, told = as_text(state.get("status")), as_dict(state.get("metadata"))
+    if status == "completed":
+        return Result(text_in(state.get("output")))
+    if status != "error":
+        return None
+    # A command that its user stopped is shown with what it had printed.
+    if told.get("interrupted") is True and isinstance(told.get("output"), str):
+        return Result(told["output"], is_error=True)
+    return Result(text_in(state.get("error")), is_error=True)
 
 
 def _stored(path: Path, session_id: str) -> list[dict[str, Any]]:
@@ -63,61 +237,6 @@ def _stored(path: Path, session_id: str) -> list[dict[str, Any]]:
         parts = sorted((storage / "part" / file.stem).glob("*.json"))
         messages.append({"info": read_document(file), "parts": [read_document(p) for p in parts]})
     return messages
-
-
-def _take(talk: Conversation, info: dict[str, Any], parts: list[Any]) -> bool:
-    created = as_dict(info.get("time")).get("created")
-    timestamp = moment_of(created)
-    parts = list(map(as_dict, parts))
-    if info.get("role") == "user":
-        text = "\n".join(t for p in parts if (t := as_text(p.get("text"))) is not None)
-        if text:
-            talk.user(text, offset=0, timestamp=timestamp)
-        return bool(text)
-    if info.get("role") != "assistant":
-        return False
-    talk.model = as_text(info.get("modelID")) or talk.model
-    talk.cwd = as_text(as_dict(info.get("path")).get("cwd")) or talk.cwd
-    message_id = as_text(info.get("id")) or ""
-    n_steps = 0
-    turn: Turn | None = None
-    for part in parts:
-        kind = as_text(part.get("type"))
-        if kind == "step-start":
-            talk.close()
-            n_steps += 1
-            continue
-        if kind not in {"text", "reasoning", "tool", "step-finish"}:
-            continue
-        own_id = f"{message_id}-{n_steps}" if n_steps > 1 else message_id
-        if kind == "step-finish":
-            if turn is not None and turn.usage is None:
-                turn.usage = _usage(as_dict(part.get("tokens")))
-            continue
-        turn = talk.assistant(offset=0, timestamp=timestamp, message_id=own_id)
-        _part(talk, turn, part)
-    if turn is not None and turn.usage is None:
-        turn.usage = _usage(as_dict(info.get("tokens")))
-    talk.close()
-    return turn is not None
-
-
-def _part(talk: Conversation, turn: Turn, part: dict[str, Any]) -> None:
-    text = as_text(part.get("text"))
-    if part.get("type") == "tool":
-        state = as_dict(part.get("state"))
-        name = as_text(part.get("tool")) or ""
-        call_id = talk.call(
-            turn, as_text(part.get("callID")), name, arguments_text(state.get("input"))
-        )
-        if as_text(state.get("status")) in {"completed", "error"}:
-            is_error = state.get("status") == "error"
-            answer = state.get("error") if is_error else state.get("output")
-            talk.result(call_id, text_in(answer), is_error=is_error)
-            # A step may call again after its first call has run.
-            talk.reopen(turn)
-    elif text is not None:
-        (turn.thinking if part.get("type") == "reasoning" else turn.texts).append(text)
 
 
 def _usage(tokens: dict[str, Any]) -> RecordedUsage | None:

@@ -114,7 +114,7 @@ _decode_progress = msgspec.json.Decoder(ProgressData).decode
 def read_rows(
     path: Path, counts: ReadCounts, end: int | None = None, start: int = 0
 ) -> Iterator[tuple[int, Row]]:
-    """Read every row up to byte `end` with the offset of its line; count what cannot be read."""
+    """Read every row up to byte `end` with the offset of its line; count unreadable ones."""
     offset = start
     for line in lines_in(path, start, end):
         try:
@@ -292,7 +292,7 @@ def origins_of(row: Row) -> Iterator[str]:
 
 
 def replacements(raw: msgspec.Raw) -> Iterator[tuple[str, str]]:
-    """Yield the calls whose results were shown otherwise, each with what was shown."""
+    """Yield the ids of calls whose results were shown in another form, each with that text."""
     found = value_of(raw)
     for item in found if isinstance(found, list) else ():
         if isinstance(item, dict):

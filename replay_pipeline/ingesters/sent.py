@@ -154,7 +154,7 @@ class SentRequests:
         return set(names) - found
 
     def join(self, other: "SentRequests") -> None:
-        """Take over what another log holds."""
+        """Add the requests of another log."""
         self.requests = other.requests | self.requests
         self.shapes = other.shapes | self.shapes
         self.messages = other.messages | self.messages
@@ -209,7 +209,7 @@ def _holds(path: Path, name: str) -> bool:
 
 
 class SentTurns:
-    """The turns of what was sent in one conversation: a tree, in which equal beginnings are one."""
+    """The turns of the requests of one conversation, as a tree that shares equal beginnings."""
 
     def __init__(self, sent: SentRequests) -> None:
         self._sent = sent
@@ -217,7 +217,7 @@ class SentTurns:
         self._known: dict[tuple[Turn | None, str], Turn] = {}
 
     def put(self, turn: Turn) -> bool:
-        """Attach to a decision what it was shown; return `False` where its request is not met."""
+        """Attach its request to a decision, or return `False` if there is none."""
         found = self._sent.met(turn.request or "")
         if found is None:
             return False

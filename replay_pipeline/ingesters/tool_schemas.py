@@ -198,7 +198,7 @@ class ToolLearner:
             self._shapes.setdefault((name, series_of(version)), _Shape()).see(value, n=n)
 
     def record(self, tool: Tool) -> None:
-        """Take a definition from the log itself; it goes before what is inferred."""
+        """Add a definition from the log itself, which outranks an inferred one."""
         name = tool["function"]["name"]
         if _NAME.fullmatch(name):
             self._recorded.setdefault(name, _with_parameters(tool))

@@ -5,7 +5,6 @@ would be two hundred times larger than the turns they are made of.
 """
 
 import logging
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ from replay_pipeline.errors import SchemaError
 from replay_pipeline.harness import Filled, Harness, HarnessStore, Moment
 from replay_pipeline.harness.harness import fill
 from replay_pipeline.harness.neutral import system_prompt
+from replay_pipeline.ingesters.attachments import numbers_in
+from replay_pipeline.ingesters.surroundings import surrounded
 from replay_pipeline.ingesters.tool_schemas import (
     ToolLearner,
     known_tools,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_FIRST_WITH_SEAMS = (2, 1, 81)
+"""The first version of Claude Code seen to put a line break between two texts of the user."""
 _CATALOGUED = "claude_code"
 """The agent whose tools are known by release series."""
 _GIVEN = ("override", "recorded")
@@ -214,9 +217,9 @@ class Traces:
             path = _path(turns, row["turn_idx"])
             cwd = path[0].cwd if path else row["cwd"]
             framed = None if row["shape_turn_idx"] is not None else self._framing(row, cwd)
-            messages = merged_users(self._shown(path))
+            messages = merged_users(self._shown(path, row["session_id"]))
             if framed is not None and not any(turn.kind in _PLACES for turn in path):
-                messages = _surrounded(messages, framed[0])
+                messages = surrounded(messages, framed[0])
             messages = policy.apply(messages)
             prompt = {
                 "messages": [{"role": "system", "content": system_prompt(cwd)}, *messages],
@@ -263,7 +266,7 @@ class Traces:
         text = system_prompt(path[0].cwd if path else row["cwd"])
         own = prompt["messages"][1:]
         if "harness" in prompt:
-            own = policy.apply(merged_users(self._shown(path)))
+            own = policy.apply(merged_users(self._shown(path, row["session_id"])))
         messages = [{"role": "system", "content": text}, *own]
         same = zip(reversed(messages), reversed(prompt["messages"]), strict=False)
         n_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], same))
@@ -314,6 +317,10 @@ class Traces:
         # A name that no client knows was made up by the model. The fixed part comes first, so that a prompt cache holds it once for all sessions.
         return list((own | others | {n: tool for n, tool in given.items() if n in own}).values())
 
+    def _has_seams(self, session_id: str) -> bool:
+        agent, version, _, _ = self._clients[session_id]
+        return agent == _CATALOGUED and numbers_in(version) >= _FIRST_WITH_SEAMS
+
     @cached_property
     def _clients(self) -> dict[str, tuple[str, str | None, bool, Any]]:
         """Return agent, version, whether it is a subagent, and the first time, of each session."""
@@ -359,12 +366,13 @@ class Traces:
             action["tool_calls"] = _decode(calls)
         return action
 
-    def _shown(self, path: list[_StoredTurn]) -> list[Message]:
+    def _shown(self, path: list[_StoredTurn], session_id: str) -> list[Message]:
         """Return the messages of the turns on a path, as the model saw them at its end."""
         cleared: set[str] = set()
         shown: list[Message] = []
         turns = _as_shown(path)
         is_rendered = turns is not path
+        has_seams = is_rendered or self._has_seams(session_id)
         for turn, after in zip_longest(turns, turns[1:]):
             if turn.flags:
                 cleared.update(
@@ -373,7 +381,7 @@ class Traces:
                 if "retracted" in turn.flags:
                     continue
             messages = self._messages(turn)
-            if is_rendered and after is not None and _is_seam(turn, after):
+            if has_seams and after is not None and _is_seam(turn, after, is_rendered=is_rendered):
                 messages = [{**messages[0], "content": f"{messages[0]['content']}\n"}]
             shown += messages
         if not cleared:
@@ -547,30 +555,6 @@ def _place(turn: _StoredTurn) -> int:
     return _PLACES.get(turn.kind, 2)
 
 
-def _surrounded(messages: list[Message], filled: Filled) -> list[Message]:
-    """Put a client's reminders into the first message of the user, and what it says behind it.
-
-    The skills are those that the log lists, where it does, in the client's own words around them.
-    """
-    place = next((n for n, each in enumerate(messages) if each["role"] == "user"), None)
-    if place is None or not isinstance(messages[place].get("content"), str):
-        return messages
-    words, before = messages[place]["content"], list(filled.before)
-    listed = _SKILLS_LISTED.search(words)
-    heads = [_SKILLS_HEAD.match(text) for text in before]
-    if listed and (head := next(filter(None, heads), None)):
-        before[heads.index(head)] = f"{head[0]}{listed[1]}\n</system-reminder>\n"
-        words = (words[: listed.start()] + words[listed.end() :]).strip("\n")
-    shown = {**messages[place], "content": "\n\n".join([*before, words])}
-    return [*messages[:place], shown, *filled.after, *messages[place + 1 :]]
-
-
-_SKILLS_LISTED = re.compile(
-    r"<system-reminder>\nSkills you can use:\n\n(.*?)\n</system-reminder>\n*", re.DOTALL
-)
-_SKILLS_HEAD = re.compile(r"<system-reminder>\n[^\n]*\bskills\b[^\n]*:\n\n(?=- )")
-
-
 def _told(
     harness: Harness, filled: Filled, note: str | None, *, is_its_own: bool
 ) -> dict[str, Any]:
@@ -584,10 +568,12 @@ def _told(
     return named | ({"note": "; ".join(notes)} if notes else {})
 
 
-def _is_seam(turn: _StoredTurn, after: _StoredTurn) -> bool:
+def _is_seam(turn: _StoredTurn, after: _StoredTurn, *, is_rendered: bool) -> bool:
     """Return whether the client ends a text with a line break, as it puts another of the user's behind it."""
     kinds = {turn.kind, after.kind}
-    return turn.kind != "context" and kinds.isdisjoint(("assistant", "system", "microcompact"))
+    if not kinds.isdisjoint(("assistant", "system", "microcompact")):
+        return False
+    return turn.kind != "context" if is_rendered else kinds != {"attachment"}
 
 
 def _as_shown(path: list[_StoredTurn]) -> list[_StoredTurn]:

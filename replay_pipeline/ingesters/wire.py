@@ -21,7 +21,7 @@ def blocks_of(content: Any) -> list[Any]:
 
 
 def unmarked(block: Any) -> Any:
-    """Return a block without what the client adds for its provider: cache marks, and who called."""
+    """Return a block without the client's additions for its provider: cache marks and callers."""
     if isinstance(block, dict) and any(key in block for key in _MARKS):
         return {key: value for key, value in block.items() if key not in _MARKS}
     return block
@@ -57,7 +57,7 @@ def messages_of(wire: WireMessage) -> Iterator[Message]:
 
 
 def text_of_result(content: Any) -> str:
-    """Return the text of a tool result; what is no text is named in brackets."""
+    """Return the text of a tool result, with the kind of other blocks in brackets."""
     if isinstance(content, str):
         return content
     parts = []

@@ -138,7 +138,7 @@ def _in_words(errors: Sequence[Any], modules: Mapping[str, type], preflight: Any
 
 
 def kind_of(operator: Any) -> str:
-    """Return what an operator does with rows: `filter`, `mapper`, `dataset` or `other`."""
+    """Return the kind of an operator: `filter`, `mapper`, `dataset`, or `other`."""
     base = importlib.import_module("data_juicer.ops.base_op")
     for kind, classes in {
         "filter": base.Filter,

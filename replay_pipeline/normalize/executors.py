@@ -53,7 +53,7 @@ class ExecutedStep:
     def take(
         self, found: Mapping[str, np.ndarray], is_complete: np.ndarray, *, with_measures: bool
     ) -> None:
-        """Take what was found about the complete rows."""
+        """Take the results for the complete rows."""
         rows = np.flatnonzero(is_complete)
         measures = _measures(found, is_complete) if with_measures else ()
         self._verdict = RowVerdict.of(len(is_complete), measures)

@@ -44,7 +44,7 @@ class DedupMemory(Protocol):
 
     @property
     def earlier(self) -> Mapping[str, Memory]:
-        """Return what earlier batches left, by step."""
+        """Return the entries of earlier batches, by step."""
         ...
 
     def save(self, keys: Mapping[str, Sequence[bytes]]) -> None:
@@ -54,7 +54,7 @@ class DedupMemory(Protocol):
 
 @dataclass(kw_only=True)
 class NormalizeReport:
-    """What a recipe did to a table."""
+    """The rows that a recipe kept, changed, and dropped."""
 
     recipe: str
     recipe_sha: str
@@ -81,7 +81,7 @@ class NormalizeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class NormalizeResult:
-    """Rows that stay, rows that do not, and the report. in = kept + dropped."""
+    """The kept rows, the dropped rows, and the report. Each row is in one of them."""
 
     kept: pa.Table
     """Schema `NORMALIZED_PAIRS`, in the order of the input."""

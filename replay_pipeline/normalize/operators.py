@@ -314,7 +314,7 @@ class PairDeduplicator(Deduplicator):
         super().__init__(*args, **kwargs)
 
     def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
-        """Return what a row is remembered by; empty bytes for a row that is not alive."""
+        """Return the key of each row, or empty bytes for a row that was dropped before."""
         raise NotImplementedError
 
     def new_memory(self, earlier: Any = None) -> Memory:
@@ -322,7 +322,7 @@ class PairDeduplicator(Deduplicator):
         raise NotImplementedError
 
     def judge(self, batch: PairBatch, alive: np.ndarray, memory: Memory) -> RowVerdict:
-        """Return which rows fail; those that pass are put into the memory."""
+        """Return which rows fail. The others are added to the memory."""
         verdict = RowVerdict.of(len(batch))
         keys = self.keys(batch, alive)
         for row in np.flatnonzero(alive):
@@ -397,7 +397,7 @@ class PairExactDeduplicator(PairDeduplicator):
         )
 
     def new_memory(self, earlier: Any = None) -> SeenKeys:
-        """Return what remembers every digest."""
+        """Return a memory of every digest."""
         return SeenKeys(earlier)
 
 
@@ -478,7 +478,7 @@ class PairNearDeduplicator(PairDeduplicator):
         ]
 
     def new_memory(self, earlier: Any = None) -> SeenSketches:
-        """Return what remembers every signature."""
+        """Return a memory of every signature."""
         return SeenSketches(self.jaccard_threshold, earlier)
 
 
@@ -518,7 +518,7 @@ class PairSessionCapFilter(PairDeduplicator):
         ]
 
     def new_memory(self, earlier: Any = None) -> CountedKeys:
-        """Return what counts sessions and their actions."""
+        """Return a counter of sessions and their actions."""
         return CountedKeys(self.max_pairs, self.max_repeats, earlier)
 
 
@@ -666,7 +666,7 @@ class PairFeasibilityFilter(PairFilter):
     """Keeps pairs whose chosen side can be done where it stands, is not done yet, and was asked for."""
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
-        """Return 1 where something speaks against the chosen side, with what it is in words."""
+        """Return 1 and the reason where the chosen side can't work, else 0."""
         notes = [""] * len(batch)
         prompts, folders = batch.values(PROMPT), batch.values("cwd")
         for row in np.flatnonzero(alive).tolist():

@@ -77,7 +77,7 @@ class OrderStep:
         self.memory = memory
 
     def judge(self, chunk: Chunk) -> RowVerdict:
-        """By what this run and earlier batches have seen."""
+        """Judge rows by the rows of this run and of earlier batches."""
         return self._operator.judge(chunk.pairs, chunk.alive, self.memory)
 
 
@@ -206,12 +206,12 @@ def _limit_of(arguments: Mapping[str, Any]) -> str:
 
 
 def judges_by_order(operator: Any) -> bool:
-    """Return whether an operator is one of ours that judge a row by the rows before it."""
+    """Return whether an operator of ours judges a row by the rows before it."""
     return hasattr(operator, "new_memory")
 
 
 def start(operator: Any, arguments: Mapping[str, Any], earlier: Memory | None = None) -> Step:
-    """Return the step of an operator, fresh for one run, on top of what earlier batches have left.
+    """Return the step of an operator for one run, with the memory of earlier batches.
 
     Raises:
         ConfigError: the operator makes other rows of rows, which is not possible for pairs.

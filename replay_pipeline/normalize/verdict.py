@@ -36,7 +36,7 @@ class Measure:
         return f"{low}{self.metric}{high}"
 
     def value(self, row: int) -> str:
-        """Return what is reported for a row."""
+        """Return the reported value of a row."""
         return self.notes[row] if self.notes else _number(self.values[row].item())
 
 
@@ -79,7 +79,7 @@ class RowVerdict:
 
 
 class Memory(ABC):
-    """What an operator remembers of the rows that passed it.
+    """An operator's memory of the rows that passed it.
 
     Args:
         earlier: the memory of earlier batches, which counts too and stays as it is.

@@ -159,12 +159,12 @@ def string_leaves(value: str) -> list[str]:
 
 
 def prompt_text(messages_json: str | None) -> str:
-    """Return what a prompt says, message by message, calls as their values."""
+    """Return the text of a prompt, message by message, with the argument values of calls."""
     return "\n".join(_message_texts(messages_json))
 
 
 def last_texts(messages_json: str | None) -> tuple[str, str]:
-    """Return what the user said last in a prompt, and what its last message says."""
+    """Return the last user text of a prompt, and the text of its last message."""
     try:
         messages = json_value(messages_json or "[]")
     except (ValueError, RecursionError):

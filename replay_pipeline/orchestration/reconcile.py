@@ -86,7 +86,7 @@ def _is_served(run: dg.DagsterRun) -> bool:
 
 
 def is_running(pid: int, *, since: float) -> bool:
-    """Return whether process `pid` runs and is the one that ran at `since` (seconds since the epoch).
+    """Return whether process `pid` runs and started at `since` (seconds since the epoch).
 
     Without `/proc` a number that was given to another process since can't be told apart.
     """

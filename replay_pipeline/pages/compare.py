@@ -198,7 +198,7 @@ def _action_of(state: Row) -> Message:
 
 
 def pooled_accuracy(reports: Iterable[Mapping[str, Any] | None]) -> dict[str, float]:
-    """Return how often each rater is right, over the estimates of all batches, by their states."""
+    """Return the accuracy of each rater over all batches, weighted by their states."""
     sums: dict[str, list[float]] = {}
     for report in reports:
         for rater, share in ((report or {}).get("accuracy") or {}).items():

@@ -33,7 +33,7 @@ def prices_date() -> str:
 
 
 def cost_usd(model: str | None, tokens: Mapping[str, int]) -> float | None:
-    """Return what these tokens cost at list price; `None` where the model has none.
+    """Return the list price of these tokens, or `None` where the model has none.
 
     Args:
         model: name of the model as it is in the log.

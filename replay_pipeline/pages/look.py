@@ -27,7 +27,7 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(kw_only=True)
 class Contents:
-    """What a page shows beside the sessions; what is empty has no tab."""
+    """The content of a page beside the sessions. An empty part has no tab."""
 
     sessions: Iterable[SessionRows]
     n_sessions: int | None = None
@@ -154,7 +154,7 @@ def _write_sessions(contents: Contents, files: Files, on_progress: OnProgress) -
 
 
 def sessions_of(result: IngestResult) -> Iterator[SessionRows]:
-    """Yield what was read session by session, without putting all of it together."""
+    """Yield the read rows session by session, without holding all of them."""
     turns = _groups(result.parts["turns"])
     states = _groups(result.parts["states"])
     return joined(result.sessions.to_pylist(), turns, states)

@@ -19,7 +19,7 @@ _UNKNOWN = 0.5
 
 
 def doubts(pair: Mapping[str, Any]) -> list[str]:
-    """Describe what makes a pair doubtful, besides its probability."""
+    """Describe the doubts about a pair, besides its probability."""
     level = pair.get("agreement_level")
     holds = (
         pair.get("source") == REHEARSAL,
@@ -34,7 +34,7 @@ def doubts(pair: Mapping[str, Any]) -> list[str]:
 
 
 def review_score(pair: Mapping[str, Any]) -> float:
-    """Rate how much a look at a pair is worth: how much is open about it, from 0 to 1.
+    """Rate from 0 to 1 how much a look at a pair would settle.
 
     It is `4 p (1 - p)`, the variance of the answer to whether it is right, where p is `p_better`. A pair
     that was checked has none left.

@@ -136,7 +136,7 @@ def _projects(sessions: Iterable[Facts]) -> list[dict[str, Any]]:
 
 
 def facts_of_session(session: Row, turns: Sequence[Row], states: Sequence[Row]) -> Facts:
-    """Return inform one session in a line: what, where, when, by what, how long, and what went wrong."""
+    """Return the facts of one session for its line in the list."""
     folder = next((turn["cwd"] for turn in turns if turn["cwd"]), None)
     name = PurePosixPath(folder).name if folder else "unnamed"
     parents = (turn["parent_turn_idx"] for turn in turns)

@@ -123,7 +123,7 @@ class Difference(NamedTuple):
 
 
 def differ(rejected: tuple[Message | None, str], chosen: tuple[Message | None, str]) -> Difference:
-    """Return where two sides first differ; of a long line, what differs with a little before it.
+    """Return the first difference of two sides; of a long line, only the part around it.
 
     Args:
         rejected: the action, and its text for when there is none.
@@ -187,7 +187,7 @@ def _row(kind: str, one: str | None, other: str | None) -> DiffRow:
 
 
 def last_request(messages: Sequence[Message], *, max_chars: int = 600) -> str:
-    """Return what the user said last before the state."""
+    """Return the last words of the user before the state."""
     for message in reversed(messages):
         text = _LOCAL_COMMAND.sub("", _message_text(message)).strip()
         if message.get("role") == "user" and text:

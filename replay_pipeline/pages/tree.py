@@ -90,7 +90,7 @@ def _text(value: Any) -> str:
 
 
 def cut(text: str) -> str:
-    """Return the beginning of a text, and how much more there was."""
+    """Return the beginning of a text, and the number of characters left out."""
     n_more = len(text) - MAX_CHARS
     if n_more > 0:
         return f"{printable(text[:MAX_CHARS])} … and {n_more:,} characters more"

@@ -18,7 +18,7 @@ class WordIndex:
         self._sessions: dict[str, list[int]] = {}
 
     def add(self, session: int, words: Iterable[str]) -> None:
-        """Note that these words are in a session."""
+        """Record that a session has these words."""
         sessions = self._sessions
         for word in words:
             found = sessions.get(word)

@@ -146,7 +146,7 @@ class AnswerBook:
         return found
 
     def control_mismatch(self, state: TraceState, answers: Answers) -> bool | None:
-        """Return whether the student's own model, asked again, leaves the recorded action; `None` if not known."""
+        """Return whether the agent's own model left the recorded action when asked again."""
         toolbox, cwd = self.toolbox(state), state.get("cwd")
         row = self._control.get(state["state_id"])
         if row is not None and row.action is not None and row.error_code is None:

@@ -35,7 +35,7 @@ class _Claim:
 
 
 class Claims:
-    """Collects what tells who is right while states are judged, and says it of each pair.
+    """Collects evidence of who is right while states are judged, and rates each pair by it.
 
     Args:
         box: makes the ballots.
@@ -69,7 +69,7 @@ class Claims:
             self._ballots[ballot.state_id] = ballot
 
     def beliefs(self, state_id: str) -> tuple[Ballot, Beliefs] | None:
-        """Return what estimates made elsewhere say of a state; `None` where nothing was seen."""
+        """Return the estimates made elsewhere for a state, or `None`."""
         ballot = self._ballots.get(state_id)
         return (ballot, _beliefs(self._known, ballot)) if self._known and ballot else None
 
@@ -147,7 +147,7 @@ class Claims:
         pairs: Iterable[DPOPair],
         chances: Mapping[str, float] | None = None,
     ) -> Poll:
-        """Return what there is to say how many of the pairs are right."""
+        """Return the evidence for how many pairs are right."""
         known = {
             pair.get("pair_id", ""): is_right
             for pair in pairs

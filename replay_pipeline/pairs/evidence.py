@@ -19,7 +19,7 @@ _REFUSAL = re.compile(
 
 
 def is_refusal(action: Action) -> bool:
-    """Return whether an action is words of refusal instead of work."""
+    """Return whether an action is a refusal in words."""
     return not action.calls and _REFUSAL.match(action.text.strip()) is not None
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, TypedDict, Unpack
 
 from replay_pipeline.actions import (
@@ -454,7 +455,7 @@ class _Extraction:
         balance: _Balance,
         consensus: Consensus,
     ) -> DPOPair:
-        return consensus_pair(
+        pair = consensus_pair(
             state,
             side,
             answers,
@@ -464,6 +465,7 @@ class _Extraction:
             control_mismatch=self.answers.control_mismatch(state, answers),
             **self.trials.in_words(state, consensus.action, side.action),
         )
+        return _with_evidence(pair, consensus, self.is_same)
 
     def add_natural(self, states: list[TraceState]) -> None:
         """Add what the record itself prefers; where the teachers say the same, it joins their row."""
@@ -511,6 +513,16 @@ class _Extraction:
         self.report.matrix = self.statistics.matrix()
         self.report.agreement = self.statistics.by_level()
         return self.report
+
+
+def _with_evidence(
+    pair: DPOPair, consensus: Consensus, is_same: Callable[[Action, Action], bool]
+) -> DPOPair:
+    """Note where no rule says that the votes are the same, but what they did when they were tried."""
+    actions = {vote.action for vote in consensus.votes}
+    if not all(is_same(*two) for two in combinations(actions, 2)):
+        pair["evidence"] = ["execution"]
+    return pair
 
 
 def _claims_of(options: ExtractOptions, level: AgreementLevel, families: Iterable[str]) -> Claims:

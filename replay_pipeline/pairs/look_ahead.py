@@ -12,7 +12,7 @@ from replay_pipeline.types import FAILURES, DPOPair, TraceState
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the student did at one turn of a session."""
+    """The agent's action at one turn of a session."""
 
     turn_idx: int
     n_user_messages: int
@@ -48,7 +48,7 @@ class LookAhead:
         self._steps: dict[str, list[Step]] = {}
 
     def note(self, state: TraceState, side: Side) -> Step | None:
-        """Return what the student did, kept for the look-ahead of earlier states."""
+        """Record the agent's action, for the look-ahead of earlier states, and return it."""
         session_id, turn_idx = state.get("session_id"), state.get("turn_idx")
         if session_id is None or turn_idx is None or side.source != "recorded":
             return None

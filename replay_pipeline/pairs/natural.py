@@ -57,7 +57,7 @@ class NaturalPair:
 
 
 def natural_pairs(states: Sequence[TraceState]) -> Iterator[NaturalPair]:
-    """Find what rewinds and rejections prefer; each fact once, however often it is recorded.
+    """Find the preferences that rewinds and rejections show, each fact once.
 
     A rewind: of two actions at the same prefix the abandoned one is rejected. A rejection: the
     user refused an action, and the very next one that was not refused went through. Anything

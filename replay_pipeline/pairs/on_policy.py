@@ -17,7 +17,7 @@ WITH_CONSENSUS = frozenset({"pair", "agreement"})
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyReport:
-    """What samples of a model come to at states with a consensus."""
+    """The results of sampling a model at states with a consensus."""
 
     pairs: list[DPOPair]
     positives: list[dict[str, Any]]
@@ -38,7 +38,7 @@ class OnPolicyReport:
 
     @property
     def advice(self) -> str | None:
-        """Return what to do first, where samples of this model make no pairs that teach a decision."""
+        """Return the first thing to do where this model's samples make no useful pairs."""
         if self.n_samples == 0 or self.n_calls >= MIN_CALLS * self.n_samples:
             return None
         return (

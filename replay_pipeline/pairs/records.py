@@ -17,7 +17,7 @@ def consensus_pair(
     consensus: Consensus,
     **facts: Any,
 ) -> DPOPair:
-    """Return the pair of what the teachers agree on and what the student did; `facts` go into it."""
+    """Return the pair of the consensus and the agent's action, with `facts` added."""
     pair: dict[str, Any] = {
         **_shared(state),
         **_sides(state, consensus.action, side.action),

@@ -20,7 +20,7 @@ _N_CHANCE_PAIRS = 2_000
 
 @dataclass(kw_only=True)
 class TeacherTally:
-    """What came of one teacher's answers."""
+    """The counts of one teacher's answers by outcome."""
 
     n_asked: int = 0
     n_failed: int = 0
@@ -39,7 +39,7 @@ class TeacherTally:
 
 @dataclass(frozen=True, kw_only=True)
 class LevelAgreement:
-    """How often two answers agree at a level or stricter, and how often by chance."""
+    """How often two answers agree at a level or stricter, and how often they would by chance."""
 
     raw: float
     """Share of teacher pairs at the same state."""
@@ -110,7 +110,7 @@ class PairReport:
 
     @property
     def precision(self) -> Precision:
-        """Return how many of `pairs` are right."""
+        """Return the estimated share of `pairs` that are right."""
         return self.poll.precision()
 
     @property
@@ -188,7 +188,7 @@ class PairReport:
 
 
 class AgreementStatistics:
-    """Collects which teachers agree with which, and a sample for agreement by chance."""
+    """Counts which teachers agree with which, with a sample for agreement by chance."""
 
     def __init__(self, level: AgreementLevel) -> None:
         self._rank = strictness(level)

@@ -20,7 +20,7 @@ _COUNTED = ("agreement_level", "outcome", "source", "student_model")
 
 
 class TeacherFacts(TypedDict, total=False):
-    """What the card says about a teacher."""
+    """The facts about a teacher on the card."""
 
     name: str
     model: str
@@ -32,7 +32,7 @@ class TeacherFacts(TypedDict, total=False):
 
 
 class CardFacts(TypedDict, total=False):
-    """What only the caller knows; everything is optional, other keys are ignored."""
+    """The facts that only the caller knows. All are optional, and other keys are ignored."""
 
     title: str
     license: str
@@ -94,7 +94,7 @@ def general_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stage_facts(facts: Mapping[str, Any], batch: str) -> dict[str, Any]:
-    """Return what the stages reported about a batch, as far as it does not change when they run again."""
+    """Return the facts of the stages about a batch, without those that change from run to run."""
     stages = {}
     for stage, names in STAGE_FACTS.items():
         report = facts.get(stage, {}).get(batch)
@@ -112,7 +112,7 @@ class Retracted:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Retracted":
-        """Return what the dataset's facts say."""
+        """Return the retractions that the dataset's facts name."""
         noted = facts.get("retracted", {})
         return cls(frozenset(noted.get("sessions", ())), frozenset(noted.get("batches", ())))
 
@@ -173,14 +173,14 @@ def side_facts(
 
 
 def n_with_message(manifests: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """Return in how many published conversations each message, or project, stands, by hash."""
+    """Return the number of published conversations that have each message or project, by hash."""
     return Counter(
         sha for manifest in manifests for shas in manifest.get("ties", {}).values() for sha in shas
     )
 
 
 def n_moved(facts: Mapping[str, Any]) -> int:
-    """Return how many conversations were brought to train, since an older version cut them."""
+    """Return how many conversations moved to train because an older version had cut them."""
     return len(facts.get(_MOVED, ()))
 
 
@@ -189,7 +189,7 @@ def _by_side(sides: Mapping[str, Split]) -> dict[str, list[str]]:
 
 
 class Summed:
-    """What is counted of the pairs of a batch while they pass by."""
+    """Running sums over the pairs of a batch."""
 
     def __init__(self) -> None:
         self.counts: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED}

@@ -49,7 +49,7 @@ class BlindControl:
 def blind_control(
     chosen: Sequence[str], rejected: Sequence[str], sessions: Sequence[str]
 ) -> BlindControl | None:
-    """Measure how well the chosen side can be told without the prompt.
+    """Measure how well the chosen side can be told apart without the prompt.
 
     Logistic regression on the difference of the two sides' features, fitted by gradient descent;
     no session is in both the part that is fitted and the part that is asked. Of more than 1,000

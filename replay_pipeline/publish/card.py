@@ -212,7 +212,7 @@ def _column_names(configs: Iterable[str]) -> list[str]:
 
 
 def column_words(column: str) -> str:
-    """Return what a column of the published dataset means; raises KeyError where nothing is written."""
+    """Return the description of a published column; raises KeyError where it has none."""
     return _COLUMNS.get(column) or describe("dpo_pairs", column)
 
 

@@ -33,7 +33,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport:
-    """What was written for another trainer."""
+    """The files that were written for another trainer."""
 
     folder: str
     format: ExportFormat

@@ -26,7 +26,7 @@ _RENAME_EXCHANGE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class FolderChange:
-    """What a new version changed, as paths inside the folder."""
+    """The changes of a new version, as paths inside the folder."""
 
     written: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
@@ -98,7 +98,7 @@ def replace_files(
 
 
 def recover(folder: Path) -> None:
-    """Remove what a killed publisher left beside the folder, and put back what it took away."""
+    """Undo what a killed publisher left: remove its new files, and restore the old ones."""
     for left in sorted(folder.parent.glob(f".{folder.name}.old-*")):
         if folder.exists():
             shutil.rmtree(left, ignore_errors=True)

@@ -171,7 +171,7 @@ class HubDataset(_OnHub):
     """One dataset repository on the Hub."""
 
     def exists(self) -> bool:
-        """Return whether the repository is there."""
+        """Return whether the repository exists."""
         return self.retry(lambda: self._api.repo_exists(self.repo_id, repo_type="dataset"))
 
     def ensure(self, *, private: bool) -> None:
@@ -301,7 +301,7 @@ class HubBucket(_OnHub):
     """One bucket on the Hub: files without versions, to be read."""
 
     def exists(self) -> bool:
-        """Return whether the bucket is there."""
+        """Return whether the bucket exists."""
 
         def look() -> bool:
             try:

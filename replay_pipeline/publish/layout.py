@@ -177,7 +177,7 @@ def batch_dir(config: str, split: str, batch: str, *, version: int = VERSION) ->
 
 
 def manifest_path(batch: str) -> str:
-    """Return where the manifest of a batch lies."""
+    """Return the path of a batch's manifest."""
     return f"{MANIFESTS}/{batch}.json"
 
 
@@ -499,7 +499,7 @@ def messages_of(messages_json: str) -> list[Message]:
 
 
 def message_of(message: Mapping[str, Any]) -> Message:
-    """Return a message as it is published: no content is null, and arguments of calls are JSON text.
+    """Return a message in its published form: no null content, and arguments of calls as JSON text.
 
     Both sides of a pair write their arguments alike, whoever wrote them.
     """

@@ -69,7 +69,7 @@ class TokenSizes:
         return self._of_text(tools) + _TOOL_FORM_TOKENS if tools else 0
 
     def fixed(self, row: Mapping[str, Any]) -> int:
-        """Count what no cut of the prompt takes away: the tools, and the longer side."""
+        """Count the tokens that no cut of the prompt removes: the tools, and the longer side."""
         sides = (sum(map(self.of, row[side])) for side in ("chosen", "rejected"))
         return self.of_tools(row["tools"]) + max(sides) + _GENERATION_TOKENS
 

@@ -51,7 +51,7 @@ class SecretScan:
             self.finish()
 
     def finish(self) -> None:
-        """Scan what is left."""
+        """Scan the rest of the text."""
         refuse_secrets(self._texts, self._places)
         self._texts, self._places, self._n_chars = [], [], 0
 

@@ -15,7 +15,7 @@ def sha_of(name: str) -> str:
 
 
 def position(sha: str) -> float:
-    """Return where a hash lies, from 0 to 1: below the test fraction is the test split."""
+    """Return the position of a hash, from 0 to 1. Below the test fraction lies the test split."""
     return int(sha[:13], 16) / 16**13
 
 

@@ -24,7 +24,7 @@ _MAX_CONFLICTS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Publication:
-    """What a publication brings."""
+    """The batches, facts, and files of one publication."""
 
     batches: frozenset[str]
     """Batches whose files it owns: files of theirs that it does not bring are removed."""
@@ -54,7 +54,7 @@ class Publication:
 
 @dataclass(frozen=True, kw_only=True)
 class Synced:
-    """What the Hub holds afterwards."""
+    """The state of the Hub after a push."""
 
     commits: list[str]
     """Commits that were made, oldest first."""
@@ -148,7 +148,7 @@ def remote_manifests(
 
 
 def remote_facts(hub: HubDataset, head: Head) -> dict[str, Any]:
-    """Return what the card on the Hub says beyond the manifests."""
+    """Return the facts on the Hub's card that no manifest has."""
     if layout.FACTS not in head.files:
         return {}
     return json.loads(hub.read(layout.FACTS, revision=head.sha))

@@ -36,7 +36,7 @@ MAX_SHARD_BYTES = 256_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class PublishReport:
-    """What one publication did."""
+    """The results of one publication."""
 
     dataset: str
     """The folder."""
@@ -64,7 +64,7 @@ class PublishReport:
 
 @dataclass(frozen=True, kw_only=True)
 class NewBatch:
-    """What a version is given of a batch."""
+    """The tables and facts of a batch that a version takes."""
 
     key: str
     parts: Iterable[tuple[str, pa.Table]]
@@ -97,7 +97,7 @@ class Cuts:
 
     @cached_property
     def sizes(self) -> TokenSizes:
-        """Return what counts tokens. Raises ConfigError where there is no such tokenizer."""
+        """Return the token counter. Raises ConfigError where there is no such tokenizer."""
         return TokenSizes(self.tokenizer)
 
     def of(
@@ -264,7 +264,7 @@ class Version:
         return {name: data for name, data in self._files.items() if isinstance(data, Path)}
 
     def measure(self, folder: Path) -> None:
-        """Measure how much of the preferences shows without the prompt; the facts keep it.
+        """Measure how much of the preference shows without the prompt, and store it in the facts.
 
         Of many batches some are looked at, by the hash of their keys. Batches that stay count as
         far as their files are in the folder.

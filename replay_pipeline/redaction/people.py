@@ -168,7 +168,7 @@ _BOTS = ("bot", "-ci", "-app")
 
 
 def is_private_login(name: str) -> bool:
-    """Return whether a login name tells something about a person."""
+    """Return whether a login name reveals something about a person."""
     is_known = name.lower() in RULES.common_logins or name.lower().endswith(_BOTS)
     return len(name) >= _MIN_LOGIN_CHARS and not is_known
 
@@ -243,7 +243,7 @@ class People:
                 yield n_chars, last
 
     def in_homes(self, text: str) -> list[tuple[str, str]]:
-        """Return each home folder that occurs in a text, and what stands for it."""
+        """Return each home folder in a text, with its placeholder."""
         logins = sorted(
             (*self._plain, *self._short, *self._weak), key=lambda name: (-len(name), name)
         )

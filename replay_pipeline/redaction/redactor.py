@@ -51,7 +51,7 @@ def find_secrets(text: str) -> list[SecretHit]:
 
 
 def find_secrets_in(texts: Sequence[str]) -> list[list[SecretHit]]:
-    """Return what `find_secrets` finds in each text, several times faster than one by one."""
+    """Return the result of `find_secrets` for each text, several times faster than one by one."""
     found: list[list[SecretHit]] = [[] for _ in texts]
     for index, suspect in suspects_in(texts):
         if len(texts[index]) >= _MIN_CHARS:

@@ -29,7 +29,7 @@ _BETWEEN = b"\n" * 3
 
 
 class Suspect(NamedTuple):
-    """What a text may hold."""
+    """The kinds of secrets that a text may hold."""
 
     signals: set[str]
     """Names in `SIGNALS`: a secret by our own rules."""

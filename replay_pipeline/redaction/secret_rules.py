@@ -44,12 +44,12 @@ class TokenRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tr
 
     @cached_property
     def expressions(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """Return what follows a literal, and what stands before it; ASCII, as both engines read it."""
+        """Return the patterns after and before a literal. In ASCII, as both engines read it."""
         return re.compile(self.body, re.ASCII), re.compile(rf"(?:{self.before})\Z")
 
     @property
     def signal(self) -> str:
-        """Return what every such token begins with, as an expression without look-around."""
+        """Return the common beginning of such tokens, as an expression without look-around."""
         body = re.sub(r"\(\?[=!][^)]*\)", "", self.body)
         if counted := re.match(r"(.*?)\{(\d+)", body):
             body = f"{counted[1]}{{{min(int(counted[2]), _MAX_HEAD_CHARS)}}}"
@@ -68,12 +68,12 @@ class LineRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
 
     @cached_property
     def expression(self) -> re.Pattern[str]:
-        """Return what must follow a literal."""
+        """Return the pattern that must follow a literal."""
         return re.compile(self.pattern)
 
 
 class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that `secret_rules.toml` holds."""
+    """The contents of `secret_rules.toml`."""
 
     names: _Texts
     common_pairs: _Text
@@ -244,7 +244,7 @@ def _is_value(value: str, *, is_quoted: bool, is_password: bool) -> bool:
 
 
 def is_random(value: str, *, is_password: bool = False) -> bool:
-    """Return whether a value looks drawn or chosen as a secret, and not like a word or a name."""
+    """Return whether a value looks like a random or chosen secret, and not like a word."""
     if len(value) < MIN_CHARS or _DUMMY.search(value):
         return False
     has_digit = any(c.isdigit() for c in value)

@@ -79,7 +79,7 @@ class Reliability:
         return self.kinds.index(name) if name in self.kinds else len(self.kinds) - 1
 
     def accuracy(self, rater: str, kind: str | None = None) -> float:
-        """Return how often a rater is right at a kind of decision, or in all."""
+        """Return how often a rater is right at a kind of decision, or overall."""
         place = self.raters.index(rater)
         by_kind = self.accuracy_K_D_R[:, :, place] @ self.classes_D
         if kind is not None:
@@ -107,7 +107,7 @@ class Reliability:
         }
 
     def words(self) -> list[str]:
-        """Return where the teachers can teach the agent, and where it is better than they are."""
+        """Describe in which decisions the teachers are better than the agent, and vice versa."""
         if len(self.raters) < 2:
             return []
         places: dict[str, list[str]] = {"stronger": [], "weaker": []}
@@ -130,7 +130,7 @@ class Reliability:
         ]
 
     def shared(self) -> float:
-        """Return how often one that errs takes the wrong action that tempts all."""
+        """Return how often a rater that errs takes the same wrong action as the others."""
         weights = self.seen_K_R if self.seen_K_R.sum() else None
         by_kind = np.einsum("kdr,d->kr", self.shared_K_D_R, self.classes_D)
         return float(np.average(by_kind, weights=weights))
@@ -397,7 +397,7 @@ def posterior(
     has_failed: bool | None = None,
     known: Known = (),
 ) -> "Beliefs":
-    """Return what to believe of the groups of a ballot.
+    """Return the probability of each group of a ballot.
 
     Bayes' rule over all labelings and classes of states.
     """

@@ -16,7 +16,7 @@ _SAME = 0.03
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strength:
-    """What is estimated of one teacher, over all batches."""
+    """The estimated accuracy of one teacher over all batches."""
 
     teacher: str
     n_asked: int
@@ -53,7 +53,7 @@ class Strength:
 
 
 def strengths(reports: Iterable[Mapping[str, Any]]) -> list[Strength]:
-    """Return how strong each teacher is, by the reports of the stage that makes pairs.
+    """Return the strength of each teacher, from the reports of the pairs stage.
 
     Estimates of batches are weighed by the answers that they rest on. A teacher of which no batch has
     an estimate is left out.
@@ -84,7 +84,7 @@ def strengths(reports: Iterable[Mapping[str, Any]]) -> list[Strength]:
 
 
 def shared_errors(reports: Iterable[Mapping[str, Any]]) -> float | None:
-    """Return how often one that errs takes the wrong action that tempts all; None if unknown."""
+    """Return how often raters that err take the same wrong action; None if unknown."""
     known = [each["reliability"] for each in reports if each.get("reliability")]
     n_states = sum(each["n_states"] for each in known)
     if not n_states:

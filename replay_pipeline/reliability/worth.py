@@ -53,7 +53,7 @@ def makes_pair(pattern: Pattern, threshold: int) -> int | None:
 
 
 def can_make_pair(pattern: Pattern, threshold: int) -> bool:
-    """Return whether answers of those not asked yet may bring a pair."""
+    """Return whether further answers could still make a pair."""
     if makes_pair(pattern, threshold) is not None:
         return True
     place = next((place for place, number in enumerate(pattern) if number < 0), None)
@@ -149,7 +149,7 @@ class Worth:
         return gain_P_L[place] + PRICES * calls_P_L[place], calls_P_L[place]
 
     def right_pairs(self, kind: int) -> float:
-        """Return how many right pairs a state of a kind brings where everybody is asked."""
+        """Return the expected number of right pairs at a state of this kind, if everybody is asked."""
         rows = _all_rows(len(self._model.raters))
         likely = likelihoods(self._model, kind, rows)
         total_P = np.maximum(np.add.reduceat(likely, rows.starts_P), 1e-300)

@@ -116,7 +116,7 @@ class Asking:
         )
 
     def scopes(self) -> tuple[str, ...]:
-        """Name what the ledger counts every call under, beside run, day and teacher."""
+        """Name the limits that every call counts against, besides run, day, and teacher."""
         named = (("partition", self.partition), ("night", self.night))
         return (
             *(f"tag:{tag}" for tag in self.tags),
@@ -162,7 +162,7 @@ def today() -> str:
 
 
 def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking) -> int:
-    """Refuse what can be seen to be wrong before anything is sent; give the ceiling back.
+    """Refuse settings that are wrong before anything is sent; return the ceiling.
 
     Raises:
         ConfigError: says which teacher or option is wrong, and what to do.

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Dispatcher:
-    """What the calls of a run go through: room for them, the endpoints, and a stop."""
+    """Sends the calls of a run: holds the slots, the endpoints, and the stop signal."""
 
     ledger: Ledger
     client: Client
@@ -70,7 +70,7 @@ class Dispatcher:
         )
 
     def meet(self, teacher: TeacherSpec, outcome: Answer | Failure) -> Failure | None:
-        """Look at what answered; end a teacher that is not the one that was meant."""
+        """Check which model answered, and stop a teacher that is not the intended model."""
         wrong = self.introductions.meet(teacher, outcome)
         if wrong is not None and self.introductions.is_unwelcome(teacher):
             self.stop_teacher(teacher, wrong)

@@ -37,7 +37,7 @@ class Verdict:
 def judged(
     answer: Answer, size: Size, *, price: Price, bound_nano: int, n_limit: int, n_reply_bytes: int
 ) -> Verdict:
-    """Judge what an answer cost.
+    """Decide the cost at which an answer is booked.
 
     Args:
         answer: what came back.
@@ -100,7 +100,7 @@ def least_tokens(size: Size) -> int:
 
 
 def replayed_bound(answer: Answer, size: Size, *, price: Price, n_limit: int) -> int:
-    """Bound what an answer from the router's cache cost when it was made, from its own size.
+    """Return an upper bound on the original cost of an answer from the router's cache, from its size.
 
     What a model thought and did not show can't be seen; where it may think, its limit counts.
     """

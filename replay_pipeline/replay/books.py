@@ -59,16 +59,16 @@ class Books:
     _without_cache: set[str] = field(default_factory=set)
 
     def bound_nano(self, task: Task) -> int:
-        """Return what a call for a question can cost at most, by the price list."""
+        """Return the most that a call for a question can cost, by the price list."""
         price = self.prices[task.teacher.name]
         return price.bound_nano(task.bound_tokens(), task.question.max_completion_tokens)
 
     def reserved_nano(self, teacher: TeacherSpec, bound_nano: int) -> int:
-        """Return what is reserved for a call: more than its bound where others cost more than theirs."""
+        """Return the reservation of a call; above its bound where other calls cost more than theirs."""
         return round(bound_nano * self._ratios.get(teacher.name, 1.0))
 
     def takes_over(self, task: Task, body_sha: str) -> bool:
-        """Return whether asking again may use the money that the lost calls of a question hold.
+        """Return whether a repeated question may use the money reserved for its lost calls.
 
         A router that broke a call itself may have charged it without keeping its answer; one
         whose caller died has not.
@@ -77,7 +77,7 @@ class Books:
         return bool(task.lost) and went_on and self.keeps_answers(task, body_sha)
 
     def keeps_answers(self, task: Task, body_sha: str) -> bool:
-        """Return whether the endpoint is sure to charge the lost calls and their repetition once only.
+        """Return whether the endpoint charges lost calls and their repetitions only once.
 
         OpenRouter keeps the answer to an equal request (`X-OpenRouter-Cache`) for as long as it
         was told to, so it is charged by the first call or, where that failed, by the second. It
@@ -92,7 +92,7 @@ class Books:
         )
 
     async def find_out(self, task: Task, body_sha: str) -> TeacherAction | None:
-        """Settle what can be known of the lost calls of a question; returns the row of the last."""
+        """Settle the lost calls of a question as far as possible; return the row of the last."""
         row: TeacherAction | None = None
         left, keeps = [], self.keeps_answers(task, body_sha)
         for lost in task.lost:

@@ -50,7 +50,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Market:
-    """What may be bought, and what it should cost.
+    """The questions for sale, with their expected costs.
 
     `cost_usd(state, teacher, is_warm)` says what a call should cost, where a prompt cache holds the
     step before it or not; `bound_usd(state, teacher)` the most that it can; `open_poll(state)` opens
@@ -72,7 +72,7 @@ class Market:
         return math.fsum(costs) / len(costs) if costs else 0.0
 
     def everything_usd(self, teachers: Sequence[int]) -> float:
-        """Return what it should cost to ask these teachers everywhere, the prompt cache warm."""
+        """Return the expected cost to ask these teachers everywhere, with a warm prompt cache."""
         return math.fsum(
             self.cost_usd(state, teacher, True)
             for state in range(len(self.places))
@@ -173,7 +173,7 @@ class Buyer:
         return len(self._asked)
 
     def worth(self) -> Worth:
-        """Return what questions are worth after the answers so far."""
+        """Return the value of further questions, given the answers so far."""
         self.model = fit(list(self._ballots.values()), ("agent", *self.families))
         rule = Rule(self._policy.threshold, self._policy.min_p_better)
         return Worth(self.model, [self._mean_usd[n] for n in self._voters], rule)

@@ -38,7 +38,7 @@ class NewCall:
 
     @property
     def slack(self) -> timedelta:
-        """Return how long after its reservation a call leaves at the latest, unless the ledger is told."""
+        """Return the longest time between a reservation and its call, unless the ledger is told more."""
         return timedelta(seconds=min(_MOST_SLACK_S, self.timeout_s * _SLACK))
 
 
@@ -95,7 +95,7 @@ class LostCall:
 
     @property
     def was_left_alone(self) -> bool:
-        """Return whether it was lost on this side alone, so that the endpoint went on with it."""
+        """Return whether only this side lost the call, so that the endpoint went on with it."""
         return self.error_code in (None, "given_up")
 
 
@@ -135,7 +135,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settlement:
-    """What became of a reserved call."""
+    """The outcome of a reserved call, with its cost."""
 
     call_id: int
     state: Literal["answered", "failed", "unknown", "withdrawn"]

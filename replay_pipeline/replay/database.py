@@ -52,7 +52,7 @@ def connect(url: str | Path, *, is_durable: bool = True, is_read_only: bool = Fa
 
 
 def exists(url: str | Path) -> bool:
-    """Return whether there is a ledger to read at `url`; a database server is taken to have one."""
+    """Return whether there is a ledger at `url`. A database server counts as one."""
     text = str(url).removeprefix("sqlite:///")
     return "://" in text or Path(text).exists()
 

@@ -80,7 +80,7 @@ class Engine:
 
     @cached_property
     def dispatcher(self) -> Dispatcher:
-        """Return what all calls go through, once it is known who has answered before."""
+        """Return the dispatcher of all calls, once the earlier answers are known."""
         return Dispatcher(
             ledger=self.ledger,
             client=self.client,

@@ -28,7 +28,7 @@ _MIN_CACHED_TOKENS = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherEstimate:
-    """What one teacher would take."""
+    """The estimated tokens and cost of one teacher."""
 
     teacher: str
     model: str
@@ -52,7 +52,7 @@ class TeacherEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Purchase:
-    """What an amount of money buys: states that are asked, and pairs, as far as assumed."""
+    """The states and pairs that an amount of money buys, under the assumptions stated."""
 
     usd: float
     n_states: int
@@ -61,7 +61,7 @@ class Purchase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """What a replay would take, per teacher and in all, in tokens and US dollars."""
+    """The estimated tokens and cost of a replay, per teacher and in total, in US dollars."""
 
     n_states: int
     n_calls: int

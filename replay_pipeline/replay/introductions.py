@@ -102,17 +102,17 @@ class Introductions:
         return wrong
 
     def is_unwelcome(self, teacher: TeacherSpec) -> bool:
-        """Return whether so many replies in a row were wrong that the teacher is to be asked no more."""
+        """Return whether the teacher sent so many wrong replies in a row that it is asked no more."""
         return self._n_wrong[teacher.name] >= _N_FIRST
 
     def is_asked(self, teacher: TeacherSpec, answered: str | None) -> bool:
-        """Return whether an answer is of the model that was asked, by the name that it bears."""
+        """Return whether an answer comes from the requested model, by its name."""
         price = self._prices.get(teacher.name)
         return is_model(teacher, answered, also=price.canonical_slug if price else None)
 
 
 def is_model(teacher: TeacherSpec, answered: str | None, *, also: str | None = None) -> bool:
-    """Return whether an answer is of the model that was asked, by the name that it bears.
+    """Return whether an answer comes from the requested model, by its name.
 
     Endpoints add a date, a size or a folder, and put words in another order (`claude-sonnet-4.5`
     answers as `anthropic/claude-4.5-sonnet-20250929`).

@@ -87,7 +87,7 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Finish what was asked, then close. Calls still open become unknown."""
+        """Finish open writes, then close. Calls still open become unknown."""
         if self._thread.is_alive():
             self._queue.put(_STOP)
             self._thread.join()
@@ -104,13 +104,13 @@ class Ledger:
         return future
 
     def settle(self, settlement: Settlement) -> "Future[None]":
-        """Book what a call cost together with its answer; done once both are on disk."""
+        """Book the cost of a call together with its answer. Returns once both are on disk."""
         future: Future[None] = Future()
         self._queue.put(Settling(settlement, future))
         return future
 
     def sending(self, call_id: int, sent_by: datetime) -> "Future[None]":
-        """Note that a call leaves later than its reservation said: by `sent_by`."""
+        """Record that a call leaves later than its reservation said: by `sent_by`."""
         future: Future[None] = Future()
         self._queue.put(Leaving(call_id, sent_by, future))
         return future
@@ -176,7 +176,7 @@ class Ledger:
         self.do(open_it).result()
 
     def held_by_lost(self, scope: str) -> tuple[int, datetime | None]:
-        """Read what lost calls hold under `scope`, and when the last of them is surely over."""
+        """Return the money that lost calls hold under `scope`, and when the last of them has ended."""
 
         def read(database: Database) -> tuple[int, datetime | None]:
             lost = [call for calls in find_lost(database).values() for call in calls]
@@ -186,7 +186,7 @@ class Ledger:
         return self.do(read).result()
 
     def lookup(self, request_shas: Iterable[str]) -> Found:
-        """Find what is known of these requests."""
+        """Find the answers and lost calls of these requests."""
         shas = list(dict.fromkeys(request_shas))
         return self.do(lambda database: find_calls(database, shas)).result()
 

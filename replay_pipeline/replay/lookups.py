@@ -20,7 +20,7 @@ SEPARATOR = "\n"
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """What settling a call needs to know of it."""
+    """The columns of a call that settling it needs."""
 
     id: int
     request_sha: str
@@ -30,7 +30,7 @@ class CallRow:
 
 
 def find_calls(database: Database, request_shas: Sequence[str]) -> Found:
-    """Find what is known of these requests: answers, lost calls, and what all has cost."""
+    """Find the answers, lost calls, and total cost of these requests."""
     decided: dict[str, Known] = {}
     booked: dict[str, bytes] = {}
     paid: Counter[str] = Counter()

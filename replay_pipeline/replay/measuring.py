@@ -30,7 +30,7 @@ def measure_gates(
     threshold: int = 2,
     count_own_family: bool = False,
 ) -> tuple[GateReport, ...]:
-    """Return what presets save and lose, by answers that are all there.
+    """Return the savings and losses of presets, measured on complete answers.
 
     The recorded answers are bought as a run with these presets and money enough would have bought
     them. The last report, `all`, has the presets together: the calls and dollars that would have been
@@ -82,7 +82,7 @@ def bought(
     *,
     max_total_usd: float | None = None,
 ) -> dict[tuple[int, int], float]:
-    """Return which recorded answers a policy would have bought, with the propensity of each.
+    """Return the recorded answers that a policy would have bought, with the propensity of each.
 
     Args:
         states: the states that were replayed.

@@ -18,7 +18,7 @@ _ROWS_AT_ONCE = 1000
 
 
 def from_version_1(database: Database) -> None:
-    """Add what version 2 keeps, and mend rows that version 1 wrote but could not read again.
+    """Add the columns of version 2, and repair rows that version 1 could not read again.
 
     Version 1 put what an endpoint sent into rows as it was: one reply with a number for its id
     made every later run over its state fail.
@@ -49,7 +49,7 @@ def from_version_1(database: Database) -> None:
 
 
 def from_version_2(database: Database) -> None:
-    """Add what version 3 keeps: when a call was sent and what, and whether its cost is believed."""
+    """Add the columns of version 3: the time and request of a call, and whether its cost is believed."""
     for column in ("sent_at", "body_sha", "disputed"):
         database.query(f"alter table calls add column {column} text")
     database.query("update ledger set value = '3' where key = 'schema_version'")

@@ -62,7 +62,7 @@ _LEAST_KEY_BITS = 48
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What became of one request, and the bytes that came back."""
+    """The outcome of one request, with the bytes of the reply."""
 
     outcome: Answer | Failure
     body: bytes = b""
@@ -260,7 +260,7 @@ class Client:
     async def generation_cost(
         self, base_url: str, generation_id: str, key: SecretStr | None
     ) -> int | None:
-        """Return what an earlier call cost, in nano-dollars, or `None` where that can't be found out."""
+        """Return the cost of an earlier call in nano-dollars, or `None` if it is unknown."""
         url = f"{base_url.rstrip('/')}/generation?id={generation_id}"
         try:
             data = (await self._get(url, key)).get("data")
@@ -366,7 +366,7 @@ def _timeout(timeout_s: float) -> "httpx.Timeout":
 
 
 def transport(max_connections: int, proxy: str | None) -> "httpx.AsyncBaseTransport":
-    """Make what carries the bytes of an httpx client."""
+    """Return the transport of an httpx client."""
     return httpx_aiohttp.AiohttpTransport(
         verify=_trusted(),
         limits=httpx.Limits(max_connections=max_connections, keepalive_expiry=_KEEPALIVE_S),

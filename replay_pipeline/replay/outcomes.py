@@ -17,12 +17,12 @@ _LEAST_BYTES_CHECKED = 8192
 
 
 def due(lost: Iterable[LostCall]) -> datetime:
-    """Return when the last of these calls is surely over."""
+    """Return the time by which the last of these calls has ended."""
     return max((each.due_at for each in lost), default=datetime.now(UTC))
 
 
 def has_too_short_a_limit(lost: Sequence[LostCall], teacher: TeacherSpec) -> bool:
-    """Return whether calls outlasted the time limit of a teacher, which has not been raised since.
+    """Return whether calls outlasted a teacher's time limit, which nobody has raised since.
 
     Every further call would be lost too, and paid for. An endpoint that keeps its answers is
     asked once more, since the answer may be there by now.

@@ -98,15 +98,15 @@ class Poll:
         return family_of_model(self.state.get("student_model"))
 
     def has_vote(self, family: str) -> bool:
-        """Return whether teachers of a family vote here: the student's own do not by default."""
+        """Return whether teachers of a family vote here. By default, the agent's own family does not."""
         return self.count_own_family or family != self.family
 
     def agrees_with_student(self, action: Action) -> bool:
-        """Return whether `action` is what the student did."""
+        """Return whether `action` agrees with the agent's action."""
         return agrees_at(self.level, agreement_level(action, self.student))
 
     def makes_pair(self) -> bool:
-        """Return whether enough teachers agree, undisputed, on an action that the student did not take."""
+        """Return whether enough teachers agree, undisputed, on an action that the agent did not take."""
         if not self.student.is_valid:
             return False
         verdict = Panel(self.votes).verdict(self.level, self.threshold)
@@ -121,7 +121,7 @@ class Poll:
         return not self.siding or len(families) > max(n_next, 1 + len(self.siding))
 
     def is_hopeless(self, asked_next: Set[str]) -> bool:
-        """Return whether no answers of these families can bring a pair.
+        """Return whether no answers of these families can make a pair.
 
         That a pair stands says nothing: the next answer may side with the student, or join the
         winners and be what the student did in other words.
@@ -149,7 +149,7 @@ class Poll:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """By which rules one run buys."""
+    """The rules by which one run buys answers."""
 
     names: tuple[str, ...] = ()
     """The presets, as they are set."""
@@ -253,7 +253,7 @@ _KNOWN = {
 
 
 def is_error_site(state: TraceState) -> bool:
-    """Return whether the recorded action went wrong, was rejected or taken back."""
+    """Return whether the recorded action failed, was rejected, or was undone."""
     return bool(
         state.get("outcome") in FAILURES
         or state.get("error_kind")

@@ -94,7 +94,7 @@ class Price:
         )
 
     def bound_nano(self, n_prompt_tokens: int, n_completion_tokens: int) -> int:
-        """Return what a call of at most these many tokens can cost at most, in nano-dollars."""
+        """Return the most that a call of this many tokens can cost, in nano-dollars."""
         pico = (
             n_prompt_tokens * max(self.prompt, self.cache_write)
             + n_completion_tokens * max(self.completion, self.reasoning)
@@ -161,7 +161,7 @@ class PriceBook:
     _lists: dict[str, _PriceList] = field(default_factory=dict)
 
     def fresh(self, base_url: str) -> bool:
-        """Return whether the list of `base_url` is young enough to be used as it is."""
+        """Return whether the list of `base_url` is recent enough to use."""
         known = self._load(base_url)
         return known is not None and self.now() - known.fetched_at <= self.max_age
 

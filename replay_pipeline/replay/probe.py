@@ -42,7 +42,7 @@ _TOOL: Tool = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """What three questions showed of one teacher; `None`: it could not be seen."""
+    """The results of three test questions to one teacher. `None` means unknown."""
 
     teacher: str
     cost_usd: float
@@ -62,7 +62,7 @@ class Probe:
 
 
 def probe_estimate(teachers: Sequence[TeacherSpec], **options: Unpack[ReplayOptions]) -> Estimate:
-    """Return what a probe of these teachers would cost. Raises as `estimate` does."""
+    """Return the estimated cost of a probe of these teachers. Raises as `estimate` does."""
     return estimate(_states(), teachers, **_tiny(options))
 
 

@@ -30,7 +30,7 @@ NEXT_USD = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Next:
-    """What more money brings where it is spent by value."""
+    """The expected result of more money that is spent by value."""
 
     usd: float
     """What can be spent of it before nothing is left to ask."""
@@ -63,7 +63,7 @@ def prospect(
     *,
     usd_per_call: Mapping[str, float] | None = None,
 ) -> Prospect:
-    """Return how many right pairs a state should bring.
+    """Return the expected number of right pairs at a state.
 
     Accuracies by kind of decision come from the answers there are; the kinds are counted over all
     states, so that it does not matter which of them were asked.

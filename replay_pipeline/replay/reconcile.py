@@ -48,7 +48,7 @@ class LostCallReport:
 def reconcile(
     ledger: str | Path, teachers: Sequence[TeacherSpec] = (), *, settle: bool = False
 ) -> list[LostCallReport]:
-    """List the lost calls and the disputed costs of a ledger, and settle what can be.
+    """List the lost calls and disputed costs of a ledger, and settle those that are over.
 
     Args:
         ledger: path or database URL.

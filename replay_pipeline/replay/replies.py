@@ -23,7 +23,7 @@ from replay_pipeline.types import Message, TokenLogprobs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """What an endpoint says that a call took; `None` where it says nothing."""
+    """The usage that an endpoint reports for a call. `None` means not reported."""
 
     cost_nano: int | None = None
     n_prompt_tokens: int | None = None
@@ -204,7 +204,7 @@ _MOST_SHOWN = 200
 
 
 def read_reply(status: int, headers: Mapping[str, str], body: bytes) -> Answer | Failure:
-    """Read the reply to one call, whatever its shape. Never raises."""
+    """Read the reply to one call, in any shape. Never raises."""
     try:
         return _read(status, headers, body)
     except Exception as error:  # noqa: BLE001 (one odd reply must not end a run that others pay for)

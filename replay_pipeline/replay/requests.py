@@ -90,7 +90,7 @@ class RequestBuilder:
         )
 
     def begins_with(self, state: TraceState, before: "Prefix | None") -> "tuple[bool, Prefix]":
-        """Return whether the prompt of `state` begins with another's, and give its own prefix."""
+        """Return whether the prompt of `state` begins with another's, and its own prefix."""
         prompt = self.prompt(state)
         # Without the bracket that closes the list of messages.
         messages = prompt.messages_json
@@ -123,7 +123,7 @@ class RequestBuilder:
         return broken_rule(body, dialect_of(teacher).path)
 
     def adaptations(self, teacher: TeacherSpec, price: Price | None) -> tuple[str, ...]:
-        """Return which fields the endpoint is not sent, and why."""
+        """Return the fields that the endpoint isn't sent, with the reasons."""
         return dialect_of(teacher).adapted(self._ask(teacher, price, None, 0))[1]
 
     def headers(self, teacher: TeacherSpec) -> dict[str, str]:

@@ -83,7 +83,7 @@ class Rounds:
         return self.take_known(lanes) if self.take_known else lanes
 
     def reports(self) -> tuple[GateReport, ...]:
-        """Return what each preset has saved."""
+        """Return the savings of each preset."""
         return tuple(self._report(name) for name in self.policy.names)
 
     def _report(self, name: str) -> GateReport:

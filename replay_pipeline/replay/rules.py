@@ -173,7 +173,7 @@ _anthropic = msgspec.json.Decoder(_Messages)
 
 
 def broken_rule(body: bytes, path: str = "/chat/completions") -> str | None:
-    """Return which published rule a request breaks; `None` if it keeps them all.
+    """Return the published rule that a request breaks, or `None`.
 
     Args:
         body: the request as it would be sent.

@@ -109,7 +109,7 @@ def replay_trace_sync(
     ledger: str | Path | None = None,
     **options: Unpack[ReplayOptions],
 ) -> list[TeacherAction]:
-    """Do what `replay_trace` does without an event loop, or inside a notebook's."""
+    """Call `replay_trace` without an event loop, or inside the loop of a notebook."""
     return replay_in_thread(
         states, teachers, max_total_usd=max_total_usd, ledger=ledger, **options
     ).actions
@@ -272,7 +272,7 @@ def estimate(
     ledger: str | Path | None = None,
     **options: Unpack[ReplayOptions],
 ) -> Estimate:
-    """Return what replaying `states` would take, in tokens and dollars per teacher. Costs nothing.
+    """Return the estimated tokens and cost of replaying `states`, per teacher. Costs nothing.
 
     With `ledger`, answers already in it are left out. Works with and without an event loop. A price list
     that was fetched before serves without a network, however old it is: its date is in the estimate, and

@@ -20,7 +20,7 @@ from replay_pipeline.replay.schema import Database
 
 @dataclass(slots=True)
 class Scope:
-    """A limit in nano-dollars, and what counts against it."""
+    """A limit in nano-dollars, with the sums that count against it."""
 
     limit: int | None
     spent: int
@@ -29,11 +29,11 @@ class Scope:
     overrun: int
 
     def fits(self, amount: int) -> bool:
-        """Return whether so much more can be held now."""
+        """Return whether this much more can be reserved now."""
         return self.limit is None or self.spent + self.held + self.unknown + amount <= self.limit
 
     def can_ever_fit(self, amount: int) -> bool:
-        """Return whether so much more may be held once calls in flight have cost less than they hold."""
+        """Return whether this much could be reserved once the open calls cost less than reserved."""
         # Held money may come back, all but what calls cost; lost calls may keep theirs.
         return self.limit is None or self.spent + self.unknown + amount <= self.limit
 
@@ -53,7 +53,7 @@ class Scopes:
             self.known |= load_scopes(self.database, missing)
 
     def settle(self, call: CallRow, settlement: Settlement) -> None:
-        """Count what a call cost in place of what it held."""
+        """Replace the reservation of a call by its cost."""
         for name in call.scopes:
             scope = self.known[name]
             if call.state == "open":
@@ -68,7 +68,7 @@ class Scopes:
         self.changed.update(call.scopes)
 
     def release(self, names: Iterable[str], amount: int) -> None:
-        """Free what a lost call held."""
+        """Free the reservation of a lost call."""
         for name in names:
             self.known[name].unknown -= amount
             self.changed.add(name)
@@ -87,13 +87,13 @@ class Scopes:
         ]
 
     def hold(self, call: NewCall) -> None:
-        """Hold what a call can cost."""
+        """Reserve the most that a call can cost."""
         for name in call.scopes:
             self.known[name].held += call.reserved_nano
         self.changed.update(call.scopes)
 
     def save(self) -> None:
-        """Write what has changed."""
+        """Write the changes."""
         if self.changed:
             self.database.run_many(
                 "update scopes set spent = ?, held = ?, unknown = ?, overrun = ? where name = ?",

@@ -48,7 +48,7 @@ class Size:
 
 
 class Learned(msgspec.Struct, frozen=True):
-    """What the settled answers of one teacher say of its tokenizer, answers and prompt cache."""
+    """The ratios learned from one teacher's settled answers: tokens, lengths, and cache hits."""
 
     n: int = 0
     """Answers to prompts long enough to tell."""
@@ -61,7 +61,7 @@ class Learned(msgspec.Struct, frozen=True):
 
     @property
     def is_known(self) -> bool:
-        """Return whether there are enough answers to go by."""
+        """Return whether there are enough answers to rely on."""
         return self.n >= _MIN_LEARNED
 
     @property
@@ -71,12 +71,12 @@ class Learned(msgspec.Struct, frozen=True):
 
     @property
     def spread(self) -> float:
-        """By which share the tokens of a prompt may be more or fewer than expected."""
+        """Return by which share the tokens of a prompt may differ from the estimate."""
         return 0.1 if self.is_known else ASSUMED_SPREAD
 
     @property
     def cache_share(self) -> float:
-        """Return how much of what a prompt cache should serve it does serve, from 0 to 1."""
+        """Return the share of expected cache hits that the provider serves, from 0 to 1."""
         if self.n_expected_cached < 50_000:
             return 1.0
         return min(1.0, self.n_cached / self.n_expected_cached)
@@ -131,7 +131,7 @@ _KEY = "size:"
 
 
 def read_learned(database: Database, teachers: Iterable[TeacherSpec]) -> dict[str, Learned]:
-    """Read what a ledger knows of teachers' sizes, by the name of the teacher."""
+    """Read the learned sizes of teachers from a ledger, by the name of the teacher."""
     rows = database.query("select key, value from ledger where key like ?", (f"{_KEY}%",))
     kept = {key: msgspec.json.decode(value, type=Learned) for key, value in rows}
     return {t.name: kept[_KEY + t.model] for t in teachers if _KEY + t.model in kept}
@@ -140,7 +140,7 @@ def read_learned(database: Database, teachers: Iterable[TeacherSpec]) -> dict[st
 def add_learned(
     database: Database, teachers: Iterable[TeacherSpec], new: Mapping[str, Learned]
 ) -> None:
-    """Add what a run has learned to what the ledger knows."""
+    """Add the learned sizes of a run to the ledger."""
     known = read_learned(database, teachers)
     for teacher in teachers:
         if teacher.name in new:

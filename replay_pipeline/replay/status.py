@@ -98,7 +98,7 @@ def _usd(url: str | Path, query: str, value: str) -> float:
 
 
 def ledger_status(url: str | Path) -> LedgerStatus:
-    """Read what a ledger holds, while others may be writing to it.
+    """Read the contents of a ledger, while others may be writing to it.
 
     Raises:
         LedgerError: there is no ledger, or it can't be read.

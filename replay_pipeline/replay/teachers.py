@@ -21,7 +21,7 @@ from replay_pipeline.types import TeacherSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherCheck:
-    """What is known about one teacher before it is asked."""
+    """The known facts about one teacher before it is asked."""
 
     teacher: str
     model: str

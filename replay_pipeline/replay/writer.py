@@ -175,7 +175,7 @@ class Writer:
             each.future.set_exception(told)
 
     def book_unbooked(self) -> None:
-        """Book what an earlier process could not; each answer once, whoever else opens the ledger."""
+        """Book the answers that an earlier process could not book, each one once."""
         with self._database.transaction():
             for path, pairs in self._unbooked.left_behind(self._database.is_alive):
                 self._book_kept(self._not_yet_booked(pairs))

@@ -64,7 +64,7 @@ class DedupIndex:
         )
 
     def of(self, batch: str) -> "BatchIndex":
-        """Return what a batch has to know. It holds until another batch is asked for.
+        """Return the index for a batch. It is valid until you ask for another batch.
 
         Raises:
             StorageError: a file of the index cannot be read.
@@ -96,7 +96,7 @@ class DedupIndex:
         return left
 
     def save(self, batch: str, keys: Mapping[str, Sequence[bytes]]) -> None:
-        """Replace what a batch left.
+        """Replace the entries of a batch.
 
         Raises:
             StorageError: the file cannot be written; it is as before.
@@ -122,7 +122,7 @@ class BatchIndex:
     """What the batches before it left, by step."""
 
     def save(self, keys: Mapping[str, Sequence[bytes]]) -> None:
-        """Replace what this batch left.
+        """Replace the entries of this batch.
 
         Raises:
             StorageError: the file cannot be written; it is as before.

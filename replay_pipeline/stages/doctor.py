@@ -25,6 +25,7 @@ _EXTRAS = {
     "torch": "train",
     "trl": "train",
 }
+_TRAINER = ("torch", "trl")
 _FURTHER_EXTRAS = {
     "datasets": "train",
     "dagster_webserver": "dagster",
@@ -43,24 +44,44 @@ _NEEDED_OF_DAGSTER = (
 
 
 def in_one_line(error: ModuleNotFoundError) -> str | None:
-    """Return which extra brings the package that is missing; `None` where no extra does."""
+    """Return a sentence that names the extra of a missing package, or `None` if no extra has it."""
     name = (error.name or "").partition(".")[0]
     extra = {**_EXTRAS, **_FURTHER_EXTRAS}.get(name)
     return extra and f"{name} is not installed: pip install 'replay-pipeline[{extra}]'"
 
 
 def require_trainer() -> None:
-    """Refuse where nothing can be trained, before the rest is worked on or paid for.
+    """Refuse to train where the packages for it are missing.
 
     Raises:
         MissingDependencyError: the trainer's packages are not installed.
     """
-    for name in ("torch", "trl"):
+    for name in _TRAINER:
         if importlib.util.find_spec(name) is None:
             raise MissingDependencyError(
-                f"{name} is not installed: pip install 'replay-pipeline[train]', or give `run` the "
-                "option --no-train"
+                f"{name} is not installed: pip install 'replay-pipeline[train]'"
             )
+
+
+def require_extras(settings: Settings, *, with_training: bool) -> None:
+    """Refuse a whole run that a missing package would stop, before anything is paid for.
+
+    Raises:
+        MissingDependencyError: packages are not installed; names all of their extras at once.
+    """
+    wanted = {"data_juicer": "recipe = 'none' in [normalize] keeps every pair"}
+    if settings.normalize.recipe == "none":
+        wanted = {}
+    if with_training:
+        wanted |= dict.fromkeys(_TRAINER, "--no-train leaves training out")
+    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
+    if missing:
+        extras = ",".join(dict.fromkeys(_EXTRAS[name] for name in missing))
+        without = "; ".join(dict.fromkeys(wanted[name] for name in missing))
+        raise MissingDependencyError(
+            f"{', '.join(missing)} not installed, so nothing was started: pip install "
+            f"'replay-pipeline[{extras}]'. To go without: {without}"
+        )
 
 
 def examine(settings: Settings, teachers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

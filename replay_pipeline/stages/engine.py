@@ -57,7 +57,7 @@ def do(stage: Stage, project: Project, batch: str = ALL) -> Receipt:
 
 
 def is_due(stage: Stage, project: Project, batch: str = ALL) -> bool:
-    """Return whether `do` has anything to do for a batch."""
+    """Return whether `do` would have any work for a batch."""
     last = project.receipts.read(stage.name, batch)
     if last is None:
         return True
@@ -123,7 +123,7 @@ def amend_files(stage: Stage, project: Project) -> None:
 
 
 def do_aside(stage: Stage, project: Project, batch: str, folder: Path) -> None:
-    """Do what a stage did for a batch once more, into another folder; no receipt is written.
+    """Repeat the work of a stage on a batch in another folder. Writes no receipt.
 
     Raises:
         ReplayPipelineError: it cannot be done, such as when the bytes of a session are gone.
@@ -133,7 +133,7 @@ def do_aside(stage: Stage, project: Project, batch: str, folder: Path) -> None:
 
 
 def upgrade(project: Project) -> dict[str, Any]:
-    """Bring what an older version wrote to this one, without the logs and without paying.
+    """Convert the tables and receipts of an older version, without logs and without paying.
 
     Tables get the columns of today, and their texts the secret rules of today. Receipts are
     taken over as they are: the settings of the root are taken for those it was made with.

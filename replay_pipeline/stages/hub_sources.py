@@ -17,13 +17,13 @@ _SUFFIXES = frozenset({".jsonl", ".json"})
 
 
 def repository_of(source: Path) -> str | None:
-    """Return what a source names on the Hub: `datasets/OWNER/NAME` or `buckets/OWNER/NAME`."""
+    """Return the Hub repository of a source: `datasets/OWNER/NAME` or `buckets/OWNER/NAME`."""
     match = _SOURCE.search(source.as_posix())
     return match[1] if match else None
 
 
 def fetch_sessions(source: Path, folder: Path) -> Path:
-    """Bring what a source names onto this machine, and give where it lies.
+    """Download the files of a source, and return their folder.
 
     A path of this machine is given back as it is. Of a repository or bucket the files that may be sessions
     are fetched into a folder of its own below `folder`, for its owner alone; those that are there

@@ -56,7 +56,7 @@ _INDEX = Damage(FILE, _CHANGED, "index")
 
 @dataclass(kw_only=True)
 class Verified:
-    """What was looked at, and what is damaged."""
+    """The number of files checked, and the damaged ones."""
 
     damaged: list[Damage] = field(default_factory=list)
     n_files: Counter[str] = field(default_factory=Counter)
@@ -67,7 +67,7 @@ class Verified:
     """Files of which no receipt says anything, by their folder."""
 
     def add(self, damage: Damage) -> None:
-        """Add what is damaged, once."""
+        """Add a damaged file, once."""
         if damage not in self.damaged:
             self.damaged.append(damage)
 
@@ -82,7 +82,7 @@ class Verified:
 
 
 def verify(work: Project) -> dict[str, Any]:
-    """Look at every byte that a receipt vouches for. Returns what is damaged, and what was seen.
+    """Check every file that a receipt names. Returns the damaged ones and the counts.
 
     Raises:
         StorageError: the object store that holds the root cannot be reached.
@@ -116,7 +116,7 @@ def _verified(work: Project) -> Verified:
 
 
 def is_copied(name: str) -> bool:
-    """Return whether a file has a copy in the index, since nothing else says what it says."""
+    """Return whether the index has a copy of a file that can't be rebuilt otherwise."""
     return name.rpartition("/")[0] in COPIED
 
 

@@ -66,7 +66,7 @@ def summary(project: Project, *, since: Mapping[tuple[str, str], str]) -> dict[s
 def night(
     project: Project, *, since: datetime, failures: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return what was done since then, and what is still open; `failures` are runs that failed."""
+    """Return the work since then and the open work. `failures` are runs that failed."""
     return summarize_night(
         [each for each in project.receipts.figures() if each.at >= since.isoformat()],
         since=since,

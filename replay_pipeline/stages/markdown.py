@@ -17,7 +17,7 @@ _MARKS = "\\`*_[]|!#~:@."
 
 
 class Markdown(str):
-    """Text that is drawn, and not shown as it is."""
+    """Text that is rendered as Markdown instead of shown as it is."""
 
     __slots__ = ()
 

@@ -66,7 +66,7 @@ def replay_and_normalize_trace_sync(
     recipe: str | Path = "default",
     ledger: str | Path | None = None,
 ) -> tuple[list[TeacherAction], list[NormalizedDPOPair]]:
-    """Do what `replay_and_normalize_trace` does where there is no event loop; raises the same.
+    """Call `replay_and_normalize_trace` without an event loop. Raises the same errors.
 
     >>> replay_and_normalize_trace_sync([], max_total_usd=0.0, ledger="ledger.sqlite")
     ([], [])

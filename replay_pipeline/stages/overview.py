@@ -54,7 +54,7 @@ class Overview:
         return self._keys
 
     def n_teachers(self) -> int:
-        """Return how many teachers there are to ask; those of a rehearsal are none."""
+        """Return the number of teachers to ask. Those of a rehearsal don't count."""
         is_play = self.settings.played == "rehearsal"
         return len(self.settings.replay.teachers if is_play else self.settings.teachers())
 

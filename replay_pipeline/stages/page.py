@@ -36,7 +36,7 @@ _DRAWN_BY = ["pair_id", "p_better", "is_checked_right"]
 
 
 def page_of(settings: Settings) -> Path:
-    """Return where the page of a data root lies, on this machine."""
+    """Return the path of a data root's page on this machine."""
     return settings.local_dir().absolute() / "look" / "index.html"
 
 
@@ -63,7 +63,7 @@ def write_page_of(
 
 
 def compare(project: Project) -> dict[str, Any]:
-    """Return how alike each teacher was to the agent, and for how much, as the page shows it.
+    """Return the similarity of each teacher to the agent, and its cost, as the page shows them.
 
     Raises:
         ConfigError: no teacher has answered yet.

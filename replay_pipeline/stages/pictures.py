@@ -65,7 +65,7 @@ def curve(name: str, values: Sequence[float]) -> Markdown:
 def histogram(
     name: str, values: Sequence[float], *, marks: Mapping[str, float], unit: str
 ) -> Markdown:
-    """Return how positive values are distributed, on a logarithmic axis, with lines at `marks`."""
+    """Draw the distribution of positive values on a logarithmic axis, with lines at `marks`."""
     positive = [value for value in values if value > 0]
     if not positive:
         return Markdown("*none*")

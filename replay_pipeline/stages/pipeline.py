@@ -15,7 +15,7 @@ from replay_pipeline.publish import PublishReport
 from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages import chain, engine, integrity, looking, page, sharing, spending
 from replay_pipeline.stages.discovery import find_batches, keep_bytes
-from replay_pipeline.stages.doctor import require_trainer
+from replay_pipeline.stages.doctor import require_extras, require_trainer
 from replay_pipeline.stages.normalize import normalizer_of
 from replay_pipeline.stages.pairs import check_marks
 from replay_pipeline.stages.project import OnProgress, Project
@@ -171,7 +171,7 @@ class Pipeline(Project):
         return report
 
     def check_settings(self) -> None:
-        """Find what later stages would refuse, before the replay is paid for.
+        """Check the settings of later stages before the replay is paid for.
 
         Raises:
             ConfigError: a recipe, marks file or trainer config is wrong, or there is no folder for
@@ -206,9 +206,8 @@ def run(
     """
     pipeline = Pipeline(settings, on_progress=on_progress)
     since = pipeline.receipts.stamps() if since is None else since
+    require_extras(settings, with_training=with_training)
     pipeline.check_settings()
-    if with_training:
-        require_trainer()
     batches = pipeline.ingest_new()
     replay = pipeline.replay_within(batches=batches)
     stages = [each for each in chain.by_batch()[1:] if each.is_wanted(settings)]

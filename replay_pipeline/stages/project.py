@@ -53,7 +53,7 @@ _ToolRow = tuple[str, str | None, str]
 
 
 class Project(Overview):
-    """One data root under its settings: what the stages read, and what they write into.
+    """One data root with its settings: the tables that stages read and write.
 
     Args:
         settings: everything the stages are told.
@@ -94,7 +94,7 @@ class Project(Overview):
         )
 
     def place_of(self, name: str) -> Place:
-        """Return where a file lies that a receipt names."""
+        """Return the place of a file that a receipt names."""
         top, _, rest = name.partition("/")
         if top == "dataset":
             place = self.settings.dataset_dir()
@@ -106,7 +106,7 @@ class Project(Overview):
         return self.root.path / name
 
     def dataset_copy(self) -> Path:
-        """Return where a dataset on an object store is worked on; the dataset itself if it is a folder."""
+        """Return the working copy of a dataset on an object store, or the dataset's own folder."""
         place = self.settings.dataset_dir()
         return place if isinstance(place, Path) else self.settings.local_dir() / "dataset"
 
@@ -138,7 +138,7 @@ class Project(Overview):
         return Owners(self)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """Return what `make` returns, which is made once for all batches."""
+        """Return the result of `make`, which runs once for all batches."""
         if name not in self._once:
             self._once[name] = make()
         return self._once[name]
@@ -148,7 +148,7 @@ class Project(Overview):
         self.on_progress = on_progress
 
     def tell_part(self, part: str, **more: Any) -> OnProgress:
-        """Return what tells the progress of a batch as a part of its stage."""
+        """Return a callback that reports a batch's progress as a part of its stage."""
         return lambda progress: self.on_progress(replace(progress, part=part, **more))
 
     @contextmanager
@@ -199,7 +199,7 @@ class Project(Overview):
 
     @cached_property
     def harnesses(self) -> HarnessStore | None:
-        """Return what was learned from clients; `None` where the neutral prompt is wanted."""
+        """Return the learned harnesses, or `None` if the settings ask for the neutral prompt."""
         return harnesses_of(self.settings)
 
     def prompts(self, batch: str, *, is_neutral: bool = False) -> PromptsOf:
@@ -219,7 +219,7 @@ class Project(Overview):
         return names[: 1 + self.root.has("sampled_pairs", batch)]
 
     def accounts(self, night: str | None = None) -> ReplayOptions:
-        """Return what everything that pays is told alike: the ceilings it shares, the price lists."""
+        """Return the ceilings and price lists that everything that pays shares."""
         replay = self.settings.replay
         limits = {"day": replay.max_daily_usd, "night": replay.max_nightly_usd if night else None}
         return {
@@ -229,7 +229,7 @@ class Project(Overview):
         }
 
     def options(self, night: str | None = None) -> ReplayOptions:
-        """Return what decides which questions a replay asks, and how."""
+        """Return the options that decide the questions of a replay."""
         replay, pairs = self.settings.replay, self.settings.pairs
         return {
             **self.accounts(night),
@@ -244,7 +244,7 @@ class Project(Overview):
         }
 
     def price_folder(self) -> Place | None:
-        """Return where price lists are kept; a server of ours has prices of its own each time."""
+        """Return the folder of price lists. A local server gets a new one each time."""
         return None if self.settings.played else self.root.path / "prices"
 
     def fold(
@@ -268,7 +268,7 @@ class Project(Overview):
     def kept_fold(
         self, name: str, table: str, encode: Callable[[T], bytes], decode: Callable[[bytes], T]
     ) -> Kept[T]:
-        """Return how a fold outlives the process, as long as `table` of its batches stays as it is."""
+        """Return a fold that outlives the process, as long as `table` of its batches is unchanged."""
         return Kept(
             index=self.index,
             name=name,
@@ -285,7 +285,7 @@ class Project(Overview):
             self.folds[name].forget(batch)
 
     def batches_with(self, name: str) -> list[str]:
-        """Return the batches that have a table.
+        """Return the batches that have the table.
 
         Raises:
             ConfigError: there is none.
@@ -323,7 +323,7 @@ class Project(Overview):
         return {name: digest_of(self.root.part(name, batch)) for name in names}
 
     def known_digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
-        """Return what `digests` gives, without reading tables that have stayed as their receipt says."""
+        """Return the result of `digests`, without reading tables that their receipt vouches for."""
         return {name: self.known_digest(batch, name) for name in names}
 
     def known_digest(self, batch: str, name: str) -> str:

@@ -98,7 +98,7 @@ class ReadAhead:
         self._folder.cleanup()
 
     def result(self, batch: TraceBatch) -> IngestResult | None:
-        """Return what was read of a batch; `None` if it was not, or could not be read."""
+        """Return the rows read for a batch, or `None` if they were not or could not be read."""
         self._waiting.pop(batch.key, None)
         future = self._running.pop(batch.key, None)
         self._go_on()

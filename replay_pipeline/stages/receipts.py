@@ -53,7 +53,7 @@ class _Replayed(_Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What one stage did for one batch (or, publishing and training, for `all`)."""
+    """The record of one stage for one batch, or for `all` when it publishes or trains."""
 
     stage: str
     batch: str
@@ -84,7 +84,7 @@ class Receipt:
 
     @property
     def data_version(self) -> str:
-        """Return what differs once the stage has written other bytes: its tables, or its files if it has none."""
+        """Return a version that changes with the bytes of the stage's tables or files."""
         written = {"data": self.data} if self.data else self.outputs or self.files
         # No later stage is done again for what only `sessions` says, such as where a project lay.
         written = {name: digest for name, digest in written.items() if name != "sessions"}
@@ -139,7 +139,7 @@ class Receipts:
         self._index.put(f"receipts/{stage}", [(file, text)], slim=_figures_of)
 
     def stamps(self, stage: str | None = None) -> dict[tuple[str, str], str]:
-        """Return what tells a receipt (of `stage`) from the one before it, to see later which are new."""
+        """Return a stamp for each receipt (of `stage`), so that you can see later which are new."""
         return {
             (folder.removeprefix("receipts/"), name.removesuffix(".json")): stamp
             for folder in self._brought(stage)
@@ -160,7 +160,7 @@ class Receipts:
     def figures(
         self, *, since: Mapping[tuple[str, str], str] | None = None, stage: str | None = None
     ) -> Iterator[Receipt]:
-        """Yield what `all` gives, without those parts of the reports that are long."""
+        """Yield the receipts of `all`, without the long parts of their reports."""
         for folder in self._brought(stage):
             kind = folder.removeprefix("receipts/")
             rows = [row for row in self._index.figures(folder) if row[2]]
@@ -192,7 +192,7 @@ class Receipts:
             yield from _each_of([row for row in self._index.figures(folder) if row[2]], kind)
 
     def path(self, stage: str, batch: str) -> Place:
-        """Return where a receipt lies."""
+        """Return the path of a receipt."""
         return self._root / stage / f"{batch}.json"
 
     def _copies(self, stage: str | None) -> Iterator[tuple[tuple[str, str], str, bytes]]:
@@ -209,7 +209,7 @@ class Receipts:
 
 
 class Written(msgspec.Struct):
-    """The part of a receipt that says of what it was made, and what was written when."""
+    """The part of a receipt that names its inputs, its outputs, and their dates."""
 
     stage: str
     batch: str
@@ -269,7 +269,7 @@ class _Digested(msgspec.Struct):
 
 
 def is_intact(text: bytes) -> bool:
-    """Return whether every byte of a receipt is as it was written, as far as it says anything about that."""
+    """Return whether every byte that a receipt names is as it was written."""
     digest = digest_in(text)
     if not digest:
         return digest is not None

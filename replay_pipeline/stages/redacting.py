@@ -20,7 +20,7 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
 def redacted_again(
     tables: Mapping[str, pa.Table], *, salt: str
 ) -> tuple[dict[str, pa.Table], dict[str, int]]:
-    """Redact the tables of an ingestion by the rules of today. Gives them and what was replaced.
+    """Redact the tables of an ingestion by today's rules. Returns them and the replacements.
 
     Placeholders stay as they are, so that tables without anything new come back equal.
 

@@ -76,7 +76,7 @@ def ask_teachers(
 
 
 def asked(teachers: Sequence[TeacherSpec]) -> Mapping[str, Any]:
-    """Return what of teachers decides their answers: no address, key, price or speed."""
+    """Return the fields of teachers that decide their answers: no address, key, price, or speed."""
     left_out = {"answers_as", "base_url", "api_key_env", "price", "max_concurrency", "timeout_s"}
     return {
         teacher.name: teacher.model_dump(mode="json", exclude=left_out | {"name"})
@@ -117,14 +117,14 @@ def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
 
 
 def is_play(replay: Mapping[str, Any]) -> bool:
-    """Return whether the answers in the report of a replay were made up in a rehearsal."""
+    """Return whether a rehearsal made up the answers in a replay's report."""
     return bool(replay.get("n_rehearsed"))
 
 
 def open_work(
     replays: Sequence[Mapping[str, Any]], *, n_teachers: int = 0, n_states_waiting: int = 0
 ) -> dict[str, Any]:
-    """Return what the replays have left to do, why they stopped, and what finishing costs.
+    """Return the open questions of the replays, why they are open, and the cost to finish them.
 
     Args:
         replays: reports of the replays of all batches, those of rehearsals among them.

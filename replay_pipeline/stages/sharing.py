@@ -96,7 +96,7 @@ def _n_with_a_share(usd: float, usd_per_state: float) -> int:
 def left_of_night(
     project: Project, night: str, batches: Collection[str], *, shared_with: Collection[str] = ()
 ) -> float:
-    """Return what a run may spend of the money of a night, in US dollars.
+    """Return how much of a night's money a run may spend, in US dollars.
 
     What is left is shared by the bytes of the sessions with those batches of other runs that were not
     replayed that night yet. What a run leaves is there for those after it.

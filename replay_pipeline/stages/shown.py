@@ -7,12 +7,12 @@ from replay_pipeline.settings import Settings
 
 
 def harnesses_of(settings: Settings) -> HarnessStore | None:
-    """Return what was learned from clients; `None` where the neutral prompt is wanted."""
+    """Return the learned harnesses, or `None` if the settings ask for the neutral prompt."""
     return None if settings.ingest.harness == "neutral" else HarnessStore(settings.data_dir)
 
 
 def shown_below(settings: Settings) -> dict[str, Any]:
-    """Return what decides how states are shown: the window, and the harnesses that were learned.
+    """Return the window and harnesses, which decide how states are shown.
 
     A harness counts by what it says, so that `ingest.harness` changes nothing where none was learned.
 

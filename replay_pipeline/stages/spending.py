@@ -47,7 +47,7 @@ def completed_batches(project: Project) -> set[str]:
 
 
 def stale(project: Project) -> dict[str, Any]:
-    """Return what would be made otherwise today: by batch and stage, the reasons.
+    """Return the reasons why results are stale, by batch and stage.
 
     Stages that follow are done again where the rows before them come out different. `cost` is
     the estimate of the questions that have not been asked in this form; `None` where no
@@ -65,7 +65,7 @@ def stale(project: Project) -> dict[str, Any]:
 
 
 def check_keys(project: Project) -> None:
-    """Check that every teacher's key is there, before anything is asked or even priced.
+    """Check that every teacher has its key, before any question or price is asked for.
 
     Raises:
         ConfigError: a key is missing.
@@ -76,14 +76,14 @@ def check_keys(project: Project) -> None:
 
 
 def checked_teachers(project: Project) -> list[dict[str, Any]]:
-    """Return each teacher: key, endpoint, price, terms, and what is wrong with it."""
+    """Return each teacher with its key, endpoint, price, terms, and problem."""
     with project.teachers() as teachers:
         checks = check_teachers(teachers, price_folder=project.price_folder())
     return [check.to_json() for check in checks]
 
 
 def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> Estimate:
-    """Return what replaying `batches` (by default all) would cost beyond what is already paid."""
+    """Return the further cost of replaying `batches` (by default all)."""
     with project.teachers() as teachers:
         batches = batches or project.batches()
         found = estimate(
@@ -239,7 +239,7 @@ def _expected(project: Project, batches: Sequence[str]) -> Estimate | None:
 
 
 def estimate_samples(project: Project, batches: Sequence[str]) -> Estimate:
-    """Return what sampling the model to be trained would take beyond what is there already.
+    """Return the further cost of sampling the trainee.
 
     Raises:
         ConfigError: no model to be trained is named.
@@ -285,7 +285,7 @@ def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -
 
 
 def estimate_probe(project: Project) -> Estimate:
-    """Return what `probe` would cost. Raises as `estimate` does."""
+    """Return the cost of `probe`. Raises as `estimate` does."""
     with project.teachers() as teachers:
         return probe_estimate(teachers, **project.options())
 

@@ -36,7 +36,7 @@ Part = str | Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What must hold of the tables of a stage."""
+    """A condition on the tables of a stage."""
 
     name: str
     look: "Callable[[DataRoot, Sequence[str]], AuditResult]"
@@ -47,7 +47,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What differs between what a stage was given and what it would be given today."""
+    """The differences between the inputs of a stage then and now."""
 
     code: tuple[str, ...] = ()
     """Parts of the code, by name."""

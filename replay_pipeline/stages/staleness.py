@@ -30,7 +30,7 @@ _MAX_NAMED, _MAX_SHOWN = 3, 60
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """All that decides what a stage writes."""
+    """Everything that decides the output of a stage."""
 
     versions: Mapping[str, str]
     """Digest of each part of the code."""
@@ -85,7 +85,7 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 
 
 def changes_since(receipt: Receipt | Written, given: Given) -> Changes:
-    """Return what differs between what a stage was given then and what it is given now."""
+    """Return the differences between a stage's inputs then and now."""
     is_coded = bool(receipt.versions) or not given.versions
     code = {part for part, now in given.versions.items() if receipt.versions.get(part) != now}
     code = code if is_coded else set()
@@ -119,7 +119,7 @@ def _shown(value: Any) -> str:
 
 
 def reasons(stage: Stage, changes: Changes) -> list[str]:
-    """Return changes in words: parts of the code, settings with both values, and what was read."""
+    """Describe changes in words: parts of the code, settings with both values, and inputs."""
     found = [*changes.code, *changes.settings]
     if len(changes.inputs) > _MAX_NAMED and not stage.is_by_batch:
         found.append(NEW_ROWS.format(f"{len(changes.inputs):,} batches"))
@@ -156,7 +156,7 @@ def reasons_by_batch(
 
 
 def told_reasons(project: Overview, stage: Stage, declares: Given) -> dict[str, int]:
-    """Return why batches of a stage are stale by code and settings alone, and how many are.
+    """Return the reasons by code and settings alone why batches are stale, with their counts.
 
     It reads no table, so that Dagster's pages can say at once why they call a batch stale. What is
     read anew they say themselves.
@@ -199,7 +199,7 @@ def read_again(project: Project, stages: Iterable[Stage]) -> set[str]:
 
 
 def refuse_stale(project: Project, stages: Iterable[Stage], batches: Collection[str]) -> None:
-    """Check that what these batches would publish was redacted by the rules of today.
+    """Check that today's rules redacted everything that these batches would publish.
 
     Raises:
         CheckFailedError: one was not, or its pairs come from rows that were redacted anew since.

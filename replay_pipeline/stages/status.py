@@ -13,7 +13,7 @@ from replay_pipeline.storage.garbage_collection import without_collector
 
 @without_collector()
 def status_of(overview: Overview) -> dict[str, Any]:
-    """Return what is done for each batch, what it cost, and what the ledger holds."""
+    """Return the finished stages and cost of each batch, and the contents of the ledger."""
     settings, receipts = overview.settings, overview.receipts
     stages = [stage for stage in by_batch() if stage.told]
     done = {stage.name: receipts.reports(stage.name, names=stage.told) for stage in stages}

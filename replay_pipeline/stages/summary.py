@@ -45,7 +45,7 @@ def summarize_night(
     n_open: int,
     failures: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return what was done since then, for a person who looks in the morning.
+    """Return the work since then, for a person who looks in the morning.
 
     Args:
         receipts: all receipts; older ones are left out.

@@ -15,7 +15,7 @@ _KEYS = (("state_id",), ("session_id", "turn_idx"), ("session_id",))
 
 
 def trace_state(project: Project, beginning: str) -> dict[str, Any]:
-    """Return what each stage has of one state: the rows of its tables, and what else it shows.
+    """Return the rows and facts of one state in each stage.
 
     Args:
         project: the data root.

@@ -46,7 +46,7 @@ def sandbox_of(options: WorkspaceSettings) -> Sandbox:
 
 
 def judge_of(options: WorkspaceSettings, *, kept: Path | None = None) -> Judge:
-    """Return what judges actions under these settings.
+    """Return the judge of actions under these settings.
 
     Raises:
         ConfigError: commands may run, and there can be no sandbox on this machine.

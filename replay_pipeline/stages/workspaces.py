@@ -122,7 +122,7 @@ class Workspaces:
         )
 
     def survival(self) -> dict[str, Any]:
-        """Return what became of each recorded edit, and how many were undone or are still there."""
+        """Return the fate of each recorded edit, and how many were undone or are still there."""
         edits: list[dict[str, Any]] = []
         for log, history in self.histories():
             ids = ids_of(log)

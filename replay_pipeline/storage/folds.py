@@ -29,7 +29,7 @@ class Kept(Generic[T]):
     decode: Callable[[bytes], T]
 
     def load(self, keys: list[str]) -> tuple[T, int] | None:
-        """Return the value that was kept and how many keys it covers, if it still holds for them."""
+        """Return the stored value and the number of keys it covers, if it is still valid for them."""
         kept = filter(None, map(self.index.fold, (self.name, *map(self._behind, range(2)))))
         for last, chain, value in sorted(kept, reverse=True):
             n = bisect_left(keys, last) + 1
@@ -54,7 +54,7 @@ class Kept(Generic[T]):
 
 
 class Fold(Generic[T]):
-    """What all batches before a given one come to, kept from one batch to the next.
+    """The combined value of all batches before a given one, extended from batch to batch.
 
     Asked in the order of the batches, each batch is read once. Asked for a batch that lies behind,
     or after `forget`, it starts over.

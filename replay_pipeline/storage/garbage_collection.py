@@ -1,8 +1,11 @@
 """The cyclic garbage collector, put aside for work that makes many small objects and no cycles."""
 
+import ctypes
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+import pyarrow as pa
 
 
 @contextmanager
@@ -15,3 +18,10 @@ def without_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def give_back_memory() -> None:
+    """Hand memory that is free back to the system, which allocators keep for the next time."""
+    pa.default_memory_pool().release_unused()
+    with suppress(OSError, AttributeError):  # glibc alone has it
+        ctypes.CDLL(None).malloc_trim(0)

@@ -26,7 +26,7 @@ def _asked(path: "ObjectPath", what: str) -> Iterator[None]:
 
 
 class ObjectPath(ProxyUPath):
-    """What `UPath` gives, with the errors of the store's client told in plain words.
+    """A `UPath` that reports the errors of the store's client in plain words.
 
     A question whether something is there is answered by the store or not at all: a store that
     cannot be reached is no empty one.

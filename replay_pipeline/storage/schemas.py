@@ -80,6 +80,6 @@ NORMALIZED_PAIRS, DROPPED_PAIRS = TABLES["normalized_pairs"], TABLES["dropped_pa
 
 
 def describe(table: str, column: str) -> str:
-    """Return what `column` of `table` means; raises KeyError where nothing is written about it."""
+    """Return the description of `column` in `table`; raises KeyError where there is none."""
     _, *own = _COLUMNS[table][column]
     return own[0] if own else _DECLARED["everywhere"][column]

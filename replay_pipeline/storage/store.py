@@ -64,7 +64,7 @@ def as_path(place: object) -> Place:
 
 
 def check_reachable(root: Place) -> None:
-    """Check that an object store answers and has the bucket; a local folder is made when needed.
+    """Check that an object store answers and has the bucket. A missing local folder is fine.
 
     Raises:
         StorageError: it does not answer, refuses the credentials, or has no such bucket.

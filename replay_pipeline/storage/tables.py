@@ -150,7 +150,7 @@ def table_of(rows: list[dict[str, Any]], name: str) -> pa.Table:
 
 
 class DataRoot:
-    """The place that holds every table, the batch manifests, the receipts and the dataset.
+    """The folder or bucket with every table, manifest, receipt, and the dataset.
 
     A folder, or a prefix of an object store: what `as_path` gives.
     """
@@ -159,7 +159,7 @@ class DataRoot:
         self.path = path
 
     def part(self, name: str, batch: str) -> Place:
-        """Return where the rows of `batch` in table `name` lie."""
+        """Return the path of the rows of `batch` in table `name`."""
         return self.path / self.name_of(name, batch)
 
     def name_of(self, name: str, batch: str) -> str:

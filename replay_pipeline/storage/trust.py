@@ -124,16 +124,20 @@ def check_file(path: Path, data: bytes, *, folder: Path) -> None:
     """
     before = read_trust(folder).settings.get(str(path.resolve()))
     if before != _sha(data):
-        why = "was found in the current folder" if before is None else "has changed"
+        why = (
+            "was found in the current folder and is not trusted"
+            if before is None
+            else "has changed since you trusted it"
+        )
         raise UntrustedError(
-            f"{path} {why} and is not trusted, so it is not used: it could name other teachers, "
-            f"keys and programs. Look at it, then: replay-pipeline trust {path}  (or name it with "
-            "--settings or REPLAY_SETTINGS)"
+            f"{path} {why}, so it is not used: it could name other teachers, keys and programs. "
+            f"Read it, then run `replay-pipeline trust {path}`, or name it with --settings or "
+            "REPLAY_SETTINGS"
         )
 
 
 def read_trust(folder: Path) -> Trust:
-    """Read what is trusted; nothing where there is no file.
+    """Read the list of trusted hosts and files. It is empty where there is no file.
 
     Raises:
         ConfigError: the file is damaged, or somebody else may write to it.

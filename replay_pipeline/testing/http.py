@@ -23,7 +23,7 @@ class Request:
 
 @dataclass(slots=True)
 class Response:
-    """One reply, and how it is sent."""
+    """One reply, and how to send it."""
 
     status: int
     body: bytes

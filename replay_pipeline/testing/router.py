@@ -42,7 +42,7 @@ class RecordedAnswer(msgspec.Struct):
 
 @dataclass(slots=True)
 class ModelBill:
-    """What one model was asked and what it charged."""
+    """The requests and charges of one model."""
 
     n_requests: int = 0
     n_charged: int = 0
@@ -71,13 +71,13 @@ class Bill:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Bill":
-        """Read what the server sends."""
+        """Read a bill from the server's JSON."""
         return msgspec.convert(data, cls)
 
 
 @dataclass(kw_only=True)
 class Script:
-    """Everything that decides what the server answers."""
+    """Everything that decides the server's answers."""
 
     answers: Path | None = None
     script: dict[str, Any] | None = None

@@ -70,7 +70,7 @@ class CheckedTask(msgspec.Struct, frozen=True):
 
 
 class EpisodeTurn(msgspec.Struct, frozen=True):
-    """What a call of an episode came to."""
+    """The results of one call of an episode."""
 
     text: str
     error: str | None
@@ -143,5 +143,5 @@ class TaskEpisode:
 
 
 def row_of(task: CheckedTask) -> dict[str, Any]:
-    """Return a task as a row of a dataset: what is asked, and what names it."""
+    """Return a task as a row of a dataset: its question and its id."""
     return {"state_id": task.state_id, "prompt": task.messages, "check": task.check}

@@ -162,7 +162,7 @@ def _is_in_history(history: History, path: str, part: Part | None) -> bool:
 
 
 def shares(found: Iterable[RerunCall]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return what was reproduced, by working tree (`outside` for none) and tool.
+    """Return the shares of reproduced calls, by working tree (`outside` for none) and tool.
 
     Each tool has `n` and `n_same`, `n_exact`; failed calls stand apart as `failed Edit`, and
     `reasons` counts what is not reproduced.

@@ -19,7 +19,7 @@ _MAX_CHAIN = 60
 
 
 class Evidence(msgspec.Struct, frozen=True, order=True):
-    """What one step shows of a file that nobody is known to have changed."""
+    """The content that one step shows of a file that nobody is known to have changed."""
 
     moment: float
     call_id: str
@@ -48,11 +48,11 @@ class WorkingTree:
         return path.removeprefix(self.root + "/")
 
     def add(self, evidence: Evidence) -> None:
-        """Take in what the log shows of a file."""
+        """Add evidence about a file."""
         insort(self.evidence, evidence)
 
     def is_moved(self, since: float, until: float) -> bool:
-        """Return whether a command of git ran between two moments."""
+        """Return whether a git command ran between two moments."""
         return bisect_right(self.moves, since) < bisect_left(self.moves, until)
 
     def commits(self, moment: float, *, without: str, is_later_used: bool) -> list[GitCommit]:
@@ -136,7 +136,7 @@ class WorkingTree:
         return blob is not None and self.is_fitting(evidence.part, blob)
 
     def is_fitting(self, part: Part, blob: str) -> bool:
-        """Return whether a blob has the lines that were seen."""
+        """Return whether a blob contains the lines that were seen."""
         known = self._fits.get((part, blob))
         if known is None:
             text = text_of(self.repository.blob(blob))

@@ -38,7 +38,7 @@ _COMMIT_ID = re.compile(r"\b[0-9a-f]{7,40}\b")
 
 
 class KnownContent(msgspec.Struct):
-    """What the log has said that a file holds."""
+    """The known content of a file, from the log."""
 
     text: str | None
     moment: float
@@ -236,7 +236,7 @@ class History:
         return sorted(path for path in paths if is_below(path, folder))
 
     def take(self, step: LoggedCall) -> None:
-        """Take in what a step's answer tells, and what the step changed."""
+        """Add the answer of a step, and the changes that the step made."""
         if not self.is_later_used:
             self._see(step)
         self._now = (*self._now[:3], "")

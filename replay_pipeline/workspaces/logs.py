@@ -62,7 +62,7 @@ class Backup(msgspec.Struct):
 
 
 class Log(msgspec.Struct):
-    """What was read of some session files."""
+    """The steps read from some session files."""
 
     steps: list[LoggedCall] = []
     """In the order of their answers."""

@@ -81,6 +81,6 @@ class StatePlace:
         return self._tree.repository.objects if self._tree is not None else None
 
     def key(self) -> str:
-        """Return what names the working tree by its content."""
+        """Return a name for the working tree that depends on its content."""
         text = json.dumps([self.root(), self._commit_id, self._step.branch, self._changed])
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

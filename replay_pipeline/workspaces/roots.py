@@ -42,7 +42,7 @@ class Roots:
         self._roots = sorted({*found, *repository.worktrees()}, key=len, reverse=True)
 
     def was_committed(self, path: str) -> bool:
-        """Return whether a path, relative to a root, is one that commits have."""
+        """Return whether commits have a path, relative to a root."""
         return path in self._paths
 
     def root_of(self, path: str) -> str | None:

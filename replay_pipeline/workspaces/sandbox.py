@@ -58,13 +58,15 @@ class CommandLimits(msgspec.Struct, frozen=True):
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """What a command did."""
+    """The exit status, output, and file changes of a command."""
 
     status: int | None
     """Its exit status; None where it was stopped for its time."""
     output: str
     changes: dict[str, str | None]
     """Files that are not as they were, by absolute path; None where one is gone."""
+    is_repeatable: bool = False
+    """Whether it was run twice on the same files and did the same; so is said by who runs it."""
 
 
 class Sandbox:
@@ -153,7 +155,7 @@ class Sandbox:
         return _unpacked(result, root, files)
 
     def can_read(self, folder: Path) -> bool:
-        """Return whether commands could read a folder: run by root, they are nobody's."""
+        """Return whether commands could read a folder. Root's commands run as nobody."""
         if not self._is_root:
             return True
         folders = [folder.resolve(), *folder.resolve().parents]

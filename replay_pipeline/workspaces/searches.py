@@ -53,7 +53,7 @@ class NotKnownError(ValueError):
 
 
 class Matches(msgspec.Struct, frozen=True):
-    """What a search found."""
+    """The results of a search."""
 
     entries: list[str]
     """`path`, `path:count` or lines as ripgrep writes them; paths are relative to the working

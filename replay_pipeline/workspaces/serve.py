@@ -36,7 +36,7 @@ _ACTION = {
 
 
 class Served:
-    """Tasks that are offered."""
+    """The tasks on offer."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Served:
         self._max_calls = max_calls
 
     def answer(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Answer what is looked up; `None` where a session begins."""
+        """Answer a lookup, or return `None` where a session begins."""
         path = urlsplit(request.path).path
         if path == "/ws":
             return None

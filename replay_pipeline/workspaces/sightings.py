@@ -44,7 +44,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """What one step shows of one file as it was right before that step."""
+    """The content that one step shows of one file, right before that step."""
 
     order: int
     """Position of the step in the log."""
@@ -58,7 +58,7 @@ class Sighting(msgspec.Struct, frozen=True):
 
 
 class Sightings:
-    """Everything that a log shows of files, by path and order."""
+    """The contents that a log shows of files, by path and order."""
 
     def __init__(self, log: Log) -> None:
         """Look at every step and every copy that the client kept."""

@@ -15,7 +15,7 @@ _CHANGES = frozenset(("Edit", "MultiEdit", "Write", "NotebookEdit"))
 
 
 class Fate(msgspec.Struct):
-    """What became of the lines that one edit added. Lines without a letter or digit are not counted."""
+    """The fate of the lines that one edit added. Lines without a letter or digit don't count."""
 
     step: LoggedCall
     path: str
@@ -30,12 +30,12 @@ class Fate(msgspec.Struct):
 
     @property
     def is_undone(self) -> bool:
-        """Return whether at least half of it was taken back later in the session."""
+        """Return whether at least half of the lines were removed later in the session."""
         return 2 * self.n_at_end_of_session < self.n_added
 
 
 def fates(history: History, log: Log) -> Iterator[Fate]:
-    """Return what became of each successful edit that added lines, in the order of the log."""
+    """Return the fate of each successful edit that added lines, in the order of the log."""
     found: list[tuple[Fate, Counter[str]]] = []
     at_end: dict[tuple[str, str], str | None] = {}
     for order, step in enumerate(log.steps):

@@ -21,7 +21,7 @@ FILE_TOOLS = frozenset(("Read", "Edit", "MultiEdit", "Write", "NotebookEdit", "G
 
 
 class ToolResult(msgspec.Struct, frozen=True):
-    """What a tool answers to a call."""
+    """The answer of a tool to a call."""
 
     text: str
     error_kind: str | None = None
@@ -31,7 +31,7 @@ class ToolResult(msgspec.Struct, frozen=True):
 
     @property
     def is_known(self) -> bool:
-        """Return whether the tree holds what is needed to say what happens."""
+        """Return whether the tree has everything needed to know the result."""
         return self.error_kind != "unknown"
 
 
@@ -54,7 +54,7 @@ class ToolRun:
         self.read = None if read is None else dict(read)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Return what a tool answers; changes are kept for the calls that follow."""
+        """Return the answer of a tool. Later calls see its changes."""
         tool = _TOOLS.get(name)
         if tool is None:
             return ToolResult(f"{name} is no file tool", "unknown")

@@ -35,7 +35,7 @@ class TriedCall(msgspec.Struct, frozen=True):
 
 
 class CandidateResult(msgspec.Struct, frozen=True):
-    """What became of a candidate."""
+    """The result of executing a candidate."""
 
     status: Status
     """`fails`: a call is refused by its tool. A command that ends with another status than 0 has
@@ -45,7 +45,8 @@ class CandidateResult(msgspec.Struct, frozen=True):
     """What the first call that fails answers, else the last one; shortened."""
     effect: str | None = None
     """Names what it changed, and of commands also output and status: equal for candidates with one
-    and the same effect. None where nothing was changed or run."""
+    and the same effect. None where nothing was changed or printed: what was done does not show. None too
+    where a command did something else the second time."""
     changed: tuple[str, ...] = ()
     """Paths of the files that it changes."""
     was_run: bool = False
@@ -73,7 +74,7 @@ class TriedState(Protocol):
         ...
 
     def key(self) -> str:
-        """Return what names the working tree by its content."""
+        """Return a name for the working tree that depends on its content."""
         ...
 
 
@@ -99,18 +100,18 @@ class Judge:
         """Commands that were run."""
 
     def judge(self, place: TriedState, calls: Sequence[TriedCall]) -> CandidateResult:
-        """Return what becomes of a candidate's calls, one after the other."""
+        """Execute a candidate's calls in order, and return the result."""
         if self.execute == "off" or not calls:
             return CandidateResult("not_known")
         run = ToolRun(place.tree, cwd=place.cwd, read=place.read)
         answer = ToolResult("")
-        commands: list[str] = []
+        commands: list[Ran] = []
         for call in calls:
             if call.name == "Bash" and self.execute == "commands":
                 ran = self._command(place, run, call)
                 if ran is None:
                     return CandidateResult("not_known", was_run=True)
-                commands.append(f"{ran.status}\n{ran.output}")
+                commands.append(ran)
                 answer = ToolResult(ran.output)
                 continue
             if call.name not in FILE_TOOLS:
@@ -123,11 +124,14 @@ class Judge:
                     status, kind, answer.text[:_ANSWER_CHARS], was_run=bool(commands)
                 )
         changes = run.view.effect()
-        has_effect = bool(commands) or any(call.name in _WRITERS for call in calls)
+        shows = any(ran.output.strip() for ran in commands)
+        shows |= bool(changes) or any(call.name in _WRITERS for call in calls)
+        has_effect = shows and all(ran.is_repeatable for ran in commands)
+        printed = [f"{ran.status}\n{ran.output}" for ran in commands]
         return CandidateResult(
             "works",
             answer=answer.text[:_ANSWER_CHARS],
-            effect=_hash([changes, commands]) if has_effect else None,
+            effect=_hash([changes, printed]) if has_effect else None,
             changed=tuple(changes),
             was_run=bool(commands),
         )
@@ -154,7 +158,11 @@ class Judge:
                 files.pop(name, None)
                 if text is not None:
                     files[name] = text.encode()
-            ran = self.sandbox.run(command, root=root, files=files, cwd=place.cwd, objects=objects)
+            place_of_it: Any = {"root": root, "files": files, "cwd": place.cwd, "objects": objects}
+            ran = self.sandbox.run(command, **place_of_it)
+            if ran.status is not None:  # what was stopped for its time is not worth as much again
+                again = self.sandbox.run(command, **place_of_it)
+                ran = msgspec.structs.replace(ran, is_repeatable=again == ran)
             self.n_run += 1
             self._keep(key, ran)
         for path, text in ran.changes.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 VERSIONS = (
-    "2.1.20", "2.1.49", "2.1.81", "2.1.113", "2.1.150", "2.1.220", "2.1.280", "2.1.310", "2.1.330",
+    "2.1.20", "2.1.49", "2.1.81", "2.1.113", "2.1.150", "2.1.220", "2.1.280", "2.1.310", "2.1.330", "2.1.332",
 )  # fmt: skip
 _FIRST_NATIVE = (2, 1, 113)
 """From here on the package holds a program, and before it a script for node."""

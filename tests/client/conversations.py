@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.client.clients import Desk
 from tests.client.scripted_model import Block, ScriptedModel, call, text, thinking
+from tests.client.terminal import modes, rewound, summarized
 
 ALL_TOOLS = (
     "--allowedTools",
@@ -305,6 +306,7 @@ def _stream(
 CONVERSATIONS: dict[str, Conversation] = {
     each.__name__: each
     for each in (
-        tools, fork, compact, subagent, project, refusals, media, server, background, queued, interrupted
+        tools, fork, compact, subagent, project, refusals, media, server, background, queued, interrupted,
+        rewound, summarized, modes,
     )
 }  # fmt: skip

@@ -256,3 +256,13 @@ def test_json_reports_are_json_and_nothing_else(paid_root, tmp_path):
     done = command("status", "--data", paid_root, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["batches"]
+
+
+def test_debug_shows_the_stack_above_the_line_and_nothing_else_does(tmp_path):
+    words = ("estimate", "--data", tmp_path / "none")
+    assert_one_clear_line(command(*words, cwd=tmp_path), "replay-pipeline ingest")
+    for asked in (("--debug", *words), (*words, "--debug")):
+        done = command(*asked, cwd=tmp_path)
+        assert "Traceback (most recent call last)" in done.stderr
+        assert "error: " in done.stderr.splitlines()[-1]
+        assert done.returncode == 2

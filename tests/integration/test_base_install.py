@@ -199,10 +199,22 @@ def test_the_demo_shows_pairs_before_anything_but_the_base_is_installed(command,
         (["ui", "--data", "root"], "dagster"),
         (["sync", "--data", "root"], "dagster"),
         (["train", "--data", "root"], "train"),
-        (["run", SESSIONS_DIR, "--data", "root"], "normalize"),
+        (["run", SESSIONS_DIR, "--data", "root"], "normalize,train"),
+        (["run", SESSIONS_DIR, "--data", "root", "--no-train"], "normalize"),
     ],
 )
 def test_a_missing_extra_is_one_line_that_names_it(command, arguments, extra):
     lines = command(*arguments, rc=2).stderr.strip().splitlines()
     assert len(lines) == 1
     assert f"pip install 'replay-pipeline[{extra}]'" in lines[0]
+
+
+@pytest.mark.slow
+def test_the_trainer_names_its_extra_where_it_is_missing(base, tmp_path):
+    done = subprocess.run(
+        [base[0], "-m", "trainer", "--set", "dataset=there"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "pip install 'replay-pipeline[train]'" in line

@@ -37,7 +37,7 @@ def sample(tmp_path_factory):
     return pa.Table.from_pylist(rows, pairs.schema), work.prompts(batch)
 
 
-@pytest.mark.parametrize("recipe", ["default", "tool_calls", "strict"])
+@pytest.mark.parametrize("recipe", ["agent", "default", "tool_calls", "strict"])
 def test_a_cluster_judges_as_this_process_does(cluster, sample, recipe, monkeypatch):
     monkeypatch.setattr(executors, "_ROWS_PER_FILE", N_ROWS_PER_FILE)
     table, prompts = sample

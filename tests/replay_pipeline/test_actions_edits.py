@@ -83,3 +83,10 @@ def test_malformed_edits_are_no_edits():
     assert edits_of({"edits": [{"old_string": "a"}]}) is None
     assert edits_of({"edits": ["a"]}) is None
     assert edits_of({"old_string": "a", "new_string": "b"}) == (Edit("a", "b"),)
+
+
+def test_a_long_edit_with_more_context_is_the_same_change_too():
+    old, new = "one line\n" * 4_000, "another line\n" * 4_000
+    wide = Edit(f"before\n{old}", f"before\n{new}")
+    assert are_same_change((Edit(old, new),), (wide,))
+    assert not are_same_change((Edit(old, f"{new}x"),), (wide,))

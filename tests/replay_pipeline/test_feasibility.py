@@ -99,6 +99,12 @@ def test_an_edit_must_still_be_open_where_it_stands(steps, chosen, expected):
         ([SEEN, (LOWER, FAILED)], read(), None),
         ([SEEN, (edit("a", "b", "user.py"), DONE)], read(), "repeated_look"),
         ([SEEN, (bash("pytest"), "1 failed")], read(), "repeated_look"),
+        ([SEEN, (call("Task", prompt="Mend the cart."), "Done.")], read(), None),
+        (
+            [SEEN, (call("Task", prompt="Find it.", subagent_type="Explore"), "cart.py")],
+            read(),
+            "repeated_look",
+        ),
         ([SEEN, (bash("sed -i s/1/2/ cart.py"), "")], read(), None),
         ([SEEN, "Look again."], read(), None),
         ([(read(), "[Old tool result content cleared]")], read(), None),

@@ -28,6 +28,7 @@ def test_default_teachers_are_three_vendors_that_allow_training():
 def test_a_file_in_the_data_root_is_found(tmp_path):
     (tmp_path / "settings.toml").write_text("[replay]\nmax_total_usd = 3.5\n")
     settings = Settings.load(data_dir=tmp_path)
+    assert settings == Settings.load(data_dir=str(tmp_path)), "a text names a folder as well"
     assert settings.replay.max_total_usd == 3.5
     assert settings.data_dir == tmp_path
 

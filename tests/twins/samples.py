@@ -104,8 +104,14 @@ NOT_RUN = {
     "npm install, npm ci, npm uninstall": "installs packages",
     "npm i": "installs packages",
     "npm ls, npm list, npm outdated": "installs packages",
-    "pnpm add, pnpm install, pnpm i, pnpm remove": "installs packages",
+    "pnpm add, pnpm install, pnpm remove": "installs packages",
     "yarn add, yarn remove": "installs packages",
+    "npm run, npm test": "starts slowly",
+    "npm run-script": "starts slowly",
+    "pnpm i": "installs packages",
+    "psql": "needs a server",
+    "tsc": "not on every machine",
+    "cargo run": "not on every machine",
     "pip install, pip3 install": "installs packages",
     "pip show, pip list, pip freeze, pip3 show, pip3 list, pip3 freeze": "installs packages",
     "terraform plan, terraform apply": "not on every machine",
@@ -803,6 +809,17 @@ SAMPLES = {
     "git merge-base": _git(("main", "side"), ("v1", "HEAD"), ("main", "side", "v1"), ("v1",)),
     "git check-ignore": _git(("a.txt",), ("x.log", "a.txt"), ("d/x.txt", "missing.log")),
     "git remote": _git((), ("show",)),
+    "git init": _git(
+        (),
+        ("new",),
+        ("./empty",),
+        ("d/",),
+        values={
+            "initial-branch": ("main", "x"),
+            "template": ("empty", ""),
+            "object-format": ("sha1", "sha256"),
+        },
+    ),
     "git clean": _git(
         (),
         ("d",),
@@ -880,27 +897,40 @@ SAMPLES = {
             "env -u TZ printenv TZ HOME",
         )
     ),
-    "tar, zip, unzip, rsync, patch, dd, find2perl, cpio, install, pax": Sample(
+    "tar": Sample(
+        operands=(
+            (),
+            ("d",),
+            ("s.txt", "./d"),
+            ("-C", "empty"),
+            ("d/x.txt", "-C", "empty"),
+            ("-C", "d", "x.txt"),
+            ("missing",),
+        ),
+        values={"file": ("data.tar", "new.tar", "-"), "strip-components": ("0", "1")},
+        always=("--sort=name",),
+        echoes="tar: ",
+    ),
+    "zip, unzip, rsync, patch, dd, find2perl, cpio, install, pax": Sample(
         commands=(
-            "tar -tf data.tar",
-            "tar -cf - d s.txt",
-            "tar -cf new.tar ./d",
-            "tar -x -f data.tar -C empty",
-            "tar -xvf data.tar --strip-components=1 -C empty",
-            "tar -tvf data.tar d/x.txt",
-            "tar -cf new.tar --exclude=*.log --exclude=x* d",
             "dd if=a.txt bs=2 count=3 status=none",
             "install -m 700 a.txt new.txt",
             "install -d -v new1 ./new2",
         )
     ),
     "awk, gawk, mawk": Sample(
-        commands=(
-            "awk {print$1} a.txt",
-            "awk -F a {print$1} a.txt b.txt",
-            "awk -v x=1 -v y=2 {print(x-y)} s.txt",
-            "awk -f script.sed ./a.txt",
-        )
+        operands=(
+            ("{print$1}", "a.txt"),
+            ("{print$1,x}", "a.txt", "x=2", "b.txt"),
+            ("{print(x-y,FS)}", "s.txt"),
+            ("{print$2}",),
+            ("missing.txt", "a.txt"),
+        ),
+        values={
+            "F": ("a", ",", "\\t", " "),
+            "v": ("x=1", "x=2", "y=2", "FS=p"),
+            "f": ("script.sed", "missing"),
+        },
     ),
     "basename, dirname": Sample(
         commands=(
@@ -911,7 +941,7 @@ SAMPLES = {
             "dirname -z d/x.txt",
         )
     ),
-    "ruby, perl, psql, mysql, sqlite3, bc": Sample(
+    "ruby, perl, mysql, sqlite3, bc": Sample(
         commands=(
             "perl -n -e print a.txt",
             "perl -pe s/a/b/ ./a.txt",
@@ -945,6 +975,8 @@ SAMPLES = {
         kind="repository",
         commands=(
             "git -C d status --short",
+            "git -C ./d log --oneline -2 -- x.txt",
+            "git -C . diff --stat -- a.txt",
             "git rev-parse --short HEAD",
             "git rev-parse --verify --quiet side",
             "git config --get user.name",

@@ -117,7 +117,7 @@ _ACT_CHARS = 2_000
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """List the ids that end a generation: the model's own, and what ends a turn of the template."""
+    """List the ids that end a generation: the model's own, and the end of a turn in the template."""
     own = model.generation_config.eos_token_id
     ids = set(own if isinstance(own, list) else [own]) | {tokenizer.eos_token_id}
     return sorted(i for i in ids if i is not None)
@@ -201,7 +201,7 @@ def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, A
 
 
 def verdict(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Compare how a model acts before and after training, state by state.
+    """Compare a model's actions before and after training, state by state.
 
     A model acts worse where it lost more states than it gained, by a one-sided exact sign test
     (McNemar 1947) at 5 %: of agreements with the consensus, or of well-formed calls. It has learned

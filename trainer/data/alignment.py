@@ -30,7 +30,7 @@ class AlignedAnswer:
 
 @dataclass
 class TokenAlignment:
-    """What two tokenizers have in common."""
+    """Two tokenizers, with the tokens that they share."""
 
     mine: Any
     """A fast tokenizer; its `eos_token` ends a turn."""

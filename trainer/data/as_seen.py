@@ -10,7 +10,7 @@ SIDES = ("chosen", "rejected")
 
 
 def as_seen(row: Mapping[str, Any], renderer: Renderer, tokenizer: Any) -> dict[str, Any]:
-    """Return a pair as training sees it: texts and ids of the prompt and of both sides, and what was cut.
+    """Return a pair as training sees it: texts and ids of the prompt and both sides, and the cuts.
 
     Args:
         row: a row of a dataset of pairs.

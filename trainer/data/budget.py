@@ -42,7 +42,7 @@ _COARSE = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """What a budget took from a prompt or a response."""
+    """The tokens that a budget removed from a prompt or a response."""
 
     n_dropped_steps: int = 0
     n_shortened_texts: int = 0
@@ -71,7 +71,7 @@ class Cut:
 
 
 class Fitted(NamedTuple):
-    """What is rendered of a conversation."""
+    """The rendered part of a conversation."""
 
     messages: list[Message]
     tools: list[Tool] | None
@@ -109,7 +109,7 @@ def sides_of(row: Mapping[str, Any]) -> list[Message]:
 
 
 def needs_of(sides: Iterable[Message]) -> dict[str, list[str]]:
-    """Name what a prompt must hold for these actions to be possible: `texts`, and `tools`."""
+    """Return the texts and tools that a prompt must keep for these actions to be possible."""
     texts: set[str] = set()
     tools: set[str] = set()
     for message in sides:
@@ -133,7 +133,7 @@ def _named(value: Any) -> Iterator[str]:
 
 
 def span_of(text: str, needed: str) -> tuple[int, int] | None:
-    """Find what is needed in a text: as it stands, or line by line behind line numbers."""
+    """Find a needed text in another: as it stands, or line by line behind line numbers."""
     if (start := text.rfind(needed)) >= 0:
         return start, start + len(needed)
     lines = [line.strip() for line in needed.splitlines() if line.strip()]
@@ -160,6 +160,16 @@ def _parts_of(needed: str) -> list[str]:
         return lines
     name = needed.replace("\\", "/").rpartition("/")[2]
     return [name] if name and name != needed else []
+
+
+def _replaced_in(value: Any) -> Iterator[str]:
+    """List the texts that the calls of messages replace."""
+    if isinstance(value, Mapping):
+        yield from (value[name] for name in REPLACED if isinstance(value.get(name), str))
+        value = list(value.values())
+    if isinstance(value, list):
+        for entry in value:
+            yield from _replaced_in(entry)
 
 
 def _texts(value: Any, but: Collection[str] = ()) -> Iterator[str]:
@@ -208,7 +218,7 @@ class _Text:
 
 
 class Fitting:
-    """One conversation, and what it may lose."""
+    """One conversation, with the parts that may be cut."""
 
     def __init__(
         self,
@@ -250,9 +260,25 @@ class Fitting:
                 places = [self._places_of(part, but) for part in parts]
                 if places and None not in places:
                     break
-            for part in places if None not in places else map(self._places_of, _parts_of(needed)):
-                pinned |= part or set()
+            if None in places:
+                places = [self._places_of(part) for part in _parts_of(needed)]
+            found = set().union(*(part or set() for part in places))
+            if not but:
+                found |= self._since_replaced(found, needed)
+            pinned |= found
         return pinned
+
+    def _since_replaced(self, places: Collection[int], needed: str) -> set[int]:
+        """Name all blocks since an edit that replaced a needed text, where only that edit shows it.
+
+        The text stands again, or the side could not replace it: what came since says so.
+        """
+        parts = [needed, *_parts_of(needed)]
+        for place in sorted(places):
+            old = "\n".join(_replaced_in(self.blocks[place]))
+            if any(part in old for part in parts):
+                return set(range(place, len(self.blocks)))
+        return set()
 
     def _places_of(self, needed: str, but: Sequence[str] = ()) -> set[int] | None:
         """Find the block where a text stood last, and keep its span; `None` if it stood nowhere."""
@@ -270,7 +296,7 @@ class Fitting:
         return Cut(refusal=f"{why} {whole} tokens")
 
     def within(self, budget: int, *, whole: int) -> Fitted | None:
-        """Keep what fits, without any tool where it does not fit otherwise; `None` if nothing does.
+        """Cut to the budget, and drop the tools if nothing else fits; `None` if that isn't enough.
 
         Args:
             budget: tokens, as they add up here.

@@ -81,7 +81,7 @@ class ComposerDataCollator:
         return batch
 
     def pairs(self, rows: Sequence[PairRow | Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Build what channel 3 reads of the batch of these rows, and nothing else."""
+        """Build only the tensors of a batch that channel 3 reads."""
         prompts = [
             self.renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row))
             for row in rows

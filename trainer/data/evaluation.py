@@ -179,7 +179,7 @@ class EvaluationOptions:
     """Of the sample, where there is more than is scored."""
 
     def within(self, cost: "EvaluationCost") -> "EvaluationOptions":
-        """Fill in what is not said, half of the share for pairs and half for acting.
+        """Fill in the missing limits: half of the share for pairs, and half for acting.
 
         At least eight of each are looked at, whatever they take.
         """
@@ -201,7 +201,7 @@ model of 135M parameters on one core of a CPU."""
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationCost:
-    """What a run and its evaluations take, in tokens of a forward pass."""
+    """The cost of a run and its evaluations, in tokens of a forward pass."""
 
     pair_tokens: float
     """Mean of a held-out pair with its controls."""

@@ -32,7 +32,7 @@ NEEDED_BY: dict[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightOptions:
-    """What is put up with before a run is refused."""
+    """The limits above which a run is refused."""
 
     plain_rendering: bool = True
     """Whether what the chat template has no place for is rendered as text; if not, a model whose
@@ -45,7 +45,7 @@ class PreflightOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """What was found."""
+    """The findings of a preflight."""
 
     rendered_as_text: dict[str, str]
     """What rows have and the template has no place for, with how it is rendered."""
@@ -93,7 +93,7 @@ def preflight(
     own_features: TemplateFeatures | None = None,
     n_prompts: int | None = None,
 ) -> Preflight:
-    """Render what there is to render, count what went wrong, and refuse what is too much.
+    """Render all texts of a run, count the faults, and refuse if there are too many.
 
     Args:
         renderer: with the token budgets of the run.
@@ -210,7 +210,7 @@ def _look_at_prompts(renderer: Renderer, data: PreferenceData, chosen: set[int])
 
 
 def log_findings(found: Preflight) -> None:
-    """Report what was found, as warnings where something was lost or stands in for something."""
+    """Log the findings, as warnings where something was lost or replaced."""
     for what, how in found.rendered_as_text.items():
         logger.warning("the chat template has no place for %s: %s", what, how)
     for note in found.notes:

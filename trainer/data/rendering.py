@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 RENDERING_FILE = "rendering.json"
 """Beside a checkpoint: how the prompts of its training were shown."""
 
-BUDGET_VERSION = 3
+BUDGET_VERSION = 4
 """Of what a budget keeps: token ids at rest that an older one kept are made anew."""
 
 
@@ -114,7 +114,7 @@ class Renderer:
         hint: str | None = None,
         sides: Sequence[Message] = (),
     ) -> tuple[list[int], Cut]:
-        """Return what `prompt_ids` does, none where it would raise, and what the budget took."""
+        """Return the ids of `prompt_ids`, or none where it would raise, and the cuts."""
         request = prompt_request(messages, tools if self.with_tools else None, hint, sides)
         return self.store.get(request) or self.render(request)
 
@@ -128,13 +128,13 @@ class Renderer:
         return self.response(action)[0]
 
     def response(self, action: Message | Sequence[Message]) -> tuple[list[int], Cut]:
-        """Return what `response_ids` does, and what the budget took."""
+        """Return the ids of `response_ids`, and the cuts."""
         request = response_request([action] if isinstance(action, Mapping) else action)
         return self.store.get(request) or self.render(request)
 
     @property
     def identity(self) -> str:
-        """Return what the ids of a text depend on: tokenizer, template and budgets, as one line."""
+        """Return the tokenizer, template, and budgets, which decide the ids, as one line."""
         tokenizer: Any = self.tokenizer
         parts = [
             tokenizer.backend_tokenizer.to_str(),
@@ -149,7 +149,7 @@ class Renderer:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def render(self, request: Request) -> tuple[list[int], Cut]:
-        """Render a prompt or a response, past the store; and say what a budget took from it."""
+        """Render a prompt or a response without the store, and return the cuts too."""
         if "tools" not in request:
             return self._render_action(request["messages"])
         hint = request["hint"]
@@ -353,7 +353,7 @@ class Renderer:
 
 
 def template_message(message: Message) -> Message:
-    """Turn a message into what chat templates want: text content, call arguments as an object."""
+    """Turn a message into a template's form: text content, and call arguments as an object."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [part.get("text", "") if isinstance(part, Mapping) else part for part in content]

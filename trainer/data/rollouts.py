@@ -160,7 +160,7 @@ def _by_session(decisions: list[Decision], seed: int) -> list[Decision]:
 
 
 def replay_rollouts(_prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-    """Return TRL what is on record for each row of the batch: its `rollout_func`."""
+    """Return the recorded rollouts of a batch, as TRL's `rollout_func` does."""
     rows = trainer.rollout_rows
     return {
         "prompt_ids": [row["prompt_ids"] for row in rows],

@@ -129,7 +129,7 @@ class RolloutOrder:
 
     @property
     def n_batches(self) -> int:
-        """Return batches of an epoch; what does not fill one waits for the next epoch."""
+        """Return the full batches of an epoch. The rest waits for the next epoch."""
         return len(self.sessions) // self.batch_size
 
     def epoch(self, epoch: int, wanted: Callable[[int], Sequence[Hashable]]) -> list[int]:

@@ -23,7 +23,7 @@ text, or its bytes as numbers."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredAnswer:
-    """A prompt, a teacher's answer in the student's tokens, and what the teacher gave to choose."""
+    """A prompt, a teacher's answer in the trainee's tokens, and the teacher's log-probabilities."""
 
     prompt_ids: list[int]
     answer_ids: list[int]

@@ -50,7 +50,7 @@ _WORDS = {
 
 
 class Tokenizer(Protocol):
-    """What this room needs of a Hugging Face tokenizer."""
+    """The methods of a Hugging Face tokenizer that this room needs."""
 
     chat_template: Any
     pad_token: Any
@@ -71,7 +71,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateFeatures:
-    """What a chat template renders, as found by rendering."""
+    """The features of a chat template, found by rendering."""
 
     puts_response_behind_prompt: bool
     """Whether an answer stands right behind the generation prompt, as in a generation."""
@@ -94,7 +94,7 @@ class TemplateFeatures:
     """All that stands behind an answer."""
 
     def missing(self) -> dict[str, str]:
-        """Name what has no place in the template, with how it is rendered instead."""
+        """Name the parts that the template can't render, and how each is written instead."""
         plain = {
             "has_system": "system messages go in front of the first user message",
             "has_tools": "tools are listed in the system message",
@@ -107,7 +107,7 @@ class TemplateFeatures:
 
 
 def prepare_tokenizer(tokenizer: Any) -> TemplateFeatures:
-    """Return a tokenizer what it lacks: a template, an end token of its turns, a pad token.
+    """Add to a tokenizer the parts it lacks: a template, an end token of turns, or a pad token.
 
     What is set is saved with the tokenizer, so a trained model generates as it was trained.
 
@@ -137,7 +137,7 @@ def prepare_tokenizer(tokenizer: Any) -> TemplateFeatures:
 
 
 def probe(tokenizer: Tokenizer) -> TemplateFeatures:
-    """Ask a chat template what it renders."""
+    """Find out by rendering which features a chat template has."""
     w = _WORDS
     answer = {"role": "assistant", "content": w["answer"]}
     call = {"type": "function", "function": {"name": w["call"], "arguments": {"p": w["value"]}}}
@@ -240,7 +240,7 @@ def rendered_or_refused(
 def plain_messages(
     messages: Sequence[Message], tools: Sequence[Tool] | None, features: TemplateFeatures
 ) -> list[Message]:
-    """Write as text what the template has no place for, all but the order of roles."""
+    """Write as text the parts that the template can't render, all but the order of roles."""
     plain = [_plain(message, features) for message in messages]
     if tools and not features.has_tools:
         listed = tools_text(tools)

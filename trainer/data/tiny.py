@@ -155,7 +155,7 @@ def pretrain(
     seed: int = 0,
     forward: PairForward = pair_logps,
 ) -> None:
-    """Teach a model of random weights what actions look like, and none of the preference.
+    """Teach a randomly initialized model the form of actions, but none of the preference.
 
     Both sides of each pair are learned alike behind their prompt, as next tokens: a stand-in for the
     pretraining that a tiny model never had.

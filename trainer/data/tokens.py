@@ -37,14 +37,14 @@ Request = dict[str, Any]
 
 
 class Renders(Protocol):
-    """What makes ids of a request: `trainer.data.rendering.Renderer`."""
+    """A renderer of requests to ids, such as `trainer.data.rendering.Renderer`."""
 
     @property
     def identity(self) -> str:
-        """Return what the ids depend on, as one line."""
+        """Return one line that changes whenever the ids would."""
 
     def render(self, request: Request) -> tuple[list[int], Cut]:
-        """Return the ids of a request, and what its budget took."""
+        """Return the ids of a request, and the cuts that its budget made."""
 
 
 def prompt_request(
@@ -53,21 +53,21 @@ def prompt_request(
     hint: str | None,
     sides: Iterable[Message] = (),
 ) -> Request:
-    """Name what a prompt is made of; `sides` are the actions that it must be enough for."""
+    """Return the request of a prompt. It must stay sufficient for the actions in `sides`."""
     if isinstance(tools, str):  # as a column of JSON text has it
         tools = json.loads(tools)
     return {"messages": messages, "tools": tools, "hint": hint, "needs": needs_of(sides)}
 
 
 def response_request(messages: Sequence[Message]) -> Request:
-    """Name what a response is made of."""
+    """Return the request of a response."""
     return {"messages": messages}
 
 
 def requests_of(
     data: "PreferenceData", hint: HintFunction, *, with_tools: bool
 ) -> Iterator[Request]:
-    """List what a run on this data will render more than once."""
+    """List the requests that a run on this data renders more than once."""
     rows: list[Mapping[str, Any]] = [*data.pairs, *data.prompts, *data.positives]
     held_out: list[Mapping[str, Any]] = [*data.test_pairs, *data.test_prompts]
     for row in [*rows, *held_out]:
@@ -81,7 +81,7 @@ def requests_of(
 
 
 class TokenStore:
-    """Ids by request. What is not in it is rendered by the caller."""
+    """The ids of requests. The caller renders a request that it lacks."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -89,7 +89,7 @@ class TokenStore:
         self._table = _SCHEMA.empty_table()
 
     def get(self, request: Request) -> tuple[list[int], Cut] | None:
-        """Return the ids of a request, and what its budget took; `None` if it is unknown."""
+        """Return the ids of a request and the cuts of its budget, or `None` if it is unknown."""
         if not self._places:
             return None
         place = self._places.get(key_of(request))
@@ -120,7 +120,7 @@ class TokenStore:
 
 
 def key_of(request: Request) -> str:
-    """Name a request by the hash of what it is made of."""
+    """Return the hash of a request's contents."""
     text = json.dumps(request, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 

@@ -12,7 +12,7 @@ __all__ = ["ENGINES", "TrainingEngine", "check"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingEngine:
-    """What one engine can do. The first entry of a tuple is what `auto` or nothing means."""
+    """The capabilities of one engine. The first entry of a tuple is the default, and `auto`."""
 
     name: str
     title: str
@@ -27,7 +27,7 @@ class TrainingEngine:
 
     @property
     def sees_logits(self) -> bool:
-        """Return whether both models' logits meet; else a server scores the hinted context for the loss.
+        """Return whether the loss sees both models' logits; else a server scores the hinted context.
 
         Such a server holds the current policy and scores at temperature 1, and TAID's target moves
         by the step alone.
@@ -36,7 +36,7 @@ class TrainingEngine:
 
     @property
     def is_sampled(self) -> bool:
-        """Return whether channel 2 sees nothing but the log-probs of sampled tokens."""
+        """Return whether channel 2 sees only the log-probabilities of sampled tokens."""
         return self.estimators == ("sampled",)
 
 

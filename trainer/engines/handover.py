@@ -13,7 +13,7 @@ __all__ = ["check_startable", "make_renderer", "n_states_of_step", "require_hint
 
 
 def check_startable(settings: RunConfig) -> None:
-    """Check that the engine can do what is asked for, and is told what it cannot do without.
+    """Check that the engine supports the settings, and has everything it needs.
 
     Raises:
         TrainerConfigError: it cannot, or is not.
@@ -39,7 +39,7 @@ def make_renderer(settings: RunConfig) -> Renderer:
 
 
 def require_hints(settings: RunConfig, n_hints: int) -> None:
-    """Check that channel 2, if it has a weight, has something to learn from.
+    """Check that channel 2 has hints to learn from, if it has a weight.
 
     Raises:
         DatasetError: it has nothing.

@@ -40,7 +40,7 @@ LEASH = frozenset({"drift_tokens", "drift_weight"})
 
 
 def read_settings(values: Mapping[str, Any], engine: str = "trl") -> RunConfig:
-    """Read what a settings file says to `engine`; nothing of it is dropped in silence.
+    """Read the settings of `engine`. An unknown setting is an error.
 
     Raises:
         TrainerConfigError: a field is missing, unknown or of another type, or has no counterpart

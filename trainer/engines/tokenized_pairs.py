@@ -71,7 +71,7 @@ def write_pairs(path: Path, rows: Sequence[Mapping[str, Any]], renderer: Rendere
 
 
 def fitting_rows(rows: Sequence[Any], renderer: Renderer) -> list[Any]:
-    """Leave out the rows whose prompt cannot keep what it must, and say how many that are."""
+    """Return the rows whose prompt can keep its required parts, and log how many it can't."""
     cuts = [
         renderer.prompt(row["prompt"], row.get("tools"), sides=sides_of(row))[1] for row in rows
     ]

@@ -69,7 +69,7 @@ class SDPOOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether it is the plain divergence over the full vocabulary, as the fused head has it."""
+        """Return whether this is the plain divergence over the full vocabulary, which can be fused."""
         return (
             self.wrapper == "none"
             and self.estimator == "full"
@@ -107,7 +107,7 @@ class ReplayOptions:
 
     @property
     def needs_reference(self) -> bool:
-        """Return whether log-probabilities of a reference model enter."""
+        """Return whether the loss needs log-probabilities of a reference model."""
         return self.variant != "simpo"
 
 
@@ -117,7 +117,7 @@ def distillation_per_token(
     ids_N: Tensor,
     options: SDPOOptions,
 ) -> Tensor:
-    """Compute what channel 2 charges for each response token, [N].
+    """Compute the loss of channel 2 for each response token, [N].
 
     Raises:
         TrainerConfigError: the TAID wrapper without a `taid_t`.
@@ -187,7 +187,7 @@ def replay_per_pair(
     ref_rejected_logps_B: Tensor | None,
     options: ReplayOptions,
 ) -> Tensor:
-    """Compute what channel 3 charges for each pair, [B]; log-probs are summed, `n_*` count tokens.
+    """Compute the loss of channel 3 for each pair, [B]. Log-probs are sums; `n_*` count tokens.
 
     A preference loss asks only for a difference, and often meets it by making both sides less
     likely. `rpo_alpha` times the chosen side's negative log-likelihood per token holds that side up.

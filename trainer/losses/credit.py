@@ -51,7 +51,7 @@ def replay_credit(
 
 
 def credit_per_token(logps_N: Tensor, credit_N: Tensor, *, old_logps_N: Tensor | None) -> Tensor:
-    """Compute what a plain importance-weighted policy loss charges for each token, [N].
+    """Compute the plain importance-weighted policy loss of each token, [N].
 
     `-credit * exp(logps - old)`; `old_logps_N` are those of the policy that scored the pair,
     `None` for the policy as it is now.

@@ -20,7 +20,7 @@ def recorded_teacher_per_token(
     teacher_logp_NK: Tensor,
     options: SDPOOptions,
 ) -> Tensor:
-    """Compute what channel 2 charges where the teacher's top-k was recorded, [N].
+    """Compute the loss of channel 2 from a teacher's recorded top-k, [N].
 
     All that was not recorded is one more entry on both sides, as in `divergence_per_token`. Servers
     record probabilities at temperature 1, so that is the student's too, whatever `options` say.

@@ -133,11 +133,11 @@ class TAIDScheduler:
         return step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold, as JSON."""
+        """Return the state for a checkpoint, as JSON."""
         return {"t": self._t, "previous_loss": self._previous_loss, "momentum": self._momentum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken."""
+        """Restore a state from `state_dict`."""
         self._t = float(state["t"])
         self._momentum = float(state["momentum"])
         previous = state["previous_loss"]

@@ -32,7 +32,7 @@ class CompletionOutput(NamedTuple):
 
 
 def causal_lm_of(model: nn.Module) -> PreTrainedModel:
-    """Return the transformers model inside `model`: itself, or what PEFT wraps.
+    """Return the transformers model inside `model`: itself, or the one that PEFT wraps.
 
     Raises:
         TrainerConfigError: there is none.
@@ -97,7 +97,7 @@ def lm_head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def has_plain_head(model: nn.Module) -> bool:
-    """Return whether `lm_head_of` has a weight to give, so that the fused head can take its place."""
+    """Return whether `lm_head_of` can return a weight, so that the fused head can replace it."""
     try:
         lm_head_of(model)
     except TrainerConfigError:

@@ -75,7 +75,7 @@ def inspect(
 def usable_data(
     config: RunConfig, tokenizer: Any, data: PreferenceData, *, store: TokenStore | None = None
 ) -> tuple[PreferenceData, Preflight]:
-    """Leave out the rows that would teach nothing or do not fit, and say what was found.
+    """Leave out the rows that teach nothing or do not fit, and log the findings.
 
     Raises:
         TrainerConfigError: the template, the context or a budget does not fit.
@@ -196,7 +196,7 @@ def with_adapter(model: Any, options: PeftOptions, *, is_quantized: bool = False
 
 @contextlib.contextmanager
 def without_peft_warnings() -> Iterator[None]:
-    """Hide what peft's use of a deprecated name is answered with, and nothing else."""
+    """Hide the warning about peft's use of a deprecated name, and nothing else."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
         yield

@@ -27,7 +27,7 @@ __all__ = [
 
 
 class PortableBackend:
-    """How a device multiplies, and how much it holds at once: any that has only plain products.
+    """The matrix products and the memory of a device that has only plain products.
 
     Blocks of four rows keep the element-wise work in the processor's cache. Half-precision weights
     are widened a block of columns at a time, so that logits are never rounded to 16 bits.
@@ -132,7 +132,7 @@ class TeacherHead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TilePlan:
-    """What one pass needs beside the tensors that get a gradient."""
+    """The inputs of one pass, besides the tensors that get a gradient."""
 
     target_ids_N: Tensor
     teacher: TeacherHead | None
@@ -178,7 +178,7 @@ class TokenGradients:
 
 
 class LogitTile:
-    """The logits of one chunk of tokens, and what can be read from them."""
+    """The logits of one chunk of tokens, and the values computed from them."""
 
     def __init__(
         self,

@@ -73,7 +73,7 @@ def packed_logps(model: nn.Module, tree: PackedTree) -> tuple[Tensor, Tensor]:
 
 
 def logps_of_tree(model: nn.Module, tree: PackedTree, hidden_N_H: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute what `packed_logps` does from the states of the packed tokens."""
+    """Compute the results of `packed_logps` from the hidden states of the packed tokens."""
     outputs = model_head_outputs(model, hidden_N_H[tree.predictors_E], tree.target_ids_E)
     return tree.sum_logps(outputs.logps_N)
 

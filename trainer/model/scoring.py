@@ -82,7 +82,7 @@ def logps_of_states(
     *,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Compute what `response_logps` does from the states of the sequences."""
+    """Compute the results of `response_logps` from the hidden states of the sequences."""
     rows_N, predictors_N = _asked(response_mask_BT, hidden_BTH.device)
     hidden_NH, ids_N = hidden_BTH[rows_N, predictors_N], ids_BT[rows_N, predictors_N + 1]
     if not has_plain_head(model):  # an adapter sits on it: it has to be called
@@ -139,7 +139,7 @@ def chunked_distillation(
     ids_N: Tensor,
     options: SDPOOptions,
 ) -> Tensor:
-    """Sum what channel 2 charges for response tokens, with one head for both sides; no gradient."""
+    """Sum the loss of channel 2 over response tokens, with one head for both sides; no gradient."""
     chunks = zip(student_NH.split(CHUNK), teacher_NH.split(CHUNK), ids_N.split(CHUNK), strict=True)
     charged = [
         distillation_per_token(project(model, student), project(model, teacher), ids, options).sum()

@@ -168,6 +168,23 @@ class LocalModel:
         return self._prompts[key]
 
 
+def as_stream(answer: Mapping[str, Any]) -> str:
+    """Return a chat completion as server-sent events: the whole message, why it ended, and its usage."""
+    [choice] = answer["choices"]
+    calls = [
+        {"index": i} | call for i, call in enumerate(choice["message"].get("tool_calls") or ())
+    ]
+    delta = choice["message"] | ({"tool_calls": calls} if calls else {})
+    common = {**answer, "object": "chat.completion.chunk", "usage": None}
+    ends: dict[str, Any] = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    events = (
+        common | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        common | {"choices": [ends]},
+        common | {"choices": [], "usage": answer["usage"]},
+    )
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+
+
 class ModelServer(ThreadingHTTPServer):
     """Serves one model on this machine."""
 
@@ -201,12 +218,18 @@ class _Handler(BaseHTTPRequestHandler):
         except (ValueError, KeyError, TypeError, AttributeError, DatasetError) as error:
             self._reply(400, {"error": {"message": f"{type(error).__name__}: {error}"}})
         else:
-            self._reply(200, answer | {"id": f"local-{uuid.uuid4()}"})
+            answer |= {"id": f"local-{uuid.uuid4()}"}
+            if is_chat and request.get("stream"):
+                self._send(200, "text/event-stream", as_stream(answer).encode())
+            else:
+                self._reply(200, answer)
 
     def _reply(self, status: int, body: Mapping[str, Any]) -> None:
-        data = json.dumps(body).encode()
+        self._send(status, "application/json", json.dumps(body).encode())
+
+    def _send(self, status: int, kind: str, data: bytes) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

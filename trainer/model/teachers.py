@@ -95,7 +95,7 @@ class FrozenTeacher:
         return [replace(one, scores=scores) for one, scores in zip(found, scored, strict=True)]
 
     def as_report(self) -> dict[str, Any]:
-        """Return what is worth knowing of it, as JSON; counts are of this process's rollouts."""
+        """Return the facts about the teacher as JSON. Counts cover this process's rollouts."""
         return {
             "name": self.name,
             "weight": round(self.weight, 4),

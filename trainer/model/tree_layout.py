@@ -45,7 +45,7 @@ TokenSequence = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A contiguous run of packed tokens that continue each other, and what comes before it."""
+    """A contiguous run of packed tokens that continue each other, and its ancestors."""
 
     start: int
     stop: int
@@ -98,7 +98,7 @@ class PackedTree:
 
     @property
     def rejected_lengths(self) -> Tensor:
-        """Return completion tokens of each rejected side."""
+        """Return the number of completion tokens of each rejected side."""
         return self.lengths_2B[self.n_pairs :]
 
     def to(self, device: torch.device | str) -> "PackedTree":

@@ -82,7 +82,7 @@ class AsyncReplica(OuterReplica):
 
     @property
     def n_trained(self) -> int:
-        """Return how many rounds' inner steps this replica need not make any more.
+        """Return the number of rounds whose inner steps this replica may skip.
 
         Who has no state of its own starts where the others are on average.
         """

@@ -131,7 +131,7 @@ def outer_callbacks(
 
 
 def rounds_of(options: OuterOptions) -> str:
-    """Return which rounds a run has, and say why where it was not asked for."""
+    """Return the kind of rounds, synchronous or asynchronous, and log the choice that `auto` makes."""
     if options.rounds != "auto":
         return options.rounds
     if urlsplit(options.uri).scheme in ONE_MACHINE:
@@ -390,7 +390,7 @@ class ObjectStoreLoop(TrainerCallback):
             control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, **context: Any) -> None:
-        """Add the last round to what the trainer logs."""
+        """Add the figures of the last round to the trainer's log."""
         logs = context.get("logs")
         if logs is not None and self.reports:
             last = self.reports[-1]

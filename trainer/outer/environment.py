@@ -9,7 +9,7 @@ from trainer.errors import TrainerConfigError
 
 @dataclass(frozen=True)
 class ReplicaPlace:
-    """Which replica of how many this process is, and how many came before it."""
+    """The rank of this process among the replicas, and the number of starts before it."""
 
     rank: int = 0
     world_size: int = 1
@@ -18,7 +18,7 @@ class ReplicaPlace:
 
 
 def replica_place() -> ReplicaPlace | None:
-    """Return what an executor told this process; None if it was not launched by one.
+    """Return the place that an executor gave this process, or None if there is no executor.
 
     Raises:
         TrainerConfigError: The variables are there and make no sense.

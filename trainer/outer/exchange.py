@@ -83,7 +83,7 @@ class RoundReport:
 
 @dataclass
 class ErrorFeedback:
-    """What lossy codecs have kept back so far; it rides along with the next delta.
+    """The part of earlier deltas that lossy codecs left out. The next delta includes it.
 
     What the codec lost of a round's mean is added to one contributor's account, times the whole
     weight over its own, so the mean of the next round makes up for it. Who that is follows from
@@ -222,7 +222,7 @@ def agree_on_run(
 
 
 def read_run(store: ObjectStore) -> tuple[bytes, dict[str, Any]] | None:
-    """Return a run's description, as it is written and what it says; None if it has none.
+    """Return a run's description, as bytes and parsed, or None if there is none.
 
     Raises:
         OuterLoopError: It is damaged.
@@ -231,7 +231,7 @@ def read_run(store: ObjectStore) -> tuple[bytes, dict[str, Any]] | None:
 
 
 def read_whole(store: ObjectStore, key: str, parse: Callable[[bytes], Result]) -> Result | None:
-    """Return what an object holds, or None if there is none.
+    """Return the contents of an object, or None if there is none.
 
     A read that was cut short is made again; what is still damaged after `DAMAGE_S` stays so.
 
@@ -257,7 +257,7 @@ def read_whole(store: ObjectStore, key: str, parse: Callable[[bytes], Result]) -
 
 
 def until_whole(request: Callable[[], Result]) -> Result:
-    """Return what a request returns, made again for `DAMAGE_S` while it meets damage."""
+    """Return the result of a request, and repeat it for `DAMAGE_S` while the result is damaged."""
     attempts = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(OuterLoopError)
         & tenacity.retry_if_not_exception_type(ObjectStoreError),
@@ -308,7 +308,7 @@ def mean_of(
 
 
 class RoundDriver:
-    """Performs what the protocol asks for on a store: the part that all replicas have in common.
+    """Performs the actions of the protocol on a store, for every kind of replica.
 
     Args:
         store: Where the run lives.
@@ -377,7 +377,7 @@ class RoundDriver:
             reply = self.retried(lambda action=action: self.perform(action))
 
     def retried(self, request: Callable[[], Result]) -> Result:
-        """Return what a request returns, however often it has to be made."""
+        """Return the result of a request, and repeat it as often as needed."""
         attempts = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(ObjectStoreError),
             stop=tenacity.stop_after_delay(self.patience.timeout_s),
@@ -408,7 +408,7 @@ class RoundDriver:
         raise OuterLoopError(f"rank {self.rank} cannot perform {action}")
 
     def read_whole(self, key: str, parse: Callable[[bytes], Result]) -> Result | None:
-        """Return what `read_whole` does, counted."""
+        """Return the result of `read_whole`, and count its bytes."""
 
         def counted(data: bytes) -> Result:
             self._down_bytes += len(data)
@@ -532,7 +532,7 @@ class RoundDriver:
     def report(
         self, manifest: Manifest, own: Contribution, base: str, *, n_missed: int = 0
     ) -> RoundReport:
-        """Return what a round was and what it cost since `contribute`."""
+        """Return the results of a round and its cost since `contribute`."""
         return RoundReport(
             round_id=manifest.round_id,
             n_contributions=len(manifest.contributions),

@@ -87,7 +87,7 @@ class FragmentedReplica:
 
     @property
     def is_finished(self) -> bool:
-        """Return whether every fragment has had all of its rounds."""
+        """Return whether every fragment has completed its rounds."""
         return all(fragment.is_finished for fragment in self._fragments)
 
     def join(self) -> None:

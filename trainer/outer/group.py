@@ -52,7 +52,7 @@ class ReplicaGroup:
         weight: int,
         inner_state: Callable[[], dict[str, NDArray]],
     ) -> RoundReport:
-        """Contribute to a round, and take up what came of it.
+        """Contribute to a round, and apply its result.
 
         Args:
             local: what the parameters are now.

@@ -59,7 +59,7 @@ MAX_GAPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a launch may use up. Restarts and the probe count."""
+    """The most that a launch may use. Restarts and the probe count."""
 
     max_usd: float | None = 10.0
     """Dollars of all starts together, by the platform's price list; None sets no ceiling."""
@@ -71,7 +71,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What another process needs to go on with a launch; names of secrets, no values."""
+    """Everything that another process needs to continue a launch. Has names of secrets, no values."""
 
     executor: str = "local"
     image: str = ""
@@ -155,7 +155,7 @@ class Launch:
         self.ledger.set_ceiling(self.limits.max_usd if self.executor.usd_per_hour else None)
 
     def handles(self) -> list[ReplicaHandle]:
-        """Return the last start of every rank that has a job; what was not heard of is looked up."""
+        """Return the last start of every rank that has a job. Looks up the starts with no news."""
         executor, newest = self.executor, dict[int, ReplicaHandle]()
         unsure: list[ReplicaHandle] = []
         for row in self.ledger.rows():
@@ -448,7 +448,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def launch_command(arguments: Sequence[str]) -> int:
-    """Run `launch` from the command line; what it does not know goes to every replica.
+    """Run `launch` from the command line. Every replica gets the options that it doesn't know.
 
     Returns:
         The exit code: 0 if all replicas came to the end, 2 for a user's mistake or a failure, 130

@@ -20,7 +20,7 @@ END = ".end"
 
 
 class Lease:
-    """What a launch holds while its replicas may run.
+    """The claim of a launch while its replicas may run.
 
     Args:
         store: The run's store.

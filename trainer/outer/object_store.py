@@ -24,7 +24,7 @@ CONDITIONAL_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 
 
 class ObjectStore(ABC):
-    """What a round needs of a store.
+    """The operations of a store that a round needs.
 
     Every verb raises `ObjectStoreError` if the store fails; it may be tried again. A store
     implements the five verbs that begin with an underscore, in its own errors.

@@ -143,7 +143,7 @@ class Manifest:
 
     @property
     def accountable(self) -> Contribution:
-        """Return the contribution whose sender answers for what the merged delta has lost."""
+        """Return the contribution whose sender keeps the error of the merged delta."""
         return self.contributions[self.round_id % len(self.contributions)]
 
     def names(self, contribution: Contribution | None) -> bool:
@@ -153,7 +153,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class ProtocolAction:
-    """What a protocol wants done, in which round."""
+    """An action that the protocol asks for, with its round."""
 
     round_id: int
 
@@ -217,7 +217,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Look:
-    """What was read of a round's manifest, and how many graces have passed by then."""
+    """The manifest of a round as read, and the number of grace periods passed by then."""
 
     manifest: Manifest | None
     graces: int = 0
@@ -225,7 +225,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Listing:
-    """What was found in a round's folder, and how many graces have passed by then."""
+    """The objects in a round's folder, and the number of grace periods passed by then."""
 
     contributions: tuple[Contribution, ...]
     joining: frozenset[int] = frozenset()
@@ -244,7 +244,7 @@ def read_listing(keys: Iterable[str], graces: int) -> Listing:
 
 
 def turn_of(rank: int, round_id: int, expected: Iterable[int]) -> int:
-    """Return how many graces must pass before a rank may reduce; 0 is the first choice."""
+    """Return the number of grace periods before a rank may reduce; 0 for the first choice."""
     order = sorted(expected)
     if rank not in order:
         return len(order)

@@ -51,13 +51,13 @@ MARK = ".kept"
 
 
 def fragment_folder(fragment: int) -> str:
-    """Return where in the store a fragment of the parameters is a run of its own."""
+    """Return the folder in the store where a fragment of the parameters is a run of its own."""
     return f"fragments/{fragment:03d}/"
 
 
 @dataclass(frozen=True)
 class OuterSettings:
-    """What all replicas of a run agree on, and how patient each is.
+    """The settings that all replicas of a run share, and each one's timeouts.
 
     The first four are fixed by the first replica of a run; another value later is an error.
     """
@@ -81,7 +81,7 @@ class OuterSettings:
 
 
 class OuterReplica(RoundDriver):
-    """A replica: joins a run, exchanges once per round, survives what happens to the others.
+    """A replica that joins a run, exchanges once per round, and survives the loss of others.
 
     Args:
         store: Where the run lives; all replicas see the same one.
@@ -135,7 +135,7 @@ class OuterReplica(RoundDriver):
 
     @property
     def n_trained(self) -> int:
-        """Return how many rounds' inner steps this replica need not make any more."""
+        """Return the number of rounds whose inner steps this replica may skip."""
         return self.round_id
 
     @property

@@ -45,7 +45,7 @@ def unpack_tensors(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray]]:
 
 
 def seal_tensors(header: Mapping[str, Any], tensors: Mapping[str, NDArray]) -> bytes:
-    """Return what `pack_tensors` does, with a hash of header and arrays in it."""
+    """Return the bytes of `pack_tensors`, with a hash of header and arrays in them."""
     return pack_tensors({**header, "sha256": _seal_of(header, tensors)}, tensors)
 
 

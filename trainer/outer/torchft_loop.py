@@ -50,7 +50,7 @@ def torchft_module(name: str) -> Any:
 
 
 class PendingWork:
-    """What `allreduce` gives back: waiting on one tensor settles all of the round."""
+    """The result of `allreduce`. Waiting on one tensor settles all tensors of the round."""
 
     def __init__(self, flush: Callable[[], None], callbacks: list[Callable[[Any], Any]]) -> None:
         self._flush = flush
@@ -129,11 +129,11 @@ class MockManager:
         return True
 
     def current_step(self) -> int:
-        """Return how many rounds are committed."""
+        """Return the number of committed rounds."""
         return self._step
 
     def num_participants(self) -> int:
-        """Return how many replicas took part in the last round."""
+        """Return the number of replicas in the last round."""
         return 1
 
     def shutdown(self, wait: bool = True) -> None:  # noqa: FBT001, FBT002 - torchft's call
@@ -207,7 +207,7 @@ class ObjectStoreManager(MockManager):
         return is_committed
 
     def num_participants(self) -> int:
-        """Return how many replicas took part in the last round."""
+        """Return the number of replicas in the last round."""
         return self.all_reduce.last.n_contributions if self.all_reduce.last else 0
 
     def _mean(self, flat: Tensor) -> Tensor:

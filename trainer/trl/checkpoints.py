@@ -42,7 +42,7 @@ NOT_MATHEMATICS = (
 
 @dataclass(frozen=True)
 class RunStamp:
-    """What a run is: two of them that are equal make the same steps."""
+    """Everything that decides the steps of a run. Equal stamps mean equal steps."""
 
     mathematics: Mapping[str, Any]
     """Every setting that changes what is learned, by its dotted name."""
@@ -51,7 +51,7 @@ class RunStamp:
     n_processes: int
 
     def changes_from(self, other: "RunStamp") -> list[str]:
-        """Return what differs here from `other`, one sentence part a setting."""
+        """Return the differences from `other`, one phrase for each setting."""
         names = sorted({*self.mathematics, *other.mathematics})
         changes = [
             f"{name} (there {other.mathematics.get(name)!r}, now {self.mathematics.get(name)!r})"
@@ -66,7 +66,7 @@ class RunStamp:
 
 
 def stamp_of(config: RunConfig, *, n_processes: int = 1) -> RunStamp:
-    """Return what a run with these settings is; a default counts the same named and unnamed."""
+    """Return the stamp of a run with these settings. A default counts the same if you name it."""
     flat = _flat(asdict(config), "")
     known = ComposerConfig.__dataclass_fields__
     kept = {

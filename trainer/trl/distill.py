@@ -41,7 +41,7 @@ __all__ = ["DistillChannel", "Rollout", "distilled", "rollouts_of"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
-    """What the trainee wrote behind a prompt, as it and as each teacher reads it."""
+    """The trainee's response to a prompt, in its own tokens and in each teacher's."""
 
     prompt_ids: list[int]
     answer_ids: list[int]
@@ -142,7 +142,7 @@ def distilled(
     *,
     pad_id: int,
 ) -> tuple[Tensor, float]:
-    """Sum what rollouts are charged, and count the tokens that are, by the teachers' weights.
+    """Sum the loss of rollouts, and count its tokens, both weighted by teacher.
 
     Raises:
         TrainerConfigError: the layers of the model are sharded, so that nothing but its own forward

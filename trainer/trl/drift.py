@@ -25,7 +25,7 @@ __all__ = ["Drift", "make_drift"]
 
 
 class Drift:
-    """Charges a model for what it left of its first weights, in nats per token."""
+    """Penalizes a model for its distance from its first weights, in nats per token."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ __all__ = ["evaluation_cost"]
 def evaluation_cost(
     data: PreferenceData, renderer: Renderer, shared: SharedSettings, *, n_looked_at: int = 32
 ) -> EvaluationCost:
-    """Estimate what a run and its evaluations take, from the first rows and the settings.
+    """Estimate the cost of a run and its evaluations, from the first rows and the settings.
 
     In tokens and not in seconds, so that the same run is evaluated alike on any machine.
     """

@@ -31,7 +31,7 @@ class Figures:
         """Micro-batches in which a channel contributed something, up to the last log."""
 
     def note(self, mode: str, channel: str, sums: Tensor, *, n_micro: int = 1) -> None:
-        """Keep what a micro-batch gave.
+        """Record the figures of a micro-batch.
 
         Args:
             mode: `train` or `eval`.
@@ -45,7 +45,7 @@ class Figures:
         self._noted.append((mode, channel, sums, 1 / n_micro))
 
     def read(self) -> None:
-        """Read what was noted since the last time; `log_into` gives it out."""
+        """Add the figures recorded since the last call to the sums."""
         noted, self._noted = self._noted, []
         for mode, channel, sums, share in noted:
             read, key = sums.double().cpu(), (mode, channel)

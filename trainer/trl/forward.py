@@ -53,7 +53,7 @@ class HintedInputs:
 
     @property
     def seen_rows(self) -> Tensor:
-        """Return which rows the teacher has to see, [B]: those with a hint, and one if there is none."""
+        """Return the rows that the teacher must see, [B]: those with a hint, or one if there is none."""
         has_hint_B = self.mask.any(1)
         has_hint_B[0] |= ~has_hint_B.any()
         return has_hint_B
@@ -66,13 +66,13 @@ class HintedInputs:
         return token_sequences(*(getattr(self, name)[seen_rows] for name in names))
 
     def of_hints(self, values_RCX: Tensor) -> Tensor:
-        """Pick what belongs to the hinted response tokens of the rows that the teacher sees."""
+        """Select the values of the hinted response tokens in the rows that the teacher sees."""
         return at_places(values_RCX, self.mask[self.seen_rows])
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOutput:
-    """What the policy loss and channel 2 need."""
+    """The values that the policy loss and channel 2 need."""
 
     logps_BC: Tensor
     entropy_BC: Tensor
@@ -151,7 +151,7 @@ def policy_in_parts(
     n_rows: int | None,
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
-    """Compute what `policy_alone` does, `n_rows` at a time."""
+    """Compute the results of `policy_alone`, `n_rows` at a time."""
     size = n_rows or len(ids_BT)
     parts = [
         policy_alone(model, ids, mask, n_last, temperature=temperature)
@@ -164,7 +164,7 @@ def policy_in_parts(
 def policy_of_states(
     model: nn.Module, hidden_BCH: Tensor, ids_BC: Tensor, *, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute what `policy_alone` does from the states that predict the tokens."""
+    """Compute the results of `policy_alone` from the hidden states that predict the tokens."""
     outputs = model_head_outputs(
         model, hidden_BCH.flatten(0, 1), ids_BC.flatten(), temperature=temperature
     )
@@ -218,7 +218,7 @@ class SharedForward:
 
 
 def at_places(values_BCX: Tensor, mask_BC: Tensor) -> Tensor:
-    """Pick where a mask on the CPU is true, row after row, as `values_BCX[mask_BC]` does.
+    """Select the values where a CPU mask is true, row by row, as `values_BCX[mask_BC]` does.
 
     There the device would have to say how many that are, and the host would wait for it.
     """

@@ -33,7 +33,7 @@ _HINTED = (*ROLLOUT[:4], "teacher_prompt_ids", "teacher_prompt_mask")
 
 
 class HintChannel:
-    """Builds what the teacher sees, and charges the student for its distance to the teacher."""
+    """Builds the teacher's context, and computes the trainee's distance to the teacher."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class HintChannel:
 
     @property
     def schedule(self) -> TAIDScheduler:
-        """Return how far TAID's target has gone to the teacher."""
+        """Return how far TAID's target has moved toward the teacher."""
         if self.taid is None:
             self.taid = TAIDScheduler(
                 max(self._max_steps(), 1),
@@ -153,7 +153,7 @@ class HintChannel:
         return self.taid.state_dict() if self.taid else None
 
     def load(self, folder: Path, taid: Mapping[str, Any] | None) -> None:
-        """Go on from what `save` wrote and returned."""
+        """Restore the state that `save` wrote and returned."""
         if taid is not None:
             self.schedule.load_state_dict(dict(taid))
         if self.teacher is not None:

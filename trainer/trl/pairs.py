@@ -191,7 +191,7 @@ class PairChannel:
     def charged(
         self, logps: PairLogps, batch: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Sum what pairs are charged, by their weights.
+        """Sum the loss of pairs, by their weights.
 
         Returns:
             The preference loss; the negative log-likelihood of the chosen sides; and for the log

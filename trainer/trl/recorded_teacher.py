@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 def recorded_answers(
     config: RunConfig, renderer: Renderer
 ) -> tuple[list[ScoredAnswer], dict[str, int]]:
-    """Read the teachers' answers that this run learns from, and what was counted of them.
+    """Read the teachers' answers that this run learns from, with their counts.
 
     Nothing is read unless channel 2 has a weight and `teacher` is `recorded`.
 
@@ -116,7 +116,7 @@ class RecordedTeacherTrainer(ComposerReplicationTrainer):
 def recorded_distillation(
     model: nn.Module, answers: Sequence[ScoredAnswer], options: SDPOOptions, *, pad_id: int
 ) -> Tensor:
-    """Sum what channel 2 charges for these answers' tokens, whose logits exist a chunk at a time.
+    """Sum the loss of channel 2 over these answers, computing logits a chunk at a time.
 
     Raises:
         TrainerConfigError: the layers of the model are sharded.

@@ -64,7 +64,7 @@ RESTART_PATIENCE_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class RunParts:
-    """What a host of the run puts in the place of the run's own parts."""
+    """The parts of a run that its host may replace."""
 
     place: ReplicaPlace | None = None
     """Which replica this is; None takes what the launcher told this process."""
@@ -365,7 +365,7 @@ def _outer_callbacks(config: RunConfig, parts: RunParts) -> list[TrainerCallback
 def make_collator(
     config: RunConfig, args: ComposerConfig, tokenizer: Any, data: PreferenceData
 ) -> ComposerDataCollator:
-    """Make what renders rows, with everything that the run will render rendered."""
+    """Make the collator of a run, and render all of the run's texts in advance."""
     collator = ComposerDataCollator(
         tokenizer,
         max_prompt_tokens=args.max_prompt_tokens,
@@ -474,7 +474,7 @@ def refuse_worse(report: Mapping[str, Any], output: Path) -> None:
 
 
 def push_to_hub(repository: str, output: Path) -> None:
-    """Put what was trained, with its card, into a private repository of the Hub, in one commit.
+    """Push the trained model, with its card, to a private Hub repository in one commit.
 
     Raises:
         TrainerError: the Hub refused; everything is still in the output folder.
@@ -603,7 +603,7 @@ def save_checkpoint(
 
 @contextlib.contextmanager
 def without_upstream_warnings() -> Iterator[None]:
-    """Hide what TRL 1.16 says about its own use of deprecated names, and nothing else."""
+    """Hide the warnings of TRL 1.16 about its own use of deprecated names, and nothing else."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
         warnings.filterwarnings("ignore", ".*rollout_func", UserWarning)
@@ -612,7 +612,7 @@ def without_upstream_warnings() -> Iterator[None]:
 
 
 def prompts_dataset(data: PreferenceData, acting: Renderer | None = None) -> Dataset:
-    """Collect prompts to generate from, with their tools and what rewards and hints need.
+    """Collect the prompts to generate from, with their tools and the columns of rewards and hints.
 
     The trainer renders and cuts them as it does those of pairs. For an environment, TRL renders
     them, with the environment's own tools: `acting` cuts them before, and states whose consensus is

@@ -109,7 +109,7 @@ class StepForward:
         )
 
     def fuses(self, model: nn.Module, options: Mapping[str, Any]) -> bool:
-        """Return whether `policy` gives what TRL would compute, for a call with these options."""
+        """Return whether `policy` computes the same as TRL for a call with these options."""
         return self._payload is not None or self._has_fused_head(model, options)
 
     def _has_fused_head(self, model: nn.Module, options: Mapping[str, Any]) -> bool:
@@ -161,7 +161,7 @@ class StepForward:
         return output.logps_BC, output.entropy_BC
 
     def reuses_prefix(self, model: nn.Module) -> bool:
-        """Return whether a live teacher goes on from the student's cache, which checkpointing would drop."""
+        """Return whether a live teacher reuses the trainee's cache, which checkpointing drops."""
         teacher = self._hint_channel.teacher
         return (
             self._args.reuse_prefix

@@ -78,7 +78,7 @@ class Teacher(TrainerCallback):
             save_file(tensors, folder / FILE_NAME)
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote; a checkpoint without it leaves the copy as it is."""
+        """Restore the state that `save` wrote. A checkpoint without it leaves the copy unchanged."""
         path = folder / FILE_NAME
         if self.kind != "ema" or self.copy is None or not path.exists():
             return

@@ -300,7 +300,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return logps_BC, entropy_BC if is_charged else entropy_BC.detach(), None
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log what was noted since the last time, of all micro-batches and ranks.
+        """Log the figures since the last call, of all micro-batches and ranks.
 
         Raises:
             DivergedError: the loss is no longer a number.

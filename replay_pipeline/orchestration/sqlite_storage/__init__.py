@@ -21,7 +21,7 @@ TESTED_MINORS = frozenset({"1.13"})
 
 
 def is_wanted() -> bool:
-    """Return whether the fast storage is asked for, or taken because it was tested with this Dagster."""
+    """Return whether to use the fast storage: by request, or since it was tested with this Dagster."""
     choice = environment(FAST_STORAGE)
     if choice:
         return choice != "0"

@@ -60,7 +60,7 @@ _BATCHED = frozenset(
 
 
 def check_hooks() -> None:
-    """Check that Dagster's classes still are what these subclasses were written for.
+    """Check that Dagster's classes are still those that these subclasses were written for.
 
     Raises:
         ImportError: a method has other parameters than the ones it is called with.
@@ -97,7 +97,7 @@ class FastEventLogStorage(SqliteEventLogStorage):
                 yield connection
 
     def has_table(self, table_name: str) -> bool:
-        """Return whether the index has a table; one that is there stays."""
+        """Return whether the index has a table. A table never goes away."""
         if table_name not in self._tables and super().has_table(table_name):
             self._tables.add(table_name)
         return table_name in self._tables
@@ -150,7 +150,7 @@ class FastEventLogStorage(SqliteEventLogStorage):
         super().wipe()
 
     def dispose(self) -> None:
-        """Close what is open."""
+        """Close all open connections."""
         if self._watcher is not None:
             self._watcher.close()
             self._watcher = None
@@ -206,7 +206,7 @@ class FastSqliteStorage(DagsterSqliteStorage):
     def from_config_value(
         cls, inst_data: ConfigurableClassData, config_value: SqliteStorageConfig
     ) -> "FastSqliteStorage":
-        """Return what `dagster.yaml` asks for."""
+        """Return the storage that `dagster.yaml` names."""
         return cls.from_local(inst_data=inst_data, **config_value)
 
     @property

@@ -43,7 +43,7 @@ _PLAIN = Dialect()
 
 
 def dialect_of(teacher: TeacherSpec) -> Dialect:
-    """Find which server speaks at the teacher's address; an unknown one speaks plainly."""
+    """Find the server software at the teacher's address; an unknown one gets the plain dialect."""
     if teacher.dialect != "auto":
         return DIALECTS[teacher.dialect]
     address = urlsplit(teacher.base_url)

@@ -42,7 +42,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Who is asked, at which state, and what is known of the endpoint."""
+    """One question: the teacher, the state, and the known facts about the endpoint."""
 
     teacher: TeacherSpec
     params: dict[str, Any]
@@ -73,7 +73,7 @@ class Dialect:
     """It is sure to read a prompt whole, or to refuse it."""
 
     def adapted(self, ask: Ask) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return the fields as this endpoint takes them, and what was left out or renamed, and why."""
+        """Return the fields that this endpoint takes, and the reason for each change."""
         params, notes = dict(ask.params), []
         limit = params.pop("max_completion_tokens")
         params[self.limit_name(ask)] = min(limit, self._most_completion_tokens(ask) or limit)
@@ -120,7 +120,7 @@ class Dialect:
 
 
 def marked(prompt: Prompt, n_asked: int) -> list[Message]:
-    """Mark where a prompt cache is to be written and read, in the blocks of the messages.
+    """Mark the blocks of the messages where the prompt cache is written and read.
 
     Three of the four marks that Anthropic takes: behind the system prompt, behind the prefix that
     was asked last, and at the end. From a mark it looks back twenty blocks only; where more lie
@@ -140,7 +140,7 @@ def _with_mark(content: Any) -> list[dict[str, Any]]:
 
 
 def is_accepted(teacher: TeacherSpec, accepted_terms: frozenset[str]) -> bool:
-    """Return whether a teacher whose terms forbid training on its answers was accepted all the same."""
+    """Return whether the user accepted a teacher whose terms forbid training on its answers."""
     names = {teacher.model, teacher.name, teacher.vendor}
     return teacher.is_distillable is False and bool(accepted_terms & names)
 

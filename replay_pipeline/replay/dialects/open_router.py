@@ -40,7 +40,7 @@ class OpenRouter(Dialect):
         return "max_completion_tokens" if is_new else "max_tokens"
 
     def supported(self, ask: Ask) -> frozenset[str] | None:
-        """Return what the price list has for the model; nothing is known without one."""
+        """Return the parameters that the price list names for the model, or `None` without a list."""
         if ask.price is None or not ask.price.supported_parameters:
             return None
         return _OWN_FIELDS.union(ask.price.supported_parameters)

@@ -45,7 +45,7 @@ class Rate(NamedTuple):
 
 
 def score(now: Rate, before: Sequence[Rate]) -> float | None:
-    """Return how far `now` is from the earlier rates, in robust standard deviations.
+    """Return the distance of `now` from the earlier rates, in robust standard deviations.
 
     `None` when there is too little to judge by.
     """

@@ -54,7 +54,7 @@ def _schema_problems(root: DataRoot, batch: str, name: str) -> list[str]:
 
 
 def rows_accounted(root: DataRoot, batches: Sequence[str]) -> AuditResult:
-    """Check that rows in are rows used and rows skipped by reason."""
+    """Check that every row read is counted as used, or as skipped with a reason."""
     problems, n_rows = [], 0
     for batch in batches:
         if receipt := Receipts(root.path).read("ingest", batch):

@@ -8,7 +8,7 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult:
-    """A statement on whether something holds, and what to do if it does not."""
+    """The result of one check, with the remedy if it fails."""
 
     problems: Sequence[str] = ()
     """What is wrong, where; empty when all is well."""
@@ -22,16 +22,16 @@ class AuditResult:
 
     @property
     def holds(self) -> bool:
-        """Return whether there is no problem."""
+        """Return whether the check passes."""
         return not self.problems
 
     @property
     def can_judge(self) -> bool:
-        """Return whether there was anything to look at, as far as that was counted."""
+        """Return whether there was anything to check, as far as that was counted."""
         return self.judged != 0
 
     def message(self) -> str:
-        """Return one paragraph: what is wrong and what to do; empty when all is well."""
+        """Return the problem and the remedy in one paragraph, or an empty text."""
         if self.holds:
             return "" if self.can_judge else "Judged nothing: there is not enough to judge yet."
         named = "; ".join(self.problems[:_MAX_NAMED])

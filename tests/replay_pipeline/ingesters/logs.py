@@ -99,7 +99,7 @@ def assert_results_follow_their_calls(messages: list[dict[str, Any]]) -> None:
     waiting: list[str] = []
     for message in messages:
         if message["role"] == "tool":
-            assert message["tool_call_id"] == waiting.pop(0)
+            waiting.remove(message["tool_call_id"])
         else:
             assert not waiting
             waiting = [call["id"] for call in message.get("tool_calls", ())]

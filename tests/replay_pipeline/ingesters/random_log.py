@@ -155,7 +155,7 @@ class _Chain:
             action,
             *(
                 {"role": "tool", "tool_call_id": c, "content": results.get(c, "[no result]")}
-                for c in calls
+                for c in dict.fromkeys([*results, *calls])
             ),
         ]
         self.owner.truth[message_id] = turn

@@ -98,7 +98,7 @@ def test_04_parallel_calls_make_no_fork(states):
     assert found["m1"]["outcome"] == "ok"
 
 
-def test_05_results_off_the_chain_of_parents_are_kept(states):
+def test_05_results_off_the_chain_of_parents_are_kept_in_the_order_in_which_they_came(states):
     log = Log()
     log.user("go")
     first = log.calls("m1", "t1")
@@ -106,7 +106,7 @@ def test_05_results_off_the_chain_of_parents_are_kept(states):
     log.answers("t2", "two", parent=second)
     log.answers("t1", "one", parent=first)
     log.says("m2", "done", parent=second)
-    assert shape(states(log)["m2"]["messages"]) == ["> go", "(t1+t2)", "t1=one", "t2=two"]
+    assert shape(states(log)["m2"]["messages"]) == ["> go", "(t1+t2)", "t2=two", "t1=one"]
 
 
 def test_06_the_chain_runs_through_rows_without_a_message(states):
@@ -415,12 +415,14 @@ def test_16_synthetic_messages_are_no_actions(tmp_path: Path):
     log.says("m1", "API Error", isApiErrorMessage=True)
     log.says("m2", "No response requested.", message={"model": "<synthetic>"})
     log.row("system", subtype="api_error")
+    log.user("and now?")
     log.says("m3", "done")
     result = ingest(log.write(tmp_path))
-    assert result.report.skipped == {"synthetic": 2}
+    assert result.report.skipped == {"synthetic": 1}
     found = by_message(result, log)
     assert list(found) == ["m3"]
-    assert shape(found["m3"]["messages"]) == ["> go"]
+    # What the client says in the model's place as a session is taken up again is sent like the rest.
+    assert shape(found["m3"]["messages"]) == ["> go", "No response requested.", "> and now?"]
 
 
 def test_17_retracted_messages_are_no_history(states):

@@ -105,6 +105,7 @@ def test_two_answers_with_one_effect_are_one_vote(tmp_path, work):
     outcome, (pair,), _ = pairs_of(tmp_path, work, state, answers)
     assert outcome["outcome"] == "pair"
     assert (pair["n_teachers_agreeing"], pair["agreement_level"]) == (2, "effect")
+    assert pair["evidence"] == ["execution"]
     outcome, pairs, _ = pairs_of(tmp_path, work, state, answers, execute="off")
     assert (outcome["outcome"], pairs) == ("no_consensus", [])
 
@@ -164,6 +165,7 @@ def test_commands_of_a_state_run_and_two_with_one_effect_are_one_vote(tmp_path, 
         outcome, (pair,), counts = pairs_of(tmp_path, work, state, answers, judge)
         assert outcome["outcome"] == "pair"
         assert (pair["n_teachers_agreeing"], pair["chosen_trial"]) == (2, "works")
+        assert pair["evidence"] == ["execution"]
         assert counts["n_run"] == 3
         return
     with capsys.disabled():

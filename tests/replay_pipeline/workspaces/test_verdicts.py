@@ -105,7 +105,26 @@ def test_nothing_is_executed_unless_the_setting_says_so(tmp_path, work):
         Judge("commands")
 
 
-def test_a_command_runs_on_the_files_of_the_state_and_only_once(tmp_path, work, box):
+def test_commands_have_one_effect_if_it_shows_and_is_the_same_twice(tmp_path, work, box):
+    if isinstance(box, str):
+        return
+    judge = Judge("commands", sandbox=box)
+
+    def effect(command):
+        return judge.judge(place, [TriedCall("Bash", {"command": command})]).effect
+
+    with at_last_state(tmp_path, work) as place:
+        assert effect("cat tide/high.py") == effect("sed -n p tide/high.py") is not None
+        assert effect("cat tide/high.py") != effect("cat tide/low.py")
+        assert effect("rm tide/high.py") == effect("unlink tide/high.py") is not None
+        # Nobody can tell by it what they looked for.
+        assert effect("grep -c nowhere tide/high.py | grep 1") is None
+        assert effect("grep -q nowhere tide/high.py") is None
+        assert effect("cat /proc/sys/kernel/random/uuid") is None
+        assert effect("head -c 8 /dev/urandom | base64 > new.txt") is None
+
+
+def test_a_command_is_tried_on_the_files_of_the_state_and_not_again(tmp_path, work, box):
     if isinstance(box, str):
         return
     tests = TriedCall("Bash", {"command": "python3 test_tide.py"})

@@ -166,6 +166,24 @@ def test_what_stands_in_parts_is_kept_in_parts_and_not_where_it_was_replaced(mak
         assert "tax = 8" not in text
 
 
+def test_where_only_an_edit_shows_what_it_replaced_all_that_came_since_is_kept_or_nothing(make):
+    """Something took the edit back: left out, the side would look made already."""
+    made = {"file_path": "/w/src/cart.py", "old_string": "tax = 7", "new_string": "tax = 8"}
+    messages = session(30)
+    messages[2 + 2 * 25] = call("Edit", 25, **made)
+    messages[2 + 2 * 26] = call("Bash", 26, command="git checkout src")
+    renderer = make("qwen2_5", 1200)
+    ids, cut = renderer.prompt(messages, sides=[call("Edit", **made)])
+    text = renderer.tokenizer.decode(ids)
+    assert cut.n_dropped_steps > 10
+    assert "tax = 8" in text
+    assert "git checkout src" in text
+    messages[2 + 2 * 25], messages[2 + 2 * 3] = messages[2 + 2 * 3], messages[2 + 2 * 25]
+    ids, cut = renderer.prompt(messages, sides=[call("Edit", **made)])
+    assert ids == []
+    assert "what the sides name" in str(cut.refusal)
+
+
 def test_a_prompt_that_cannot_hold_what_is_needed_is_refused_with_the_reason(make):
     replaced = "\n".join(f"line {i}: " + words(12, i) for i in range(30))
     messages = [*session(2)[:-1], result(replaced, 1)]

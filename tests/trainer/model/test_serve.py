@@ -50,6 +50,24 @@ def test_a_call_written_as_text_comes_back_as_a_call(server, monkeypatch):
     assert call["function"] == {"name": "Read", "arguments": '{"file_path": "a.py"}'}
 
 
+def test_a_stream_has_the_whole_message_its_end_and_its_usage(server, monkeypatch):
+    text = '<tool_call>\n{"name": "Read", "arguments": {"file_path": "a.py"}}\n</tool_call>'
+    tokenizer = server.model.renderer.tokenizer
+    monkeypatch.setattr(type(tokenizer), "decode", lambda *_, **__: text)
+    body = json.dumps(QUESTION | {"stream": True}).encode()
+    call = urllib.request.Request(f"{server.base_url}/chat/completions", body)
+    with urllib.request.urlopen(call) as reply:
+        assert reply.headers["Content-Type"] == "text/event-stream"
+        *events, end = [row[6:] for row in reply.read().decode().split("\n\n") if row]
+    assert end == "[DONE]"
+    first, last, counted = map(json.loads, events)
+    [streamed] = first["choices"][0]["delta"]["tool_calls"]
+    assert (streamed["index"], streamed["function"]["name"]) == (0, "Read")
+    assert last["choices"][0]["finish_reason"] == "tool_calls"
+    assert counted["usage"]["completion_tokens"] <= 8
+    assert {event["object"] for event in (first, last, counted)} == {"chat.completion.chunk"}
+
+
 def test_a_cut_answer_says_so_and_a_bad_request_is_refused(server):
     answer = ask(server, max_tokens=1)
     assert answer["usage"]["completion_tokens"] == 1

@@ -47,7 +47,7 @@ STOP_S = 60.0
 
 @dataclass
 class MonarchReport:
-    """What a run on the mesh came to."""
+    """The results of a run on the mesh."""
 
     reports: list[dict[str, Any]]
     """The report of rank 0 of each replica."""

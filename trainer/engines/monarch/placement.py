@@ -30,7 +30,7 @@ class Placement:
     """Optimizer steps between checkpoints where the settings name none."""
 
     def check(self, config: RunConfig) -> None:
-        """Refuse what would run and do nothing.
+        """Refuse a placement that would run and do nothing.
 
         Raises:
             TrainerConfigError: a number out of range, helpers with no work, replicas that nothing

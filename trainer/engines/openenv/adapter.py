@@ -25,7 +25,7 @@ ToolSpec = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerReply:
-    """What a server says to a reset or a call."""
+    """The reply of a server to a reset or a call."""
 
     text: str | None = None
     """For the model."""

@@ -100,7 +100,7 @@ class Episode:
 
     @property
     def is_done(self) -> bool:
-        """Return whether the decision is whole."""
+        """Return whether the decision is complete."""
         return len(self.calls) >= len(self.row["consensus"]["tool_calls"])
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> float:

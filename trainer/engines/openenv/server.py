@@ -136,7 +136,7 @@ class TraceReplayEnvironment(Environment):
 
     @property
     def state(self) -> ReplayState:
-        """Return where the episode is."""
+        """Return the state of the episode."""
         episode = self._episode
         if episode is None:
             return ReplayState()

@@ -90,7 +90,7 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
             self._reference = await self._reference_logps(self._pairs)
 
     async def score_episode(self, episode: Any) -> None:
-        """Channel 2: what the live policy says of each response once it has read the hint.
+        """Score each response for channel 2: its log-probabilities once the live policy has the hint.
 
         The group's pairs join its first episode here, because the orchestrator counts a group's
         traces before it scores the group: what joined later would never reach the trainer.

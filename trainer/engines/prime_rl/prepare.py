@@ -33,7 +33,7 @@ PROGRAMS = "recipes/prime_rl/README.md"
 
 
 def prepare_prime_rl(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Write `rl.toml` and the tokenized pairs into the output folder; report what to run.
+    """Write `rl.toml` and the tokenized pairs into the output folder, and report the command to run.
 
     Raises:
         TrainerConfigError: PRIME-RL cannot do what the settings ask for.

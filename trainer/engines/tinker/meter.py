@@ -46,7 +46,7 @@ def wait(future: Any, should_stop: Callable[[], bool], *, patience_s: float | No
 
 
 def cost_usd(counts: Counter[str], usd_per_million: dict[str, float]) -> float:
-    """Return what tokens cost that were sampled, prefilled and trained on, in dollars."""
+    """Return the cost of sampled, prefilled, and trained tokens, in dollars."""
     return sum(
         counts[f"{kind}_tokens"] * usd_per_million.get(kind, 0.0) / 1e6
         for kind in ("sampled", "prefilled", "trained")

@@ -59,7 +59,7 @@ EPSILON = 1e-4
 
 @dataclass(kw_only=True)
 class TinkerOptions:
-    """What stands under `engines.tinker`. The key comes from `TINKER_API_KEY`."""
+    """The settings under `engines.tinker`. The key comes from `TINKER_API_KEY`."""
 
     base_url: str | None = None
     """A server that speaks the protocol; none: `TINKER_BASE_URL`, else Thinking Machines' own."""
@@ -76,7 +76,7 @@ class TinkerOptions:
 def train_with_tinker(
     values: Mapping[str, Any], *, should_stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
-    """Train for `trl.max_steps` steps; report where the weights are and what was asked for.
+    """Train for `trl.max_steps` steps; return the place of the weights, and the requests made.
 
     Raises:
         TrainerConfigError: Tinker cannot do what the settings ask for.
@@ -109,7 +109,7 @@ def train_with_tinker(
 
 
 def cost_of_step(settings: RunConfig, options: TinkerOptions) -> float:
-    """Return the most that a step can cost, in dollars, and say what the run can.
+    """Return the most that one step can cost, in dollars, and log the most for the run.
 
     Raises:
         TrainerConfigError: the service's prices are not told, or not one step fits.

@@ -27,7 +27,7 @@ __all__ = ["OneDecision", "ReplayData", "ReplayTask", "ReplayTaskset", "ReplayTa
 
 
 class ReplayData(vf.TaskData):
-    """A recorded state and what the teachers agreed on."""
+    """A recorded state, with the consensus of the teachers."""
 
     state_id: str | None = None
     session_id: str | None = None

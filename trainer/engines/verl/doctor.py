@@ -13,7 +13,7 @@ BACKEND = "fsdp2"
 
 
 def require_version() -> None:
-    """Check that VeRL is installed, in a version that the plug-in was tested with.
+    """Check that VeRL is installed in a version that the plug-in was tested with.
 
     Raises:
         TrainerConfigError: there is none, or one that the plug-in was not tested with.
@@ -55,7 +55,7 @@ def require_live_engine() -> None:
 
 
 def silent_channels(metrics: Mapping[str, Any], options: PluginOptions) -> list[str]:
-    """Name channels with a weight that left no metrics in a step, each with what to do."""
+    """Name weighted channels without metrics in a step, each with a remedy."""
     problems = []
     if options.alpha_sdpo > 0 and not _has(metrics, "sdpo/n_tokens"):
         problems.append(

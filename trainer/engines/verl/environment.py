@@ -15,5 +15,5 @@ def options_text() -> str | None:
 
 
 def child_environment(options: str, **more: str) -> dict[str, str]:
-    """Copy this process's environment with the options in it, for the one that starts VeRL."""
+    """Return the environment for the VeRL process: this process's, plus the options."""
     return {**os.environ, VARIABLE: options, **more}

@@ -40,7 +40,7 @@ class PluginOptions(SharedSettings):
 
     @classmethod
     def from_json(cls, text: str) -> "PluginOptions":
-        """Read what `as_json` wrote.
+        """Read the output of `as_json`.
 
         Raises:
             TrainerConfigError: another version of this package wrote it.

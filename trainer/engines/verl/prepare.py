@@ -142,7 +142,7 @@ def hydra_config(
     rows: Sequence[Mapping[str, Any]],
     prompts: Path,
 ) -> dict[str, Any]:
-    """Build the whole of what we tell VeRL; `engines.verl` of the settings file goes over it.
+    """Build VeRL's whole configuration; `engines.verl` of the settings file overrides it.
 
     Raises:
         TrainerConfigError: the batch does not hold whole groups, or the dataset not one batch.

@@ -48,7 +48,7 @@ class ReplicaState(Enum):
 
     @property
     def is_final(self) -> bool:
-        """Return whether the replica will not run any more."""
+        """Return whether the replica has ended for good."""
         return self not in (ReplicaState.STARTING, ReplicaState.RUNNING)
 
 
@@ -93,7 +93,7 @@ class ReplicaHandle:
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """What is known of a replica; `exit_code` is None while it runs or if none was told.
+    """The state of a replica. `exit_code` is None while it runs, or if the platform reports none.
 
     `billed_s` is for how many seconds the platform says that it has run; None if it does not say.
     """
@@ -107,7 +107,7 @@ class ReplicaStatus:
 
 @dataclass(frozen=True)
 class ReplicaResult:
-    """A replica that succeeded, with what it wrote."""
+    """A replica that succeeded, with its outputs."""
 
     rank: int
     attempt: int
@@ -136,7 +136,7 @@ class ServerlessExecutor(ABC):
 
     @property
     def usd_per_hour(self) -> float:
-        """Return what one replica costs, in dollars an hour.
+        """Return the cost of one replica, in dollars an hour.
 
         Raises:
             TrainerConfigError: The platform's price list does not have the hardware.
@@ -240,7 +240,7 @@ class ServerlessExecutor(ABC):
         return known
 
     def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
-        """Return how the replicas are; those that have ended are settled in the ledger."""
+        """Return the status of each replica, and settle the ended ones in the ledger."""
         return [self._settled(handle, self._inspect(handle)) for handle in handles]
 
     def _settled(self, handle: ReplicaHandle, status: ReplicaStatus) -> ReplicaStatus:
@@ -324,14 +324,14 @@ class ServerlessExecutor(ABC):
 
     @abstractmethod
     def logs(self, handle: ReplicaHandle) -> str:
-        """Return what a replica has written."""
+        """Return the output of a replica."""
 
     @abstractmethod
     def _stop(self, handle: ReplicaHandle) -> None:
         """Stop a replica that runs."""
 
     def patiently(self, request: Callable[[], Result]) -> Result:
-        """Return what a request returns, however long the platform does not answer.
+        """Return the result of a request, and wait while the platform doesn't answer.
 
         Raises:
             PlatformUnreachableError: It has not for `patience_s`.

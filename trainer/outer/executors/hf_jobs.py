@@ -81,7 +81,7 @@ class HFJobsExecutor(ServerlessExecutor):
 
     @property
     def usd_per_hour(self) -> float:
-        """Return what one replica costs by the price list of Hugging Face, in dollars an hour.
+        """Return the cost of one replica by Hugging Face's price list, in dollars an hour.
 
         Raises:
             TrainerConfigError: The list does not have the flavor.
@@ -152,7 +152,7 @@ class HFJobsExecutor(ServerlessExecutor):
         return ReplicaStatus(handle.rank, state, code, message, billed_s)
 
     def logs(self, handle: ReplicaHandle) -> str:
-        """Return what a replica has written so far, or since it ended."""
+        """Return the output of a replica so far."""
         lines: list[str] = self._asked(
             lambda: list(self._api.fetch_job_logs(job_id=handle.job_id, namespace=self.namespace))
         )

@@ -44,7 +44,7 @@ insert or ignore into scopes(name) values('launch');
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """One start: who, what was reserved and what it cost in dollars, and how it ended."""
+    """One start of a replica: who started it, its reservation and cost in dollars, and its end."""
 
     rank: int
     attempt: int
@@ -74,7 +74,7 @@ class JobLedger:
         self._database.close()
 
     def remember(self, key: str, value: str) -> str:
-        """Keep a value under a key unless it has one; return what it has."""
+        """Store a value under a key unless the key has one; return the stored value."""
         self._database.execute("insert or ignore into ledger values(?, ?)", (key, value))
         return self.recall(key) or value
 
@@ -83,7 +83,7 @@ class JobLedger:
         self._database.execute("insert or replace into ledger values(?, ?)", (key, value))
 
     def recall(self, key: str) -> str | None:
-        """Return what a key has, if anything."""
+        """Return the value of a key, or None."""
         found = self._database.execute("select value from ledger where key=?", (key,)).fetchone()
         return found[0] if found else None
 
@@ -96,7 +96,7 @@ class JobLedger:
         )
 
     def totals_usd(self) -> tuple[float, float, float | None]:
-        """Return what is spent, what is held for open starts, and the ceiling, in dollars."""
+        """Return the money spent, the money reserved for open starts, and the ceiling, in dollars."""
         spent, held, ceiling = self._database.execute(
             "select spent, held, ceiling_nano from scopes"
         ).fetchone()
@@ -134,7 +134,7 @@ class JobLedger:
         )
 
     def settle(self, rank: int, attempt: int, usd: float, outcome: str, now: float) -> None:
-        """Turn what a start holds into what it cost; a settled one stays as it is."""
+        """Replace a start's reservation by its cost. A settled start stays as it is."""
         with self._database:
             self._database.execute("begin immediate")
             row = self._database.execute(
@@ -156,7 +156,7 @@ class JobLedger:
             )
 
     def reserved_at(self, rank: int, attempt: int) -> float | None:
-        """Return when an open start was reserved; None if it is settled or not here."""
+        """Return the time at which an open start was reserved, or None if there is no such start."""
         found = self._database.execute(
             "select intent_at from jobs where rank=? and attempt=? and state='open'",
             (rank, attempt),

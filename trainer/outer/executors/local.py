@@ -99,7 +99,7 @@ class LocalProcessExecutor(ServerlessExecutor):
         return ReplicaStatus(handle.rank, ReplicaState.RUNNING)
 
     def logs(self, handle: ReplicaHandle) -> str:
-        """Return what a replica has written so far, or since it ended."""
+        """Return the output of a replica so far."""
         path = self._folder(handle) / "log"
         return path.read_text("utf-8", "replace") if path.exists() else ""
 

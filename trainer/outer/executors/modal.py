@@ -97,7 +97,7 @@ class ModalExecutor(ServerlessExecutor):
 
     @property
     def usd_per_hour(self) -> float:
-        """Return what one replica costs, in dollars an hour.
+        """Return the cost of one replica, in dollars an hour.
 
         Raises:
             TrainerConfigError: The price of the GPU is not known.

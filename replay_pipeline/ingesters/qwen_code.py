@@ -1,0 +1,102 @@
+"""Qwen Code: rows one per line, in the envelope of Claude Code and with the messages of Gemini."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, Result, SessionLog
+from replay_pipeline.ingesters.conversation import Conversation
+from replay_pipeline.ingesters.json_lines import (
+    arguments_text,
+    as_count,
+    as_dict,
+    as_list,
+    as_text,
+    objects_in,
+    read_objects,
+    text_in,
+)
+
+_NEVER_SHOWN = frozenset({
+    "at_command", "attribution_snapshot", "custom_title", "file_history_snapshot", "slash_command",
+    "ui_telemetry",
+})  # fmt: skip
+"""Kinds of `system` rows that are for the client or its user."""
+
+
+class QwenCode:
+    """Reads `projects/<folder>/chats/<id>.jsonl`; a result is a row of its own."""
+
+    name = "qwen_code"
+
+    def sniff(self, head: bytes) -> bool:
+        """Return whether the first row of a chat is in `head`."""
+        line = head.split(b"\n", 1)[0]
+        if b'"parts"' not in line or b'"parentUuid"' not in line:
+            return False
+        rows = objects_in(line, ReadCounts())
+        message = as_dict(next(rows, {}).get("message"))
+        return isinstance(message.get("parts"), list) and "content" not in message
+
+    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
+        """Yield the one conversation of a chat."""
+        talk = Conversation(path.stem, self.name)
+        for offset, row in read_objects(path, counts, end):
+            talk.session_id = as_text(row.get("sessionId")) or talk.session_id
+            talk.cwd = as_text(row.get("cwd")) or talk.cwd
+            talk.version = as_text(row.get("version")) or talk.version
+            counts.count(_take(talk, row, offset))
+        yield talk.log()
+
+
+def _take(talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
+    """Take in one row; returns why it makes no turn."""
+    kind, timestamp = as_text(row.get("type")) or "", as_text(row.get("timestamp"))
+    parts = [as_dict(part) for part in as_list(as_dict(row.get("message")).get("parts"))]
+    if kind == "system":
+        subtype = as_text(row.get("subtype")) or ""
+        is_known = subtype in _NEVER_SHOWN
+        return "bookkeeping" if is_known else f"unknown_system_{subtype[:40]}_of_{talk.version}"
+    if kind == "user":
+        if not (text := text_in([part for part in parts if not part.get("thought")])):
+            return "empty"
+        talk.user(text, offset=offset, timestamp=timestamp)
+        return None
+    if kind == "tool_result":
+        return None if _answer(talk, parts) else "orphan_result"
+    if kind != "assistant":
+        return f"unknown_row_{kind[:40]}_of_{talk.version}"
+    talk.model = as_text(row.get("model")) or talk.model
+    talk.close()
+    turn = talk.assistant(offset=offset, timestamp=timestamp, message_id=f"qwen:{row.get('uuid')}")
+    for part in parts:
+        call = as_dict(part.get("functionCall"))
+        if call:
+            name, arguments = as_text(call.get("name")) or "", arguments_text(call.get("args"))
+            talk.call(turn, as_text(call.get("id")), name, arguments)
+        elif text := as_text(part.get("text")):
+            (turn.thinking if part.get("thought") else turn.texts).append(text)
+    talk.usage(_usage(as_dict(row.get("usageMetadata"))))
+    talk.close()
+    return None
+
+
+def _answer(talk: Conversation, parts: list[dict[str, Any]]) -> bool:
+    is_owned = False
+    for part in parts:
+        answer = as_dict(part.get("functionResponse"))
+        told = as_dict(answer.get("response"))
+        is_error = "error" in told
+        text = as_text(told.get("error" if is_error else "output"))
+        result = Result(text if text is not None else text_in(told), is_error)
+        is_owned |= talk.answer(as_text(answer.get("id")) or "", result)
+    return is_owned
+
+
+def _usage(told: dict[str, Any]) -> RecordedUsage:
+    n_cached = as_count(told.get("cachedContentTokenCount"))
+    return RecordedUsage(
+        n_input=max(0, as_count(told.get("promptTokenCount")) - n_cached),
+        n_cache_read=n_cached,
+        n_output=as_count(told.get("candidatesTokenCount")),
+    )

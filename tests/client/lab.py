@@ -1,0 +1,60 @@
+"""Conversations with real clients, each had once and kept: the home with its logs, and what was sent."""
+
+import json
+from functools import cache
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+
+from replay_pipeline.harness import HarnessStore
+from replay_pipeline.harness.learn import learn
+from replay_pipeline.ingesters import IngestReport
+from tests.client.clients import Desk, client
+from tests.client.comparison import Compared, compared
+from tests.client.conversations import CONVERSATIONS
+from tests.client.scripted_model import Body
+
+
+class Lab:
+    """Conversations of versions of Claude Code below one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def had(self, version: str, name: str) -> tuple[Path, list[tuple[str, Body]], str]:
+        """Have a conversation, unless it is kept here; returns logs, requests and what the client printed."""
+        place = self.folder / version / name
+        kept = place / "requests.json"
+        if not kept.exists():
+            rmtree(place, ignore_errors=True)
+            desk = Desk(place)
+            model = CONVERSATIONS[name](desk, client(version))
+            model.close()
+            (place / "said.txt").write_text(desk.said)
+            kept.write_text(json.dumps(model.requests))
+        requests = [(message_id, body) for message_id, body in json.loads(kept.read_text())]
+        logs = place / "home" / ".claude" / "projects"
+        return logs, requests, (place / "said.txt").read_text()
+
+    def learned(self, version: str) -> HarnessStore:
+        """Return a store with the harness of a version, asked of the client unless it is kept here."""
+        place = self.folder / version / "harness"
+        store = HarnessStore(place)
+        if not place.exists():
+            store.keep(learn(client(version), is_headless=True, timeout_s=60))
+        return store
+
+    def compared(
+        self, version: str, name: str, *, is_learned: bool = False
+    ) -> tuple[list[Compared], IngestReport]:
+        """Return each decision of a conversation beside its request, and the report of the reader."""
+        logs, requests, said = self.had(version, name)
+        found = compared(logs, requests, self.learned(version) if is_learned else None)
+        assert found[0], said
+        return found
+
+
+@cache
+def lab() -> Lab:
+    """Return the lab of this process, in a folder of its own."""
+    return Lab(Path(mkdtemp()))

@@ -1,0 +1,78 @@
+"""How many of the messages that each version sent are in the prefix, conversation by conversation.
+
+    python -m tests.client.table [--keep FOLDER]
+
+has every conversation with every version (an hour of one core; what lies in FOLDER is not had again), and writes
+`tests/client/table.json` and the table in `docs/ingest.md`.
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from tempfile import mkdtemp
+
+from tests.client.clients import VERSIONS, numbers_of
+from tests.client.conversations import CONVERSATIONS
+from tests.client.lab import Lab
+
+EXACT = (2, 1, 310)
+"""The first version that logs its requests."""
+TABLE = Path(__file__).parent / "table.json"
+DOCS = Path(__file__).parents[2] / "docs" / "ingest.md"
+_BEGIN, _END = "<!-- written by tests/client/table.py -->\n", "<!-- end -->"
+Count = list[int]
+"""Messages that are equal from the log alone, the same with the learned harness, and those that were sent."""
+
+
+def measured(lab: Lab, version: str, name: str) -> Count:
+    """Return the count of one conversation with one version."""
+    alone, _ = lab.compared(version, name)
+    is_older = numbers_of(version) < EXACT
+    learned = lab.compared(version, name, is_learned=True)[0] if is_older else alone
+    n_sent = sum(each.n_sent for each in alone)
+    return [*(sum(each.n_equal for each in found) for found in (alone, learned)), n_sent]
+
+
+def lines_of(table: dict[str, dict[str, Count]]) -> list[str]:
+    """Return the table as lines of Markdown: percent from the log alone, and with the learned harness."""
+    names = list(CONVERSATIONS)
+    head = ["version", *names, "all"]
+    lines = [" | ".join(head), "|".join("---" for _ in head)]
+    for version, counts in table.items():
+        whole = [sum(count[n] for count in counts.values()) for n in range(3)]
+        cells = [_cell(counts[name]) if name in counts else "" for name in names]
+        lines.append(" | ".join([version, *cells, f"**{_cell(whole)}**"]))
+    return [f"| {line} |" if "---" not in line else f"|{line}|" for line in lines]
+
+
+def _cell(count: Count) -> str:
+    alone, learned, sent = (round(100 * n / max(count[2], 1)) for n in count)
+    exact = count[0] == count[1] == count[2]
+    if not exact and learned == sent:
+        learned = 99 if count[1] < count[2] else learned
+    return "100" if exact else f"{alone} / {learned}"
+
+
+def main() -> None:
+    """Measure, and write the table down."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keep", type=Path)
+    options = parser.parse_args()
+    lab = Lab(options.keep or Path(mkdtemp()))
+    table: dict[str, dict[str, Count]] = {}
+    for version in VERSIONS:
+        for name in CONVERSATIONS:
+            count = measured(lab, version, name)
+            table.setdefault(version, {})[name] = count
+            sys.stdout.write(f"{version} {name} {count}\n")
+    TABLE.write_text(json.dumps(table, indent=1) + "\n")
+    rows = "\n".join(lines_of(table))
+    pattern = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
+    text = pattern.sub(lambda _: f"{_BEGIN}{rows}\n{_END}", DOCS.read_text("utf-8"))
+    DOCS.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""What is read from OpenCode's database, held to what OpenCode sent."""
+
+from pathlib import Path
+
+from replay_pipeline.ingesters import Traces, ingest
+from tests.client.opencode import OpenCodeDesk, conversation
+from tests.replay_pipeline.ingesters.test_opencode_database import plain
+
+
+def test_every_decision_has_the_messages_that_opencode_sent(tmp_path: Path):
+    desk = OpenCodeDesk(tmp_path)
+    model = conversation(desk)
+    model.close()
+    found = ingest(desk.data, redact=False)
+    traces = Traces(
+        sessions=found.sessions, turns=found.turns, states=found.states, tools=found.tools
+    )
+    sent = sorted(plain(each["messages"]) for each in model.requests)
+    assert len(sent) == 12, desk.said
+    assert sorted(plain(state["messages"]) for state in traces.materialize()) == sent
+    assert found.report.skipped.keys() <= {"bookkeeping"}
