@@ -75,7 +75,7 @@ class StorageError(ReplayPipelineError, OSError):
 
 
 class SchemaError(ReplayPipelineError, ValueError):
-    """A table at rest does not have the columns of `replay_pipeline.storage.schemas`."""
+    """A table on disk does not have the columns of `replay_pipeline.storage.schemas`."""
 
 
 class CheckFailedError(ReplayPipelineError, ValueError):
@@ -123,7 +123,7 @@ class TeacherTimeoutError(TeacherError, TimeoutError):
 
 
 class TeacherResponseError(TeacherError, ValueError):
-    """The teacher answered with something that is no action."""
+    """The teacher's answer is not an action."""
 
 
 class NormalizeError(ReplayPipelineError, RuntimeError):

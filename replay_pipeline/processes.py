@@ -74,7 +74,7 @@ def variables() -> Mapping[str, str]:
 
 
 def environment(name: str, default: str | None = None) -> str | None:
-    """Return a variable of the environment that is no secret."""
+    """Return a variable of the environment that isn't secret."""
     return os.environ.get(name, default)
 
 

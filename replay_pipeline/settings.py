@@ -249,7 +249,7 @@ def _is_zone(name: str) -> str:
     try:
         zoneinfo.ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:
-        raise ValueError(f"{name!r} is no time zone such as `Europe/Berlin`") from error
+        raise ValueError(f"{name!r} is not a time zone such as `Europe/Berlin`") from error
     return name
 
 
@@ -299,7 +299,7 @@ class NightSettings(_Section):
 
 
 class NotifySettings(_Section):
-    """Who is told, and of what."""
+    """The address that is notified, and the events."""
 
     webhook_url: SecretStr | None = None
     """Address that is told when a run fails: a JSON message with a `text`, as chat services take
@@ -318,7 +318,7 @@ class NotifySettings(_Section):
 
 
 class Settings(_Section):
-    """Everything a run of the pipeline can be told."""
+    """All settings of a run of the pipeline."""
 
     data_dir: _PlaceField = _DEFAULT_ROOT
     """The data root: a folder, or a URL such as `s3://bucket/root` or `gs://bucket/root`, that holds
@@ -413,7 +413,7 @@ class Settings(_Section):
         return self.replay.ledger or str(self.local_dir() / name)
 
     def local_dir(self) -> Path:
-        """Return the folder for what must be on this machine.
+        """Return the folder for files that must be on this machine.
 
         Raises:
             ConfigError: the data root is on an object store, and no such folder is named.
@@ -423,7 +423,7 @@ class Settings(_Section):
         if isinstance(self.data_dir, Path):
             return self.data_dir
         raise ConfigError(
-            f"{self.data_dir} is no folder of this machine: the SQLite ledger, Dagster's home and "
+            f"{self.data_dir} is not a folder of this machine: the SQLite ledger, Dagster's home and "
             "the trainer's files need one. Set REPLAY_HOME (or `home_dir`) to a folder that is "
             "kept; only a ledger on PostgreSQL (`replay.ledger`) can do without"
         )

@@ -23,7 +23,7 @@ Tool = dict[str, Any]
 TokenLogprobs = list[list[tuple[str | list[int], float]]]
 """What a teacher's endpoint says of each token of an answer, in the order in which they were written:
 the written token and then its likeliest alternatives, each with its natural log-probability. A token
-is its text, or its bytes where these are no text by themselves."""
+is its text, or its bytes where these are not text by themselves."""
 
 AgreementLevel = Literal["exact", "effect", "target", "tool"]
 """How strictly two actions are the same, from strict to loose."""
@@ -235,7 +235,7 @@ class TeacherSpec(BaseModel):
         found = _ADDRESS.fullmatch(url)
         if found is None:
             raise ValueError(
-                f"{url!r} is no address: https://HOST[:PORT]/PATH, without a user, query or fragment"
+                f"{url!r} is not an address: https://HOST[:PORT]/PATH, without a user, query or fragment"
             )
         if found["scheme"] == "http" and not LOOPBACK.fullmatch(found["host"]):
             raise ValueError(
@@ -253,7 +253,7 @@ class TeacherSpec(BaseModel):
             limit = params.get(name, 1)
             if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
                 raise ValueError(
-                    f"{name}={limit!r} is no whole number above 0, so a call would have no bound"
+                    f"{name}={limit!r} is not a whole number above 0, so a call would have no bound"
                 )
         return params
 

@@ -36,7 +36,7 @@ class WindowPolicy:
     limit: int = 0
 
     def apply(self, messages: list[Message]) -> list[Message]:
-        """Return the messages shown of a prefix; `messages` itself stays as it is."""
+        """Return the shown messages of a prefix. `messages` itself does not change."""
         if self.kind == "clear_tool_results":
             return _clear_results(messages, self.limit)
         if self.kind == "token_budget":
@@ -99,7 +99,7 @@ def _clear_results(messages: list[Message], n_keep: int) -> list[Message]:
     """Return blank old results in blocks, so that between two blocks nothing changes.
 
     At least the last `n_keep` results stay. Each block writes what follows it into the prompt cache
-    anew: blocks of five results cost more than they save, those of twenty save most
+    again: blocks of five results cost more than they save, those of twenty save most
     (`benchmarks/cost.py`).
     """
     n_block = max(n_keep, _BLOCK)

@@ -229,7 +229,7 @@ def _run(values: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Load modules without looking for garbage in what is there, again and again as it grows.
+    """Load modules without garbage collection, which would run again and again as they grow.
 
     That takes a quarter of the time in which torch and TRL are loaded.
     """

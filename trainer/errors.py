@@ -73,7 +73,7 @@ class TrainingStoppedError(TrainerError, RuntimeError):
 
 
 class DivergedError(TrainerError, ArithmeticError):
-    """The loss is no longer a number, and so are the weights from that step on."""
+    """The loss became NaN or infinite, and so did the weights."""
 
 
 class OuterLoopError(TrainerError, RuntimeError):

@@ -99,7 +99,7 @@ _TEMPLATES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def template_hint(context: HintContext) -> Hint | None:
-    """Return a fixed sentence for a kind of error that we know, `None` for any other."""
+    """Return the fixed sentence for a known kind of error, or `None`."""
     if context.outcome == "user_rejected":
         return Hint(
             text=f"The user rejected this step: {shortened(context.error_text)}", source="template"
@@ -112,7 +112,7 @@ def template_hint(context: HintContext) -> Hint | None:
 
 
 def raw_error_hint(context: HintContext) -> Hint | None:
-    """Return the recorded error itself, shortened; `None` when there is no text."""
+    """Return the recorded error itself, shortened, or `None` if there is no text."""
     text = shortened(context.error_text)
     return Hint(text=f"The next attempt failed with: {text}", source="raw_error") if text else None
 

@@ -196,7 +196,7 @@ class SharedSettings:
 
     @property
     def sdpo(self) -> SDPOOptions:
-        """Return channel 2 as the loss core knows it.
+        """Return the options of channel 2 for the loss functions.
 
         Raises:
             TrainerConfigError: a value is out of range.
@@ -214,7 +214,7 @@ class SharedSettings:
 
     @property
     def preference(self) -> ReplayOptions:
-        """Return the preference loss of channel 3 as the loss core knows it.
+        """Return the options of channel 3's preference loss for the loss functions.
 
         Raises:
             TrainerConfigError: the variant is unknown.
@@ -481,7 +481,7 @@ def without_engines(values: Mapping[str, Any]) -> dict[str, Any]:
         mapping_of(f"engines.{name}", section)
     if engines.get("trl"):
         raise TrainerConfigError(
-            f"engines.trl.{next(iter(engines['trl']))}: what TRL is told stands in the section trl"
+            f"engines.trl.{next(iter(engines['trl']))}: settings of TRL belong into the section trl"
         )
     return {name: value for name, value in values.items() if name != "engines"}
 
@@ -551,7 +551,7 @@ def overlaid(
     """Put `engines.<engine>` over an engine's configuration; dots reach into sections.
 
     Raises:
-        TrainerConfigError: a key goes through a value that is no section.
+        TrainerConfigError: a key goes through a value that is not a section.
     """
     for key, value in settings.own.items():
         if key in reserved:
@@ -562,7 +562,7 @@ def overlaid(
             section = section.setdefault(name, {})
             if not isinstance(section, dict):
                 raise TrainerConfigError(
-                    f"engines.{settings.engine}: {key} goes through {name}, which is no section"
+                    f"engines.{settings.engine}: {key} goes through {name}, which is not a section"
                 )
         section[last] = value
     return config

@@ -189,7 +189,7 @@ def canonical_call(
 
 
 def parse_rendered(text: str, *, cwd: str | None = None) -> Action:
-    """Read back what `Action.render` wrote; also Hermes-style `<tool_call>` blocks.
+    """Parse the output of `Action.render`, or Hermes-style `<tool_call>` blocks.
 
     Any other text is a text action.
     """

@@ -62,7 +62,7 @@ _SHORT_KIND = {"[long=]": "", "[longword]": "="}
 
 
 def programs_from(text: str) -> Mapping[str, Program]:
-    """Read the data file: what is known about each program, by name.
+    """Read the data file: the known facts about each program, by name.
 
     Args:
         text: The file, in TOML.
@@ -106,11 +106,13 @@ def _completed(program: Program) -> Program:
     for number, group in enumerate(overriding):
         for i in group:
             if i not in groups:
-                raise ValueError(f"{i} overrides others and is no option")
+                raise ValueError(f"{i} is listed as overriding others, but not under options")
             for one in {i, f"no-{i}", i.removeprefix("no-")} & groups.keys():
                 groups[one].add(f"{number}")
     if missing := {*program.objects.split(), *program.files.split()} - ids:
-        raise ValueError(f"{', '.join(missing)} names objects or files and is no option")
+        raise ValueError(
+            f"{', '.join(missing)} is listed under objects or files, but not under options"
+        )
     if (program.number is None) == ("-NUM" in spellings):
         raise ValueError("`number` and -NUM need each other")
     return msgspec.structs.replace(

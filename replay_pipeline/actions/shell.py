@@ -13,7 +13,7 @@ from replay_pipeline.actions.programs import PROGRAMS
 from replay_pipeline.actions.shell_reader import MAX_DEPTH, Form, WordReader, glued
 from replay_pipeline.actions.shell_syntax import (
     CHAIN,
-    Stage,
+    PipeCommand,
     UnreadableError,
     joined_pipes,
     parsed,
@@ -197,7 +197,7 @@ class _Reader(WordReader):
             self.folder = None  # whether it was reached is not known behind the list
         return _listed(joined)
 
-    def pipe(self, stages: list[Stage], depth: int) -> Form:
+    def pipe(self, stages: list[PipeCommand], depth: int) -> Form:
         is_negated = len(stages) > 0 and stages[0].is_negated
         forms: list[Form] = []
         for stage in stages:
@@ -263,7 +263,7 @@ class _Reader(WordReader):
             return self.word(node, depth)
         return (node.type, *(self.nested(child, depth + 1) for child in node.children))
 
-    def redirected(self, stage: Stage, depth: int) -> Form:
+    def redirected(self, stage: PipeCommand, depth: int) -> Form:
         body = stage.body
         words: list[str] = []
         redirects: list[Form] = []

@@ -71,7 +71,7 @@ class WordReader(ABC):
         return head + self.word(value, depth + 1)
 
     def heredoc(self, node: Node) -> Form:
-        """Read a here-document; what stands behind it on its line is read with the chain."""
+        """Read a here-document. The rest of its first line is read with the chain."""
         mark = body = ""
         strips_tabs = False
         start = 0

@@ -21,7 +21,7 @@ class UnreadableError(Exception):
     """The command is not parsed with certainty: it is compared as text."""
 
 
-class Stage(NamedTuple):
+class PipeCommand(NamedTuple):
     """One command of a pipe."""
 
     joint: str
@@ -32,7 +32,7 @@ class Stage(NamedTuple):
 
 
 def parsed(source: bytes) -> Tree:
-    """Return the syntax tree of a command that is parsed without errors and in bounded time.
+    """Return the syntax tree of a command that parses without errors and in bounded time.
 
     Trying to recover from an error takes a time that grows with the square of the length. The
     parser reports its progress after a fixed number of steps, so that the same command is given
@@ -51,9 +51,9 @@ def parsed(source: bytes) -> Tree:
         _PARSER.reset()
 
 
-def joined_pipes(node: Node) -> Iterator[tuple[str, list[Stage]]]:
+def joined_pipes(node: Node) -> Iterator[tuple[str, list[PipeCommand]]]:
     """Yield the pipes of a chain, each with the operator before it."""
-    operator, stages, joint, is_negated = "", list[Stage](), "", False
+    operator, stages, joint, is_negated = "", list[PipeCommand](), "", False
     for part in _flat(node):
         kind = part.type
         if kind in ("&&", "||"):
@@ -71,7 +71,7 @@ def joined_pipes(node: Node) -> Iterator[tuple[str, list[Stage]]]:
             raise UnreadableError
         else:
             body = None if kind in REDIRECTS else part
-            stages.append(Stage(joint, is_negated, body, [part] if body is None else []))
+            stages.append(PipeCommand(joint, is_negated, body, [part] if body is None else []))
             joint, is_negated = "", False
     if not stages or joint:
         raise UnreadableError

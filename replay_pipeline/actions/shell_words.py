@@ -27,5 +27,5 @@ def _resolved(match: re.Match[str]) -> str:
 
 
 def plain_text(word: str) -> str | None:
-    """Return the word when the shell hands it on as it is; `None` when it would be expanded."""
+    """Return a word that the shell does not expand, or `None` for one that it expands."""
     return None if ACTIVE in word or QUOTED in word else word

@@ -37,7 +37,8 @@ workspace_app = typer.Typer(
     no_args_is_help=True, help="Look at the files behind states, as they were."
 )
 harness_app = typer.Typer(
-    no_args_is_help=True, help="Learn what clients put around a conversation, and look at it."
+    no_args_is_help=True,
+    help="Learn and show the harness of clients: the prompt and tools around a conversation.",
 )
 app.add_typer(teachers_app, name="teachers")
 app.add_typer(pairs_app, name="pairs")

@@ -33,7 +33,7 @@ def status(
         bool,
         typer.Option(
             "--stale",
-            help="List what the installed code would make otherwise, and what that would cost.",
+            help="List the stale results, the reasons, and the cost to redo them.",
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -120,7 +120,7 @@ def doctor(
 def trust(
     file: Annotated[Path, typer.Argument(help="A settings file.", metavar="FILE")],
 ) -> None:
-    """Let a settings file that lies in the current folder be used, as it is now.
+    """Trust a settings file in the current folder, as it is now.
 
     What it holds is shown. Once it changes, it has to be trusted again.
     """

@@ -386,7 +386,7 @@ def show_ingest(report: Report) -> None:
     if "written_to" in report:
         out.print(f"Written to {escape(report['written_to'])}.", soft_wrap=True)
     if "new_states" in report:
-        next_step("`replay-pipeline estimate` says what asking teachers would cost")
+        next_step("`replay-pipeline estimate` shows the cost of asking teachers")
 
 
 def open_words(work: Report) -> str:
@@ -619,17 +619,19 @@ def show_pairs(reports: Report, *, is_last: bool = True) -> None:
     say(f"Pairs by source: {_counted(_added(reports, 'pairs_by_source'))}.")
     if n := sum(report.get("n_rejected_in_review") or 0 for report in reports.values()):
         say(f"{n:,} pairs were rejected in review.")
-    from replay_pipeline.reliability import Poll
+    from replay_pipeline.reliability import PrecisionEvidence
 
     show_strengths(reports)
-    poll = Poll.pooled(report["poll"] for report in reports.values() if "poll" in report)
+    poll = PrecisionEvidence.pooled(
+        report["poll"] for report in reports.values() if "poll" in report
+    )
     say(f"How many are right: {poll.precision().words()}.")
     if not is_last:
         return
     next_step(
         "mark forty in `replay-pipeline look`, then give `pairs --marks FILE`"
         if poll.n_pairs and not poll.checks
-        else "`replay-pipeline normalize` keeps those that are fit to publish"
+        else "`replay-pipeline normalize` keeps the pairs that are fit to publish"
     )
 
 
@@ -637,7 +639,7 @@ def show_samples(reports: Report) -> None:
     """Report the trainee's samples at states with a consensus, by batch."""
     figures = ("n_states", "n_samples", "agreement_rate", "n_pairs", "n_positives")
     _draw_batches("Sampled", figures, reports)
-    next_step("`replay-pipeline normalize` keeps those that are fit to publish")
+    next_step("`replay-pipeline normalize` keeps the pairs that are fit to publish")
 
 
 def show_normalize(reports: Report) -> None:
@@ -645,7 +647,7 @@ def show_normalize(reports: Report) -> None:
     _draw_batches("Normalized", ("n_kept", "n_dropped"), reports, is_summed=True)
     if dropped := _added(reports, "dropped"):
         say(f"Dropped by: {_counted(dropped)}.")
-    next_step("`replay-pipeline publish` makes the dataset of what was kept")
+    next_step("`replay-pipeline publish` makes the dataset from the kept pairs")
 
 
 show_control = partial(_draw_facts, "Control")
@@ -689,7 +691,7 @@ def show_train(report: Report) -> None:
     for name, words in _EXPLAINED.items():
         if n := report.get(name):
             say(words.format(n=n))
-    next_step("`replay-pipeline look` shows the curves, and what the model does now")
+    next_step("`replay-pipeline look` shows the curves and the new actions")
 
 
 _KINDS: dict[str | None, str] = {
@@ -756,7 +758,7 @@ def _money(ledger: Report) -> list[tuple[str, str]]:
 
 
 def near(path: str) -> str:
-    """Return a path as it is seen from here, if it is below."""
+    """Return a path relative to the current folder, if it is below."""
     here = f"{Path.cwd()}{os.sep}"
     return path.removeprefix(here)
 
@@ -813,7 +815,7 @@ def _next_of(report: Report, stages: Sequence[str]) -> str:
     """Return which command does what is not done yet."""
     done = report["batches"].values()
     steps = {
-        "replay": "`replay-pipeline estimate` says what asking teachers would cost",
+        "replay": "`replay-pipeline estimate` shows the cost of asking teachers",
         "pairs": "`replay-pipeline pairs` finds where the teachers agree on something else",
         "normalize": "`replay-pipeline normalize` keeps the pairs that are fit to publish",
     }
@@ -885,7 +887,7 @@ def show_findings(report: Report) -> None:
 
 
 def show_teachers(report: Report) -> None:
-    """One row per teacher, and each problem once below them."""
+    """Show one row for each teacher, and each problem once below the table."""
     problems: dict[str, list[str]] = {}
     headings = ("teacher", "model", "$ per M in / out", "may train", "state")
     rows = []

@@ -36,7 +36,7 @@ def normalize(
     allow_operator: Annotated[
         list[str] | None,
         typer.Option(
-            help="Let the recipe use this operator, which may run programs; may be given again.",
+            help="Let the recipe use this operator, which may run programs; can be repeated.",
             metavar="NAME",
         ),
     ] = None,
@@ -100,11 +100,11 @@ def publish(
 def retract(
     session: Annotated[
         list[str] | None,
-        typer.Option("--session", help="Id of a session; may be given again.", metavar="ID"),
+        typer.Option("--session", help="Id of a session; can be repeated.", metavar="ID"),
     ] = None,
     batch: Annotated[
         list[str] | None,
-        typer.Option("--batch", help="A whole trace batch; may be given again.", metavar="KEY"),
+        typer.Option("--batch", help="A whole trace batch; can be repeated.", metavar="KEY"),
     ] = None,
     data: DataOption = None,
     settings: SettingsOption = None,

@@ -115,14 +115,14 @@ def sample(
         typer.Option(help="Folder of the model to be trained; `trainee.folder` by default."),
     ] = None,
     only_estimate: Annotated[
-        bool, typer.Option("--estimate", help="Only say what it would take.")
+        bool, typer.Option("--estimate", help="Only show the estimated cost.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Sample the trainee at states where the teachers agree, and make pairs where it differs.
 
     Needs `pairs` before it; `normalize` and `publish` take its pairs along. Samples are kept: the
-    same weights are not asked twice, and a trained checkpoint is sampled anew.
+    same weights are not asked twice, and a trained checkpoint is sampled again.
     """
     changes = {"trainee": {"folder": trainee}} if trainee else None
     with progress_bars() as on_progress:

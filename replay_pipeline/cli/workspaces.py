@@ -24,7 +24,7 @@ SourcesOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--sessions",
-        help="A folder or file of sessions; may be given again. By default those of the settings.",
+        help="A folder or file of sessions; can be repeated. By default those of the settings.",
         metavar="PATH",
     ),
 ]
@@ -32,7 +32,7 @@ RepositoriesOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--repository",
-        help="The git repository of the project; may be given again. By default it is found from "
+        help="The git repository of the project; can be repeated. By default it is found from "
         "the folders that sessions name.",
         metavar="DIR",
     ),

@@ -46,7 +46,7 @@ class File:
         self.content = None
 
     def write(self, content: str) -> None:
-        """Take in the whole content."""
+        """Set the whole content."""
         self.content, self.applied = content, []
         self.written.add(content)
 

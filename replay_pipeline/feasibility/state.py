@@ -77,7 +77,7 @@ _CWD = re.compile(r"^(?:\s*- |\s*)(?:Primary w|W)orking directory: (/.*)$", re.M
 
 
 class Obstacle(NamedTuple):
-    """The reason why an action can't work in its place."""
+    """The reason why an action can't work at a state."""
 
     kind: ObstacleKind
     why: str
@@ -94,7 +94,7 @@ class Done(NamedTuple):
 
 
 def cwd_of(messages: Sequence[Message]) -> str | None:
-    """Return the working directory that the first message tells, if it does."""
+    """Return the working directory that the first message names, if any."""
     content = messages[0].get("content") if messages else None
     found = _CWD.search(content) if isinstance(content, str) else None
     return found[1].strip() if found else None

@@ -63,7 +63,7 @@ def version_in(kept: KeptRequest) -> str | None:
 
 
 def params_in(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a request that are no content and name nobody."""
+    """Return the parameters of a request, without its contents and without names of people."""
     left_out = ("model", "messages", "system", "tools", "metadata", "stream", "input", "instructions",
                 "prompt_cache_key", "client_metadata", "contents", "systemInstruction")  # fmt: skip
     return {key: value for key, value in body.items() if key not in left_out}
@@ -72,7 +72,7 @@ def params_in(body: Mapping[str, Any]) -> dict[str, Any]:
 def request_in(
     client: ClientProgram, kept: KeptRequest, words: str, values: Mapping[str, str]
 ) -> AskedRequest | None:
-    """Return a request as it was sent; `None` for one that is not of a conversation."""
+    """Return a request as sent, or `None` if it does not belong to a conversation."""
     found = client.read(kept)
     if found is None:
         return None

@@ -30,7 +30,7 @@ def fetch(version: str, folder: Path) -> list[str]:
     try:
         is_native = tuple(map(int, version.split("."))) >= _FIRST_NATIVE
     except ValueError as error:
-        raise ConfigError(f"version {version!r} is not one such as 2.1.80") from error
+        raise ConfigError(f"version {version!r} is not a version number, such as 2.1.80") from error
     place = folder / "claude_code" / version
     program = place / "package" / ("claude" if is_native else "cli.js")
     if not program.exists():
@@ -73,7 +73,7 @@ def _pack(name: str, place: Path) -> None:
     except subprocess.SubprocessError as error:
         said = str(getattr(error, "stderr", "") or error).strip().splitlines()
         raise ConfigError(
-            f"{name}: npm has not brought it ({said[-1] if said else error})"
+            f"{name}: npm could not install it ({said[-1] if said else error})"
         ) from error
     archive = place / done.stdout.strip().splitlines()[-1]
     shutil.unpack_archive(archive, place, filter="data")

@@ -200,7 +200,7 @@ def _beginning(text: str) -> str:
 
 
 def values_in(request: AskedRequest) -> dict[str, str]:
-    """Return the folder that a request itself tells, for one that was not asked for here."""
+    """Return the folder that a request names, for a request from elsewhere."""
     pattern = re.compile(r"orking directory: (/[^\n]*)")
     said = [text for _, texts in request.messages for text in texts]
     found = next(filter(None, map(pattern.search, leaves_of([request.system, said]))), None)

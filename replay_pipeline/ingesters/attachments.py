@@ -220,7 +220,7 @@ SHOWN_BEFORE: dict[str, tuple[tuple[int, ...], Callable[[Fields], str]]] = {
 """Types that the model was shown by clients of versions below this, and is not any more."""
 
 SNAPSHOT = "prompt_snapshot"
-"""An attachment that holds the system prompt and the tools, and is no message."""
+"""An attachment that holds the system prompt and the tools, and is not a message."""
 _BEFORE_THE_REQUEST = {
     "instructions": "context",
     "session_context": "context",

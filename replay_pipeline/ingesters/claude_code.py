@@ -742,7 +742,7 @@ def _session_id(known: str | None, row: Row, stem: str) -> str | None:
 def _parts_of(path: Path, end: int) -> tuple[str | None, list[int]]:
     """Return the id of a session, and where its parts begin and end that have nothing in common.
 
-    After a compaction the model starts anew, and so may the reader of a long file: where nothing
+    After a compaction the model starts over, and so may the reader of a long file: where nothing
     that follows names anything that came before, all before it can be let go.
     """
     session_id: str | None = None

@@ -39,7 +39,7 @@ class Cline:
         return bool(_LIST.match(head)) and b'"role"' in head and b'"content"' in head
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Read the one conversation of a task: a document, so there is no part of it to read."""
+        """Read the one conversation of a task. Reads the whole document, since it has no rows."""
         del end
         document = read_document(path)
         whole = as_dict(document)

@@ -103,7 +103,7 @@ def _unknown(kind: str | None, talk: Conversation) -> str:
 def _compacted(
     talk: Conversation, payload: dict[str, Any], offset: int, timestamp: str | None
 ) -> None:
-    """Start anew from what the model was left with: a summary, or whole messages."""
+    """Start again from what the model was left with: a summary, or whole messages."""
     history = as_list(payload.get("replacement_history"))
     talk.cleared()
     summary = text_in(payload.get("message"))

@@ -26,7 +26,7 @@ class KnownConversation:
 
 
 @dataclass
-class _Session:
+class _MainSession:
     """A main session, with its subagents."""
 
     began: str = ""
@@ -40,7 +40,7 @@ class Conversations:
     """Collects facts that the logs of one ingestion share."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, _MainSession] = {}
         self._tied: dict[str, str] = {}
         self._by_row: dict[int, str] = {}
         self._parts: dict[str, str] = {}
@@ -48,7 +48,7 @@ class Conversations:
     def add(self, log: SessionLog, copied: Iterable[str] = ()) -> None:
         """Take in one log, and which of its decisions earlier ingestions have."""
         name = conversation_of(log.parent_session_id or log.session_id)
-        session = self._sessions.setdefault(name, _Session())
+        session = self._sessions.setdefault(name, _MainSession())
         session.copied.update(copied)
         if log.parent_session_id is None:
             session.is_here = True
@@ -88,7 +88,7 @@ class Conversations:
         """Name the session that began a conversation; of a session and its copy, what ended first."""
 
         def key(name: str) -> tuple[bool, bool, str, str, str]:
-            session = self._sessions.get(name, _Session())
+            session = self._sessions.get(name, _MainSession())
             return bool(session.origins), not session.is_here, session.began, session.ended, name
 
         return min(names, key=key)
@@ -106,7 +106,7 @@ class Conversations:
 
 
 class InConversations:
-    """A table in parts whose rows are told which conversation their session belongs to."""
+    """A table in parts, with the conversation of each row's session filled in."""
 
     def __init__(self, parts: Iterable[pa.Table], conversation_of: Mapping[str, str]) -> None:
         self._parts = parts

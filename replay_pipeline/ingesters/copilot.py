@@ -54,7 +54,7 @@ class Copilot:
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
         """Yield the main conversation of a session and those of its subagents, each a log of its own."""
-        session = _Session(path.parent.name if path.stem == "events" else path.stem)
+        session = _CopilotLog(path.parent.name if path.stem == "events" else path.stem)
         for offset, event in read_objects(path, counts, end):
             counts.count(session.take(offset, event))
         yield from session.logs()
@@ -71,7 +71,7 @@ class _Event:
     timestamp: str | None
 
 
-class _Session:
+class _CopilotLog:
     """The conversations of one log while its events come in."""
 
     def __init__(self, session_id: str) -> None:
@@ -239,18 +239,18 @@ class _Session:
         return None
 
 
-_HANDLERS: dict[str, Callable[[_Session, _Event], str | None]] = {
-    "session.start": _Session.start,
-    "session.resume": _Session.start,
-    "session.context_changed": _Session.context,
-    "session.model_change": _Session.model_change,
-    "session.compaction_complete": _Session.compaction,
-    "session.context_cleared": _Session.context_cleared,
-    "user.message": _Session.user_message,
-    "assistant.message": _Session.assistant_message,
-    "tool.execution_complete": _Session.tool_complete,
-    "permission.requested": _Session.permission_requested,
-    "permission.completed": _Session.permission_completed,
-    "subagent.started": _Session.subagent_started,
-    "abort": _Session.abort,
+_HANDLERS: dict[str, Callable[[_CopilotLog, _Event], str | None]] = {
+    "session.start": _CopilotLog.start,
+    "session.resume": _CopilotLog.start,
+    "session.context_changed": _CopilotLog.context,
+    "session.model_change": _CopilotLog.model_change,
+    "session.compaction_complete": _CopilotLog.compaction,
+    "session.context_cleared": _CopilotLog.context_cleared,
+    "user.message": _CopilotLog.user_message,
+    "assistant.message": _CopilotLog.assistant_message,
+    "tool.execution_complete": _CopilotLog.tool_complete,
+    "permission.requested": _CopilotLog.permission_requested,
+    "permission.completed": _CopilotLog.permission_completed,
+    "subagent.started": _CopilotLog.subagent_started,
+    "abort": _CopilotLog.abort,
 }

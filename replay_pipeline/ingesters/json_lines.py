@@ -50,7 +50,7 @@ def lines_in(path: Path, start: int = 0, end: int | None = None) -> Iterator[byt
 
 @contextmanager
 def in_utf_8(source: SourceSlice) -> Iterator[SourceSlice]:
-    """Yield a slice as it is, or one of a copy if its file is UTF-16, which PowerShell writes."""
+    """Yield a slice, or one of a UTF-8 copy if its file is UTF-16, as PowerShell writes it."""
     data = b""
     with suppress(OSError), source.place.open("rb") as file:  # who reads it next tells
         if (head := file.read(2)) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):

@@ -150,7 +150,7 @@ def hints_of(turns: Sequence[Turn], labels: Mapping[Turn, Label]) -> Iterator[st
 
 
 def pieces_of(turns: list[Turn]) -> Iterator[list[Turn]]:
-    """Yield the turns in order, cut where the results of calls come to some megabytes."""
+    """Yield the turns in order, in pieces of some megabytes of results."""
     start = n_chars = 0
     for position, turn in enumerate(turns, 1):
         n_chars += sum(result.n_bytes or len(result.text) for result in turn.results.values())

@@ -63,7 +63,7 @@ class OpenCode:
             messages = as_list(document.get("messages")) or _stored(path, str(info.get("id")))
             counts.rows += len(messages)
             rows = ((0, row) for row in with_clearings(list(map(as_dict, messages))))
-        session = _Session(path, info)
+        session = _OpenCodeSession(path, info)
         for offset, row in rows:
             what = session.take(offset, row)
             if is_grown or row.keys() != _OF_CLEARING:
@@ -71,7 +71,7 @@ class OpenCode:
         yield session.log()
 
 
-class _Session:
+class _OpenCodeSession:
     """One session, message by message."""
 
     def __init__(self, path: Path, info: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ class _Session:
             turn.usage = _usage(as_dict(info.get("tokens")))
         talk.close()
         if error:
-            # What was broken off by its user is shown again, and what failed is asked for anew.
+            # What was broken off by its user is shown again, and what failed is asked for again.
             flag = "interrupted" if error.get("name") == _ABORTED else "retracted"
             for each in talk.turns[n_turns:]:
                 each.flags.add(flag)

@@ -65,7 +65,7 @@ def databases_in(source: Path) -> list[Path]:
 def export_sessions(database: Path, folder: Path, *, settle_s: float = 0.0) -> list[Path]:
     """Write each session of a database as a file below `folder`, and return these files.
 
-    A file that is there is added to where its lines are still true, and else written anew. Nothing of the
+    A file that is there is added to where its lines are still true, and else written again. Nothing of the
     database is changed.
 
     Args:

@@ -46,7 +46,7 @@ class Pi:
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
         """Yield the one conversation of a session, with all its branches."""
-        session = _Session(path.stem)
+        session = _PiSession(path.stem)
         for offset, entry in read_objects(path, counts, end):
             counts.count(session.take(offset, entry))
         for index, turn in enumerate(session.turns):
@@ -54,7 +54,7 @@ class Pi:
         yield SessionLog(session.session_id, self.name, session.turns)
 
 
-class _Session:
+class _PiSession:
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         self.turns: list[Turn] = []
@@ -179,7 +179,7 @@ class _Session:
     def _compacted(
         self, entry: dict[str, Any], name: str, offset: int, parent: Turn | None
     ) -> Turn:
-        """Start anew from the summary, and from what was kept word for word."""
+        """Start again from the summary, and from what was kept word for word."""
         first = as_text(entry.get("firstKeptEntryId"))
         index = entry.get("firstKeptEntryIndex")
         if first is None and isinstance(index, int) and 0 <= index < len(self._entries):

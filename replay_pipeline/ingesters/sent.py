@@ -30,7 +30,7 @@ _MAX_SIDE_BY_SIDE = 40
 _KEPT_OF_MEDIA = ("type", "media_type", "url", "file_id")
 
 
-class _Row(msgspec.Struct, rename="camel"):
+class _RequestRow(msgspec.Struct, rename="camel"):
     type: str | None = None
     id: str | None = None
     base: str | None = None
@@ -45,7 +45,7 @@ class _Row(msgspec.Struct, rename="camel"):
     is_compact_summary: bool | None = None
 
 
-_decode_row = msgspec.json.Decoder(_Row).decode
+_decode_row = msgspec.json.Decoder(_RequestRow).decode
 
 
 class LoggedRequest(msgspec.Struct):
@@ -121,7 +121,7 @@ class SentRequests:
         else:
             self.n_false += 1
 
-    def _request(self, row: _Row) -> None:
+    def _request(self, row: _RequestRow) -> None:
         base = self.requests.get(row.base) if row.base else None
         hashes: list[str] | None = row.tail
         if row.base is not None:

@@ -34,15 +34,15 @@ _LABELS = {tool: frozenset(names) for tool, names in _KNOWN_TOOLS["labels"].item
 
 
 @dataclass(slots=True)
-class _Shape:
+class _ValueShape:
     """All values seen at one place."""
 
     n: int = 0
     types: set[str] = field(default_factory=set)
-    properties: dict[str, "_Shape"] = field(default_factory=dict)
+    properties: dict[str, "_ValueShape"] = field(default_factory=dict)
     n_objects: int = 0
     is_map: bool = False
-    items: "_Shape | None" = None
+    items: "_ValueShape | None" = None
 
     def see(self, value: Any, depth: int = 0, n: int = 1) -> None:
         """Learn from `n` values that have the types of `value`."""
@@ -58,12 +58,12 @@ class _Shape:
                     break
                 shape = self.properties.get(key)
                 if shape is None:
-                    shape = self.properties[key] = _Shape()
+                    shape = self.properties[key] = _ValueShape()
                 shape.see(inner, depth + 1, n)
             if len(self.properties) > _MAX_PROPERTIES:
                 self.is_map, self.properties = True, {}
         elif kind == "array":
-            self.items = self.items or _Shape()
+            self.items = self.items or _ValueShape()
             for inner in value:
                 self.items.see(inner, depth + 1, n)
 
@@ -169,7 +169,7 @@ class ToolLearner:
     """Collects calls and infers one definition per tool and release series."""
 
     def __init__(self) -> None:
-        self._shapes: dict[tuple[str, str], _Shape] = {}
+        self._shapes: dict[tuple[str, str], _ValueShape] = {}
         self._flat: Counter[_FlatCall] = Counter()
         self._recorded: dict[str, Tool] = {}
 
@@ -195,14 +195,14 @@ class ToolLearner:
 
     def _learn(self, name: str, version: str | None, value: dict[str, Any], n: int = 1) -> None:
         if _NAME.fullmatch(name):
-            self._shapes.setdefault((name, series_of(version)), _Shape()).see(value, n=n)
+            self._shapes.setdefault((name, series_of(version)), _ValueShape()).see(value, n=n)
 
     def record(self, tool: Tool) -> None:
         """Add a definition from the log itself, which outranks an inferred one."""
         name = tool["function"]["name"]
         if _NAME.fullmatch(name):
             self._recorded.setdefault(name, _with_parameters(tool))
-            self._shapes.setdefault((name, ""), _Shape())
+            self._shapes.setdefault((name, ""), _ValueShape())
 
     def rows(self, overrides: Mapping[str, Tool] | None = None) -> list[dict[str, Any]]:
         """Return rows of the `tools` table, sorted by name and series."""

@@ -55,7 +55,7 @@ _MAX_RECENT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _PromptStart:
     system: list[str]
     tools: list[Tool]
 
@@ -71,7 +71,7 @@ class _StoredTurn:
     state: int | None
     """Row of `states` that holds its action."""
     messages: list[Message] | None = None
-    shape: _Shape | None = None
+    shape: _PromptStart | None = None
 
 
 class Traces:
@@ -348,10 +348,10 @@ class Traces:
             "params": _decode(row["params_json"]),
         }
 
-    def _shape(self, turn: _StoredTurn) -> _Shape:
+    def _shape(self, turn: _StoredTurn) -> _PromptStart:
         if turn.shape is None:
             (sent,) = _decode(turn.messages_json)
-            turn.shape = _Shape(
+            turn.shape = _PromptStart(
                 system_of(sent), [tool_of(tool) for tool in sent.get("tools") or ()]
             )
         return turn.shape

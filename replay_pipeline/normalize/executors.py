@@ -62,7 +62,7 @@ class ExecutedStep:
                 self._verdict.fail([row], *json.loads(reason))
 
     def judge(self, chunk: Chunk) -> RowVerdict:
-        """Return the row as it was found; no row at all when there was none to judge."""
+        """Return the result for a row, or an empty one if there was no row to judge."""
         return self._verdict if len(self._verdict.fails) else RowVerdict.of(len(chunk.alive))
 
 

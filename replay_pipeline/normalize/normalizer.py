@@ -40,7 +40,7 @@ COMPLETE = "complete"
 
 
 class DedupMemory(Protocol):
-    """Where an order-dependent operator finds what earlier batches left, and leaves its own."""
+    """The store in which an order-dependent operator finds and leaves the keys of batches."""
 
     @property
     def earlier(self) -> Mapping[str, Memory]:

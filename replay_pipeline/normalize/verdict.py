@@ -25,7 +25,7 @@ class Measure:
 
     @property
     def key(self) -> str:
-        """Name of the statistic at rest."""
+        """The name of the statistic in tables."""
         return f"{self.field}.{self.metric}"
 
     @property
@@ -100,7 +100,7 @@ class Memory(ABC):
 
     @abstractmethod
     def remember(self, key: bytes) -> None:
-        """Take in a key that has passed."""
+        """Add the key of a row that passed."""
 
     @abstractmethod
     def _reason(self, key: bytes) -> tuple[str, str] | None:
@@ -127,7 +127,7 @@ class SeenKeys(Memory):
 
 
 class CountedKeys(Memory):
-    """Refuses a session, or an action of a session, that came often enough."""
+    """Refuses a session, or an action of a session, above its limit."""
 
     def __init__(self, max_pairs: int, max_repeats: int, earlier: Self | None = None) -> None:
         super().__init__(earlier)

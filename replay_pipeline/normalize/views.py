@@ -85,7 +85,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def parse_action(action_json: str | None, text: str = "") -> ParsedAction:
-    """Read an action from its message, or from its text when there is no message.
+    """Read an action from its message, or from its text when there is not a message.
 
     Understood are OpenAI messages, lists of content blocks, single calls (`name` with `arguments`
     or `input`), each compact or indented; anything else is prose.
@@ -149,7 +149,7 @@ def _call(call: Any) -> ToolCall:
 
 
 def string_leaves(value: str) -> list[str]:
-    """Return every text in a JSON value; a text that is no JSON is itself the only one."""
+    """Return every text in a JSON value. A text that isn't JSON is the only one."""
     if value[:1] not in ("{", "["):
         return [value]
     try:

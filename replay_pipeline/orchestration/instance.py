@@ -118,7 +118,7 @@ def _is_outdated(found: bytes, whole: bytes) -> bool:
 def open_instance(
     pipeline: Pipeline, *, runs_are_here: bool = False
 ) -> Iterator[dg.DagsterInstance]:
-    """Yield Dagster's records of a data root, with what a crash has left in them put right.
+    """Yield Dagster's records of a data root, after repairing the traces of a crash.
 
     Args:
         pipeline: the pipeline on the data root.

@@ -47,7 +47,7 @@ _TELL_AGAIN_S = 10.0
 
 
 def main(workspace: str, port: int, page: Path) -> None:
-    """Serve until told to end; prints the address with its token once connections are taken.
+    """Serve until the process is stopped; print the address once it accepts connections.
 
     Args:
         workspace: Dagster's file of code locations.

@@ -46,7 +46,7 @@ class Comparison:
         states: Sequence[Row],
         answers: Mapping[str, Sequence[TeacherAction]],
     ) -> dict[str, list[dict[str, Any]]]:
-        """Take in a session, and return what its page shows of each answer, by state.
+        """Add a session, and return the facts about each answer that its page shows, by state.
 
         Args:
             facts: the session in a line.

@@ -34,7 +34,7 @@ _VENDORED = "chart.umd.min.js"
 _NOTE = "Written by replay-pipeline look. It replaces what is in this folder each time.\n"
 
 
-class Files:
+class PageFiles:
     """Where the data of a page go, each under a name of its own.
 
     Args:
@@ -82,7 +82,7 @@ class Files:
 
 
 @contextmanager
-def page_folder(folder: Path, title: str) -> Iterator[Files]:
+def page_folder(folder: Path, title: str) -> Iterator[PageFiles]:
     """Yield a folder for a page; old data go, and the page itself comes last.
 
     Raises:
@@ -90,7 +90,7 @@ def page_folder(folder: Path, title: str) -> Iterator[Files]:
         StorageError: it cannot be written.
     """
     _check(folder)
-    files = Files(folder, is_single=False)
+    files = PageFiles(folder, is_single=False)
     data = folder / "data"
     with suppress(FileNotFoundError):
         (folder / "index.html").unlink()
@@ -107,9 +107,9 @@ def page_folder(folder: Path, title: str) -> Iterator[Files]:
 
 
 @contextmanager
-def page_file(path: Path, title: str) -> Iterator[Files]:
+def page_file(path: Path, title: str) -> Iterator[PageFiles]:
     """Yield a place for a page that is one file; it appears complete or not at all."""
-    files = Files(path.parent, is_single=True)
+    files = PageFiles(path.parent, is_single=True)
     yield files
     with written_whole(path) as file:
         file.write(files.page(title).encode())

@@ -13,8 +13,8 @@ from replay_pipeline.errors import IngestError
 from replay_pipeline.ingesters import IngestResult, default_sources, ingest
 from replay_pipeline.pages.compare import Comparison
 from replay_pipeline.pages.costs import Row
-from replay_pipeline.pages.files import Files, page_file, page_folder
-from replay_pipeline.pages.overview import Overview
+from replay_pipeline.pages.files import PageFiles, page_file, page_folder
+from replay_pipeline.pages.overview import SessionTotals
 from replay_pipeline.pages.tree import turns_shown, words_of
 from replay_pipeline.pages.words import WordIndex
 from replay_pipeline.types import Progress, TeacherAction
@@ -98,7 +98,7 @@ def write_page(
         ConfigError: the folder holds something else.
         StorageError: the page cannot be written.
     """
-    place: Callable[[Path, str], AbstractContextManager[Files]]
+    place: Callable[[Path, str], AbstractContextManager[PageFiles]]
     place = page_file if is_single_file else page_folder
     with place(to, "Sessions") as files:
         figures = _write_sessions(contents, files, on_progress or (lambda _: None))
@@ -124,8 +124,10 @@ def write_page(
     return figures
 
 
-def _write_sessions(contents: Contents, files: Files, on_progress: OnProgress) -> dict[str, Any]:
-    sums, words, compared = Overview(), WordIndex(), Comparison()
+def _write_sessions(
+    contents: Contents, files: PageFiles, on_progress: OnProgress
+) -> dict[str, Any]:
+    sums, words, compared = SessionTotals(), WordIndex(), Comparison()
     for number, (session, turns, states) in enumerate(contents.sessions):
         facts = sums.add(session, turns, states)
         shown = turns_shown(turns, states)

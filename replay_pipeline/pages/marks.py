@@ -24,7 +24,7 @@ def read_marks(path: Path) -> dict[str, Mark]:
     exported = _exported(path)
     marks = exported.get("marks")
     if not isinstance(marks, dict):
-        raise ConfigError(f"{path}: 'marks' is no object")
+        raise ConfigError(f"{path}: 'marks' is not an object")
     for pair_id, mark in marks.items():
         if mark not in get_args(Mark):
             raise ConfigError(f"{path}: {pair_id}: {mark!r} is neither 'accept' nor 'reject'")
@@ -42,7 +42,7 @@ def read_chances(path: Path) -> dict[str, float]:
     if not isinstance(chances, dict) or not all(
         isinstance(chance, int | float) and 0 < chance <= 1 for chance in chances.values()
     ):
-        raise ConfigError(f"{path}: 'chances' are no probabilities by pair")
+        raise ConfigError(f"{path}: 'chances' are not probabilities by pair")
     return chances
 
 

@@ -22,7 +22,7 @@ _SENTINELS = ("[Request interrupted", "Caveat:")
 Facts = dict[str, Any]
 
 
-class Overview:
+class SessionTotals:
     """Adds sessions up; `figures` gives the sums so far."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Overview:
         self._n_turns = 0
 
     def add(self, session: Row, turns: Sequence[Row], states: Sequence[Row]) -> Facts:
-        """Take in a session, and tell it in a line.
+        """Add a session, and describe it in one line.
 
         Args:
             session: its row of `sessions`.
@@ -105,7 +105,7 @@ class Overview:
 
 
 def paid(turns: Iterable[Row], states: Iterable[Row]) -> list[Row]:
-    """Return the turns that a session paid for: a fork or a copy shows the turns of another one, too."""
+    """Return the turns that a session paid for, without those that a fork copied from another."""
     decided = {state["turn_idx"] for state in states}
     # One without a parent is no decision, since nothing came before it; it was paid for all the same.
     return [t for t in turns if t["turn_idx"] in decided or t["parent_turn_idx"] is None]
@@ -171,7 +171,7 @@ def facts_of_session(session: Row, turns: Sequence[Row], states: Sequence[Row]) 
 
 
 def first_request(turns: Iterable[Row]) -> str | None:
-    """Return the beginning of what the user asked for first, on one line."""
+    """Return the beginning of the user's first request, on one line."""
     for turn in turns:
         if turn["kind"] != "user":
             continue

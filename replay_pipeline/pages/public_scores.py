@@ -15,7 +15,7 @@ _DATED = re.compile(r"-\d{8}$|-\d{4}-\d{2}-\d{2}$|:.*$")
 
 @dataclass(frozen=True, slots=True)
 class PublicScores:
-    """The table: what was measured, when, and the share of tasks that each model solves."""
+    """A table of public scores: the benchmark, its date, and the share that each model solves."""
 
     source: str
     date: str

@@ -35,7 +35,7 @@ def readable(action: Message | None, text: str = "") -> str:
 
     Args:
         action: The assistant message.
-        text: Canonical text, for when there is no message.
+        text: Canonical text, for when there is not a message.
     """
     if action is None:
         return text
@@ -75,7 +75,7 @@ def tools_of(action: Message | None) -> list[str]:
 
 
 def headline_of(action: Message | None, text: str = "") -> str:
-    """Return one line: the tools with what each of them acts on, or the beginning of the text."""
+    """Return one line: the tools with their targets, or the beginning of the text."""
     calls = (action or {}).get("tool_calls") or []
     heads = [_head(call["function"]) for call in calls]
     return (

@@ -19,7 +19,7 @@ _ROWS = {
 
 
 def in_words(report: Report) -> list[dict[str, str]]:
-    """Return a training in sentences, each with its kind: `fact`, or `finding` for what went wrong."""
+    """Describe a training in sentences, each of the kind `fact` or `finding`."""
     facts = [
         f"{report['steps']:,} steps on {report['pairs']:,} pairs: the loss went from "
         f"{report['loss_first']:.3f} to {report['loss_last']:.3f}."
@@ -121,7 +121,7 @@ _LEVELS = {
 
 
 def examples(evaluation: Report) -> list[dict[str, Any]]:
-    """Return some held-out states with what the model writes there by itself, before and after.
+    """Return some held-out states with the model's own text there, before and after training.
 
     Those come first at which it came nearer to the teachers' action or went away from it, in turns;
     then those at which anything else changed.

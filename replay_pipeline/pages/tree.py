@@ -21,7 +21,7 @@ def turns_shown(turns: Sequence[Row], states: Sequence[Row]) -> list[dict[str, A
 
 
 def words_of(shown: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the words in what is shown of a session, in small letters."""
+    """Return the shown words of a session, in lowercase."""
     words: set[str] = set()
     for turn in shown:
         for part in turn["parts"]:

@@ -28,7 +28,7 @@ class WordIndex:
                 found.append(session)
 
     def shards(self) -> Iterator[tuple[int, dict[str, list[int]]]]:
-        """Yield each file with its words in order; the numbers of sessions are told as steps."""
+        """Yield each file with its words in order. Numbers of sessions are stored as differences."""
         by_shard: dict[int, list[str]] = {}
         for word in self._sessions:
             by_shard.setdefault(shard_of(word), []).append(word)

@@ -92,7 +92,7 @@ class AnswerBook:
         )
 
     def student_side(self, state: TraceState) -> Side:
-        """Return the recorded action of a state, or what the model to be trained does there."""
+        """Return the recorded action of a state, or the trainee's action there."""
         sample = self._samples.get(state["state_id"])
         message = state["student_action"] if sample is None else sample
         return Side(

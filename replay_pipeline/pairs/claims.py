@@ -10,7 +10,7 @@ from replay_pipeline.reliability import (
     Ballot,
     BallotBox,
     Beliefs,
-    Poll,
+    PrecisionEvidence,
     Reliability,
     Verdicts,
     fit,
@@ -82,7 +82,7 @@ class Claims:
         }
 
     def claim(self, pair: DPOPair, families: Iterable[str]) -> None:
-        """Note a pair, and the families that would do what it prefers."""
+        """Record a pair, and the families that would take its chosen action."""
         ballot = self._ballots.get(pair["state_id"])
         group = self._box.group_of(ballot, families) if ballot is not None else None
         self._claims.append(_Claim(pair, group))
@@ -99,7 +99,7 @@ class Claims:
         return True if agent is False and True in told else None
 
     def fitted(self, self_agreement: float | None = None) -> Reliability:
-        """Return the estimates that all ballots give, what is known of pairs included."""
+        """Return the estimates from all ballots and all checked pairs."""
         ballots = dict(self._ballots)
         for claim in self._claims:
             ballot = ballots.get(claim.pair["state_id"])
@@ -146,7 +146,7 @@ class Claims:
         claims: Mapping[str, float],
         pairs: Iterable[DPOPair],
         chances: Mapping[str, float] | None = None,
-    ) -> Poll:
+    ) -> PrecisionEvidence:
         """Return the evidence for how many pairs are right."""
         known = {
             pair.get("pair_id", ""): is_right
@@ -158,7 +158,7 @@ class Claims:
         told = {key: is_right for key, is_right in known.items() if key not in self._checked}
         left = {key: p for key, p in claims.items() if told.get(key) is not False}
         marked = {key: known[key] for key in known.keys() - told.keys()}
-        return Poll.of(
+        return PrecisionEvidence.of(
             left, marked, chances, proven=[key for key, is_right in told.items() if is_right]
         )
 

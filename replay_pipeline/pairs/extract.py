@@ -24,7 +24,7 @@ from replay_pipeline.feasibility import PromptState
 from replay_pipeline.pairs.answers import AnswerBook, Answers, Side
 from replay_pipeline.pairs.claims import Claims
 from replay_pipeline.pairs.evidence import is_refusal, stop_objection
-from replay_pipeline.pairs.look_ahead import Found, LookAhead
+from replay_pipeline.pairs.look_ahead import DeferrablePair, LookAhead
 from replay_pipeline.pairs.natural import natural_pairs
 from replay_pipeline.pairs.records import consensus_pair, natural_pair, positive_row
 from replay_pipeline.pairs.report import AgreementStatistics, PairReport
@@ -140,7 +140,7 @@ def extract_pairs(
         raise ConfigError(f"level={level!r} is not one of {', '.join(LEVELS)}")
     minimum = options.get("min_p_better")
     if minimum is not None and not 0 <= minimum <= 1:
-        raise ConfigError(f"min_p_better={minimum} is no probability")
+        raise ConfigError(f"min_p_better={minimum} is not a probability")
     rows, control = list(teacher_actions), list(options.get("control", ()))
     with without_collector():
         if minimum is not None and options.get("reliability") is None:
@@ -230,7 +230,7 @@ class _Extraction:
         self.claims = _claims_of(options, report.level, [])
         self.statistics = AgreementStatistics(report.level)
         self.look_ahead = LookAhead(options.get("look_ahead_steps", 3), self.is_same)
-        self._found: list[Found] = []
+        self._found: list[DeferrablePair] = []
 
     def file_answers(
         self, teacher_actions: Iterable[TeacherAction], control: Iterable[TeacherAction]
@@ -314,7 +314,7 @@ class _Extraction:
                 place = state.get("session_id") or "", len(state["messages"])
                 chosen = verdict.winner.action
                 self.claims.claim(pair, [vote.family for vote in verdict.winner.votes])
-                self._found.append(Found(pair, row, chosen, side.action, place, step))
+                self._found.append(DeferrablePair(pair, row, chosen, side.action, place, step))
             elif outcome == "agreement":
                 self.report.positives.append(positive_row(state, side, answers, verdict.winner))
 
@@ -390,7 +390,7 @@ class _Extraction:
     def defer(self) -> None:
         """Turn pairs into `deferred` whose consensus the student does by itself a few steps later."""
         self.look_ahead.sort()
-        kept: list[Found] = []
+        kept: list[DeferrablePair] = []
         for found in self._found:
             n_steps = self.look_ahead.n_steps_to(found)
             if n_steps is None:
@@ -469,7 +469,7 @@ class _Extraction:
 
     def add_natural(self, states: list[TraceState]) -> None:
         """Add what the record itself prefers; where the teachers say the same, it joins their row."""
-        at_place: dict[tuple[str, int], list[Found]] = {}
+        at_place: dict[tuple[str, int], list[DeferrablePair]] = {}
         for found in self._found:
             at_place.setdefault(found.place, []).append(found)
         for natural in natural_pairs(states):

@@ -11,7 +11,7 @@ from replay_pipeline.types import FAILURES, DPOPair, TraceState
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AgentStep:
     """The agent's action at one turn of a session."""
 
     turn_idx: int
@@ -20,7 +20,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DeferrablePair:
     """A pair that may still be deferred, and its sides."""
 
     pair: DPOPair
@@ -30,7 +30,7 @@ class Found:
     rejected: Action
     place: tuple[str, int]
     """Session and length of the prefix."""
-    step: Step | None
+    step: AgentStep | None
     """Where the session stands; `None` where it cannot be told, or the side was sampled."""
 
 
@@ -45,15 +45,15 @@ class LookAhead:
     def __init__(self, n_steps: int, is_same: Callable[[Action, Action], bool]) -> None:
         self._n_steps = n_steps
         self._is_same = is_same
-        self._steps: dict[str, list[Step]] = {}
+        self._steps: dict[str, list[AgentStep]] = {}
 
-    def note(self, state: TraceState, side: Side) -> Step | None:
+    def note(self, state: TraceState, side: Side) -> AgentStep | None:
         """Record the agent's action, for the look-ahead of earlier states, and return it."""
         session_id, turn_idx = state.get("session_id"), state.get("turn_idx")
         if session_id is None or turn_idx is None or side.source != "recorded":
             return None
         n_user_messages = sum(message.get("role") == "user" for message in state["messages"])
-        step = Step(turn_idx, n_user_messages, side.action)
+        step = AgentStep(turn_idx, n_user_messages, side.action)
         self._steps.setdefault(session_id, []).append(step)
         return step
 
@@ -62,8 +62,8 @@ class LookAhead:
         for steps in self._steps.values():
             steps.sort(key=lambda step: step.turn_idx)
 
-    def n_steps_to(self, found: Found) -> int | None:
-        """Count the steps until the student does what a pair prefers; `None` if it does not soon.
+    def n_steps_to(self, found: DeferrablePair) -> int | None:
+        """Count the steps until the agent takes the chosen action of a pair; `None` if not soon.
 
         Nor where the recorded action failed or was refused: doing the other thing next is then the
         best evidence that it was better.

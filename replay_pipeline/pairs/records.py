@@ -57,7 +57,7 @@ def natural_pair(found: NaturalPair) -> DPOPair:
 def positive_row(
     state: TraceState, side: Side, answers: Answers, consensus: Consensus
 ) -> dict[str, Any]:
-    """Return the row of a state at which the student did what the teachers agree on."""
+    """Return the row of a state where the agent took the consensus action."""
     shared = _shared(state)
     del shared["hint"]
     return {

@@ -11,7 +11,7 @@ from typing import Any
 from replay_pipeline.actions import LEVELS, Action, agreement_level
 from replay_pipeline.actions.agreement import strictness
 from replay_pipeline.actions.votes import Vote
-from replay_pipeline.reliability import Poll, Precision, Reliability
+from replay_pipeline.reliability import Precision, PrecisionEvidence, Reliability
 from replay_pipeline.types import AgreementLevel, DPOPair
 
 _N_CHANCE_STATES = 1_000
@@ -82,7 +82,7 @@ class PairReport:
     agreement: dict[str, LevelAgreement] = field(default_factory=dict)
     reliability: Reliability | None = None
     """Who is right how often, as far as the votes tell."""
-    poll: Poll = field(default_factory=Poll)
+    poll: PrecisionEvidence = field(default_factory=PrecisionEvidence)
     """What there is to say how many of `pairs` are right."""
     refuted: list[DPOPair] = field(default_factory=list)
     """Pairs that were checked and found to be wrong: they are not among `pairs`."""

@@ -31,10 +31,10 @@ class ScoredAnswers:
         return cls(dict(zip(places, table["logprobs_json"].to_pylist(), strict=True)))
 
     def rows(self, states: pa.Table) -> pa.Table:
-        """Return the answers that made these rows of `pairs` or `positives` what they are, once each.
+        """Return the answers behind these rows of `pairs` or `positives`, each once.
 
         The text is what the teacher wrote, token for token: a secret that is cut into tokens shows
-        in it alone. An answer with one, or with bytes that are no text, is left out and counted.
+        in it alone. An answer with one, or with bytes that are not text, is left out and counted.
         """
         found, texts = [], []
         for row in states.to_pylist():
@@ -61,7 +61,7 @@ class ScoredAnswers:
 
 
 def _text_of(logprobs: str | None) -> str | None:
-    """Join the written tokens of an answer; `None` where they are no text."""
+    """Join the written tokens of an answer; `None` where they are not text."""
     if logprobs is None:
         return None
     written = (position[0][0] for position in _DECODER.decode(logprobs))

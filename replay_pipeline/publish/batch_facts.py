@@ -130,7 +130,7 @@ class Retracted:
 
 
 def merge_facts(there: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return new facts over those that are there; what was retracted, or in train, stays so."""
+    """Return new facts merged over the old ones. A retraction, or a place in train, stays."""
     one, other = Retracted.of(there), Retracted.of(new)
     both = Retracted(one.sessions | other.sessions, one.batches | other.batches)
     merged = {**there, **new}
@@ -147,7 +147,7 @@ _MOVED, _SIDES = "brought_to_train", "earlier_sides"
 def known_sides(
     manifests: Iterable[Mapping[str, Any]], facts: Mapping[str, Any]
 ) -> dict[str, Split]:
-    """Return the side of every conversation that was ever published, and of what it shares, by hash."""
+    """Return the side of every conversation ever published, and of its shared messages, by hash."""
     published = (
         sides_in(manifest.get(name, {}))
         for manifest in manifests
@@ -159,7 +159,7 @@ def known_sides(
 def side_facts(
     sides: Mapping[str, Split], moved: Iterable[str], manifests: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return what of all sides no manifest tells, as facts.
+    """Return the sides that no manifest has, as facts.
 
     Args:
         sides: of conversations and what they share, by hash.

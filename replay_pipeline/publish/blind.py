@@ -82,7 +82,7 @@ def blind_control(
 
 
 def in_words(control: Mapping[str, Any] | None) -> str:
-    """Return one plain sentence about what a control, as `to_json` gives it, means."""
+    """Return the meaning of a control, from `to_json`, in one plain sentence."""
     if not control:
         return "Too few pairs or sessions to tell whether the chosen side shows without the prompt."
     measured = (

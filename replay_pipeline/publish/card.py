@@ -18,11 +18,11 @@ from replay_pipeline.publish.batch_facts import digest_of, n_moved, rows_by_spli
 from replay_pipeline.publish.blind import in_words
 from replay_pipeline.publish.splits import SPLITS
 from replay_pipeline.redaction.printable import printable
-from replay_pipeline.reliability import Poll, strengths
+from replay_pipeline.reliability import PrecisionEvidence, strengths
 from replay_pipeline.storage.schemas import describe
 
 # Filled in directly: `DatasetCard.from_template` would compile it and read the result back each
-# time, and publishers that meet on the Hub make the card anew at every try.
+# time, and publishers that meet on the Hub make the card again at every try.
 _TEMPLATE = Template(Path(__file__).with_name("card.md.jinja").read_text("utf-8"))
 # The declarations of messages are a thousand nodes: without libyaml they take most of the card's time.
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -49,7 +49,7 @@ _COLUMNS = {
     "tools": "The tools that were offered, in the OpenAI form, as JSON text; null where none were.",
     "answer": "What a teacher wrote, token for token (`teacher_logprobs`).",
     "logprobs": "By token the written one and its likeliest alternatives, each with its natural "
-    "log-probability, as JSON; bytes in place of a token that is no text (`teacher_logprobs`).",
+    "log-probability, as JSON; bytes in place of a token that is not a text (`teacher_logprobs`).",
     "teacher": "Who wrote it (`teacher_logprobs`).",
     "n_tokens": "Tokens of prompt, tools and the longer side together.",
     "needs": "Places in `prompt` (from 0) of the messages without which a side would not be possible; "
@@ -83,12 +83,12 @@ _COUNTED = {
 def _precision(batches: Sequence[Mapping[str, Any]]) -> str:
     """Return how many of the pairs that were extracted are right, as far as somebody has checked."""
     polls = [_stage(batch, "pairs").get("poll") for batch in batches]
-    found = Poll.pooled(poll for poll in polls if poll).precision()
+    found = PrecisionEvidence.pooled(poll for poll in polls if poll).precision()
     return found.words() if found.n_pairs else "nobody has checked a pair"
 
 
 def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> bytes:
-    """Write the whole card: metadata for the Hub, then what a reader wants to know."""
+    """Write the whole card: metadata for the Hub, then the text for readers."""
     # A batch without a row is no part of what is described.
     batches = [manifests[key] for key in sorted(manifests) if _has_rows(manifests[key])]
     rows = {

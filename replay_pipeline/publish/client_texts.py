@@ -22,7 +22,7 @@ from replay_pipeline.storage.pair_rows import json_value
 _HASH_CHARS = 32
 
 
-class ClientTexts:
+class ClientTextTable:
     """The texts of a batch, by hash.
 
     Args:

@@ -32,7 +32,7 @@ _ANCHOR = 8
 
 
 def with_needs(pairs: pa.Table) -> pa.Table:
-    """Fill in the column `needs` of rows of the config `pairs`: what a cut must leave in its place."""
+    """Fill in the column `needs` of `pairs` rows: the messages that a cut must keep."""
     rows = pairs.select(["prompt", "chosen", "rejected", "cwd"]).to_pylist()
     needs = [sorted(_Sides(row).needs(row["prompt"])) for row in rows]
     column = layout.PAIRS.get_field_index("needs")

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.errors import MissingDependencyError
 from replay_pipeline.publish import batch_facts, layout
-from replay_pipeline.publish.client_texts import ClientTexts, taken_out, texts_in
+from replay_pipeline.publish.client_texts import ClientTextTable, taken_out, texts_in
 from replay_pipeline.publish.folder import list_files, read_files
 from replay_pipeline.publish.splits import SPLITS, Split, sha_of
 
@@ -98,7 +98,7 @@ class Published:
         manifest: Mapping[str, Any],
         config: str,
         named: Mapping[str, str],
-        texts: ClientTexts,
+        texts: ClientTextTable,
     ) -> Iterator[pa.Table]:
         """Yield the rows of a batch in a config, from the folder, or from the Hub if it is not there.
 
@@ -128,7 +128,7 @@ class Published:
         is_older = manifest.get("layout", 1) < layout.VERSION
         return is_older and bool(self.facts.get("client_texts"))
 
-    def texts(self, manifest: Mapping[str, Any]) -> ClientTexts:
+    def texts(self, manifest: Mapping[str, Any]) -> ClientTextTable:
         """Return the texts of clients that lie beside the rows of a batch, from the folder or the Hub."""
         batch = manifest["trace_batch"]
         found = texts_in(self.folder, batch)
@@ -137,7 +137,7 @@ class Published:
                 if path.startswith(f"{layout.CLIENT_TEXTS}/{batch}/"):
                     data = io.BytesIO(self.hub.read(path, revision="main"))
                     found |= {row["hash"]: row for row in pq.read_table(data).to_pylist()}
-        return ClientTexts(found.values())
+        return ClientTextTable(found.values())
 
     def _shards(
         self, manifest: Mapping[str, Any], config: str, side: str

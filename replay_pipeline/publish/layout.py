@@ -267,7 +267,7 @@ def read_shard(file: Path | bytes, config: str) -> Iterator[pa.Table]:
 
 
 def conversations_in(rows: pa.Table | pa.RecordBatch, named: Mapping[str, str]) -> list[str]:
-    """Return the conversation of each row, as far as the rows themselves tell it.
+    """Return the conversation of each row, as far as the rows name it.
 
     Args:
         rows: with `session_id` and `state_id`; a row without a session is one of its own.
@@ -357,7 +357,7 @@ def pair_rows(kept: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
 
 
 def positive_rows(positives: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
-    """Return rows of the config `positives`: states at which the student did what the teachers would.
+    """Return the rows of the config `positives`: states where the agent took the consensus action.
 
     Args:
         positives: a table `positives`, with its prompts.
@@ -529,7 +529,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def arguments_of(call: Mapping[str, Any]) -> Any:
-    """Return the arguments of a call as an object; what is no JSON stays the text it is."""
+    """Return the arguments of a call as an object; text that isn't JSON stays text."""
     arguments = (call.get("function") or {}).get("arguments")
     if not isinstance(arguments, str):
         return arguments or {}

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from replay_pipeline.errors import ConfigError, PublishError
 from replay_pipeline.publish import batch_facts, layout
 from replay_pipeline.publish.answers import ScoredAnswers
-from replay_pipeline.publish.client_texts import ClientTexts
+from replay_pipeline.publish.client_texts import ClientTextTable
 from replay_pipeline.publish.earlier import HubOptions, Published
 from replay_pipeline.publish.folder import alone
 from replay_pipeline.publish.loading import problems_of_loading
@@ -124,7 +124,7 @@ def publish(
         old = {key: m for key, m in there.items() if m.get("layout") != layout.VERSION}
         version = Version(Path(aside), facts=facts, owned=keys | old.keys(), before=earlier.before)
         for key in sorted(keys):
-            texts, states = ClientTexts(), prompts(key) if prompts else None
+            texts, states = ClientTextTable(), prompts(key) if prompts else None
             rows = _rows_of(key, given[key], agreed[key], states, texts)
             told = batch_facts.stage_facts(card_facts or {}, key)
             more = {"stages": told, "scored": scored.get(key), "ties": ties, "texts": texts}
@@ -190,7 +190,7 @@ def shards_of(
     """
     key, gone = manifest["trace_batch"], batch_facts.Retracted.of(facts)
     version = Version(folder, facts=facts, owned={key}, before={})
-    texts = ClientTexts()
+    texts = ClientTextTable()
     version.add(
         cuts.of(
             key,
@@ -293,7 +293,7 @@ def problems_on_hub(
     endpoint: str | None = None,
     patience_s: float = 300.0,
 ) -> list[str]:
-    """Load what the Hub holds of a dataset, as `problems_of_loading` does, and return what is wrong.
+    """Load a dataset from the Hub, as `problems_of_loading` does, and return the problems.
 
     Of each config and split the first and the last shard are fetched, with the card that declares
     them.
@@ -335,7 +335,7 @@ def _rows_of(
     pairs: pa.Table,
     positives: pa.Table,
     states: PromptsOf | None,
-    texts: ClientTexts,
+    texts: ClientTextTable,
 ) -> tuple[Iterator[pa.Table], Iterator[pa.Table]]:
     """Return the rows of a batch as configs have them, in parts."""
     return (

@@ -20,7 +20,7 @@ def position(sha: str) -> float:
 
 
 def joined(*sides: Mapping[str, Split]) -> dict[str, Split]:
-    """Return the sides of all together: what was ever in train is in train."""
+    """Return the sides of joined conversations. One that was ever in train stays in train."""
     known: dict[str, Split] = {}
     for each in sides:
         for sha, side in each.items():

@@ -1,7 +1,7 @@
 """Bring a repository on the Hub to what a publication wants, whoever else publishes meanwhile.
 
 A publication owns the files of its batches, so that nobody else writes them; the card belongs to
-all, and is made anew from the manifests that the newest version holds. Everything goes into one
+all, and is made again from the manifests that the newest version holds. Everything goes into one
 commit on top of that version. If others are always faster, the owned files go in without naming a
 parent, which is safe, and the card follows.
 """
@@ -37,7 +37,7 @@ class Publication:
 
     @property
     def digest(self) -> str:
-        """Return a name for what is brought."""
+        """Return a hash of the publication's contents."""
         names = sorted(path for path in self.files if layout.batch_of(path))
         return hashlib.sha256(
             "\n".join([*names, batch_facts.digest_of(self.manifests)]).encode()

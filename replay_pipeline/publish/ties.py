@@ -46,7 +46,7 @@ def messages_of(
 def shared(
     said: Mapping[str, Iterable[str]], n_published: Mapping[str, int]
 ) -> Iterator[list[str]]:
-    """Yield conversations that share a message, with the message; what is common is left out."""
+    """Yield conversations that share a message, with the message, except for common messages."""
     having: dict[str, list[str]] = {}
     for name, hashes in said.items():
         for each in sorted(hashes):

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from replay_pipeline.publish import batch_facts, card, layout
 from replay_pipeline.publish.answers import ScoredAnswers
 from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
-from replay_pipeline.publish.client_texts import ClientTexts
+from replay_pipeline.publish.client_texts import ClientTextTable
 from replay_pipeline.publish.cuts import cut_pairs, with_needs
 from replay_pipeline.publish.earlier import HubOptions, hub_room
 from replay_pipeline.publish.folder import list_files, read_files, replace_files
@@ -83,7 +83,7 @@ class NewBatch:
     """Size at which a config is written as several files."""
     scored: ScoredAnswers | None = None
     """The teachers' answers, where their token probabilities are published too."""
-    texts: ClientTexts = field(default_factory=ClientTexts)
+    texts: ClientTextTable = field(default_factory=ClientTextTable)
     """The texts of clients that rows name; known once the parts have passed."""
 
 

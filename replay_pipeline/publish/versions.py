@@ -67,7 +67,7 @@ def fetch(place: Place, folder: Path) -> Path:
 
 @contextmanager
 def to_be_published(place: Place, folder: Path) -> Iterator[Path]:
-    """Open the dataset to change it as a folder of this machine; what was changed is published.
+    """Open the dataset as a local folder, and publish the changes at the end.
 
     Args:
         place: where the dataset lies.
@@ -134,7 +134,9 @@ def _number_of(name: str) -> int:
     """Return the number in the name of a mark or folder."""
     match = re.match(r"(\d{6})[-.]", name)
     if match is None:
-        raise StorageError(f"{name!r} is no version of a dataset; clear the place, or take another")
+        raise StorageError(
+            f"{name!r} is not a version of a dataset; clear the place, or take another"
+        )
     return int(match[1])
 
 

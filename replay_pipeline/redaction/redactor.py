@@ -46,7 +46,7 @@ _PUBLIC_EMAIL = re.compile(
 
 
 def find_secrets(text: str) -> list[SecretHit]:
-    """Return every secret in `text`, in order, without overlaps; placeholders are no secrets."""
+    """Return every secret in `text`, in order, without overlaps and without placeholders."""
     return find_secrets_in([text])[0]
 
 

@@ -123,7 +123,7 @@ def _in_characters(
 
 
 def people_in(texts: Iterable[str]) -> frozenset[str]:
-    """Collect the people of a session from what was said and done in it, as `names_in` gives them."""
+    """Collect the people of a session from its texts and calls, as `names_in` returns them."""
     found: frozenset[str] = frozenset()
     together, n_chars = list[str](), 0
     for text in chain(texts, [None]):

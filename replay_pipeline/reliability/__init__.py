@@ -5,7 +5,7 @@ Start with `model.py`; `ballots.py` says what is looked at, `precision.py` how c
 
 from replay_pipeline.reliability.ballots import AGENT, Ballot, BallotBox, Verdicts
 from replay_pipeline.reliability.model import Beliefs, Reliability, fit, posterior
-from replay_pipeline.reliability.precision import Poll, Precision, draw
+from replay_pipeline.reliability.precision import Precision, PrecisionEvidence, draw
 from replay_pipeline.reliability.strengths import Strength, shared_errors, strengths
 from replay_pipeline.reliability.wilson import wilson_interval
 
@@ -14,8 +14,8 @@ __all__ = [
     "Ballot",
     "BallotBox",
     "Beliefs",
-    "Poll",
     "Precision",
+    "PrecisionEvidence",
     "Reliability",
     "Strength",
     "Verdicts",

@@ -430,7 +430,7 @@ class Beliefs:
 def likelihoods(
     reliability: Reliability, kind: int, rows: Rows, *, has_failed: bool | None = None
 ) -> Array:
-    """Return the probability of each labeling together with what was seen."""
+    """Return the probability of each labeling together with the observations."""
     parameters = _Parameters(
         reliability.accuracy_K_D_R,
         reliability.shared_K_D_R,

@@ -67,8 +67,8 @@ def _short(share: float) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Poll:
-    """What there is to say how many pairs are right: sums of claims, and the checks; polls add up.
+class PrecisionEvidence:
+    """The evidence for how many pairs are right: sums of claims, and the checks. Polls add up.
 
     Pairs that execution has proven are counted apart: they are no sample of the others.
     """
@@ -90,7 +90,7 @@ class Poll:
         chances: Mapping[str, float] | None = None,
         *,
         proven: Iterable[str] = (),
-    ) -> "Poll":
+    ) -> "PrecisionEvidence":
         """Make a poll of claims and checks by pair.
 
         Args:
@@ -115,7 +115,7 @@ class Poll:
         )
 
     @classmethod
-    def pooled(cls, reports: Iterable[Mapping[str, Any]]) -> "Poll":
+    def pooled(cls, reports: Iterable[Mapping[str, Any]]) -> "PrecisionEvidence":
         """Add up polls that `to_json` has written."""
         found = list(reports)
         return cls(
@@ -219,7 +219,7 @@ def _interval(
 
 
 def draw(claims: Mapping[str, float], n: int) -> dict[str, float]:
-    """Return the `n` pairs that tell most about the precision, each with the chance that it had.
+    """Return the `n` pairs that say most about the precision, each with its probability.
 
     The chance grows with the standard deviation of the claim, `sqrt(p (1 - p))` (Neyman's allocation);
     no pair is without one, since the claims may be wrong. A hash of the pair decides, so that the same

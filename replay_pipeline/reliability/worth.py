@@ -70,7 +70,7 @@ def answers_at(pattern: Pattern, place: int) -> list[Pattern]:
 
 
 def in_order(pattern: Pattern) -> Pattern:
-    """Number the groups of a pattern anew in their order of appearance."""
+    """Number the groups of a pattern again in their order of appearance."""
     numbers: dict[int, int] = {-1: -1}
     for number in pattern:
         numbers.setdefault(number, len(numbers) - 1)
@@ -137,7 +137,7 @@ class Worth:
         return self._solved[key][self._places[in_order(pattern)]]
 
     def gains(self, kind: int, pattern: Pattern, *, has_failed: bool | None) -> tuple[Array, Array]:
-        """Return what asking on brings where a right pair is worth each of `PRICES`.
+        """Return the gain of asking on, for each value of a right pair in `PRICES`.
 
         Returns:
             Right pairs, and their cost in mean calls, by price; for the best way to ask at it.

@@ -1,6 +1,6 @@
 """Replay: put recorded states to teacher models, under a budget that can't be passed."""
 
-from replay_pipeline.replay.asking import Asking, ReplayOptions
+from replay_pipeline.replay.asking import Asking, AskingOptions
 from replay_pipeline.replay.batch import replay_batch
 from replay_pipeline.replay.control import ControlReport, control
 from replay_pipeline.replay.database import exists as has_ledger
@@ -25,13 +25,13 @@ __all__ = [
     "DEFAULT_GATES",
     "NOT_ASKED",
     "Asking",
+    "AskingOptions",
     "ControlReport",
     "Estimate",
     "LedgerStatus",
     "LostCallReport",
     "Policy",
     "Probe",
-    "ReplayOptions",
     "RetryPolicy",
     "TeacherCheck",
     "TeacherEstimate",

@@ -29,8 +29,8 @@ from replay_pipeline.windows import window_messages
 logger = logging.getLogger(__name__)
 
 
-class ReplayOptions(TypedDict, total=False):
-    """The keyword options that every replay takes; `Asking` says what each means."""
+class AskingOptions(TypedDict, total=False):
+    """The keyword options of every replay. `Asking` describes each one."""
 
     max_concurrency: int
     window: str
@@ -55,7 +55,7 @@ class ReplayOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asking:
-    """How a run asks: everything but what is asked, of whom, and the ceiling."""
+    """The options of a run, without its states, its teachers, and its ceiling."""
 
     max_concurrency: int = 64
     """Calls in flight at once, all teachers together."""
@@ -87,14 +87,14 @@ class Asking:
     """Processes that share a run share its ceiling. By default a new run."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     price_folder: Place | None = None
-    """Where price lists are kept; `None` fetches them anew for each run."""
+    """Where price lists are kept; `None` fetches them again for each run."""
     max_price_age_days: float = 7.0
     """An older price list is refused when it can't be fetched again."""
     is_durable: bool = True
     """Wait for the disk at each booking, which also survives a power failure."""
 
     @classmethod
-    def of(cls, **options: Unpack[ReplayOptions]) -> "Asking":
+    def of(cls, **options: Unpack[AskingOptions]) -> "Asking":
         """Read options as the public functions take them.
 
         Raises:

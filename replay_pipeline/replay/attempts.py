@@ -28,7 +28,7 @@ from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.replay.openrouter import Client, Reply
 from replay_pipeline.replay.replies import Answer, Failure
 from replay_pipeline.replay.requests import RequestBuilder
-from replay_pipeline.replay.tasks import Task
+from replay_pipeline.replay.tasks import LaneQuestion
 from replay_pipeline.types import RetryPolicy, TeacherSpec
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Attempts:
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, task: Task, body: bytes, new: NewCall, bound_nano: int
+        self, dispatcher: Dispatcher, task: LaneQuestion, body: bytes, new: NewCall, bound_nano: int
     ) -> None:
         self.dispatcher = dispatcher
         self.task = task

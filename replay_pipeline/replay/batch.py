@@ -22,15 +22,15 @@ import msgspec
 from replay_pipeline.errors import ConfigError, TeacherResponseError
 from replay_pipeline.replay.asking import (
     Asking,
-    ReplayOptions,
+    AskingOptions,
     check,
     fetch_prices,
     keys_of,
     today,
 )
 from replay_pipeline.replay.calls import (
-    Found,
     Known,
+    LedgerEntries,
     NewCall,
     Reserved,
     Settlement,
@@ -48,7 +48,7 @@ from replay_pipeline.replay.requests import Question, RequestBuilder, with_recor
 from replay_pipeline.replay.run import drained, indexed, lanes_of
 from replay_pipeline.replay.schema import Database
 from replay_pipeline.replay.sizes import Size
-from replay_pipeline.replay.tasks import Task
+from replay_pipeline.replay.tasks import LaneQuestion
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.types import ReplayReport, TeacherAction, TeacherSpec, TraceState
 
@@ -81,7 +81,7 @@ class _Pending(msgspec.Struct):
         return BATCH_KEY + (self.key or self.batch_id or "")
 
 
-class _Call(msgspec.Struct):
+class _LedgerCall(msgspec.Struct):
     """What the ledger keeps of a call in a batch."""
 
     id: int
@@ -99,7 +99,7 @@ def replay_batch(
     ledger: str | Path | None = None,
     poll_s: float = 30.0,
     stop: threading.Event | None = None,
-    **options: Unpack[ReplayOptions],
+    **options: Unpack[AskingOptions],
 ) -> ReplayReport:
     """Replay states by batch API, for at most `max_total_usd`, and wait for the answers.
 
@@ -187,7 +187,7 @@ class _BatchRun:
         known = await asyncio.to_thread(self.ledger.lookup, self.by_sha)
         return self._report(known.decided, n_cached, stop)
 
-    def _open_scopes(self, found: Found) -> None:
+    def _open_scopes(self, found: LedgerEntries) -> None:
         scopes = [self.day, *(f"teacher:{name}" for name in self.teachers), *self.asking.scopes()]
         limits = self.asking.limits_nano(self.day, self.teachers)
         self.ledger.open_scopes(scopes, limits, by=f"run:{self.run_id}")
@@ -224,7 +224,7 @@ class _BatchRun:
                 key = self.keys[pending.teacher]
                 pending.batch_id = await client.find_batch(pending.base_url, pending.key, key)
                 if pending.batch_id is None:
-                    # It never arrived: its money is free, and its questions are asked anew.
+                    # It never arrived: its money is free, and its questions are asked again.
                     await self._withdraw(pending)
                     continue
                 await self._note(pending)
@@ -238,7 +238,7 @@ class _BatchRun:
         await self._note(pending, is_done=True)
 
     async def _submit(
-        self, client: Client, teacher: TeacherSpec, tasks: list[Task], price: Price
+        self, client: Client, teacher: TeacherSpec, tasks: list[LaneQuestion], price: Price
     ) -> None:
         builder = RequestBuilder(self.asking.request_options())
         for start in range(0, len(tasks), MAX_BATCH_CALLS):
@@ -284,7 +284,7 @@ class _BatchRun:
         self.n_sent += n_calls
         logger.info("%s: %d calls handed in as %s", pending.teacher, n_calls, pending.batch_id)
 
-    async def _reserve(self, task: Task, price: Price) -> Reserved | None:
+    async def _reserve(self, task: LaneQuestion, price: Price) -> Reserved | None:
         question = task.question
         bound = price.bound_nano(question.size.bound_tokens, question.max_completion_tokens)
         future = self.ledger.reserve(
@@ -334,10 +334,10 @@ class _BatchRun:
                 await asyncio.sleep(min(0.2, self.poll_s))
                 waited += 0.2
 
-    async def _calls_of(self, pending: _Pending) -> dict[str, _Call]:
-        def read(database: Database) -> dict[str, _Call]:
+    async def _calls_of(self, pending: _Pending) -> dict[str, _LedgerCall]:
+        def read(database: Database) -> dict[str, _LedgerCall]:
             return {
-                sha: _Call(call_id, *row)
+                sha: _LedgerCall(call_id, *row)
                 for sha, call_id in pending.calls.items()
                 for row in database.query(
                     "select state_id, model, state, reserved from calls where id = ?", (call_id,)
@@ -411,7 +411,7 @@ class _BatchRun:
         )
 
 
-def _task(pending: _Pending, sha: str, call: _Call) -> Task:
+def _task(pending: _Pending, sha: str, call: _LedgerCall) -> LaneQuestion:
     """Name the question that a call of a batch asked."""
     teacher = TeacherSpec(
         name=pending.teacher,
@@ -427,7 +427,7 @@ def _task(pending: _Pending, sha: str, call: _Call) -> Task:
         size=Size(),
         max_completion_tokens=0,
     )
-    return Task(0, (), 0, teacher, question)
+    return LaneQuestion(0, (), 0, teacher, question)
 
 
 def _outcome(
@@ -452,7 +452,7 @@ def _outcome(
 def _shared_out(
     batch: Mapping[str, Any],
     read: Mapping[str, tuple[Answer | Failure, bytes]],
-    calls: Mapping[str, _Call],
+    calls: Mapping[str, _LedgerCall],
 ) -> tuple[dict[str, int], str | None]:
     """Share the cost of a batch out to its answers by their tokens, to the nano-dollar.
 

@@ -26,8 +26,8 @@ _MOST_DISCOUNT = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """What an answer is booked at."""
+class BookedCost:
+    """The cost at which an answer is booked, and whether it is believed."""
 
     cost_nano: int
     disputed: str | None = None
@@ -36,7 +36,7 @@ class Verdict:
 
 def judged(
     answer: Answer, size: Size, *, price: Price, bound_nano: int, n_limit: int, n_reply_bytes: int
-) -> Verdict:
+) -> BookedCost:
     """Decide the cost at which an answer is booked.
 
     Args:
@@ -55,22 +55,22 @@ def judged(
     cost = usage.cost_nano
     if cost is None:
         if tokens_nano is not None:
-            return Verdict(cost_nano=tokens_nano)
-        return Verdict(
+            return BookedCost(cost_nano=tokens_nano)
+        return BookedCost(
             cost_nano=bound_nano, disputed=problem or "no cost and no usage came with it"
         )
     if cost > _MOST_OVERRUN * max(bound_nano, _LEAST_BOUND_NANO):
         told = f"a cost of ${usd(cost):.6f} where ${usd(bound_nano):.6f} is the most it should be"
-        return Verdict(cost_nano=bound_nano, disputed=told)
+        return BookedCost(cost_nano=bound_nano, disputed=told)
     if answer.action is None and cost == 0:
-        return Verdict(cost_nano=0)  # nothing was written, and nothing is charged for it
+        return BookedCost(cost_nano=0)  # nothing was written, and nothing is charged for it
     least = (
         _least_nano(usage, size, price) if problem is None else _least_nano(Usage(), size, price)
     )
     if cost * _MOST_DISCOUNT < least:
         told = f"a cost of ${usd(cost):.6f} where ${usd(least):.6f} is the least its tokens cost"
-        return Verdict(cost_nano=max(bound_nano, cost), disputed=told)
-    return Verdict(cost_nano=cost)
+        return BookedCost(cost_nano=max(bound_nano, cost), disputed=told)
+    return BookedCost(cost_nano=cost)
 
 
 def token_problem(

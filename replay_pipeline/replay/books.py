@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from replay_pipeline.replay.attempts import Attempts
-from replay_pipeline.replay.bills import Verdict, judged, replayed_bound, token_problem
+from replay_pipeline.replay.bills import BookedCost, judged, replayed_bound, token_problem
 from replay_pipeline.replay.calls import LostCall, Reserved, Settlement, decode_row, encode_row
 from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.ledger import Ledger
@@ -28,7 +28,7 @@ from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.replies import Answer, Failure
 from replay_pipeline.replay.requests import with_recorded_names
 from replay_pipeline.replay.sizes import Learned
-from replay_pipeline.replay.tasks import Task
+from replay_pipeline.replay.tasks import LaneQuestion
 from replay_pipeline.types import TeacherAction, TeacherSpec
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Books:
     _ratios: dict[str, float] = field(default_factory=dict)
     _without_cache: set[str] = field(default_factory=set)
 
-    def bound_nano(self, task: Task) -> int:
+    def bound_nano(self, task: LaneQuestion) -> int:
         """Return the most that a call for a question can cost, by the price list."""
         price = self.prices[task.teacher.name]
         return price.bound_nano(task.bound_tokens(), task.question.max_completion_tokens)
@@ -67,7 +67,7 @@ class Books:
         """Return the reservation of a call; above its bound where other calls cost more than theirs."""
         return round(bound_nano * self._ratios.get(teacher.name, 1.0))
 
-    def takes_over(self, task: Task, body_sha: str) -> bool:
+    def takes_over(self, task: LaneQuestion, body_sha: str) -> bool:
         """Return whether a repeated question may use the money reserved for its lost calls.
 
         A router that broke a call itself may have charged it without keeping its answer; one
@@ -76,7 +76,7 @@ class Books:
         went_on = all(lost.was_left_alone for lost in task.lost)
         return bool(task.lost) and went_on and self.keeps_answers(task, body_sha)
 
-    def keeps_answers(self, task: Task, body_sha: str) -> bool:
+    def keeps_answers(self, task: LaneQuestion, body_sha: str) -> bool:
         """Return whether the endpoint charges lost calls and their repetitions only once.
 
         OpenRouter keeps the answer to an equal request (`X-OpenRouter-Cache`) for as long as it
@@ -91,7 +91,7 @@ class Books:
             and datetime.now(UTC) - oldest < timedelta(seconds=self.kept_s)
         )
 
-    async def find_out(self, task: Task, body_sha: str) -> TeacherAction | None:
+    async def find_out(self, task: LaneQuestion, body_sha: str) -> TeacherAction | None:
         """Settle the lost calls of a question as far as possible; return the row of the last."""
         row: TeacherAction | None = None
         left, keeps = [], self.keeps_answers(task, body_sha)
@@ -116,7 +116,7 @@ class Books:
         return row
 
     async def lose(
-        self, task: Task, call: Attempts, reserved: Reserved, failure: Failure
+        self, task: LaneQuestion, call: Attempts, reserved: Reserved, failure: Failure
     ) -> tuple[LostCall, ...]:
         """Book a call whose outcome is unknown at its full reservation; returns all that are lost."""
         logger.warning("%s: %s", task.teacher.name, failure.message)
@@ -137,7 +137,7 @@ class Books:
         return found.lost.get(task.question.sha, ())
 
     async def keep_unread(
-        self, task: Task, reply: Reply, reserved: Reserved, error: Exception
+        self, task: LaneQuestion, reply: Reply, reserved: Reserved, error: Exception
     ) -> TeacherAction:
         """Book a reply that this program can't digest, once and for all, with its bytes."""
         usage = reply.outcome.usage if isinstance(reply.outcome, Answer) else None
@@ -166,7 +166,7 @@ class Books:
         return row
 
     async def settle(
-        self, task: Task, call: Attempts, reserved: Reserved, outcome: Answer | Failure
+        self, task: LaneQuestion, call: Attempts, reserved: Reserved, outcome: Answer | Failure
     ) -> TeacherAction:
         """Book a call whose outcome is known; returns its row."""
         assert call.reply is not None
@@ -214,27 +214,27 @@ class Books:
         self._learn(task, call, cost, reserved)
         return row
 
-    def _tell(self, task: Task, verdict: Verdict) -> None:
+    def _tell(self, task: LaneQuestion, verdict: BookedCost) -> None:
         if verdict.disputed:
             self.n_disputed += 1
             told = f"{verdict.disputed}; the call is booked at its bound"
             logger.warning("%s: %s", task.teacher.name, told)
 
     async def _verdict(
-        self, task: Task, call: Attempts, answer: Answer, reserved: Reserved
-    ) -> Verdict:
+        self, task: LaneQuestion, call: Attempts, answer: Answer, reserved: Reserved
+    ) -> BookedCost:
         """Find what an answer cost, together with the lost calls it stands for."""
         assert call.reply is not None
         price, limit = self.prices[task.teacher.name], task.question.max_completion_tokens
         if answer.is_replayed and dialect_of(task.teacher).name == "openrouter":
             if not task.lost:
-                return Verdict(cost_nano=0)
+                return BookedCost(cost_nano=0)
             held = max(lost.reserved_nano for lost in task.lost)
             if (paid := await self._recorded_cost(task.teacher, answer, held)) is not None:
-                return Verdict(cost_nano=paid)
+                return BookedCost(cost_nano=paid)
             bound = replayed_bound(answer, task.question.size, price=price, n_limit=limit)
             told = "from the router's cache, which has no record of what the answer had cost"
-            return Verdict(cost_nano=min(bound, held), disputed=told)
+            return BookedCost(cost_nano=min(bound, held), disputed=told)
         verdict = judged(
             answer, task.question.size, price=price, bound_nano=reserved.reserved_nano,
             n_limit=limit, n_reply_bytes=len(call.reply.body),
@@ -259,7 +259,7 @@ class Books:
                     return paid
         return None
 
-    def _learn(self, task: Task, call: Attempts, cost: int, reserved: Reserved) -> None:
+    def _learn(self, task: LaneQuestion, call: Attempts, cost: int, reserved: Reserved) -> None:
         """Report where a provider charged more than can be, reserve more for its next calls.
 
         The factor is what the dearest call cost over its plain bound, never over a reservation
@@ -275,7 +275,7 @@ class Books:
             name, usd(cost), usd(call.bound_nano),
         )  # fmt: skip
 
-    def _count(self, task: Task, row: TeacherAction, answer: Answer, n_bytes: int) -> None:
+    def _count(self, task: LaneQuestion, row: TeacherAction, answer: Answer, n_bytes: int) -> None:
         """Learn the sizes of a teacher's prompts and answers from one that it counted."""
         question = task.question
         if token_problem(answer.usage, question.size, question.max_completion_tokens, n_bytes):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from replay_pipeline.reliability import Ballot, Reliability, fit
 from replay_pipeline.reliability.worth import MOST_PLANNED, Rule, Worth
 from replay_pipeline.replay.places import Place, errors_first, spread
-from replay_pipeline.replay.policy import Policy, Poll, Verdict
+from replay_pipeline.replay.policy import GateDecision, Policy, Poll
 from replay_pipeline.types import TeacherSpec
 
 BY_VALUE = "value"
@@ -132,8 +132,8 @@ class Buyer:
         self._reached: set[str] = set()
         self._next_in_order = 0
         self._polls: dict[int, Poll] = {}
-        self._asked_on: dict[int, Verdict] = {}
-        self.stopped: dict[int, Verdict] = {}
+        self._asked_on: dict[int, GateDecision] = {}
+        self.stopped: dict[int, GateDecision] = {}
         """By state, why nobody more is asked there."""
         self._is_rich: bool | None = None
         self.model: Reliability | None = None
@@ -157,7 +157,7 @@ class Buyer:
     def file(
         self, state: int, poll: Poll, ballot: Ballot | None, paid_usd: Mapping[int, float]
     ) -> None:
-        """Note what came of asking at a state: its votes so far, and what each teacher's call cost."""
+        """Record the votes at a state so far, and the cost of each teacher's call."""
         if self._policy.is_in_turn:
             self._polls[state] = poll
         elif ballot is None:

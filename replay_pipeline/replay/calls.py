@@ -116,14 +116,14 @@ class DisputedCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InDoubt:
-    """Earlier calls for the same request are lost: the caller has to say what about them."""
+    """Earlier calls for the same request are lost. The caller must decide about them."""
 
     lost: tuple[LostCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a ledger knows of some requests, by request."""
+class LedgerEntries:
+    """The entries of a ledger for some requests, by request."""
 
     decided: dict[str, Known]
     lost: dict[str, tuple[LostCall, ...]]

@@ -18,7 +18,7 @@ from typing import Any, Unpack
 from replay_pipeline.actions import LEVELS, agreement_level, agrees_at, canonical_action
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.reliability import wilson_interval
-from replay_pipeline.replay.asking import ReplayOptions
+from replay_pipeline.replay.asking import AskingOptions
 from replay_pipeline.replay.run import replay_in_thread
 from replay_pipeline.types import (
     AgreementLevel,
@@ -68,7 +68,7 @@ def control(
     teacher: TeacherSpec | None = None,
     ledger: str | Path | None = None,
     tick: Callable[[Progress], None] | None = None,
-    **options: Unpack[ReplayOptions],
+    **options: Unpack[AskingOptions],
 ) -> ControlReport:
     """Ask the student's own model again at a sample of states, and compare.
 

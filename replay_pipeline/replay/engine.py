@@ -35,7 +35,7 @@ from replay_pipeline.replay.outcomes import (
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.replies import OTHER_MODEL, Failure
 from replay_pipeline.replay.requests import RequestBuilder
-from replay_pipeline.replay.tasks import Lanes, Task
+from replay_pipeline.replay.tasks import LaneQuestion, Lanes
 from replay_pipeline.types import Progress, TeacherAction
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ _MAX_SENT_AGAIN = 2
 
 @dataclass(kw_only=True)
 class Engine:
-    """Asks the questions of one run. Stops sending when told to, never abandons a paid call."""
+    """Asks the questions of one run. On a stop it sends no more, and waits for paid calls."""
 
     ledger: Ledger
     client: Client
@@ -73,8 +73,8 @@ class Engine:
             prices=self.prices,
             kept_s=self.options.response_cache_ttl_s,
         )
-        self._later: list[Task] = []
-        self._short: list[Task] = []
+        self._later: list[LaneQuestion] = []
+        self._short: list[LaneQuestion] = []
         self._fatal: Exception | None = None
         self._day = today()
 
@@ -98,7 +98,7 @@ class Engine:
             ),
         )
 
-    def know(self, task: Task, known: Known) -> None:
+    def know(self, task: LaneQuestion, known: Known) -> None:
         """Take over a call that was decided before."""
         row = decode_row(known.row)
         is_asked = self.dispatcher.introductions.is_asked
@@ -111,14 +111,14 @@ class Engine:
         self.decided[task.index] = row
         self.n_cached += 1
 
-    def lose(self, task: Task, lost: Iterable[LostCall]) -> None:
+    def lose(self, task: LaneQuestion, lost: Iterable[LostCall]) -> None:
         """Write a row for each lost call, until its fate is known."""
         task.lost = tuple(lost)
         task.is_asked |= bool(task.lost)
         if task.lost:
             self.decided[task.index] = lost_row(task)
 
-    def skip(self, task: Task, reason: str) -> None:
+    def skip(self, task: LaneQuestion, reason: str) -> None:
         """Count a question that is not asked; one with a lost call has its row already."""
         if task.index not in self.decided:
             self.skipped[reason] += 1
@@ -141,7 +141,7 @@ class Engine:
             raise self._fatal
 
     async def _ask_all(self, lanes: Lanes) -> None:
-        by_teacher: dict[str, deque[deque[Task]]] = {}
+        by_teacher: dict[str, deque[deque[LaneQuestion]]] = {}
         n_at_once: dict[str, int] = {}
         for teacher, lane in lanes:
             n_at_once[teacher.name] = self.dispatcher.introductions.slots(teacher).size
@@ -210,13 +210,13 @@ class Engine:
         self._fatal = self._fatal or error
         self.stop.set()
 
-    async def _work(self, lanes: deque[deque[Task]]) -> None:
+    async def _work(self, lanes: deque[deque[LaneQuestion]]) -> None:
         while lanes:
             lane = lanes.popleft()
             while lane:
                 await self._decide(lane.popleft())
 
-    async def _decide(self, task: Task) -> None:
+    async def _decide(self, task: LaneQuestion) -> None:
         """Decide one question. Nothing that happens to it may end the others, which are paid for."""
         try:
             if reason := self.dispatcher.reason_not_to_send(task.teacher):
@@ -230,7 +230,7 @@ class Engine:
             logger.exception("%s at %s", task.teacher.name, task.state_id)
             self.decided[task.index] = row_of(task, **unexpected(error))
 
-    async def _ask(self, task: Task) -> None:
+    async def _ask(self, task: LaneQuestion) -> None:
         builder, price = RequestBuilder(self.options), self.prices[task.teacher.name]
         before = task.last_asked()
         n_asked = before.question.size.n_messages if before else 0
@@ -261,7 +261,7 @@ class Engine:
             self.n_sent += 1
             await self._book(task, call, call.reserved)
 
-    async def _book(self, task: Task, call: Attempts, reserved: Reserved) -> None:
+    async def _book(self, task: LaneQuestion, call: Attempts, reserved: Reserved) -> None:
         """Have a call that was sent booked, and decide its question by what came back."""
         assert call.reply is not None
         outcome = call.reply.outcome
@@ -284,7 +284,7 @@ class Engine:
             row = await self.books.keep_unread(task, call.reply, reserved, error)
             self.decided[task.index] = row
 
-    async def _may_ask_again(self, task: Task, body_sha: str) -> bool:
+    async def _may_ask_again(self, task: LaneQuestion, body_sha: str) -> bool:
         """Settle what can be known of lost calls; then whether the question may be asked again.
 
         A call that may still be running is never asked again: both would be paid.
@@ -297,7 +297,7 @@ class Engine:
             self.decided[task.index] = row
         return not is_too_slow
 
-    def _new_call(self, task: Task, body_sha: str, bound_nano: int) -> NewCall:
+    def _new_call(self, task: LaneQuestion, body_sha: str, bound_nano: int) -> NewCall:
         """Make the reservation for a call."""
         question, teacher = task.question, task.teacher
         return NewCall(

@@ -9,7 +9,7 @@ from replay_pipeline.replay.policy import DEFAULT_GATES
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.prospects import Prospect
 from replay_pipeline.replay.sizes import Learned, n_bytes_written
-from replay_pipeline.replay.tasks import Task
+from replay_pipeline.replay.tasks import LaneQuestion
 from replay_pipeline.types import TeacherSpec
 
 ASSUMED_STUDENT = 0.5
@@ -87,7 +87,7 @@ class Estimate:
 
 
 def forecast(
-    lanes: Sequence[tuple[TeacherSpec, Sequence[Task]]],
+    lanes: Sequence[tuple[TeacherSpec, Sequence[LaneQuestion]]],
     prices: Mapping[str, Price],
     *,
     gates: Sequence[str] = (),
@@ -95,7 +95,7 @@ def forecast(
     adaptations: Mapping[str, tuple[str, ...]] | None = None,
     is_full: bool = False,
 ) -> Estimate:
-    """Add up what the questions of these lanes would take.
+    """Sum the estimates for the questions of these lanes.
 
     Equal requests count once. Gates about states are applied; for gates about votes the share of
     states at which each teacher is still asked is assumed (`ASSUMED_STUDENT`, `ASSUMED_TEACHERS`).
@@ -109,7 +109,7 @@ def forecast(
         is_full: give the same with the recommended gates too.
     """
     asked = _asked_once(lanes)
-    by_teacher: dict[str, list[Sequence[Task]]] = {}
+    by_teacher: dict[str, list[Sequence[LaneQuestion]]] = {}
     for teacher, lane in asked:
         by_teacher.setdefault(teacher.name, []).append(lane)
     every = [
@@ -152,8 +152,8 @@ def _purchase(
 
 
 def _asked_once(
-    lanes: Sequence[tuple[TeacherSpec, Sequence[Task]]],
-) -> list[tuple[TeacherSpec, list[Task]]]:
+    lanes: Sequence[tuple[TeacherSpec, Sequence[LaneQuestion]]],
+) -> list[tuple[TeacherSpec, list[LaneQuestion]]]:
     seen: set[str] = set()
     asked = []
     for teacher, lane in lanes:
@@ -193,7 +193,9 @@ def _scaled(teacher: TeacherEstimate, share: float) -> TeacherEstimate:
     )
 
 
-def _of_teacher(lanes: Sequence[Sequence[Task]], price: Price, learned: Learned) -> TeacherEstimate:
+def _of_teacher(
+    lanes: Sequence[Sequence[LaneQuestion]], price: Price, learned: Learned
+) -> TeacherEstimate:
     n_calls = n_prompt = n_cached = n_completion = expected = bound = 0
     for lane in lanes:
         asked: set[int] = set()

@@ -50,7 +50,7 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
 
 
 def refuse_if_nobody_answers(report: ReplayReport) -> None:
-    """A run in which no teacher could be used is a mistake to be told, not a result.
+    """Raise an error if no teacher of a run could be used.
 
     Raises:
         TeacherAuthError: the teachers refused, and none gave an action.

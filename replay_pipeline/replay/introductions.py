@@ -75,7 +75,7 @@ class Introductions:
             await asyncio.wait(self._looks)
 
     def meet(self, teacher: TeacherSpec, outcome: Answer | Failure) -> Failure | None:
-        """Look at what answered: the model that was asked, or something that gets no more money.
+        """Check which model answered, and refuse further money to one that wasn't asked.
 
         Returns:
             What is wrong with the reply, if it is of no chat endpoint or of another model.

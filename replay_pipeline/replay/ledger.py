@@ -31,9 +31,9 @@ from typing import Any, TypeVar
 
 from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay.calls import (
-    Found,
     InDoubt,
     Known,
+    LedgerEntries,
     LostCall,
     NewCall,
     Refused,
@@ -185,7 +185,7 @@ class Ledger:
 
         return self.do(read).result()
 
-    def lookup(self, request_shas: Iterable[str]) -> Found:
+    def lookup(self, request_shas: Iterable[str]) -> LedgerEntries:
         """Find the answers and lost calls of these requests."""
         shas = list(dict.fromkeys(request_shas))
         return self.do(lambda database: find_calls(database, shas)).result()
@@ -199,7 +199,7 @@ class Ledger:
                     "insert into owners(opened_at, host) values(?, ?) returning id",
                     (iso(now()), socket.gethostname()),
                 )
-            # The lock may be held by a process whose ledger was deleted and is made anew here.
+            # The lock may be held by a process whose ledger was deleted and is made again here.
             if self._database.claim(owner):
                 return owner
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from replay_pipeline.replay.calls import DisputedCall, Found, Known, LostCall
+from replay_pipeline.replay.calls import DisputedCall, Known, LedgerEntries, LostCall
 from replay_pipeline.replay.schema import Database
 
 BATCH_KEY = "batch:"
@@ -29,7 +29,7 @@ class CallRow:
     scopes: tuple[str, ...]
 
 
-def find_calls(database: Database, request_shas: Sequence[str]) -> Found:
+def find_calls(database: Database, request_shas: Sequence[str]) -> LedgerEntries:
     """Find the answers, lost calls, and total cost of these requests."""
     decided: dict[str, Known] = {}
     booked: dict[str, bytes] = {}
@@ -49,7 +49,7 @@ def find_calls(database: Database, request_shas: Sequence[str]) -> Found:
                 )
             elif cost and row:
                 booked[sha] = bytes(row)
-    return Found(decided, find_lost(database, request_shas), booked, paid)
+    return LedgerEntries(decided, find_lost(database, request_shas), booked, paid)
 
 
 def find_lost(

@@ -60,7 +60,7 @@ UPGRADES = {"1": from_version_1, "2": from_version_2}
 
 
 def mend(row: bytes) -> bytes | None:
-    """Return a row with its declared types; `None` where it has them, or is no row at all.
+    """Return a row with its declared types, or `None` if it has them or can't be read.
 
     >>> mend(b'{"state_id": "s", "teacher": "t", "generation_id": 123, "n_prompt_tokens": "10"}')
     b'{"state_id":"s","teacher":"t","action":null,"model":null,"family":null,...

@@ -117,7 +117,7 @@ class Client:
         self.give_up()
 
     def give_up(self) -> None:
-        """End every call that is in flight, now; what it cost is not known then."""
+        """End every open call now. Its cost is then unknown."""
         self._has_given_up = True
         for limit in self._limits:
             if not limit.expired():

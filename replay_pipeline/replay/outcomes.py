@@ -9,7 +9,7 @@ from replay_pipeline.replay.calls import LostCall, Settlement, encode_row
 from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.prices import usd
 from replay_pipeline.replay.replies import Answer, Failure
-from replay_pipeline.replay.tasks import Task
+from replay_pipeline.replay.tasks import LaneQuestion
 from replay_pipeline.types import TeacherAction, TeacherSpec
 
 _MOST_BYTES_PER_TOKEN = 6.0
@@ -34,7 +34,7 @@ def has_too_short_a_limit(lost: Sequence[LostCall], teacher: TeacherSpec) -> boo
 
 
 def settled_lost(lost: LostCall, cost: int) -> Settlement:
-    """Book a lost call at what is known of its cost, or at its bound; its answer stays lost."""
+    """Book a lost call at its known cost, or at its bound. Its answer stays lost."""
     is_too_slow = lost.error_code == "no_reply"
     waited_s = (lost.due_at - lost.sent_at).total_seconds()
     row = TeacherAction(
@@ -61,7 +61,7 @@ def settled_lost(lost: LostCall, cost: int) -> Settlement:
     )
 
 
-def checked(task: Task, answer: Answer, wrong: Failure | None) -> Answer:
+def checked(task: LaneQuestion, answer: Answer, wrong: Failure | None) -> Answer:
     """Flag an answer of another model, or to a prompt that the server cut short without a word, as Ollama does.
 
     A chat template that knows no tools leaves them out as silently (SmolLM2's, Gemma's).
@@ -85,13 +85,13 @@ def checked(task: Task, answer: Answer, wrong: Failure | None) -> Answer:
     return replace(answer, error_code="prompt_truncated", error_message=f"{seen}: {why}")
 
 
-def plausible(task: Task, n_tokens: int | None) -> int | None:
+def plausible(task: LaneQuestion, n_tokens: int | None) -> int | None:
     """Trust a count of prompt tokens only where it can be the count of the whole prompt."""
     least = task.question.size.n_bytes / _MOST_BYTES_PER_TOKEN
     return n_tokens if n_tokens is not None and n_tokens >= least else None
 
 
-def answered_row(task: Task, answer: Answer, cost: int, **made: Any) -> TeacherAction:
+def answered_row(task: LaneQuestion, answer: Answer, cost: int, **made: Any) -> TeacherAction:
     """Make the row of a paid answer. `made` says how the call was made."""
     usage = answer.usage
     return replace(
@@ -114,12 +114,12 @@ def answered_row(task: Task, answer: Answer, cost: int, **made: Any) -> TeacherA
     )
 
 
-def failed_row(task: Task, failure: Failure, **made: Any) -> TeacherAction:
+def failed_row(task: LaneQuestion, failure: Failure, **made: Any) -> TeacherAction:
     """Make the row of a call that brought no answer and cost nothing."""
     return row_of(task, error_code=failure.code, error_message=failure.message, **made)
 
 
-def lost_row(task: Task) -> TeacherAction:
+def lost_row(task: LaneQuestion) -> TeacherAction:
     """Make the row of a question whose calls were lost."""
     code = task.lost[-1].error_code
     return row_of(
@@ -133,14 +133,14 @@ def lost_row(task: Task) -> TeacherAction:
 
 
 def unexpected(error: Exception) -> dict[str, str]:
-    """Return the fields of a row that say what nobody foresaw."""
+    """Return the fields of a row for an unexpected error."""
     return {
         "error_code": "unexpected",
         "error_message": f"{type(error).__name__}: {error}"[:500],
     }
 
 
-def row_of(task: Task, **more: Any) -> TeacherAction:
+def row_of(task: LaneQuestion, **more: Any) -> TeacherAction:
     """Make the row of a question, with `more` of its fields."""
     return TeacherAction(
         state_id=task.state_id,

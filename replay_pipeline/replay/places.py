@@ -20,7 +20,7 @@ _SEGMENT = 5
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is known of a state before anybody is asked."""
+    """The facts about a state that are known before anybody is asked."""
 
     session: str
     project: str
@@ -41,7 +41,7 @@ def outcome_of(state: TraceState) -> bool | None:
 
 
 def place_of(state: TraceState, number: int) -> Place:
-    """Return what a buyer needs to know of a state before anybody is asked."""
+    """Return the facts about a state that a buyer needs before anybody is asked."""
     session = state.get("session_id") or f"\0{number}"
     return Place(
         session=session,
@@ -55,7 +55,7 @@ def place_of(state: TraceState, number: int) -> Place:
 
 
 def coverage(places: Sequence[Place], asked: Iterable[int]) -> dict[str, dict[str, int]]:
-    """Count what there is, and where somebody was asked at the states of these numbers."""
+    """Count the states, and those where somebody was asked."""
     numbers = set(asked)
     names: dict[str, list[str]] = {
         "projects": [place.project for place in places],

@@ -40,7 +40,7 @@ DEFAULT_GATES = ("error_sites_first", "cheap_screen:0.1", "cheap_first")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class GateDecision:
     """A decision on whether to ask the next teacher. `gate` names the preset that decided; `None` if none did."""
 
     gate: str | None = None
@@ -50,7 +50,7 @@ class Verdict:
     """With which probability this call is made."""
 
 
-ASK = Verdict()
+ASK = GateDecision()
 
 
 @dataclass(slots=True)
@@ -179,7 +179,7 @@ class Policy:
         # Without its messages: a poll may be open for as long as the run.
         return Poll({**state, "messages": []}, self.level, self.threshold, self.count_own_family)
 
-    def verdict(self, poll: Poll, left: Iterable[str]) -> Verdict:
+    def verdict(self, poll: Poll, left: Iterable[str]) -> GateDecision:
         """Return whether to ask the next teacher, where families `left` can still be asked.
 
         A verdict with a propensity below 1 holds for all that are left: what was cut short would
@@ -187,13 +187,13 @@ class Policy:
         """
         for name in self.names:
             if name == self.stops_in_vain and poll.is_hopeless(set(left)):
-                return Verdict(gate=name, reason="pair_impossible")
+                return GateDecision(gate=name, reason="pair_impossible")
             if name == self.screens and poll.n_asked == len(poll.votes) == 1:
                 if not poll.agrees_with_student(poll.votes[-1].action):
                     continue
                 if _chance(poll.state["state_id"], name) >= self.explored_share:
-                    return Verdict(gate=name, reason="screened")
-                return Verdict(gate=name, propensity=self.explored_share)
+                    return GateDecision(gate=name, reason="screened")
+                return GateDecision(gate=name, propensity=self.explored_share)
         return ASK
 
 
@@ -284,7 +284,7 @@ def _number(name: str, number: str, most: float) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= most:
-        raise ConfigError(f"gate {name!r}: {number} is no number from 0 to {most:g}")
+        raise ConfigError(f"gate {name!r}: {number} is not a number from 0 to {most:g}")
     return value
 
 

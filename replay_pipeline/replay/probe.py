@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from replay_pipeline.replay.asking import Asking, ReplayOptions, fetch_prices, keys_of
+from replay_pipeline.replay.asking import Asking, AskingOptions, fetch_prices, keys_of
 from replay_pipeline.replay.estimates import Estimate
 from replay_pipeline.replay.openrouter import run_apart
 from replay_pipeline.replay.prices import Price, usd
@@ -61,7 +61,7 @@ class Probe:
         return asdict(self)
 
 
-def probe_estimate(teachers: Sequence[TeacherSpec], **options: Unpack[ReplayOptions]) -> Estimate:
+def probe_estimate(teachers: Sequence[TeacherSpec], **options: Unpack[AskingOptions]) -> Estimate:
     """Return the estimated cost of a probe of these teachers. Raises as `estimate` does."""
     return estimate(_states(), teachers, **_tiny(options))
 
@@ -70,9 +70,9 @@ def probe_teachers(
     teachers: Sequence[TeacherSpec],
     *,
     ledger: str | Path | None = None,
-    **options: Unpack[ReplayOptions],
+    **options: Unpack[AskingOptions],
 ) -> list[Probe]:
-    """Ask every teacher three tiny questions and say what its answers show.
+    """Ask every teacher three tiny questions, and report the results.
 
     Args:
         teachers: who is asked.
@@ -99,7 +99,7 @@ def probe_teachers(
     ]
 
 
-def _tiny(options: ReplayOptions) -> ReplayOptions:
+def _tiny(options: AskingOptions) -> AskingOptions:
     return {
         **options,
         "max_completion_tokens": MAX_COMPLETION_TOKENS,

@@ -54,7 +54,7 @@ def reconcile(
         ledger: path or database URL.
         teachers: whose endpoints may be asked for their record of a call.
         settle: book each call that is over at what its endpoint says, or else at the most it can
-            have cost, so that it holds no more money than that. Its question is asked anew by the
+            have cost, so that it holds no more money than that. Its question is asked again by the
             next run. A disputed cost becomes what the endpoint's record says, or else stays at its
             bound for good. Without it nothing is changed.
 

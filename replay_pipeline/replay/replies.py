@@ -256,7 +256,7 @@ def _no_completion(status: int, headers: Mapping[str, str], body: bytes) -> Fail
     kind = headers.get("content-type", "").partition(";")[0] or "no content type"
     begins = " ".join(body.decode("utf-8", "replace").split())[:_MOST_SHOWN]
     text = (
-        f"the address answers {status} with {kind}, which is no chat completion: check its base_url; "
+        f"the address answers {status} with {kind}, which is not a chat completion: check its base_url; "
         f"it begins: {_clean(begins)}"
     )
     # Whoever answers with a page takes no money as a rule, but nobody has said so.
@@ -476,7 +476,7 @@ def _answer(
 
 
 def _usage(reply: Mapping[str, Any]) -> Usage:
-    """Read tokens and cost; what is no number is not known."""
+    """Read tokens and cost; what is not a number is not known."""
     usage = _mapping(reply.get("usage"))
     prompt = _mapping(usage.get("prompt_tokens_details"))
     completion = _mapping(usage.get("completion_tokens_details"))
@@ -581,7 +581,7 @@ def _malformed(function: Mapping[str, str]) -> str | None:
         decoded = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError):
         return f"the arguments of {name} are not JSON: {arguments[:200]}"
-    return None if isinstance(decoded, dict) else f"the arguments of {name} are no JSON object"
+    return None if isinstance(decoded, dict) else f"the arguments of {name} are not JSON object"
 
 
 def _content(value: Any) -> str | None:

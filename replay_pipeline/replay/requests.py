@@ -173,7 +173,7 @@ class RequestBuilder:
 
 
 def with_recorded_names(action: Message | None, state: TraceState) -> Message | None:
-    """Return an answer with the names that the session knows its tools by."""
+    """Return an answer with the session's names for its tools."""
     names = recorded_names(state.get("tools") or []) if action else {}
     if not names or action is None or not action.get("tool_calls"):
         return action

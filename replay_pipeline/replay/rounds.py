@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from replay_pipeline.reliability import BallotBox
 from replay_pipeline.replay.asking import Asking
 from replay_pipeline.replay.buying import BY_VALUE, Buyer, Choice, Market
-from replay_pipeline.replay.calls import Found
+from replay_pipeline.replay.calls import LedgerEntries
 from replay_pipeline.replay.engine import Engine
 from replay_pipeline.replay.places import Place
 from replay_pipeline.replay.policy import Policy
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.sizes import Learned
-from replay_pipeline.replay.tasks import Task
+from replay_pipeline.replay.tasks import LaneQuestion
 from replay_pipeline.types import GateReport, TeacherSpec, TraceState
 
-Lanes = list[tuple[TeacherSpec, deque[Task]]]
+Lanes = list[tuple[TeacherSpec, deque[LaneQuestion]]]
 
 _MIN_CACHED_TOKENS = 1024
 
@@ -37,11 +37,11 @@ class Rounds:
     places: Sequence[Place]
     prices: Mapping[str, Price]
     limit_nano: int
-    found: Found
+    found: LedgerEntries
     take_known: Callable[[Lanes], Lanes] | None
     """Gives what is known of questions already; None where that was done, and they are not among the
     lanes."""
-    tasks: dict[tuple[int, int], Task] = field(default_factory=dict)
+    tasks: dict[tuple[int, int], LaneQuestion] = field(default_factory=dict)
     n_rounds: int = 0
     buyer: Buyer | None = None
     """None until the run has begun."""
@@ -147,7 +147,7 @@ class Rounds:
         return round(sum(paid.values()) * 1e9)
 
     def _lanes(self, choices: Sequence[Choice]) -> Lanes:
-        lanes: dict[tuple[str, int], tuple[TeacherSpec, deque[Task]]] = {}
+        lanes: dict[tuple[str, int], tuple[TeacherSpec, deque[LaneQuestion]]] = {}
         for choice in choices:
             task = self.tasks[choice.state, choice.teacher]
             if choice.propensity < 1:

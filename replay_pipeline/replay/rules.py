@@ -28,7 +28,7 @@ class _Mark(_Strict):
     ttl: Literal["5m", "1h"] | UnsetType = UNSET
 
 
-class _Text(_Strict, tag_field="type", tag="text"):
+class _TextBlock(_Strict, tag_field="type", tag="text"):
     text: _Words
     cache_control: _Mark | UnsetType = UNSET
 
@@ -43,8 +43,8 @@ class _Image(_Strict, tag_field="type", tag="image_url"):
     cache_control: _Mark | UnsetType = UNSET
 
 
-_Texts = _Words | Annotated[list[_Text], Meta(min_length=1)]
-_Parts = _Words | Annotated[list[_Text | _Image], Meta(min_length=1)]
+_Texts = _Words | Annotated[list[_TextBlock], Meta(min_length=1)]
+_Parts = _Words | Annotated[list[_TextBlock | _Image], Meta(min_length=1)]
 
 
 class _CalledFunction(_Strict):
@@ -52,7 +52,7 @@ class _CalledFunction(_Strict):
     arguments: str
 
 
-class _Call(_Strict):
+class _ToolCall(_Strict):
     id: _CallId
     type: Literal["function"]
     function: _CalledFunction
@@ -68,7 +68,7 @@ class _User(_Strict, tag_field="role", tag="user"):
 
 class _Assistant(_Strict, tag_field="role", tag="assistant"):
     content: _Texts | None = None
-    tool_calls: Annotated[list[_Call], Meta(min_length=1)] | UnsetType = UNSET
+    tool_calls: Annotated[list[_ToolCall], Meta(min_length=1)] | UnsetType = UNSET
 
 
 class _Result(_Strict, tag_field="role", tag="tool"):

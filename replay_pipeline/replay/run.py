@@ -17,13 +17,13 @@ from pydantic import SecretStr
 
 from replay_pipeline.replay.asking import (
     Asking,
-    ReplayOptions,
+    AskingOptions,
     check,
     fetch_prices,
     keys_of,
     today,
 )
-from replay_pipeline.replay.calls import Found, Known, decode_row
+from replay_pipeline.replay.calls import Known, LedgerEntries, decode_row
 from replay_pipeline.replay.database import exists
 from replay_pipeline.replay.engine import Engine
 from replay_pipeline.replay.estimates import Estimate, forecast
@@ -37,7 +37,7 @@ from replay_pipeline.replay.replies import LASTING_CODES
 from replay_pipeline.replay.requests import Prefix, RequestBuilder
 from replay_pipeline.replay.rounds import Rounds
 from replay_pipeline.replay.sizes import Learned, add_learned, read_learned
-from replay_pipeline.replay.tasks import Lanes, Task
+from replay_pipeline.replay.tasks import LaneQuestion, Lanes
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.types import (
     GateReport,
@@ -57,9 +57,9 @@ async def replay_trace(
     max_total_usd: float = 10.0,
     *,
     ledger: str | Path | None = None,
-    **options: Unpack[ReplayOptions],
+    **options: Unpack[AskingOptions],
 ) -> list[TeacherAction]:
-    """Ask every teacher what it would do at every state, for at most `max_total_usd`.
+    """Ask every teacher for its action at every state, for at most `max_total_usd`.
 
     Answers that are already in the ledger are returned and not asked again; they count against
     the ceiling. When the ceiling is reached nothing more is sent, and what is there is returned.
@@ -107,7 +107,7 @@ def replay_trace_sync(
     max_total_usd: float = 10.0,
     *,
     ledger: str | Path | None = None,
-    **options: Unpack[ReplayOptions],
+    **options: Unpack[AskingOptions],
 ) -> list[TeacherAction]:
     """Call `replay_trace` without an event loop, or inside the loop of a notebook."""
     return replay_in_thread(
@@ -123,7 +123,7 @@ async def replay_states(
     ledger: str | Path | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
-    **options: Unpack[ReplayOptions],
+    **options: Unpack[AskingOptions],
 ) -> ReplayReport:
     """Replay states like `replay_trace`, and say all that was done, skipped and spent.
 
@@ -176,7 +176,7 @@ def _in_this_loop(
 
 
 def _checked(
-    teachers: Sequence[TeacherSpec], max_total_usd: float, options: ReplayOptions
+    teachers: Sequence[TeacherSpec], max_total_usd: float, options: AskingOptions
 ) -> tuple[Asking, int]:
     asking = Asking.of(**options)
     return asking, check(teachers, max_total_usd, asking)
@@ -214,7 +214,7 @@ def replay_in_thread(
     tick: Callable[[Progress], None] | None = None,
     tick_s: float = 1.0,
     stop: threading.Event | None = None,
-    **options: Unpack[ReplayOptions],
+    **options: Unpack[AskingOptions],
 ) -> ReplayReport:
     """Run `replay_states` in a thread of its own, so that signals can't break it.
 
@@ -270,7 +270,7 @@ def estimate(
     teachers: Sequence[TeacherSpec] = DEFAULT_TEACHERS,
     *,
     ledger: str | Path | None = None,
-    **options: Unpack[ReplayOptions],
+    **options: Unpack[AskingOptions],
 ) -> Estimate:
     """Return the estimated tokens and cost of replaying `states`, per teacher. Costs nothing.
 
@@ -319,7 +319,7 @@ _ANY_AGE_DAYS = 36_500.0
 
 
 def indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
-    """Return states that can be asked for again by number; a sequence is taken as it is."""
+    """Return states with random access. A sequence is returned unchanged."""
     return states if isinstance(states, Sequence) else list(states)
 
 
@@ -328,13 +328,13 @@ def lanes_of(
     teachers: Sequence[TeacherSpec],
     asking: Asking,
     places: list[Place] | None = None,
-) -> list[tuple[TeacherSpec, deque[Task]]]:
+) -> list[tuple[TeacherSpec, deque[LaneQuestion]]]:
     """Put questions in lanes, one per session and teacher; states of no session each in its own.
 
     What a buyer needs to know of each state is added to `places`.
     """
     builder = RequestBuilder(asking.request_options())
-    lanes: dict[tuple[str, str], tuple[TeacherSpec, deque[Task]]] = {}
+    lanes: dict[tuple[str, str], tuple[TeacherSpec, deque[LaneQuestion]]] = {}
     prefixes: dict[str, Prefix] = {}
     for i, state in enumerate(states):
         session = state.get("session_id") or f"\0{i}"
@@ -344,7 +344,7 @@ def lanes_of(
         for j, teacher in enumerate(teachers):
             _, lane = lanes.setdefault((session, teacher.name), (teacher, deque()))
             question = builder.question(state, teacher)
-            task = Task(i * len(teachers) + j, states, i, teacher, question)
+            task = LaneQuestion(i * len(teachers) + j, states, i, teacher, question)
             task.previous = lane[-1] if goes_on else None
             lane.append(task)
     return list(lanes.values())
@@ -384,7 +384,7 @@ class _Replay:
             await asyncio.to_thread(ledger.close)
 
     async def _run(
-        self, lanes: list[tuple[TeacherSpec, deque[Task]]], ledger: Ledger
+        self, lanes: list[tuple[TeacherSpec, deque[LaneQuestion]]], ledger: Ledger
     ) -> ReplayReport:
         shas = [task.question.sha for _, lane in lanes for task in lane]
         found = await asyncio.to_thread(ledger.lookup, shas)
@@ -452,7 +452,7 @@ class _Replay:
         return keys, await fetch_prices(self.teachers, self.asking, keys=keys, stop=self.stop)
 
     def _rounds(
-        self, engine: Engine, prices: Mapping[str, Price], found: Found, *, is_chosen: bool
+        self, engine: Engine, prices: Mapping[str, Price], found: LedgerEntries, *, is_chosen: bool
     ) -> Rounds:
         return Rounds(
             engine=engine,
@@ -469,7 +469,7 @@ class _Replay:
             else None,
         )
 
-    def _open_scopes(self, engine: Engine, found: Found) -> None:
+    def _open_scopes(self, engine: Engine, found: LedgerEntries) -> None:
         names = [teacher.name for teacher in self.teachers]
         scopes = [today(), *(f"teacher:{name}" for name in names), *self.asking.scopes()]
         limits = self.asking.limits_nano(today(), names)
@@ -485,11 +485,14 @@ class _Replay:
         )
 
     def _take_known(
-        self, engine: Engine, lanes: list[tuple[TeacherSpec, deque[Task]]], found: Found
-    ) -> list[tuple[TeacherSpec, deque[Task]]]:
+        self,
+        engine: Engine,
+        lanes: list[tuple[TeacherSpec, deque[LaneQuestion]]],
+        found: LedgerEntries,
+    ) -> list[tuple[TeacherSpec, deque[LaneQuestion]]]:
         open_lanes = []
         for teacher, lane in lanes:
-            left: deque[Task] = deque()
+            left: deque[LaneQuestion] = deque()
             for task in lane:
                 sha = task.question.sha
                 if sha in found.decided:
@@ -550,7 +553,7 @@ class _Replay:
         )
 
 
-def _forget_outgrown(found: Found, lanes: Lanes) -> None:
+def _forget_outgrown(found: LedgerEntries, lanes: Lanes) -> None:
     """Have questions asked again whose calls outlasted a time limit that has been raised since."""
     for teacher, lane in lanes:
         for task in lane:

@@ -74,7 +74,7 @@ class Scopes:
             self.changed.add(name)
 
     def never(self, call: NewCall, taken: Sequence[LostCall]) -> str | None:
-        """Return a scope that a call can never fit into; it may take over what others hold."""
+        """Return a scope that a call can never fit into, even with the money reserved by others."""
         for name in call.scopes:
             if not self.known[name].can_ever_fit(_asked(call, taken, name)):
                 return name
@@ -160,7 +160,7 @@ def unknown_calls(database: Database, ids: Sequence[int]) -> list[CallRow]:
 
 
 def count_under(database: Database, call: CallRow, scope: str) -> int:
-    """Count a lost call under one more scope; give back what it holds."""
+    """Count a lost call under one more scope; return its reservation."""
     scopes = SEPARATOR.join((*call.scopes, scope))
     database.query("update calls set scopes = ? where id = ?", (scopes, call.id))
     return call.reserved

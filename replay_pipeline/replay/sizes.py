@@ -29,7 +29,7 @@ _MIN_ANSWER_TOKENS = 40
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a prompt is, as it is sent."""
+    """The size of a prompt as sent."""
 
     n_bytes: int = 0
     n_messages: int = 0
@@ -121,7 +121,7 @@ class Learned(msgspec.Struct, frozen=True):
 
 
 def merged(one: Learned, other: Learned) -> Learned:
-    """Put together what was learned apart."""
+    """Merge the sizes that several runs learned."""
     return Learned(
         **{name: getattr(one, name) + getattr(other, name) for name in one.__struct_fields__}
     )

@@ -39,7 +39,7 @@ class LimitChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerStatus:
-    """A ledger at one moment."""
+    """The contents of a ledger at one moment."""
 
     ledger: str
     spent_usd: float

@@ -8,11 +8,11 @@ from replay_pipeline.replay.calls import LostCall
 from replay_pipeline.replay.requests import Question
 from replay_pipeline.types import TeacherSpec, TraceState
 
-Lanes = Sequence[tuple[TeacherSpec, deque["Task"]]]
+Lanes = Sequence[tuple[TeacherSpec, deque["LaneQuestion"]]]
 
 
 @dataclass(slots=True)
-class Task:
+class LaneQuestion:
     """A question in its lane."""
 
     index: int
@@ -25,7 +25,7 @@ class Task:
     lost: tuple[LostCall, ...] = ()
     gate: str | None = None
     propensity: float = 1.0
-    previous: "Task | None" = None
+    previous: "LaneQuestion | None" = None
     """The step before in its lane, if this prompt begins with the whole of that one's."""
     n_read_tokens: int | None = None
     """Prompt tokens that the teacher read, once it has answered."""
@@ -58,7 +58,7 @@ class Task:
         added = self.question.size.added_bound_tokens(self.previous.question.size)
         return min(bound, self.previous.n_read_tokens + added)
 
-    def last_asked(self) -> "Task | None":
+    def last_asked(self) -> "LaneQuestion | None":
         """Find the nearest step before whose prompt the endpoint has seen and this one begins with."""
         step = self.previous
         while step is not None and not step.is_asked:

@@ -20,7 +20,7 @@ Pair = tuple[NewCall, Settlement]
 
 
 def name_of(pair: Pair) -> str:
-    """Name an answer by what is kept of it: it may have been written to two places."""
+    """Name an answer by its contents, since it may have been written to two places."""
     return hashlib.sha256(msgspec.json.encode(pair)).hexdigest()[:32]
 
 
@@ -36,7 +36,7 @@ class Unbooked:
             self._stems.insert(0, path.with_name(f"{path.name}-unbooked-"))
 
     def keep(self, pairs: Sequence[Pair]) -> Path:
-        """Write calls with what became of them, and wait for the disk.
+        """Write calls with their outcomes, and wait for the disk.
 
         Raises:
             LedgerError: none of the places takes them.

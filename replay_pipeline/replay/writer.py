@@ -119,7 +119,7 @@ class Writer:
                 each.future.set_result(None)
 
     def book(self, settling: list[Settling]) -> None:
-        """Settle and reserve in one transaction; tell nobody before it is committed."""
+        """Settle and reserve in one transaction. Callers hear of it once it is committed."""
         if not settling and not self.waiting:
             return
         try:

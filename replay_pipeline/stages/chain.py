@@ -37,7 +37,7 @@ def wanted(settings: Settings) -> list[Stage]:
 
 
 def upstream(stage: Stage, among: Sequence[Stage] | None = None) -> list[Stage]:
-    """Return the stages that a stage follows: those that write what it reads, or that it names.
+    """Return the stages before a stage: those that write its inputs, or that it names.
 
     Args:
         stage: the stage.

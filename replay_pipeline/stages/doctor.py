@@ -85,7 +85,7 @@ def require_extras(settings: Settings, *, with_training: bool) -> None:
 
 
 def examine(settings: Settings, teachers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one finding per check: `what`, `ok`, and a `detail` that says what to do if it is not."""
+    """Return one finding per check: `what`, `ok`, and a `detail` with the remedy if it fails."""
     findings = [
         _python(),
         *map(_package, _EXTRAS),

@@ -116,7 +116,7 @@ def file_digests(project: Project, names: Sequence[str]) -> dict[str, str]:
 
 
 def amend_files(stage: Stage, project: Project) -> None:
-    """Note in the receipt of a stage what its files are now: who changed them did so on purpose."""
+    """Update the files in a stage's receipt after an intended change."""
     if last := project.receipts.read(stage.name, ALL):
         files = file_digests(project, stage.files(project, ALL))
         project.receipts.amend(replace(last, files=files, data=stage.data(project)))

@@ -21,7 +21,7 @@ def serve_tasks(
     max_calls: int,
     on_ready: Callable[[str], None],
 ) -> None:
-    """Serve states whose project has a check until told to end.
+    """Serve states whose project has a check, until the process is stopped.
 
     Raises:
         ConfigError: commands may not run, no project has a check, or no state of one was found.

@@ -24,7 +24,7 @@ def learn_harness(
     request: Path | None = None,
     timeout_s: float | None = None,
 ) -> dict[str, Any]:
-    """Learn the harness of a client and keep it in the data root; returns what was learned.
+    """Learn the harness of a client, store it in the data root, and return it.
 
     Args:
         project: the data root.
@@ -132,7 +132,7 @@ def _summary(harness: Harness) -> dict[str, Any]:
 
 
 def _n_states(project: "Project", harness: Harness) -> int:
-    """Count the states whose prompts this harness changes, so that their teachers are asked anew."""
+    """Count the states whose prompts this harness changes, so that their teachers are asked again."""
     store = HarnessStore(project.root.path)
     n_states = 0
     for batch in project.root.batches("states"):
@@ -161,5 +161,5 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: no request that can be read ({error})") from error
     if not isinstance(body, dict):
-        raise ConfigError(f"{path}: a request is a JSON object, and this is none")
+        raise ConfigError(f"{path}: this is not a request: a request is a JSON object")
     return body

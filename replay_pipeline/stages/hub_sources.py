@@ -45,7 +45,7 @@ def fetch_sessions(source: Path, folder: Path) -> Path:
         ) from error
     store = (hub.HubBucket if kind == "buckets" else hub.HubDataset)(name)
     if not store.exists():
-        raise PublishError(f"hf://{place}: there is none, or no right to read it")
+        raise PublishError(f"hf://{place}: it does not exist, or you may not read it")
     here = folder / ("hub" if kind == "datasets" else "hub-buckets") / name
     if kind == "datasets":
         head = store.head()

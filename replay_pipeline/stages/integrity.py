@@ -41,7 +41,7 @@ _OTHERWISE = (
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not what was written."""
+    """A file that differs from its receipt."""
 
     path: str
     why: str
@@ -210,7 +210,7 @@ def _verify_ledger(work: Project, found: Verified, seen: set[str]) -> None:
 
 
 def repair(work: Project) -> dict[str, Any]:
-    """Make again what `verify` finds damaged, and nothing else: nobody is asked, nothing is paid.
+    """Rebuild the files that `verify` finds damaged. Asks no teacher and pays nothing.
 
     Receipts and manifests are restored from their copies in the index, tables are made from the
     kept bytes of sessions and the ledger, and the dataset from the tables. What does not come

@@ -14,7 +14,7 @@ from replay_pipeline.stages.summary import summarize, summarize_night
 
 
 def show(project: Project, state_id: str) -> str:
-    """Return one state as text: what came before, the student's action, each teacher's answer.
+    """Return one state as text: the messages before it, the agent's action, and each answer.
 
     Raises:
         ConfigError: no state, or more than one, begins with `state_id`.
@@ -53,7 +53,7 @@ def ranked_pairs(project: Project) -> list[Mapping[str, Any]]:
 
 
 def summary(project: Project, *, since: Mapping[tuple[str, str], str]) -> dict[str, Any]:
-    """Return the figures of all stages; what was done after `since` counts as done now."""
+    """Return the figures of all stages. Work after `since` counts as done now."""
     receipts = list(project.receipts.figures(since=since))
     figures = summarize(receipts, n_teachers=project.n_teachers())
     figures["max_total_usd"] = project.settings.replay.max_total_usd

@@ -18,7 +18,7 @@ from replay_pipeline.storage.store import check_reachable, names_of_json
 
 
 class Overview:
-    """The batches of a data root, and the receipts of what was done for them.
+    """The batches of a data root, with their receipts.
 
     Args:
         settings: everything the stages are told.
@@ -59,7 +59,7 @@ class Overview:
         return len(self.settings.replay.teachers if is_play else self.settings.teachers())
 
     def forget_batches(self) -> None:
-        """Look for the batches anew when they are asked for next."""
+        """Look for the batches again when they are asked for next."""
         self._keys = None
 
 

@@ -69,7 +69,7 @@ def compare(project: Project) -> dict[str, Any]:
         ConfigError: no teacher has answered yet.
     """
     project.batches_with("teacher_actions")
-    rows, compared = _Rows(project), Comparison()
+    rows, compared = _SessionRows(project), Comparison()
     for session, turns, states in rows.sessions():
         facts = facts_of_session(session, turns, states)
         compared.add(facts, turns, states, rows.answered(states))
@@ -83,7 +83,7 @@ def _accuracy(project: Project) -> dict[str, float]:
 
 def contents_of(project: Project) -> Contents:
     """Return everything that a data root has to show."""
-    rows = _Rows(project)
+    rows = _SessionRows(project)
     portions = list(_portions(project))
     return Contents(
         sessions=rows.sessions(),
@@ -108,7 +108,7 @@ def _read(project: Project) -> dict[str, Any]:
     return {**counts, "fidelity": shares_by_client(sessions, states)}
 
 
-class _Rows:
+class _SessionRows:
     """The rows of a data root by session, though a session that grew is in several batches."""
 
     def __init__(self, project: Project) -> None:

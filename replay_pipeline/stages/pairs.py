@@ -23,7 +23,7 @@ _N_SAMPLES = 3
 
 
 def make_pairs(task: Task) -> Report:
-    """Make `dpo_pairs`, `positives` and `outcomes` of what teachers would have done at a batch's states."""
+    """Make `dpo_pairs`, `positives`, and `outcomes` from the answers at a batch's states."""
     from replay_pipeline.pairs import extract_pairs, outcomes_table, pairs_table, positives_table
     from replay_pipeline.replay.rows import teacher_actions_from_table
 
@@ -73,7 +73,7 @@ def _trials(
     manifest = read_manifest(task.batch, task.project.root.path)
     sources = [source.path for source in manifest.slices if source.path.is_file()]
     if not sources:
-        logger.warning("%s: its logs are gone, so nothing of it is tried", task.batch)
+        logger.warning("%s: its logs are gone, so none of its actions is executed", task.batch)
         return {}, {}, {"n_states": 0}
     judge = judge_of(options, kept=settings.local_dir() / "runs.sqlite")
     work = Workspaces(settings, sources=sources)

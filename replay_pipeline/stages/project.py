@@ -21,7 +21,7 @@ from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import LazyStates, TraceBatch, Traces, manifest_from
 from replay_pipeline.lazy import OnFirstUse
 from replay_pipeline.pairs import pairs_of
-from replay_pipeline.replay import ReplayOptions
+from replay_pipeline.replay import AskingOptions
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.overview import Overview, hash_of
 from replay_pipeline.stages.receipts import Written
@@ -134,7 +134,7 @@ class Project(Overview):
 
     @cached_property
     def owners(self) -> "Owners":
-        """Return the batch that has each state: the last one that read it anew."""
+        """Return the batch that has each state: the last one that read it again."""
         return Owners(self)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
@@ -203,7 +203,7 @@ class Project(Overview):
         return harnesses_of(self.settings)
 
     def prompts(self, batch: str, *, is_neutral: bool = False) -> PromptsOf:
-        """Return what finds what the states of a batch had shown, for its pairs; opened when first asked."""
+        """Return a reader of the shown messages of a batch's states. Opens the tables on first use."""
         traces: list[Traces] = []
 
         def prompts(state_ids: Sequence[str]) -> Iterator[TraceState]:
@@ -218,7 +218,7 @@ class Project(Overview):
         names = ("dpo_pairs", "sampled_pairs")
         return names[: 1 + self.root.has("sampled_pairs", batch)]
 
-    def accounts(self, night: str | None = None) -> ReplayOptions:
+    def accounts(self, night: str | None = None) -> AskingOptions:
         """Return the ceilings and price lists that everything that pays shares."""
         replay = self.settings.replay
         limits = {"day": replay.max_daily_usd, "night": replay.max_nightly_usd if night else None}
@@ -228,7 +228,7 @@ class Project(Overview):
             "price_folder": self.price_folder(),
         }
 
-    def options(self, night: str | None = None) -> ReplayOptions:
+    def options(self, night: str | None = None) -> AskingOptions:
         """Return the options that decide the questions of a replay."""
         replay, pairs = self.settings.replay, self.settings.pairs
         return {
@@ -278,7 +278,7 @@ class Project(Overview):
         )
 
     def write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> None:
-        """Write a table of a batch, and forget what is remembered of the one before."""
+        """Write a table of a batch, and drop the cached one."""
         self.root.write(name, batch, table)
         self.outputs.get(WRITTEN_BY[name], {}).pop((batch, name), None)
         if name in self.folds:
@@ -342,7 +342,7 @@ class Project(Overview):
         return digest_of(self.root.part(name, batch))
 
     def tables_of(self, batch: str, *stages: str) -> list[str]:
-        """Name the tables of a batch by which `Receipt.data_version` knows what stages have written."""
+        """Name the tables of a batch that `Receipt.data_version` covers."""
         return [
             name
             for name, stage in WRITTEN_BY.items()

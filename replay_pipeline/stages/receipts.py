@@ -124,7 +124,7 @@ class Receipts:
         return self.amend(replace(receipt, at=datetime.now(UTC).isoformat()))
 
     def amend(self, receipt: Receipt) -> Receipt:
-        """Keep `receipt` in place of the last one, as of the time that it says."""
+        """Replace the last receipt by `receipt`, dated as it says."""
         receipt = replace(receipt, digest="")
         digest = hashlib.blake2b(_text_of(receipt), digest_size=16).hexdigest()
         receipt = replace(receipt, digest=digest)
@@ -169,11 +169,11 @@ class Receipts:
                 yield replace(receipt, is_reused=True) if known == stamp else receipt
 
     def written(self, stage: str | None = None) -> Iterator["Written"]:
-        """Yield of what code and tables each receipt was made, without its report."""
+        """Yield the code and tables behind each receipt, without its report."""
         return self._parts(stage, Written)
 
     def reports(self, stage: str, *, names: Collection[str] | None = None) -> dict[str, _Report]:
-        """Return the reports of a stage by batch, without what is long, or those `names` of them."""
+        """Return the reports of a stage by batch, without their long parts, or only the part `names`."""
         if names is None:
             return {each.batch: each.report for each in self._parts(stage, _Reported)}
         part = msgspec.defstruct("Part", [(name, Any, msgspec.UNSET) for name in names])
@@ -257,7 +257,7 @@ def _figures_of(text: bytes) -> bytes:
 
 
 def digest_in(text: bytes) -> str | None:
-    """Return the digest that a receipt says it has; nothing for none, `None` for what is no receipt."""
+    """Return the digest that a receipt states, or an empty text; `None` if it isn't a receipt."""
     try:
         return msgspec.json.decode(text, type=_Digested).digest
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -286,7 +286,7 @@ def _text_of(receipt: Receipt) -> bytes:
 
 
 def receipt_in(text: bytes) -> Receipt | None:
-    """Read a receipt; `None` for what is none or damaged, so that its stage is done again."""
+    """Read a receipt, or return `None` for a damaged one, so that its stage runs again."""
     if not is_intact(text):
         logger.warning(
             "a receipt is damaged, so its stage counts as not done; `replay-pipeline verify` finds "

@@ -184,7 +184,7 @@ def answer_facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
 
 
 def _prompts_sent(project: "Project", _: str, state: TraceState) -> Mapping[str, Any]:
-    """Build the request of each teacher anew; an equal hash says that it is what was sent."""
+    """Build the request of each teacher again; an equal hash says that it is what was sent."""
     from replay_pipeline.replay.dialects.base import RequestOptions
     from replay_pipeline.replay.requests import RequestBuilder
 

@@ -28,7 +28,7 @@ def sample_trainee(task: Task) -> Report:
 
     What it does otherwise than they is the worse side of a pair in `sampled_pairs`, what it
     does like them a row of `sampled_positives`. Samples are kept in the ledger like answers
-    that were paid for: a stage that stopped goes on, and other weights are sampled anew.
+    that were paid for: a stage that stopped goes on, and other weights are sampled again.
 
     Raises:
         ConfigError: no model to be trained is named, or it cannot be asked.

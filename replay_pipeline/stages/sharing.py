@@ -45,7 +45,7 @@ def _project_folder(path: Path) -> str:
 
 
 def fitting(project: Project, batches: Sequence[str], *, max_total_usd: float) -> list[str]:
-    """Return those of `batches` that `max_total_usd` should go to, by what others have cost.
+    """Return the batches that `max_total_usd` should go to, by the cost of earlier ones.
 
     They are from far apart, and from as many projects as there is money for. Costs are taken to grow
     with the bytes of the sessions. At least one batch is given, and all as long as none was paid for.

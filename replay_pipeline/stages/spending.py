@@ -190,7 +190,7 @@ def replay_within(
     batches: Sequence[str] = (),
     shared_with: Sequence[str] = (),
 ) -> Callable[[str], Receipt]:
-    """Return `replay` under one ceiling for all batches: what one pays is not there for the next.
+    """Return `replay` under one ceiling for all batches, which they share.
 
     Calls with an unknown outcome count as paid. Without `max_total_usd` the ceiling is the
     setting: that of a `night`, which all its runs share, or that of a run. Where it is known which
@@ -298,5 +298,5 @@ def probe(project: Project) -> list[dict[str, Any]]:
 
 
 def examined(project: Project) -> list[dict[str, Any]]:
-    """Check this machine and these settings. One finding each: what, whether ok, detail."""
+    """Check this machine and these settings. Returns one finding for each check."""
     return examine(project.settings, checked_teachers(project))

@@ -159,9 +159,9 @@ class Stage:
         object.__setattr__(self, "table", self.table or next(iter(self.writes), ""))
 
     def told_to(self, **options: Any) -> "Stage":
-        """Return the same stage whose work is told more than its task."""
+        """Return the same stage with further arguments for its work."""
         return replace(self, work=partial(self.work, **options))
 
     def parts(self, settings: Settings) -> tuple[Part, ...]:
-        """Return the code that decides what comes out under these settings."""
+        """Return the code that decides the output under these settings."""
         return self.code(settings) if callable(self.code) else self.code

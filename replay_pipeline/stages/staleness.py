@@ -22,7 +22,7 @@ UNKNOWN = "unknown"
 """Reason of a receipt that does not say of what it was made, as those of older versions."""
 
 NEW_ROWS = "new rows of {}"
-"""Reason of a receipt whose inputs have been written anew since."""
+"""Reason of a receipt whose inputs have been written again since."""
 
 _MAX_NAMED, _MAX_SHOWN = 3, 60
 """Inputs that are named one by one, and characters of a value that are shown."""
@@ -51,7 +51,7 @@ class Given:
 
 
 def declared(stage: Stage, settings: Settings) -> Given:
-    """Return the code and the settings that decide what a stage writes, on whatever it reads.
+    """Return the code and settings that decide the output of a stage, for any input.
 
     Raises:
         ConfigError: a file that the settings name cannot be read.
@@ -64,7 +64,7 @@ def declared(stage: Stage, settings: Settings) -> Given:
 
 
 def given_of(stage: Stage, project: Project, batch: str, *, declares: Given | None = None) -> Given:
-    """Return all that decides what a stage writes for a batch.
+    """Return everything that decides the output of a stage for a batch.
 
     Args:
         stage: the stage.
@@ -131,7 +131,7 @@ def reasons(stage: Stage, changes: Changes) -> list[str]:
 def reasons_by_batch(
     project: Project, stages: Iterable[Stage], *, batches: Collection[str] | None = None
 ) -> dict[str, dict[str, list[str]]]:
-    """Return by batch and stage why what was done is stale; what is up to date is left out.
+    """Return the reasons why results are stale, by batch and stage, without fresh ones.
 
     Args:
         project: the data root.
@@ -159,7 +159,7 @@ def told_reasons(project: Overview, stage: Stage, declares: Given) -> dict[str, 
     """Return the reasons by code and settings alone why batches are stale, with their counts.
 
     It reads no table, so that Dagster's pages can say at once why they call a batch stale. What is
-    read anew they say themselves.
+    read again they say themselves.
 
     Args:
         project: the data root.
@@ -182,7 +182,7 @@ def _receipts(project: Overview, stage: Stage) -> Iterator[Receipt | Written]:
 
 
 def read_again(project: Project, stages: Iterable[Stage]) -> set[str]:
-    """Return the batches that have a table which was written anew since another stage has read it."""
+    """Return the batches that have a table which was written again since another stage has read it."""
     tables = {
         (receipt.batch, table): digest
         for receipt in project.receipts.written()
@@ -202,7 +202,7 @@ def refuse_stale(project: Project, stages: Iterable[Stage], batches: Collection[
     """Check that today's rules redacted everything that these batches would publish.
 
     Raises:
-        CheckFailedError: one was not, or its pairs come from rows that were redacted anew since.
+        CheckFailedError: one was not, or its pairs come from rows that were redacted again since.
     """
     stages = [stage for stage in stages if stage.unsafe]
     for batch, found in reasons_by_batch(project, stages, batches=batches).items():

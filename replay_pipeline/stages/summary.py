@@ -83,7 +83,7 @@ def summarize_night(
 
 
 def night_words(night: Mapping[str, Any]) -> str:
-    """Return a night in a sentence or two, with what to do if there is something to do."""
+    """Describe a night in one or two sentences, with the next step if there is one."""
     words = (
         f"{night['sessions']} sessions found, {night['batches_replayed']} batches replayed with "
         f"{night['calls']} calls for ${night['spent_usd']:.2f} of ${night['max_nightly_usd']:.2f}: "

@@ -16,7 +16,7 @@ _STOP_S = 10.0
 
 
 def trainee_of(trainee: TraineeSettings) -> TeacherSpec:
-    """Return the model as what is asked. Raises what `samplers` raises."""
+    """Return the trainee as a teacher to ask. Raises the errors of `samplers`."""
     return trainee.endpoint or _local(_folder(trainee))
 
 
@@ -49,7 +49,7 @@ def samplers(trainee: TraineeSettings) -> list[TeacherSpec]:
 
 @contextmanager
 def serving(trainee: TraineeSettings) -> Iterator[list[TeacherSpec]]:
-    """Serve a folder for as long as it is asked; an endpoint is there by itself.
+    """Serve the model of a folder while it is used. An endpoint is already running.
 
     Raises:
         ConfigError: as `samplers`.

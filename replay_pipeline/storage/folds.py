@@ -105,6 +105,6 @@ class Fold(Generic[T]):
         return self._value
 
     def forget(self, batch: str) -> None:
-        """`batch` was written anew: if it has been added, start over."""
+        """`batch` was written again: if it has been added, start over."""
         if batch <= self._last:
             self._value, self._next, self._last = self._start(), 0, ""

@@ -41,7 +41,7 @@ PromptsOf = Callable[[Sequence[str]], Iterable[Mapping[str, Any]]]
 
 
 def json_text(value: Any) -> str | None:
-    """Return a value as JSON text, `None` as it is."""
+    """Return a value as JSON text, or `None`."""
     if value is None:
         return None
     try:
@@ -55,7 +55,7 @@ def json_value(text: str) -> Any:
     """Read JSON text; half of a surrogate pair, which UTF-8 cannot hold, becomes a question mark.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: it is not JSON.
     """
     try:
         return msgspec.json.decode(text)
@@ -144,7 +144,7 @@ def table_with_prompts(pairs: Iterable[NormalizedDPOPair]) -> pa.Table:
 def with_prompts(
     table: pa.Table, prompts: PromptsOf | None, *, n_rows: int = ROWS_AT_ONCE
 ) -> Iterator[pa.Table]:
-    """Yield a table in parts that hold what each state had shown, as the columns of `PROMPT`.
+    """Yield a table in parts, with the shown messages of each state in the columns of `PROMPT`.
 
     Args:
         table: rows that name their state; with the columns already there it is cut up as it is.

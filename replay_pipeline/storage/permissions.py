@@ -32,7 +32,7 @@ def make_private_folder(path: Path) -> None:
 
 
 def tighten_root(root: Place) -> None:
-    """Take from the tables of a data root what this user's umask does not grant, once.
+    """Remove from a data root's tables the permissions that this user's umask denies, once.
 
     Tables of earlier versions were readable by all, whatever the umask said. A folder is put right
     after everything in it, so that one that is right need not be walked again.

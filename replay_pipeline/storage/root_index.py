@@ -59,7 +59,7 @@ class RootIndex:
     def bring(
         self, folder: str, *, is_intact: IsIntact = lambda _: True, slim: Slim | None = None
     ) -> None:
-        """Bring the copies of a folder to what its files are now; nothing is read that has not changed.
+        """Update the copies of a folder's files. Reads only the changed ones.
 
         A file that is not intact does not replace its copy.
 
@@ -127,7 +127,7 @@ class RootIndex:
             ).fetchall()
 
     def bring_ids(self, versions: Mapping[str, str], read: Callable[[str], Iterable[str]]) -> None:
-        """Bring the ids of all batches to what their tables hold; only changed tables are read.
+        """Update the ids of all batches from their tables. Reads only the changed ones.
 
         Args:
             versions: by batch, what differs once its table is another.
@@ -183,7 +183,7 @@ class RootIndex:
             return False
 
     def forget(self) -> None:
-        """Delete the database; what is asked next makes it again."""
+        """Delete the database. The next question rebuilds it."""
         with self._lock:
             if self._database is not None:
                 self._database.close()

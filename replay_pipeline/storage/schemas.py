@@ -47,7 +47,7 @@ WRITTEN_BY: dict[str, str] = {}
 
 
 def declare(table: str, declared: Mapping[str, Any]) -> None:
-    """Declare a table, as `tables.toml` does: what a row is, who writes it, and its columns.
+    """Declare a table from `tables.toml`: its rows, its writer, and its columns.
 
     Args:
         table: its name.

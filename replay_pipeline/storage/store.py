@@ -139,7 +139,7 @@ def _renamed(path: Path, *, is_new: bool, mode: int) -> Iterator[BinaryIO]:
 
 
 def stamps_below(folder: Place) -> dict[str, str]:
-    """Return for each file below a folder, by its path inside it: what differs once it is written again.
+    """Return a stamp for each file below a folder, which changes when the file is written again.
 
     One listing on an object store; nothing is read.
     """

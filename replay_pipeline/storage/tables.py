@@ -77,7 +77,7 @@ def _as_declared(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
 
 
 def readable(path: Place) -> Path | BinaryIO:
-    """Return a parquet reader what it takes: an object is fetched by one request, not in pieces."""
+    """Return the input for a parquet reader. An object is fetched in one request."""
     return path if isinstance(path, Path) else io.BytesIO(path.read_bytes())
 
 

@@ -85,12 +85,12 @@ def trust_host(host: str, *, key: str, folder: Path) -> None:
     """Let the key in variable `key` be sent to `host` (`name`, or `name:port`) from now on.
 
     Raises:
-        ConfigError: `host` is no host, or the key is one that has a home and no other.
+        ConfigError: `host` is not a host, or the key is one that has a home and no other.
         StorageError: the folder cannot be written.
     """
     host = host.lower()
     if not _HOST.fullmatch(host):
-        raise ConfigError(f"{host!r} is no host: give its name, or name:port, without https://")
+        raise ConfigError(f"{host!r} is not a host: give its name, or name:port, without https://")
     if key == "OPENROUTER_API_KEY":
         raise ConfigError(f"{key} goes to {KNOWN_HOSTS[key][0]} and nowhere else")
     trust = read_trust(folder)
@@ -99,7 +99,7 @@ def trust_host(host: str, *, key: str, folder: Path) -> None:
 
 
 def trust_file(path: Path, *, folder: Path) -> bytes:
-    """Let the settings file `path` be used as it is now. Returns its bytes.
+    """Trust the settings file `path` as it is now. Returns its bytes.
 
     Raises:
         ConfigError: it cannot be read.

@@ -11,7 +11,7 @@ from replay_pipeline.testing.server import script_of, serve
 
 
 def main() -> None:
-    """Serve until told to end; the first line of the output is the base URL."""
+    """Serve until the process is stopped. The first line of the output is the base URL."""
     parser = argparse.ArgumentParser(prog="python -m replay_pipeline.testing", description=__doc__)
     parser.add_argument("--answers", type=Path, help="recorded answers, one JSON object per line")
     parser.add_argument("--faults", type=Path, help="fault rules, a JSON list")

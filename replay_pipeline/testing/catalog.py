@@ -101,7 +101,7 @@ only, and qwen3-coder is none of them."""
 
 
 def served(model: str) -> ServedModel:
-    """Return `model` as it is served; one that is not in the catalog gets a middling price.
+    """Return `model` as served. A model outside the catalog gets a medium price.
 
     Models of a rehearsal cost nothing, and their answers name it as their provider.
     """

@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
         self._advance()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Serve on after the client left: what it asked for is computed, and charged, all the same."""
+        """Continue after the client left: its request is computed and charged all the same."""
         self._transport = None
 
     def _advance(self) -> None:

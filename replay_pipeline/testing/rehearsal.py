@@ -23,7 +23,7 @@ another one (`a`). So there are agreements, pairs, a dispute and states without 
 
 
 def rehearsed_answers(states: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Message]]:
-    """Make up what each rehearsal teacher does at each state; the same states give the same answers.
+    """Make up the action of each rehearsal teacher at each state. Repeatable.
 
     Args:
         states: rows of the table `states`, whole sessions.

@@ -205,7 +205,7 @@ class Router:
         self.bill.n_requests += 1
         before = self.bill.total_nano
         unordered = {key: value for key, value in body.items() if key != "session_id"}
-        call = _Call(self, model, unordered, body["messages"], recorded, None, divisor=2)
+        call = _BilledCall(self, model, unordered, body["messages"], recorded, None, divisor=2)
         reply = call.charge(hashlib.blake2b(f"{model.model}\0{state_id}".encode()).digest())
         del reply["usage"]["cost"]
         return {"custom_id": custom_id, "response": {"status_code": 200, "body": reply},
@@ -262,7 +262,7 @@ class Router:
                 404, f"no recorded answer for {model.model} at state {state_id or '(none given)'}",
                 error_type="not_found",
             )  # fmt: skip
-        call = _Call(self, model, body, messages, recorded, fault)
+        call = _BilledCall(self, model, body, messages, recorded, fault)
         reply = call.charge(hashlib.blake2b(f"{model.model}\0{state_id}".encode() + (
             b"" if state_id else name)).digest())  # fmt: skip
         await self._wait(recorded)
@@ -364,7 +364,7 @@ class Router:
         return self._prompts
 
 
-class _Call:
+class _BilledCall:
     """One call that a model answers, and charges for."""
 
     def __init__(

@@ -34,7 +34,7 @@ _BODY = frozenset(
 def complaint(body: Any) -> str | None:
     """Return a provider's words on why a chat completion is refused; `None` if it is not."""
     if not isinstance(body, dict):
-        return "the body is no object"
+        return "the body is not an object"
     return next(_complaints(body), None)
 
 
@@ -192,7 +192,7 @@ def _words(text: str) -> Iterator[str]:
 
 def _part(part: Any, role: str) -> Iterator[str]:
     if not isinstance(part, dict):
-        yield "content: a part is no object"
+        yield "content: a part is not an object"
     elif part.get("type") == "text" and isinstance(part.get("text"), str):
         yield from _words(part["text"])
     elif part.get("type") == "image_url" and role == "user":

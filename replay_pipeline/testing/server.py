@@ -182,7 +182,7 @@ def serve(
     until_eof: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> Bill:
-    """Serve teachers until the process is told to end; gives back the bill.
+    """Serve teachers until the process is stopped; return the bill.
 
     Args:
         script: what to answer.

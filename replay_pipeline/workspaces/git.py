@@ -29,7 +29,7 @@ class GitCommit(msgspec.Struct, frozen=True, gc=False):
 
     id: str
     committed: int
-    """When it was made, in seconds since 1970; a rebase makes it anew."""
+    """When it was made, in seconds since 1970; a rebase makes it again."""
     authored: int
     """When its change was first committed, in seconds since 1970."""
     parents: tuple[str, ...]

@@ -146,7 +146,7 @@ class WorkingTree:
     def blob_at(
         self, path: str, commits: Sequence[GitCommit], parts: Sequence[Part]
     ) -> tuple[str | None, GitCommit | None]:
-        """Return the blob of a file in the likeliest commit that agrees with what was seen of it.
+        """Return the blob of a file in the likeliest commit that agrees with the shown contents.
 
         Where none agrees, both are None; where the file is not there, only the blob is.
         """
@@ -161,7 +161,7 @@ class WorkingTree:
 
 
 def text_of(data: bytes | None) -> str | None:
-    """Return a file's text as the client reads it; None of what is not there."""
+    """Return a file's text as the client reads it, or None if there is no file."""
     if data is None:
         return None
     return data.decode("utf-8", "replace").removeprefix("\ufeff").replace("\r\n", "\n")

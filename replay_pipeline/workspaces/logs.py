@@ -71,7 +71,7 @@ class Log(msgspec.Struct):
     n_unreadable: int = 0
 
 
-class _Rows:
+class _PendingCalls:
     """Calls that wait for their answer, while the rows of a file come in."""
 
     def __init__(self, log: Log, taken: set[str], copies: Path | None) -> None:
@@ -167,7 +167,7 @@ class _Rows:
 def read_log(paths: Iterable[Path], *, copies: Path | None = None) -> Log:
     """Return the calls and backups in session files of Claude Code, each call once.
 
-    Lines that are no JSON are counted and left out.
+    Lines that are not JSON are counted and left out.
 
     Args:
         paths: the files.
@@ -175,7 +175,7 @@ def read_log(paths: Iterable[Path], *, copies: Path | None = None) -> Log:
     """
     log, taken = Log(), set[str]()
     for path in sorted(paths):
-        rows = _Rows(log, taken, copies)
+        rows = _PendingCalls(log, taken, copies)
         for row in _rows_in(path, log):
             rows.add(row)
     log.steps.sort(key=lambda step: step.answered)

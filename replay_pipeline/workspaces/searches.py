@@ -141,7 +141,7 @@ def _matching(
     flags = "m" + "i" * bool(arguments.get("-i")) + "s" * bool(arguments.get("multiline"))
     expression = f"(?{flags})(?:{pattern})"
     if not isinstance(pattern, str):
-        raise TypeError("pattern is no text")
+        raise TypeError("pattern is not a text")
     hits = _contains([text for _, text in texts], expression)
     around = arguments.get("-C") or arguments.get("context") or 0
     before, after = around or arguments.get("-B") or 0, around or arguments.get("-A") or 0

@@ -132,7 +132,7 @@ def _observation(observation: dict[str, Any], reward: float, *, is_done: bool) -
 
 
 def serve(served: Served, *, host: str, port: int, on_ready: Callable[[str], None]) -> None:
-    """Serve until told to end.
+    """Serve until the process is stopped.
 
     Args:
         served: what.

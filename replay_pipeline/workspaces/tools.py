@@ -66,7 +66,7 @@ class ToolRun:
     def path(self, name: str) -> str:
         """Return a path of a call as an absolute one."""
         if not isinstance(name, str):
-            raise TypeError(f"{name!r} is no path")
+            raise TypeError(f"{name!r} is not a path")
         return posixpath.normpath(posixpath.join(self.cwd, name))
 
     def _file(self, path: str) -> TreeFile | ToolResult:
@@ -169,7 +169,7 @@ class ToolRun:
     def _write(self, arguments: Mapping[str, Any]) -> ToolResult:
         path, text = self.path(arguments["file_path"]), arguments["content"]
         if not isinstance(text, str):
-            raise TypeError("content is no text")
+            raise TypeError("content is not a text")
         file = self._file(path)
         if isinstance(file, TreeFile):
             if (refusal := self._unread(path, file.text or "")) is not None:

@@ -35,7 +35,7 @@ class Tree(Protocol):
 
 
 class FileTree:
-    """A tree of given files below one root; what is not given is not there."""
+    """A tree of given files below one root. Other files don't exist in it."""
 
     def __init__(self, root: str, files: Mapping[str, str]) -> None:
         """Take files by path relative to `root`."""
@@ -54,7 +54,7 @@ class FileTree:
 
 
 class View:
-    """A tree with changes on top of it: the tree itself stays as it is."""
+    """A tree with changes on top. The tree itself does not change."""
 
     def __init__(self, tree: Tree) -> None:
         """Begin without changes."""
@@ -62,7 +62,7 @@ class View:
         self.changes: dict[str, str | None] = {}
 
     def file(self, path: str) -> TreeFile | None:
-        """Return the file at `path` as it is after the changes."""
+        """Return the file at `path` after the changes."""
         if path in self.changes:
             return TreeFile(self.changes[path], "run")
         return self.tree.file(path)

@@ -3,7 +3,7 @@
     python -m tests.client.recordings tests/data/clients
 
 Folders of this machine get other names, and the client's own long texts are cut: in what was sent, in the
-log, and so in the hashes by which the log names it. They are worked out here anew, from what was sent.
+log, and so in the hashes by which the log names it. They are worked out here again, from what was sent.
 """
 
 import gzip

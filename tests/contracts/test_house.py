@@ -1,5 +1,6 @@
 """The contracts of the house hold: floors, doors, and what the repository may say."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -56,3 +57,14 @@ def test_no_path_of_this_checkout_and_no_package_index_is_named():
         if match
     ]
     assert not found
+
+
+def test_no_class_name_is_defined_twice():
+    places: dict[str, list[str]] = {}
+    for package in ("replay_pipeline", "trainer"):
+        for path in sorted((REPO / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(str(path.relative_to(REPO)))
+    assert len(places) > 500
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

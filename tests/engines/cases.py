@@ -2,7 +2,7 @@
 
     python -m tests.engines.cases
 
-asks both servers anew and writes `tests/replay_pipeline/testing/real_servers.json`, to which the
+asks both servers again and writes `tests/replay_pipeline/testing/real_servers.json`, to which the
 loopback server is held by tests that need no real server.
 """
 
@@ -56,7 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
     "a user without content": said({"role": "user"}),
     "content of a number": said({"role": "user", "content": 3}),
     "an unknown part": said({"role": "user", "content": [{"type": "smell", "smell": "x"}]}),
-    "arguments that are no JSON": said(USER, called(arguments='{"f'), RESULT, tools=[READ]),
+    "arguments that are not JSON": said(USER, called(arguments='{"f'), RESULT, tools=[READ]),
     "a call without a name": said(USER, called(name=None), RESULT, tools=[READ]),
     "a limit of zero": {"max_tokens": 0},
     "a limit of text": {"max_tokens": "many"},

@@ -33,7 +33,7 @@ class Engine:
     log: Path
 
     def post(self, body: dict) -> tuple[int, Any]:
-        """Send a body as it is; give status and reply, a text where it is no JSON."""
+        """Send a body as it is; give status and reply, a text where it is not JSON."""
         request = urllib.request.Request(
             f"{self.teacher.base_url}/chat/completions",
             data=json.dumps(body).encode(),

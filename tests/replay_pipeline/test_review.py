@@ -109,7 +109,7 @@ def test_a_mark_on_one_pair_leaves_the_others_of_its_state(judged):
         (None, StorageError, "cannot be read"),
         ("{", ConfigError, "not JSON"),
         ("[]", ConfigError, "not an export"),
-        ('{"format": "replay-pipeline marks 2", "marks": []}', ConfigError, "no object"),
+        ('{"format": "replay-pipeline marks 2", "marks": []}', ConfigError, "not an object"),
         (
             '{"format": "replay-pipeline marks 2", "marks": {"s": "maybe"}}',
             ConfigError,

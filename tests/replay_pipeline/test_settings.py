@@ -137,8 +137,11 @@ def test_a_price_that_is_not_understood_is_refused_by_name(tmp_path, price, told
     [
         ("{n = 4}", "n: the program sets that itself"),
         ("{model = 'x', stream = true}", "model, stream: the program sets that itself"),
-        ("{max_completion_tokens = 100000.0}", "max_completion_tokens=100000.0 is no whole number"),
-        ("{max_tokens = '4096'}", "max_tokens='4096' is no whole number"),
+        (
+            "{max_completion_tokens = 100000.0}",
+            "max_completion_tokens=100000.0 is not a whole number",
+        ),
+        ("{max_tokens = '4096'}", "max_tokens='4096' is not a whole number"),
         ("{max_tokens = 0}", "a call would have no bound"),
     ],
 )

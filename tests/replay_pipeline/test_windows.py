@@ -110,7 +110,7 @@ def steps(n: int) -> list[dict[str, Any]]:
 def test_cuts_move_in_blocks_so_that_prefixes_stay_equal(window: str, n_cuts: int):
     windows = [window_messages(steps(n), window) for n in range(1, 80)]
     n_moved = sum(before != after[: len(before)] for before, after in pairwise(windows))
-    # Each cut writes what follows it into the prompt cache anew.
+    # Each cut writes what follows it into the prompt cache again.
     assert 2 <= n_moved <= n_cuts
     for shown in windows:
         assert shown[0] == steps(0)[0]

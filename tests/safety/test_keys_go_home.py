@@ -139,7 +139,7 @@ def test_known_keys_go_home_and_nowhere_else(key, url, may_go, monkeypatch):
     ],
 )
 def test_an_address_that_is_open_or_can_be_read_in_two_ways_is_refused(url):
-    with pytest.raises(ValidationError, match=r"plain http is for this machine|is no address"):
+    with pytest.raises(ValidationError, match=r"plain http is for this machine|is not an address"):
         TeacherSpec(name="a", model="m", base_url=url)
 
 
@@ -168,7 +168,7 @@ def test_what_is_sent_to_loopback_goes_through_no_proxy(listener, monkeypatch):
 
 @pytest.mark.parametrize("host", ["https://a.example", "a.example/v1", "me@a.example", "", "a b"])
 def test_only_a_host_can_be_bound(host):
-    with pytest.raises(ConfigError, match="is no host"):
+    with pytest.raises(ConfigError, match="is not a host"):
         trust_host(host, key="OWN_KEY", folder=config_dir())
     with pytest.raises(ConfigError, match=r"openrouter\.ai and nowhere else"):
         trust_host("a.example", key="OPENROUTER_API_KEY", folder=config_dir())

@@ -1,4 +1,4 @@
-"""Programs that need not load their packages anew: forked by a server that has loaded them.
+"""Programs that need not load their packages again: forked by a server that has loaded them.
 
 `forked(COMMAND)` gives a command that does what a command of this Python does. Its process is a small
 client (`forked_client`), which hands what it was given to the server, passes signals on, and ends as

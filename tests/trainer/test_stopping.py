@@ -167,7 +167,7 @@ def test_other_rows_or_processes_are_another_run(begun):
     (begun / "a.parquet").write_bytes(b"other rows")
     with pytest.raises(TrainerConfigError, match="the rows of the dataset"):
         resumed(begun)
-    mark_finished(begun / "steps")  # what has come to its end keeps nobody from beginning anew
+    mark_finished(begun / "steps")  # what has come to its end keeps nobody from beginning again
     assert resumed(begun) is None
 
 

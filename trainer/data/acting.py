@@ -52,7 +52,7 @@ def consensus_rate(
     max_new_tokens: int = 64,
     on_acted: Callable[[int], object] = lambda _n: None,
 ) -> dict[str, Any]:
-    """Measure the greedy actions at held-out states; `on_acted` is told of each.
+    """Measure the greedy actions at held-out states, and report each one to `on_acted`.
 
     Returns:
         The share of states that agree with the consensus by level, and `any` of them; `valid`, the

@@ -54,9 +54,9 @@ class TokenAlignment:
         self.common = sorted(pairs.items())
 
     def answer(self, ids: Sequence[int]) -> AlignedAnswer:
-        """Cut an answer of the first tokenizer anew, and group what covers the same bytes.
+        """Tokenize an answer of the first tokenizer again, and group tokens with the same bytes.
 
-        Bytes that are no text, which a model may write, and all behind them are in no group.
+        Bytes that are not text, which a model may write, and all behind them are in no group.
         """
         if self.is_same:
             places = range(len(ids))

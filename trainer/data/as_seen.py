@@ -40,7 +40,7 @@ def as_seen(row: Mapping[str, Any], renderer: Renderer, tokenizer: Any) -> dict[
 
 
 def parts_of(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the texts of a pair as `as_seen` gives it, each below a line that says what is done with it."""
+    """Return the texts of a pair from `as_seen`, each below a line that names its use."""
     budget, cut = seen["budget"], seen["cut by max_response_tokens"]
     prompt = seen["prompt (read, not scored)"]
     parts = [

@@ -187,7 +187,7 @@ def _texts(value: Any, but: Collection[str] = ()) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class _Text:
+class _LongText:
     """One long text: how many tokens it has, and which characters must stay."""
 
     text: str
@@ -350,7 +350,7 @@ class Fitting:
         if size <= room or not system:
             return system, tools, n_smaller, 0
         content = system[0]["content"]
-        text = _Text(content, self.measures.text_size(content), self._spans.get(content, []))
+        text = _LongText(content, self.measures.text_size(content), self._spans.get(content, []))
         cap = text.n_tokens
         while size > room and cap > whole // 16:
             cap = max(cap - (size - room) - _MARK_TOKENS, whole // 16)
@@ -370,11 +370,11 @@ class Fitting:
     # -- steps ----------------------------------------------------------------------------------
 
     @cached_property
-    def _long(self) -> list[list[_Text]]:
+    def _long(self) -> list[list[_LongText]]:
         """By block its texts, with their tokens."""
         return [
             [
-                _Text(text, self.measures.text_size(text), sorted(self._spans.get(text, [])))
+                _LongText(text, self.measures.text_size(text), sorted(self._spans.get(text, [])))
                 for text in _texts(block)
                 if len(text) > 4 * _MARK_TOKENS
             ]

@@ -339,7 +339,7 @@ def _row(row: dict[str, Any], where: str) -> dict[str, Any]:
     if weight is not None and not (
         isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0
     ):
-        raise DatasetError(f"{where}, column weight: {weight!r} is no number from 0 on")
+        raise DatasetError(f"{where}, column weight: {weight!r} is not a number from 0 on")
     return row
 
 
@@ -360,7 +360,7 @@ def _messages(value: Any, where: str) -> list[Message]:
         raise DatasetError(f"{where}: expected a list of messages, not {found}")
     for message in value:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise DatasetError(f"{where}: {message!r:.80} is no message with a role")
+            raise DatasetError(f"{where}: {message!r:.80} is not a message with a role")
     try:
         return [_message(message) for message in value]
     except (KeyError, TypeError, AttributeError) as error:

@@ -128,7 +128,7 @@ def format_only(rows: Sequence[PairRow]) -> list[PairRow]:
 
 
 def with_blank_prompts(rows: Sequence[PairRow]) -> list[PairRow]:
-    """Replace every prompt by an empty message: what is preferred now, is whatever was asked."""
+    """Replace every prompt by an empty message, to measure what a model prefers without it."""
     return [{**row, "prompt": [{"role": "user", "content": ""}], "sides": []} for row in rows]
 
 

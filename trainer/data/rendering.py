@@ -46,7 +46,7 @@ RENDERING_FILE = "rendering.json"
 """Beside a checkpoint: how the prompts of its training were shown."""
 
 BUDGET_VERSION = 4
-"""Of what a budget keeps: token ids at rest that an older one kept are made anew."""
+"""Of what a budget keeps: token ids at rest that an older one kept are made again."""
 
 
 @dataclass(kw_only=True)

@@ -27,7 +27,7 @@ def parse_action(text: str) -> Message:
 
     Hermes and Qwen write `<tool_call>` around JSON, Qwen's coders `<function=name>` with
     `<parameter=name>`, Mistral `[TOOL_CALLS]` and a list, Llama 3 a bare object with `parameters`.
-    A call that is no JSON stays in the text: it is not an action.
+    A call that is not JSON stays in the text: it is not an action.
     """
     calls: list[dict[str, Any]] = []
 

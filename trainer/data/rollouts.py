@@ -71,7 +71,7 @@ class RecordedRollouts:
         logps_of: ResponseLogps = response_token_logps,
         temperature: float = 1.0,
     ) -> None:
-        """Fill `old_logps` of every decision from `model` as it is now."""
+        """Fill `old_logps` of every decision from the current `model`."""
         was_training = model.training
         model.eval()
         device = next(model.parameters()).device
@@ -106,7 +106,7 @@ def student_rollouts(
         agreed = consensus.get(positive.get("state_id"), action)
         decisions.setdefault(key, _decision(positive, action, agreed, renderer))
     if not decisions:
-        raise DatasetError("there is no decision on record: use rollouts=generate")
+        raise DatasetError("the dataset has no decisions: use rollouts=generate")
     ordered = _by_session(list(decisions.values()), seed)
     n_groups = -(-len(ordered) // group_size)
     return RecordedRollouts(

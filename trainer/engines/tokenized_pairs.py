@@ -71,7 +71,7 @@ def write_pairs(path: Path, rows: Sequence[Mapping[str, Any]], renderer: Rendere
 
 
 def fitting_rows(rows: Sequence[Any], renderer: Renderer) -> list[Any]:
-    """Return the rows whose prompt can keep its required parts, and log how many it can't."""
+    """Return the rows whose prompt can keep its required parts, and log the number of others."""
     cuts = [
         renderer.prompt(row["prompt"], row.get("tools"), sides=sides_of(row))[1] for row in rows
     ]

@@ -41,7 +41,7 @@ def causal_lm_of(model: nn.Module) -> PreTrainedModel:
     bare = unwrap() if callable(unwrap) else model
     if not isinstance(bare, PreTrainedModel):
         raise TrainerConfigError(
-            f"{type(model).__name__} is no transformers causal LM; unwrap it first "
+            f"{type(model).__name__} is not a transformers causal LM; unwrap it first "
             "(accelerator.unwrap_model) and call inside the wrapper's forward"
         )
     return bare

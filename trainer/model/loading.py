@@ -227,7 +227,7 @@ _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 
 
 def layer_range(layers: str | None, n_layers: int) -> list[int] | None:
-    """Read `12-29` as the layers 12 to 29, `last 10` as the last ten; `None` is all of them.
+    """Parse `12-29` as layers 12 to 29, `last 10` as the last ten, and `None` as all layers.
 
     `last 60%` is that share of the layers, whatever the depth, and one layer at least.
 
@@ -259,7 +259,7 @@ def layer_range(layers: str | None, n_layers: int) -> list[int] | None:
 
 
 def merged(config: RunConfig, adapter: Any) -> Any:
-    """Merge a saved adapter into the model it was trained on, loaded anew and unquantized.
+    """Merge a saved adapter into the model it was trained on, loaded again and unquantized.
 
     Merging into quantized weights would round the sum; and the run's own model stays as it is.
     """

@@ -242,7 +242,9 @@ def serve_command(arguments: Sequence[str]) -> int:
     """Run `python -m trainer serve`."""
     parser = argparse.ArgumentParser(prog="python -m trainer serve", description=__doc__)
     parser.add_argument("--model", required=True, help="folder of a causal LM, e.g. out/checkpoint")
-    parser.add_argument("--name", help="what requests call it; the folder's name by default")
+    parser.add_argument(
+        "--name", help="the model's name in requests; by default, the folder's name"
+    )
     parser.add_argument("--port", type=int, default=0, help="any free port by default")
     parser.add_argument("--max-prompt-tokens", type=int, default=1024)
     options = parser.parse_args(arguments)

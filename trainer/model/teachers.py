@@ -201,7 +201,9 @@ class ScoringServer:
         try:
             return reply.json()
         except ValueError as error:
-            raise TrainerError(f"{self._url}: the answer is no JSON: {reply.text[:200]}") from error
+            raise TrainerError(
+                f"{self._url}: the answer is not JSON: {reply.text[:200]}"
+            ) from error
 
 
 def load_teachers(

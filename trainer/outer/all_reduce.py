@@ -126,7 +126,7 @@ class ObjectStoreAllReduce(RoundDriver):
         return mean
 
     def resume(self, round_id: int, expected: Iterable[int]) -> None:
-        """Go on from a round that a snapshot tells of."""
+        """Continue from the round of a snapshot."""
         self.round_id = round_id
         self.expected = frozenset(expected)
 

@@ -261,7 +261,7 @@ class ObjectStoreLoop(TrainerCallback):
         if trainer.is_fsdp_enabled:
             raise TrainerConfigError(
                 f"replica {self.place.rank} is sharded and rounds went by without it: sharded "
-                "replicas keep no state to go on from; start the run anew, or without sharding"
+                "replicas keep no state to go on from; start the run again, or without sharding"
             )
         step = min(replica.n_trained * options.exchange_every, n_steps)
         folder, self._n_missed_steps = replica.on_first(
@@ -287,7 +287,7 @@ class ObjectStoreLoop(TrainerCallback):
         if path.exists():
             state = TrainerState.load_from_json(str(path))
         else:
-            logger.warning("rank %d has kept no state: its optimizer begins anew", self.place.rank)
+            logger.warning("rank %d has kept no state: its optimizer starts over", self.place.rank)
             parts: list[Any] = [*trainer.callback_handler.callbacks, trainer.control]
             stateful: Any = [part for part in parts if isinstance(part, ExportableState)]
             state = TrainerState(

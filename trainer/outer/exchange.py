@@ -284,7 +284,7 @@ def check_condition(store: ObjectStore, key: str, data: bytes) -> None:
 def mean_of(
     given: Sequence[tuple[Contribution, bytes | None]], codec: Codec, n: int
 ) -> tuple[Vector, tuple[Contribution, ...]]:
-    """Average payloads by weight; return also whose are missing or not what they are named.
+    """Average payloads by weight; return also the contributions that are missing or damaged.
 
     Args:
         given: Contributions with their payloads, in the order in which they are added.
@@ -508,7 +508,7 @@ class RoundDriver:
         else:
             found = until_whole(lambda: self._lost_again(manifest))
             if found is None:
-                logger.warning("round %d: what its mean lost is not known", manifest.round_id)
+                logger.warning("round %d: the error of its mean is unknown", manifest.round_id)
                 return None
             lost = found
         return lost * np.float32(sum(c.weight for c in contributions) / own.weight)

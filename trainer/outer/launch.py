@@ -290,10 +290,10 @@ class Launch:
         poll_s: float = 1.0,
         secrets: Mapping[str, str] | None = None,
     ) -> list[ReplicaResult]:
-        """Start dead replicas anew until all have succeeded; return their logs.
+        """Start dead replicas again until all have succeeded; return their logs.
 
         Raises:
-            ReplicaFailedError: One died and may not be started anew; the others are stopped.
+            ReplicaFailedError: One died and may not be started again; the others are stopped.
             LeaseHeldError: Another launch has taken over; the jobs go on.
         """
 
@@ -372,7 +372,7 @@ def launch(
     is_detached: bool = False,
     is_forced: bool = False,
 ) -> list[ReplicaResult]:
-    """Train with N replicas joined by a store, start dead ones anew, return their logs.
+    """Train with N replicas joined by a store, start dead ones again, return their logs.
 
     The same call again goes on with the replicas that are there.
 
@@ -391,7 +391,7 @@ def launch(
         is_forced: Take the store over from another launch, with the jobs that it has started.
 
     Raises:
-        ReplicaFailedError: One died and may not be started anew; the others are stopped.
+        ReplicaFailedError: One died and may not be started again; the others are stopped.
         BudgetReachedError: A start would pass `limits`.
         LeaseHeldError: Another launch has the store.
         TrainerConfigError: `work_dir` has replicas of another command.

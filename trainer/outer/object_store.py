@@ -208,7 +208,7 @@ class FsspecStore(ObjectStore):
 
 
 class SubStore(ObjectStore):
-    """A folder of another store as a store of its own.
+    """A folder of another store, used as a store of its own.
 
     Args:
         store: The whole store.

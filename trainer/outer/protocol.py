@@ -61,7 +61,7 @@ def snapshot_key(round_id: int, base: str) -> str:
 
 @dataclass(frozen=True, order=True)
 class Contribution:
-    """One replica's pseudo-gradient of one round, as its key tells it.
+    """One replica's pseudo-gradient of one round, as its key describes it.
 
     `incarnation` starts with the number that the process has claimed, so that of two twins of one
     rank the later sorts last. `base` is the hash of the state it started from, `sha` that of its
@@ -237,7 +237,7 @@ Protocol = Generator[ProtocolAction, Any, Result]
 
 
 def read_listing(keys: Iterable[str], graces: int) -> Listing:
-    """Return the contributions and join requests that the keys of a round's folder tell of."""
+    """Return the contributions and join requests from the keys of a round's folder."""
     named = [(key, Contribution.from_key(key)) for key in keys]
     joining = {int(key.rpartition("/")[2][:4]) for key, _ in named if key.endswith(".join")}
     return Listing(tuple(c for _, c in named if c is not None), frozenset(joining), graces)

@@ -402,7 +402,7 @@ def _check_fragments(fragments: Sequence[nn.Module], sync_every: int, delay: int
         seen |= {id(p) for p in parameters}
     if sync_every < 1 or sync_every % len(fragments):
         raise TrainerConfigError(
-            f"sync_every={sync_every} is no multiple of the {len(fragments)} fragments"
+            f"sync_every={sync_every} is not a multiple of the {len(fragments)} fragments"
         )
     if not 0 <= delay < sync_every // len(fragments):
         raise TrainerConfigError(
@@ -412,7 +412,7 @@ def _check_fragments(fragments: Sequence[nn.Module], sync_every: int, delay: int
 
 def _check_manager(manager: Any) -> None:
     if manager._use_async_quorum:
-        raise TrainerConfigError("DiLoCo needs a manager made with use_async_quorum=False")
+        raise TrainerConfigError("DiLoCo needs a manager with use_async_quorum=False")
     if getattr(manager, "_init_sync", False):
         logger.warning(
             "init_sync=True throws away the first round of all replicas but one; "

@@ -117,7 +117,7 @@ def write_stamp(folder: Path, stamp: RunStamp) -> None:
 
 
 def mark_finished(folder: Path) -> None:
-    """Mark the checkpoints of a run that has come to its end: nobody has to go on from them."""
+    """Mark the checkpoints of a finished run, so that no later run continues from them."""
     for path in folder.glob(f"checkpoint-*/{STAMP_FILE}"):
         told = json.loads(path.read_text("utf-8"))
         path.write_text(json.dumps(told | {"is_finished": True}, indent=1) + "\n", "utf-8")
@@ -160,14 +160,13 @@ def checkpoint_to_resume(resume_from: str | None, folder: Path, stamp: RunStamp)
         return own
     if begun := next((path for path in whole if not stamped[path]["is_finished"]), None):
         raise TrainerConfigError(
-            f"{begun} is of a run with other settings: {'; '.join(changes_of[begun])}. Set them "
-            f"back; or go on from there with the new ones (resume_from={begun}); or begin anew, in "
-            f"another output folder, or where you delete {folder} first"
+            f"{begun} belongs to a run with other settings: {'; '.join(changes_of[begun])}. Set "
+            f"them back, continue with the new ones (resume_from={begun}), or name another folder"
         )
     if faults and not whole:
         path, fault = next(iter(faults.items()))
         raise TrainerConfigError(
-            f"{folder} has no whole checkpoint ({path.name}: {fault}): delete it to begin anew"
+            f"{folder} has no whole checkpoint ({path.name}: {fault}): delete it to start over"
         )
     return None
 

@@ -29,7 +29,7 @@ class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-i
     """Tokens per step on which the drift is charged."""
 
     logging_nan_inf_filter: bool = False
-    """Whether the log shows a mean in place of a loss that is no number. A run that diverges then
+    """Whether the log shows a mean in place of a loss that is not a number. A run that diverges then
     goes on unseen, and every step waits for the device to look."""
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-i
         if self.torch_compile:
             raise TrainerConfigError(
                 "torch_compile: every step has packed trees of other lengths, for which the model "
-                "would be compiled anew, and its head is never called as one; take it out "
+                "would be compiled again, and its head is never called as one; take it out "
                 "(attention over trees is compiled by itself on CUDA)"
             )
         if self.deepspeed:

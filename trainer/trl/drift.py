@@ -90,7 +90,7 @@ def make_drift(
     kept: Sequence[Mapping[str, Any]],
     args: ComposerConfig,
 ) -> Drift:
-    """Make the leash of a run to the model as it is now.
+    """Make the penalty for drifting from the model as it is now.
 
     Args:
         model: the trainee before its first step.

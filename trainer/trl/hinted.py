@@ -53,7 +53,7 @@ class HintChannel:
 
     @property
     def options(self) -> SDPOOptions:
-        """Return the divergence, as it is at this step."""
+        """Return the divergence at this step."""
         if self._options.wrapper != "taid":
             return self._options
         return self._options.at(self.schedule.t)

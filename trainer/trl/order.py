@@ -1,4 +1,4 @@
-"""The order of rollouts: groups of one session beside the pairs of it, in every epoch anew."""
+"""The order of rollouts: groups of one session beside the pairs of it, in every epoch again."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any

@@ -40,7 +40,7 @@ def reference_logps(
     """
     key = _key(model, pairs, collator, str(accelerator.mixed_precision))
     if (kept := _read(folder / FILE, key)) is not None:
-        logger.info("log-probs of the reference are those in %s", folder / FILE)
+        logger.info("reading the log-probs of the reference model from %s", folder / FILE)
         return kept
     was_training = model.training
     model.eval()

@@ -59,7 +59,7 @@ from trainer.trl.trainer import ComposerReplicationTrainer
 logger = logging.getLogger(__name__)
 
 RESTART_PATIENCE_S = 20.0
-"""How long a replica that is started anew waits for the end of the one that died."""
+"""How long a replica that is started again waits for the end of the one that died."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -497,7 +497,7 @@ def push_to_hub(repository: str, output: Path) -> None:
 
 
 def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
-    """Build TRL's arguments: the run's own, on CPU in float32 where there is no GPU."""
+    """Build TRL's arguments from the run's settings, with float32 on a CPU."""
     has_gpu = torch.cuda.is_available()
     others = {"MPS": torch.backends.mps.is_available(), "XPU": torch.xpu.is_available()}
     for kind in (kind for kind, is_there in others.items() if is_there and not has_gpu):
@@ -545,8 +545,8 @@ def build_trainer(
         options["environment_factory"] = parts.environment
     elif parts.rollout is not None or has_environment:
         raise TrainerConfigError(
-            f"rollouts={config.rollouts} are on record, nothing would be sampled: set "
-            "rollouts=generate"
+            f"rollouts={config.rollouts} come from the dataset, so nothing would be sampled: "
+            "set rollouts=generate"
         )
     outer_options = section_of(OuterOptions, config.outer_options, "outer_options.")
     with without_upstream_warnings():

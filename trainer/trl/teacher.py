@@ -100,7 +100,7 @@ def make_teacher(args: SharedSettings, student: nn.Module, *, has_router_loss: b
     """
     if has_router_loss:
         raise TrainerConfigError(
-            "channel 2 does not serve models with a router loss: set alpha_sdpo=0 or "
+            "channel 2 does not support models with a router loss: set alpha_sdpo=0 or "
             "router_aux_loss_coef=0"
         )
     kind = args.teacher

@@ -18,7 +18,7 @@ _STOPS = {
 
 
 class Anthropic(Dialect):
-    """Translates both ways, so that everything else knows one form of messages.
+    """Translates in both directions, so that the rest of the code has one form of messages.
 
     The address is `https://api.anthropic.com/v1`, or that of a compatible server up to `/v1`.
     Source: Anthropic's API reference, Messages and tool use (version 2023-06-01).
@@ -64,7 +64,7 @@ class Anthropic(Dialect):
         return {} if key is None else {"x-api-key": key.get_secret_value()}
 
     def reply(self, content: bytes) -> bytes:
-        """Translate a reply; what is none of the Messages API is left as it came."""
+        """Translate a reply. Anything outside the Messages API stays as it is."""
         try:
             reply = msgspec.json.decode(content, type=_Reply)
         except (msgspec.DecodeError, RecursionError):

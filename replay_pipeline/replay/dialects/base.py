@@ -56,7 +56,7 @@ class Ask:
 
 
 class Dialect:
-    """An OpenAI-compatible server. What one does otherwise is a subclass beside this file."""
+    """An OpenAI-compatible server. A server with differences has a subclass in this folder."""
 
     name: ClassVar[str] = "compatible"
     hosts: ClassVar[tuple[str, ...]] = ()

@@ -133,7 +133,7 @@ def published_secrets(folder: Place) -> AuditResult:
 
 
 def prompts_decide(folder: Place) -> AuditResult:
-    """Does it take the prompt to tell which side of a pair was chosen?"""
+    """Check that it takes the prompt to tell which side of a pair was chosen."""
     path = folder / layout.FACTS
     facts = json.loads(path.read_text("utf-8")) if path.exists() else {}
     blind = facts.get("blind_control") or {}

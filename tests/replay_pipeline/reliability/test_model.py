@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from replay_pipeline.pairs import extract_pairs
-from replay_pipeline.reliability import Ballot, Poll, draw, fit, posterior
+from replay_pipeline.reliability import Ballot, PrecisionEvidence, draw, fit, posterior
 from replay_pipeline.reliability.labels import OWN, labelings
 from tests.support.worlds import WORLDS, bought, simulate
 
@@ -197,7 +197,7 @@ def test_what_execution_proves_is_gold_for_these_pairs_and_no_sample_of_the_othe
 
 
 def precision_of(claims, checked):
-    return Poll.of(claims, checked).precision()
+    return PrecisionEvidence.of(claims, checked).precision()
 
 
 def test_precision_in_words():
@@ -210,8 +210,13 @@ def test_precision_in_words():
     assert found.words() == "precision .92 (.80 to .98), 40 pairs checked"
     assert found.n_pairs == 196  # those found wrong are gone
     assert precision_of({}, {}).words() == "no pairs"
-    halves = [Poll.of({k: claims[k] for k in list(claims)[i::2]}, checked) for i in (0, 1)]
-    assert Poll.pooled(half.to_json() for half in halves).precision().words() == found.words()
+    halves = [
+        PrecisionEvidence.of({k: claims[k] for k in list(claims)[i::2]}, checked) for i in (0, 1)
+    ]
+    assert (
+        PrecisionEvidence.pooled(half.to_json() for half in halves).precision().words()
+        == found.words()
+    )
 
 
 def test_the_drawn_pairs_are_the_doubtful_ones_and_the_same_each_time():

@@ -133,8 +133,8 @@ def test_dear_states_are_given_up():
     [
         ("cheapest", "not one of error_sites_first, cheap_first"),
         ("cheap_screen", "write it as cheap_screen:0.1"),
-        ("cheap_screen:2", "no number from 0 to 1"),
-        ("max_usd_per_pair:x", "no number from 0"),
+        ("cheap_screen:2", "not a number from 0 to 1"),
+        ("max_usd_per_pair:x", "not a number from 0"),
         ("cheap_first:1", "write it as cheap_first"),
     ],
 )

@@ -23,9 +23,9 @@ from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyEr
 from replay_pipeline.replay import database as databases
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.replay.calls import (
-    Found,
     InDoubt,
     Known,
+    LedgerEntries,
     LostCall,
     NewCall,
     Refused,
@@ -455,7 +455,7 @@ def test_a_ledger_tells_all_that_it_knows_of_some_requests(tmp_path):
         due_at=sent_at + timedelta(seconds=60), error_code="odd", generation_id="gen",
     )  # fmt: skip
     the_answer = Known(request_sha="answered", run_id="r1", cost_nano=7, row=b'"row"')
-    assert found == Found(
+    assert found == LedgerEntries(
         decided={
             "answered": the_answer,
             "lasting": Known(request_sha="lasting", run_id="r1", cost_nano=3, row=b"null"),
@@ -724,7 +724,7 @@ def test_an_answer_that_was_kept_twice_in_one_place_is_booked_once(tmp_path):
 
 
 def test_a_kept_answer_of_another_ledger_is_booked_under_a_number_of_its_own(tmp_path):
-    """A ledger was deleted and made anew: its calls have the numbers of others now."""
+    """A ledger was deleted and made again: its calls have the numbers of others now."""
     path = tmp_path / "l"
     with quick(path) as ledger:
         reserved = held(ledger, "a", 10)

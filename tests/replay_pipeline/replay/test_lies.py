@@ -187,7 +187,7 @@ def test_a_page_gets_three_calls_and_no_more(tmp_path, page, dialect):
     assert (status.calls, status.held_usd, status.spent_usd) == ({"unknown": 3}, 0, 0)
     assert report.stop_reason == "teacher_stopped"
     assert report.skipped == {"teacher_stopped": 27}
-    assert "no chat completion" in report.stopped_teachers["t"]
+    assert "not a chat completion" in report.stopped_teachers["t"]
     assert PAGE[:25].decode() in report.stopped_teachers["t"]
     assert len(report.stopped_teachers["t"]) < 400
 
@@ -433,10 +433,10 @@ def test_cookies_of_an_endpoint_are_not_sent_back(tmp_path):
 
 
 def test_a_batch_that_lies_is_booked_at_its_bounds():
-    from replay_pipeline.replay.batch import _Call, _shared_out
+    from replay_pipeline.replay.batch import _LedgerCall, _shared_out
     from replay_pipeline.replay.replies import Answer
 
-    calls = {sha: _Call(1, "s", "m", "open", 1_000_000) for sha in "ab"}
+    calls = {sha: _LedgerCall(1, "s", "m", "open", 1_000_000) for sha in "ab"}
     read = {sha: (Answer(usage=Usage(n_prompt_tokens=10)), b"") for sha in "ab"}
     for told in (0, 1e6, 10.0):
         costs, problem = _shared_out({"usage": {"cost": told}}, read, calls)

@@ -16,7 +16,7 @@ from replay_pipeline.replay.prices import Price, PriceBook, floor_nano, nano, us
 from replay_pipeline.replay.replies import read_reply
 from replay_pipeline.replay.requests import Question, RequestBuilder, with_recorded_names
 from replay_pipeline.replay.sizes import Learned, Size
-from replay_pipeline.replay.tasks import Task
+from replay_pipeline.replay.tasks import LaneQuestion
 from replay_pipeline.types import TeacherSpec
 
 LISTED = ("max_tokens", "seed", "stop", "temperature", "tool_choice", "tools", "top_p")
@@ -490,7 +490,7 @@ def task(teacher, index, n_bytes=10_000, *, n_messages=1, limit=1_000, action=WR
         size=Size(n_bytes, n_messages), max_completion_tokens=limit,
     )  # fmt: skip
     states = [{"state_id": f"s{index}", "student_action": action}]
-    return Task(index, states, 0, teacher, question, **more)
+    return LaneQuestion(index, states, 0, teacher, question, **more)
 
 
 def test_a_forecast_adds_up_tokens_and_dollars_teacher_by_teacher():

@@ -313,7 +313,7 @@ def test_reward_column_is_read_back_by_the_reward_function(dataset_folder, saved
         ({"trl": {"per_device_train_batch_size": 400}}, TrainerConfigError, "wants 100 states"),
         ({"trl": {"lr_scheduler_type": "polynomial"}}, TrainerConfigError, "constant and cosine"),
         ({"trl": {"sdpo_estimator": "full"}}, TrainerConfigError, "teacher_topk"),
-        ({"engines": {"verl": {"trainer.logger.x": 1}}}, TrainerConfigError, "no section"),
+        ({"engines": {"verl": {"trainer.logger.x": 1}}}, TrainerConfigError, "not a section"),
     ],
 )
 def test_run_that_verl_cannot_do_is_refused_before_anything_is_started(

@@ -117,7 +117,7 @@ def test_completions_get_logps_everywhere_and_divergence_where_hinted(n_hinted_r
 def test_heads_that_the_fused_pass_would_get_wrong_are_refused():
     with pytest.raises(TrainerConfigError, match="no language-model head"):
         lm_head_of(Qwen2Model(Qwen2Config(**SIZES)))
-    with pytest.raises(TrainerConfigError, match="no transformers causal LM"):
+    with pytest.raises(TrainerConfigError, match="not a transformers causal LM"):
         lm_head_of(nn.Linear(2, 2))
     adapted = get_peft_model(make_model(), LoraConfig(r=2, target_modules=["lm_head"]))
     with pytest.raises(TrainerConfigError, match="an adapter"):

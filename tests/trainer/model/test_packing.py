@@ -283,7 +283,7 @@ def test_models_without_exchangeable_attention_are_refused():
     hybrid.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(TrainerConfigError, match="linear_attention"):
         packed_logps(hybrid, tree)
-    with pytest.raises(TrainerConfigError, match="no transformers causal LM"):
+    with pytest.raises(TrainerConfigError, match="not a transformers causal LM"):
         packed_logps(nn.Linear(2, 2), tree)
 
 

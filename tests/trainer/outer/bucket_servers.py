@@ -60,7 +60,7 @@ class GoogleStorage(Bucket):
         kind = request.headers["Content-Type"].encode()
         whole = message_from_bytes(b"Content-Type: " + kind + b"\n\n" + body)
         name = json.loads(whole.get_payload(0).get_payload())["name"]
-        # The parser takes bytes that are no text for text: cut the part out by hand.
+        # The parser takes bytes that are not text for text: cut the part out by hand.
         boundary = whole.get_boundary().encode()
         data = body.split(b"--" + boundary)[2].partition(b"\n\n")[2].removesuffix(b"\n")
         is_exclusive = query.get("ifGenerationMatch") == "0"

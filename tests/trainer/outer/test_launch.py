@@ -124,7 +124,7 @@ def test_stop_and_logs_find_the_replicas_of_a_detached_launch(tmp_path, capsys, 
     assert main(["stop", *work_dir]) == 0
     assert main(["logs", *work_dir]) == 0
     assert capsys.readouterr().out.startswith("replica 0: cancelled\n")
-    assert main(["attach", *work_dir]) == 2, "who was stopped is not started anew"
+    assert main(["attach", *work_dir]) == 2, "who was stopped is not started again"
     assert "cancelled" in capsys.readouterr().err
 
 

@@ -274,7 +274,7 @@ def test_what_the_trainee_samples_is_what_teachers_score(tmp_path, dataset_folde
         (0.25, False),
     ]
     for one in report["teachers"]:
-        # Random weights write bytes that are no text; whatever is text is covered.
+        # Random weights write bytes that are not text; whatever is text is covered.
         assert 0 < one["aligned"] + one.get("in_spans", 0) <= one["tokens"]
 
 

@@ -1,4 +1,4 @@
-"""One controller: spawns the meshes, watches them, starts dead replicas anew, gathers reports.
+"""One controller: spawns the meshes, watches them, starts dead replicas again, gathers reports.
 
 A replica whose process died is stopped whole and spawned again; it goes on from its last whole
 checkpoint (ranks) or from the state of the outer loop (replicas), while the others keep working.

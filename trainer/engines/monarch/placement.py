@@ -1,4 +1,4 @@
-"""Who runs where on the mesh, what each replica is told, and when a dead one is started anew."""
+"""Who runs where on the mesh, what each replica is told, and when a dead one is started again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -107,7 +107,7 @@ class RestartBudget:
     _last: Path | None = field(default=None, init=False)
 
     def allows(self, checkpoint: Path | None) -> bool:
-        """Note one death; whether to start again from `checkpoint`."""
+        """Count one failure, and return whether to restart from `checkpoint`."""
         self.n_deaths += 1
         self._in_a_row = 1 if checkpoint != self._last else self._in_a_row + 1
         self._last = checkpoint

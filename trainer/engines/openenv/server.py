@@ -200,7 +200,7 @@ def make_app(tasks: ReplayTasks, reward: RowReward, *, max_sessions: int = 64) -
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until told to end; the first line of output is the address."""
+    """Serve until the process is stopped. The first line of output is the address."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer.engines.openenv.server",
         description="Recorded states of a published dataset as an OpenEnv environment.",

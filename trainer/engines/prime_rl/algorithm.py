@@ -80,7 +80,7 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
         self._n_drawn = self._n_groups = self._n_rl_tokens = self._n_hints = 0
 
     async def setup(self) -> None:
-        """Score all pairs under the policy as it is before the first step, if a variant needs it."""
+        """Score all pairs with the first policy, if a variant of the loss needs it."""
         await super().setup()
         if self.options.alpha_sdpo > 0:
             self._renderer = create_renderer(

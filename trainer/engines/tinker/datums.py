@@ -24,7 +24,7 @@ from trainer.losses.divergence import with_tail
 
 __all__ = [
     "CustomLoss",
-    "Rollout",
+    "SampledResponse",
     "distillation_datums",
     "distillation_loss",
     "pair_datums",
@@ -40,7 +40,7 @@ SIDES = ("chosen_ids", "rejected_ids")
 
 
 @dataclass(kw_only=True)
-class Rollout:
+class SampledResponse:
     """One sampled response to a recorded state."""
 
     prompt_ids: list[int]
@@ -55,7 +55,11 @@ class Rollout:
 
 
 def policy_datums(
-    rollouts: Sequence[Rollout], *, objective: str, weight: float, max_completion_length: int
+    rollouts: Sequence[SampledResponse],
+    *,
+    objective: str,
+    weight: float,
+    max_completion_length: int,
 ) -> list[Datum]:
     """Return the rollouts with an advantage, ready for the loss `importance_sampling`.
 
@@ -76,7 +80,9 @@ def policy_datums(
     return datums
 
 
-def sampled_distillation_datums(rollouts: Sequence[Rollout], *, weight: float) -> list[Datum]:
+def sampled_distillation_datums(
+    rollouts: Sequence[SampledResponse], *, weight: float
+) -> list[Datum]:
     """Return hinted rollouts with `log p_teacher - log p_student` as each token's advantage.
 
     Under `importance_sampling` that is `sampled_reverse_kl_per_token`'s gradient, as a mean.
@@ -95,7 +101,7 @@ def sampled_distillation_datums(rollouts: Sequence[Rollout], *, weight: float) -
     ]
 
 
-def _scored_datum(rollout: Rollout, advantages: list[float]) -> Datum:
+def _scored_datum(rollout: SampledResponse, advantages: list[float]) -> Datum:
     ids = [*rollout.prompt_ids, *rollout.response_ids]
     unscored = [0.0] * (len(rollout.prompt_ids) - 1)
     return Datum(
@@ -108,7 +114,7 @@ def _scored_datum(rollout: Rollout, advantages: list[float]) -> Datum:
     )
 
 
-def distillation_datums(rollouts: Sequence[Rollout]) -> list[Datum]:
+def distillation_datums(rollouts: Sequence[SampledResponse]) -> list[Datum]:
     """Return hinted rollouts whose targets are the teacher's K likeliest tokens at each position."""
     datums = []
     for rollout in rollouts:
@@ -129,7 +135,7 @@ def distillation_datums(rollouts: Sequence[Rollout]) -> list[Datum]:
 
 
 def distillation_loss(
-    rollouts: Sequence[Rollout], options: SDPOOptions, *, weight: float
+    rollouts: Sequence[SampledResponse], options: SDPOOptions, *, weight: float
 ) -> CustomLoss:
     """Make channel 2's loss on the log-probs of `distillation_datums(rollouts)`.
 

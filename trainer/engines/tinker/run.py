@@ -27,7 +27,7 @@ from trainer.engines.handover import (
 from trainer.engines.settings_file import read_settings
 from trainer.engines.tinker.datums import (
     SIDES,
-    Rollout,
+    SampledResponse,
     distillation_datums,
     distillation_loss,
     pair_datums,
@@ -242,7 +242,7 @@ class TinkerRun:
             self.save(f"step-{step + 1}")
         return metrics
 
-    def backward(self, rollouts: Sequence[Rollout], step: int) -> dict[str, Any]:
+    def backward(self, rollouts: Sequence[SampledResponse], step: int) -> dict[str, Any]:
         """Have the server accumulate the gradients of each channel that has anything to say."""
         shared, futures = self.shared, {}
         policy = policy_datums(
@@ -287,7 +287,7 @@ class TinkerRun:
     def _count_trained(self, datums: Sequence[Any], *, n_passes: int = 1) -> None:
         self.counts["trained_tokens"] += n_passes * sum(d.model_input.length for d in datums)
 
-    def rollouts(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
+    def rollouts(self, step: int) -> tuple[list[SampledResponse], dict[str, float]]:
         """Sample groups at the step's states, with advantages and hinted scores."""
         shared = self.shared
         states = [self.states[i] for i in self._order.step(step)]
@@ -309,11 +309,11 @@ class TinkerRun:
             )
             for k, prompt in enumerate(prompts)
         ]
-        found: list[Rollout] = []
+        found: list[SampledResponse] = []
         rewards: list[float] = []
-        scored: list[tuple[Rollout, int, Any]] = []
+        scored: list[tuple[SampledResponse, int, Any]] = []
         for row, prompt, future in zip(states, prompts, sampled, strict=True):
-            group: list[Rollout] = []
+            group: list[SampledResponse] = []
             own: list[float] = []
             for sequence in self._done(future).sequences:
                 ids = [int(i) for i in sequence.tokens]
@@ -324,7 +324,9 @@ class TinkerRun:
                 logprobs = [float(value) for value in sequence.logprobs or []]
                 if len(logprobs) != len(ids):
                     raise AlignmentError(f"{len(logprobs)} log-probs for {len(ids)} sampled tokens")
-                group.append(Rollout(prompt_ids=prompt, response_ids=ids, logprobs=logprobs))
+                group.append(
+                    SampledResponse(prompt_ids=prompt, response_ids=ids, logprobs=logprobs)
+                )
                 text = self.renderer.tokenizer.decode(ids, skip_special_tokens=True)
                 own.append(float(self.reward(parse_action(text), row)))
             for rollout, advantage in zip(group, self._advantages(own), strict=True):
@@ -374,7 +376,7 @@ class TinkerRun:
             topk_prompt_logprobs=self.shared.sdpo_top_k or DEFAULT_TOP_K,
         )
 
-    def _keep_scores(self, rollout: Rollout, n_hinted: int, answer: Any) -> None:
+    def _keep_scores(self, rollout: SampledResponse, n_hinted: int, answer: Any) -> None:
         n_response = len(rollout.response_ids)
         is_sampled = self.shared.sdpo_estimator == "sampled"
         if is_sampled:

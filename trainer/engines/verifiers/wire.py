@@ -62,7 +62,7 @@ def nested_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
 
 
 def nested_action(message: Mapping[str, Any]) -> Message:
-    """Turn a reply of a trace into the action that rewards know."""
+    """Turn a reply of a trace into an action for the rewards."""
     calls = [
         {
             "id": call["id"],

@@ -202,7 +202,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         if step > 0:
             raise DatasetError(
                 f"{options.reference} does not hold the reference log-probs of these pairs, and the "
-                f"weights have moved {step} steps since the start: restore the file, or start anew"
+                f"weights have moved {step} steps since the start: restore the file, or start over"
             )
         everything = range(len(self.pairs))
         part = self._part(everything, options)

@@ -56,7 +56,7 @@ class ReplicaState(Enum):
 class ReplicaHandle:
     """One replica that was started. Serialisable, and enough to find it again.
 
-    `command` and `env` are kept to start it anew; secrets are not kept. Without a `job_id` it is
+    `command` and `env` are kept to start it again; secrets are not kept. Without a `job_id` it is
     about to be started, or who started it was killed before the platform's answer.
     """
 
@@ -198,12 +198,12 @@ class ServerlessExecutor(ABC):
     def relaunch(
         self, handle: ReplicaHandle, *, secrets: Mapping[str, str] | None = None
     ) -> ReplicaHandle:
-        """Start a replica anew under the same rank, as its next attempt."""
+        """Start a replica again under the same rank, as its next attempt."""
         self.cancel([handle])
         return self.start(replace(handle, attempt=handle.attempt + 1, job_id=""), secrets)
 
     def start(self, handle: ReplicaHandle, secrets: Mapping[str, str] | None) -> ReplicaHandle:
-        """Start one replica, which the ledger knows before and after; return it with its job.
+        """Start one replica, and book it before and after; return it with its job.
 
         Raises:
             ReplicaFailedError: The platform refused, or the ledger has no money for it.
@@ -230,7 +230,7 @@ class ServerlessExecutor(ABC):
         return started
 
     def found(self, handle: ReplicaHandle) -> ReplicaHandle | None:
-        """Return a replica whose start was not heard of any more, if the platform knows it."""
+        """Return a replica whose start got no reply, if the platform knows it."""
         job_id = self._find(handle)
         if job_id is None:
             return None
@@ -383,9 +383,9 @@ def supervise(
     secrets: Mapping[str, str] | None = None,
     renewed: Callable[[ReplicaHandle], ReplicaHandle] = lambda handle: handle,
 ) -> list[ReplicaHandle]:
-    """Watch replicas until all have succeeded, and start those anew that died.
+    """Watch replicas until all have succeeded, and start those again that died.
 
-    A replica that came to its time limit is started anew once: one that hangs would hang again.
+    A replica that came to its time limit is started again once: one that hangs would hang again.
 
     Args:
         executor: Where they run.
@@ -393,14 +393,14 @@ def supervise(
         max_restarts: Restarts allowed, of all replicas together.
         poll_s: Seconds between looks.
         secrets: Given again at each restart.
-        renewed: Gets a dead replica before it is started anew and returns it, perhaps with
+        renewed: Gets a dead replica before it is started again and returns it, perhaps with
             another limit of life; what it raises ends the watch.
 
     Returns:
         The handles of the attempts that succeeded.
 
     Raises:
-        ReplicaFailedError: One died and may not be started anew, or one was cancelled; the others
+        ReplicaFailedError: One died and may not be started again, or one was cancelled; the others
             are stopped.
     """
     current = list(handles)
@@ -421,7 +421,7 @@ def supervise(
                 n_restarts += 1
                 if status.state is ReplicaState.TIMED_OUT:
                     hung.add(status.rank)
-                logger.warning("replica %d %s: starting it anew", status.rank, status.state.value)
+                logger.warning("replica %d %s: starting it again", status.rank, status.state.value)
                 current[index] = executor.relaunch(renewed(current[index]), secrets=secrets)
             executor.sleep(poll_s)
     except BaseException as error:

@@ -37,7 +37,7 @@ def _reap() -> None:
 
 
 class LocalProcessExecutor(ServerlessExecutor):
-    """Runs each replica as a process group of its own, started anew and never forked.
+    """Runs each replica as a process group of its own, started again and never forked.
 
     Another process can take over the watch.
 
