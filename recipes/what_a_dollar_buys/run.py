@@ -52,8 +52,8 @@ class Size:
     """What each arm may spend on teachers."""
 
 
-QUICK = Size(n_form=240, n_train=240, n_test=60, form_steps=250, steps=60, usd=0.031)
-FULL = Size(n_form=240, n_train=360, n_test=240, form_steps=250, steps=200, usd=0.046)
+QUICK = Size(n_form=600, n_train=240, n_test=60, form_steps=150, steps=50, usd=0.031)
+FULL = Size(n_form=600, n_train=360, n_test=240, form_steps=150, steps=120, usd=0.046)
 
 
 def command(*words: str | Path, log: Path) -> None:

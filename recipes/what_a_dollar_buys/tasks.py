@@ -87,7 +87,7 @@ class Repository:
     def text(self) -> str:
         """What the user says."""
         path = self.family.path
-        lines = [f"{path.format(x=n)} {s}" for n, s in zip(self.names, self.statuses, strict=True)]
+        lines = [f"{s}: {path.format(x=n)}" for n, s in zip(self.names, self.statuses, strict=True)]
         return "\n".join([self.family.shown, *lines, self.family.request])
 
     @property
@@ -201,6 +201,19 @@ def _families(kind: str, seed: int) -> list[Family]:
     return found
 
 
+def _drawn_families(n: int, draw: random.Random) -> list[Family]:
+    """Draw families for the agent to learn from, each with another request, place, and pair of statuses."""
+    parts, found = _DATA["drawn"], []
+    for number in range(n):
+        verb = draw.choice(("read", "run", "remove"))
+        wanted, opposite = draw.sample(parts["statuses"], 2)
+        path = draw.choice([p for p in parts["paths"] if verb != "run" or p.endswith(".py")])
+        request = draw.choice(_DATA["named"][verb]).replace("STATUS", wanted)
+        shown = draw.choice(parts["shown"])
+        found.append(Family(f"drawn {number}", shown, path, verb, wanted, opposite, request))
+    return found
+
+
 def repositories(
     *, n_form: int = 240, n_train: int = 360, n_test: int = 240, seed: int = 0, tasks: int = 0
 ) -> list[Repository]:
@@ -222,6 +235,7 @@ def repositories(
     found, draw = [], random.Random(seed)
     for split, kind, n, names in kinds:
         families = _families(kind, tasks)
+        families += _drawn_families(n - len(families), draw) if split == "form" else []
         draw.shuffle(families)
         found += [_drawn(families[i % len(families)], split, i, names, draw) for i in range(n)]
     return found
