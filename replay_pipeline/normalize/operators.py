@@ -162,7 +162,7 @@ class PairTextLengthFilter(PairFilter):
 
 @OPERATORS.register_module("pair_words_num_filter")
 class PairWordsNumFilter(PairFilter):
-    """Keeps pairs of which both sides have a number of words in range."""
+    """Keeps a pair if the number of words of each side is in range."""
 
     def __init__(
         self, min_num: int = 1, max_num: int = sys.maxsize, *args: Any, **kwargs: Any
