@@ -32,6 +32,7 @@ from trainer.model.scoring import CHUNK, project, response_states
 logger = logging.getLogger(__name__)
 
 DEFAULT_NEW_TOKENS = 256
+DEFAULT_PROMPT_TOKENS = 1024
 N_PROMPTS = 64
 """Rendered prompts that are kept."""
 
@@ -39,8 +40,12 @@ N_PROMPTS = 64
 class LocalModel:
     """Answers requests of the OpenAI protocol; one at a time."""
 
-    def __init__(self, folder: str | Path, *, max_prompt_tokens: int = 1024) -> None:
+    def __init__(self, folder: str | Path, *, max_prompt_tokens: int | None = None) -> None:
         """Load the model.
+
+        Args:
+            folder: of a causal LM.
+            max_prompt_tokens: by default what it was trained with, or 1,024 if that isn't known.
 
         Raises:
             TrainerConfigError: there is no causal LM with a tokenizer in the folder.
@@ -53,8 +58,9 @@ class LocalModel:
         self.model: Any = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         how = Path(folder) / RENDERING_FILE
         rendering = json.loads(how.read_text("utf-8")) if how.is_file() else {}
+        longest = rendering.pop("max_prompt_tokens", None) or DEFAULT_PROMPT_TOKENS
         self.renderer = Renderer(
-            tokenizer=tokenizer, max_prompt_tokens=max_prompt_tokens, **rendering
+            tokenizer=tokenizer, max_prompt_tokens=max_prompt_tokens or longest, **rendering
         )
         self._one_at_a_time = threading.Lock()
         self._prompts: dict[str, list[int]] = {}
@@ -189,6 +195,9 @@ class ModelServer(ThreadingHTTPServer):
     """Serves one model on this machine."""
 
     daemon_threads = True
+    request_queue_size = (
+        128  # of the five that are the default, a client with more requests sees resets
+    )
 
     def __init__(self, model: LocalModel, name: str, *, port: int = 0) -> None:
         """Listen on `port`, or on any free one."""
@@ -246,7 +255,8 @@ def serve_command(arguments: Sequence[str]) -> int:
         "--name", help="the model's name in requests; by default, the folder's name"
     )
     parser.add_argument("--port", type=int, default=0, help="any free port by default")
-    parser.add_argument("--max-prompt-tokens", type=int, default=1024)
+    help_ = "by default those of the model's training, or 1024"
+    parser.add_argument("--max-prompt-tokens", type=int, help=help_)
     options = parser.parse_args(arguments)
     try:
         model = LocalModel(options.model, max_prompt_tokens=options.max_prompt_tokens)

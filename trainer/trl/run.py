@@ -597,7 +597,8 @@ def save_checkpoint(
     tokenizer.save_pretrained(str(folder))
     # Who serves the model must show it prompts as training did.
     shared = config.shared
-    rendering = {"window": shared.prompt_window, "with_tools": shared.render_tools}
+    rendering: dict[str, Any] = {"window": shared.prompt_window, "with_tools": shared.render_tools}
+    rendering |= {"max_prompt_tokens": shared.max_prompt_tokens}
     _write_json(folder / RENDERING_FILE, rendering)
 
 

@@ -4,6 +4,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -68,6 +69,12 @@ def test_a_stream_has_the_whole_message_its_end_and_its_usage(server, monkeypatc
     assert {event["object"] for event in (first, last, counted)} == {"chat.completion.chunk"}
 
 
+def test_many_clients_at_once_are_all_answered(server):
+    with ThreadPoolExecutor(60) as pool:
+        answers = list(pool.map(lambda _: ask(server, max_tokens=1), range(60)))
+    assert all(answer["choices"] for answer in answers)
+
+
 def test_a_cut_answer_says_so_and_a_bad_request_is_refused(server):
     answer = ask(server, max_tokens=1)
     assert answer["usage"]["completion_tokens"] == 1
@@ -85,6 +92,9 @@ def test_a_served_checkpoint_shows_prompts_as_its_training_did(tmp_path, model, 
     model.save_pretrained(tmp_path / "m")
     tokenizer.save_pretrained(tmp_path / "m")
     assert LocalModel(tmp_path / "m").renderer.window == "decision"
-    (tmp_path / "m" / "rendering.json").write_text('{"window": "tail", "with_tools": false}')
+    assert LocalModel(tmp_path / "m").renderer.max_prompt_tokens == 1024
+    kept = {"window": "tail", "with_tools": False, "max_prompt_tokens": 96}
+    (tmp_path / "m" / "rendering.json").write_text(json.dumps(kept))
+    assert LocalModel(tmp_path / "m").renderer.max_prompt_tokens == 96
     renderer = LocalModel(tmp_path / "m", max_prompt_tokens=64).renderer
     assert (renderer.window, renderer.with_tools, renderer.max_prompt_tokens) == ("tail", False, 64)
