@@ -31,7 +31,7 @@ _KNOWN_RIGHT = 0.99
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
+class _MarkedSide:
     """What a person said of a pair, and where its chosen side stands on the ballot of its state."""
 
     group: int
@@ -74,7 +74,7 @@ class Claims:
         self._chances = chances or {}
         self._known = known
         self._ballots: dict[str, Ballot] = {}
-        self._marks: dict[str, _Mark] = {}
+        self._marks: dict[str, _MarkedSide] = {}
         """By state: of several marks at one the last."""
         self._claims: list[_Claim] = []
 
@@ -92,7 +92,7 @@ class Claims:
             marked = self._checked.get(pair_id)
             if marked is not None and (group := self._box.group_of(ballot, [vote.family])):
                 chance = self._chances.get(pair_id, 1.0)
-                self._marks[ballot.state_id] = _Mark(group, marked, chance)
+                self._marks[ballot.state_id] = _MarkedSide(group, marked, chance)
 
     def beliefs(self, state_id: str) -> tuple[Ballot, Beliefs] | None:
         """Return the estimates made elsewhere for a state, or `None`."""

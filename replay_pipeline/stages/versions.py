@@ -27,10 +27,13 @@ PARTS: dict[str, tuple[str, ...]] = {
         "!ingesters/traces.py",
         "!ingesters/batches.py",
         "!ingesters/kept_bytes.py",
+        "!ingesters/surroundings.py",
     ),
     "secret rules": ("redaction/**/*", "!redaction/printable.py", "kingfisher-secret-scanner"),
     "prompts": (
         "ingesters/traces.py",
+        "ingesters/attachments.py",
+        "ingesters/surroundings.py",
         "ingesters/tool_schemas.py",
         "ingesters/wire.py",
         "ingesters/known_tools*",

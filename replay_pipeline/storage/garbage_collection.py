@@ -5,8 +5,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-import pyarrow as pa
-
 
 @contextmanager
 def without_collector() -> Iterator[None]:
@@ -22,6 +20,8 @@ def without_collector() -> Iterator[None]:
 
 def give_back_memory() -> None:
     """Hand memory that is free back to the system, which allocators keep for the next time."""
+    import pyarrow as pa  # noqa: PLC0415 - `status` goes without
+
     pa.default_memory_pool().release_unused()
     with suppress(OSError, AttributeError):  # glibc alone has it
         ctypes.CDLL(None).malloc_trim(0)

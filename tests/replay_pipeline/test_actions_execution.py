@@ -170,8 +170,8 @@ def test_what_only_selects_or_shows_is_no_object(one, other):
     [
         ('[ls]\noptions = "-a,--all -a"', "listed twice"),
         ('[ls]\noptions = "-all"', "misspelt"),
-        ('[ls]\noptions = "-a"\noverride = ["a b"]', "b overrides"),
-        ('[ls]\noptions = "-a"\nobjects = "b"', "b names objects"),
+        ('[ls]\noptions = "-a"\noverride = ["a b"]', "b is listed as overriding"),
+        ('[ls]\noptions = "-a"\nobjects = "b"', "b is listed under objects"),
         ('[ls]\noptions = "-a,-NUM"', "need each other"),
         ('[ls]\noptoins = "-a"', "optoins"),
         ('[ls]\noperands = "files"', "files"),
