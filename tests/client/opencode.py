@@ -20,10 +20,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.client.clients import FOLDER, packed
+from tests.client.recordings import renamed
 
 VERSION = "1.18.34"
 RECORDED_TABLES = ("project", "session", "message", "part", "session_context_epoch")
-_LONGEST = 160
 _CONTEXT = 20_000
 Call = tuple[str, dict[str, Any]]
 
@@ -199,7 +199,7 @@ class OpenCodeRecording:
         self._names = {str(desk.project): "/home/kim/tide", str(desk.home): "/home/kim"}
         with closing(sqlite3.connect(desk.data / "opencode.db")) as rows:
             self.sql = [*self._dumped(rows)]
-        self.sent = [self._changed({"messages": each["messages"]}) for each in requests]
+        self.sent = [renamed({"messages": each["messages"]}, self._names) for each in requests]
 
     def _dumped(self, rows: sqlite3.Connection) -> Iterator[list[Any]]:
         for table in RECORDED_TABLES:
@@ -211,19 +211,8 @@ class OpenCodeRecording:
 
     def _cell(self, value: Any) -> Any:
         if isinstance(value, str) and value.startswith("{"):
-            return json.dumps(self._changed(json.loads(value)), ensure_ascii=False)
-        return self._changed(value)
-
-    def _changed(self, value: Any) -> Any:
-        if isinstance(value, str):
-            for name, other in self._names.items():
-                value = value.replace(name, other)
-            return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
-        if isinstance(value, list):
-            return [self._changed(item) for item in value]
-        if isinstance(value, dict):
-            return {key: self._changed(item) for key, item in value.items()}
-        return value
+            return json.dumps(renamed(json.loads(value), self._names), ensure_ascii=False)
+        return renamed(value, self._names)
 
 
 def main() -> None:

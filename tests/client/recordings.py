@@ -10,7 +10,7 @@ import gzip
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from platform import release
 from tempfile import TemporaryDirectory
@@ -39,6 +39,19 @@ def canonical(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"content": kept}
 
 
+def renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """Return a value of JSON with other names in all of its texts, and long ones cut short."""
+    if isinstance(value, str):
+        for name, other in names.items():
+            value = value.replace(name, other)
+        return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
+    if isinstance(value, list):
+        return [renamed(item, names) for item in value]
+    if isinstance(value, dict):
+        return {key: renamed(item, names) for key, item in value.items()}
+    return value
+
+
 class Recording:
     """The log of one conversation and what was sent in it, with other names for this machine's folders."""
 
@@ -55,7 +68,7 @@ class Recording:
         for message_id, body in requests:
             messages = []
             for message in map(canonical, body["messages"]):
-                messages.append(self._changed(message))
+                messages.append(renamed(message, self._names))
                 hashes[hash_of(message)] = hash_of(messages[-1])
             self.sent.append({"id": message_id, "messages": messages, **self._shape(body)})
         self.logs = {
@@ -69,17 +82,6 @@ class Recording:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(gzip.compress(data, mtime=0))
 
-    def _changed(self, value: Any) -> Any:
-        if isinstance(value, str):
-            for name, other in self._names.items():
-                value = value.replace(name, other)
-            return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
-        if isinstance(value, list):
-            return [self._changed(item) for item in value]
-        if isinstance(value, dict):
-            return {key: self._changed(item) for key, item in value.items()}
-        return value
-
     def _shape(self, body: Body) -> dict[str, Any]:
         texts = [block["text"] for block in body.get("system") or ()]
         tools = [
@@ -87,12 +89,14 @@ class Recording:
             for tool in body.get("tools") or ()
         ]
         return {
-            "system": [self._changed(text) for text in texts if not text.startswith("x-anthropic")],
-            "tools": self._changed(tools),
+            "system": [
+                renamed(text, self._names) for text in texts if not text.startswith("x-anthropic")
+            ],
+            "tools": renamed(tools, self._names),
         }
 
     def _row(self, row: dict[str, Any], hashes: dict[str, str]) -> dict[str, Any]:
-        row = self._changed(row)
+        row = renamed(row, self._names)
         row.pop("toolUseResult", None)
         if row["type"] == "api-request":
             row["tail"] = [hashes[name] for name in row["tail"]]
