@@ -12,10 +12,9 @@ from pathlib import Path
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.receipts import Receipts
-from replay_pipeline.stages.stage import ALL
 from replay_pipeline.storage.permissions import tighten_root
 from replay_pipeline.storage.root_index import FILE, RootIndex
-from replay_pipeline.storage.store import as_path, check_reachable, names_of_json
+from replay_pipeline.storage.store import check_reachable, names_of_json
 
 FOLDER = "folder"
 """In the report of `publish`: the place of a dataset that was put elsewhere than into the data root."""
@@ -37,18 +36,7 @@ class Overview:
         tighten_root(settings.data_dir)
         self.index = RootIndex(settings.data_dir, self._index_file())
         self.receipts = Receipts(settings.data_dir, self.index)
-        self.settings = self._with_dataset_folder()
         self._keys: list[str] | None = None
-
-    def _with_dataset_folder(self) -> Settings:
-        """Return the settings with the dataset where `publish --to` put it, if they name no place."""
-        last = None if self.settings.publish.folder else self.receipts.read("publish", ALL)
-        if last is None or not (place := last.report.get(FOLDER)):
-            return self.settings
-        if not (folder := as_path(place)).exists():
-            return self.settings
-        publish = self.settings.publish.model_copy(update={"folder": folder})
-        return self.settings.model_copy(update={"publish": publish})
 
     def _index_file(self) -> Path | None:
         """Return where the index of the root lies; `None` if this machine has no folder for it."""

@@ -150,11 +150,6 @@ def _rows(
             raise DatasetError(f"{failed}: {_reason(error)}") from error
         return _missing(failed, error, is_optional=is_optional)
     except ValueError as error:
-        if split == "train" and str(error).startswith("Unknown split"):
-            raise DatasetError(
-                f"{source}: {name} has no split train, so all of its rows are held out: publish more "
-                "sessions, or with a smaller test_fraction"
-            ) from error
         return _missing(failed, error, is_optional=is_optional)
     try:
         return checked_rows(rows, where)
@@ -212,6 +207,11 @@ def _missing(failed: str, error: Exception, *, is_optional: bool) -> list[Any]:
     if is_optional:
         logger.info("%s: %s", failed, error)
         return []
+    if str(error).startswith('Unknown split "train"'):
+        raise DatasetError(
+            f"{failed}: there is no split train, so all of its rows are held out: publish more sessions, "
+            "or with a smaller test_fraction"
+        ) from error
     raise DatasetError(f"{failed}: {error}") from error
 
 
