@@ -31,8 +31,8 @@ class Policy:
         pad, ends = self.tokenizer.pad_token_id, end_tokens(self.model, self.tokenizer)
         how = {"do_sample": False, "max_new_tokens": 48, "pad_token_id": pad, "eos_token_id": ends}
         done: list[dict[str, Any]] = []
-        for start in range(0, len(asked), 20):
-            prompts = [one.prompt for one in asked[start : start + 20]]
+        for start in range(0, len(asked), 60):
+            prompts = [one.prompt for one in asked[start : start + 60]]
             ids = [self.collator.renderer.prompt_ids(prompt) for prompt in prompts]
             batch = self.tokenizer.pad({"input_ids": ids}, return_tensors="pt")
             with torch.no_grad():

@@ -111,24 +111,28 @@ def answers(
     """Draw what scripted teachers do, by state and model.
 
     A teacher is right with its accuracy. At a share of states all are right or wrong together, and wrong in
-    the same way. `labels` draws one of the six files by a coin, or what is right in another repository.
+    the same way. `habits` draws for a family of requests what else is drawn for each state: a teacher that
+    gets one of its requests wrong gets all of them wrong, in the same way. `labels` draws one of the six
+    files by a coin, or what is right in another repository.
     """
     by_id, found = {one.id: one for one in asked}, {}
     for state in ClaudeCodeIngester().ingest(sessions):
         one = by_id[state["session_id"]]
-        draw = random.Random(f"{seed} {one.id}")
+        place = one.family.name if regime.get("habits") else one.id
+        draw = random.Random(f"{seed} {place}")
         shared, wrong = draw.random(), one.wrong_action(draw)
         is_shared = draw.random() < regime.get("shared", 0)
         said = found[state["state_id"]] = {}
         for number, teacher in enumerate(PLAN["teachers"]):
+            own = random.Random(f"{seed} {place} {number}")
             if regime.get("labels") == "coin":
-                action = one.family.message(draw.choice(one.names))
+                action = one.family.message(own.choice(one.names))
             elif regime.get("labels") == "foreign":
                 action = asked[asked.index(one) - 1].right_action(random.Random(0))
-            elif (shared if is_shared else draw.random()) < regime["accuracies"][number]:
-                action = one.right_action(draw)
+            elif (shared if is_shared else own.random()) < regime["accuracies"][number]:
+                action = one.right_action(own)
             else:
-                action = wrong if is_shared else one.wrong_action(draw)
+                action = wrong if is_shared else one.wrong_action(own)
             said[teacher["model"]] = action
     return found
 

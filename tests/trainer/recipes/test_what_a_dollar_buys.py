@@ -141,6 +141,7 @@ def wrong(recipe, tasks, tmp_path_factory):
         ("weaker", 0.3, 0.49),
         ("shared", 0.7, 0.87),
         ("coin", 0.25, 0.43),
+        ("habits", 0.7, 0.5),
     ],
 )
 def test_scripted_teachers_are_as_right_as_their_regime_says(
