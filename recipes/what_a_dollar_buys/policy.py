@@ -13,6 +13,7 @@ from trainer.data.acting import end_tokens
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.evaluation import preference_score
 from trainer.data.rewards import parse_action
+from trainer.model.packing import enable_tree_attention, packed_pair_logps
 
 
 class Policy:
@@ -48,4 +49,6 @@ class Policy:
             draw = random.Random(one.id)
             right, wrong = one.right_action(draw), one.wrong_action(draw)
             rows.append({"prompt": one.prompt, "chosen": [right], "rejected": [wrong]})
-        return [m > 0 for m in preference_score(self.model, self.collator, rows).margins]
+        enable_tree_attention(self.model)  # both sides read their prompt once
+        score = preference_score(self.model, self.collator, rows, forward=packed_pair_logps)
+        return [margin > 0 for margin in score.margins]
