@@ -202,7 +202,7 @@ class Work:
         told = {rewards.VARIABLE: json.dumps(drawn), "PYTHONPATH": str(HERE)}
         os.environ.update(told)  # noqa: TID251
         out.mkdir(parents=True, exist_ok=True)
-        identity = json.dumps([size, draw, str(model)])
+        identity = json.dumps([size, draw, model.name])
         if (kept_as := out / "run.json").exists() and kept_as.read_text("utf-8") != identity:
             raise SystemExit(f"{out}: another run is there; name another folder")
         kept_as.write_text(identity, "utf-8")
