@@ -105,7 +105,7 @@ def prepare_demo(data: Path, model: Path | None = None) -> None:
 
     path = data / "settings.toml"
     if path.exists() and not path.read_text("utf-8").startswith(_DEMO_HEADER):
-        raise ConfigError(f"{path} is not the demo's: choose another folder with --data")
+        raise ConfigError(f"{path} was not made by the demo: choose another folder with --data")
     is_real = environment("REPLAY_TEACHERS", "sample") != "sample"
     lines = [
         _DEMO_HEADER,

@@ -117,7 +117,7 @@ def harness_of_request(
             framings: dict[Kind, Framing] = {"main": framing_of(told)}
             return Harness(agent=agent, version=version, how="request", framings=framings)
     raise ConfigError(
-        "no request of a conversation: it needs tools and a first message of the user"
+        "this is not the request of a conversation: it needs tools and a first message from the user"
     )
 
 

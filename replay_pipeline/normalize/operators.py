@@ -222,7 +222,7 @@ class PairCharacterRepetitionFilter(PairFilter):
         """
         super().__init__(*args, **kwargs)
         if rep_len < 1:
-            raise ValueError(f"rep_len is {rep_len}, but a window has at least one character")
+            raise ValueError(f"rep_len is {rep_len}, but must be at least 1 character")
         self.rep_len, self.bounds = rep_len, (min_ratio, max_ratio)
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
@@ -375,7 +375,7 @@ class PairExactDeduplicator(PairDeduplicator):
         """
         super().__init__(*args, **kwargs)
         if not keys or set(keys) - set(_PARTS):
-            raise ValueError(f"keys is {keys}, but takes some of {', '.join(_PARTS)}")
+            raise ValueError(f"keys is {keys}, but must be some of {', '.join(_PARTS)}")
         self.lowercase, self.ignore_non_character = lowercase, ignore_non_character
         self.key_parts = tuple(keys)
 
@@ -438,11 +438,12 @@ class PairNearDeduplicator(PairDeduplicator):
         """
         super().__init__(*args, view=view, **kwargs)
         if not 0 < jaccard_threshold <= 1:
-            raise ValueError(f"jaccard_threshold is {jaccard_threshold}, but lies in (0, 1]")
+            raise ValueError(
+                f"jaccard_threshold is {jaccard_threshold}, but must be above 0 and at most 1"
+            )
         if window_size < 1 or num_permutations < N_BANDS or num_permutations % N_BANDS:
             raise ValueError(
-                f"window_size is {window_size} and num_permutations {num_permutations}, but takes "
-                f"at least 1, and a multiple of {N_BANDS}"
+                f"window_size={window_size} must be at least 1, and num_permutations={num_permutations} a multiple of {N_BANDS}"
             )
         self.jaccard_threshold, self.window_size = jaccard_threshold, window_size
         self.num_permutations, self.max_prompt_words = num_permutations, max_prompt_words
@@ -502,7 +503,7 @@ class PairSessionCapFilter(PairDeduplicator):
         """
         super().__init__(*args, view=view, **kwargs)
         if min(max_pairs, max_repeats) < 1:
-            raise ValueError("max_pairs and max_repeats are at least 1")
+            raise ValueError("max_pairs and max_repeats must be at least 1")
         self.max_pairs, self.max_repeats = max_pairs, max_repeats
 
     def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
@@ -542,7 +543,7 @@ class PairLengthBiasFilter(PairFilter):
         """
         super().__init__(*args, **kwargs)
         if max_ratio < 1:
-            raise ValueError(f"max_ratio is {max_ratio}, but is at least 1")
+            raise ValueError(f"max_ratio is {max_ratio}, but must be at least 1")
         self.max_ratio = max_ratio
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
@@ -706,7 +707,9 @@ class PairEachSideFilter(PairFilter):
         super().__init__(*args, **kwargs)
         self._judged_by, self._arguments = operator, inner_arguments(arguments)
         if not operator:
-            raise ValueError("operator is missing: the filter of data-juicer that judges")
+            raise ValueError(
+                "operator is missing: name the filter of data-juicer that judges the sides"
+            )
         self._filter: Any = load_ops([{operator: dict(self._arguments)}])[0]
 
     def judge(self, batch: PairBatch, alive: np.ndarray) -> RowVerdict:
@@ -760,7 +763,9 @@ class PairEachSideMapper(Mapper):
         """
         super().__init__(*args, **kwargs)
         if not operator:
-            raise ValueError("operator is missing: the mapper of data-juicer that edits")
+            raise ValueError(
+                "operator is missing: name the mapper of data-juicer that edits the sides"
+            )
         self._mapper: Any = load_ops([{operator: inner_arguments(arguments)}])[0]
 
     def process_batched(self, samples: dict[str, Any]) -> dict[str, Any]:

@@ -214,7 +214,7 @@ def inner_arguments(given: dict[str, Any] | str | None) -> dict[str, Any]:
     """
     found = json.loads(given) if isinstance(given, str) else given
     if not isinstance(found, dict | None):
-        raise ValueError(f"arguments is {given!r}, but takes a mapping")
+        raise ValueError(f"arguments is {given!r}, but must be a mapping")
     return dict(found or {})
 
 
@@ -232,8 +232,7 @@ def _check_harmless(name: str, arguments: dict[str, Any], *, where: str) -> None
         return None
     what = f"{name} ({', '.join(doing)})" if doing else name
     raise UntrustedError(
-        f"{where}: {what} may run programs, load models or reach the network, and a recipe is only a "
-        f"file: if you know this one, allow it by name: --allow-operator {name}, or "
+        f"{where}: {what} may run programs, load models or reach the network, so a recipe can't use it by itself. If you trust this recipe, allow the operator by name: --allow-operator {name}, or "
         f'`allow_operators = ["{name}"]` under [normalize]'
     )
 
@@ -245,4 +244,6 @@ def _step(step: Any, path: Path) -> dict[str, dict[str, Any]]:
         ((name, arguments),) = step.items()
         if isinstance(name, str) and isinstance(arguments, dict | None):
             return {name: arguments or {}}
-    raise ConfigError(f"recipe {path}: a step is an operator with its parameters, not {step!r}")
+    raise ConfigError(
+        f"recipe {path}: a step must be an operator with its parameters, not {step!r}"
+    )

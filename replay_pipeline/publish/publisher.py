@@ -350,8 +350,7 @@ def _in_full(table: pa.Table, states: PromptsOf | None, batch: str) -> Iterator[
         missing = pc.filter(part["state_id"], pc.is_null(part["state_messages_json"])).to_pylist()
         if missing:
             raise PublishError(
-                f"batch {batch}: the state of {missing[0]} is gone, and with it its prompt; nothing "
-                "was published. Run `replay-pipeline pairs` again"
+                f"batch {batch}: the state of {missing[0]} is missing, so its prompt can't be built; nothing was published. Run `replay-pipeline pairs` again"
             )
         yield part
 

@@ -135,7 +135,7 @@ def _number_of(name: str) -> int:
     match = re.match(r"(\d{6})[-.]", name)
     if match is None:
         raise StorageError(
-            f"{name!r} is not a version of a dataset; clear the place, or take another"
+            f"{name!r} is not a version of a dataset; empty this folder, or publish to another one"
         )
     return int(match[1])
 

@@ -279,8 +279,7 @@ def _check_version(database: Database, *, is_read_only: bool = False) -> None:
     if version != SCHEMA_VERSION:
         advice = "; the next replay brings it up to date" if version in UPGRADES else ""
         raise LedgerError(
-            f"{database.name}: a ledger of version {version}, this program keeps "
-            f"{SCHEMA_VERSION}{advice}"
+            f"{database.name}: the ledger has version {version}, but this program uses version {SCHEMA_VERSION}{advice}"
         )
 
 

@@ -254,7 +254,7 @@ class Client:
         reply = await self._get(f"{base_url.rstrip('/')}/models", key, headers=headers)
         models = reply.get("data")
         if not isinstance(models, list):
-            raise TeacherResponseError(f"{base_url}/models: no list of models came back")
+            raise TeacherResponseError(f"{base_url}/models: the answer is not a list of models")
         return [model for model in models if isinstance(model, dict)]
 
     async def generation_cost(
@@ -274,7 +274,7 @@ class Client:
         """Hand in a batch of requests; gives back its name. Raises as `models` does."""
         reply = await self._get(f"{base_url.rstrip('/')}/batches", key, body=body)
         if not isinstance(reply.get("id"), str):
-            raise TeacherResponseError(f"{base_url}/batches: the batch was given no name")
+            raise TeacherResponseError(f"{base_url}/batches: the answer has no id of the batch")
         return reply["id"]
 
     async def find_batch(self, base_url: str, name: str, key: SecretStr | None) -> str | None:

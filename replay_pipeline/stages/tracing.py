@@ -52,8 +52,12 @@ def _found(project: Project, beginning: str) -> tuple[str, str]:
         for state_id in project.root.read("states", batch, columns=["state_id"])[0].to_pylist()
         if state_id.startswith(beginning)
     ]
-    if len(found) != 1:
-        raise ConfigError(f"{len(found)} states begin with {beginning!r}: name one of them")
+    if not found:
+        raise ConfigError(f"no state has an id that begins with {beginning!r}")
+    if len(found) > 1:
+        raise ConfigError(
+            f"{len(found)} states have ids that begin with {beginning!r}: add characters"
+        )
     return found[0]
 
 

@@ -95,8 +95,7 @@ def _lock(log: BinaryIO, output: Path) -> None:
         who = output / TRAINER_LOCK
         owner = who.read_text("utf-8", "replace").strip() if who.exists() else ""
         raise TrainError(
-            f"{output}: another trainer is at work here ({owner or 'it has just begun'}); wait for "
-            "its end, stop it, or set `train.output` to another folder"
+            f"{output}: another trainer is at work here ({owner or 'it has just begun'}); wait until it ends, stop it, or set `train.output` to another folder"
         ) from error
     except OSError as error:  # a file system without locks
         logger.warning("%s: cannot be locked (%s): nothing keeps others out", output, error)

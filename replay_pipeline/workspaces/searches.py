@@ -105,7 +105,7 @@ def grep(
         wanted = [path for path in wanted if is_match(inside.get(path, posixpath.basename(path)))]
     if kind := arguments.get("type"):
         if kind not in _TYPES:
-            raise NotKnownError(f"files of type {kind!r} are not known here")
+            raise NotKnownError(f"the file type {kind!r} is unknown")
         is_kind = _matcher(_TYPES[kind])
         wanted = [path for path in wanted if is_kind(posixpath.basename(path))]
     lines: dict[str, list[tuple[int, str, bool]]] = {}

@@ -92,7 +92,7 @@ class Judge:
             kept: an SQLite file in which verdicts of commands are kept.
         """
         if execute == "commands" and sandbox is None:
-            raise ValueError("commands need a sandbox")
+            raise ValueError("running commands needs a sandbox")
         self.execute = execute
         self.sandbox = sandbox
         self._kept = kept

@@ -58,7 +58,7 @@ class SDPOOptions:
         if self.estimator == "sampled" and self.wrapper != "none":
             raise TrainerConfigError(
                 f"sdpo_wrapper={self.wrapper!r} needs distributions: with "
-                "sdpo_estimator='sampled' only the sampled token's log-prob is looked at"
+                "sdpo_estimator='sampled' only the log-prob of the sampled token is known"
             )
         if self.taid_t is not None and not 0.0 <= self.taid_t <= 1.0:
             raise TrainerConfigError(f"taid_t={self.taid_t} is not in [0, 1]")

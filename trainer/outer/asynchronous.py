@@ -218,7 +218,7 @@ class AsyncReplica(OuterReplica):
             if base is None:
                 self._life.n_resyncs += 1
                 if self._life.n_resyncs > MAX_AGE:
-                    raise OuterLoopError(f"rank {self.rank}: no snapshot continues the log")
+                    raise OuterLoopError(f"rank {self.rank}: no snapshot fits the log of rounds")
                 found = self.retried(self._start) or found
                 continue
             self._life.n_resyncs = 0

@@ -360,7 +360,9 @@ class ReplicaLife:
             if own is None:
                 own = yield Train(self.round_id)
                 if own.base != self.base:
-                    raise OuterLoopError(f"round {self.round_id}: trained from another state")
+                    raise OuterLoopError(
+                        f"round {self.round_id}: the contribution was trained from another state"
+                    )
             decision = decide_round(self.round_id, own, self.expected, self.quorum)
             manifest = self.decided = yield from decision
             is_current = (yield from self._apply(manifest)) and manifest.names(own)
@@ -382,8 +384,7 @@ class ReplicaLife:
             self._stuck_at = max(self._stuck_at, self.round_id)
             if self.n_resyncs > MAX_RESYNCS:
                 raise OuterLoopError(
-                    f"rank {self.rank}: {round_prefix(self.round_id)} does not continue the state "
-                    "we hold, or its merged object is gone, and no snapshot helps"
+                    f"rank {self.rank}: {round_prefix(self.round_id)} does not continue the state of this replica, or its merged object is missing, and no snapshot fits"
                 )
             yield from self._load()
             return False

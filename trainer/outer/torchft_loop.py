@@ -244,7 +244,7 @@ class ObjectStoreManager(MockManager):
         header, tensors = unseal_tensors(data)
         states = state_of_tensors(tensors)
         if states.keys() != self._states.keys():
-            raise OuterLoopError(f"{keys[-1]} was saved by a loop with other fragments")
+            raise OuterLoopError(f"{keys[-1]} comes from a loop with other fragments")
         for key, state in states.items():
             self._states[key][0](state)
         self._step = header["step"]
@@ -391,7 +391,7 @@ def _check_fragments(fragments: Sequence[nn.Module], sync_every: int, delay: int
     for index, fragment in enumerate(fragments):
         parameters = list(fragment.parameters())
         if not parameters:
-            raise TrainerConfigError(f"fragment {index} has nothing to train")
+            raise TrainerConfigError(f"fragment {index} has no trainable parameter")
         if low := {p.dtype for p in parameters if p.dtype in (torch.bfloat16, torch.float16)}:
             raise TrainerConfigError(
                 f"fragment {index} has {low} parameters: outer steps would be rounded away; "

@@ -115,7 +115,7 @@ class TraceReplayEnvironment(Environment):
         if isinstance(action, ListToolsAction):
             return ListToolsObservation(tools=[_mcp_tool(tool) for tool in self._tasks.tools])
         if not isinstance(action, CallToolAction):
-            raise TrainerConfigError("an action is list_tools or call_tool")
+            raise TrainerConfigError("an action must be list_tools or call_tool")
         if self._episode is None:
             raise TrainerConfigError("call reset before the first tool")
         if action.tool_name not in self._names:
