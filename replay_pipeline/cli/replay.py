@@ -121,8 +121,8 @@ def sample(
 ) -> None:
     """Sample the trainee at states where the teachers agree, and make pairs where it differs.
 
-    Needs `pairs` before it; `normalize` and `publish` take its pairs along. Samples are kept: the
-    same weights are not asked twice, and a trained checkpoint is sampled again.
+    Run `pairs` first; `normalize` and `publish` then include the new pairs. The samples are kept:
+    the same weights are never asked twice, and only a newly trained checkpoint is sampled again.
     """
     changes = {"trainee": {"folder": trainee}} if trainee else None
     with progress_bars() as on_progress:
