@@ -8,7 +8,7 @@ import polars as pl
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.project import Project
-from replay_pipeline.stages.stage import ALL
+from replay_pipeline.stages.receipts import ALL
 
 _KEYS = (("state_id",), ("session_id", "turn_idx"), ("session_id",))
 """What tells the rows of a state: the first of these that a table has."""

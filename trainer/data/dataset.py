@@ -207,6 +207,11 @@ def _missing(failed: str, error: Exception, *, is_optional: bool) -> list[Any]:
     if is_optional:
         logger.info("%s: %s", failed, error)
         return []
+    if str(error).startswith('Unknown split "train"'):
+        raise DatasetError(
+            f"{failed}: there is no split train, so all of its rows are held out: publish more sessions, "
+            "or with a smaller test_fraction"
+        ) from error
     raise DatasetError(f"{failed}: {error}") from error
 
 
