@@ -462,7 +462,11 @@ class Settings(_Section):
 
 
 def _found_settings(root: Place | None, env: Mapping[str, str]) -> bytes:
-    """Read the settings file that nobody named; nothing where there is none."""
+    """Read the settings file that nobody named; nothing where there is none.
+
+    Raises:
+        UntrustedError: the file is not on this machine, or is not trusted.
+    """
     beside = (root or _DEFAULT_ROOT) / _BESIDE
     check_reachable(root or _DEFAULT_ROOT)
     if not beside.exists():

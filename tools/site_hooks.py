@@ -41,9 +41,7 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
         text, target, anchor = match[1], match[2], match[3] or ""
         if re.match(r"[a-z]+:", target):
             return match[0]
-        base = (
-            PurePosixPath(".") if is_root_page else PurePosixPath("docs", page.file.src_uri).parent
-        )
+        base = PurePosixPath() if is_root_page else PurePosixPath("docs", page.file.src_uri).parent
         path = _normal(base / target)
         if path in in_site:
             inside = in_site[path]

@@ -435,7 +435,11 @@ class RunConfig:
         self._check_teachers()
 
     def _check_teachers(self) -> None:
-        """Refuse teachers that nobody follows, none where some are, and weights of some alone."""
+        """Refuse teachers that nobody follows, none where some are, and weights of some alone.
+
+        Raises:
+            TrainerConfigError: teachers and the other settings do not fit together.
+        """
         if self.shared.is_distill != bool(self.teachers):
             raise TrainerConfigError(
                 "teachers and trl.replay=distill belong together: name the frozen models, "

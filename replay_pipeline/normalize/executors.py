@@ -148,7 +148,11 @@ def _unmerged(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_unreachable(ray_address: str) -> None:
-    """Refuse an address at which nobody listens; Ray would go on asking there for minutes."""
+    """Refuse an address at which nobody listens; Ray would go on asking there for minutes.
+
+    Raises:
+        NormalizeError: nobody listens at the address.
+    """
     if (named := _RAY_ADDRESS.fullmatch(ray_address)) is None:
         return  # `local`, `auto` and what only Ray understands
     try:

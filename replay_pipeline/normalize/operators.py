@@ -219,6 +219,9 @@ class PairCharacterRepetitionFilter(PairFilter):
         :param rep_len: length of the character windows that are counted.
         :param min_ratio: least share of repeated windows.
         :param max_ratio: largest share of repeated windows.
+
+        Raises:
+            ValueError: `rep_len` is below 1.
         """
         super().__init__(*args, **kwargs)
         if rep_len < 1:
@@ -372,6 +375,9 @@ class PairExactDeduplicator(PairDeduplicator):
         :param lowercase: whether the case of the sides is ignored.
         :param ignore_non_character: whether white space, digits and punctuation of the sides are.
         :param keys: the parts that make two pairs the same, of prompt, chosen and rejected.
+
+        Raises:
+            ValueError: `keys` names a part that pairs do not have.
         """
         super().__init__(*args, **kwargs)
         if not keys or set(keys) - set(_PARTS):
@@ -435,6 +441,9 @@ class PairNearDeduplicator(PairDeduplicator):
         :param num_permutations: values of a MinHash signature, a multiple of 16.
         :param max_prompt_words: words of the last request, and of the last message, that are compared.
         :param view: the part of each side that is compared.
+
+        Raises:
+            ValueError: a parameter is out of its range.
         """
         super().__init__(*args, view=view, **kwargs)
         if not 0 < jaccard_threshold <= 1:
@@ -500,6 +509,9 @@ class PairSessionCapFilter(PairDeduplicator):
         :param max_pairs: most pairs of one session.
         :param max_repeats: most pairs of one session with the same chosen action.
         :param view: the part of the chosen side that is compared.
+
+        Raises:
+            ValueError: a limit is below 1.
         """
         super().__init__(*args, view=view, **kwargs)
         if min(max_pairs, max_repeats) < 1:
@@ -540,6 +552,9 @@ class PairLengthBiasFilter(PairFilter):
         """Initialization method.
 
         :param max_ratio: how many times as long one side may be.
+
+        Raises:
+            ValueError: `max_ratio` is below 1.
         """
         super().__init__(*args, **kwargs)
         if max_ratio < 1:
@@ -703,6 +718,9 @@ class PairEachSideFilter(PairFilter):
         :param operator: name of a filter of data-juicer that reads a text.
         :param arguments: its parameters; as JSON text where a recipe uses this operator twice,
             since data-juicer's own command merges those of both uses.
+
+        Raises:
+            ValueError: no operator is named.
         """
         super().__init__(*args, **kwargs)
         self._judged_by, self._arguments = operator, inner_arguments(arguments)
@@ -760,6 +778,9 @@ class PairEachSideMapper(Mapper):
         :param operator: name of a mapper of data-juicer that edits a text.
         :param arguments: its parameters; as JSON text where a recipe uses this operator twice,
             since data-juicer's own command merges those of both uses.
+
+        Raises:
+            ValueError: no operator is named.
         """
         super().__init__(*args, **kwargs)
         if not operator:

@@ -176,6 +176,9 @@ def _for_pairs(step: dict[str, dict[str, Any]], where: str) -> dict[str, dict[st
     """Return a step as it is run on pairs: what reads one text, and does not say which, reads both sides.
 
     data-juicer's text is a column that pairs do not have.
+
+    Raises:
+        ConfigError: the operator needs a text and names none, or has a parameter that pairs do not allow.
     """
     ((name, arguments),) = step.items()
     if "text_key" in arguments:

@@ -116,7 +116,12 @@ def page_file(path: Path, title: str) -> Iterator[PageFiles]:
 
 
 def _check(folder: Path) -> None:
-    """Refuse to write into a folder with other people's files."""
+    """Refuse to write into a folder with other people's files.
+
+    Raises:
+        ConfigError: the folder is a file, or has other files.
+        StorageError: the folder cannot be read.
+    """
     try:
         if not folder.exists() or not any(folder.iterdir()):
             return

@@ -345,7 +345,11 @@ def _rows_of(
 
 
 def _in_full(table: pa.Table, states: PromptsOf | None, batch: str) -> Iterator[pa.Table]:
-    """Yield the rows of a table with their prompts, in parts."""
+    """Yield the rows of a table with their prompts, in parts.
+
+    Raises:
+        PublishError: the state of a pair is missing.
+    """
     for part in with_prompts(table, states):
         missing = pc.filter(part["state_id"], pc.is_null(part["state_messages_json"])).to_pylist()
         if missing:

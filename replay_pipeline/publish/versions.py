@@ -131,7 +131,11 @@ def _folder_of(place: Place, number: int) -> str:
 
 
 def _number_of(name: str) -> int:
-    """Return the number in the name of a mark or folder."""
+    """Return the number in the name of a mark or folder.
+
+    Raises:
+        StorageError: the name is not that of a version.
+    """
     match = re.match(r"(\d{6})[-.]", name)
     if match is None:
         raise StorageError(

@@ -271,7 +271,11 @@ class Client:
         return nano(round(cost, 12)) if isinstance(cost, int | float) and cost >= 0 else None
 
     async def submit_batch(self, base_url: str, body: bytes, key: SecretStr | None) -> str:
-        """Hand in a batch of requests; gives back its name. Raises as `models` does."""
+        """Hand in a batch of requests and return its name. Raises as `models` does.
+
+        Raises:
+            TeacherResponseError: the answer has no id of the batch.
+        """
         reply = await self._get(f"{base_url.rstrip('/')}/batches", key, body=body)
         if not isinstance(reply.get("id"), str):
             raise TeacherResponseError(f"{base_url}/batches: the answer has no id of the batch")

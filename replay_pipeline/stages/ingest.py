@@ -43,6 +43,9 @@ def read_sessions(task: Task, *, ahead: "ReadAhead | None" = None) -> Report:
     Args:
         task: the batch.
         ahead: where it may have been read already.
+
+    Raises:
+        IngestError: a log is gone and its bytes were not kept.
     """
     from replay_pipeline.ingesters import read_manifest
 

@@ -45,7 +45,11 @@ def trace_state(project: Project, beginning: str) -> dict[str, Any]:
 
 
 def _found(project: Project, beginning: str) -> tuple[str, str]:
-    """Return the batch and the whole id of the state that begins so."""
+    """Return the batch and the whole id of the state that begins so.
+
+    Raises:
+        ConfigError: no state or more than one has such an id.
+    """
     found = [
         (batch, state_id)
         for batch in project.root.batches("states")

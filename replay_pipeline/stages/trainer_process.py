@@ -88,7 +88,11 @@ def run_trainer(job: TrainerJob, on_progress: Callable[[Progress], None]) -> Non
 
 
 def _lock(log: BinaryIO, output: Path) -> None:
-    """Hold others off. The trainer inherits the log and so the lock: it outlives this process."""
+    """Hold others off. The trainer inherits the log and so the lock: it outlives this process.
+
+    Raises:
+        TrainError: another trainer uses the folder.
+    """
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

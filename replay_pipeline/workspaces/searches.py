@@ -136,7 +136,11 @@ def _text(tree: Tree, path: str) -> str:
 def _matching(
     texts: list[tuple[str, str]], arguments: Mapping[str, Any]
 ) -> dict[str, list[tuple[int, str, bool]]]:
-    """Return lines that match, and those of their context: number, text and whether it matches, by path."""
+    """Return lines that match, and those of their context: number, text and whether it matches, by path.
+
+    Raises:
+        TypeError: the pattern is not a text.
+    """
     pattern = arguments["pattern"]
     flags = "m" + "i" * bool(arguments.get("-i")) + "s" * bool(arguments.get("multiline"))
     expression = f"(?{flags})(?:{pattern})"

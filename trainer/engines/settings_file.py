@@ -69,7 +69,11 @@ def read_settings(values: Mapping[str, Any], engine: str = "trl") -> RunConfig:
 
 
 def _without_unused(values: Mapping[str, Any], engine: str) -> dict[str, Any]:
-    """Leave out and log what changes nothing under `engine`; refuse what would change something."""
+    """Leave out and log what changes nothing under `engine`; refuse what would change something.
+
+    Raises:
+        TrainerConfigError: a setting has no counterpart in the engine.
+    """
     trl = mapping_of("trl", values.get("trl"))
     known = {entry.name for entry in fields(SharedSettings)} | SPEED_ONLY | LEASH
     if foreign := sorted(set(trl) - known):

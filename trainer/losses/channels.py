@@ -170,7 +170,11 @@ def divergence_per_token(
 
 
 def _wrapped_per_token(student_NV: Tensor, teacher_NV: Tensor, options: SDPOOptions) -> Tensor:
-    """Apply TAID or the entropy gate to logits, or to log-probs, which are logits as well."""
+    """Apply TAID or the entropy gate to logits, or to log-probs, which are logits as well.
+
+    Raises:
+        TrainerConfigError: `taid_t` is missing.
+    """
     if options.wrapper == "entropy_opd":
         return soft_gated_kl_per_token(student_NV, teacher_NV, h_max=options.entropy_opd_h_max)
     if options.taid_t is None:

@@ -203,7 +203,11 @@ class AsyncReplica(OuterReplica):
         return named
 
     def _follow(self, *, is_thorough: bool = False) -> Manifest | None:
-        """Apply all manifests that are there; return the one that names the own contribution."""
+        """Apply all manifests that are there; return the one that names the own contribution.
+
+        Raises:
+            OuterLoopError: no snapshot fits the log of rounds.
+        """
         own, found = self.own, None
         while True:
             manifest = self.retried(

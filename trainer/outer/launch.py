@@ -337,7 +337,11 @@ class Launch:
     def _probe(
         self, attempt: int, n: int, *, env: Mapping[str, str], secrets: Mapping[str, str]
     ) -> None:
-        """Start one replica that only shows that the others could work, where starts cost money."""
+        """Start one replica that only shows that the others could work, where starts cost money.
+
+        Raises:
+            ReplicaFailedError: the probe failed.
+        """
         executor = self.executor
         if not executor.outlives_launcher or self.ledger.recall("probed") is not None:
             return
@@ -475,7 +479,11 @@ def launch_command(arguments: Sequence[str]) -> int:
 
 
 def _launched(options: argparse.Namespace, rest: list[str]) -> list[ReplicaResult]:
-    """Launch what the command line asks for."""
+    """Launch what the command line asks for.
+
+    Raises:
+        TrainerConfigError: an argument is missing or wrong.
+    """
     entrypoint, work_dir = "python:trainer", options.work_dir
     if options.processes > 1:
         entrypoint = "python:torch.distributed.run"
@@ -519,7 +527,11 @@ def _launched(options: argparse.Namespace, rest: list[str]) -> list[ReplicaResul
 
 
 def _of_launched(options: argparse.Namespace) -> list[ReplicaResult]:
-    """Do what the command line asks for with a launch that is there."""
+    """Do what the command line asks for with a launch that is there.
+
+    Raises:
+        TrainerConfigError: no launch was started from this folder.
+    """
     path = options.work_dir / LEDGER
     text = JobLedger(path).recall(PLAN) if path.exists() else None
     if text is None:

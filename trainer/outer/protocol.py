@@ -345,7 +345,11 @@ class ReplicaLife:
     decided: Manifest | None = None
 
     def live(self) -> Protocol[None]:
-        """Load a snapshot, then train, exchange and apply, round by round."""
+        """Load a snapshot, then train, exchange and apply, round by round.
+
+        Raises:
+            OuterLoopError: the contribution was trained from another state.
+        """
         yield from self._load()
         is_current = False
         while self.n_rounds is None or self.round_id < self.n_rounds:
@@ -375,7 +379,11 @@ class ReplicaLife:
         return own if (round_id, own.base) == (self.round_id, self.base) else None
 
     def _apply(self, manifest: Manifest) -> Protocol[bool]:
-        """Apply a decision about the state we have; False after starting from a snapshot."""
+        """Apply a decision about the state we have; False after starting from a snapshot.
+
+        Raises:
+            OuterLoopError: no snapshot fits the decided round.
+        """
         base = (yield Apply(self.round_id, manifest)) if manifest.base == self.base else None
         if base is None:
             # Either we hold a state that the run does not know, or the mean is gone, with its

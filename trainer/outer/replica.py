@@ -339,7 +339,11 @@ class OuterReplica(RoundDriver):
             self._has_marked = True
 
     def _load_private(self) -> None:
-        """Take up the private state of the process before us, if it left any."""
+        """Take up the private state of the process before us, if it left any.
+
+        Raises:
+            OuterLoopError: the private state is missing or damaged.
+        """
         if self._state is None:
             return
         kept = exchange.read_whole(self._state, self._private_key, unseal_tensors)

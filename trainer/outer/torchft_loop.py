@@ -227,7 +227,11 @@ class ObjectStoreManager(MockManager):
             logger.warning("no snapshot of step %d: %s", self._step, error)
 
     def _check_start(self) -> None:
-        """Check that all replicas start from equal weights: a mean of deltas cannot mend that."""
+        """Check that all replicas start from equal weights: a mean of deltas cannot mend that.
+
+        Raises:
+            TrainerConfigError: the weights differ.
+        """
         tensors = self._saved_states()
         start = {"start": sha256(*(tensors[name] for name in sorted(tensors)))}
         if agree_on_run(self.all_reduce.store, {}, start) != start:

@@ -499,7 +499,11 @@ def push_to_hub(repository: str, output: Path) -> None:
 
 
 def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
-    """Build TRL's arguments from the run's settings, with float32 on a CPU."""
+    """Build TRL's arguments from the run's settings, with float32 on a CPU.
+
+    Raises:
+        TrainerConfigError: TRL refuses the arguments.
+    """
     has_gpu = torch.cuda.is_available()
     others = {"MPS": torch.backends.mps.is_available(), "XPU": torch.xpu.is_available()}
     for kind in (kind for kind, is_there in others.items() if is_there and not has_gpu):

@@ -381,7 +381,11 @@ def _recorded_logps(rows: Sequence[Mapping[str, Any]], ids_BC: Tensor) -> Tensor
 
 
 def _refuse_deepspeed(accelerator: Accelerator) -> None:
-    """Refuse what a launcher chose, as the settings refuse it."""
+    """Refuse what a launcher chose, as the settings refuse it.
+
+    Raises:
+        TrainerConfigError: DeepSpeed is on.
+    """
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         raise TrainerConfigError(NO_DEEPSPEED)
 

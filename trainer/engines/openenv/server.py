@@ -230,7 +230,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Open a socket that already takes connections, so that the address can be told at once."""
+    """Open a socket that already takes connections, so that the address can be told at once.
+
+    Raises:
+        TrainerConfigError: the address cannot be used.
+    """
     try:
         return socket.create_server((host, port), backlog=1024)
     except OSError as error:
