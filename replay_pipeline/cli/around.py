@@ -95,7 +95,7 @@ def doctor(
         bool,
         typer.Option(
             "--probe",
-            help="Ask each teacher three tiny questions too: do tools reach it, does its cache hit, "
+            help="Also ask each teacher three tiny questions: do tools reach it, does its cache hit,  "
             "does its price match? Says first what that costs.",
         ),
     ] = False,
@@ -122,7 +122,7 @@ def trust(
 ) -> None:
     """Trust a settings file in the current folder, as it is now.
 
-    What it holds is shown. Once it changes, it has to be trusted again.
+    The command shows the contents first. After each change, you have to trust the file again.
     """
     from replay_pipeline.settings import config_dir
     from replay_pipeline.storage.trust import trust_file
@@ -173,8 +173,8 @@ def sync(
         bool,
         typer.Option(
             "--runs-are-here",
-            help="Every run is a process of this machine: end those whose process is gone, also "
-            "where Dagster's records are on a server.",
+            help="Say that all runs are processes of this machine, so that runs without a process end, "
+            "even if Dagster's records are on a server.",
         ),
     ] = False,
 ) -> None:

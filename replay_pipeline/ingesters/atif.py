@@ -84,7 +84,7 @@ def _step(talk: Conversation, step: dict[str, Any], offset: int) -> None:
     talk.close()
     turn = talk.assistant(offset=offset, timestamp=timestamp)
     if step.get("is_copied_context") or step.get("llm_call_count") == 0:
-        turn.flags.add("copy")
+        turn.flags |= {"copy"}
     turn.texts += [text] if text else []
     thinking = as_text(step.get("reasoning_content"))
     turn.thinking += [thinking] if thinking else []

@@ -9,10 +9,10 @@ it does not know of is let go recursively, and a long one overflows the stack.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -43,9 +43,36 @@ class RecordedUsage(msgspec.Struct, gc=False):
         return self.n_input + self.n_cache_creation + self.n_cache_read
 
 
-class RecordedCall(msgspec.Struct, gc=False):
+class _Packed(msgspec.Struct, gc=False, kw_only=True):
+    """A record of which one text may be kept in a fraction of its memory."""
+
+    LONG: ClassVar[str]
+    """The field that holds this text."""
+    packed: bytes = b""
+    n_bytes: int = 0
+    """Of its text, where that is packed."""
+
+    def pack(self) -> None:
+        """Pack a long text: of a long file most is never looked at at once."""
+        text = getattr(self, self.LONG)
+        if len(text) < _WORTH_PACKING or self.packed:
+            return
+        data = text.encode("utf-8", "surrogatepass")
+        self.packed, self.n_bytes = _CODEC.compress(data, asbytes=True), len(data)
+        delattr(self, self.LONG)
+
+    def __getattr__(self, name: str) -> str:
+        # Asked for what was deleted alone, so that a text that was never packed costs nothing.
+        if name != self.LONG or not self.packed:
+            raise AttributeError(name)
+        data = _CODEC.decompress(self.packed, self.n_bytes, asbytes=True)
+        return data.decode("utf-8", "surrogatepass")
+
+
+class RecordedCall(_Packed, gc=False):
     """One tool call; `arguments` is JSON text as it was recorded."""
 
+    LONG = "arguments"
     id: str
     name: str
     arguments: str
@@ -53,9 +80,10 @@ class RecordedCall(msgspec.Struct, gc=False):
     """Every string in the arguments, once somebody has asked for them."""
 
 
-class Result(msgspec.Struct, gc=False):
+class Result(_Packed, gc=False):
     """The answer of a tool, the user, or the harness to one call."""
 
+    LONG = "text"
     text: str
     is_error: bool = False
     denial: str | None = None
@@ -66,24 +94,6 @@ class Result(msgspec.Struct, gc=False):
     """Outcome and error kind, once somebody has asked for them."""
     n_tokens: float | None = None
     """Estimated tokens, likewise."""
-    packed: bytes = b""
-    n_bytes: int = 0
-    """Of its text, where that is packed."""
-
-    def pack(self) -> None:
-        """Keep a long text in a fraction of its memory: of a long file most is never looked at at once."""
-        if len(self.text) < _WORTH_PACKING or self.packed:
-            return
-        data = self.text.encode("utf-8", "surrogatepass")
-        self.packed, self.n_bytes = _CODEC.compress(data, asbytes=True), len(data)
-        del self.text
-
-    def __getattr__(self, name: str) -> str:
-        # Asked for what was deleted alone, so that a text that was never packed costs nothing.
-        if name != "text" or not self.packed:
-            raise AttributeError(name)
-        data = _CODEC.decompress(self.packed, self.n_bytes, asbytes=True)
-        return data.decode("utf-8", "surrogatepass")
 
 
 class Turn(msgspec.Struct, eq=False):
@@ -112,8 +122,8 @@ class Turn(msgspec.Struct, eq=False):
     thinking: list[str] = []
     calls: list[RecordedCall] = []
     results: dict[str, Result] = {}
-    flags: set[str] = msgspec.field(default_factory=set)
-    cleared: list[str] = []
+    flags: frozenset[str] = frozenset()
+    cleared: Sequence[str] = ()
     """Call ids whose results the model no longer saw from here on."""
     n_tokens: float | None = None
     """Estimated tokens of its messages, once somebody has asked for them."""

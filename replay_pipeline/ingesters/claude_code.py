@@ -275,7 +275,7 @@ class _Tree:
             turn.message_id = message.id
             turn.model = self._same(message.model)
             if message.model == _NO_MODEL:
-                turn.flags.add("copy")
+                turn.flags |= {"copy"}
             turn.request = row.request_ref
             if self.snapshots:
                 self.n_snapshots[turn] = len(self.snapshots)
@@ -310,6 +310,8 @@ class _Tree:
                 return
             arguments = rows.json_text(block.input) or "{}"
             turn.calls.append(RecordedCall(call_id, block.name or "", arguments))
+            if self.is_long:
+                turn.calls[-1].pack()
             self.by_call[call_id] = turn
         elif kind == "text":
             if block.text:
@@ -318,7 +320,7 @@ class _Tree:
             if block.thinking:
                 turn.thinking.append(block.thinking)
         elif kind == "redacted_thinking":
-            turn.flags.add("redacted_thinking")
+            turn.flags |= {"redacted_thinking"}
         elif kind == "server_tool_use":
             arguments = rows.json_text(block.input)
             turn.texts.append(f"[{block.name or 'server_tool'} {arguments}]")
@@ -397,7 +399,7 @@ class _Tree:
             self.last_preserved.anchor = row.uuid or ""
             self.preserved[row.uuid or ""] = self.last_preserved
         if row.interrupted_message_id and row.interrupted_message_id in self.by_message:
-            self.by_message[row.interrupted_message_id].flags.add("interrupted")
+            self.by_message[row.interrupted_message_id].flags |= {"interrupted"}
         return turn
 
     def _system(self, offset: int, row: Row, parent: Turn | None) -> None:
@@ -419,7 +421,7 @@ class _Tree:
             for uuid in row.retracted_message_uuids:
                 turn = self.by_row.get(uuid)
                 if turn is not None and turn.kind == "assistant":
-                    turn.flags.add("retracted")
+                    turn.flags |= {"retracted"}
 
     def _compact(self, row: Row) -> None:
         # What follows is a new root: the model sees the summary instead of what came before.

@@ -82,7 +82,7 @@ def _take(talk: Conversation, message: dict[str, Any]) -> str | None:
         elif kind == "thinking":
             turn.thinking += filter(None, [as_text(block.get("thinking"))])
         elif kind == "redacted_thinking":
-            turn.flags.add(kind)
+            turn.flags |= {kind}
         elif text := text_in(block):
             turn.texts.append(text)
     turn.usage = _usage(as_dict(message.get("metrics")))

@@ -61,13 +61,13 @@ class Conversation:
         self._open = None
         turn = self._append("assistant", offset, timestamp)
         turn.texts.append(text)
-        turn.flags.add("copy")
+        turn.flags |= {"copy"}
 
     def interrupted(self) -> bool:
         """Return the user stopped the model's last message; `False` if something came after it."""
         if self._tip is None or self._tip.kind != "assistant":
             return False
-        self._tip.flags.add("interrupted")
+        self._tip.flags |= {"interrupted"}
         return True
 
     def assistant(

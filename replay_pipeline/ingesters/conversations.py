@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from replay_pipeline.ingesters.base import SessionLog
+from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.types import conversation_of
 
 
@@ -116,7 +117,7 @@ class InConversations:
         for part in self._parts:
             sessions = part["session_id"].to_pylist()
             place = part.column_names.index("conversation")
-            values = pa.array([self._conversation_of[each] for each in sessions], pa.string())
+            values = array_of([self._conversation_of[each] for each in sessions], pa.string())
             yield part.set_column(place, part.field(place), values)
 
     def table(self) -> pa.Table:

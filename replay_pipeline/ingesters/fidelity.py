@@ -158,7 +158,7 @@ def clear_unlogged(turns: Sequence[Turn]) -> int:
         if went:
             n_times += 1
             above.cleared = [*above.cleared, *went]
-            above.flags.add("inferred")
+            above.flags |= {"inferred"}
             costs.add(above)
             costs.add(turn)
     return n_times

@@ -148,7 +148,7 @@ class _OpenCodeSession:
             # What was broken off by its user is shown again, and what failed is asked for again.
             flag = "interrupted" if error.get("name") == _ABORTED else "retracted"
             for each in talk.turns[n_turns:]:
-                each.flags.add(flag)
+                each.flags |= {flag}
         return None if turn is not None else "empty"
 
     def _steps(

@@ -151,7 +151,7 @@ class _PiSession:
                 as_count(usage.get("output")),
             )
         if message.get("stopReason") == "aborted":
-            turn.flags.add("interrupted")
+            turn.flags |= {"interrupted"}
         for block in map(as_dict, as_list(message.get("content"))):
             if block.get("type") == "toolCall":
                 call_id = as_text(block.get("id")) or f"{turn.uuid}-{len(turn.calls)}"

@@ -128,7 +128,7 @@ class MessageGraph:
         self, turn: Turn, index: int, node: dict[str, Any], message: dict[str, Any]
     ) -> None:
         turn.message_id = f"{self.agent}:{self.session_id}:{index}"
-        turn.flags = set() if node.get("sampled") else {"copy"}
+        turn.flags = frozenset() if node.get("sampled") else frozenset({"copy"})
         thinking = as_text(message.get("reasoning_content"))
         turn.thinking = [thinking] if thinking else []
         for number, call in enumerate(map(as_dict, as_list(message.get("tool_calls")))):

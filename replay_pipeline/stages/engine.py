@@ -16,8 +16,8 @@ from replay_pipeline.replay import has_ledger
 from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.project import Project, digest_of
-from replay_pipeline.stages.receipts import Receipt
-from replay_pipeline.stages.stage import ALL, Changes, Report, Stage, Task
+from replay_pipeline.stages.receipts import ALL, Receipt
+from replay_pipeline.stages.stage import Changes, Report, Stage, Task
 from replay_pipeline.stages.staleness import Given, changes_since, given_of
 from replay_pipeline.storage.migrations import upgrade_tables
 from replay_pipeline.storage.tables import DataRoot

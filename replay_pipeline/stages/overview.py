@@ -16,6 +16,9 @@ from replay_pipeline.storage.permissions import tighten_root
 from replay_pipeline.storage.root_index import FILE, RootIndex
 from replay_pipeline.storage.store import check_reachable, names_of_json
 
+FOLDER = "folder"
+"""In the report of `publish`: the place of a dataset that was put elsewhere than into the data root."""
+
 
 class Overview:
     """The batches of a data root, with their receipts.

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.markdown import Markdown, code_block, inert, markdown_table
 from replay_pipeline.stages.pictures import bars
-from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.receipts import ALL, Receipt
 from replay_pipeline.stages.shown import shown_below
-from replay_pipeline.stages.stage import ALL, Check, Report, Stage, Task
+from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.sums import added, total
 from replay_pipeline.types import DPOPair, TeacherAction, TraceState, Trial
 

@@ -23,14 +23,14 @@ from replay_pipeline.lazy import OnFirstUse
 from replay_pipeline.pairs import pairs_of
 from replay_pipeline.replay import AskingOptions
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.overview import Overview, hash_of
-from replay_pipeline.stages.receipts import Written
+from replay_pipeline.stages.overview import FOLDER, Overview, hash_of
+from replay_pipeline.stages.receipts import ALL, Written
 from replay_pipeline.stages.shown import harnesses_of
 from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.folds import Fold, Kept
 from replay_pipeline.storage.pair_rows import PromptsOf
 from replay_pipeline.storage.schemas import TABLES, WRITTEN_BY
-from replay_pipeline.storage.store import Place
+from replay_pipeline.storage.store import Place, as_path
 from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.testing import TeacherServer, rehearsed_answers
 from replay_pipeline.testing.sample import ANSWERS_FILE
@@ -65,6 +65,7 @@ class Project(Overview):
 
     def __init__(self, settings: Settings, *, on_progress: OnProgress | None = None) -> None:
         super().__init__(settings)
+        self.settings = self._with_dataset_folder()
         self.root = DataRoot(settings.data_dir)
         self.on_progress = on_progress or (lambda _: None)
         self.folds: dict[str, Fold[Any]] = {}
@@ -92,6 +93,16 @@ class Project(Overview):
                 [value, key, *named(self.known_digests(key, self.tables_of_pairs(key)))]
             ),
         )
+
+    def _with_dataset_folder(self) -> Settings:
+        """Return the settings with the dataset where `publish --to` put it, if they name no place."""
+        last = None if self.settings.publish.folder else self.receipts.read("publish", ALL)
+        if last is None or not (place := last.report.get(FOLDER)):
+            return self.settings
+        if not (folder := as_path(place)).exists():
+            return self.settings
+        publish = self.settings.publish.model_copy(update={"folder": folder})
+        return self.settings.model_copy(update={"publish": publish})
 
     def place_of(self, name: str) -> Place:
         """Return the place of a file that a receipt names."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from replay_pipeline.errors import ConfigError, PublishError
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.markdown import Location, Markdown
-from replay_pipeline.stages.overview import Overview, hash_of
+from replay_pipeline.stages.overview import FOLDER, Overview, hash_of
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.shown import shown_below
@@ -83,7 +83,8 @@ def publish_dataset(task: Task) -> Report:
                 + "; ".join(problems)
             )
         checks["hub_loads"] = "holds"
-    return {**report.to_json(), "checks": checks}
+    elsewhere = {} if options.folder is None else {FOLDER: str(place.absolute())}
+    return {**report.to_json(), "checks": checks, **elsewhere}
 
 
 def _changed_batches(task: Task) -> list[str]:
@@ -292,7 +293,11 @@ def export_dataset(
 def retract_rows(
     project: "Project", *, session_ids: Sequence[str], batches: Sequence[str], erase: bool
 ) -> "PublishReport":
-    """Take sessions or batches out of the published dataset: see `Pipeline.retract`."""
+    """Take sessions or batches out of the published dataset: see `Pipeline.retract`.
+
+    Raises:
+        ConfigError: nothing is named.
+    """
     from replay_pipeline.publish import retract, to_be_published
 
     place = project.settings.dataset_dir()
@@ -357,8 +362,8 @@ def _make_again(project: "Project", receipt: Receipt, wanted: Sequence[str], fol
                 made.rename(dataset / name)
 
 
-def _published_rows(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
-    """Find the rows of a state in the shards of the dataset, by config and split."""
+def published_rows(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
+    """Return the rows of a state in the shards of the dataset, by config and split."""
     import polars as pl
 
     place, found = project.place_of("dataset"), dict[str, Any]()
@@ -415,7 +420,7 @@ PUBLISH = Stage(
     is_there=_is_there,
     figures=_figures,
     facts=_facts,
-    trace=_published_rows,
+    trace=published_rows,
     asset="published_dataset",
     kinds=("huggingface", "parquet"),
     after=_AFTER,

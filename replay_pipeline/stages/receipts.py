@@ -51,6 +51,10 @@ class _Replayed(_Figures):
     unknown_usd: float
 
 
+ALL = "all"
+"""The batch of a stage that works on all of them at once."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
     """The record of one stage for one batch, or for `all` when it publishes or trains."""

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from replay_pipeline.storage.tables import DataRoot
     from replay_pipeline.types import TraceState
 
-ALL = "all"
-"""The batch of a stage that works on all of them at once."""
-
 Report = dict[str, Any]
 """What a stage counted, as plain values."""
 

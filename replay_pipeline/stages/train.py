@@ -13,7 +13,7 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.markdown import Location
 from replay_pipeline.stages.overview import Overview, hash_of
 from replay_pipeline.stages.pictures import curve
-from replay_pipeline.stages.publish import digest_of_shards
+from replay_pipeline.stages.publish import digest_of_shards, published_rows
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.stage import Report, Stage, Task
 from replay_pipeline.stages.trainer_process import (
@@ -36,6 +36,7 @@ def train_model(task: Task, *, launch: Launch = run_trainer) -> Report:
     A training that was stopped or killed goes on from its last checkpoint.
 
     Raises:
+        ConfigError: there is no dataset, or no such configuration.
         MissingDependencyError: the trainer's packages are not installed on this machine.
         TrainError: the trainer failed; the message ends with its last words.
     """
@@ -82,11 +83,14 @@ def _inputs(project: "Project", _: str) -> Mapping[str, str]:
     return {"dataset": digest_of_shards(project)}
 
 
-def _tokens(project: "Project", _: str, state: TraceState) -> Mapping[str, Any]:
+def _tokens(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
     """Ask the trainer for the tokens of a state's rows, and which of them are scored."""
     settings = project.settings
     if not (settings.dataset_dir() / "README.md").exists() or find_spec("trl") is None:
         return {}
+    splits = {name.rpartition("/")[2] for name in published_rows(project, batch, state)}
+    if splits and "train" not in splits:
+        return {"tokens": f"none: the state is held out (split {', '.join(sorted(splits))})"}
     command = [*python("trainer", "inspect"), "--json", "--state", state["state_id"]]
     command += _told(project)
     done = subprocess.run(

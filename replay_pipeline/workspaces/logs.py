@@ -91,7 +91,12 @@ class _PendingCalls:
             if isinstance(inner, dict):
                 self._message({**row, **inner, "isSidechain": True}, data)
         elif kind == "file-history-snapshot":
-            self._backups(row)
+            snapshot = row.get("snapshot")
+            self._backups(
+                snapshot.get("trackedFileBackups") if isinstance(snapshot, dict) else None
+            )
+        elif kind == "file-history-delta":  # of newer clients: one file between two snapshots
+            self._backups({_text(row.get("trackingPath")): row.get("backup")})
         else:
             self._message(row, None)
 
@@ -139,9 +144,7 @@ class _PendingCalls:
         step.details = details if isinstance(details, dict) else None
         self.log.steps.append(step)
 
-    def _backups(self, row: dict[str, Any]) -> None:
-        snapshot = row.get("snapshot")
-        files = snapshot.get("trackedFileBackups") if isinstance(snapshot, dict) else None
+    def _backups(self, files: Any) -> None:
         cwd, _, session = self.last
         for path, copy in (files if isinstance(files, dict) else {}).items():
             moment = _moment(copy.get("backupTime")) if isinstance(copy, dict) else 0.0

@@ -4,12 +4,15 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from replay_pipeline.cli import app
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import pipeline_at, project_root, run_batches
+from trainer.data.dataset import load_preference_data
+from trainer.errors import DatasetError
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +82,36 @@ def test_a_state_is_followed_from_its_log_to_its_tokens(root):
         assert len(side["token_ids"]) == side["n_tokens"] > 0
 
 
+def test_a_held_out_state_says_so_instead_of_its_tokens(root):
+    (shard,) = sorted((root / "dataset/data/pairs/test").rglob("*.parquet"))[:1]
+    (state,) = pq.read_table(shard, columns=["state_id"])["state_id"].to_pylist()[:1]
+    life = json.loads(traced(root, state, "--json"))
+    assert life["publish"]["pairs/test"]
+    assert life["train"]["tokens"] == "none: the state is held out (split test)"
+
+
+def test_the_trainer_says_that_all_is_held_out(root, tmp_path):
+    shutil.copytree(root / "dataset", tmp_path / "dataset")
+    shutil.rmtree(tmp_path / "dataset/data/pairs/train")
+    card = tmp_path / "dataset/README.md"
+    train = "  - split: train\n    path: data/pairs/train/**/*.parquet\n"
+    card.write_text(card.read_text("utf-8").replace(train, ""), "utf-8")
+    with pytest.raises(DatasetError, match="no split train, so all of its rows are held out"):
+        load_preference_data(tmp_path / "dataset")
+
+
+def test_a_dataset_that_was_published_elsewhere_is_found_there(root, tmp_path):
+    shutil.copytree(root, tmp_path / "data")
+    run = CliRunner().invoke
+    for words in (["publish", "--to", str(tmp_path / "ds")], ["publish"], ["verify"], ["repair"]):
+        shutil.rmtree(tmp_path / "data/dataset", ignore_errors=True)
+        done = run(app, [*words, "--data", str(tmp_path / "data")])
+        assert done.exit_code == 0, done.output
+    assert not (tmp_path / "data/dataset").exists()
+    state = a_pair(root)["state_id"]
+    assert json.loads(traced(tmp_path / "data", state, "--json"))["publish"]
+
+
 def test_a_state_is_followed_without_its_log_and_as_far_as_it_has_come(root, tmp_path):
     shutil.copytree(SESSIONS_DIR, tmp_path / "logs")
     options = {"sources": [tmp_path / "logs"], "max_batch_sessions": 8}
@@ -95,5 +128,5 @@ def test_a_state_is_followed_without_its_log_and_as_far_as_it_has_come(root, tmp
 def test_a_state_that_is_not_there_or_not_alone_is_refused(root):
     for beginning, n in (("cc1_zzzzzzzz", 0), ("cc1_", len(pipeline_at(root).batches()))):
         done = CliRunner().invoke(app, ["trace", beginning, "--data", str(root)])
-        assert "states begin with" in str(done.exception)
-        assert (int(str(done.exception).split()[0]) > 1) == (n > 0)
+        told = f"ids that begin with '{beginning}'" if n else "no state has an id that begins with"
+        assert told in str(done.exception)

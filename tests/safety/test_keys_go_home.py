@@ -179,7 +179,7 @@ def test_bindings_that_others_may_write_are_not_used():
     path = config_dir() / "trust.json"
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o666)
-    with pytest.raises(ConfigError, match="may be written by others"):
+    with pytest.raises(ConfigError, match="other users may write to"):
         key_for("OWN_KEY", "https://a.example/v1")
 
 

@@ -207,6 +207,11 @@ def _missing(failed: str, error: Exception, *, is_optional: bool) -> list[Any]:
     if is_optional:
         logger.info("%s: %s", failed, error)
         return []
+    if str(error).startswith('Unknown split "train"'):
+        raise DatasetError(
+            f"{failed}: there is no split train, so all of its rows are held out: publish more sessions, "
+            "or with a smaller test_fraction"
+        ) from error
     raise DatasetError(f"{failed}: {error}") from error
 
 
@@ -339,7 +344,7 @@ def _row(row: dict[str, Any], where: str) -> dict[str, Any]:
     if weight is not None and not (
         isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0
     ):
-        raise DatasetError(f"{where}, column weight: {weight!r} is not a number from 0 on")
+        raise DatasetError(f"{where}, column weight: {weight!r} is not a number that is at least 0")
     return row
 
 

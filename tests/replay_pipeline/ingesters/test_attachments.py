@@ -280,6 +280,18 @@ def test_a_row_of_an_unknown_kind_is_counted_by_its_kind_and_the_version_that_wr
     assert all(name in caplog.text for name in names)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    ["atis-latch", "cost-state", "file-history-delta", "mode", "permission-mode", "tools-used"],
+)
+def test_a_row_that_newer_clients_write_for_themselves_is_no_news(kind: str, tmp_path: Path):
+    log = Log(version="2.1.332")
+    log.user("go")
+    log.row(kind, uuid=None)
+    log.says("m1", "done")
+    assert ingest(log.write(tmp_path), redact=False).report.skipped == {"bookkeeping": 1}
+
+
 def test_a_local_command_goes_to_the_model(tmp_path: Path):
     log = Log()
     log.user("go")

@@ -1,11 +1,13 @@
 """Texts of long files, kept in a fraction of their memory."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from replay_pipeline.ingesters import ingest
-from replay_pipeline.ingesters.base import Result
+from replay_pipeline.ingesters.base import ReadCounts, Result
+from replay_pipeline.ingesters.claude_code import ClaudeCode
 from tests.replay_pipeline.ingesters.logs import Log
 
 
@@ -35,3 +37,30 @@ def test_a_long_file_is_read_to_the_same_tables(tmp_path: Path, monkeypatch: pyt
     packed = ingest(path)
     for name in ("turns", "states", "sessions"):
         assert getattr(packed, name).equals(getattr(plain, name))
+
+
+def test_of_a_long_file_little_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    log = Log()
+    log.user("go")
+    for number in range(50):
+        body = f"line {number}\n" * 900
+        log.does(f"m{number}", "Write", body, content=body)
+    path = log.write(tmp_path)
+    n_bytes = len(log.bytes)
+    assert held(path) > 0.8 * n_bytes
+    monkeypatch.setattr("replay_pipeline.ingesters.claude_code.LONG_BYTES", 1_000)
+    assert held(path) < 0.3 * n_bytes
+
+
+def held(path: Path) -> int:
+    """Return the memory that a file takes once it is read."""
+    list(
+        ClaudeCode().read(path, ReadCounts())
+    )  # what modules keep of a first reading is not of the file
+    tracemalloc.start()
+    try:
+        logs = list(ClaudeCode().read(path, ReadCounts()))
+        assert len(logs[0].turns) > 50
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()

@@ -152,26 +152,33 @@ def test_its_own_answer_is_not_used_for_the_moment_before_it(tmp_path):
     assert "77" in files["tide/high.py"].text
 
 
-def test_a_copy_that_the_client_kept_tells_what_stood_there(tmp_path):
+_COPY = {"backupFileName": "00ff@v1", "version": 1, "backupTime": "2026-02-03T10:00:00.000Z"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {
+            "type": "file-history-snapshot",
+            "messageId": "m",
+            "snapshot": {"messageId": "m", "trackedFileBackups": {"tide/high.py": _COPY}},
+        },
+        {
+            "type": "file-history-delta",
+            "messageId": "m",
+            "snapshotMessageId": "n",
+            "trackingPath": "tide/high.py",
+            "backup": _COPY,
+        },
+    ],
+    ids=lambda row: row["type"],
+)
+def test_a_copy_that_the_client_kept_tells_what_stood_there(tmp_path, row):
     work = worked(tmp_path)
     work.put({"tide/high.py": "def high():\n    return 77\n"})
     work.read("README.md")
     path = work.session.write(tmp_path / "claude" / "projects")
-    snapshot = {
-        "type": "file-history-snapshot",
-        "messageId": "m",
-        "snapshot": {
-            "messageId": "m",
-            "trackedFileBackups": {
-                "tide/high.py": {
-                    "backupFileName": "00ff@v1",
-                    "version": 1,
-                    "backupTime": "2026-02-03T10:00:00.000Z",
-                }
-            },
-        },
-    }
-    path.write_text(path.read_text("utf-8") + json.dumps(snapshot) + "\n", "utf-8")
+    path.write_text(path.read_text("utf-8") + json.dumps(row) + "\n", "utf-8")
     copies = tmp_path / "claude" / "file-history" / work.session.session_id
     copies.mkdir(parents=True)
     (copies / "00ff@v1").write_text("def high():\n    return 77\n")

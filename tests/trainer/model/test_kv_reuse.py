@@ -176,7 +176,7 @@ def test_caches_and_rows_that_do_not_line_up_are_named():
     ids, _, hinted, completions = make_rows(2, 150, 10, 8)
     batch = hinted_batch(ids, hinted, completions)
     alone = student_hidden(model, ids[:1], completions[:1])
-    with pytest.raises(ShapeError, match="holds 1 sequences, the batch 2"):
+    with pytest.raises(ShapeError, match="has 1 sequences, but the batch has 2"):
         teacher_hidden_with_prefix_reuse(model, batch, alone.cache)
     with pytest.raises(TrainerConfigError, match="keeps only a window or a running state"):
         teacher_hidden_with_prefix_reuse(model, batch, DynamicCache())
