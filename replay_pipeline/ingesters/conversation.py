@@ -64,7 +64,7 @@ class Conversation:
         turn.flags |= {"copy"}
 
     def interrupted(self) -> bool:
-        """Return the user stopped the model's last message; `False` if something came after it."""
+        """Mark the model's last message as stopped by the user; return `False` if something came after it."""
         if self._tip is None or self._tip.kind != "assistant":
             return False
         self._tip.flags |= {"interrupted"}

@@ -124,8 +124,8 @@ def _advice(model: Reliability) -> list[str]:
     best = max(model.accuracy(rater) for rater in model.raters[1:])
     if (gain := best - model.accuracy(AGENT)) > SAME:
         return [
-            "one of them at more states brings the most right pairs; buying by value "
-            '(gates = ["value"]) brings fewer, and more of them are right'
+            "buy agreement and fine-tune on it (sft_on: consensus): one of them at more states brings "
+            "more right pairs, but its wrong ones cost more than they bring"
         ]
     if gain < -SAME:
         return ["don't buy: where they differ from that model they are mostly wrong"]
