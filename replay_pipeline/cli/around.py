@@ -54,7 +54,7 @@ def status(
 def upgrade(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
-    """Bring the data root of an older version to this one: no log is read and nothing is paid."""
+    """Bring the data root of an older version to this one: reads no log and costs nothing."""
     report = open_pipeline(settings, data).upgrade()
     print_report(report, as_json=as_json, show=show_upgrade)
 
@@ -65,7 +65,7 @@ def verify(
 ) -> None:
     """Check that every file is as it was written: tables, receipts, sessions, and the dataset.
 
-    Reads all of the data root and changes nothing but its index. Ends with status 1 if something is damaged.
+    Reads all of the data root and changes nothing but its index. Ends with status 1 if it finds damage.
     """
     report = open_pipeline(settings, data).verify()
     print_report(report, as_json=as_json, show=show_verify)

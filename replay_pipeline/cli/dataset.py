@@ -42,7 +42,7 @@ def normalize(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep the pairs that are fit to publish. The others are kept apart, each with its reason."""
+    """Keep the pairs that are fit to publish. Keep the others apart, each with its reason."""
     changes: dict[str, Any] = {"normalize": {}}
     if recipe is not None:
         changes["normalize"]["recipe"] = recipe
@@ -79,7 +79,7 @@ def publish(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the dataset folder, and push it to the Hub if a repository is named."""
+    """Write the dataset folder, and push it to the Hub if you name a repository."""
     if config is not None and form is None:
         raise ConfigError("--config names the pairs that --format writes: pass --format too")
     changes: dict[str, Any] = {"publish": {}}

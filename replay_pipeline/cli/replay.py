@@ -77,7 +77,7 @@ def replay(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask the teachers, under a hard ceiling. Answers that are paid for are never asked again."""
+    """Ask the teachers, under a hard ceiling. A second run never asks for an answer that you paid for."""
     from replay_pipeline.stages import pipeline
     from replay_pipeline.stages.replay import open_work
 
@@ -170,7 +170,7 @@ def compare(
 ) -> None:
     """Report how often each model took the agent's action, and at what cost.
 
-    Reads the answers of a replay; nobody is asked and nothing is paid.
+    Reads the answers of a replay; asks nobody and costs nothing.
     """
     from replay_pipeline.pages.picture import write_svg
 
