@@ -79,7 +79,7 @@ def repair(
 ) -> None:
     """Rebuild the files that `verify` finds damaged. Asks no teacher and pays nothing.
 
-    Ends with status 1 if something cannot be made as it was.
+    Ends with status 1 if it can't restore a file exactly.
     """
     report = open_pipeline(settings, data).repair()
     print_report(report, as_json=as_json, show=show_repair)

@@ -94,7 +94,7 @@ def outer_callbacks(
     place: ReplicaPlace | None = None,
     store: ObjectStore | None = None,
 ) -> list[TrainerCallback]:
-    """Return the callbacks that join this replica to the others; none for `none`.
+    """Return the callbacks that join this replica to the others: an empty list for the kind `none`.
 
     Args:
         kind: `none`, `torchft` or `object_store`.
