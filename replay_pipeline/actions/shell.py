@@ -149,11 +149,7 @@ class _Reader(WordReader):
     # Statements
 
     def sequence(self, nodes: Iterable[Node], depth: int) -> Form:
-        """Return statements one after the other; `;` and a new line are the same.
-
-        Raises:
-            UnreadableError: a statement has a form that the reader does not know.
-        """
+        """Return statements one after the other; `;` and a new line are the same."""
         found: list[Form] = []
         folder = self.folder
         for node in nodes:
@@ -260,11 +256,7 @@ class _Reader(WordReader):
         return tuple(parts)
 
     def nested(self, node: Node, depth: int) -> Form | str:
-        """Return the tokens of an expression of a condition or arithmetic, words normalised.
-
-        Raises:
-            UnreadableError: the expression has a form that the reader does not know.
-        """
+        """Return the tokens of an expression of a condition or arithmetic, words normalised."""
         if depth > MAX_DEPTH:
             raise UnreadableError
         if node.type not in ("binary_expression", "unary_expression", "parenthesized_expression"):

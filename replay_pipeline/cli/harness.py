@@ -14,7 +14,7 @@ AgentOption = Annotated[
     str,
     typer.Option(
         "--agent",
-        help="The client: claude_code, codex, opencode, copilot, or gemini_cli.",
+        help="Whose client: claude_code, codex, opencode, copilot or gemini_cli.",
         metavar="NAME",
     ),
 ]
@@ -27,21 +27,19 @@ def harness_learn(
         str | None,
         typer.Option(
             "--command",
-            help="The command that starts the client, with its options; by default the installed client.",
+            help="How the client is started, with its options; by default as installed.",
         ),
     ] = None,
     version: Annotated[
         str | None,
-        typer.Option("--version", help="The version of Claude Code to get from npm."),
+        typer.Option("--version", help="The version of Claude Code that npm is asked for."),
     ] = None,
     request: Annotated[
         Path | None,
-        typer.Option(
-            "--from", help="Use this recorded request instead of a client.", metavar="FILE"
-        ),
+        typer.Option("--from", help="A recorded request, instead of a client.", metavar="FILE"),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="Longest time for a start, in seconds.")
+        float, typer.Option("--timeout", help="How many seconds a start may take.")
     ] = 10.0,
     data: DataOption = None,
     settings: SettingsOption = None,
@@ -50,7 +48,7 @@ def harness_learn(
     """Start a client in an empty home, on loopback, and keep the system prompt and tools it sends.
 
     Nothing of yours is read or changed: the client gets a home and a folder of its own, no key, and a
-    server on this machine. The command ends the client after a few seconds and removes its folders.
+    server on this machine. It is ended after a few seconds, and its folders are removed.
     """
     from replay_pipeline.stages.harness import learn_harness
 

@@ -40,11 +40,7 @@ class HubOptions:
 
 
 def hub_room() -> Any:
-    """Return the modules that need the Hub's client, which a folder does not need.
-
-    Raises:
-        MissingDependencyError: the Hub's client is not installed.
-    """
+    """Return the modules that need the Hub's client, which a folder does not need."""
     try:
         importlib.import_module("replay_pipeline.publish.sync")
     except ImportError as error:

@@ -49,11 +49,7 @@ class Slots:
             self.release()
 
     async def acquire(self) -> None:
-        """Wait for a slot.
-
-        Raises:
-            CancelledError: the caller was canceled while it waited.
-        """
+        """Wait for a slot."""
         if self._waiting or not self._has_room():
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)

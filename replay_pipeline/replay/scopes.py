@@ -139,11 +139,7 @@ def open_scopes(
 
 
 def load_scopes(database: Database, names: Sequence[str]) -> dict[str, Scope]:
-    """Read scopes, locked in order.
-
-    Raises:
-        LedgerError: a scope is missing.
-    """
+    """Read scopes, locked in order. Raises LedgerError where one is not there."""
     rows: list[Any] = []
     lock = " for update" if database.name.startswith("postgres") else ""
     for chunk in chunks(names):

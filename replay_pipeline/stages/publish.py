@@ -293,11 +293,7 @@ def export_dataset(
 def retract_rows(
     project: "Project", *, session_ids: Sequence[str], batches: Sequence[str], erase: bool
 ) -> "PublishReport":
-    """Take sessions or batches out of the published dataset: see `Pipeline.retract`.
-
-    Raises:
-        ConfigError: nothing is named.
-    """
+    """Take sessions or batches out of the published dataset: see `Pipeline.retract`."""
     from replay_pipeline.publish import retract, to_be_published
 
     place = project.settings.dataset_dir()

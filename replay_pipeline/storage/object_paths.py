@@ -12,11 +12,7 @@ from replay_pipeline.storage.outages import translated
 
 @contextmanager
 def _asked(path: "ObjectPath", what: str) -> Iterator[None]:
-    """Translate errors; the answer that there is no such object is an answer, but for a write.
-
-    Raises:
-        FileNotFoundError: the object to write to does not exist.
-    """
+    """Translate errors; the answer that there is no such object is an answer, but for a write."""
     missing: FileNotFoundError | None = None
     with translated(path, what):
         try:

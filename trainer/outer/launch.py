@@ -197,7 +197,7 @@ class Launch:
         wanted = [executor.command_of(entrypoint, command, rank, n) for rank in range(n)]
         if any(rank >= n or there[rank].command != wanted[rank] for rank in there):
             raise TrainerConfigError(
-                "this work dir belongs to a launch with other arguments: pass another --work-dir"
+                "the work dir is that of a launch with other arguments: give another --work-dir"
             )
         if there:
             logger.warning("%s: replicas are there already, going on with them", self.work_dir)
@@ -258,7 +258,8 @@ class Launch:
         if life_s < MIN_LIFE_S:
             raise BudgetReachedError(
                 f"{n} more starts at ${price:.2f} an hour do not fit: ${spent:.2f} are spent and "
-                f"${held:.2f} held under max_usd={ceiling}, and max_hours={self.limits.max_hours:g} limits all starts: raise them, and run the same command to continue from the store"
+                f"${held:.2f} held under max_usd={ceiling}, and max_hours={self.limits.max_hours:g} "
+                "ends everything: raise them, and the same command goes on from the store"
             )
         if price:
             logger.warning(
@@ -337,11 +338,7 @@ class Launch:
     def _probe(
         self, attempt: int, n: int, *, env: Mapping[str, str], secrets: Mapping[str, str]
     ) -> None:
-        """Start one replica that only shows that the others could work, where starts cost money.
-
-        Raises:
-            ReplicaFailedError: the probe failed.
-        """
+        """Start one replica that only shows that the others could work, where starts cost money."""
         executor = self.executor
         if not executor.outlives_launcher or self.ledger.recall("probed") is not None:
             return
@@ -354,7 +351,8 @@ class Launch:
             executor.collect([started], timeout_s=2 * PROBE_S)
         except ReplicaFailedError as error:
             raise ReplicaFailedError(
-                "the probe failed, so no replica was started: the image must contain this package and reach the store with its secrets: {error}"
+                "no replica was started, for the probe failed: the image must hold this package, "
+                f"and reach the store with the secrets that it is given: {error}"
             ) from error
         self.ledger.remember("probed", "yes")
 
@@ -479,11 +477,7 @@ def launch_command(arguments: Sequence[str]) -> int:
 
 
 def _launched(options: argparse.Namespace, rest: list[str]) -> list[ReplicaResult]:
-    """Launch what the command line asks for.
-
-    Raises:
-        TrainerConfigError: an argument is missing or wrong.
-    """
+    """Launch what the command line asks for."""
     entrypoint, work_dir = "python:trainer", options.work_dir
     if options.processes > 1:
         entrypoint = "python:torch.distributed.run"
@@ -527,15 +521,11 @@ def _launched(options: argparse.Namespace, rest: list[str]) -> list[ReplicaResul
 
 
 def _of_launched(options: argparse.Namespace) -> list[ReplicaResult]:
-    """Do what the command line asks for with a launch that is there.
-
-    Raises:
-        TrainerConfigError: no launch was started from this folder.
-    """
+    """Do what the command line asks for with a launch that is there."""
     path = options.work_dir / LEDGER
     text = JobLedger(path).recall(PLAN) if path.exists() else None
     if text is None:
-        raise TrainerConfigError(f"{options.work_dir}: no launch was started from this folder")
+        raise TrainerConfigError(f"{options.work_dir}: nothing was launched from here")
     plan = msgspec.json.decode(text, type=Plan)
     executor = make_executor(plan, options.work_dir)
     run = Launch(options.work_dir, plan.uri, executor, plan.limits)

@@ -148,9 +148,7 @@ def make_environment(
         TrainerConfigError: no tools, or one that TRL would hide.
     """
     if not tools:
-        raise TrainerConfigError(
-            "the environment server offers no tool, so the model could learn nothing"
-        )
+        raise TrainerConfigError("the environment server offers no tool: nothing could be learnt")
     outcomes = CallOutcomes(limit or FailureLimit())
     members: dict[str, Any] = {
         "_open": staticmethod(open_session),

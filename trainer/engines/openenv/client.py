@@ -5,6 +5,7 @@ fields of its action.
 """
 
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
@@ -55,11 +56,7 @@ class OpenEnvSession:
         return _answer(result, has_result=False)
 
     def call(self, name: str, arguments: dict[str, Any]) -> ServerReply:
-        """Call a tool.
-
-        Raises:
-            EnvironmentFailedError: the server does not answer, or reports an error.
-        """
+        """Call a tool."""
         action = arguments
         if self._has_mcp:
             action = {"type": "call_tool", "tool_name": name, "arguments": arguments}
