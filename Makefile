@@ -101,7 +101,7 @@ real-model: $(STAMP)
 SMOLLM2 := $(BIN)/python recipes/real_model/weights.py build/real-model --only smollm2-135m-instruct
 dollar-quick: $(STAMP)
 	$(SMOLLM2)
-	$(BIN)/python recipes/what_a_dollar_buys/run.py build/dollar-quick --quick
+	$(BIN)/python recipes/what_a_dollar_buys/run.py build/dollar-quick --size quick
 
 dollar: $(STAMP)
 	$(SMOLLM2)

@@ -302,12 +302,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--measure", choices=MEASURES)
     options = parser.parse_args()
-    if options.measure:
-        MEASURES[options.measure](options.root.resolve())
-        return
     with tempfile.TemporaryDirectory() as folder:
         # Absolute: Dagster's processes have folders of their own.
         root = (options.root or Path(folder) / "root").resolve()
+        # Named, its settings are used without being trusted, also below the current folder.
+        os.environ["REPLAY_SETTINGS"] = str(root / "settings.toml")
+        if options.measure:
+            MEASURES[options.measure](root)
+            return
         if not root.exists():
             make(root, options.batches)
         figures: list[dict[str, Any]] = []

@@ -13,6 +13,7 @@ from trainer.data.acting import end_tokens
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.evaluation import preference_score
 from trainer.data.rewards import parse_action
+from trainer.model.packing import enable_tree_attention, packed_pair_logps
 
 
 class Policy:
@@ -31,8 +32,8 @@ class Policy:
         pad, ends = self.tokenizer.pad_token_id, end_tokens(self.model, self.tokenizer)
         how = {"do_sample": False, "max_new_tokens": 48, "pad_token_id": pad, "eos_token_id": ends}
         done: list[dict[str, Any]] = []
-        for start in range(0, len(asked), 20):
-            prompts = [one.prompt for one in asked[start : start + 20]]
+        for start in range(0, len(asked), 60):
+            prompts = [one.prompt for one in asked[start : start + 60]]
             ids = [self.collator.renderer.prompt_ids(prompt) for prompt in prompts]
             batch = self.tokenizer.pad({"input_ids": ids}, return_tensors="pt")
             with torch.no_grad():
@@ -48,4 +49,6 @@ class Policy:
             draw = random.Random(one.id)
             right, wrong = one.right_action(draw), one.wrong_action(draw)
             rows.append({"prompt": one.prompt, "chosen": [right], "rejected": [wrong]})
-        return [m > 0 for m in preference_score(self.model, self.collator, rows).margins]
+        enable_tree_attention(self.model)  # both sides read their prompt once
+        score = preference_score(self.model, self.collator, rows, forward=packed_pair_logps)
+        return [margin > 0 for margin in score.margins]

@@ -1,6 +1,6 @@
 """What a dollar buys: sessions, teachers, pairs and models by the product's own commands, and what the models do.
 
-    python recipes/what_a_dollar_buys/run.py build/dollar --quick
+    python recipes/what_a_dollar_buys/run.py build/dollar --size quick
 
 Each part is kept in the folder as soon as it is whole, and a second call goes on from there.
 """
@@ -15,7 +15,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,23 +37,6 @@ TRAINER = (sys.executable, "-m", "trainer")
 PRODUCT = Path(sys.executable).with_name("replay-pipeline")
 CHAIN = ("pairs", "normalize", "publish")
 Message = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much of everything."""
-
-    n_form: int
-    n_train: int
-    n_test: int
-    form_steps: int
-    steps: int
-    usd: float
-    """What each arm may spend on teachers."""
-
-
-QUICK = Size(n_form=600, n_train=240, n_test=60, form_steps=150, steps=50, usd=0.031)
-FULL = Size(n_form=600, n_train=360, n_test=240, form_steps=150, steps=120, usd=0.046)
 
 
 def command(*words: str | Path, log: Path) -> None:
@@ -111,24 +94,28 @@ def answers(
     """Draw what scripted teachers do, by state and model.
 
     A teacher is right with its accuracy. At a share of states all are right or wrong together, and wrong in
-    the same way. `labels` draws one of the six files by a coin, or what is right in another repository.
+    the same way. `habits` draws for a family of requests what else is drawn for each state: a teacher that
+    gets one of its requests wrong gets all of them wrong, in the same way. `labels` draws one of the six
+    files by a coin, or what is right in another repository.
     """
     by_id, found = {one.id: one for one in asked}, {}
     for state in ClaudeCodeIngester().ingest(sessions):
         one = by_id[state["session_id"]]
-        draw = random.Random(f"{seed} {one.id}")
+        place = one.family.name if regime.get("habits") else one.id
+        draw = random.Random(f"{seed} {place}")
         shared, wrong = draw.random(), one.wrong_action(draw)
         is_shared = draw.random() < regime.get("shared", 0)
         said = found[state["state_id"]] = {}
         for number, teacher in enumerate(PLAN["teachers"]):
+            own = random.Random(f"{seed} {place} {number}")
             if regime.get("labels") == "coin":
-                action = one.family.message(draw.choice(one.names))
+                action = one.family.message(own.choice(one.names))
             elif regime.get("labels") == "foreign":
                 action = asked[asked.index(one) - 1].right_action(random.Random(0))
-            elif (shared if is_shared else draw.random()) < regime["accuracies"][number]:
-                action = one.right_action(draw)
+            elif (shared if is_shared else own.random()) < regime["accuracies"][number]:
+                action = one.right_action(own)
             else:
-                action = wrong if is_shared else one.wrong_action(draw)
+                action = wrong if is_shared else one.wrong_action(own)
             said[teacher["model"]] = action
     return found
 
@@ -205,17 +192,17 @@ def worth(data: Path, asked: Sequence[Repository]) -> dict[str, Any]:
 class Work:
     """The parts of one run in its folder; each is made once."""
 
-    def __init__(self, out: Path, model: Path, size: Size, draw: int = 0) -> None:
+    def __init__(self, out: Path, model: Path, size: Mapping[str, Any], draw: int = 0) -> None:
         """Draw the repositories; `draw` is their seed."""
         self.out, self.model, self.size = out, model, size
-        drawn = {"n_form": size.n_form, "n_train": size.n_train, "n_test": size.n_test}
+        drawn = {name: size[name] for name in ("n_form", "n_train", "n_test")}
         drawn |= {"seed": draw, "tasks": draw}
         self.repositories = repositories(**drawn)
         # For the reward, which the trainer loads.
         told = {rewards.VARIABLE: json.dumps(drawn), "PYTHONPATH": str(HERE)}
         os.environ.update(told)  # noqa: TID251
         out.mkdir(parents=True, exist_ok=True)
-        identity = json.dumps([asdict(size), draw, str(model)])
+        identity = json.dumps([size, draw, model.name])
         if (kept_as := out / "run.json").exists() and kept_as.read_text("utf-8") != identity:
             raise SystemExit(f"{out}: another run is there; name another folder")
         kept_as.write_text(identity, "utf-8")
@@ -227,13 +214,18 @@ class Work:
     def agent(self) -> Path:
         """Teach the model to call tools, on other tasks; it becomes the agent, and then the trainee."""
         make = partial(
-            self._taught, self.model, self.out / "agent", self.of("form"), self.size.form_steps, 0
+            self._taught,
+            self.model,
+            self.out / "agent",
+            self.of("form"),
+            self.size["form_steps"],
+            0,
         )
         return Path(kept(self.out / "agent.json", make))
 
     def teachers(self, regime: str) -> dict[str, Path]:
         """Train three teachers from the agent, each on two of three thirds of other repositories."""
-        drawn = repositories(n_form=0, n_train=self.size.n_train, n_test=0, seed=1000)
+        drawn = repositories(n_form=0, n_train=self.size["n_train"], n_test=0, seed=1000)
         lessons = [replace(one, id=f"lesson-{one.id}") for one in drawn]
         made, steps = {}, PLAN["regimes"][regime]["steps"]
         for number, teacher in enumerate(PLAN["teachers"]):
@@ -255,7 +247,7 @@ class Work:
         draw = random.Random(seed)
         record(folder / "sessions", taught, [one.wrong_action(draw) for one in taught])
         self.bought(folder, folder / "sessions", taught, "perfect", {}, 10.0)
-        settings = PLAN["settings"]["taught"] | {"trl.max_steps": steps, "trl.seed": seed}
+        settings = PLAN["settings"]["sft"] | {"trl.max_steps": steps, "trl.seed": seed}
         return str(train(model, folder / "data" / "dataset", folder / "model", settings))
 
     def sessions(self, *, is_scripted: bool = False) -> Path:
@@ -318,10 +310,10 @@ class Work:
         model, report, bought = self.agent(), {}, {}
         if "purchase" in arm:
             regime = arm.get("regime", regime)
-            data, bought = self.purchase(regime, arm["purchase"], self.size.usd)
+            data, bought = self.purchase(regime, arm["purchase"], self.size["usd"])
             if not bought["n_pairs"]:
                 return {"bought": bought, "outcomes": []}
-            settings = {"trl.max_steps": self.size.steps, "trl.seed": seed}
+            settings = {"trl.max_steps": self.size["steps"], "trl.seed": seed}
             settings |= PLAN["settings"][arm["settings"]] | self.followed(regime, arm)
             for number in range(arm.get("rounds", 1)):
                 data = self._sampled(folder, data, model) if "rounds" in arm else data
@@ -367,7 +359,9 @@ def main() -> int:
     names = ", ".join(arm["name"] for arm in PLAN["arms"])
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--quick", action="store_true", help="small, one seed, the first arms")
+    parser.add_argument(
+        "--size", default="full", choices=PLAN["sizes"], help="quick: the first arms"
+    )
     parser.add_argument("--model", type=Path, default=WEIGHTS)
     parser.add_argument("--regimes", nargs="+", default=["stronger"], choices=PLAN["regimes"])
     parser.add_argument("--arms", nargs="*", help=f"of {names}; without a name none")
@@ -378,14 +372,14 @@ def main() -> int:
         help="shares of the dollars at which all is bought",
     )  # fmt: skip
     options = parser.parse_args()
-    work = Work(options.folder, options.model, QUICK if options.quick else FULL, options.draw)
-    asked = [a["name"] for a in PLAN["arms"] if a.get("is_quick") or not options.quick]
+    work = Work(options.folder, options.model, PLAN["sizes"][options.size], options.draw)
+    asked = [a["name"] for a in PLAN["arms"] if a.get("is_quick") or options.size != "quick"]
     asked = asked if options.arms is None else options.arms
     for share in options.map:
         for regime in ("stronger", "equal", "weaker", "shared"):
             for name in ("one", "consensus", "cheap_first", "value", "p_better"):
-                work.purchase(regime, name, round(share * work.size.usd, 6), is_scripted=True)
-    for seed in options.seeds or ([0] if options.quick else [0, 1, 2]):
+                work.purchase(regime, name, round(share * work.size["usd"], 6), is_scripted=True)
+    for seed in options.seeds or ([0, 1, 2] if options.size == "full" else [0]):
         for regime in options.regimes:
             for arm in PLAN["arms"]:
                 if "follows" in arm and not regime.startswith("trained."):

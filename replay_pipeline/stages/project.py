@@ -24,7 +24,7 @@ from replay_pipeline.pairs import pairs_of
 from replay_pipeline.replay import AskingOptions
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.overview import FOLDER, Overview, hash_of
-from replay_pipeline.stages.receipts import ALL, Written
+from replay_pipeline.stages.receipts import ALL, Receipts, Written
 from replay_pipeline.stages.shown import harnesses_of
 from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.folds import Fold, Kept
@@ -65,7 +65,7 @@ class Project(Overview):
 
     def __init__(self, settings: Settings, *, on_progress: OnProgress | None = None) -> None:
         super().__init__(settings)
-        self.settings = self._with_dataset_folder()
+        self.settings = _with_dataset_folder(settings, self.receipts)
         self.root = DataRoot(settings.data_dir)
         self.on_progress = on_progress or (lambda _: None)
         self.folds: dict[str, Fold[Any]] = {}
@@ -93,16 +93,6 @@ class Project(Overview):
                 [value, key, *named(self.known_digests(key, self.tables_of_pairs(key)))]
             ),
         )
-
-    def _with_dataset_folder(self) -> Settings:
-        """Return the settings with the dataset where `publish --to` put it, if they name no place."""
-        last = None if self.settings.publish.folder else self.receipts.read("publish", ALL)
-        if last is None or not (place := last.report.get(FOLDER)):
-            return self.settings
-        if not (folder := as_path(place)).exists():
-            return self.settings
-        publish = self.settings.publish.model_copy(update={"folder": folder})
-        return self.settings.model_copy(update={"publish": publish})
 
     def place_of(self, name: str) -> Place:
         """Return the place of a file that a receipt names."""
@@ -464,3 +454,14 @@ def digest_of(path: Place) -> str:
 def bytes_digest(data: bytes) -> str:
     """Hash bytes as `digest_of` does."""
     return _blake2b(data).hexdigest()
+
+
+def _with_dataset_folder(settings: Settings, receipts: Receipts) -> Settings:
+    """Return the settings with the dataset where `publish --to` put it, if they name no place."""
+    last = None if settings.publish.folder else receipts.read("publish", ALL)
+    if last is None or not (place := last.report.get(FOLDER)):
+        return settings
+    if not (folder := as_path(place)).exists():
+        return settings
+    publish = settings.publish.model_copy(update={"folder": folder})
+    return settings.model_copy(update={"publish": publish})

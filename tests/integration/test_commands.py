@@ -110,3 +110,14 @@ def test_one_problem_of_all_teachers_is_told_once(tmp_path):
         "what": "teacher b", "ok": False, "detail": "the same as a",
     }  # fmt: skip
     assert findings["teacher c"]["detail"] == "u does not serve m"
+
+
+def test_dagster_works_by_the_settings_that_ui_is_given(root, tmp_path, monkeypatch):
+    theirs = (root / "settings.toml").read_text()
+    (tmp_path / "mine.toml").write_text(f"{theirs}max_daily_usd = 0.25\n")
+    given: dict[str, str] = {}
+    monkeypatch.setattr("os.execve", lambda _path, _command, environment: given.update(environment))
+    monkeypatch.chdir(tmp_path)
+    command("ui", "--settings", "mine.toml", "--data", root)
+    monkeypatch.chdir(root)
+    assert Settings.load(env=given).replay.max_daily_usd == 0.25

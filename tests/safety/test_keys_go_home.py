@@ -272,5 +272,5 @@ def test_settings_on_an_object_store_are_refused_and_not_read(tmp_path, monkeypa
 
     root = as_path("memory://bucket/root")
     (root / "settings.toml").write_text("[replay]\nmax_total_usd = 9.0\n")
-    with pytest.raises(UntrustedError, match="files of this machine"):
+    with pytest.raises(UntrustedError, match="files on this machine"):
         Settings.load(data_dir=root, env=dict(os.environ))

@@ -324,13 +324,7 @@ class RoundDriver:
     """
 
     def __init__(
-        self,
-        store: ObjectStore,
-        codec: str,
-        patience: Patience,
-        *,
-        rank: int,
-        n: int,
+        self, store: ObjectStore, codec: str, patience: Patience, *, rank: int, n: int
     ) -> None:
         self.store = store
         self.codec = codec_named(codec)
@@ -433,7 +427,7 @@ class RoundDriver:
             is_thorough: Look for the copy, too, if there is no decision: it may be gone.
 
         Raises:
-            ObjectStoreError: the manifest and its copy are damaged.
+            ObjectStoreError: the store fails.
             OuterLoopError: It is damaged, and so is its copy.
         """
         key = manifest_key(round_id)
@@ -471,7 +465,7 @@ class RoundDriver:
             The values; None if neither the object nor the deltas of which it was made are there.
 
         Raises:
-            ObjectStoreError: the merged delta cannot be made again.
+            ObjectStoreError: the store fails.
         """
         key = merged_key(manifest.round_id, manifest.merged.sha)
 

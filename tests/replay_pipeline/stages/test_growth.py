@@ -206,3 +206,16 @@ def test_an_index_that_is_deleted_is_made_again(work):
     before = work.status()
     (work.root.path / FILE).unlink()
     assert pipeline_at(work.root.path).status() == before
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_growth_measures_a_root_that_is_named_from_here(work):
+    root = work.root.path
+    benchmark = Path(__file__).parents[3] / "benchmarks" / "growth.py"
+    done = subprocess.run(
+        [sys.executable, benchmark, "--measure", "tick", "--root", root.name],
+        cwd=root.parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, again = json.loads(done.stdout.splitlines()[-1])
+    assert (first["name"], again["name"]) == ("first tick", "tick")

@@ -114,6 +114,47 @@ def test_any_damaged_object_leads_to_the_same_hash_or_is_named(half_way, wanted,
     assert 2 * patient_s + 5 <= 15, "what is read on the way to another object waits, too"
 
 
+def in_turn(store, until):
+    """Run two asynchronous replicas, one exchange each in turn; return the hashes of their states."""
+    settings = OuterSettings(
+        codec="ternary", n_rounds=ROUNDS, snapshot_every=2, timeout_s=2.0,
+        outer=OuterStep(1.0, 0.0),
+    )  # fmt: skip
+    replicas = [
+        AsyncReplica(
+            store, np.zeros(N), rank=rank, world_size=2, settings=settings, state=store
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for replica in replicas:
+        replica.join()
+    for n_made in range(replicas[0].n_trained, until):
+        for rank, replica in enumerate(replicas):
+            dice = np.random.default_rng(100 * rank + n_made)
+            replica.exchange(replica.theta + dice.standard_normal(N).astype(np.float32))
+    replicas[0].take_up()
+    return {replica.base for replica in replicas}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.slow
+def test_any_damaged_object_of_asynchronous_rounds_is_healed_or_named_as_well(kind):
+    store = MemoryStore()
+    in_turn(store, STOP_AT)
+    expected = in_turn(copy_of(store), ROUNDS)
+    assert len(expected) == 1
+    named = []
+    for key in store.keys(""):
+        try:
+            ended = in_turn(damaged(store, key, kind), ROUNDS)
+        except OuterLoopError as error:
+            named.append((key, str(error)))
+        else:
+            assert ended == expected, key
+    assert all(key in error for key, error in named), named
+    assert len(named) <= 3, "only what a rank alone has, and what the run is"
+
+
 @pytest.mark.parametrize("kind", ["flipped", "deleted"])
 def test_the_last_decision_is_not_made_again_when_its_manifest_is_lost(half_way, wanted, kind):
     newest = manifest_key(STOP_AT - 1)

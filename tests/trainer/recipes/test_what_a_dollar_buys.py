@@ -141,6 +141,7 @@ def wrong(recipe, tasks, tmp_path_factory):
         ("weaker", 0.3, 0.49),
         ("shared", 0.7, 0.87),
         ("coin", 0.25, 0.43),
+        ("habits", 0.7, 0.5),
     ],
 )
 def test_scripted_teachers_are_as_right_as_their_regime_says(
@@ -300,7 +301,7 @@ def test_table_and_picture_are_written_of_whatever_there_is(recipe, tmp_path):
 
 def test_the_trainer_understands_the_settings_of_every_arm(recipe, tmp_path):
     run = recipe["run"]
-    work = run.Work(tmp_path, tmp_path / "agent", run.QUICK, 0)
+    work = run.Work(tmp_path, tmp_path / "agent", run.PLAN["sizes"]["quick"], 0)
     work.teachers = lambda regime: {"a": tmp_path / f"{regime}.0", "b": tmp_path / f"{regime}.1"}
     given = {"model": "m", "dataset": "d", "output": str(tmp_path / "out")}
     for arm in run.PLAN["arms"]:
