@@ -657,7 +657,9 @@ show_upgrade = partial(_draw_facts, "Brought over")
 def show_publish(report: Report) -> None:
     """Show the results of a publication, and the result of each check that it passed."""
     checks = report.get("checks") or {}
-    _draw_facts("Published", {k: v for k, v in report.items() if k != "checks"} | checks)
+    # `dataset` names the folder already.
+    shown = {k: v for k, v in report.items() if k not in ("checks", "folder")}
+    _draw_facts("Published", shown | checks)
 
 
 def show_verify(report: Report) -> None:

@@ -54,9 +54,8 @@ def test_of_a_long_file_little_is_held(tmp_path: Path, monkeypatch: pytest.Monke
 
 def held(path: Path) -> int:
     """Return the memory that a file takes once it is read."""
-    list(
-        ClaudeCode().read(path, ReadCounts())
-    )  # what modules keep of a first reading is not of the file
+    # What modules keep of a first reading is not part of the file.
+    list(ClaudeCode().read(path, ReadCounts()))
     tracemalloc.start()
     try:
         logs = list(ClaudeCode().read(path, ReadCounts()))
