@@ -51,7 +51,8 @@ def test_pairs_are_scored_as_by_the_logits_of_the_batch(tokenizer, make):
 @pytest.mark.parametrize("make", [qwen, with_adapted_head])
 def test_their_gradients_are_the_same(tokenizer, make):
     torch.manual_seed(0)
-    model = make(len(tokenizer)).eval()
+    # Of doubles: by floats an element in ten thousand is rounded further than this on some processors.
+    model = make(len(tokenizer)).eval().double()
     batch = ComposerDataCollator(tokenizer, with_tools=False)(rows_of(2))
     trained = [p for p in model.parameters() if p.requires_grad]
     gradients = []
