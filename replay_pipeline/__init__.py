@@ -1,6 +1,6 @@
 """Claude Code sessions to a preference dataset.
 
-Start with `docs/index.md`, or in the code with `types.py` (the words) and `stages/` (the whole
+Start with `docs/tutorial.md`, or in the code with `types.py` (the words) and `stages/` (the whole
 chain as plain calls). Names are loaded on first use, so importing this package costs little.
 """
 

@@ -74,29 +74,31 @@ class IngestSettings(_Section):
     is_project_hashed: bool = True
     """Keep only a hash of the project folder."""
     max_batch_bytes: Annotated[int, Field(ge=1)] = 32_000_000
-    """A batch is closed when its session files reach this size."""
+    """Size of its session files at which a batch is full, in bytes."""
     max_batch_sessions: Annotated[int, Field(ge=1)] = 64
-    """A batch is closed when it has this many session files."""
+    """Number of session files at which a batch is full."""
     settle_s: Annotated[float, Field(ge=0)] = 60.0
-    """The sensor leaves a file alone until it has not been written to for this long, in seconds,
-    so that no message is taken half written."""
+    """Seconds without a write after which the sensor reads a file, so that it reads no half-written
+    message."""
     n_processes: Annotated[int, Field(ge=1)] | None = None
-    """Processes that read batches, one each; by default one per core. Tables are the same."""
+    """Number of processes that read batches, one batch each; by default one process per core. The
+    tables don't depend on it."""
     keeps_bytes: bool = True
     """Keep the bytes that were read, compressed and unredacted, for their owner alone: agents delete
     their logs after some weeks. They stay on this machine, under `home_dir` or the data root."""
     window: str = "full"
     """Windowing policy for long prefixes: `full`, `clear_tool_results:10`, `token_budget:32000`."""
     harness: Literal["auto", "neutral"] = "auto"
-    """Below which system prompt and tools states are shown whose log does not tell them: `auto` takes what
-    `replay-pipeline harness learn` has learned from the client, `neutral` a short prompt of this program."""
+    """System prompt and tools for states whose log doesn't have them: `auto` uses what
+    `replay-pipeline harness learn` learned from the client, `neutral` uses a short prompt of this
+    program."""
 
 
 class ReplaySettings(_Section):
     """How teachers are asked, and how much that may cost."""
 
     teachers: tuple[TeacherSpec, ...] = DEFAULT_TEACHERS
-    """Models that are asked; or the name of some: `openrouter`, `frontier`, `sample`, `rehearsal`."""
+    """The models to ask, or the name of a list of models: `openrouter`, `frontier`, `sample`, `rehearsal`."""
     max_total_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
     """Hard ceiling on the spend of one run, in US dollars."""
     max_nightly_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
@@ -106,23 +108,24 @@ class ReplaySettings(_Section):
     confirm_above_usd: Annotated[float, Field(ge=0)] = 1.0
     """A run whose estimate is higher asks first, or needs `--yes`."""
     max_concurrency: Annotated[int, Field(ge=1)] = 64
-    """Calls in flight at once, all teachers together."""
+    """Most calls in flight at once, over all teachers."""
     ledger: str | None = None
     """Path or database URL of the ledger; by default `ledger.sqlite` under the data root.
-    `REPLAY_LEDGER` sets it too: the place for a URL with a password."""
+    `REPLAY_LEDGER` sets it too. Use the variable for a URL with a password."""
     retry: RetryPolicy = RetryPolicy()
-    """How a call is tried again that surely cost nothing."""
+    """How often, and after how long, the program retries a call that certainly cost nothing."""
     gates: tuple[str, ...] = ()
-    """Presets of the policy by which a run buys, by name; empty: every teacher is asked at every state."""
+    """Names of gates, which decide whom a run asks at which state; empty: it asks every teacher at
+    every state."""
     student: TeacherSpec | None = None
     """How a control run reaches the students' own models (address, key); empty: OpenRouter."""
     accepted_terms: tuple[str, ...] = ()
-    """Models whose vendor forbids distillation and that are used all the same. Recorded."""
+    """Models that you use although their vendor forbids distillation. The dataset records them."""
     sample_teachers: bool = False
     """Use the bundled local teacher server with the sample's recorded answers."""
     rehearsal_teachers: bool = False
-    """Play made-up answers at one's own sessions, without a key and for nothing. All that comes of it
-    is marked as play, and is not published to the Hub."""
+    """Answer your own sessions with made-up answers, without a key and without cost. The pipeline
+    marks every result as made up, and never publishes it to the Hub."""
 
     @model_validator(mode="before")
     @classmethod
@@ -139,15 +142,15 @@ class PairSettings(_Section):
     agreement_threshold: Annotated[int, Field(ge=1)] = 2
     """Votes of distinct model families that make a consensus."""
     min_p_better: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Keep a pair by the probability that its chosen side is right and its rejected one is not, instead
-    of by the number of families: .7, say. By default the families decide."""
+    """Keep a pair if the probability that its chosen side is right and its rejected side is wrong is
+    at least this, such as .7. By default the number of agreeing families decides."""
     level: AgreementLevel = "effect"
     """How strictly two actions must be the same to count as one vote group."""
     include_natural: bool = True
-    """Add the pairs that sessions hold without any teacher: branches given up, actions the user
-    rejected."""
+    """Add pairs that need no teacher: branches that the user gave up, and actions that the user rejected."""
     marks: Path | None = None
-    """Marks that a review page exported: pairs rejected there are left out, and counted."""
+    """File of marks that a review page exported. The pairs that you rejected there are left out and
+    counted."""
     count_own_family: bool = False
     """Let teachers of the student's own model family vote. They tend to agree with it."""
 
@@ -156,11 +159,12 @@ class NormalizeSettings(_Section):
     """Which pairs are fit to publish."""
 
     recipe: str = "agent"
-    """A bundled recipe (`agent`, `default`, `tool_calls`, `strict`, `lint`, `none`) or a path to a YAML file."""
+    """A bundled recipe (`agent`, `default`, `tool_calls`, `strict`, `lint`, `none`) or a path to a
+    YAML file."""
     executor: Literal["in_process", "default", "ray"] = "in_process"
     """Where row filters run: in this process, or in data-juicer's `ray` or `default` executor."""
     allow_operators: tuple[str, ...] = ()
-    """Operators of data-juicer that a recipe may use although they run programs, load models or
+    """Operators of data-juicer that recipes may use even though they run programs, load models, or
     reach the network."""
     ray_address: str = "local"
     """Where Ray runs; `local` starts it on this machine. Used with `executor = "ray"`."""
@@ -177,23 +181,24 @@ class PublishSettings(_Section):
     """Visibility of a repository that is created."""
     client_texts: bool = False
     """Push the system prompts and tools of clients to the Hub: they belong to the makers of the clients.
-    They lie in files of their own (`client_texts/`); without this, these files stay here, and who loads
-    the dataset from the Hub gets the neutral prompts and tools in their place."""
+    By default, their files (`client_texts/`) stay on this machine, and a dataset loaded from the Hub
+    has neutral prompts and tools."""
     split_by: Literal["conversation", "project"] = "conversation"
-    """What is never cut: a conversation (a session, its subagents, whatever was resumed or forked from
-    it) or all conversations of a project folder, which asks more of a held-out figure."""
+    """What always stays in one split: `conversation` (a session, its subagents, and everything
+    resumed or forked from it) or `project` (all conversations of a project folder), which makes
+    held-out figures harder to reach."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = TEST_FRACTION
-    """Share of conversations (by hash) that go to the test split. What was published keeps its side:
-    another fraction is for what comes new."""
+    """Share of conversations (by hash) that go to the test split. Published conversations stay in
+    their split; a changed fraction applies to new ones."""
     lengths: tuple[Annotated[int, Field(ge=512)], ...] = PAIR_LENGTHS
-    """Lengths in tokens to which prompts are cut, each in a config of its own: 8192 is `pairs_8k`.
-    What both sides need stays."""
+    """Lengths in tokens to which prompts are cut. Each length is a config, such as `pairs_8k` for
+    8192. A cut keeps everything that both sides need."""
     tokenizer: Path | None = None
-    """What counts the tokens: a `tokenizer.json`, or the folder of a model that has one. Without it
-    they are estimated by words and signs, rather too many."""
+    """The tokenizer that counts tokens: a `tokenizer.json`, or the folder of a model that has one.
+    Without it, the number is estimated from words and punctuation, on the high side."""
     teacher_logprobs: Annotated[bool, Field(exclude_if=lambda is_asked: not is_asked)] = False
-    """Publish the answers of each consensus with their token probabilities too, as far as they came
-    (`replay.teachers.top_logprobs`): the config `teacher_logprobs`, for a trainer's channel 2."""
+    """Also publish the answers of each consensus that came with token probabilities
+    (`replay.teachers.top_logprobs`), as the config `teacher_logprobs`, for a trainer's channel 2."""
 
     @property
     def pushes_client_texts(self) -> bool:
@@ -207,33 +212,32 @@ class TrainSettings(_Section):
     config: Path | None = None
     """The trainer's own YAML file; by default the bundled tiny run on the CPU."""
     model: str | None = None
-    """Folder or Hub id of a pretrained model, put over the file. Without a file it is trained by the
-    trainer's bundled settings for one: adapters, minutes on a CPU."""
+    """Folder or Hub id of a pretrained model; it replaces the model in `config`. Without `config`,
+    the trainer's bundled settings train it: adapters, minutes on a CPU."""
     output: Path | None = None
-    """Folder of this machine for metrics, plots and checkpoint; by default `model` under the data
-    root, and from there a copy goes to a data root on an object store."""
+    """Folder on this machine for metrics, plots, and checkpoint; by default `model` under the data
+    root. If the data root is on an object store, a copy goes there."""
     environment: tuple[str, ...] = ()
-    """Further variables of the environment that the trainer gets, by name, such as `HF_TOKEN` for a
-    base model that needs it. It gets no key by itself."""
+    """Names of more environment variables to pass to the trainer, such as `HF_TOKEN` for a base
+    model that needs it. By default, the trainer gets no keys."""
     stop_timeout_s: Annotated[float, Field(gt=0)] = 300.0
-    """How long a trainer that is asked to stop may take to save a checkpoint, in seconds, before
-    it is killed."""
+    """Seconds that a trainer has to save a checkpoint after a request to stop, before it is killed."""
 
 
 class TraineeSettings(_Section):
-    """The model that is to be trained, sampled where the teachers agree."""
+    """The model to train, which `sample` asks where the teachers agree."""
 
     folder: Path | None = None
-    """Folder of this machine with its checkpoint, such as `model/checkpoint` under the data root. It
-    is served on this machine for as long as it is sampled."""
+    """Folder on this machine with the model's checkpoint, such as `model/checkpoint` under the data
+    root. This machine serves it during sampling."""
     endpoint: TeacherSpec | None = None
-    """The endpoint that serves it, instead of a folder."""
+    """The endpoint that serves the model, instead of a folder."""
     n_samples: Annotated[int, Field(ge=1)] = 4
     """Samples at each state."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    """Of the samples; at 0 they are all the same."""
+    """Temperature of the samples; at 0, all samples of a state are the same."""
     max_prompt_tokens: Annotated[int, Field(ge=1)] = 1024
-    """Longest prompt of a folder's model, in tokens; longer ones lose their oldest messages."""
+    """Longest prompt in tokens, if the model is a folder; longer prompts lose their oldest messages."""
     max_completion_tokens: Annotated[int, Field(ge=1)] = 256
     """Longest sample, in tokens."""
     max_total_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
@@ -260,54 +264,54 @@ class WorkspaceSettings(_Section):
     """The files behind states, and the commands that may run on copies of them."""
 
     repositories: tuple[Path, ...] = ()
-    """Git repositories of the projects, where they are not found from the folders that sessions
-    name. They are only read."""
+    """Git repositories of the projects, if the folders that sessions name don't lead to them. They
+    are only read."""
     execute: Literal["off", "files", "commands"] = "off"
-    """What answers may do on copies of a state's files: nothing; what file tools do, by emulation
-    (`files`); or shell commands in a sandbox as well (`commands`)."""
+    """What answers may do on copies of a state's files: nothing (`off`), emulated file tools
+    (`files`), or also shell commands in a sandbox (`commands`)."""
     runner: Literal["bubblewrap", "docker", "podman"] = "bubblewrap"
-    """The sandbox of commands: no network, no home, no environment, no other process."""
+    """The sandbox that runs commands. It has no network, no home, no environment, and no other process."""
     image: str | None = None
-    """Image of `docker` or `podman`."""
+    """Container image, for `docker` or `podman`."""
     mounts: tuple[Path, ...] = ()
-    """Folders that commands may read and not write, such as a project's dependencies. The `bin` of
-    each is on their path."""
+    """Folders that commands may read but not write, such as a project's dependencies. The `bin`
+    folder of each is on the `PATH`."""
     checks: dict[str, str] = {}
-    """By working tree, the command that tells whether the project is in order, such as `pytest -q`."""
+    """For each working tree, the command that checks the project, such as `pytest -q`."""
     timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """How long a command may take, in seconds."""
     max_memory_bytes: Annotated[int, Field(ge=1_000_000)] = 2_000_000_000
     """Memory that one process of a command may take."""
     max_disk_bytes: Annotated[int, Field(ge=1_000_000)] = 512_000_000
-    """Size to which a copy of the files may grow; it lies in memory."""
+    """Largest size of a copy of the files, in bytes; the copy is in memory."""
     max_processes: Annotated[int, Field(ge=8)] = 128
-    """Processes of a command at once."""
+    """Most processes that a command may have at once."""
 
 
 class NightSettings(_Section):
-    """When the nightly jobs of Dagster begin; read when its code location is loaded."""
+    """When the nightly jobs of Dagster begin. Dagster reads this when it loads the code location."""
 
     time_zone: Annotated[str, AfterValidator(_is_zone)] = "UTC"
     """Time zone of the hours below, e.g. `Europe/Berlin`."""
     replays_at: TimeOfDay = "02:00"
-    """When the batches that are not done yet are replayed, within `replay.max_nightly_usd`."""
+    """Time at which the nightly replay of unfinished batches starts, within `replay.max_nightly_usd`."""
     publishes_at: TimeOfDay | None = None
-    """When what the night has made is brought into the dataset; by default as soon as all replays of
-    the night have ended."""
+    """Time at which the results of the night are published; by default as soon as all replays of the
+    night have ended."""
     summarizes_at: TimeOfDay | None = None
-    """When the summary of the night is made; by default as soon as its publication has ended."""
+    """Time of the night's summary; by default as soon as its publication has ended."""
 
 
 class NotifySettings(_Section):
     """The address that is notified, and the events."""
 
     webhook_url: SecretStr | None = None
-    """Address that is told when a run fails: a JSON message with a `text`, as chat services take
-    it. `REPLAY_WEBHOOK` sets it too."""
+    """Address that gets a message when a run fails: JSON with a `text`, in the form that chat
+    services accept. `REPLAY_WEBHOOK` sets it too."""
     timeout_s: Annotated[float, Field(gt=0, le=60)] = 10.0
-    """How long to wait for the webhook, all in all, in seconds."""
+    """Longest wait for the webhook, in seconds."""
     is_nightly: bool = False
-    """Tell it the summary of each night as well."""
+    """Also send the summary of each night."""
 
     @field_validator("webhook_url")
     @classmethod
@@ -324,7 +328,7 @@ class Settings(_Section):
     """The data root: a folder, or a URL such as `s3://bucket/root` or `gs://bucket/root`, that holds
     every table at rest. `REPLAY_DATA` sets it too."""
     home_dir: Path | None = None
-    """Folder of this machine for what cannot lie on an object store: the ledger's SQLite file,
+    """Folder on this machine for files that can't be on an object store: the ledger's SQLite file,
     Dagster's home, and working copies of dataset and model. By default the data root; needed with a
     data root on an object store. `REPLAY_HOME` sets it too."""
     ingest: IngestSettings = IngestSettings()
@@ -425,7 +429,7 @@ class Settings(_Section):
         raise ConfigError(
             f"{self.data_dir} is not a folder of this machine: the SQLite ledger, Dagster's home and "
             "the trainer's files need one. Set REPLAY_HOME (or `home_dir`) to a folder that is "
-            "kept; only a ledger on PostgreSQL (`replay.ledger`) can do without"
+            "kept; without such a folder, put the ledger on PostgreSQL (`replay.ledger`)"
         )
 
     def dataset_dir(self) -> Place:
@@ -458,15 +462,18 @@ class Settings(_Section):
 
 
 def _found_settings(root: Place | None, env: Mapping[str, str]) -> bytes:
-    """Read the settings file that nobody named; nothing where there is none."""
+    """Read the settings file that nobody named; nothing where there is none.
+
+    Raises:
+        UntrustedError: the file is not on this machine, or is not trusted.
+    """
     beside = (root or _DEFAULT_ROOT) / _BESIDE
     check_reachable(root or _DEFAULT_ROOT)
     if not beside.exists():
         return b""
     if not isinstance(beside, Path):
         raise UntrustedError(
-            f"{beside}: settings are read from files of this machine, since whoever may write to a "
-            "store could name teachers and keys. Copy it here, and name it in REPLAY_SETTINGS"
+            f"{beside}: settings are read only from files on this machine, because anyone who can write to a store could name teachers and keys. Copy the file to this machine, and name it in REPLAY_SETTINGS"
         )
     data = beside.read_bytes()
     here = Path.cwd()
@@ -487,8 +494,7 @@ def config_dir(env: Mapping[str, str] | None = None) -> Path:
     folder = Path(env.get("REPLAY_CONFIG_DIR") or typer.get_app_dir("replay-pipeline"))
     if not folder.is_absolute():
         raise ConfigError(
-            f"REPLAY_CONFIG_DIR (or XDG_CONFIG_HOME) is {folder}: it has to be an absolute path, so "
-            "that it is not another folder wherever the program is started"
+            f"REPLAY_CONFIG_DIR (or XDG_CONFIG_HOME) is {folder}: it must be an absolute path, so that it names the same folder wherever you start the program"
         )
     return folder
 

@@ -193,15 +193,16 @@ class TeacherSpec(BaseModel):
         "auto", "openrouter", "openai", "azure", "anthropic", "vllm", "llama.cpp", "ollama",
         "transformers", "litellm",
     ] = "auto"  # fmt: skip
-    """Which server speaks at `base_url`; `auto` decides by its address."""
+    """The kind of server at `base_url`; `auto` decides by its address."""
     is_distillable: bool | None = None
     """Whether the vendor's terms allow training on the answers; `None`: not known."""
     top_logprobs: Annotated[int, Field(ge=0, le=20, exclude_if=lambda n: n == 0)] = 0
-    """How many of the likeliest tokens are asked for at each token of an answer, with their
-    log-probabilities; 0: none. They are kept with the answer. Endpoints that have none are refused."""
+    """Number of likeliest tokens to request at each token of an answer, with their
+    log-probabilities; 0 requests none. The ledger keeps them with the answer. A run refuses
+    endpoints that offer none."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Time limit of one call, in seconds from its last byte, however much or little comes back. Long on
-    purpose: an aborted call is paid for."""
+    """Time limit of one call, in seconds after its last byte was sent. It is long on purpose,
+    because you pay for an aborted call."""
 
     _names_its_key: bool = PrivateAttr(default=False)
 
@@ -239,8 +240,7 @@ class TeacherSpec(BaseModel):
             )
         if found["scheme"] == "http" and not LOOPBACK.fullmatch(found["host"]):
             raise ValueError(
-                f"{url}: plain http is for this machine (127.0.0.1, localhost) only, since prompts "
-                "and keys could be read on their way; use https, or a tunnel (ssh -L)"
+                f"{url}: plain http is for this machine (127.0.0.1, localhost) only, because others could read prompts and keys on the way; use https, or a tunnel (ssh -L)"
             )
         return url
 
@@ -248,7 +248,9 @@ class TeacherSpec(BaseModel):
     @classmethod
     def _can_be_bounded(cls, params: dict[str, Any]) -> dict[str, Any]:
         if reserved := [name for name in params if name in RESERVED_PARAMS]:
-            raise ValueError(f"{', '.join(reserved)}: the program sets that itself; take it out")
+            raise ValueError(
+                f"{', '.join(reserved)}: the program sets this field itself; remove it from `params`"
+            )
         for name in ("max_completion_tokens", "max_tokens"):
             limit = params.get(name, 1)
             if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
@@ -270,7 +272,7 @@ class TeacherSpec(BaseModel):
             raise ValueError(f"{' and '.join(missing)} must be given; 0 is a price")
         numbers = {key: float(value) for key, value in price.items()}
         if any(not 0 <= value < float("inf") for value in numbers.values()):
-            raise ValueError("a price is a number of dollars per token, at least 0")
+            raise ValueError("a price must be a number of dollars per token, at least 0")
         return numbers
 
     @property

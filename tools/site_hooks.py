@@ -12,10 +12,14 @@ from mkdocs.structure.files import File, Files
 
 _ROOT = Path(__file__).parents[1]
 _FROM_ROOT = {
+    "index.md": "README.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
+
+
+_IMAGE_OF_DOCS = re.compile(r"(!\[[^\]]*\]\()docs/")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -30,14 +34,14 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
     """Rewrite links that leave the site."""
     in_site = {source: name for name, source in _FROM_ROOT.items()}
     is_root_page = page.file.src_uri in _FROM_ROOT
+    if is_root_page:
+        markdown = _IMAGE_OF_DOCS.sub(r"\1", markdown)
 
     def rewritten(match: re.Match[str]) -> str:
         text, target, anchor = match[1], match[2], match[3] or ""
         if re.match(r"[a-z]+:", target):
             return match[0]
-        base = (
-            PurePosixPath(".") if is_root_page else PurePosixPath("docs", page.file.src_uri).parent
-        )
+        base = PurePosixPath() if is_root_page else PurePosixPath("docs", page.file.src_uri).parent
         path = _normal(base / target)
         if path in in_site:
             inside = in_site[path]

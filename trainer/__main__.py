@@ -57,6 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 on success, 2 when a setting or the dataset is wrong, 143 when stopped.
 
     `launch` and its kin as first word are about replicas of the rest: see `trainer.outer.launch`.
+
+    Raises:
+        ModuleNotFoundError: a package is missing that no extra installs.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in COMMANDS:

@@ -87,8 +87,7 @@ def _lock(descriptor: int, folder: Path, patience_s: float) -> None:
                 continue
             owner = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip()
             raise FolderInUseError(
-                f"{folder}: another trainer is at work here ({owner or 'it has just begun'}); wait "
-                "for its end, stop it, or name another output folder"
+                f"{folder}: another trainer is at work here ({owner or 'it has just begun'}); wait until it ends, stop it, or name another output folder"
             ) from error
         else:
             return

@@ -261,8 +261,7 @@ class SharedSettings:
                 raise TrainerConfigError(f"{name}={getattr(self, name)!r} is not {_any_of(known)}")
         if self.teacher == "recorded" and self.sdpo_estimator not in ("full", "teacher_topk"):
             raise TrainerConfigError(
-                f"sdpo_estimator={self.sdpo_estimator!r}: of a recorded teacher its own top-k is "
-                "known and nothing else; take it out"
+                f"sdpo_estimator={self.sdpo_estimator!r}: a recorded teacher has only its own top-k; remove this setting"
             )
         if not 0.0 < self.teacher_ema_rate <= 1.0:
             raise TrainerConfigError(f"teacher_ema_rate={self.teacher_ema_rate} is not in (0, 1]")
@@ -293,8 +292,7 @@ class SharedSettings:
             )
         if self.sdpo_estimator != "full" or self.sdpo_top_k is not None:
             raise TrainerConfigError(
-                "sdpo_estimator and sdpo_top_k with replay=distill: all tokens that trainee and "
-                "teacher share are compared; take them out"
+                "sdpo_estimator and sdpo_top_k with replay=distill: this compares all tokens that trainee and teacher share; remove both settings"
             )
 
 
@@ -423,26 +421,25 @@ class RunConfig:
         if self.model is None and (self.dtype != "float32" or self.attention is not None):
             name = "attention" if self.attention is not None else "dtype"
             raise TrainerConfigError(
-                f"{name}={getattr(self, name)}: without a model a tiny one is made, in float32; name "
-                "one (model), or take it out"
+                f"{name}={getattr(self, name)}: without `model`, the trainer makes a tiny model in float32; set `model`, or remove this setting"
             )
         if self.dtype != "float32" and self.peft is None and self.engine in HOSTS_OF_TRL:
             raise TrainerConfigError(
-                f"dtype={self.dtype} trains all weights in {self.dtype}, whose steps at usual "
-                "learning rates are below half a unit in the last place and are rounded away. Keep "
-                "the weights in float32 (dtype: float32; on a GPU they are computed in bfloat16 all "
-                "the same, by trl.bf16), or train adapters beside them (peft.rank=16)"
+                f"dtype={self.dtype} trains all weights in {self.dtype}, which rounds steps at usual learning rates to zero. Keep the weights in float32 (dtype: float32; on a GPU, trl.bf16 still computes in bfloat16), or train adapters (peft.rank=16)"
             )
         if self.quantize != "none" and (self.peft is None or self.model is None):
             raise TrainerConfigError(
-                f"quantize={self.quantize}: quantized weights are not trained; name a model and add "
-                "adapters (peft.rank=16)"
+                f"quantize={self.quantize}: quantized weights can't be trained; name a model and add adapters (peft.rank=16)"
             )
         self.shared.check()
         self._check_teachers()
 
     def _check_teachers(self) -> None:
-        """Refuse teachers that nobody follows, none where some are, and weights of some alone."""
+        """Refuse teachers that nobody follows, none where some are, and weights of some alone.
+
+        Raises:
+            TrainerConfigError: teachers and the other settings do not fit together.
+        """
         if self.shared.is_distill != bool(self.teachers):
             raise TrainerConfigError(
                 "teachers and trl.replay=distill belong together: name the frozen models, "
@@ -450,7 +447,7 @@ class RunConfig:
             )
         told = [teacher.accuracy for teacher in self.teachers or ()]
         if any(one is None for one in told) and any(one is not None for one in told):
-            raise TrainerConfigError("teachers: give the accuracy of each of them, or of none")
+            raise TrainerConfigError("teachers: set `accuracy` for all of them or for none")
         if wrong := [one for one in told if one is not None and not 0.0 < one <= 1.0]:
             raise TrainerConfigError(f"teachers: accuracy={wrong[0]} is not in (0, 1]")
         if self.shared.temperature != 1.0 and any(one.url for one in self.teachers or ()):
@@ -481,7 +478,7 @@ def without_engines(values: Mapping[str, Any]) -> dict[str, Any]:
         mapping_of(f"engines.{name}", section)
     if engines.get("trl"):
         raise TrainerConfigError(
-            f"engines.trl.{next(iter(engines['trl']))}: settings of TRL belong into the section trl"
+            f"engines.trl.{next(iter(engines['trl']))}: settings of TRL belong in the section trl"
         )
     return {name: value for name, value in values.items() if name != "engines"}
 

@@ -301,7 +301,12 @@ def _is_same(default: Any, value: Any) -> bool:
 
 
 def _plain(value: Any, depth: int, n_values: Iterator[int]) -> Any:
-    """Return `value` with whole floats as integers: 1.0, 1e0 and 1 are one number in JSON."""
+    """Return `value` with whole floats as integers: 1.0, 1e0 and 1 are one number in JSON.
+
+    Raises:
+        OverflowError: a number is infinite or not a number.
+        RecursionError: the value is nested too deep.
+    """
     if depth > _MAX_DEPTH:
         raise RecursionError
     if next(n_values) > MAX_VALUES:

@@ -114,7 +114,7 @@ def _completed(program: Program) -> Program:
             f"{', '.join(missing)} is listed under objects or files, but not under options"
         )
     if (program.number is None) == ("-NUM" in spellings):
-        raise ValueError("`number` and -NUM need each other")
+        raise ValueError("`number` needs the option -NUM, and -NUM needs `number`")
     return msgspec.structs.replace(
         program,
         spellings=spellings,

@@ -149,7 +149,11 @@ class _Reader(WordReader):
     # Statements
 
     def sequence(self, nodes: Iterable[Node], depth: int) -> Form:
-        """Return statements one after the other; `;` and a new line are the same."""
+        """Return statements one after the other; `;` and a new line are the same.
+
+        Raises:
+            UnreadableError: a statement has a form that the reader does not know.
+        """
         found: list[Form] = []
         folder = self.folder
         for node in nodes:
@@ -256,7 +260,11 @@ class _Reader(WordReader):
         return tuple(parts)
 
     def nested(self, node: Node, depth: int) -> Form | str:
-        """Return the tokens of an expression of a condition or arithmetic, words normalised."""
+        """Return the tokens of an expression of a condition or arithmetic, words normalised.
+
+        Raises:
+            UnreadableError: the expression has a form that the reader does not know.
+        """
         if depth > MAX_DEPTH:
             raise UnreadableError
         if node.type not in ("binary_expression", "unary_expression", "parenthesized_expression"):

@@ -57,7 +57,11 @@ class WordReader(ABC):
         return tuple(sorted(found) if is_independent else found)
 
     def assignment(self, node: Node, depth: int) -> str:
-        """Return one assignment, its value as a word."""
+        """Return one assignment, its value as a word.
+
+        Raises:
+            UnreadableError: the assignment has a form that the reader does not know.
+        """
         name = node.child_by_field_name("name")
         value = node.child_by_field_name("value")
         if name is None:
@@ -113,7 +117,11 @@ class WordReader(ABC):
         return absolute(f"./{word}" if word.startswith("~") else word, self.folder)
 
     def word(self, node: Node, depth: int) -> str:
-        """Return a word with its quoting resolved; what is still active is marked (see `words`)."""
+        """Return a word with its quoting resolved; what is still active is marked (see `words`).
+
+        Raises:
+            UnreadableError: the word has a form that the reader does not know.
+        """
         if depth > MAX_DEPTH:
             raise UnreadableError
         kind = node.type

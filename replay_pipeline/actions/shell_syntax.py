@@ -37,6 +37,9 @@ def parsed(source: bytes) -> Tree:
     Trying to recover from an error takes a time that grows with the square of the length. The
     parser reports its progress after a fixed number of steps, so that the same command is given
     up at the same place on every machine.
+
+    Raises:
+        UnreadableError: the command does not parse, or not in bounded time.
     """
     if len(source) <= _SHORT_BYTES:
         return _PARSER.parse(source)
@@ -52,7 +55,11 @@ def parsed(source: bytes) -> Tree:
 
 
 def joined_pipes(node: Node) -> Iterator[tuple[str, list[PipeCommand]]]:
-    """Yield the pipes of a chain, each with the operator before it."""
+    """Yield the pipes of a chain, each with the operator before it.
+
+    Raises:
+        UnreadableError: the chain has a form that the reader does not know.
+    """
     operator, stages, joint, is_negated = "", list[PipeCommand](), "", False
     for part in _flat(node):
         kind = part.type

@@ -109,6 +109,7 @@ def failures_told(instance: dg.DagsterInstance) -> Iterator[str]:
     """Yield the id for a run in this process, whose failed checks are raised with their messages.
 
     Raises:
+        DagsterError: the run failed for another reason than a check.
         CheckFailedError: a blocking check failed; Dagster by itself only names it.
     """
     run_id = str(uuid.uuid4())

@@ -54,7 +54,7 @@ def status(
 def upgrade(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
-    """Bring the data root of an older version to this one: no log is read and nothing is paid."""
+    """Bring the data root of an older version to this one: reads no log and costs nothing."""
     report = open_pipeline(settings, data).upgrade()
     print_report(report, as_json=as_json, show=show_upgrade)
 
@@ -65,7 +65,7 @@ def verify(
 ) -> None:
     """Check that every file is as it was written: tables, receipts, sessions, and the dataset.
 
-    Reads all of the data root and changes nothing but its index. Ends with status 1 if something is damaged.
+    Reads all of the data root and changes nothing but its index. Ends with status 1 if it finds damage.
     """
     report = open_pipeline(settings, data).verify()
     print_report(report, as_json=as_json, show=show_verify)
@@ -79,7 +79,7 @@ def repair(
 ) -> None:
     """Rebuild the files that `verify` finds damaged. Asks no teacher and pays nothing.
 
-    Ends with status 1 if something cannot be made as it was.
+    Ends with status 1 if it can't restore a file exactly.
     """
     report = open_pipeline(settings, data).repair()
     print_report(report, as_json=as_json, show=show_repair)
@@ -95,7 +95,7 @@ def doctor(
         bool,
         typer.Option(
             "--probe",
-            help="Ask each teacher three tiny questions too: do tools reach it, does its cache hit, "
+            help="Also ask each teacher three tiny questions: do tools reach it, does its cache hit,  "
             "does its price match? Says first what that costs.",
         ),
     ] = False,
@@ -122,7 +122,7 @@ def trust(
 ) -> None:
     """Trust a settings file in the current folder, as it is now.
 
-    What it holds is shown. Once it changes, it has to be trusted again.
+    The command shows the contents first. After each change, you have to trust the file again.
     """
     from replay_pipeline.settings import config_dir
     from replay_pipeline.storage.trust import trust_file
@@ -173,8 +173,8 @@ def sync(
         bool,
         typer.Option(
             "--runs-are-here",
-            help="Every run is a process of this machine: end those whose process is gone, also "
-            "where Dagster's records are on a server.",
+            help="Say that all runs are processes of this machine, so that runs without a process end, "
+            "even if Dagster's records are on a server.",
         ),
     ] = False,
 ) -> None:

@@ -42,7 +42,7 @@ def normalize(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep the pairs that are fit to publish. The others are kept apart, each with its reason."""
+    """Keep the pairs that are fit to publish. Keep the others apart, each with its reason."""
     changes: dict[str, Any] = {"normalize": {}}
     if recipe is not None:
         changes["normalize"]["recipe"] = recipe
@@ -73,13 +73,15 @@ def publish(
     ] = None,
     config: Annotated[
         str | None,
-        typer.Option(help="Pairs for `--format`; by default the shortest that were cut."),
+        typer.Option(
+            help="Config of the pairs that `--format` writes; by default the one with the shortest prompts."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the dataset folder, and push it to the Hub if a repository is named."""
+    """Write the dataset folder, and push it to the Hub if you name a repository."""
     if config is not None and form is None:
-        raise ConfigError("--config says which pairs --format writes: give a format too")
+        raise ConfigError("--config names the pairs that --format writes: pass --format too")
     changes: dict[str, Any] = {"publish": {}}
     if to is not None:
         changes["publish"]["folder"] = to
@@ -109,7 +111,7 @@ def retract(
     data: DataOption = None,
     settings: SettingsOption = None,
     repo: Annotated[
-        str | None, typer.Option(help="Hub dataset `owner/name` to take them out of as well.")
+        str | None, typer.Option(help="Also remove them from this Hub dataset, `owner/name`.")
     ] = None,
     erase: Annotated[
         bool, typer.Option(help="Forget the history of the Hub dataset too. Can't be undone.")

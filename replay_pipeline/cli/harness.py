@@ -14,7 +14,7 @@ AgentOption = Annotated[
     str,
     typer.Option(
         "--agent",
-        help="Whose client: claude_code, codex, opencode, copilot or gemini_cli.",
+        help="The client: claude_code, codex, opencode, copilot, or gemini_cli.",
         metavar="NAME",
     ),
 ]
@@ -27,19 +27,21 @@ def harness_learn(
         str | None,
         typer.Option(
             "--command",
-            help="How the client is started, with its options; by default as installed.",
+            help="The command that starts the client, with its options; by default the installed client.",
         ),
     ] = None,
     version: Annotated[
         str | None,
-        typer.Option("--version", help="The version of Claude Code that npm is asked for."),
+        typer.Option("--version", help="The version of Claude Code to get from npm."),
     ] = None,
     request: Annotated[
         Path | None,
-        typer.Option("--from", help="A recorded request, instead of a client.", metavar="FILE"),
+        typer.Option(
+            "--from", help="Use this recorded request instead of a client.", metavar="FILE"
+        ),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="How many seconds a start may take.")
+        float, typer.Option("--timeout", help="Longest time for a start, in seconds.")
     ] = 10.0,
     data: DataOption = None,
     settings: SettingsOption = None,
@@ -48,7 +50,7 @@ def harness_learn(
     """Start a client in an empty home, on loopback, and keep the system prompt and tools it sends.
 
     Nothing of yours is read or changed: the client gets a home and a folder of its own, no key, and a
-    server on this machine. It is ended after a few seconds, and its folders are removed.
+    server on this machine. The command ends the client after a few seconds and removes its folders.
     """
     from replay_pipeline.stages.harness import learn_harness
 

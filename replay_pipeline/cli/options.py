@@ -29,8 +29,8 @@ TeachersOption = Annotated[
     str | None,
     typer.Option(
         "--teachers",
-        help="Who is asked: `openrouter`, `frontier`, `sample` (recorded answers at the sample), or "
-        "`rehearsal` (made-up answers at your own sessions: play, no key). By default "
+        help="The teachers to ask: `openrouter`, `frontier`, `sample` (recorded answers for the sample), "
+        "or `rehearsal` (made-up answers for your own sessions, without a key). By default "
         "`REPLAY_TEACHERS`, else the settings.",
         metavar="WHO",
     ),

@@ -62,6 +62,6 @@ def pairs_rank(
     top: Annotated[int, typer.Option(min=1, help="How many to show.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Order pairs for review: first those about which most is open."""
+    """List the pairs in the order of review: the least certain first."""
     shown = [ranked_row(pair) for pair in open_pipeline(settings, data).ranked_pairs()[:top]]
     print_report({"pairs": shown}, as_json=as_json, show=show_ranked)

@@ -70,14 +70,14 @@ def replay(
         bool,
         typer.Option(
             "--half-price",
-            help="Hand all questions in by the batch API: half the price, answers within a day. "
-            "Ctrl-C ends the waiting; the same command takes the answers over.",
+            help="Use the provider's batch API: half the price, answers within a day. "
+            "Ctrl-C only ends the waiting; run the same command again to get the answers.",
         ),
     ] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask the teachers, under a hard ceiling. Answers that are paid for are never asked again."""
+    """Ask the teachers, under a hard ceiling. A second run never asks for an answer that you paid for."""
     from replay_pipeline.stages import pipeline
     from replay_pipeline.stages.replay import open_work
 
@@ -121,8 +121,8 @@ def sample(
 ) -> None:
     """Sample the trainee at states where the teachers agree, and make pairs where it differs.
 
-    Needs `pairs` before it; `normalize` and `publish` take its pairs along. Samples are kept: the
-    same weights are not asked twice, and a trained checkpoint is sampled again.
+    Run `pairs` first; `normalize` and `publish` then include the new pairs. The samples are kept:
+    the same weights are never asked twice, and only a newly trained checkpoint is sampled again.
     """
     changes = {"trainee": {"folder": trainee}} if trainee else None
     with progress_bars() as on_progress:
@@ -149,7 +149,7 @@ def control(
 ) -> None:
     """Ask the agents' own models again, and report how often they leave their recorded action.
 
-    The higher the share, the less a teacher's disagreement says. The figure goes into the card.
+    The higher the share, the less a teacher's disagreement means. The dataset card shows it.
     """
     with progress_bars() as on_progress:
         work = open_pipeline(settings, data, on_progress=on_progress)
@@ -170,7 +170,7 @@ def compare(
 ) -> None:
     """Report how often each model took the agent's action, and at what cost.
 
-    Reads the answers of a replay; nobody is asked and nothing is paid.
+    Reads the answers of a replay; asks nobody and costs nothing.
     """
     from replay_pipeline.pages.picture import write_svg
 
@@ -194,8 +194,8 @@ def reconcile(
         bool,
         typer.Option(
             "--settle",
-            help="Book each call that is over, at its endpoint's record or else at the most it can "
-            "have cost.",
+            help="Book each call that has ended, at the cost that its endpoint recorded, or else at the "
+            "most that it can have cost.",
         ),
     ] = False,
     as_json: JsonOption = False,

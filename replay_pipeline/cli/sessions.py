@@ -55,7 +55,9 @@ def look(
     the pairs to mark, the dataset and the training. It is redacted, and works from disk.
     """
     if to is not None and single_file is not None:
-        raise ConfigError("--to names a folder and --single-file a file: give one of them")
+        raise ConfigError(
+            "--to names a folder and --single-file names a file: pass only one of them"
+        )
     with progress_bars() as on_progress:
         work = None if paths else _root_with_batches(settings, data, on_progress)
         if work is not None:

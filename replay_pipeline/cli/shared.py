@@ -57,7 +57,11 @@ def open_pipeline(
 
 
 def exit_if_failed(report: dict[str, Any]) -> None:
-    """End the command with status 1 if batches have failed, after everything else was done."""
+    """End the command with status 1 if batches have failed, after everything else was done.
+
+    Raises:
+        Exit: a batch failed.
+    """
     if failed := report.get("failed_batches"):
         why = "; ".join(f"{batch}: {reason}" for batch, reason in sorted(failed.items()))
         err.print(
@@ -72,6 +76,9 @@ def exit_if_most_failed(work: dict[str, Any]) -> None:
 
     Args:
         work: what `open_work` found.
+
+    Raises:
+        Exit: a teacher stopped, or most calls failed.
     """
     errors = work["errors"]
     n_failed = sum(errors.values())
@@ -98,14 +105,18 @@ _DEMO_HEADER = "# Written by `replay-pipeline demo`."
 
 
 def prepare_demo(data: Path, model: Path | None = None) -> None:
-    """Write the settings of the demo, which the UI reads as well."""
+    """Write the settings of the demo, which the UI reads as well.
+
+    Raises:
+        ConfigError: the folder was not made by the demo.
+    """
     from replay_pipeline.processes import environment
     from replay_pipeline.storage.store import written_whole
     from replay_pipeline.testing.sample import SESSIONS_DIR
 
     path = data / "settings.toml"
     if path.exists() and not path.read_text("utf-8").startswith(_DEMO_HEADER):
-        raise ConfigError(f"{path} is not the demo's: choose another folder with --data")
+        raise ConfigError(f"{path} was not made by the demo: choose another folder with --data")
     is_real = environment("REPLAY_TEACHERS", "sample") != "sample"
     lines = [
         _DEMO_HEADER,
@@ -129,7 +140,11 @@ def prepare_demo(data: Path, model: Path | None = None) -> None:
 
 
 def chosen(work: "Pipeline", batches: list[str] | None) -> list[str]:
-    """Return the batches that were named, or all of them, in their order."""
+    """Return the batches that were named, or all of them, in their order.
+
+    Raises:
+        ConfigError: there is no batch of that name.
+    """
     known = work.batches()
     if unknown := sorted(set(batches or ()) - set(known)):
         raise ConfigError(
@@ -158,7 +173,11 @@ def ranked_row(pair: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def confirm(work: "Pipeline", *, yes: bool, batches: list[str] | None = None) -> None:
-    """Show the estimate of a run that costs more than the threshold, and ask."""
+    """Show the estimate of a run that costs more than the threshold, and ask.
+
+    Raises:
+        ConfigError: there is nobody to ask, or the user declines.
+    """
     work.check_keys()
     if yes or work.settings.played:
         return

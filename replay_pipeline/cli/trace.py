@@ -25,7 +25,7 @@ def trace(
 ) -> None:
     """Print the life of one state: log rows, prompts, answers, votes, pair, published rows, tokens.
 
-    `--json` prints all of it; without, long texts are cut.
+    `--json` prints all of it; without it, you see the beginning of long texts.
     """
     from replay_pipeline.stages.tracing import trace_state
 

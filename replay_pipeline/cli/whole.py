@@ -55,7 +55,7 @@ def run(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Take all sessions through every stage. Only new work runs, and nothing is paid twice."""
+    """Take all sessions through every stage. Only new work runs, and you pay for nothing twice."""
     from replay_pipeline.stages import doctor, pipeline
 
     loaded = load(settings, data, max_total_usd=max_total_usd, sources=paths, teachers=teachers)

@@ -119,7 +119,7 @@ def workspace_serve(
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free port.")] = 8000,
     limit: Annotated[int, typer.Option(min=1, help="How many states to offer.")] = 200,
-    max_calls: Annotated[int, typer.Option(min=1, help="Calls of an episode at most.")] = 32,
+    max_calls: Annotated[int, typer.Option(min=1, help="Most calls in an episode.")] = 32,
 ) -> None:
     """Offer states with a check as an environment that OpenEnv's clients speak to.
 

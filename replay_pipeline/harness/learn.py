@@ -117,7 +117,7 @@ def harness_of_request(
             framings: dict[Kind, Framing] = {"main": framing_of(told)}
             return Harness(agent=agent, version=version, how="request", framings=framings)
     raise ConfigError(
-        "no request of a conversation: it needs tools and a first message of the user"
+        "this is not the request of a conversation: it needs tools and a first message from the user"
     )
 
 
@@ -242,7 +242,11 @@ def _run(
 def _started(
     command: Sequence[str], folder: Path, env: Mapping[str, str], *, is_interactive: bool
 ) -> Iterator[tuple[subprocess.Popen[bytes], Any]]:
-    """Start a program in a group of its own, and end the whole group at the end."""
+    """Start a program in a group of its own, and end the whole group at the end.
+
+    Raises:
+        ConfigError: the program cannot be started.
+    """
     mine, its = pty.openpty() if is_interactive else os.pipe()
     output: list[bytes] = []
 

@@ -44,7 +44,9 @@ class HarnessStore:
             StorageError: it cannot be written.
         """
         if not _NAME.fullmatch(harness.version) or not _NAME.fullmatch(harness.agent):
-            raise ConfigError(f"{harness.agent} {harness.version}: no name that a file can have")
+            raise ConfigError(
+                f"{harness.agent} {harness.version}: this can't be the name of a file"
+            )
         place = self._folder / harness.agent / f"{harness.version}.json"
         data = msgspec.json.format(msgspec.json.encode(harness), indent=1)
         with written_whole(place) as file:
@@ -99,7 +101,7 @@ class HarnessStore:
             return msgspec.json.decode(place.read_bytes(), type=Harness)
         except (OSError, msgspec.DecodeError) as error:
             raise StorageError(
-                f"{place}: no harness of ours ({error}); delete it, or learn it again"
+                f"{place}: not a harness file ({error}); delete it, or learn the harness again"
             ) from error
 
 

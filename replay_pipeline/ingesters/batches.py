@@ -316,6 +316,7 @@ def read_manifest(key: str, root: Place) -> TraceBatch:
     """Return the batch that was written under `key`.
 
     Raises:
+        StorageError: there is no such batch, or its manifest is not readable.
         IngestError: there is no such batch, or its manifest is damaged.
     """
     path = _manifest_path(root, key)

@@ -191,7 +191,7 @@ class _OpenCodeSession:
             (turn.thinking if part.get("type") == "reasoning" else turn.texts).append(text)
 
     def log(self) -> SessionLog:
-        """Return the finished session; one that a helper had belongs to the session that started it."""
+        """Return the finished session. A subagent's session is part of the session that started it."""
         log = self.talk.log()
         log.title = self._title
         if self._parent:

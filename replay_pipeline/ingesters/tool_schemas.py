@@ -282,7 +282,11 @@ def _types(schema: dict[str, Any]) -> set[str]:
 
 
 def merge_tools(tools: Iterable[Tool]) -> Tool:
-    """Return one definition for several inferred for the same name."""
+    """Return one definition for several inferred for the same name.
+
+    Raises:
+        ValueError: there is no tool to merge.
+    """
     merged: Tool | None = None
     for tool in tools:
         if merged is None:

@@ -400,8 +400,7 @@ class Traces:
                 turn.messages.insert(0, self._action(turn.state))
             elif turn.kind == "assistant" and not _begins_with_action(turn.messages):
                 raise SchemaError(
-                    "states: the row of an earlier decision of this session is missing, and with "
-                    "it a part of the prefix; take whole tables and choose states by their ids"
+                    "states: the row of an earlier decision of this session is missing, so the prefix is incomplete; pass whole tables, and choose states by their ids"
                 )
             turn.messages_json = ""  # once is enough to keep it
         return turn.messages

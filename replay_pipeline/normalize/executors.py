@@ -148,7 +148,11 @@ def _unmerged(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_unreachable(ray_address: str) -> None:
-    """Refuse an address at which nobody listens; Ray would go on asking there for minutes."""
+    """Refuse an address at which nobody listens; Ray would go on asking there for minutes.
+
+    Raises:
+        NormalizeError: nobody listens at the address.
+    """
     if (named := _RAY_ADDRESS.fullmatch(ray_address)) is None:
         return  # `local`, `auto` and what only Ray understands
     try:
@@ -181,7 +185,7 @@ def _read_stats(folder: Path, n_rows: int) -> dict[str, np.ndarray]:
     parts = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
     rows = pa.concat_tables(parts).sort_by(_ROW) if parts else pa.table({_ROW: []})
     if rows[_ROW].to_pylist() != list(range(n_rows)):
-        raise NormalizeError(f"the executor gave {len(rows)} rows back of {n_rows}")
+        raise NormalizeError(f"the executor returned {len(rows)} of {n_rows} rows")
     return {
         name: rows[name].to_numpy(zero_copy_only=False)
         for name in rows.column_names

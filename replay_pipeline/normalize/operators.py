@@ -219,10 +219,13 @@ class PairCharacterRepetitionFilter(PairFilter):
         :param rep_len: length of the character windows that are counted.
         :param min_ratio: least share of repeated windows.
         :param max_ratio: largest share of repeated windows.
+
+        Raises:
+            ValueError: `rep_len` is below 1.
         """
         super().__init__(*args, **kwargs)
         if rep_len < 1:
-            raise ValueError(f"rep_len is {rep_len}, but a window has at least one character")
+            raise ValueError(f"rep_len is {rep_len}, but must be at least 1 character")
         self.rep_len, self.bounds = rep_len, (min_ratio, max_ratio)
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
@@ -372,10 +375,13 @@ class PairExactDeduplicator(PairDeduplicator):
         :param lowercase: whether the case of the sides is ignored.
         :param ignore_non_character: whether white space, digits and punctuation of the sides are.
         :param keys: the parts that make two pairs the same, of prompt, chosen and rejected.
+
+        Raises:
+            ValueError: `keys` names a part that pairs do not have.
         """
         super().__init__(*args, **kwargs)
         if not keys or set(keys) - set(_PARTS):
-            raise ValueError(f"keys is {keys}, but takes some of {', '.join(_PARTS)}")
+            raise ValueError(f"keys is {keys}, but must be some of {', '.join(_PARTS)}")
         self.lowercase, self.ignore_non_character = lowercase, ignore_non_character
         self.key_parts = tuple(keys)
 
@@ -435,14 +441,18 @@ class PairNearDeduplicator(PairDeduplicator):
         :param num_permutations: values of a MinHash signature, a multiple of 16.
         :param max_prompt_words: words of the last request, and of the last message, that are compared.
         :param view: the part of each side that is compared.
+
+        Raises:
+            ValueError: a parameter is out of its range.
         """
         super().__init__(*args, view=view, **kwargs)
         if not 0 < jaccard_threshold <= 1:
-            raise ValueError(f"jaccard_threshold is {jaccard_threshold}, but lies in (0, 1]")
+            raise ValueError(
+                f"jaccard_threshold is {jaccard_threshold}, but must be above 0 and at most 1"
+            )
         if window_size < 1 or num_permutations < N_BANDS or num_permutations % N_BANDS:
             raise ValueError(
-                f"window_size is {window_size} and num_permutations {num_permutations}, but takes "
-                f"at least 1, and a multiple of {N_BANDS}"
+                f"window_size={window_size} must be at least 1, and num_permutations={num_permutations} a multiple of {N_BANDS}"
             )
         self.jaccard_threshold, self.window_size = jaccard_threshold, window_size
         self.num_permutations, self.max_prompt_words = num_permutations, max_prompt_words
@@ -499,10 +509,13 @@ class PairSessionCapFilter(PairDeduplicator):
         :param max_pairs: most pairs of one session.
         :param max_repeats: most pairs of one session with the same chosen action.
         :param view: the part of the chosen side that is compared.
+
+        Raises:
+            ValueError: a limit is below 1.
         """
         super().__init__(*args, view=view, **kwargs)
         if min(max_pairs, max_repeats) < 1:
-            raise ValueError("max_pairs and max_repeats are at least 1")
+            raise ValueError("max_pairs and max_repeats must be at least 1")
         self.max_pairs, self.max_repeats = max_pairs, max_repeats
 
     def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
@@ -539,10 +552,13 @@ class PairLengthBiasFilter(PairFilter):
         """Initialization method.
 
         :param max_ratio: how many times as long one side may be.
+
+        Raises:
+            ValueError: `max_ratio` is below 1.
         """
         super().__init__(*args, **kwargs)
         if max_ratio < 1:
-            raise ValueError(f"max_ratio is {max_ratio}, but is at least 1")
+            raise ValueError(f"max_ratio is {max_ratio}, but must be at least 1")
         self.max_ratio = max_ratio
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
@@ -702,11 +718,16 @@ class PairEachSideFilter(PairFilter):
         :param operator: name of a filter of data-juicer that reads a text.
         :param arguments: its parameters; as JSON text where a recipe uses this operator twice,
             since data-juicer's own command merges those of both uses.
+
+        Raises:
+            ValueError: no operator is named.
         """
         super().__init__(*args, **kwargs)
         self._judged_by, self._arguments = operator, inner_arguments(arguments)
         if not operator:
-            raise ValueError("operator is missing: the filter of data-juicer that judges")
+            raise ValueError(
+                "operator is missing: name the filter of data-juicer that judges the sides"
+            )
         self._filter: Any = load_ops([{operator: dict(self._arguments)}])[0]
 
     def judge(self, batch: PairBatch, alive: np.ndarray) -> RowVerdict:
@@ -757,10 +778,15 @@ class PairEachSideMapper(Mapper):
         :param operator: name of a mapper of data-juicer that edits a text.
         :param arguments: its parameters; as JSON text where a recipe uses this operator twice,
             since data-juicer's own command merges those of both uses.
+
+        Raises:
+            ValueError: no operator is named.
         """
         super().__init__(*args, **kwargs)
         if not operator:
-            raise ValueError("operator is missing: the mapper of data-juicer that edits")
+            raise ValueError(
+                "operator is missing: name the mapper of data-juicer that edits the sides"
+            )
         self._mapper: Any = load_ops([{operator: inner_arguments(arguments)}])[0]
 
     def process_batched(self, samples: dict[str, Any]) -> dict[str, Any]:

@@ -176,6 +176,9 @@ def _for_pairs(step: dict[str, dict[str, Any]], where: str) -> dict[str, dict[st
     """Return a step as it is run on pairs: what reads one text, and does not say which, reads both sides.
 
     data-juicer's text is a column that pairs do not have.
+
+    Raises:
+        ConfigError: the operator needs a text and names none, or has a parameter that pairs do not allow.
     """
     ((name, arguments),) = step.items()
     if "text_key" in arguments:
@@ -214,7 +217,7 @@ def inner_arguments(given: dict[str, Any] | str | None) -> dict[str, Any]:
     """
     found = json.loads(given) if isinstance(given, str) else given
     if not isinstance(found, dict | None):
-        raise ValueError(f"arguments is {given!r}, but takes a mapping")
+        raise ValueError(f"arguments is {given!r}, but must be a mapping")
     return dict(found or {})
 
 
@@ -232,8 +235,7 @@ def _check_harmless(name: str, arguments: dict[str, Any], *, where: str) -> None
         return None
     what = f"{name} ({', '.join(doing)})" if doing else name
     raise UntrustedError(
-        f"{where}: {what} may run programs, load models or reach the network, and a recipe is only a "
-        f"file: if you know this one, allow it by name: --allow-operator {name}, or "
+        f"{where}: {what} may run programs, load models or reach the network, so a recipe can't use it by itself. If you trust this recipe, allow the operator by name: --allow-operator {name}, or "
         f'`allow_operators = ["{name}"]` under [normalize]'
     )
 
@@ -245,4 +247,6 @@ def _step(step: Any, path: Path) -> dict[str, dict[str, Any]]:
         ((name, arguments),) = step.items()
         if isinstance(name, str) and isinstance(arguments, dict | None):
             return {name: arguments or {}}
-    raise ConfigError(f"recipe {path}: a step is an operator with its parameters, not {step!r}")
+    raise ConfigError(
+        f"recipe {path}: a step must be an operator with its parameters, not {step!r}"
+    )

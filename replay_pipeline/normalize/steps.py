@@ -228,6 +228,5 @@ def start(operator: Any, arguments: Mapping[str, Any], earlier: Memory | None = 
         case "dataset":
             return StockDatasetStep(operator, arguments)
     raise ConfigError(
-        f"{operator._name}: groups or aggregates rows, so that pairs could not be counted out; "
-        "use filters, mappers, deduplicators and selectors"
+        f"{operator._name}: groups or aggregates rows, so not every pair could be accounted for; use filters, mappers, deduplicators, and selectors"
     )

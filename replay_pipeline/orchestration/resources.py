@@ -42,7 +42,12 @@ class SettingsError(DagsterUserCodeProcessError, ConfigError):
 
 @contextmanager
 def _in_one_sentence() -> Iterator[None]:
-    """Raise a mistake in the settings as `SettingsError`, unless the stack was asked for."""
+    """Raise a mistake in the settings as `SettingsError`, unless the stack was asked for.
+
+    Raises:
+        ConfigError: the settings are wrong, and the stack was asked for.
+        SettingsError: the settings are wrong.
+    """
     try:
         yield
     except ConfigError as error:

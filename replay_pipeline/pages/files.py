@@ -116,7 +116,12 @@ def page_file(path: Path, title: str) -> Iterator[PageFiles]:
 
 
 def _check(folder: Path) -> None:
-    """Refuse to write into a folder with other people's files."""
+    """Refuse to write into a folder with other people's files.
+
+    Raises:
+        ConfigError: the folder is a file, or has other files.
+        StorageError: the folder cannot be read.
+    """
     try:
         if not folder.exists() or not any(folder.iterdir()):
             return
@@ -125,8 +130,8 @@ def _check(folder: Path) -> None:
         index = folder / "index.html"
         is_ours = is_ours or (index.is_file() and MARK in index.read_text("utf-8", "replace")[:500])
     except NotADirectoryError as error:
-        raise ConfigError(f"{folder}: a file lies there; name another folder with --to") from error
+        raise ConfigError(f"{folder}: this is a file; name another folder with --to") from error
     except OSError as error:
         raise StorageError(f"{folder}: cannot be read ({error.strerror or error})") from error
     if not is_ours:
-        raise ConfigError(f"{folder}: holds other files; name a new folder with --to")
+        raise ConfigError(f"{folder}: this folder has other files; name a new folder with --to")

@@ -42,7 +42,7 @@ def read_chances(path: Path) -> dict[str, float]:
     if not isinstance(chances, dict) or not all(
         isinstance(chance, int | float) and 0 < chance <= 1 for chance in chances.values()
     ):
-        raise ConfigError(f"{path}: 'chances' are not probabilities by pair")
+        raise ConfigError(f"{path}: 'chances' must map each pair to a probability")
     return chances
 
 

@@ -40,7 +40,11 @@ class HubOptions:
 
 
 def hub_room() -> Any:
-    """Return the modules that need the Hub's client, which a folder does not need."""
+    """Return the modules that need the Hub's client, which a folder does not need.
+
+    Raises:
+        MissingDependencyError: the Hub's client is not installed.
+    """
     try:
         importlib.import_module("replay_pipeline.publish.sync")
     except ImportError as error:

@@ -116,7 +116,7 @@ def _config_of(manifests: Mapping[str, Row], dataset: Path, config: str | None) 
     chosen = config or next(iter([*filter(layout.length_of, there), *there]), "pairs")
     if chosen not in there:
         raise ConfigError(
-            f"{dataset}: no pairs in a config {chosen!r}; "
+            f"{dataset}: there are no pairs in the config {chosen!r}; "
             f"{'there are ' + ', '.join(there) if there else 'publish some first'}"
         )
     return chosen

@@ -333,8 +333,8 @@ def pair_rows(kept: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
 
     Args:
         kept: the table, with its prompts.
-        batch: the batch that it is of.
-        keep: where texts of clients go that stand beside the prompts.
+        batch: key of the batch of these rows.
+        keep: called with each client's own system text and tools, which are stored in a file of their own.
     """
     prompts, tools = (
         _each(kept, "state_messages_json", messages_of),
@@ -361,8 +361,8 @@ def positive_rows(positives: pa.Table, batch: str, keep: Keep | None = None) -> 
 
     Args:
         positives: a table `positives`, with its prompts.
-        batch: the batch that it is of.
-        keep: where texts of clients go that stand beside the prompts.
+        batch: key of the batch of these rows.
+        keep: called with each client's own system text and tools, which are stored in a file of their own.
     """
     actions = _each(positives, "action_json", lambda text: messages_of(f"[{text}]"))
     texts = positives["action"].to_pylist()

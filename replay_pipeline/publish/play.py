@@ -32,6 +32,6 @@ def refuse_rehearsal(manifests: Mapping[str, Mapping[str, Any]], repo_id: str | 
     if repo_id is not None and play:
         raise PublishError(
             f"{sum(play.values())} rows were made up in a rehearsal (batch {', '.join(sorted(play))}): "
-            f"they are play and do not go to {repo_id}; nothing was published. Replay these batches "
+            f"made-up rows are never pushed to {repo_id}; nothing was published. Replay these batches "
             "with real teachers first"
         )

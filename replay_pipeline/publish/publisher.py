@@ -345,13 +345,16 @@ def _rows_of(
 
 
 def _in_full(table: pa.Table, states: PromptsOf | None, batch: str) -> Iterator[pa.Table]:
-    """Yield the rows of a table with their prompts, in parts."""
+    """Yield the rows of a table with their prompts, in parts.
+
+    Raises:
+        PublishError: the state of a pair is missing.
+    """
     for part in with_prompts(table, states):
         missing = pc.filter(part["state_id"], pc.is_null(part["state_messages_json"])).to_pylist()
         if missing:
             raise PublishError(
-                f"batch {batch}: the state of {missing[0]} is gone, and with it its prompt; nothing "
-                "was published. Run `replay-pipeline pairs` again"
+                f"batch {batch}: the state of {missing[0]} is missing, so its prompt can't be built; nothing was published. Run `replay-pipeline pairs` again"
             )
         yield part
 

@@ -131,11 +131,15 @@ def _folder_of(place: Place, number: int) -> str:
 
 
 def _number_of(name: str) -> int:
-    """Return the number in the name of a mark or folder."""
+    """Return the number in the name of a mark or folder.
+
+    Raises:
+        StorageError: the name is not that of a version.
+    """
     match = re.match(r"(\d{6})[-.]", name)
     if match is None:
         raise StorageError(
-            f"{name!r} is not a version of a dataset; clear the place, or take another"
+            f"{name!r} is not a version of a dataset; empty this folder, or publish to another one"
         )
     return int(match[1])
 

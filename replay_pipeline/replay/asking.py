@@ -141,8 +141,7 @@ class Asking:
             if name not in known:
                 there = ", ".join(["day", "partition", *sorted(known - {day})])
                 raise ConfigError(
-                    f"limit {scope}={limit_usd}: no call of this run counts under {scope!r}, so it "
-                    f"would hold nothing back; known are {there}"
+                    f"limit {scope}={limit_usd}: no call of this run counts under {scope!r}, so this limit would have no effect; the known names are {there}"
                 )
             limits[name] = None if limit_usd is None else floor_nano(limit_usd)
         return limits
@@ -267,6 +266,5 @@ def _check_served(teacher: TeacherSpec, models: list[str]) -> None:
         return
     close = difflib.get_close_matches(model, models, n=3, cutoff=0.4) or models[:3]
     raise ConfigError(
-        f"teacher {teacher.name}: {teacher.base_url} does not serve {model}; "
-        f"close to it: {', '.join(close) or 'nothing'}"
+        f"teacher {teacher.name}: {teacher.base_url} does not serve {model}; similar names: {', '.join(close) or 'none'}"
     )

@@ -58,7 +58,11 @@ def exists(url: str | Path) -> bool:
 
 
 def _connect_to_look(path: Path) -> sqlite3.Connection:
-    """Open a database without writing to it or beside it."""
+    """Open a database without writing to it or beside it.
+
+    Raises:
+        OperationalError: the database cannot be opened.
+    """
     url = f"{path.absolute().as_uri()}?mode=ro"
     try:
         return _looked_at(url)
@@ -139,7 +143,11 @@ class _Sqlite:
             raise
 
     def _check_file(self) -> None:
-        """Refuse to book into a file that nobody will find again: SQLite itself does not notice."""
+        """Refuse to book into a file that nobody will find again: SQLite itself does not notice.
+
+        Raises:
+            LedgerError: the file was deleted or replaced.
+        """
         try:
             file = self._path.stat()
         except OSError:
@@ -279,8 +287,7 @@ def _check_version(database: Database, *, is_read_only: bool = False) -> None:
     if version != SCHEMA_VERSION:
         advice = "; the next replay brings it up to date" if version in UPGRADES else ""
         raise LedgerError(
-            f"{database.name}: a ledger of version {version}, this program keeps "
-            f"{SCHEMA_VERSION}{advice}"
+            f"{database.name}: the ledger has version {version}, but this program uses version {SCHEMA_VERSION}{advice}"
         )
 
 

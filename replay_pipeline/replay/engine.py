@@ -262,7 +262,11 @@ class Engine:
             await self._book(task, call, call.reserved)
 
     async def _book(self, task: LaneQuestion, call: Attempts, reserved: Reserved) -> None:
-        """Have a call that was sent booked, and decide its question by what came back."""
+        """Have a call that was sent booked, and decide its question by what came back.
+
+        Raises:
+            LedgerError: the booking failed.
+        """
         assert call.reply is not None
         outcome = call.reply.outcome
         try:

@@ -49,7 +49,11 @@ class Slots:
             self.release()
 
     async def acquire(self) -> None:
-        """Wait for a slot."""
+        """Wait for a slot.
+
+        Raises:
+            CancelledError: the caller was canceled while it waited.
+        """
         if self._waiting or not self._has_room():
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)

@@ -254,7 +254,7 @@ class Client:
         reply = await self._get(f"{base_url.rstrip('/')}/models", key, headers=headers)
         models = reply.get("data")
         if not isinstance(models, list):
-            raise TeacherResponseError(f"{base_url}/models: no list of models came back")
+            raise TeacherResponseError(f"{base_url}/models: the answer is not a list of models")
         return [model for model in models if isinstance(model, dict)]
 
     async def generation_cost(
@@ -271,10 +271,14 @@ class Client:
         return nano(round(cost, 12)) if isinstance(cost, int | float) and cost >= 0 else None
 
     async def submit_batch(self, base_url: str, body: bytes, key: SecretStr | None) -> str:
-        """Hand in a batch of requests; gives back its name. Raises as `models` does."""
+        """Hand in a batch of requests and return its name. Raises as `models` does.
+
+        Raises:
+            TeacherResponseError: the answer has no id of the batch.
+        """
         reply = await self._get(f"{base_url.rstrip('/')}/batches", key, body=body)
         if not isinstance(reply.get("id"), str):
-            raise TeacherResponseError(f"{base_url}/batches: the batch was given no name")
+            raise TeacherResponseError(f"{base_url}/batches: the answer has no id of the batch")
         return reply["id"]
 
     async def find_batch(self, base_url: str, name: str, key: SecretStr | None) -> str | None:

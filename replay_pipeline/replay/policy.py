@@ -224,8 +224,7 @@ def parse_gates(
     by_value = [kind for kind in ("value", "max_usd_per_pair") if kind in found]
     if by_value and (others := found.keys() - {"value", "max_usd_per_pair", "free_vote"}):
         raise ConfigError(
-            f"gate {by_value[0]!r} buys by value, which chooses states and teachers by itself: "
-            f"take out {', '.join(sorted(others))}"
+            f"gate {by_value[0]!r} buys by value and chooses states and teachers itself: remove {', '.join(sorted(others))}"
         )
     return Policy(
         names=names,

@@ -17,8 +17,8 @@ from replay_pipeline.replay.places import outcome_of
 from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
 
 _ASSUMED = (0.05, 0.75)
-"""Right pairs per state that everybody is asked at, before anything is known: teachers as strong as the
-agent bring the one, far stronger ones the other."""
+"""Right pairs per state if all teachers answer there, before anything is known: the first figure for teachers
+as strong as the agent, the second for far stronger ones."""
 _MIN_STATES = 20
 _SPREAD = 0.15
 """By which share of itself an estimate may be off beside chance: states need not be alike."""
@@ -43,7 +43,7 @@ class Next:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prospect:
-    """Right pairs per state that everybody is asked at, as an interval."""
+    """Interval of the right pairs per state if all teachers answer there."""
 
     low: float = _ASSUMED[0]
     high: float = _ASSUMED[1]

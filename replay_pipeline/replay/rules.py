@@ -221,7 +221,7 @@ def _completion_turns(request: _Completion) -> list[_Said]:
         elif isinstance(message, _User):
             turns.append(("user", (), ()))
         elif turns:
-            raise msgspec.ValidationError("a system message stands behind the first message")
+            raise msgspec.ValidationError("a system message comes after the first message")
     return turns
 
 

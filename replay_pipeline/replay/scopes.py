@@ -139,7 +139,11 @@ def open_scopes(
 
 
 def load_scopes(database: Database, names: Sequence[str]) -> dict[str, Scope]:
-    """Read scopes, locked in order. Raises LedgerError where one is not there."""
+    """Read scopes, locked in order.
+
+    Raises:
+        LedgerError: a scope is missing.
+    """
     rows: list[Any] = []
     lock = " for update" if database.name.startswith("postgres") else ""
     for chunk in chunks(names):

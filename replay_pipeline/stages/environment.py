@@ -38,7 +38,7 @@ def serve_tasks(
     tasks = workspaces.tasks(options.checks, limit=limit)
     if not tasks:
         raise ConfigError(
-            f"no session was in {', '.join(options.checks)}: name its sessions and repository"
+            f"no session worked in {', '.join(options.checks)}: name the sessions and the repository of that project"
         )
 
     def run_of(task: CheckedTask) -> Run:

@@ -47,7 +47,9 @@ def learn_harness(
         raise ConfigError(f"agent {agent!r} is not one of {', '.join(CLIENTS)}")
     if request is not None:
         if version is None:
-            raise ConfigError("a request does not tell its client's version: say --version")
+            raise ConfigError(
+                "a request does not contain the version of its client: pass --version"
+            )
         harness = learn.harness_of_request(_read(request), version=version, agent=agent)
     else:
         if command is not None:
@@ -159,7 +161,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         body = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: no request that can be read ({error})") from error
+        raise ConfigError(f"{path}: not a readable request ({error})") from error
     if not isinstance(body, dict):
         raise ConfigError(f"{path}: this is not a request: a request is a JSON object")
     return body

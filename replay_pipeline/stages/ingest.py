@@ -43,6 +43,9 @@ def read_sessions(task: Task, *, ahead: "ReadAhead | None" = None) -> Report:
     Args:
         task: the batch.
         ahead: where it may have been read already.
+
+    Raises:
+        IngestError: a log is gone and its bytes were not kept.
     """
     from replay_pipeline.ingesters import read_manifest
 
@@ -58,7 +61,7 @@ def read_sessions(task: Task, *, ahead: "ReadAhead | None" = None) -> Report:
         result = _read(task, manifest, lost, Path(name), ahead=ahead)
         _write(task, _with_earlier_conversations(task, result).parts)
     if lost and task.is_aside:
-        raise IngestError(f"{lost[0].path}: gone, and its bytes were not kept")
+        raise IngestError(f"{lost[0].path}: the file no longer exists, and its bytes were not kept")
     for source in lost:
         logger.warning("%s: gone, and its bytes were not kept: left out", source.path)
         result.report.skipped_files["gone"] += 1
@@ -206,10 +209,10 @@ class _Owned(Set[str]):
         return owner is not None and self._is_wanted(owner)
 
     def __iter__(self) -> Iterator[str]:
-        raise TypeError("states are looked up by one, and not gone through")
+        raise TypeError("look states up by their id: this mapping can't be iterated")
 
     def __len__(self) -> int:
-        raise TypeError("states are looked up by one, and not counted")
+        raise TypeError("look states up by their id: this mapping has no length")
 
 
 def _log_rows(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:

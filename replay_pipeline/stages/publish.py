@@ -293,7 +293,11 @@ def export_dataset(
 def retract_rows(
     project: "Project", *, session_ids: Sequence[str], batches: Sequence[str], erase: bool
 ) -> "PublishReport":
-    """Take sessions or batches out of the published dataset: see `Pipeline.retract`."""
+    """Take sessions or batches out of the published dataset: see `Pipeline.retract`.
+
+    Raises:
+        ConfigError: nothing is named.
+    """
     from replay_pipeline.publish import retract, to_be_published
 
     place = project.settings.dataset_dir()

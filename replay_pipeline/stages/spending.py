@@ -259,8 +259,7 @@ def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -
     """
     if project.settings.played:
         raise ConfigError(
-            f"the {project.settings.played} has no answers of its students: a control run needs "
-            "real endpoints (REPLAY_TEACHERS=openrouter)"
+            f"the {project.settings.played} has no answers of the agents' own models: a control run needs real endpoints (REPLAY_TEACHERS=openrouter)"
         )
     started = time.perf_counter()
     report = control(

@@ -211,7 +211,6 @@ def refuse_stale(project: Project, stages: Iterable[Stage], batches: Collection[
                 if reason.startswith(stage.unsafe):
                     raise CheckFailedError(
                         f"nothing was published: what batch {batch} has of stage `{stage.name}` is "
-                        f"stale ({reason}), so its texts may not be redacted by the rules of today. "
-                        "`replay-pipeline run` does again what is stale and pays for nothing twice; "
+                        f"stale ({reason}), so its texts may lack the redactions of today's rules. `replay-pipeline run` redoes stale work and pays for nothing twice; "
                         "`replay-pipeline status --stale` lists it"
                     )

@@ -45,15 +45,23 @@ def trace_state(project: Project, beginning: str) -> dict[str, Any]:
 
 
 def _found(project: Project, beginning: str) -> tuple[str, str]:
-    """Return the batch and the whole id of the state that begins so."""
+    """Return the batch and the whole id of the state that begins so.
+
+    Raises:
+        ConfigError: no state or more than one has such an id.
+    """
     found = [
         (batch, state_id)
         for batch in project.root.batches("states")
         for state_id in project.root.read("states", batch, columns=["state_id"])[0].to_pylist()
         if state_id.startswith(beginning)
     ]
-    if len(found) != 1:
-        raise ConfigError(f"{len(found)} states begin with {beginning!r}: name one of them")
+    if not found:
+        raise ConfigError(f"no state has an id that begins with {beginning!r}")
+    if len(found) > 1:
+        raise ConfigError(
+            f"{len(found)} states have ids that begin with {beginning!r}: add characters"
+        )
     return found[0]
 
 

@@ -36,6 +36,7 @@ def train_model(task: Task, *, launch: Launch = run_trainer) -> Report:
     A training that was stopped or killed goes on from its last checkpoint.
 
     Raises:
+        ConfigError: there is no dataset, or no such configuration.
         MissingDependencyError: the trainer's packages are not installed on this machine.
         TrainError: the trainer failed; the message ends with its last words.
     """

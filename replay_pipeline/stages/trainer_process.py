@@ -88,15 +88,18 @@ def run_trainer(job: TrainerJob, on_progress: Callable[[Progress], None]) -> Non
 
 
 def _lock(log: BinaryIO, output: Path) -> None:
-    """Hold others off. The trainer inherits the log and so the lock: it outlives this process."""
+    """Hold others off. The trainer inherits the log and so the lock: it outlives this process.
+
+    Raises:
+        TrainError: another trainer uses the folder.
+    """
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         who = output / TRAINER_LOCK
         owner = who.read_text("utf-8", "replace").strip() if who.exists() else ""
         raise TrainError(
-            f"{output}: another trainer is at work here ({owner or 'it has just begun'}); wait for "
-            "its end, stop it, or set `train.output` to another folder"
+            f"{output}: another trainer is at work here ({owner or 'it has just begun'}); wait until it ends, stop it, or set `train.output` to another folder"
         ) from error
     except OSError as error:  # a file system without locks
         logger.warning("%s: cannot be locked (%s): nothing keeps others out", output, error)

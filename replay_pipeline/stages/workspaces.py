@@ -109,7 +109,9 @@ class Workspaces:
             ids = {state_id: decision for decision, state_id in ids_of(log).items()}
             named = [each for each in ids if each.startswith(state)]
             if len(named) > 1:
-                raise ConfigError(f"{state} begins the ids of {len(named)} states: give more of it")
+                raise ConfigError(
+                    f"{len(named)} states have ids that begin with {state}: add characters"
+                )
             if not named:
                 continue
             for order, step in enumerate(log.steps):
@@ -118,7 +120,7 @@ class Workspaces:
                 history.enter(order, step)
                 history.take(step)
         raise ConfigError(
-            f"{state}: no call of these sessions was made at this state; texts have no files"
+            f"{state}: no tool call of these sessions was made at this state; a state that ends in a text has no files"
         )
 
     def survival(self) -> dict[str, Any]:

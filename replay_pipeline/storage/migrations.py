@@ -37,8 +37,7 @@ def upgrade_tables(root: DataRoot) -> dict[str, int]:
                 continue
             if version not in ("1", "2", SCHEMA_VERSION):
                 raise SchemaError(
-                    f"{root.part(name, batch)}: schema version {version or 'unknown'}, which this "
-                    "program does not know: a newer one wrote it, or another program"
+                    f"{root.part(name, batch)}: schema version {version or 'unknown'}, which this program does not know; a newer version or another program wrote it"
                 )
             if version == "1" and name == "turns":
                 found = _without_actions(found, _read(root, "states", batch))

@@ -12,7 +12,11 @@ from replay_pipeline.storage.outages import translated
 
 @contextmanager
 def _asked(path: "ObjectPath", what: str) -> Iterator[None]:
-    """Translate errors; the answer that there is no such object is an answer, but for a write."""
+    """Translate errors; the answer that there is no such object is an answer, but for a write.
+
+    Raises:
+        FileNotFoundError: the object to write to does not exist.
+    """
     missing: FileNotFoundError | None = None
     with translated(path, what):
         try:

@@ -121,7 +121,7 @@ def table_with_prompts(pairs: Iterable[NormalizedDPOPair]) -> pa.Table:
         if not isinstance(pair, Mapping):
             raise SchemaError(f"{pair!r} is neither a pair nor a batch: (key, table)")
         if missing := [key for key in ("state_id", "state_messages") if key not in pair]:
-            raise SchemaError(f"a pair has no {' and no '.join(missing)}")
+            raise SchemaError(f"a pair lacks {' and '.join(missing)}")
         if "chosen_messages" not in pair:
             raise SchemaError(
                 f"the pair at {pair['state_id']} is not in chat form yet; call "
@@ -157,8 +157,7 @@ def with_prompts(
     is_full = set(PROMPT.names) <= set(table.column_names)
     if len(table) and prompts is None and not is_full:
         raise SchemaError(
-            "the rows name their states only; say where the states are (`prompts`), or pass pairs "
-            "instead of a table"
+            "the rows name their states but hold no prompts; pass the states as `prompts`, or pass pairs instead of a table"
         )
     for start in range(0, len(table), n_rows):
         part = table.slice(start, n_rows)

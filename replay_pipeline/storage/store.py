@@ -75,7 +75,7 @@ def check_reachable(root: Place) -> None:
         is_there = root.fs.exists(root.drive)
     if not is_there:
         raise StorageError(
-            f"{root}: there is no bucket {root.drive!r}, or it may not be seen from here. {CHECK}"
+            f"{root}: there is no bucket {root.drive!r}, or you may not access it. {CHECK}"
         )
 
 

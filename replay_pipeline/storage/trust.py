@@ -130,7 +130,7 @@ def check_file(path: Path, data: bytes, *, folder: Path) -> None:
             else "has changed since you trusted it"
         )
         raise UntrustedError(
-            f"{path} {why}, so it is not used: it could name other teachers, keys and programs. "
+            f"{path} {why}, so it is ignored: it could name other teachers, keys, and programs. "
             f"Read it, then run `replay-pipeline trust {path}`, or name it with --settings or "
             "REPLAY_SETTINGS"
         )
@@ -151,12 +151,12 @@ def read_trust(folder: Path) -> Trust:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     if about.st_mode & 0o022 or about.st_uid not in (0, os.getuid()):
-        raise ConfigError(f"{path} may be written by others, so it is not used: chmod 600 {path}")
+        raise ConfigError(f"other users may write to {path}, so it is ignored: chmod 600 {path}")
     try:
         return Trust.model_validate_json(text)
     except ValidationError as error:
         raise ConfigError(
-            f"{path}: not what this program wrote ({error.errors()[0]['msg']})"
+            f"{path}: this program did not write it in this form ({error.errors()[0]['msg']})"
         ) from error
 
 

@@ -76,7 +76,9 @@ class Repository:
                 self._command(*arguments), capture_output=True, check=False, env=_environment()
             )
         except FileNotFoundError as error:
-            raise IngestError("git is not installed: files of a state come from it") from error
+            raise IngestError(
+                "git is not installed: install it, because the files of a state come from git"
+            ) from error
         if done.returncode:
             why = done.stderr.decode("utf-8", "replace").strip()
             raise IngestError(f"{self.path}: git {arguments[0]} failed: {why}")

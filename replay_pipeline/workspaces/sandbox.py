@@ -150,7 +150,7 @@ class Sandbox:
         if process.returncode and not result:
             why = complaint.decode("utf-8", "replace").strip()
             if why:
-                raise ConfigError(f"{self.name} could not make its box: {why[:500]}")
+                raise ConfigError(f"{self.name} could not create the sandbox: {why[:500]}")
             return Ran(None, "", {})  # the command has ended the box itself
         return _unpacked(result, root, files)
 

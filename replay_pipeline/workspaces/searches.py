@@ -105,7 +105,7 @@ def grep(
         wanted = [path for path in wanted if is_match(inside.get(path, posixpath.basename(path)))]
     if kind := arguments.get("type"):
         if kind not in _TYPES:
-            raise NotKnownError(f"files of type {kind!r} are not known here")
+            raise NotKnownError(f"the file type {kind!r} is unknown")
         is_kind = _matcher(_TYPES[kind])
         wanted = [path for path in wanted if is_kind(posixpath.basename(path))]
     lines: dict[str, list[tuple[int, str, bool]]] = {}
@@ -136,7 +136,11 @@ def _text(tree: Tree, path: str) -> str:
 def _matching(
     texts: list[tuple[str, str]], arguments: Mapping[str, Any]
 ) -> dict[str, list[tuple[int, str, bool]]]:
-    """Return lines that match, and those of their context: number, text and whether it matches, by path."""
+    """Return lines that match, and those of their context: number, text and whether it matches, by path.
+
+    Raises:
+        TypeError: the pattern is not a text.
+    """
     pattern = arguments["pattern"]
     flags = "m" + "i" * bool(arguments.get("-i")) + "s" * bool(arguments.get("multiline"))
     expression = f"(?{flags})(?:{pattern})"

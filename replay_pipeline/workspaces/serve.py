@@ -74,7 +74,11 @@ class Served:
         return response
 
     async def session(self, connection: ServerConnection) -> None:
-        """Play the episodes of one connection."""
+        """Play the episodes of one connection.
+
+        Raises:
+            ValueError: a message comes before `reset`, or is unknown.
+        """
         episode: TaskEpisode | None = None
         async for message in connection:
             if not isinstance(message, str):
@@ -104,7 +108,11 @@ class Served:
             await connection.send(json.dumps(answer))
 
     def _reset(self, data: dict[str, Any]) -> TaskEpisode:
-        """Begin an episode at a state by its id, its position or a seed."""
+        """Begin an episode at a state by its id, its position or a seed.
+
+        Raises:
+            ValueError: there is no such state.
+        """
         names = list(self.tasks)
         if (state_id := data.get("state_id")) is None:
             number = data.get("index", data.get("seed"))

@@ -64,7 +64,11 @@ class ToolRun:
             return ToolResult(f"InputValidationError: {name} failed: {error!r}", "invalid_input")
 
     def path(self, name: str) -> str:
-        """Return a path of a call as an absolute one."""
+        """Return a path of a call as an absolute one.
+
+        Raises:
+            TypeError: the value is not a path.
+        """
         if not isinstance(name, str):
             raise TypeError(f"{name!r} is not a path")
         return posixpath.normpath(posixpath.join(self.cwd, name))

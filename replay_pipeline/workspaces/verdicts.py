@@ -90,9 +90,12 @@ class Judge:
             execute: nothing, file tools, or commands too.
             sandbox: for commands.
             kept: an SQLite file in which verdicts of commands are kept.
+
+        Raises:
+            ValueError: commands may run, but there is no sandbox.
         """
         if execute == "commands" and sandbox is None:
-            raise ValueError("commands need a sandbox")
+            raise ValueError("running commands needs a sandbox")
         self.execute = execute
         self.sandbox = sandbox
         self._kept = kept

@@ -7,7 +7,8 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 PAGE = (REPO / "CONTRIBUTING.md").read_text("utf-8")
-ROWS = re.findall(r"^\| (?!to change|-)(.+?) \| (.+?) \|$", PAGE, re.MULTILINE)
+TABLE = PAGE.partition("\n## Where do I change")[2].partition("\n## ")[0]
+ROWS = re.findall(r"^\| (?!to change|-)(.+?) \| (.+?) \|$", TABLE, re.MULTILINE)
 MAX_FILES = 3
 
 

@@ -135,8 +135,8 @@ def test_a_price_that_is_not_understood_is_refused_by_name(tmp_path, price, told
 @pytest.mark.parametrize(
     ("params", "told"),
     [
-        ("{n = 4}", "n: the program sets that itself"),
-        ("{model = 'x', stream = true}", "model, stream: the program sets that itself"),
+        ("{n = 4}", "n: the program sets this field itself"),
+        ("{model = 'x', stream = true}", "model, stream: the program sets this field itself"),
         (
             "{max_completion_tokens = 100000.0}",
             "max_completion_tokens=100000.0 is not a whole number",

@@ -179,7 +179,7 @@ def test_bindings_that_others_may_write_are_not_used():
     path = config_dir() / "trust.json"
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o666)
-    with pytest.raises(ConfigError, match="may be written by others"):
+    with pytest.raises(ConfigError, match="other users may write to"):
         key_for("OWN_KEY", "https://a.example/v1")
 
 
@@ -272,5 +272,5 @@ def test_settings_on_an_object_store_are_refused_and_not_read(tmp_path, monkeypa
 
     root = as_path("memory://bucket/root")
     (root / "settings.toml").write_text("[replay]\nmax_total_usd = 9.0\n")
-    with pytest.raises(UntrustedError, match="files of this machine"):
+    with pytest.raises(UntrustedError, match="files on this machine"):
         Settings.load(data_dir=root, env=dict(os.environ))

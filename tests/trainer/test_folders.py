@@ -76,7 +76,7 @@ def test_the_second_writer_learns_who_is_there(held):
         pass
     assert str(refused.value) == (
         f"{folder}: another trainer is at work here (process {process.pid} on "
-        f"{socket.gethostname()}); wait for its end, stop it, or name another output folder"
+        f"{socket.gethostname()}); wait until it ends, stop it, or name another output folder"
     )
 
 

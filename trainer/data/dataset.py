@@ -344,7 +344,7 @@ def _row(row: dict[str, Any], where: str) -> dict[str, Any]:
     if weight is not None and not (
         isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0
     ):
-        raise DatasetError(f"{where}, column weight: {weight!r} is not a number from 0 on")
+        raise DatasetError(f"{where}, column weight: {weight!r} is not a number that is at least 0")
     return row
 
 

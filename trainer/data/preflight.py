@@ -154,8 +154,7 @@ def _missing(
         raise TrainerConfigError(
             "the model's chat template has no place for "
             + ", ".join(missing)
-            + ": they would vanish from what is trained on. Allow plain text for them "
-            "(preflight.plain_rendering=true), or take a model whose template knows them"
+            + ": the training data would lose them. Allow plain text for them (preflight.plain_rendering=true), or use a model whose template supports them"
         )
     return missing
 
@@ -277,8 +276,7 @@ def _refuse(found: Preflight, options: PreflightOptions, renderer: Renderer) -> 
     if n_unusable > options.max_unusable_pairs * found.n_pairs:
         raise DatasetError(
             f"{n_unusable} of {found.n_pairs} pairs teach nothing: {found.n_identical_sides} have "
-            f"two identical sides as tokens, {found.n_empty_completions} an empty one "
-            f"(preflight.max_unusable_pairs={options.max_unusable_pairs}). Raise "
+            f"two identical sides as tokens, {found.n_empty_completions} an empty side (preflight.max_unusable_pairs={options.max_unusable_pairs}). Raise "
             f"max_response_tokens={renderer.max_response_tokens} if sides differ late, or publish "
             "pairs whose actions differ"
         )

@@ -56,12 +56,12 @@ def n_states_of_step(shared: SharedSettings, *, n_ranks: int = 1) -> int:
     """Count the states of one step: each gives a group of rollouts.
 
     Raises:
-        TrainerConfigError: the rollouts of a step are no whole groups.
+        TrainerConfigError: the rollouts of a step do not fill whole groups.
     """
     n_rollouts = shared.per_device_train_batch_size * shared.gradient_accumulation_steps * n_ranks
     if n_rollouts % shared.num_generations:
         raise TrainerConfigError(
-            f"{n_rollouts} rollouts a step are no whole groups of trl.num_generations="
+            f"{n_rollouts} rollouts a step is not a multiple of trl.num_generations="
             f"{shared.num_generations}: change trl.per_device_train_batch_size"
         )
     return n_rollouts // shared.num_generations

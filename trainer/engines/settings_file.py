@@ -69,17 +69,20 @@ def read_settings(values: Mapping[str, Any], engine: str = "trl") -> RunConfig:
 
 
 def _without_unused(values: Mapping[str, Any], engine: str) -> dict[str, Any]:
-    """Leave out and log what changes nothing under `engine`; refuse what would change something."""
+    """Leave out and log what changes nothing under `engine`; refuse what would change something.
+
+    Raises:
+        TrainerConfigError: a setting has no counterpart in the engine.
+    """
     trl = mapping_of("trl", values.get("trl"))
     known = {entry.name for entry in fields(SharedSettings)} | SPEED_ONLY | LEASH
     if foreign := sorted(set(trl) - known):
         raise TrainerConfigError(
-            f"trl.{foreign[0]} has no counterpart in {engine}: take it out, and say what you want "
-            f"in {engine}'s own words under engines.{engine}"
+            f"trl.{foreign[0]} has no counterpart in {engine}: remove it, and use {engine}'s own setting under engines.{engine} instead"
         )
     for name in ("outer_options", "resume_from"):
         if values.get(name):
-            raise TrainerConfigError(f"{name} has no counterpart in {engine}: take it out")
+            raise TrainerConfigError(f"{name} has no counterpart in {engine}: remove it")
     about_evaluation = {name for name in ("agreement", "evaluation", "tiny") if values.get(name)}
     for name in sorted(f"trl.{name}" for name in set(trl) & SPEED_ONLY) + sorted(about_evaluation):
         logger.info("%s: %s is not used", engine, name)

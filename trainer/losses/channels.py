@@ -58,7 +58,7 @@ class SDPOOptions:
         if self.estimator == "sampled" and self.wrapper != "none":
             raise TrainerConfigError(
                 f"sdpo_wrapper={self.wrapper!r} needs distributions: with "
-                "sdpo_estimator='sampled' only the sampled token's log-prob is looked at"
+                "sdpo_estimator='sampled' only the log-prob of the sampled token is known"
             )
         if self.taid_t is not None and not 0.0 <= self.taid_t <= 1.0:
             raise TrainerConfigError(f"taid_t={self.taid_t} is not in [0, 1]")
@@ -170,7 +170,11 @@ def divergence_per_token(
 
 
 def _wrapped_per_token(student_NV: Tensor, teacher_NV: Tensor, options: SDPOOptions) -> Tensor:
-    """Apply TAID or the entropy gate to logits, or to log-probs, which are logits as well."""
+    """Apply TAID or the entropy gate to logits, or to log-probs, which are logits as well.
+
+    Raises:
+        TrainerConfigError: `taid_t` is missing.
+    """
     if options.wrapper == "entropy_opd":
         return soft_gated_kl_per_token(student_NV, teacher_NV, h_max=options.entropy_opd_h_max)
     if options.taid_t is None:

@@ -59,6 +59,9 @@ def jsd_entries(student_logp_NV: Tensor, teacher_logp_NV: Tensor, beta: float) -
 
     Source: Agarwal et al. 2023, arXiv:2306.13649, eq. 1, with the convention of OPSD
     (arXiv:2601.18734).
+
+    Raises:
+        TrainerConfigError: `beta` is not between 0 and 1.
     """
     if not 0.0 <= beta <= 1.0:
         raise TrainerConfigError(f"beta={beta} is not in [0, 1]")

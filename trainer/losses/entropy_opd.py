@@ -29,6 +29,9 @@ def soft_gated_kl_per_token(
 
     `h_max` defaults to `log V`, which for a large vocabulary makes `w` small nearly everywhere:
     almost pure reverse KL. Set it to about the largest entropy the teacher really shows.
+
+    Raises:
+        TrainerConfigError: `h_max` is not positive.
     """
     check_same_shape(student_logits, teacher_logits)
     if h_max is not None and h_max <= 0:

@@ -77,7 +77,11 @@ def _row_mask(ids_BT: Tensor, row_mask_B: Tensor | None) -> Tensor:
 
 
 def token_logps(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0) -> Tensor:
-    """Compute the log-prob of each token but the first, given the tokens before it: [B, T - 1]."""
+    """Compute the log-prob of each token but the first, given the tokens before it: [B, T - 1].
+
+    Raises:
+        ShapeError: logits and ids do not have matching shapes.
+    """
     if logits_BTV.shape[:2] != ids_BT.shape:
         raise ShapeError(f"logits {tuple(logits_BTV.shape)} do not fit ids {tuple(ids_BT.shape)}")
     logp_BTV = log_probs(logits_BTV[:, :-1], temperature)

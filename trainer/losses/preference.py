@@ -105,8 +105,7 @@ def _check_pairs(first: Tensor, *others: Tensor) -> None:
     for other in others:
         if other.shape != first.shape:
             raise ShapeError(
-                f"log-probabilities of shape {tuple(first.shape)} and {tuple(other.shape)} are not "
-                "the same pairs"
+                f"log-probabilities of shape {tuple(first.shape)} and {tuple(other.shape)} can't belong to the same pairs"
             )
 
 

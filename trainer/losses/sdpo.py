@@ -168,6 +168,9 @@ def aggregate(per_token_BT: Tensor, mask_BT: Tensor, aggregation: Aggregation) -
     """Reduce per-token values: over all counted tokens, or per sequence first.
 
     A sequence without a counted token is left out of a mean over sequences.
+
+    Raises:
+        TrainerConfigError: the aggregation is unknown.
     """
     mask_BT = mask_BT.to(per_token_BT.dtype)
     if aggregation == "token-mean":

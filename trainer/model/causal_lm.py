@@ -90,8 +90,7 @@ def lm_head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:
         )
     if hasattr(head, "base_layer"):
         raise TrainerConfigError(
-            "an adapter (LoRA) sits on the language-model head, which the fused head would leave "
-            "out: remove it from target_modules"
+            "an adapter (LoRA) is on the language-model head, and the fused head would ignore it: remove the head from target_modules"
         )
     return head.weight, getattr(head, "bias", None)
 

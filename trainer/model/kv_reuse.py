@@ -225,7 +225,7 @@ def _prefix_of(cache: Cache, batch: HintedBatch) -> Cache:
         keys, values = layer.keys, layer.values
         if len(keys) != len(batch.ids_B_T):
             raise ShapeError(
-                f"the student's cache holds {len(keys)} sequences, the batch {len(batch.ids_B_T)}"
+                f"the student's cache has {len(keys)} sequences, but the batch has {len(batch.ids_B_T)}"
             )
         if n_reused := batch.n_reused:
             keys, values = keys.detach()[:, :, :n_reused], values.detach()[:, :, :n_reused]
@@ -262,7 +262,7 @@ def _checked_cache(cache: Cache | None, at_least: int) -> Cache:
         )
     if cache.get_seq_length() < at_least:
         raise ShapeError(
-            f"the student's cache holds {cache.get_seq_length()} tokens, {at_least} are needed"
+            f"the student's cache has {cache.get_seq_length()} tokens, but {at_least} are needed"
         )
     return cache
 

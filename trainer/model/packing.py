@@ -241,7 +241,11 @@ def enable_tree_attention(model: nn.Module) -> None:
 
 
 def _check_exchangeable(causal_lm: PreTrainedModel, base: str) -> None:
-    """Refuse by configuration what would only be found out in a step."""
+    """Refuse by configuration what would only be found out in a step.
+
+    Raises:
+        TrainerConfigError: the model's attention does not support packed trees.
+    """
     if base not in _BASES and not (_FLASH in base and base in ALL_ATTENTION_FUNCTIONS):
         raise TrainerConfigError(
             f"attention {base!r} cannot be shared with packed trees: load the model with "

@@ -131,7 +131,7 @@ class LocalModel:
             )
         n_ids = self.model.get_input_embeddings().num_embeddings
         if outside := [i for ids in prompts for i in ids if not 0 <= i < n_ids]:
-            raise ValueError(f"token id {outside[0]} is none of the model's {n_ids}")
+            raise ValueError(f"token id {outside[0]} is not one of the model's {n_ids} ids")
         with self._one_at_a_time:
             choices = [
                 {

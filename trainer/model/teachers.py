@@ -164,16 +164,13 @@ class ScoringServer:
             ]
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise TrainerError(
-                f"{self._url}: gives no log-probabilities of a prompt's tokens (prompt_logprobs). vLLM "
-                "and `python -m trainer serve` do, `transformers serve` and llama.cpp's server do not; "
-                "or leave out url, and the weights are loaded here"
+                f"{self._url}: returns no log-probabilities of a prompt's tokens (prompt_logprobs). vLLM and `python -m trainer serve` do; `transformers serve` and llama.cpp's server do not. Or leave out url to load the weights here"
             ) from error
         if len(positions) != len(ids) or any(
             token_id not in of_token for token_id, of_token in zip(answer_ids, found, strict=True)
         ):
             raise TrainerError(
-                f"{self._url}: the scores of {len(positions)} tokens are not of the {len(ids)} that "
-                f"were sent: has {self._name} another tokenizer than teachers.model?"
+                f"{self._url}: the server scored {len(positions)} tokens, but {len(ids)} were sent: does {self._name} use the tokenizer of teachers.model?"
             )
         return [{i: max(logp, LEAST) for i, logp in one.items()} for one in found]
 
@@ -259,7 +256,9 @@ def _load(
     )
     alignment = TokenAlignment(mine=reader.tokenizer, theirs=tokenizer)
     if len(alignment.common) < 2:
-        raise TrainerConfigError(f"teachers: model={options.model} has no token of the trainee's")
+        raise TrainerConfigError(
+            f"teachers: model={options.model} shares no token with the trainee"
+        )
     model, server = None, None
     if options.url is None:
         of_teacher = replace(

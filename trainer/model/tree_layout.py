@@ -181,7 +181,7 @@ def _checked(
     if not pairs and not sequences:
         raise ShapeError("no preference pair to pack")
     if not all(len(prompt) for prompt, _ in sequences):
-        raise ShapeError("a sequence has no prompt, from which its first token is predicted")
+        raise ShapeError("a sequence has no prompt, so its first token can't be predicted")
     for idx, (prompt, chosen, rejected) in enumerate(pairs):
         lengths = {"prompt": len(prompt), "chosen": len(chosen), "rejected": len(rejected)}
         empty = [side for side, length in lengths.items() if length == 0]

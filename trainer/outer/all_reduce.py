@@ -149,7 +149,7 @@ class ObjectStoreAllReduce(RoundDriver):
         mean = self.retried(lambda: self.read_merged(manifest, n=n))
         if mean is None:
             raise OuterLoopError(
-                f"the mean of round {manifest.round_id} has been cleaned away: join from a snapshot"
+                f"the mean of round {manifest.round_id} was already deleted: join from a snapshot"
             )
         return mean
 

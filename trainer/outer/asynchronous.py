@@ -203,7 +203,11 @@ class AsyncReplica(OuterReplica):
         return named
 
     def _follow(self, *, is_thorough: bool = False) -> Manifest | None:
-        """Apply all manifests that are there; return the one that names the own contribution."""
+        """Apply all manifests that are there; return the one that names the own contribution.
+
+        Raises:
+            OuterLoopError: no snapshot fits the log of rounds.
+        """
         own, found = self.own, None
         while True:
             manifest = self.retried(
@@ -218,7 +222,7 @@ class AsyncReplica(OuterReplica):
             if base is None:
                 self._life.n_resyncs += 1
                 if self._life.n_resyncs > MAX_AGE:
-                    raise OuterLoopError(f"rank {self.rank}: no snapshot continues the log")
+                    raise OuterLoopError(f"rank {self.rank}: no snapshot fits the log of rounds")
                 found = self.retried(self._start) or found
                 continue
             self._life.n_resyncs = 0

@@ -94,7 +94,7 @@ def outer_callbacks(
     place: ReplicaPlace | None = None,
     store: ObjectStore | None = None,
 ) -> list[TrainerCallback]:
-    """Return the callbacks that join this replica to the others; none for `none`.
+    """Return the callbacks that join this replica to the others: an empty list for the kind `none`.
 
     Args:
         kind: `none`, `torchft` or `object_store`.
@@ -115,7 +115,7 @@ def outer_callbacks(
     if options.fragments < 1 or options.sync_every % options.fragments:
         raise TrainerConfigError(
             f"outer_options.fragments={options.fragments} must divide sync_every="
-            f"{options.sync_every}: every fragment has its turn once a round"
+            f"{options.sync_every}, because each fragment is sent once per round"
         )
     if options.rounds not in {*ROUNDS, "auto"}:
         raise TrainerConfigError(
@@ -260,8 +260,7 @@ class ObjectStoreLoop(TrainerCallback):
             return replica, None
         if trainer.is_fsdp_enabled:
             raise TrainerConfigError(
-                f"replica {self.place.rank} is sharded and rounds went by without it: sharded "
-                "replicas keep no state to go on from; start the run again, or without sharding"
+                f"replica {self.place.rank} is sharded and missed rounds: sharded replicas keep no state to continue from. Start the run again, or run without sharding"
             )
         step = min(replica.n_trained * options.exchange_every, n_steps)
         folder, self._n_missed_steps = replica.on_first(
@@ -520,9 +519,7 @@ def _check_group(trainer: Trainer, options: OuterOptions) -> None:
     if args.world_size > 1 and args.ddp_timeout <= options.timeout_s:
         raise TrainerConfigError(
             f"ddp_timeout={args.ddp_timeout} is not above outer_options.timeout_s="
-            f"{options.timeout_s:g}: while rank 0 waits for a round, its group would give up"
+            f"{options.timeout_s:g}: its process group would time out while rank 0 waits for a round"
         )
     if trainer.is_fsdp_enabled and options.state_uri:
-        raise TrainerConfigError(
-            "outer_options.state_uri is for replicas that are not sharded: leave it out"
-        )
+        raise TrainerConfigError("sharded replicas can't use outer_options.state_uri: remove it")

@@ -69,13 +69,15 @@ def decode_payload(codec: Codec, payload: bytes, n: int) -> Vector:
     """
     header, parts = unpack_tensors(payload)
     if header != {"codec": codec.name, "n": n}:
-        raise OuterLoopError(f"payload is {header}, expected {codec.name} of {n} values")
+        raise OuterLoopError(
+            f"payload has the header {header}, but {n} values of {codec.name} were expected"
+        )
     try:
         vector = codec.decode(parts, n)
     except (ValueError, KeyError, IndexError, TypeError, zlib.error) as error:
         raise OuterLoopError(f"payload of {len(payload)} bytes is damaged: {error}") from error
     if vector.shape != (n,) or not np.isfinite(np.dot(vector, vector)):
-        raise OuterLoopError("payload holds values that are not finite")
+        raise OuterLoopError("payload has values that are not finite")
     return vector
 
 

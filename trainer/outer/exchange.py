@@ -197,6 +197,7 @@ def agree_on_run(
         The description, with what the first replica has said.
 
     Raises:
+        ObjectStoreError: the description cannot be read back.
         TrainerConfigError: The run was started with other settings, or the store ignores the
             condition of a conditional write.
     """
@@ -241,6 +242,7 @@ def read_whole(store: ObjectStore, key: str, parse: Callable[[bytes], Result]) -
         parse: Makes of the bytes what is returned; raises OuterLoopError if they are damaged.
 
     Raises:
+        ObjectStoreError: the store fails, or the object is damaged.
         OuterLoopError: The object is damaged.
     """
 
@@ -290,6 +292,9 @@ def mean_of(
         given: Contributions with their payloads, in the order in which they are added.
         codec: Wire format of the payloads.
         n: Values of each.
+
+    Raises:
+        OuterLoopError: no payload is whole.
     """
     total = sum(contribution.weight for contribution, _ in given)
     mean = np.zeros(n, np.float32)
@@ -319,13 +324,7 @@ class RoundDriver:
     """
 
     def __init__(
-        self,
-        store: ObjectStore,
-        codec: str,
-        patience: Patience,
-        *,
-        rank: int,
-        n: int,
+        self, store: ObjectStore, codec: str, patience: Patience, *, rank: int, n: int
     ) -> None:
         self.store = store
         self.codec = codec_named(codec)
@@ -388,7 +387,11 @@ class RoundDriver:
         return attempts(request)
 
     def perform(self, action: ProtocolAction) -> Any:
-        """Perform one action of `decide_round`, or ask to join; return its reply."""
+        """Perform one action of `decide_round`, or ask to join; return its reply.
+
+        Raises:
+            OuterLoopError: the action is unknown.
+        """
         match action:
             case ReadManifest(round_id=round_id):
                 if action.is_poll:
@@ -424,6 +427,7 @@ class RoundDriver:
             is_thorough: Look for the copy, too, if there is no decision: it may be gone.
 
         Raises:
+            ObjectStoreError: the store fails.
             OuterLoopError: It is damaged, and so is its copy.
         """
         key = manifest_key(round_id)
@@ -459,6 +463,9 @@ class RoundDriver:
 
         Returns:
             The values; None if neither the object nor the deltas of which it was made are there.
+
+        Raises:
+            ObjectStoreError: the store fails.
         """
         key = merged_key(manifest.round_id, manifest.merged.sha)
 

@@ -67,7 +67,7 @@ def export_model(
     found, theta, run = newest_state(store, round_id)
     sealed = read_whole(store, COMPLETE, unseal_tensors)
     if sealed is None:
-        raise OuterLoopError(f"{uri} holds no model: its replicas were not trained by a trainer")
+        raise OuterLoopError(f"{uri} has no model: no trainer ran its replicas")
     with tempfile.TemporaryDirectory() as folder:
         for name, sha in sealed[0]["files"].items():
             data = store.get(f"{TEMPLATE}{name}")
@@ -94,7 +94,7 @@ def _loaded(folder: str) -> Any:
     if Path(folder, "adapter_config.json").exists():
         return AutoPeftModelForCausalLM.from_pretrained(folder, is_trainable=True)
     if not Path(folder, "config.json").exists():
-        raise TrainerConfigError(f"{folder} holds no model's configuration")
+        raise TrainerConfigError(f"{folder} has no model configuration")
     return AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
 
 

@@ -65,7 +65,7 @@ class HubStore(ObjectStore):
                     raise
             else:
                 return True
-        raise ObjectStoreError(f"cannot create {key}: the repository never stands still")
+        raise ObjectStoreError(f"cannot create {key}: other writers kept changing the repository")
 
     def _get(self, key: str) -> bytes | None:
         return self._read(key, "main")

@@ -197,7 +197,7 @@ class Launch:
         wanted = [executor.command_of(entrypoint, command, rank, n) for rank in range(n)]
         if any(rank >= n or there[rank].command != wanted[rank] for rank in there):
             raise TrainerConfigError(
-                "the work dir is that of a launch with other arguments: give another --work-dir"
+                "this work dir belongs to a launch with other arguments: pass another --work-dir"
             )
         if there:
             logger.warning("%s: replicas are there already, going on with them", self.work_dir)
@@ -258,8 +258,7 @@ class Launch:
         if life_s < MIN_LIFE_S:
             raise BudgetReachedError(
                 f"{n} more starts at ${price:.2f} an hour do not fit: ${spent:.2f} are spent and "
-                f"${held:.2f} held under max_usd={ceiling}, and max_hours={self.limits.max_hours:g} "
-                "ends everything: raise them, and the same command goes on from the store"
+                f"${held:.2f} held under max_usd={ceiling}, and max_hours={self.limits.max_hours:g} limits all starts: raise them, and run the same command to continue from the store"
             )
         if price:
             logger.warning(
@@ -338,7 +337,11 @@ class Launch:
     def _probe(
         self, attempt: int, n: int, *, env: Mapping[str, str], secrets: Mapping[str, str]
     ) -> None:
-        """Start one replica that only shows that the others could work, where starts cost money."""
+        """Start one replica that only shows that the others could work, where starts cost money.
+
+        Raises:
+            ReplicaFailedError: the probe failed.
+        """
         executor = self.executor
         if not executor.outlives_launcher or self.ledger.recall("probed") is not None:
             return
@@ -351,8 +354,7 @@ class Launch:
             executor.collect([started], timeout_s=2 * PROBE_S)
         except ReplicaFailedError as error:
             raise ReplicaFailedError(
-                "no replica was started, for the probe failed: the image must hold this package, "
-                f"and reach the store with the secrets that it is given: {error}"
+                "the probe failed, so no replica was started: the image must contain this package and reach the store with its secrets: {error}"
             ) from error
         self.ledger.remember("probed", "yes")
 
@@ -477,7 +479,11 @@ def launch_command(arguments: Sequence[str]) -> int:
 
 
 def _launched(options: argparse.Namespace, rest: list[str]) -> list[ReplicaResult]:
-    """Launch what the command line asks for."""
+    """Launch what the command line asks for.
+
+    Raises:
+        TrainerConfigError: an argument is missing or wrong.
+    """
     entrypoint, work_dir = "python:trainer", options.work_dir
     if options.processes > 1:
         entrypoint = "python:torch.distributed.run"
@@ -521,11 +527,15 @@ def _launched(options: argparse.Namespace, rest: list[str]) -> list[ReplicaResul
 
 
 def _of_launched(options: argparse.Namespace) -> list[ReplicaResult]:
-    """Do what the command line asks for with a launch that is there."""
+    """Do what the command line asks for with a launch that is there.
+
+    Raises:
+        TrainerConfigError: no launch was started from this folder.
+    """
     path = options.work_dir / LEDGER
     text = JobLedger(path).recall(PLAN) if path.exists() else None
     if text is None:
-        raise TrainerConfigError(f"{options.work_dir}: nothing was launched from here")
+        raise TrainerConfigError(f"{options.work_dir}: no launch was started from this folder")
     plan = msgspec.json.decode(text, type=Plan)
     executor = make_executor(plan, options.work_dir)
     run = Launch(options.work_dir, plan.uri, executor, plan.limits)

@@ -60,9 +60,7 @@ class Lease:
                 is_lapsed = held["until"] <= now
                 if not is_lapsed and not is_forced:
                     raise LeaseHeldError(
-                        f"{self._store.place or 'the store'} is that of a launch from "
-                        f"{held['where']}: watch it from there, or stop it there; --take-over "
-                        "watches its jobs from here (of a local launch, make sure that it is over)"
+                        f"{self._store.place or 'the store'} belongs to a launch from {held['where']}: watch it from there, or stop it there. With --take-over you watch its jobs from here (if it is a local launch, make sure that it has ended)"
                     )
                 run = run or (0 if is_lapsed else int(held["run"]))
             run = run or newest + 1
@@ -81,8 +79,7 @@ class Lease:
         newest = max(self._known()[1], default=0)
         if newest > self.number:
             raise LeaseHeldError(
-                f"another launch, from {self._read(newest)['where']}, has taken over: this one "
-                "watches no longer"
+                f"another launch, from {self._read(newest)['where']}, has taken over: this one stops watching"
             )
 
     def release(self) -> None:

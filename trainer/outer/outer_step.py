@@ -27,7 +27,7 @@ class OuterStep:
     def __post_init__(self) -> None:
         if self.lr <= 0 or not 0 <= self.momentum < 1:
             raise TrainerConfigError(
-                f"outer lr must be positive and momentum in [0, 1): {self.lr}, {self.momentum}"
+                f"outer lr={self.lr} must be positive, and momentum={self.momentum} must be in [0, 1)"
             )
 
     def apply(

@@ -345,7 +345,11 @@ class ReplicaLife:
     decided: Manifest | None = None
 
     def live(self) -> Protocol[None]:
-        """Load a snapshot, then train, exchange and apply, round by round."""
+        """Load a snapshot, then train, exchange and apply, round by round.
+
+        Raises:
+            OuterLoopError: the contribution was trained from another state.
+        """
         yield from self._load()
         is_current = False
         while self.n_rounds is None or self.round_id < self.n_rounds:
@@ -360,7 +364,9 @@ class ReplicaLife:
             if own is None:
                 own = yield Train(self.round_id)
                 if own.base != self.base:
-                    raise OuterLoopError(f"round {self.round_id}: trained from another state")
+                    raise OuterLoopError(
+                        f"round {self.round_id}: the contribution was trained from another state"
+                    )
             decision = decide_round(self.round_id, own, self.expected, self.quorum)
             manifest = self.decided = yield from decision
             is_current = (yield from self._apply(manifest)) and manifest.names(own)
@@ -373,7 +379,11 @@ class ReplicaLife:
         return own if (round_id, own.base) == (self.round_id, self.base) else None
 
     def _apply(self, manifest: Manifest) -> Protocol[bool]:
-        """Apply a decision about the state we have; False after starting from a snapshot."""
+        """Apply a decision about the state we have; False after starting from a snapshot.
+
+        Raises:
+            OuterLoopError: no snapshot fits the decided round.
+        """
         base = (yield Apply(self.round_id, manifest)) if manifest.base == self.base else None
         if base is None:
             # Either we hold a state that the run does not know, or the mean is gone, with its
@@ -382,8 +392,7 @@ class ReplicaLife:
             self._stuck_at = max(self._stuck_at, self.round_id)
             if self.n_resyncs > MAX_RESYNCS:
                 raise OuterLoopError(
-                    f"rank {self.rank}: {round_prefix(self.round_id)} does not continue the state "
-                    "we hold, or its merged object is gone, and no snapshot helps"
+                    f"rank {self.rank}: {round_prefix(self.round_id)} does not continue the state of this replica, or its merged object is missing, and no snapshot fits"
                 )
             yield from self._load()
             return False

@@ -288,8 +288,7 @@ class OuterReplica(RoundDriver):
             ):
                 lost = keys[-1] if keys else SNAPSHOTS
                 raise OuterLoopError(
-                    f"{self.store.place}{lost} is damaged or gone, and no other snapshot is there: "
-                    "the run cannot be joined any more; use another store URI"
+                    f"{self.store.place}{lost} is damaged or missing, and there is no other snapshot: no replica can join this run any more; use another store URI"
                 )
             self.patience.poll(f"rank {self.rank}, waiting for a snapshot")
 
@@ -340,15 +339,18 @@ class OuterReplica(RoundDriver):
             self._has_marked = True
 
     def _load_private(self) -> None:
-        """Take up the private state of the process before us, if it left any."""
+        """Take up the private state of the process before us, if it left any.
+
+        Raises:
+            OuterLoopError: the private state is missing or damaged.
+        """
         if self._state is None:
             return
         kept = exchange.read_whole(self._state, self._private_key, unseal_tensors)
         if kept is None:
             if self._state.get(f"{self._private_key}{MARK}") is not None:
                 raise OuterLoopError(
-                    f"{self._state.place}{self._private_key} is gone: put it back, or delete "
-                    f"{self._private_key}{MARK} as well to go on with a new optimizer"
+                    f"{self._state.place}{self._private_key} is missing: restore it, or also delete {self._private_key}{MARK} to continue with a new optimizer"
                 )
             return
         header, tensors = kept
@@ -408,7 +410,7 @@ def newest_state(
     """
     known = exchange.read_run(store)
     if known is None:
-        raise OuterLoopError(f"{store.place or 'the store'} holds no run")
+        raise OuterLoopError(f"{store.place or 'the store'} has no run")
     run = known[1]
     if "fragments" in run:
         folders = map(fragment_folder, range(run["fragments"]))
@@ -426,7 +428,7 @@ def newest_state(
         and (manifest := watcher.read_manifest(found, is_thorough=True)) is not None
     ):
         if watcher.perform(Apply(found, manifest)) is None:
-            raise OuterLoopError(f"the mean of round {found} is gone, and no snapshot is newer")
+            raise OuterLoopError(f"the mean of round {found} is missing, and no snapshot is newer")
         found += 1
     if round_id is not None and found != round_id:
         raise OuterLoopError(f"the run has made {found} rounds, not {round_id}")

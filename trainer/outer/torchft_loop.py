@@ -227,7 +227,11 @@ class ObjectStoreManager(MockManager):
             logger.warning("no snapshot of step %d: %s", self._step, error)
 
     def _check_start(self) -> None:
-        """Check that all replicas start from equal weights: a mean of deltas cannot mend that."""
+        """Check that all replicas start from equal weights: a mean of deltas cannot mend that.
+
+        Raises:
+            TrainerConfigError: the weights differ.
+        """
         tensors = self._saved_states()
         start = {"start": sha256(*(tensors[name] for name in sorted(tensors)))}
         if agree_on_run(self.all_reduce.store, {}, start) != start:
@@ -244,7 +248,7 @@ class ObjectStoreManager(MockManager):
         header, tensors = unseal_tensors(data)
         states = state_of_tensors(tensors)
         if states.keys() != self._states.keys():
-            raise OuterLoopError(f"{keys[-1]} was saved by a loop with other fragments")
+            raise OuterLoopError(f"{keys[-1]} comes from a loop with other fragments")
         for key, state in states.items():
             self._states[key][0](state)
         self._step = header["step"]
@@ -391,7 +395,7 @@ def _check_fragments(fragments: Sequence[nn.Module], sync_every: int, delay: int
     for index, fragment in enumerate(fragments):
         parameters = list(fragment.parameters())
         if not parameters:
-            raise TrainerConfigError(f"fragment {index} has nothing to train")
+            raise TrainerConfigError(f"fragment {index} has no trainable parameter")
         if low := {p.dtype for p in parameters if p.dtype in (torch.bfloat16, torch.float16)}:
             raise TrainerConfigError(
                 f"fragment {index} has {low} parameters: outer steps would be rounded away; "

@@ -44,9 +44,7 @@ class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-i
             raise TrainerConfigError(f"align_within={self.align_within} is negative")
         if self.torch_compile:
             raise TrainerConfigError(
-                "torch_compile: every step has packed trees of other lengths, for which the model "
-                "would be compiled again, and its head is never called as one; take it out "
-                "(attention over trees is compiled by itself on CUDA)"
+                "torch_compile: the lengths of packed trees change with every step, so the model would be compiled again each time. Remove it (on CUDA, attention over trees is compiled anyway)"
             )
         if self.deepspeed:
             raise TrainerConfigError(NO_DEEPSPEED)

@@ -70,7 +70,7 @@ class Drift:
             TrainerConfigError: the weights are sharded, so that no rank has the untouched model.
         """
         if isinstance(model, FSDPModule):
-            raise TrainerConfigError("drift_weight does not serve sharded models: set it to 0")
+            raise TrainerConfigError("drift_weight does not support sharded models: set it to 0")
         device = next(model.parameters()).device
         total, n = torch.zeros((), device=device), 0
         for text in self.draw(number):

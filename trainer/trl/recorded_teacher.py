@@ -49,7 +49,7 @@ def recorded_answers(
     if not answers:
         raise DatasetError(
             f"{config.dataset}: no token of a teacher's answer is one of the student's "
-            f"({counts}): is the teacher of the student's tokenizer family?"
+            f"({counts}): do teacher and student have the same kind of tokenizer?"
         )
     return answers, counts
 

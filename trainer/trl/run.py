@@ -437,7 +437,9 @@ def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
         off["sdpo"] = "no row of the dataset has a hint"
     if len(off) == len(weights):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in off.items())
-        raise TrainerConfigError(f"all channels are off, nothing would be learnt ({reasons})")
+        raise TrainerConfigError(
+            f"all channels are off, so the model would learn nothing ({reasons})"
+        )
     for name, reason in off.items():
         level = logging.INFO if reason.endswith("is 0") else logging.WARNING
         logger.log(level, "channel %s is off: %s", name, reason)
@@ -469,7 +471,7 @@ def refuse_worse(report: Mapping[str, Any], output: Path) -> None:
     """
     if report["acts_worse"]:
         raise TrainerError(
-            f"{'; '.join(report['findings'])}. It is not pushed to the Hub, and is whole in {output}"
+            f"{'; '.join(report['findings'])}. The model was not pushed to the Hub; it is complete in {output}"
         )
 
 
@@ -492,12 +494,16 @@ def push_to_hub(repository: str, output: Path) -> None:
         hub.create_commit(repository, operations, commit_message="Add a trained model")
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise TrainerError(
-            f"push_to_hub={repository}: {error}; the model is whole in {output}"
+            f"push_to_hub={repository}: {error}; the model is complete in {output}"
         ) from error
 
 
 def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
-    """Build TRL's arguments from the run's settings, with float32 on a CPU."""
+    """Build TRL's arguments from the run's settings, with float32 on a CPU.
+
+    Raises:
+        TrainerConfigError: TRL refuses the arguments.
+    """
     has_gpu = torch.cuda.is_available()
     others = {"MPS": torch.backends.mps.is_available(), "XPU": torch.xpu.is_available()}
     for kind in (kind for kind, is_there in others.items() if is_there and not has_gpu):
@@ -536,8 +542,7 @@ def build_trainer(
     has_environment = parts.environment is not None
     if has_environment and made.teachers:
         raise TrainerConfigError(
-            "trl.replay=distill: an environment's answers hold its own results, which no teacher reads "
-            "as the trainee does; train with trl.replay=pairs there"
+            "trl.replay=distill: teachers can't score the results of an environment inside an answer; use trl.replay=pairs with environments"
         )
     if made.recorded is None:
         options["train_dataset"] = prompts_dataset(data, renderer if has_environment else None)
@@ -627,7 +632,9 @@ def prompts_dataset(data: PreferenceData, acting: Renderer | None = None) -> Dat
     if acting is not None:
         rows = [row for row in rows if row["consensus"].get("tool_calls")]
     if not rows:
-        raise DatasetError("no state has a tool call as its consensus: nothing to act on")
+        raise DatasetError(
+            "no state has a tool call as its consensus, so there is nothing to train on"
+        )
     kinds: dict[str, Any] = {
         "prompt": List(Json()),
         "tools": List(Json()),

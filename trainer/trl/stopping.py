@@ -50,8 +50,7 @@ class StopAtStep(TrainerCallback):
         """
         if self.stopped_in is not None:
             raise TrainingStoppedError(
-                f"stopped at step {n_steps} of {max_steps}, as asked; {self.stopped_in} is "
-                f"complete: the same command with resume_from={LAST} goes on from there"
+                f"stopped at step {n_steps} of {max_steps}, as requested; {self.stopped_in} is complete. To continue, run the same command with resume_from={LAST}"
             )
 
     def _is_asked(self, args: Any) -> bool:

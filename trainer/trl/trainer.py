@@ -381,7 +381,11 @@ def _recorded_logps(rows: Sequence[Mapping[str, Any]], ids_BC: Tensor) -> Tensor
 
 
 def _refuse_deepspeed(accelerator: Accelerator) -> None:
-    """Refuse what a launcher chose, as the settings refuse it."""
+    """Refuse what a launcher chose, as the settings refuse it.
+
+    Raises:
+        TrainerConfigError: DeepSpeed is on.
+    """
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         raise TrainerConfigError(NO_DEEPSPEED)
 
@@ -394,11 +398,11 @@ def _explain_off_channels(
     if args.beta_replay == 0:
         logger.info("channel replay is off: beta_replay is 0")
     elif args.is_distill and not teachers:
-        raise TrainerConfigError("replay=distill follows frozen teachers, and none were given")
+        raise TrainerConfigError("replay=distill needs frozen teachers, and none were given")
     elif not args.is_distill and not pairs:
         logger.warning("channel replay is off: no pairs were given")
     if args.is_sft and not pairs:
-        raise TrainerConfigError("objective=sft learns from pairs, and none were given")
+        raise TrainerConfigError("objective=sft needs pairs, and none were given")
 
 
 def _collator(

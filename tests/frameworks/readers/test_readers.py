@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-HOW_TO = Path(__file__).parents[3] / "docs" / "how-to" / "review.md"
+HOW_TO = Path(__file__).parents[3] / "docs" / "look.md"
 
 
 @pytest.fixture(scope="module")

@@ -141,7 +141,7 @@ def test_a_recorded_request_is_a_harness_too(learned):
     framing = harness_of_request(body, version="1.2.3").framings["main"]
     assert framing.system == ["Be brief.\nWorking directory: ⟦cwd⟧\nLook in ⟦cwd⟧ first."]
     assert framing.before == ["Reminder."]
-    with pytest.raises(ConfigError, match="no request of a conversation"):
+    with pytest.raises(ConfigError, match="not the request of a conversation"):
         harness_of_request({"messages": []}, version="1.2.3")
 
 

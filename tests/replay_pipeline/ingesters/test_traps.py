@@ -898,7 +898,7 @@ def test_a_prefix_without_one_of_its_actions_is_refused(tmp_path: Path):
         states=result.states.slice(1),
         tools=result.tools,
     )
-    with pytest.raises(SchemaError, match="take whole tables"):
+    with pytest.raises(SchemaError, match="pass whole tables"):
         list(traces.materialize())
 
 

@@ -908,7 +908,7 @@ def test_a_ledger_of_another_version_is_left_as_it_is(tmp_path):
         told = told_by(LedgerError, connect, path, is_read_only=True)
         assert (
             told
-            == f"{path}: a ledger of version {version}, this program keeps {SCHEMA_VERSION}{advice}"
+            == f"{path}: the ledger has version {version}, but this program uses version {SCHEMA_VERSION}{advice}"
         )
         if version == "9":
             assert told_by(LedgerError, connect, path) == told
@@ -1100,7 +1100,9 @@ def test_a_database_server_says_refuses_and_undoes_what_a_file_does(postgres_url
         assert told.startswith(f"{name}: cannot be read or written (duplicate key value")
         database.query("update ledger set value = '9' where key = 'schema_version'")
     told = told_by(LedgerError, connect, postgres_url)
-    assert told == f"{name}: a ledger of version 9, this program keeps {SCHEMA_VERSION}"
+    assert (
+        told == f"{name}: the ledger has version 9, but this program uses version {SCHEMA_VERSION}"
+    )
 
 
 @pytest.mark.slow

@@ -88,8 +88,8 @@ GOOD = {"prompt": SAID, "chosen": SAID, "rejected": SAID, "weight": 1.0}
         ({"rejected": None}, "row 1, column rejected: expected a list of messages, not nothing"),
         ({"prompt": None}, "row 1, column prompt: expected a list of messages, not nothing"),
         ({"rejected": []}, "row 1, column rejected: expected a list of messages, not nothing"),
-        ({"weight": -1.0}, "row 1, column weight: -1.0 is not a number from 0 on"),
-        ({"weight": float("nan")}, "row 1, column weight: nan is not a number from 0 on"),
+        ({"weight": -1.0}, "row 1, column weight: -1.0 is not a number that is at least 0"),
+        ({"weight": float("nan")}, "row 1, column weight: nan is not a number that is at least 0"),
     ],
 )
 def test_a_fault_of_a_row_is_a_sentence_with_file_row_and_column(tmp_path, row, said):

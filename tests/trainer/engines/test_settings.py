@@ -48,9 +48,9 @@ def test_engines_sections_are_left_out_of_trls_run():
         ({"tiny": 8}, "tiny: expected a section of settings, not 8"),
         ({"trl": [8]}, "trl: expected a section of settings"),
         ({"engines": {"trl": {"max_steps": 3}}}, r"engines\.trl\.max_steps: settings of TRL"),
-        ({"dtype": "bfloat16"}, "dtype=bfloat16: without a model a tiny one is made"),
-        ({"attention": "sdpa"}, "attention=sdpa: without a model a tiny one is made"),
-        ({"dtype": "bfloat16", "model": "m"}, "below half a unit in the last place"),
+        ({"dtype": "bfloat16"}, "dtype=bfloat16: without `model`, the trainer makes a tiny model"),
+        ({"attention": "sdpa"}, "attention=sdpa: without `model`, the trainer makes a tiny model"),
+        ({"dtype": "bfloat16", "model": "m"}, "rounds steps at usual learning rates to zero"),
     ],
 )
 def test_no_section_of_a_run_takes_a_name_that_it_does_not_know(values, message):
@@ -68,7 +68,7 @@ def test_a_compiled_model_is_refused_before_anything_is_loaded(tmp_path):
     from trainer.trl.run import run
 
     values = settings_file(torch_compile=True) | {"output": str(tmp_path / "out")}
-    with pytest.raises(TrainerConfigError, match="torch_compile: every step has packed trees"):
+    with pytest.raises(TrainerConfigError, match="torch_compile: the lengths of packed trees"):
         run(read_settings(values))
     assert not (tmp_path / "out").exists()
 
@@ -117,8 +117,8 @@ def test_field_without_counterpart_is_refused_and_speed_is_said(engine, caplog):
         ({"trl": 3}, "trl: expected a section"),
         ({"engines": {"verl": 3}}, r"engines\.verl: expected a section"),
         ({"engines": {"trl": {"max_steps": 3}}}, r"engines\.trl\.max_steps: settings of TRL"),
-        ({"dtype": "bfloat16"}, "dtype=bfloat16: without a model a tiny one is made"),
-        ({"attention": "sdpa"}, "attention=sdpa: without a model a tiny one is made"),
+        ({"dtype": "bfloat16"}, "dtype=bfloat16: without `model`, the trainer makes a tiny model"),
+        ({"attention": "sdpa"}, "attention=sdpa: without `model`, the trainer makes a tiny model"),
         ({"outer_options": {"uri": "x"}}, "outer_options has no counterpart"),
         ({"trl": {"alpha_sdpo": -1}}, "alpha_sdpo=-1.0 is negative"),
         ({"trl": {"policy_weight": 0}}, "all three channels are off"),

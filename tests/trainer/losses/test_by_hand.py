@@ -567,12 +567,12 @@ def test_sides_that_are_not_the_same_pairs_are_refused(loss, odd):
     # One pair would be compared with both.
     sides = [torch.zeros(1 if side == odd else 2) for side in range(4)]
     message = told_by(ShapeError, loss, *sides)
-    assert message == "log-probabilities of shape (2,) and (1,) are not the same pairs"
+    assert message == "log-probabilities of shape (2,) and (1,) can't belong to the same pairs"
 
 
 def test_a_chosen_side_without_its_rejected_one_is_refused():
     message = told_by(ShapeError, simpo_loss, torch.zeros(2), torch.zeros(1))
-    assert message == "log-probabilities of shape (2,) and (1,) are not the same pairs"
+    assert message == "log-probabilities of shape (2,) and (1,) can't belong to the same pairs"
 
 
 def test_credit_is_weighted_by_the_ratio_to_the_policy_that_scored_it():

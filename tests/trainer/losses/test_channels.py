@@ -54,8 +54,8 @@ def cross_entropy(target, p) -> float:
         (
             SDPOOptions,
             {"estimator": "sampled", "wrapper": "entropy_opd"},
-            "sdpo_wrapper='entropy_opd' needs distributions: with sdpo_estimator='sampled' only "
-            "the sampled token's log-prob is looked at",
+            "sdpo_wrapper='entropy_opd' needs distributions: with sdpo_estimator='sampled' "
+            "only the log-prob of the sampled token is known",
         ),
         (SDPOOptions, {"taid_t": -0.1}, "taid_t=-0.1 is not in [0, 1]"),
         (SDPOOptions, {"taid_t": 1.1}, "taid_t=1.1 is not in [0, 1]"),

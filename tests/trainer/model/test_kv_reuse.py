@@ -176,12 +176,12 @@ def test_caches_and_rows_that_do_not_line_up_are_named():
     ids, _, hinted, completions = make_rows(2, 150, 10, 8)
     batch = hinted_batch(ids, hinted, completions)
     alone = student_hidden(model, ids[:1], completions[:1])
-    with pytest.raises(ShapeError, match="holds 1 sequences, the batch 2"):
+    with pytest.raises(ShapeError, match="has 1 sequences, but the batch has 2"):
         teacher_hidden_with_prefix_reuse(model, batch, alone.cache)
     with pytest.raises(TrainerConfigError, match="keeps only a window or a running state"):
         teacher_hidden_with_prefix_reuse(model, batch, DynamicCache())
     short = student_hidden(model, ids[:, :40], completions)
-    with pytest.raises(ShapeError, match="holds 64 tokens, 128 are needed"):
+    with pytest.raises(ShapeError, match="has 64 tokens, but 128 are needed"):
         teacher_hidden_with_prefix_reuse(model, batch, short.cache)
     with pytest.raises(ShapeError, match="2 prompts, 1 hinted prompts and 2 completions"):
         hinted_batch(ids, hinted[:1], completions)

@@ -234,7 +234,7 @@ def test_pairs_without_a_token_are_refused_by_name(pack):
     assert told_by(ShapeError, pack, [([1], [2], [3]), ([1], [], [3])]) == "pair 1: chosen" + why
     assert told_by(ShapeError, pack, [([], [2], [])]) == "pair 0: prompt and rejected" + why
     assert told_by(ShapeError, pack, [([1], [2], [3])], sequences=[([1], [2]), ([], [2])]) == (
-        "a sequence has no prompt, from which its first token is predicted"
+        "a sequence has no prompt, so its first token can't be predicted"
     )
 
 

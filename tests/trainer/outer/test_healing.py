@@ -261,4 +261,4 @@ def test_where_nothing_can_heal_a_merged_object_the_error_says_so(half_way):
     )
     bases, errors = replicas_until(store, ROUNDS)
     assert not bases
-    assert all("no snapshot helps" in error for error in errors)
+    assert all("no snapshot fits" in error for error in errors)

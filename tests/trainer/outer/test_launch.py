@@ -116,7 +116,7 @@ def test_stop_and_logs_find_the_replicas_of_a_detached_launch(tmp_path, capsys, 
     work_dir = ["--work-dir", str(tmp_path)]
     nothing = ["--set", f"dataset={tmp_path}/nothing", "--set", "output={rank}"]
     assert main(["logs", *work_dir]) == 2
-    assert "nothing was launched" in capsys.readouterr().err
+    assert "no launch was started" in capsys.readouterr().err
     options = ["--detach", "--secret", "BUCKET_KEY", "--env", "COLOUR=blue", "--replicas", "1"]
     assert main(["launch", *work_dir, *options, "--max-restarts", "0", *nothing]) == 0
     assert not any(b"s3cr3t" in path.read_bytes() for path in tmp_path.glob("*.json*"))

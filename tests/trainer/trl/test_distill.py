@@ -363,7 +363,7 @@ def test_a_server_that_is_away_is_waited_for_and_then_named(monkeypatch):
         ([], {}, "belong together"),
         ([{"model": "a"}], {"replay": "pairs"}, "belong together"),
         ([{"model": "a"}], {"beta_replay": 0.0}, "belong together"),
-        ([{"model": "a", "accuracy": 0.5}, {"model": "b"}], {}, "of each of them, or of none"),
+        ([{"model": "a", "accuracy": 0.5}, {"model": "b"}], {}, "for all of them or for none"),
         ([{"model": "a", "accuracy": 50}], {}, "not in \\(0, 1\\]"),
         ([{"model": "a", "rate": 1}], {}, r"unknown setting teachers\[0\]\.rate"),
         ([{"model": "a", "url": "http://x/v1"}], {"temperature": 0.7}, "servers score at"),

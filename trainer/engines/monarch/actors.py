@@ -195,7 +195,11 @@ class RemoteGeneration:
         }
 
     def _publish(self, trainer: Any, version: int) -> None:
-        """Copy the policy into the buffer once per version."""
+        """Copy the policy into the buffer once per version.
+
+        Raises:
+            TrainerConfigError: the parameters are sharded.
+        """
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise TrainerConfigError(
                 "generators read whole parameters from each rank: set engines.monarch.generators=0 "

@@ -76,7 +76,7 @@ async def train(values: Mapping[str, Any], placement: Placement) -> MonarchRepor
         TrainerConfigError: a setting is wrong, or makes a process that does nothing.
         DatasetError: the dataset lacks what a channel needs.
         ReplicaFailedError: a replica died more often than it may.
-    """
+    """  # noqa: DOC501 - `_first_of` returns one of these
     config = read_settings(values)
     placement.check(config)
     monarch.actor.unhandled_fault_hook = _note_fault
@@ -117,7 +117,11 @@ async def _keep_alive(
     shared: _Mesh | None,
     report: MonarchReport,
 ) -> None:
-    """Run one replica to its end, through as many deaths as it may suffer."""
+    """Run one replica to its end, through as many deaths as it may suffer.
+
+    Raises:
+        ReplicaFailedError: the replica died more often than it may.
+    """
     told = replica_settings(values, placement, replica)
     find = functools.partial(latest_checkpoint, told["output"], n_ranks=placement.ranks)
     budget = RestartBudget(placement.max_restarts)

@@ -46,13 +46,11 @@ class Placement:
             )
         if self.generators and config.rollouts != "generate":
             raise TrainerConfigError(
-                f"generators={self.generators} would stand idle: rollouts={config.rollouts} are "
-                "on record; set rollouts=generate or generators=0"
+                f"generators={self.generators} would have no work: rollouts={config.rollouts} come from the dataset; set rollouts=generate or generators=0"
             )
         if self.replicas > 1 and config.outer == "none":
             raise TrainerConfigError(
-                f"nothing joins {self.replicas} replicas: set outer=object_store, or use ranks "
-                "for data parallelism"
+                f"{self.replicas} replicas need an outer loop to combine them: set outer=object_store, or use ranks for data parallelism"
             )
         if self.replicas > 1 and self.ranks > 1:
             raise TrainerConfigError(

@@ -148,7 +148,9 @@ def make_environment(
         TrainerConfigError: no tools, or one that TRL would hide.
     """
     if not tools:
-        raise TrainerConfigError("the environment server offers no tool: nothing could be learnt")
+        raise TrainerConfigError(
+            "the environment server offers no tool, so the model could learn nothing"
+        )
     outcomes = CallOutcomes(limit or FailureLimit())
     members: dict[str, Any] = {
         "_open": staticmethod(open_session),

@@ -5,7 +5,6 @@ fields of its action.
 """
 
 import json
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
@@ -56,7 +55,11 @@ class OpenEnvSession:
         return _answer(result, has_result=False)
 
     def call(self, name: str, arguments: dict[str, Any]) -> ServerReply:
-        """Call a tool."""
+        """Call a tool.
+
+        Raises:
+            EnvironmentFailedError: the server does not answer, or reports an error.
+        """
         action = arguments
         if self._has_mcp:
             action = {"type": "call_tool", "tool_name": name, "arguments": arguments}

@@ -115,7 +115,7 @@ class TraceReplayEnvironment(Environment):
         if isinstance(action, ListToolsAction):
             return ListToolsObservation(tools=[_mcp_tool(tool) for tool in self._tasks.tools])
         if not isinstance(action, CallToolAction):
-            raise TrainerConfigError("an action is list_tools or call_tool")
+            raise TrainerConfigError("an action must be list_tools or call_tool")
         if self._episode is None:
             raise TrainerConfigError("call reset before the first tool")
         if action.tool_name not in self._names:
@@ -230,7 +230,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Open a socket that already takes connections, so that the address can be told at once."""
+    """Open a socket that already takes connections, so that the address can be told at once.
+
+    Raises:
+        TrainerConfigError: the address cannot be used.
+    """
     try:
         return socket.create_server((host, port), backlog=1024)
     except OSError as error:

@@ -134,8 +134,7 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
         data = trace.task.data
         if not hasattr(data, "hint"):
             raise DatasetError(
-                f"alpha_sdpo={self.options.alpha_sdpo} and the task's data has no `hint`: take the "
-                "taskset of trainer.engines.verifiers.taskset, or give yours that field"
+                f"alpha_sdpo={self.options.alpha_sdpo} and the task's data has no `hint`: use the taskset of trainer.engines.verifiers.taskset, or add that field to your own"
             )
         hint = hint_for_row({"hint": data.hint})
         if hint is None:
@@ -272,7 +271,7 @@ def options_of(config: Any) -> ChannelOptions:
         raise TrainerConfigError("[orchestrator.algo]: a channel has a negative weight")
     if options.groups_per_step < 1 or options.pairs_per_step < 1:
         raise TrainerConfigError(
-            "[orchestrator.algo]: groups_per_step and pairs_per_step: at least 1"
+            "[orchestrator.algo]: groups_per_step and pairs_per_step must be at least 1"
         )
     return options
 

@@ -288,7 +288,11 @@ class TinkerRun:
         self.counts["trained_tokens"] += n_passes * sum(d.model_input.length for d in datums)
 
     def rollouts(self, step: int) -> tuple[list[SampledResponse], dict[str, float]]:
-        """Sample groups at the step's states, with advantages and hinted scores."""
+        """Sample groups at the step's states, with advantages and hinted scores.
+
+        Raises:
+            AlignmentError: the server returned another number of log-probs than of tokens.
+        """
         shared = self.shared
         states = [self.states[i] for i in self._order.step(step)]
         prompts = [
@@ -463,6 +467,9 @@ def _of_response(scores: Sequence[Any], n_tokens: int, n_response: int) -> list[
     """Take a response's scores out of those of a whole prompt, whose first token has none.
 
     SkyRL's JAX backend leaves that first entry out, so it is counted from the end.
+
+    Raises:
+        AlignmentError: the server scored another number of tokens than the prompt has.
     """
     found = list(scores)[-n_response:]
     if len(scores) not in (n_tokens, n_tokens - 1) or None in found:

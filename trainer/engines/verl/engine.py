@@ -196,7 +196,11 @@ class ComposerEngine(FSDPEngineWithLMHead):
         return data
 
     def _reference_logps(self, options: PluginOptions, step: int) -> Tensor:
-        """Sum log-probs of all pairs [n, 2] under the weights that the run began with."""
+        """Sum log-probs of all pairs [n, 2] under the weights that the run began with.
+
+        Raises:
+            DatasetError: the reference file is missing or belongs to other pairs.
+        """
         if (kept := read_reference(options.reference, self.pairs)) is not None:
             return torch.tensor(kept)
         if step > 0:

@@ -80,7 +80,7 @@ def preflight(run: PreparedRun) -> None:
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise TrainerConfigError(f"the plug-in is not live: {last}")
+        raise TrainerConfigError(f"the plug-in is not active: {last}")
 
 
 def watched(
@@ -118,7 +118,7 @@ def watched(
     if process.returncode != 0:
         raise TrainerError(f"VeRL ended with {process.returncode}: {_last_error(log)}; see {log}")
     if not is_checked and not check_first_step(metrics, run.options):
-        raise TrainerError(f"VeRL ended without a single step; see {log}")
+        raise TrainerError(f"VeRL ended before its first training step; see {log}")
     return list(_rows(metrics))
 
 

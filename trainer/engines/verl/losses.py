@@ -40,8 +40,7 @@ def topk_divergence(
     """
     if len(student_logits_NV) != len(teacher_ids_NK):
         raise ShapeError(
-            f"{len(student_logits_NV)} positions of the student meet {len(teacher_ids_NK)} of the "
-            "teacher: sequence parallelism and padding to a fixed length must be off in channel 2"
+            f"{len(student_logits_NV)} positions of the student were given for {len(teacher_ids_NK)} of the teacher: turn off sequence parallelism and padding to a fixed length for channel 2"
         )
     scored_N = is_scored(teacher_ids_NK)
     student_SK = log_probs(student_logits_NV[scored_N]).gather(-1, teacher_ids_NK[scored_N].long())

@@ -152,8 +152,7 @@ def hydra_config(
     n_states = n_states_of_step(shared, n_ranks=n_ranks)
     if n_states > len(rows):
         raise TrainerConfigError(
-            f"a step wants {n_states} states and the dataset has {len(rows)}: lower "
-            "trl.per_device_train_batch_size"
+            f"a step needs {n_states} states, but the dataset has {len(rows)}: lower trl.per_device_train_batch_size"
         )
     config: dict[str, Any] = {
         "defaults": ["ppo_trainer", "_self_"],
