@@ -54,6 +54,7 @@ class Repository:
         self._trees: dict[str, dict[str, tuple[str, str]]] = {}
         self._flat: OrderedDict[str, dict[str, str]] = OrderedDict()
         self._branches: dict[str | None, list[GitCommit]] = {}
+        self._lines: dict[str, set[str]] = {}
         self.objects = Path(self._git("rev-parse", "--git-path", "objects").strip())
         if not self.objects.is_absolute():
             self.objects = path / self.objects
@@ -150,6 +151,23 @@ class Repository:
             known = sorted(commits, key=lambda each: each.committed)
             self._branches[branch] = known
         return known
+
+    @cached_property
+    def default_branch(self) -> str | None:
+        """Return the branch that is checked out where it is cloned, mostly `main`."""
+        name = self._git("rev-parse", "--abbrev-ref", "HEAD").strip()
+        return name if name in self.tips else None
+
+    def line(self, branch: str) -> set[str]:
+        """Return commits that were the newest of a branch once: its tip and first parents."""
+        if branch not in self._lines:
+            found: set[str] = set()
+            commit = self.commits.get(self.tips[branch])
+            while commit is not None:
+                found.add(commit.id)
+                commit = self.commits.get(commit.parents[0]) if commit.parents else None
+            self._lines[branch] = found
+        return self._lines[branch]
 
     def before(self, moment: float, *, branch: str | None, n: int) -> list[GitCommit]:
         """Return the newest `n` commits of a branch made up to `moment`, the newest first."""

@@ -1,7 +1,6 @@
 """Which commit a working tree stood at, decided by what the log has shown of its files."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -14,7 +13,14 @@ _N_LATER = 6
 _N_EVIDENCE = 24
 _FADE = 0.92
 _OTHER_HEAD = 0.2
-"""How much evidence from before a checkout counts."""
+"""How much evidence from before a checkout, or of another branch, counts."""
+_ON_BRANCH = 0.5
+"""How much it counts that a commit was once the newest of the branch that the log names."""
+_IS_NAMED = 2.0
+"""How much it counts that the last command of git named a commit."""
+_N_NAMED = 6
+_HALF_LIFE_S = 3600.0
+"""Others move a branch without a word in the log, so evidence grows old."""
 _MAX_CHAIN = 60
 
 
@@ -26,6 +32,7 @@ class Evidence(msgspec.Struct, frozen=True, order=True):
     path: str
     """Relative to the root."""
     part: Part
+    branch: str | None = None
 
 
 class WorkingTree:
@@ -39,7 +46,8 @@ class WorkingTree:
         self.evidence: list[Evidence] = []
         self.moves: list[float] = []
         """When a command may have moved HEAD or changed files by git, in order."""
-        self.named: deque[tuple[float, str]] = deque(maxlen=6)
+        self.named: list[tuple[float, str]] = []
+        """Commits that such commands named, and when, in order."""
         self._fits: dict[tuple[Part, str], bool] = {}
         self._ranked: tuple[object, list[GitCommit]] = (None, [])
 
@@ -73,21 +81,36 @@ class WorkingTree:
         candidates = self._candidates(moment, is_later_used=is_later_used)
         evidence = list(self._near(moment, without=without, is_later_used=is_later_used))
 
+        said = self._said(moment)
+        repository = self.repository
+        branch = self.branch if self.branch in repository.tips else repository.default_branch
+        line = repository.line(branch) if branch is not None else set[str]()
+
         def score(commit: GitCommit) -> float:
-            return sum(weight for weight, each in evidence if self._agrees(each, commit))
+            agrees = sum(weight for weight, each in evidence if self._agrees(each, commit))
+            return agrees + _ON_BRANCH * (commit.id in line) + _IS_NAMED * (commit.id == said)
 
         scores = {commit.id: score(commit) for commit in candidates}
         return sorted(candidates, key=lambda commit: -scores[commit.id])
+
+    def _said(self, moment: float) -> str | None:
+        """Return the commit that the last command of git named, if it was the last to move HEAD."""
+        named = bisect_right(self.named, moment, key=lambda each: each[0])
+        if not named or self.is_moved(self.named[named - 1][0], moment):
+            return None
+        when, commit_id = self.named[named - 1]
+        newest = self.repository.before(moment, branch=self.branch, n=1)
+        return commit_id if not newest or newest[0].committed <= when + 1 else None
 
     def _candidates(self, moment: float, *, is_later_used: bool) -> list[GitCommit]:
         moment += 1
         repository = self.repository
         found: dict[str, GitCommit] = {}
-        for when, commit_id in reversed(self.named):
-            if when <= moment:
-                found[commit_id] = repository.commits[commit_id]
+        end = bisect_right(self.named, moment, key=lambda each: each[0])
+        named = [commit_id for _, commit_id in self.named[max(0, end - _N_NAMED) : end][::-1]]
         near = [
             *repository.before(moment, branch=self.branch, n=_N_COMMITS),
+            *(repository.commits[commit_id] for commit_id in named),
             *repository.before(moment, branch=None, n=_N_COMMITS),
             *repository.authored_before(moment, n=_N_COMMITS),
         ]
@@ -107,7 +130,9 @@ class WorkingTree:
         weight = 1.0
         for each in self.evidence[max(0, at - _N_EVIDENCE) : at][::-1]:
             if each.call_id != without:
-                yield weight * (1.0 if each.moment >= last else _OTHER_HEAD), each
+                is_here = each.moment >= last and each.branch == self.branch
+                age = 0.5 ** ((moment - each.moment) / _HALF_LIFE_S)
+                yield weight * age * (1.0 if is_here else _OTHER_HEAD), each
                 weight *= _FADE
         if is_later_used:
             # A commit by somebody else moves it without a word in the log.
@@ -118,7 +143,7 @@ class WorkingTree:
             )
             weight = 1.0
             for each in self.evidence[at : at + _N_EVIDENCE]:
-                if each.moment > until:
+                if each.moment > until or each.branch != self.branch:
                     break
                 if each.call_id != without:
                     yield weight, each

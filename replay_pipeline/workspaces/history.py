@@ -47,8 +47,18 @@ class KnownContent(msgspec.Struct):
     origin: str
     head_blob: str | None
     """What the commit held at this place when it was learnt."""
+    branch: str | None
     is_written: bool
     """Whether the agent wrote it, instead of having read it."""
+
+
+class ShownLines(msgspec.Struct):
+    """Lines that the log showed of a file, and where the working tree stood then."""
+
+    part: Part
+    moment: float
+    head_blob: str | None
+    branch: str | None
 
 
 class History:
@@ -73,7 +83,7 @@ class History:
         self.roots = Roots(repository, log.steps) if repository else None
         self.sightings = Sightings(log)
         self.known: dict[str, KnownContent] = {}
-        self.parts: dict[str, list[Part]] = {}
+        self.parts: dict[str, list[ShownLines]] = {}
         """What was seen of each file since it was last known whole."""
         self.read: dict[tuple[str, str], dict[str, str | None]] = {}
         """Files that a session has read, and how they were then."""
@@ -133,7 +143,8 @@ class History:
             tree = self.tree_of(path) if path else None
             part = part_of(step)
             if path is not None and tree is not None and part is not None:
-                tree.add(Evidence(step.answered, step.call_id, tree.relative(path), part))
+                evidence = Evidence(step.answered, step.call_id, tree.relative(path), part, step.branch)
+                tree.add(evidence)
 
     def commits(self, tree: WorkingTree) -> list[GitCommit]:
         """Return the commits that a working tree may stand at, the likeliest first."""
@@ -164,9 +175,10 @@ class History:
                 return TreeFile(later.part.text, "log", is_sure=is_same, origin=later.call_id)
         if tree is None:
             return _of_log(known) if known is not None else None
-        if known is not None and known.is_written and known.session == self._now[2]:
+        is_own = known is not None and known.is_written and known.session == self._now[2]
+        if known is not None and is_own and not self._is_moved(tree, known):
             return _of_log(known)
-        parts = list(self.parts.get(path, ()))
+        parts = [each.part for each in self.parts.get(path, ()) if self._is_held(tree, path, each)]
         if later is not None and later.part is not None:
             parts.append(later.part)
         return self._of_tree(tree, path, known, parts)
@@ -178,7 +190,9 @@ class History:
         relative = tree.relative(path)
         is_of_head = known is not None and known.head_blob == self._head_blob(tree, relative)
         if known is not None and is_of_head and _holds(known, parts):
-            return _of_log(known)
+            # What another session has not committed is not carried to another branch.
+            if known.session == self._now[2] or known.branch == tree.branch:
+                return _of_log(known)
         commits = self.commits(tree)
         # What was seen first may have changed since; what was seen last counts.
         blob = commit = None
@@ -204,6 +218,20 @@ class History:
         is_own = known.session == self._now[2]
         is_committed = self.roots is not None and self.roots.was_committed(relative)
         return known.is_written and known.text is not None and (is_own or not is_committed)
+
+    def _is_moved(self, tree: WorkingTree, seen: KnownContent | ShownLines) -> bool:
+        """Return whether git may have changed a file since the log showed it."""
+        return seen.branch != tree.branch or tree.is_moved(seen.moment, self._now[1])
+
+    def _is_held(self, tree: WorkingTree, path: str, seen: ShownLines) -> bool:
+        """Return whether lines that were seen bind the file now.
+
+        They do until git may have changed it: on the same branch before its next command, else as
+        long as the likeliest commit has the same file as then.
+        """
+        if not self._is_moved(tree, seen) and self._now[1] - seen.moment < LONGEST_GAP_S:
+            return True
+        return seen.head_blob == self._head_blob(tree, tree.relative(path))
 
     def _head_blob(self, tree: WorkingTree, relative: str) -> str | None:
         commits = self.commits(tree)
@@ -251,8 +279,9 @@ class History:
         tree = self.tree_of(path)
         self.parts.pop(path, None)
         head = self._head_blob(tree, tree.relative(path)) if tree is not None else None
+        branch = tree.branch if tree is not None else None
         self.known[path] = KnownContent(
-            text, step.answered, step.session, "log", step.call_id, head, is_written
+            text, step.answered, step.session, "log", step.call_id, head, branch, is_written
         )
 
     def _take_read(self, step: LoggedCall) -> None:
@@ -273,8 +302,11 @@ class History:
         if part.is_whole:
             self._learn(path, part.text, step, is_written=is_written)
         else:
-            kept = [each for each in self.parts.get(path, ()) if not _overlaps(each, part)]
-            self.parts[path] = [*kept, part]
+            kept = [each for each in self.parts.get(path, ()) if not _overlaps(each.part, part)]
+            tree = self.tree_of(path)
+            head = self._head_blob(tree, tree.relative(path)) if tree is not None else None
+            branch = tree.branch if tree is not None else None
+            self.parts[path] = [*kept, ShownLines(part, step.answered, head, branch)]
         self.read.setdefault((step.session, step.agent), {})[path] = (
             part.text if part.is_whole else None
         )
