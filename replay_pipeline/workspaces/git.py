@@ -87,9 +87,13 @@ class Repository:
 
     @cached_property
     def commits(self) -> dict[str, GitCommit]:
-        """Return every commit of every ref, by id."""
+        """Return every commit of every ref, and those that a ref led to once, by id."""
         lines = self._git(
-            "log", "--all", "--date-order", "--format=%H%x09%ct%x09%at%x09%P%x09%T%x09%s"
+            "log",
+            "--all",
+            "--reflog",
+            "--date-order",
+            "--format=%H%x09%ct%x09%at%x09%P%x09%T%x09%s",
         )
         found: dict[str, GitCommit] = {}
         for line in lines.splitlines():
@@ -136,6 +140,21 @@ class Repository:
         """Return the folders of this machine in which it is checked out."""
         lines = self._git("worktree", "list", "--porcelain").splitlines()
         return [line.removeprefix("worktree ") for line in lines if line.startswith("worktree ")]
+
+    def checkouts(self, folder: str) -> list[tuple[float, str]]:
+        """Return when which commit was checked out in a working tree, as git has kept it."""
+        if folder not in self.worktrees() or not Path(folder).is_dir():
+            return []
+        form = ("--format=%H%x09%gd", "--date=unix")
+        try:
+            lines = self._git("-C", folder, "log", "--walk-reflogs", *form, "HEAD", "--")
+        except IngestError:  # nothing was ever committed there
+            return []
+        kept = (line.split("\t") for line in lines.splitlines())
+        found = [(float(name.partition("{")[2].rstrip("}")), commit) for commit, name in kept]
+        found.reverse()  # of one second, the newest stays last
+        found.sort(key=lambda each: each[0])
+        return found
 
     def on_branch(self, branch: str | None) -> list[GitCommit]:
         """Return commits that a branch leads to, the oldest first; of no known branch, all."""

@@ -19,6 +19,8 @@ _ON_BRANCH = 0.5
 _IS_NAMED = 2.0
 """How much it counts that the last command of git named a commit."""
 _N_NAMED = 6
+_WAS_CHECKED_OUT = 10.0
+"""How much it counts that git's own log of HEAD has it: only more than most evidence overrules it."""
 _HALF_LIFE_S = 3600.0
 """Others move a branch without a word in the log, so evidence grows old."""
 _MAX_CHAIN = 60
@@ -48,6 +50,7 @@ class WorkingTree:
         """When a command may have moved HEAD or changed files by git, in order."""
         self.named: list[tuple[float, str]] = []
         """Commits that such commands named, and when, in order."""
+        self.checkouts = repository.checkouts(root)
         self._fits: dict[tuple[Part, str], bool] = {}
         self._ranked: tuple[object, list[GitCommit]] = (None, [])
 
@@ -85,10 +88,12 @@ class WorkingTree:
         repository = self.repository
         branch = self.branch if self.branch in repository.tips else repository.default_branch
         line = repository.line(branch) if branch is not None else set[str]()
+        kept = self._kept(moment)
 
         def score(commit: GitCommit) -> float:
             agrees = sum(weight for weight, each in evidence if self._agrees(each, commit))
-            return agrees + _ON_BRANCH * (commit.id in line) + _IS_NAMED * (commit.id == said)
+            agrees += _ON_BRANCH * (commit.id in line) + _IS_NAMED * (commit.id == said)
+            return agrees + _WAS_CHECKED_OUT * (commit.id == kept)
 
         scores = {commit.id: score(commit) for commit in candidates}
         return sorted(candidates, key=lambda commit: -scores[commit.id])
@@ -102,10 +107,18 @@ class WorkingTree:
         newest = self.repository.before(moment, branch=self.branch, n=1)
         return commit_id if not newest or newest[0].committed <= when + 1 else None
 
+    def _kept(self, moment: float) -> str | None:
+        """Return the commit that git's own log of HEAD has for a moment."""
+        end = bisect_right(self.checkouts, moment, key=lambda each: each[0])
+        commit_id = self.checkouts[end - 1][1] if end else None
+        return commit_id if commit_id in self.repository.commits else None
+
     def _candidates(self, moment: float, *, is_later_used: bool) -> list[GitCommit]:
         moment += 1
         repository = self.repository
         found: dict[str, GitCommit] = {}
+        if (kept := self._kept(moment)) is not None:
+            found[kept] = repository.commits[kept]
         end = bisect_right(self.named, moment, key=lambda each: each[0])
         named = [commit_id for _, commit_id in self.named[max(0, end - _N_NAMED) : end][::-1]]
         near = [

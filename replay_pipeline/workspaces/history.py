@@ -143,7 +143,9 @@ class History:
             tree = self.tree_of(path) if path else None
             part = part_of(step)
             if path is not None and tree is not None and part is not None:
-                evidence = Evidence(step.answered, step.call_id, tree.relative(path), part, step.branch)
+                evidence = Evidence(
+                    step.answered, step.call_id, tree.relative(path), part, step.branch
+                )
                 tree.add(evidence)
 
     def commits(self, tree: WorkingTree) -> list[GitCommit]:
@@ -189,10 +191,12 @@ class History:
         """Return the file of a working tree, where the log alone does not decide."""
         relative = tree.relative(path)
         is_of_head = known is not None and known.head_blob == self._head_blob(tree, relative)
-        if known is not None and is_of_head and _holds(known, parts):
-            # What another session has not committed is not carried to another branch.
-            if known.session == self._now[2] or known.branch == tree.branch:
-                return _of_log(known)
+        # What another session has not committed is not carried to another branch.
+        is_here = known is not None and (
+            known.session == self._now[2] or known.branch == tree.branch
+        )
+        if known is not None and is_of_head and is_here and _holds(known, parts):
+            return _of_log(known)
         commits = self.commits(tree)
         # What was seen first may have changed since; what was seen last counts.
         blob = commit = None

@@ -113,6 +113,48 @@ def test_a_worktree_that_is_gone_is_found_by_the_names_of_its_files(tmp_path):
     assert [{k: v for k, v in each.items() if k != ".git"} for each in seen] == found
 
 
+def test_what_git_itself_has_kept_of_a_checkout_decides_where_nothing_was_shown(tmp_path):
+    work = worked(tmp_path)
+    work.session.wait(60)
+    work.put({"tide/low.py": "def low():\n    return -1\n"})
+    work.commit("Lower the tide")
+    work.session.wait(60)
+    work.read("README.md")  # the same in both commits
+    work.session.wait(60)
+    work.git("reset", "-q", "--hard", "HEAD~1")  # no branch leads to the commit any more
+    work.session.wait(60)
+    work.read("README.md")
+    with walked(work, tmp_path, is_later_used=False) as steps:
+        found = [texts(files) for _, files in steps]
+    assert found == list(work.before.values())
+    assert found[0] != found[1]
+
+
+def test_lines_seen_on_one_branch_do_not_bind_the_file_on_another(tmp_path):
+    work = worked(tmp_path)
+    high = "".join(f"high {n}\n" for n in range(1, 41))
+    work.git("checkout", "-q", "-b", "other")
+    work.put({"tide/long.txt": high})
+    work.commit("Add a long file")
+    work.session.git_branch = "other"
+    work.session.wait(30)
+    work.read("tide/long.txt", offset=2, limit=10)
+    work.edit("tide/high.py", "return 3", "return 4")
+    work.commit("Raise the tide")
+    work.git("checkout", "-q", "main")
+    work.put({"tide/long.txt": high.replace("high", "low")})
+    work.session.wait(30)
+    work.commit("Add another long file")
+    work.git("reflog", "expire", "--expire=now", "--all")  # only the branch is known
+    work.session.git_branch = "main"
+    work.session.wait(30)
+    work.read("README.md")
+    work.read("tide/low.py")
+    with walked(work, tmp_path, is_later_used=False) as steps:
+        found = [texts(files) for _, files in steps]
+    assert found[2:] == list(work.before.values())[2:]
+
+
 def test_lines_that_were_shown_of_uncommitted_work_are_in_the_file(tmp_path):
     work = worked(tmp_path)
     long = "".join(f"line {n}\n" for n in range(1, 41))
