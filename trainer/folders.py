@@ -78,7 +78,9 @@ def _lock(descriptor: int, folder: Path, patience_s: float) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in _WITHOUT_LOCKS:
-                logger.warning("%s: its file system has no locks: nothing keeps others out", folder)
+                logger.warning(
+                    "%s: its file system has no locks, so nothing prevents a second trainer", folder
+                )
                 return
             if error.errno not in _BUSY:
                 raise

@@ -128,7 +128,7 @@ def retract(
     named = f"{len(session or ())} sessions and {len(batch or ())} batches"
     if not yes:
         if not sys.stdin.isatty():
-            raise ConfigError(f"retracting {named} can't be undone: give --yes")
+            raise ConfigError(f"retracting {named} can't be undone: pass --yes to confirm")
         if not typer.confirm(f"Take {named} out of {work.settings.dataset_dir()} for good?"):
             raise ConfigError("stopped; nothing was changed")
     report = work.retract(session_ids=session or (), batches=batch or (), erase=erase)

@@ -193,8 +193,7 @@ def confirm(work: "Pipeline", *, yes: bool, batches: list[str] | None = None) ->
         cost += f", its ceiling (all of it: {expected_usd:.2f})"
     if not sys.stdin.isatty():
         raise ConfigError(
-            f"this run is {cost}, more than {work.settings.replay.confirm_above_usd:.2f}: "
-            "give --yes, or raise `replay.confirm_above_usd`"
+            f"this run is {cost}, more than {work.settings.replay.confirm_above_usd:.2f}: pass --yes, or raise `replay.confirm_above_usd`"
         )
     if not typer.confirm(f"This run is {cost}. Go on?"):
         raise ConfigError("stopped; nothing was paid")

@@ -173,14 +173,14 @@ def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking)
     if twice := [name for name, count in names.items() if count > 1]:
         raise ConfigError(f"two teachers are called {twice[0]}: give each its own name")
     if isinstance(max_total_usd, bool) or not 0 <= max_total_usd < math.inf:
-        raise ConfigError(f"max_total_usd={max_total_usd}: a number of dollars >= 0 is needed")
+        raise ConfigError(f"max_total_usd={max_total_usd} must be a number of dollars, at least 0")
     for scope, limit in asking.limits_usd.items():
         if limit is not None and not 0 <= limit < math.inf:
             raise ConfigError(f"limit {scope}={limit}: a number of dollars >= 0 is needed")
     asking.limits_nano(today(), names)
     for name in ("max_concurrency", "max_completion_tokens"):
         if getattr(asking, name) < 1:
-            raise ConfigError(f"{name}={getattr(asking, name)}: at least 1 is needed")
+            raise ConfigError(f"{name}={getattr(asking, name)} must be at least 1")
     window_messages([], asking.window)
     asking.policy()
     for teacher in teachers:
@@ -248,7 +248,7 @@ async def fetch_prices(
                 except TeacherError as error:
                     if not book.models(url):
                         raise PriceError(f"teacher {teacher.name}: no price: {error}") from error
-                    logger.warning("an older price list is used: %s", error)
+                    logger.warning("using an older price list: %s", error)
             _check_served(teacher, book.models(url))
     prices = {teacher.name: book.price(teacher) for teacher in teachers}
     for teacher in teachers:

@@ -283,7 +283,7 @@ class _BatchRun:
         await self._note(pending)
         n_calls = len(pending.calls)
         self.n_sent += n_calls
-        logger.info("%s: %d calls handed in as %s", pending.teacher, n_calls, pending.batch_id)
+        logger.info("%s: submitted %d calls as %s", pending.teacher, n_calls, pending.batch_id)
 
     async def _reserve(self, task: LaneQuestion, price: Price) -> Reserved | None:
         question = task.question

@@ -64,8 +64,7 @@ class Books:
         return price.bound_nano(task.bound_tokens(), task.question.max_completion_tokens)
 
     def reserved_nano(self, teacher: TeacherSpec, bound_nano: int) -> int:
-        """Return the reservation of a call. It is above the bound if earlier calls cost more than
-        theirs."""
+        """Return the reservation of a call. It is above the bound if earlier calls cost more than theirs."""
         return round(bound_nano * self._ratios.get(teacher.name, 1.0))
 
     def takes_over(self, task: LaneQuestion, body_sha: str) -> bool:
@@ -93,8 +92,7 @@ class Books:
         )
 
     async def find_out(self, task: LaneQuestion, body_sha: str) -> TeacherAction | None:
-        """Settle the lost calls of a question as far as possible, and return the row of the
-        last."""
+        """Settle the lost calls of a question as far as possible, and return the row of the last."""
         row: TeacherAction | None = None
         left, keeps = [], self.keeps_answers(task, body_sha)
         for lost in task.lost:
@@ -120,8 +118,7 @@ class Books:
     async def lose(
         self, task: LaneQuestion, call: Attempts, reserved: Reserved, failure: Failure
     ) -> tuple[LostCall, ...]:
-        """Book a call with an unknown outcome at its full reservation, and return all lost
-        calls."""
+        """Book a call with an unknown outcome at its full reservation, and return all lost calls."""
         logger.warning("%s: %s", task.teacher.name, failure.message)
         await asyncio.wrap_future(
             self.ledger.settle(
@@ -274,7 +271,7 @@ class Books:
         name, factor = task.teacher.name, cost / max(1, call.bound_nano)
         self._ratios[name] = min(_MOST_OVERRUN, max(self._ratios.get(name, 1.0), factor * 1.05))
         logger.warning(
-            "%s: a call cost $%.6f, more than its bound of $%.6f; it is booked as it is",
+            "%s: a call cost $%.6f, more than its bound of $%.6f; its full cost is booked",
             name, usd(cost), usd(call.bound_nano),
         )  # fmt: skip
 

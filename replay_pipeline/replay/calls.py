@@ -38,8 +38,7 @@ class NewCall:
 
     @property
     def slack(self) -> timedelta:
-        """Return the longest time between a reservation and its call, unless the ledger is told
-        otherwise."""
+        """Return the longest time between a reservation and its call, unless the ledger is told otherwise."""
         return timedelta(seconds=min(_MOST_SLACK_S, self.timeout_s * _SLACK))
 
 

@@ -46,8 +46,7 @@ _MAX_SENT_AGAIN = 2
 
 @dataclass(kw_only=True)
 class Engine:
-    """The engine that asks the questions of one run. On a stop, it sends no more and waits for paid
-    calls."""
+    """The engine that asks the questions of one run. On a stop, it sends no more and waits for paid calls."""
 
     ledger: Ledger
     client: Client
@@ -169,7 +168,7 @@ class Engine:
         wait_until = datetime.now(UTC) + timedelta(seconds=self.asking.retry.settle_s)
         ready = [task for task in later if due(task.lost) <= wait_until]
         if ready:
-            logger.info("%d lost calls are asked again once they are surely over", len(ready))
+            logger.info("%d lost calls will be asked again once they have surely ended", len(ready))
             left = max(due(task.lost) for task in ready) - datetime.now(UTC)
             await self.dispatcher.wait(left.total_seconds())
         again = [] if self.stop.is_set() else ready
@@ -190,7 +189,7 @@ class Engine:
             if self.stop.is_set() and not has_stopped:
                 has_stopped = True
                 n_in_flight = self.dispatcher.total.n_in_use
-                logger.info("stopping: %d calls in flight are awaited", n_in_flight)
+                logger.info("stopping: waiting for %d calls in flight", n_in_flight)
                 self.ledger.give_up(self.run_id)
                 self.dispatcher.resume()
 

@@ -63,7 +63,7 @@ class Introductions:
         try:
             await self._lists_models(teacher)
         except TeacherError as error:
-            logger.info("%s: its first answer is awaited (%s)", teacher.name, error)
+            logger.info("%s: waiting for its first answer (%s)", teacher.name, error)
         else:
             self._slots[teacher.name].open()
 

@@ -186,7 +186,7 @@ class PriceBook:
                 with written_whole(path) as file:
                     file.write(msgspec.json.encode(self._lists[base_url]))
             except StorageError as error:
-                logger.warning("the price list is not kept: %s", error)
+                logger.warning("could not save the price list: %s", error)
 
     def models(self, base_url: str) -> list[str]:
         """Return names of the models that `base_url` serves, as far as its list is known."""

@@ -262,7 +262,9 @@ def _wait_however_often_told(done: threading.Event) -> None:
         try:
             done.wait()
         except BaseException:  # noqa: BLE001 (the first one is raised again)
-            logger.warning("stopping: calls in flight are paid for, so their answers are awaited")
+            logger.warning(
+                "stopping: waiting for the answers of calls in flight, which are paid for"
+            )
 
 
 def estimate(

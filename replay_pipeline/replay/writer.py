@@ -180,9 +180,7 @@ class Writer:
             for path, pairs in self._unbooked.left_behind(self._database.is_alive):
                 self._book_kept(self._not_yet_booked(pairs))
                 path.unlink(missing_ok=True)
-                logger.warning(
-                    "%s: %d answers of %s are booked", self._database.name, len(pairs), path
-                )
+                logger.warning("%s: booked %d answers of %s", self._database.name, len(pairs), path)
 
     def _not_yet_booked(self, pairs: Iterable[Pair]) -> list[Pair]:
         """Leave out what a process booked that died before its file was gone."""

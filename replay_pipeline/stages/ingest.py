@@ -63,7 +63,10 @@ def read_sessions(task: Task, *, ahead: "ReadAhead | None" = None) -> Report:
     if lost and task.is_aside:
         raise IngestError(f"{lost[0].path}: the file no longer exists, and its bytes were not kept")
     for source in lost:
-        logger.warning("%s: gone, and its bytes were not kept: left out", source.path)
+        logger.warning(
+            "%s: left out, because the file no longer exists and its bytes were not kept",
+            source.path,
+        )
         result.report.skipped_files["gone"] += 1
     if not task.is_aside:
         _supersede(task, result.state_ids)
@@ -127,7 +130,7 @@ def _with_earlier_conversations(task: Task, result: "IngestResult") -> "IngestRe
             names[name] = min(known)
         if len(known) > 1:
             logger.warning(
-                "%s: %s goes on with several conversations (%s) and counts as part of the first",
+                "%s: %s continues several conversations (%s) and counts as part of the first",
                 task.batch, name, ", ".join(sorted(known)),
             )  # fmt: skip
     return result.renamed(names)
@@ -152,7 +155,7 @@ def redact_again(task: Task, *, n_lost: int | None = None) -> Report:
     from replay_pipeline.stages.redacting import redacted_again
 
     assert task.last is not None
-    logger.info("%s: not read again; its tables are redacted as they are", task.batch)
+    logger.info("%s: redacting its tables without reading its sessions again", task.batch)
     if n_lost is None:
         n_lost = len(lost_sources(task.project, read_manifest(task.batch, task.project.root.path)))
     tables = {name: task.read(name) for name in TABLES}
@@ -182,7 +185,9 @@ def _supersede(task: Task, state_ids: set[str]) -> None:
         left = without_states({name: project.root.read(name, owner) for name in TABLES}, taken)
         for name, table in left.items():
             project.write(name, owner, table)
-        logger.info("%s: %d states are complete in %s now", owner, len(taken), task.batch)
+        logger.info(
+            "%s: moved %d states to %s, which has them complete", owner, len(taken), task.batch
+        )
         if receipt := project.receipts.read("ingest", owner):
             outcomes = Counter(left["states"]["outcome"].to_pylist())
             report = {

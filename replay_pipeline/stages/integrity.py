@@ -287,7 +287,7 @@ def _restore(work: Project, damage: Damage) -> None:
 def _put(work: Project, name: str, data: bytes) -> None:
     with written_whole(work.place_of(name)) as file:
         file.write(data)
-    logger.info("%s: as it was written again", name)
+    logger.info("%s: restored exactly", name)
 
 
 def _make_again(

@@ -304,7 +304,7 @@ def retract_rows(
     if not (session_ids or batches):
         raise ConfigError("nothing to retract: name a session or a batch")
     if not place.exists():
-        raise ConfigError(f"{place}: no dataset yet, so there is nothing to take out of it")
+        raise ConfigError(f"{place}: no dataset yet, so there is nothing to retract")
     with to_be_published(place, project.dataset_copy()) as folder:
         return retract(
             folder=folder,

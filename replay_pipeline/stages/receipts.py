@@ -293,8 +293,7 @@ def receipt_in(text: bytes) -> Receipt | None:
     """Read a receipt, or return `None` for a damaged one, so that its stage runs again."""
     if not is_intact(text):
         logger.warning(
-            "a receipt is damaged, so its stage counts as not done; `replay-pipeline verify` finds "
-            "what is, and `replay-pipeline repair` brings it back"
+            "a receipt is damaged, so its stage counts as not done; `replay-pipeline verify` lists the damage, and `replay-pipeline repair` fixes it"
         )
         return None
     try:
@@ -304,5 +303,5 @@ def receipt_in(text: bytes) -> Receipt | None:
         msgspec.convert(receipt.report, _Replayed if receipt.stage == "replay" else _Figures)
         return replace(receipt, is_reused=True)
     except msgspec.DecodeError as error:
-        logger.warning("a receipt is not read, so its stage counts as not done: %s", error)
+        logger.warning("a receipt can't be read, so its stage counts as not done: %s", error)
         return None

@@ -210,7 +210,7 @@ def refuse_stale(project: Project, stages: Iterable[Stage], batches: Collection[
             for reason in found.get(stage.name, ()):
                 if reason.startswith(stage.unsafe):
                     raise CheckFailedError(
-                        f"nothing was published: what batch {batch} has of stage `{stage.name}` is "
-                        f"stale ({reason}), so its texts may lack the redactions of today's rules. `replay-pipeline run` redoes stale work and pays for nothing twice; "
+                        f"nothing was published: the result of stage `{stage.name}` for batch {batch} is "
+                        f"stale ({reason}), so its texts may contain secrets that today's rules would remove. `replay-pipeline run` redoes stale work and pays for nothing twice; "
                         "`replay-pipeline status --stale` lists it"
                     )

@@ -102,7 +102,9 @@ def _lock(log: BinaryIO, output: Path) -> None:
             f"{output}: another trainer is at work here ({owner or 'it has just begun'}); wait until it ends, stop it, or set `train.output` to another folder"
         ) from error
     except OSError as error:  # a file system without locks
-        logger.warning("%s: cannot be locked (%s): nothing keeps others out", output, error)
+        logger.warning(
+            "%s: cannot be locked (%s), so nothing prevents a second trainer", output, error
+        )
 
 
 def _stop(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
@@ -112,7 +114,7 @@ def _stop(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
         _wait(process, timeout_s)
     finally:
         if process.poll() is None:
-            logger.warning("the trainer did not stop: killed")
+            logger.warning("the trainer did not stop in time and was killed")
             process.kill()
             process.wait()
 

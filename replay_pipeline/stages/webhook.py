@@ -52,7 +52,7 @@ def notify(settings: NotifySettings, event: str, text: str, facts: Mapping[str, 
     thread.join(settings.timeout_s)
     problem = outcome[0] if outcome else f"no answer within {settings.timeout_s:g} s"
     if problem:
-        logger.warning("the webhook was not told of %s: %s", event, problem)
+        logger.warning("could not tell the webhook about %s: %s", event, problem)
     return not problem
 
 

@@ -47,15 +47,14 @@ def tighten_root(root: Place) -> None:
             n_changed += sum(_chmod(path, granted) for path in [*inside, top])
     if n_changed:
         logger.warning(
-            "%s: %d files and folders were open to more people than your umask (%04o) allows, and "
-            "are not any more", root, n_changed, _umask()
+            "%s: made %d files and folders private, which were open to more people than your umask (%04o) allows", root, n_changed, _umask()
         )  # fmt: skip
 
 
 def _tighten(path: Path, allowed: int) -> None:
     before = path.stat().st_mode & 0o777
     if _chmod(path, allowed):
-        logger.warning("%s: was open to others (mode %04o), and is not any more", path, before)
+        logger.warning("%s: made private; it was open to others (mode %04o)", path, before)
 
 
 def _chmod(path: Path, allowed: int) -> bool:

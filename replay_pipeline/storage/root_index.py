@@ -201,7 +201,7 @@ class RootIndex:
                 yield self._database
             except sqlite3.Error as error:
                 raise StorageError(
-                    f"{self._path}: {error}; `replay-pipeline repair` makes the index again"
+                    f"{self._path}: {error}; `replay-pipeline repair` rebuilds the index"
                 ) from error
 
     def _connected(self) -> sqlite3.Connection:
@@ -216,7 +216,7 @@ class RootIndex:
             except sqlite3.OperationalError as error:
                 logger.info("%s: not used (%s)", self._path, error)  # such as a read-only disk
             except sqlite3.DatabaseError as error:
-                logger.warning("%s: damaged (%s), so it is made again", self._path, error)
+                logger.warning("%s: damaged (%s), so it is rebuilt", self._path, error)
                 self._path.unlink()
                 return _usable(self._path)
             except OSError as error:

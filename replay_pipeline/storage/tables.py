@@ -97,7 +97,7 @@ def read_table(path: Place, name: str, *, columns: Sequence[str] | None = None) 
     if (version := version_of(table)) != SCHEMA_VERSION:
         raise SchemaError(
             f"{path}: schema version {version or 'unknown'}, this program reads {SCHEMA_VERSION}; "
-            "`replay-pipeline upgrade` brings older tables over"
+            "`replay-pipeline upgrade` converts older tables"
         )
     wanted = TABLES[name].names if columns is None else list(columns)
     if missing := set(wanted) - set(table.column_names):
@@ -125,8 +125,7 @@ def _reading(path: Place, name: str) -> Iterator[None]:
         raise
     except (OSError, pa.ArrowInvalid) as error:
         raise SchemaError(
-            f"{path}: not a readable parquet file ({error}); `replay-pipeline verify` finds all that "
-            "is damaged, and `replay-pipeline repair` makes it again"
+            f"{path}: not a readable parquet file ({error}); `replay-pipeline verify` lists all damage, and `replay-pipeline repair` fixes it"
         ) from error
 
 

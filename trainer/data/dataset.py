@@ -142,7 +142,7 @@ def _rows(
             place = (
                 f"its rows are copied to {Path(cache or HF_DATASETS_CACHE).parent} as they are read"
             )
-            raise DatasetError(f"{failed}: {bottom}: {place}; make room there") from error
+            raise DatasetError(f"{failed}: {bottom}: {place}; free some space there") from error
         fault = _fault_of_files(_files(source, name)) if is_folder else None
         raise DatasetError(fault or f"{failed}: {_reason(error)}") from error
     except OSError as error:
@@ -191,8 +191,7 @@ def _client_texts(
         texts = {}
     if n_missing := sum(name is not None and name not in texts for name in named):
         logger.warning(
-            "%s: %d of %d prompts have the neutral form: the texts of their clients are not beside "
-            "the dataset",
+            "%s: %d of %d prompts use the neutral form, because the texts of their clients are not in the dataset folder",
             source,
             n_missing,
             len(table),
@@ -209,8 +208,7 @@ def _missing(failed: str, error: Exception, *, is_optional: bool) -> list[Any]:
         return []
     if str(error).startswith('Unknown split "train"'):
         raise DatasetError(
-            f"{failed}: there is no split train, so all of its rows are held out: publish more sessions, "
-            "or with a smaller test_fraction"
+            f"{failed}: it has no train split, so all rows are held out. Publish more sessions, or lower test_fraction"
         ) from error
     raise DatasetError(f"{failed}: {error}") from error
 

@@ -152,7 +152,7 @@ def _missing(
         missing["generation prompts"] = "a template of ours stands in for the model's"
     if missing and not options.plain_rendering:
         raise TrainerConfigError(
-            "the model's chat template has no place for "
+            "the model's chat template can't show "
             + ", ".join(missing)
             + ": the training data would lose them. Allow plain text for them (preflight.plain_rendering=true), or use a model whose template supports them"
         )
@@ -211,7 +211,7 @@ def _look_at_prompts(renderer: Renderer, data: PreferenceData, chosen: set[int])
 def log_findings(found: Preflight) -> None:
     """Log the findings, as warnings where something was lost or replaced."""
     for what, how in found.rendered_as_text.items():
-        logger.warning("the chat template has no place for %s: %s", what, how)
+        logger.warning("the chat template can't show %s: %s", what, how)
     for note in found.notes:
         logger.info("chat template: %s", note)
     for count, total, what in (

@@ -187,7 +187,7 @@ class Renderer:
         text = self._text([QUESTION, *plain], None, with_generation_prompt=False)
         if not text.startswith(before):
             raise DatasetError(
-                "the chat template does not put a response right behind its generation prompt: "
+                "the chat template does not put a response right after its generation prompt: "
                 "use a training template (trl.chat_template_utils.get_training_chat_template)"
             )
         response, features = text[len(before) :], self.features

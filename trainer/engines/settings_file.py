@@ -88,8 +88,7 @@ def _without_unused(values: Mapping[str, Any], engine: str) -> dict[str, Any]:
         logger.info("%s: %s is not used", engine, name)
     if trl.get("drift_weight"):
         logger.warning(
-            "%s: trl.drift_weight is not used, nothing keeps calls as they were; compare greedy "
-            "actions before and after",
+            "%s ignores trl.drift_weight, so nothing keeps the model's calls well formed; compare greedy actions before and after",
             engine,
         )
     kept = {name: value for name, value in values.items() if name not in about_evaluation}

@@ -97,7 +97,7 @@ def _check_context(config: Any, shared: SharedSettings) -> None:
         raise TrainerConfigError(
             f"the model has {n_positions} positions, and max_prompt_tokens="
             f"{shared.max_prompt_tokens} with max_response_tokens={shared.max_response_tokens} and "
-            f"max_completion_length={shared.max_completion_length} would take {longest}"
+            f"max_completion_length={shared.max_completion_length} would need {longest}"
         )
 
 

@@ -189,11 +189,11 @@ class ScoringServer:
             failure = f"status {reply.status_code}: {reply.text[:200]}"
         else:
             raise TrainerError(
-                f"{self._url}: no answer of the teacher in {ATTEMPTS} tries ({failure})"
+                f"{self._url}: no answer from the teacher after {ATTEMPTS} tries ({failure})"
             )
         if not reply.is_success:
             raise TrainerError(
-                f"{self._url}: the teacher refuses ({reply.status_code}): {reply.text[:300]}"
+                f"{self._url}: the teacher's server refused the request ({reply.status_code}): {reply.text[:300]}"
             )
         try:
             return reply.json()

@@ -306,7 +306,9 @@ class ObjectStoreLoop(TrainerCallback):
             TrainerConfigError: The replica has not joined the run.
         """
         if self.replica is None:
-            raise TrainerConfigError("an outer loop is trained with train_replica(trainer, ...)")
+            raise TrainerConfigError(
+                "to train with an outer loop, call train_replica(trainer, ...)"
+            )
         schedule = context.get("lr_scheduler")
         if schedule is not None and self._n_missed_steps > 0:
             inner = getattr(schedule, "scheduler", schedule)

@@ -278,8 +278,7 @@ def check_condition(store: ObjectStore, key: str, data: bytes) -> None:
     """
     if store.put_if_absent(key, data):
         raise TrainerConfigError(
-            f"the store overwrites {key} although asked to create it only if it is absent: "
-            "use a store that honours conditional writes"
+            f"the store overwrites {key} although asked to create it only if it is absent: use a store with conditional writes"
         )
 
 
@@ -454,7 +453,7 @@ class RoundDriver:
             logger.warning("%s: %s", copy_key(round_id), error)
             return None
         if manifest is not None and data is not None:
-            logger.warning("%s is put back from its copy", manifest_key(round_id))
+            logger.warning("%s is restored from its copy", manifest_key(round_id))
             self.put(manifest_key(round_id), data)
         return manifest
 
@@ -490,7 +489,7 @@ class RoundDriver:
         payload = b"" if damaged else encode_payload(self.codec, mean)
         if sha256(payload) != manifest.merged.sha:
             return None
-        logger.warning("%s is made again from its deltas", key)
+        logger.warning("%s is rebuilt from its deltas", key)
         self.put(key, payload)
         return checked(payload)
 

@@ -200,7 +200,7 @@ class Launch:
                 "this work dir belongs to a launch with other arguments: pass another --work-dir"
             )
         if there:
-            logger.warning("%s: replicas are there already, going on with them", self.work_dir)
+            logger.warning("%s: replicas exist already, continuing with them", self.work_dir)
         attempts = {row.rank: row.attempt + 1 for row in self.ledger.rows()}
         ended = executor.poll(list(there.values()))
         alive = [s.rank for s in ended if not s.state.is_final or s.state is ReplicaState.SUCCEEDED]
@@ -262,7 +262,7 @@ class Launch:
             )
         if price:
             logger.warning(
-                "%d replicas at $%.2f an hour each: they may live for %.1f h under max_usd=%s and "
+                "%d replicas at $%.2f an hour each: they may run for %.1f h under max_usd=%s and "
                 "max_hours=%g", n, price, life_s / 3600, ceiling, self.limits.max_hours,
             )  # fmt: skip
         return float(int(life_s))

@@ -215,7 +215,10 @@ class OuterReplica(RoundDriver):
         """Make the outer step of a decided round; return the new state's hash, None if lost."""
         merged = self.read_merged(manifest, n=self.theta.size)
         if merged is None:
-            logger.warning("the merged delta of round %d is gone: rejoin", manifest.round_id)
+            logger.warning(
+                "the merged delta of round %d is gone, so this replica joins again",
+                manifest.round_id,
+            )
             return None
         self._check_not_replaced(manifest)
         self.settle(manifest)
@@ -281,7 +284,7 @@ class OuterReplica(RoundDriver):
                         header["round_id"], header["base"], frozenset(header["expected"])
                     )
             if (first := snapshot_key(0, self._base())) in keys:
-                logger.warning("%s is written again", first)
+                logger.warning("%s was rewritten", first)
                 self._put_snapshot(0, self._base(), range(self.world_size))
             elif time.monotonic() - began > exchange.DAMAGE_S and (
                 keys or self.read_manifest(0, is_thorough=True) is not None

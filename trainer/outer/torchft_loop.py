@@ -429,7 +429,7 @@ def _check_wire(
 ) -> None:
     if should_quantize and importlib.util.find_spec("triton") is None:
         raise TrainerConfigError(
-            "should_quantize needs triton: without it torchft sends float32 and says nothing"
+            "should_quantize needs triton: without it torchft silently sends float32"
         )
     if bucket_cap_mb is None:
         return

@@ -145,7 +145,7 @@ def checkpoint_to_resume(resume_from: str | None, folder: Path, stamp: RunStamp)
         if fault := _fault(named):
             raise TrainerConfigError(f"resume_from={named}: {fault}; name a whole checkpoint")
         if (told := _told(named)) and (changes := stamp.changes_from(_stamp(told))):
-            logger.warning("%s goes on with other settings: %s", named, "; ".join(changes))
+            logger.warning("%s continues with other settings: %s", named, "; ".join(changes))
         return named
     stamped = {
         path.parent: _told(path.parent) for path in folder.glob(f"checkpoint-*/{STAMP_FILE}")
@@ -153,7 +153,7 @@ def checkpoint_to_resume(resume_from: str | None, folder: Path, stamp: RunStamp)
     newest_first = sorted(stamped, key=lambda path: -int(path.name.removeprefix("checkpoint-")))
     faults = {path: fault for path in newest_first if (fault := _fault(path))}
     for path, fault in faults.items():
-        logger.warning("%s is passed over: %s", path, fault)
+        logger.warning("%s is skipped: %s", path, fault)
     whole = [path for path in newest_first if path not in faults]
     changes_of = {path: stamp.changes_from(_stamp(stamped[path])) for path in whole}
     if own := next((path for path in whole if not changes_of[path]), None):

@@ -45,7 +45,7 @@ def recorded_answers(
     reader = AnswerReader(renderer)
     answers = reader.read(load_teacher_logprobs(config.dataset, revision=config.revision))
     counts = dict(sorted(reader.counts.items()))
-    logger.info("teachers on record: %s", counts)
+    logger.info("recorded teachers: %s", counts)
     if not answers:
         raise DatasetError(
             f"{config.dataset}: no token of a teacher's answer is one of the student's "

@@ -507,7 +507,7 @@ def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
     has_gpu = torch.cuda.is_available()
     others = {"MPS": torch.backends.mps.is_available(), "XPU": torch.xpu.is_available()}
     for kind in (kind for kind, is_there in others.items() if is_there and not has_gpu):
-        logger.warning("this machine has an %s device; a run does not use it, but the CPU", kind)
+        logger.warning("this machine has an %s device, but the run uses the CPU", kind)
     defaults: dict[str, Any] = {
         "output_dir": str(output / "steps"),
         "report_to": [],

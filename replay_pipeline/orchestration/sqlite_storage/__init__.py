@@ -34,6 +34,6 @@ if is_wanted():
     try:
         from replay_pipeline.orchestration.sqlite_storage.fast import FastSqliteStorage
     except (ImportError, AttributeError) as error:
-        logger.warning("this Dagster keeps its events in its own, slower way: %s", error)
+        logger.warning("fast event storage is off for this version of Dagster: %s", error)
 
 __all__ = ["FastSqliteStorage"]

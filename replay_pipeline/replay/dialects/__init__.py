@@ -1,5 +1,4 @@
-"""One class for each server that speaks OpenAI's protocol or nearly does, and the choice among
-them."""
+"""One class for each server that speaks OpenAI's protocol or nearly does, and the choice among them."""
 
 from urllib.parse import urlsplit
 
@@ -44,8 +43,7 @@ _PLAIN = Dialect()
 
 
 def dialect_of(teacher: TeacherSpec) -> Dialect:
-    """Return the dialect of the server at the teacher's address, or the plain one if it is
-    unknown."""
+    """Return the dialect of the server at the teacher's address, or the plain one if it is unknown."""
     if teacher.dialect != "auto":
         return DIALECTS[teacher.dialect]
     address = urlsplit(teacher.base_url)

@@ -808,7 +808,7 @@ def test_only_a_durable_ledger_waits_for_the_disk_at_every_commit(
 )
 def test_a_database_of_another_kind_is_refused_without_its_password(url, shown):
     assert told_by(ConfigError, connect, url) == (
-        f"ledger {shown}: a path, sqlite:///path or postgresql://... is needed"
+        f"ledger {shown} must be a path, sqlite:///path, or postgresql://..."
     )
 
 

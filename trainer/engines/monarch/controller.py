@@ -143,7 +143,7 @@ async def _keep_alive(
             seconds = round(time.perf_counter() - started, 2)
             row = {"replica": replica, "resumed_from": resume_from, "seconds": seconds}
             report.restarts.append(row | {"cause": cause.splitlines()[-1]})
-            logger.warning("replica %d died, going on from %s: %s", replica, resume_from, cause)
+            logger.warning("replica %d died, continuing from %s: %s", replica, resume_from, cause)
             continue
         if outcome.error is not None:
             raise outcome.error

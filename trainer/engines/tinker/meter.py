@@ -36,7 +36,7 @@ def wait(future: Any, should_stop: Callable[[], bool], *, patience_s: float | No
             now = time.monotonic()
             if should_stop() and now - began > SETTLE_S:
                 raise TrainingStoppedError(
-                    "stopped while Tinker did not answer: go on from the last saved state"
+                    "stopped while Tinker did not answer: continue from the last saved state"
                 ) from None
             if patience_s is not None and now - began > patience_s:
                 raise EnvironmentFailedError(f"Tinker: no answer in {patience_s:g} s") from None

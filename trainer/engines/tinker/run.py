@@ -118,8 +118,7 @@ def cost_of_step(settings: RunConfig, options: TinkerOptions) -> float:
     kinds = {"sampled", "prefilled", "trained"}
     if set(prices) - kinds or (options.base_url is None and set(prices) != kinds):
         raise TrainerConfigError(
-            "engines.tinker.usd_per_million needs sampled, prefilled and trained, from the "
-            "service's price list of the model (of a server of your own: base_url)"
+            "engines.tinker.usd_per_million must give the prices sampled, prefilled, and trained, as on the service's price list. For your own server, set base_url"
         )
     most = cost_usd(bound_of_step(settings.shared), prices)
     if most > options.max_usd:
@@ -128,7 +127,7 @@ def cost_of_step(settings: RunConfig, options: TinkerOptions) -> float:
         )
     if prices:
         logger.warning(
-            "%d steps cost at most $%.2f; no step is begun above max_usd=%g",
+            "%d steps cost at most $%.2f; no step starts above max_usd=%g",
             settings.shared.max_steps, most * settings.shared.max_steps, options.max_usd,
         )  # fmt: skip
     return most

@@ -341,7 +341,7 @@ class ServerlessExecutor(ABC):
         def say(state: tenacity.RetryCallState) -> None:
             why = state.outcome.exception() if state.outcome is not None else None
             logger.warning(
-                "%s; jobs go on meanwhile, waiting for it (for %.0f s by now)",
+                "%s; waiting for the platform (for %.0f s so far) while its jobs go on",
                 why,
                 self.now() - began,
             )

@@ -122,8 +122,7 @@ class JobLedger:
             spent, held, ceiling = self.totals_usd()
             raise BudgetReachedError(
                 f"replica {rank} (attempt {attempt}) may cost ${usd:.2f}, and of max_usd="
-                f"{ceiling} ${spent:.2f} are spent and ${held:.2f} held for what runs: raise --max-usd, "
-                "and the same command goes on"
+                f"{ceiling} ${spent:.2f} are spent and ${held:.2f} held for running replicas: raise --max-usd, and run the same command to continue"
             ) from error
 
     def note_started(self, rank: int, attempt: int, handle: str, now: float) -> None:
