@@ -36,16 +36,16 @@ TABLES = ("sessions", "turns", "states", "tools")
 def read_sessions(task: Task, *, ahead: "ReadAhead | None" = None) -> Report:
     """Read the sessions of a batch into `sessions`, `turns`, `states` and `tools`.
 
-    A decision that an earlier batch had before it was complete moves here; of that batch only
-    what depends on it is made again, and no answer is paid twice. A log that is gone is read
-    from the bytes that were kept of it; if none were, it is counted, and the rest is read.
+    If an earlier batch has an incomplete form of a decision, the decision moves to this batch. Only
+    what depends on it is redone there, and no answer is paid for twice. If a log no longer exists,
+    its kept bytes are read. Without kept bytes, it is counted as lost and the rest is read.
 
     Args:
         task: the batch.
-        ahead: where it may have been read already.
+        ahead: reads batches ahead, and may have this one already.
 
     Raises:
-        IngestError: a log is gone and its bytes were not kept.
+        IngestError: a log no longer exists, and its bytes were not kept.
     """
     from replay_pipeline.ingesters import read_manifest
 
@@ -137,7 +137,7 @@ def _with_earlier_conversations(task: Task, result: "IngestResult") -> "IngestRe
 
 
 def lost_sources(project: "Project", manifest: "TraceBatch") -> "list[SourceSlice]":
-    """Return the logs of a batch that are gone, and of which no bytes were kept."""
+    """Return the logs of a batch that no longer exist and have no kept bytes."""
     from replay_pipeline.ingesters import is_kept, is_there
 
     folder = project.kept_folder()
@@ -150,7 +150,7 @@ def lost_sources(project: "Project", manifest: "TraceBatch") -> "list[SourceSlic
 
 
 def redact_again(task: Task, *, n_lost: int | None = None) -> Report:
-    """Redact the tables of a batch as they are; its sessions are not read again."""
+    """Redact the tables of a batch in place, without reading its sessions again."""
     from replay_pipeline.ingesters import read_manifest
     from replay_pipeline.stages.redacting import redacted_again
 

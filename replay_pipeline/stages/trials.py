@@ -1,7 +1,7 @@
-"""Trying actions at states: the agent's own and the teachers', on copies of the files as they were.
+"""Try the actions of the agent and the teachers, on copies of the files as they were.
 
-Answers were written to redacted prompts. Folders are put back to what they are called here; an action
-that fails where redaction may be the reason is not counted as tried.
+Teachers saw redacted prompts, so their actions name redacted folders. These get their real names
+back. If an action may have failed because of redaction, it doesn't count as tried.
 """
 
 import os
@@ -27,14 +27,14 @@ from replay_pipeline.workspaces.verdicts import CandidateResult, Judge, TriedCal
 _PLACEHOLDER = re.compile(r"<[A-Z]+:[\w-]+:[0-9a-f]+>")
 
 Trials = dict[str, dict[str, Trial]]
-"""What became of actions that were tried, by state and rendered action."""
+"""The results of tried actions, by state and rendered action."""
 
 
 def sandbox_of(options: WorkspaceSettings) -> Sandbox:
     """Return the sandbox of the settings.
 
     Raises:
-        ConfigError: there can be none on this machine.
+        ConfigError: this machine can't run a sandbox.
     """
     limits = CommandLimits(
         timeout_s=options.timeout_s,
@@ -49,7 +49,7 @@ def judge_of(options: WorkspaceSettings, *, kept: Path | None = None) -> Judge:
     """Return the judge of actions under these settings.
 
     Raises:
-        ConfigError: commands may run, and there can be no sandbox on this machine.
+        ConfigError: the settings let commands run, but this machine can't run a sandbox.
     """
     sandbox = sandbox_of(options) if options.execute == "commands" else None
     return Judge(options.execute, sandbox=sandbox, kept=kept)
@@ -63,8 +63,8 @@ def try_actions(
 ) -> tuple[Trials, dict[str, int]]:
     """Try the agent's action and every teacher's at each state that has answers.
 
-    Returns what became of them, and counts: `n_states` that were found in the logs, `n_tried`
-    actions, `n_would_fail` of them, `n_not_known` that nothing can be said of, `n_run` commands.
+    Returns the results and counts: `n_states` found in the logs, `n_tried` actions, `n_would_fail`
+    among them, `n_not_known` without a result, and `n_run` commands.
     """
     asked: dict[str, list[TeacherAction]] = defaultdict(list)
     for row in answers:
@@ -114,10 +114,10 @@ def try_actions(
 def verdicts_of(
     trials: Trials, states: Iterable[TraceState], answers: Iterable[TeacherAction]
 ) -> dict[tuple[str, str], bool]:
-    """Return inform whose actions are known to be wrong or right, by state and candidate.
+    """Return which actions are known to be wrong or right, by state and candidate.
 
-    One that its tool refuses is wrong. That an action works does not say that it is right, so of those
-    that work nothing is known, but where the agent's own is refused: there one that works is better.
+    An action that its tool refuses is wrong. An action that works may still be wrong, so nothing is
+    known about it. But if the tool refuses the agent's own action, an action that works is better.
     """
     cwds: dict[str, str | None] = {}
     found: dict[tuple[str, str], bool] = {}
