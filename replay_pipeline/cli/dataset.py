@@ -42,7 +42,7 @@ def normalize(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep the pairs that are fit to publish. Keep the others apart, each with its reason."""
+    """Keep the pairs that are fit to publish, and store the others separately, each with its reason."""
     changes: dict[str, Any] = {"normalize": {}}
     if recipe is not None:
         changes["normalize"]["recipe"] = recipe
@@ -121,7 +121,7 @@ def retract(
 ) -> None:
     """Remove sessions or batches from the dataset for good. They are never published again.
 
-    What is on this machine stays: the pipeline's own tables, and the sessions themselves.
+    The pipeline's own tables and the sessions stay on this machine.
     """
     changes = {} if repo is None else {"publish": {"repo_id": repo}}
     work = open_pipeline(settings, data, changes=changes)
