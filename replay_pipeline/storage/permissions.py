@@ -1,4 +1,4 @@
-"""Who may read what is kept: the umask decides for tables, nobody else for what is private."""
+"""File permissions: the umask decides for tables, and private files are for their owner only."""
 
 import functools
 import logging
@@ -16,10 +16,10 @@ _MARK = "receipts"
 
 
 def make_private_file(path: Path) -> None:
-    """Make `path` a file that only its owner may read; one that is there keeps its contents.
+    """Make `path` a file that only its owner may read. An existing file keeps its contents.
 
-    Before a database is opened there, so that no moment is left in which others may read it: what
-    SQLite writes beside it gets the same mode.
+    Call it before a database is opened there, so that others can never read it. SQLite gives its
+    side files the same mode.
     """
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, _PRIVATE_FILE))
     _tighten(path, _PRIVATE_FILE)
@@ -32,10 +32,10 @@ def make_private_folder(path: Path) -> None:
 
 
 def tighten_root(root: Place) -> None:
-    """Remove from a data root's tables the permissions that this user's umask denies, once.
+    """Remove the permissions that this user's umask denies from the tables of a data root, once.
 
-    Tables of earlier versions were readable by all, whatever the umask said. A folder is put right
-    after everything in it, so that one that is right need not be walked again.
+    Earlier versions made tables readable by all, regardless of the umask. A folder is corrected
+    after its contents, so a correct folder needn't be checked again.
     """
     if not isinstance(root, Path) or not (root / _MARK).is_dir() or not os.access(root, os.W_OK):
         return
