@@ -1,4 +1,4 @@
-"""verifiers: recorded states of a published dataset as a taskset, one decision a rollout.
+"""verifiers: the recorded states of a published dataset as a taskset, with one decision per rollout.
 
-`wire` translates messages and needs nothing; `taskset` imports the package.
+`wire` translates messages without any package. `taskset` imports `verifiers`.
 """
