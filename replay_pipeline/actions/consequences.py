@@ -39,7 +39,7 @@ class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Consequence(NamedTuple):
-    """Whether a command changes anything, and how."""
+    """The effect of a command: whether it changes anything, and how."""
 
     only_looks: bool = False
     """Whether it changes nothing."""

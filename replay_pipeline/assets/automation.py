@@ -210,7 +210,7 @@ def _daily(time_of_day: str) -> str:
     description="Tells the webhook of the settings, if there is one, that a run has failed and why.",
 )
 def notify_failures(context: dg.RunFailureSensorContext, pipeline: PipelineResource) -> None:
-    """Tell the webhook about failed runs. If it can't be reached, the error is only logged."""
+    """Report failed runs to the webhook. If it can't be reached, the error is only logged."""
     settings = pipeline.settings()
     facts = failure_facts(context.instance, context.dagster_run, secrets=settings.secrets())
     text = f"{facts['job']} {facts['batches']} failed: {facts['why']}"

@@ -45,7 +45,7 @@ def connect(url: str | Path, *, is_durable: bool = True, is_read_only: bool = Fa
         text = text.removeprefix("sqlite:///")
     elif "://" in text:
         raise ConfigError(
-            f"ledger {_without_password(text)}must be a path, sqlite:///path, or postgresql://..."
+            f"ledger {_without_password(text)} must be a path, sqlite:///path, or postgresql://..."
         )
     return _Sqlite(Path(text), is_durable=is_durable, is_read_only=is_read_only)
 

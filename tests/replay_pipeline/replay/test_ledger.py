@@ -711,7 +711,7 @@ def test_kept_answers_are_booked_once_however_often_they_are_found(tmp_path, cap
     assert [(row["id"], row["state"], row["cost"]) for row in rows] == [
         (OWNED + 1, "answered", 4), (OWNED + 2, "answered", 25),
     ]  # fmt: skip
-    assert caplog.messages == [f"{path}: 2 answers of {place} are booked"] * 2
+    assert caplog.messages == [f"{path}: booked 2 answers of {place}"] * 2
 
 
 def test_an_answer_that_was_kept_twice_in_one_place_is_booked_once(tmp_path):
