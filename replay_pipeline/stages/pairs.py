@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
-from replay_pipeline.settings import Settings
+from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages.markdown import Markdown, code_block, inert, markdown_table
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import ALL, Receipt
@@ -85,6 +85,7 @@ def _trials(
     Returns what became of them, whose actions are known to be wrong by that, and counts.
     """
     from replay_pipeline.ingesters import read_manifest
+    from replay_pipeline.redaction.redactor import Redactor
     from replay_pipeline.stages.trials import judge_of, try_actions, verdicts_of
     from replay_pipeline.stages.workspaces import Workspaces
 
@@ -98,7 +99,9 @@ def _trials(
         return {}, {}, {"n_states": 0}
     judge = judge_of(options, kept=settings.local_dir() / "runs.sqlite")
     work = Workspaces(settings, sources=sources)
-    trials, counts = try_actions(work, judge, task.project.states([task.batch]), answers)
+    redactor = Redactor(salt=redaction_salt()) if settings.ingest.is_redacted else None
+    states = task.project.states([task.batch])
+    trials, counts = try_actions(work, judge, states, answers, redactor=redactor)
     return trials, verdicts_of(trials, task.project.states([task.batch]), answers), counts
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from replay_pipeline.actions import canonical_action
+from replay_pipeline.redaction.people import user_of
+from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.reliability import AGENT
 from replay_pipeline.settings import WorkspaceSettings
 from replay_pipeline.stages.workspaces import Workspaces, ids_of
@@ -52,7 +54,7 @@ def judge_of(options: WorkspaceSettings, *, kept: Path | None = None) -> Judge:
         ConfigError: commands may run, and there can be no sandbox on this machine.
     """
     sandbox = sandbox_of(options) if options.execute == "commands" else None
-    return Judge(options.execute, sandbox=sandbox, kept=kept)
+    return Judge(options.execute, sandbox=sandbox, kept=kept, checks=options.checks)
 
 
 def try_actions(
@@ -60,11 +62,21 @@ def try_actions(
     judge: Judge,
     states: Iterable[TraceState],
     answers: Sequence[TeacherAction],
+    *,
+    redactor: Redactor | None = None,
 ) -> tuple[Trials, dict[str, int]]:
     """Try the agent's action and every teacher's at each state that has answers.
 
     Returns what became of them, and counts: `n_states` that were found in the logs, `n_tried`
-    actions, `n_would_fail` of them, `n_not_known` that nothing can be said of, `n_run` commands.
+    actions, `n_would_fail` of them, `n_not_known` that nothing can be said of, `n_run` commands,
+    and, where checks were run, how many actions they `n_checked` and `n_fixed`.
+
+    Args:
+        workspaces: the logs and repositories.
+        judge: what may be executed.
+        states: where.
+        answers: of the teachers.
+        redactor: takes secrets and people out of what is kept of answers and files.
     """
     asked: dict[str, list[TeacherAction]] = defaultdict(list)
     for row in answers:
@@ -99,25 +111,51 @@ def try_actions(
                 if verdict.status == "not_known":
                     counts["n_not_known"] += 1
                     continue
+                trial = found[rendered] = _trial(verdict, _Hidden(redactor, names, place.cwd))
                 counts["n_tried"] += 1
-                counts["n_would_fail"] += verdict.status == "fails"
-                found[rendered] = Trial(
-                    works=verdict.status == "works",
-                    error_kind=verdict.error_kind,
-                    effect=verdict.effect,
-                    was_run=verdict.was_run,
-                )
+                counts["n_would_fail"] += not trial.works
+                if judge.checks:
+                    counts["n_checked"] += trial.check is not None
+                    counts["n_fixed"] += trial.check == "fixed"
     counts["n_run"] = judge.n_run
     return trials, dict(counts)
+
+
+class _Hidden:
+    """What may be kept of a text: people and secrets are taken out, as in what teachers see."""
+
+    def __init__(self, redactor: Redactor | None, names: Mapping[str, str], cwd: str) -> None:
+        self._redactor = redactor
+        self._names = {real: told for told, real in names.items()}
+        self._users = frozenset(filter(None, [user_of(cwd)]))
+
+    def __call__(self, text: str) -> str:
+        text = _restored(text, self._names)
+        return text if self._redactor is None else self._redactor.text(text, users=self._users)
+
+
+def _trial(verdict: CandidateResult, hidden: Callable[[str], str]) -> Trial:
+    checked = verdict.checked
+    return Trial(
+        works=verdict.status == "works",
+        error_kind=verdict.error_kind,
+        effect=verdict.effect,
+        was_run=verdict.was_run,
+        was_passing=checked.was_passing if checked else None,
+        is_passing=checked.is_passing if checked else None,
+        answer=hidden(verdict.answer),
+        diff=hidden(verdict.diff),
+    )
 
 
 def verdicts_of(
     trials: Trials, states: Iterable[TraceState], answers: Iterable[TeacherAction]
 ) -> dict[tuple[str, str], bool]:
-    """Return inform whose actions are known to be wrong or right, by state and candidate.
+    """Return whose actions are known to be wrong or right, by state and candidate.
 
     One that its tool refuses is wrong. That an action works does not say that it is right, so of those
     that work nothing is known, but where the agent's own is refused: there one that works is better.
+    Where the project's check fails before and passes after it, an action is right.
     """
     cwds: dict[str, str | None] = {}
     found: dict[tuple[str, str], bool] = {}
@@ -125,9 +163,11 @@ def verdicts_of(
     def note(state_id: str, candidate: str, message: Message | str) -> None:
         rendered = canonical_action(message, cwd=cwds[state_id]).render()
         trial = trials[state_id].get(rendered)
-        if trial is not None and not trial.works:
+        if trial is None:
+            return
+        if not trial.works:
             found[state_id, candidate] = False
-        elif trial is not None and found.get((state_id, AGENT)) is False:
+        elif trial.check == "fixed" or found.get((state_id, AGENT)) is False:
             found[state_id, candidate] = True
 
     for state in states:
