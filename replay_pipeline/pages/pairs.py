@@ -29,7 +29,7 @@ def portion(
     *,
     chances: Mapping[str, float] | None = None,
     marks: Mapping[str, str] | None = None,
-    trials: Mapping[str, str] | None = None,
+    results: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return the pairs of some batches, and the states of theirs without one.
 
@@ -39,10 +39,10 @@ def portion(
         outcomes: rows of the table `outcomes`.
         chances: with which probability each pair was drawn, if not all are shown; marks carry it.
         marks: those that count already; what the page exports holds them too.
-        trials: `trials_json` of the table `outcomes`, by state.
+        results: rows of the table `outcomes` by state, for what became of actions.
     """
-    told = trials or {}
-    items = [pair_item(pair, read_trials(told.get(pair["state_id"]))) for pair in pairs]
+    found = results or {}
+    items = [pair_item(pair, found.get(pair["state_id"], {})) for pair in pairs]
     with_pair = {item["id"] for item in items}
     items += (_state_item(row) for row in outcomes if row["state_id"] not in with_pair)
     return {
@@ -60,11 +60,9 @@ def read_trials(trials_json: str | None) -> dict[str, dict[str, str]]:
     return json.loads(trials_json) if trials_json else {}
 
 
-def pair_item(
-    pair: DPOPair, trials: Mapping[str, Mapping[str, str]] | None = None
-) -> dict[str, Any]:
-    """Return one pair as the page shows it, with what became of its sides where they were tried."""
-    tried = trials or {}
+def pair_item(pair: DPOPair, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one pair as the page shows it, with what became of its sides by the row of its state."""
+    tried = read_trials(row.get("trials_json"))
     chosen, rejected = pair.get("chosen_action"), pair.get("rejected_action")
     messages = pair.get("state_messages", [])
     rows = side_by_side(readable(rejected, pair["rejected"]), readable(chosen, pair["chosen"]))
@@ -93,6 +91,7 @@ def pair_item(
         "headline": headline_of(chosen, pair["chosen"]),
         "request": last_request(messages),
         "diff": rows,
+        "became": row.get("became"),
         "tried": {side: tried.get(pair[side]) for side in ("rejected", "chosen")},
         "prefix": shown_prefix(messages, max_chars=MAX_PREFIX_CHARS),
     }

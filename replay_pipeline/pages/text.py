@@ -57,6 +57,8 @@ def show_state(
         student = canonical_action(state["student_action"], cwd=state.get("cwd"))
         lines += [_RULE, f"student ({state.get('student_model') or 'unknown model'})"]
         lines += [*_action_lines(student), *_trial_lines(trials.get(student.render()))]
+        if became := (outcome or {}).get("became"):
+            lines.append(f"  later: {became}")
         for note in ("outcome", "hint"):
             if state.get(note):
                 lines.append(f"  {note}: {state[note]}")

@@ -64,6 +64,8 @@ class ExtractOptions(TypedDict, total=False):
     trials: Mapping[str, Mapping[str, Trial]]
     """By state and rendered action, what became of actions that were tried: one effect is one vote,
     and what would fail is no better side."""
+    became: Mapping[str, str]
+    """By state, what became of the lines that the agent's own action added."""
     same_text: TextComparator | None
     """Judge of final texts that differ."""
     min_p_better: float | None
@@ -204,7 +206,7 @@ class _Extraction:
             count_own_family=options.get("count_own_family", False),
             same_text=self.same_text,
         )
-        self.trials = TrialBook(options.get("trials"))
+        self.trials = TrialBook(options.get("trials"), options.get("became"))
         self.claims = _claims_of(options, report.level, [])
         self.statistics = AgreementStatistics(report.level)
         self.look_ahead = LookAhead(options.get("look_ahead_steps", 3), self.is_same)
@@ -443,7 +445,7 @@ class _Extraction:
             n_against=balance.n_against,
             margin=balance.margin,
             control_mismatch=self.answers.control_mismatch(state, answers),
-            **self.trials.told(state, consensus.action, side.action),
+            **self.trials.told(state, consensus.action, side),
         )
         return _with_evidence(pair, consensus, self.is_same)
 

@@ -11,9 +11,14 @@ from replay_pipeline.types import TraceState, Trial
 class TrialBook:
     """Trials of actions, by state and rendered action."""
 
-    def __init__(self, trials: Mapping[str, Mapping[str, Trial]] | None) -> None:
-        """Take what was tried; None where nothing was."""
+    def __init__(
+        self,
+        trials: Mapping[str, Mapping[str, Trial]] | None,
+        became: Mapping[str, str] | None = None,
+    ) -> None:
+        """Take what was tried, and what became of the agent's edits; None where nothing is known."""
         self._trials = trials or {}
+        self._became = became or {}
 
     def of(self, state: TraceState, action: Action) -> Trial | None:
         """Return what became of an action where it was tried."""
@@ -43,32 +48,32 @@ class TrialBook:
             return "would_fail", "the project's check fails after it"
         return None
 
-    def told(self, state: TraceState, chosen: Action, rejected: Action) -> dict[str, Any]:
-        """Return what a pair says of its sides where they were tried."""
+    def told(self, state: TraceState, chosen: Action, side: Side) -> dict[str, Any]:
+        """Return what a pair says of its sides where they were tried, or were taken back since."""
         tried = {
             "chosen_trial": self.of(state, chosen),
-            "rejected_trial": self.of(state, rejected),
+            "rejected_trial": self.of(state, side.action),
         }
         found: dict[str, Any] = {
             name: trial.in_words() for name, trial in tried.items() if trial is not None
         }
         better, worse = (trial.check if trial is not None else "" for trial in tried.values())
-        if better == "fixed" and worse not in ("", "fixed"):
-            found["evidence"] = ["check"]
+        is_undone = self._became.get(state["state_id"]) == "undone"
+        evidence = {
+            "check": better == "fixed" and worse not in ("", "fixed"),
+            "undone": is_undone and side.source == "recorded",
+        }
+        if any(evidence.values()):
+            found["evidence"] = [name for name, is_so in evidence.items() if is_so]
         return found
 
     def row(self, state: TraceState) -> dict[str, Any]:
         """Return what the row of a state says of everything that was tried at it."""
-        tried = self._trials.get(state["state_id"])
-        if not tried:
-            return {}
-        return {
-            "trials": {
-                action: {
-                    "result": trial.in_words(),
-                    **({"answer": trial.answer} if trial.answer else {}),
-                    **({"diff": trial.diff} if trial.diff else {}),
-                }
-                for action, trial in tried.items()
-            }
-        }
+        tried, became = (each.get(state["state_id"]) for each in (self._trials, self._became))
+        told = {action: _told(trial) for action, trial in (tried or {}).items()}
+        return {"trials": told or None, "became": became} if told or became else {}
+
+
+def _told(trial: Trial) -> dict[str, str]:
+    told = {"result": trial.in_words(), "answer": trial.answer, "diff": trial.diff}
+    return {name: text for name, text in told.items() if text}

@@ -202,10 +202,10 @@ def _portion(project: Project, title: str, batches: list[str]) -> dict[str, Any]
     said = {key: mark for report in reports for key, mark in (report.get("marks") or {}).items()}
     marks = {key: mark for key, (mark, _) in said.items()}
     everywhere = project.batches_with("dpo_pairs")
-    trials = _trials(project, batches or everywhere)
+    results = _results(project, batches or everywhere)
     if batches:
         outcomes = [row for b in batches for row in project.root.read("outcomes", b).to_pylist()]
-        return portion(title, paired(project, batches), outcomes, marks=marks, trials=trials)
+        return portion(title, paired(project, batches), outcomes, marks=marks, results=results)
     rows = project.root.read_all("dpo_pairs").select(_DRAWN_BY).to_pylist()
     claims = {
         row["pair_id"]: row["p_better"] or 0.0 for row in rows if row["is_checked_right"] is None
@@ -215,17 +215,17 @@ def _portion(project: Project, title: str, batches: list[str]) -> dict[str, Any]
         pair for pair in paired(project, everywhere) if pair["pair_id"] in chances.keys() - said
     ]
     title = f"{len(drawn)} to mark next"
-    return portion(title, drawn, chances=chances, marks=marks, trials=trials)
+    return portion(title, drawn, chances=chances, marks=marks, results=results)
 
 
-def _trials(project: Project, batches: Iterable[str]) -> dict[str, str]:
-    """Return what became of the actions that were tried, by state."""
-    columns = ["state_id", "trials_json"]
+def _results(project: Project, batches: Iterable[str]) -> dict[str, Row]:
+    """Return what became of actions, by state, where anything is known of it."""
+    columns = ["state_id", "trials_json", "became"]
     return {
-        row["state_id"]: row["trials_json"]
+        row["state_id"]: row
         for batch in batches
         for row in project.root.read("outcomes", batch, columns=columns).to_pylist()
-        if row["trials_json"]
+        if row["trials_json"] or row["became"]
     }
 
 

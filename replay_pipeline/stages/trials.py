@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.redaction.people import user_of
@@ -24,12 +24,22 @@ from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log
 from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
+from replay_pipeline.workspaces.survival import FateBook
 from replay_pipeline.workspaces.verdicts import CandidateResult, Judge, TriedCall
 
 _PLACEHOLDER = re.compile(r"<[A-Z]+:[\w-]+:[0-9a-f]+>")
 
 Trials = dict[str, dict[str, Trial]]
 """What became of actions that were tried, by state and rendered action."""
+
+
+class TriedStates(NamedTuple):
+    """The results of trying actions."""
+
+    trials: Trials
+    became: dict[str, str]
+    """By state, what became of the lines that the agent's own action added: see `Fate.became`."""
+    counts: dict[str, int]
 
 
 def sandbox_of(options: WorkspaceSettings) -> Sandbox:
@@ -64,10 +74,10 @@ def try_actions(
     answers: Sequence[TeacherAction],
     *,
     redactor: Redactor | None = None,
-) -> tuple[Trials, dict[str, int]]:
+) -> TriedStates:
     """Try the agent's action and every teacher's at each state that has answers.
 
-    Returns what became of them, and counts: `n_states` that were found in the logs, `n_tried`
+    Among the results are counts: `n_states` that were found in the logs, `n_tried`
     actions, `n_would_fail` of them, `n_not_known` that nothing can be said of, `n_run` commands,
     and, where checks were run, how many actions they `n_checked` and `n_fixed`.
 
@@ -89,8 +99,10 @@ def try_actions(
     }
     trials: Trials = {}
     counts: Counter[str] = Counter(n_states=0, n_tried=0, n_would_fail=0, n_not_known=0)
+    became: dict[str, str] = {}
     for log, history in workspaces.histories():
-        for state_id, place, own in _places(log, history, wanted):
+        book = FateBook(history)
+        for state_id, place, own in _places(log, history, book, wanted):
             counts["n_states"] += 1
             cwd, message = wanted[state_id]
             found = trials.setdefault(state_id, {})
@@ -117,8 +129,19 @@ def try_actions(
                 if judge.checks:
                     counts["n_checked"] += trial.check is not None
                     counts["n_fixed"] += trial.check == "fixed"
+        became |= _became(book, ids_of(log), wanted)
     counts["n_run"] = judge.n_run
-    return trials, dict(counts)
+    return TriedStates(trials, became, dict(counts))
+
+
+def _became(book: FateBook, id_of: Mapping[str, str], wanted: Mapping[str, Any]) -> dict[str, str]:
+    """Return what became of the edits of wanted states; of several at one, the worst."""
+    found: dict[str, str] = {}
+    for fate in book.settled():
+        state_id = id_of[fate.step.decision]
+        if state_id in wanted and found.get(state_id) != "undone":
+            found[state_id] = fate.became
+    return found
 
 
 class _Hidden:
@@ -192,9 +215,12 @@ def _at_once(
 
 
 def _places(
-    log: Log, history: History, wanted: Mapping[str, Any]
+    log: Log, history: History, book: FateBook, wanted: Mapping[str, Any]
 ) -> Iterator[tuple[str, StatePlace, list[TriedCall]]]:
-    """Yield each wanted state of a log as a place, with the calls that the agent made there."""
+    """Yield each wanted state of a log as a place, with the calls that the agent made there.
+
+    The book notes every edit on the way.
+    """
     id_of = ids_of(log)
     calls: dict[str, list[TriedCall]] = defaultdict(list)
     for step in sorted(log.steps, key=lambda step: step.called):
@@ -207,7 +233,7 @@ def _places(
             history.enter(order, step, is_own_used=True)
             yield state_id, StatePlace(history, step), calls[step.decision]
         history.enter(order, step)
-        history.take(step)
+        book.take(step)
 
 
 def _names(told: str | None, real: str) -> dict[str, str]:

@@ -83,7 +83,7 @@ TRIALS = {
 
 
 def write_pairs(pairs, folder: Path, outcomes=(), title: str = "All pairs") -> str:
-    shown = portion(title, pairs, outcomes, trials={"s2": json.dumps(TRIALS)})
+    shown = portion(title, pairs, outcomes, results={"s2": {"trials_json": json.dumps(TRIALS)}})
     write_page(Contents(sessions=(), pairs=[shown]), to=folder)
     return f"{(folder / 'index.html').as_uri()}#/pairs"
 
