@@ -69,8 +69,9 @@ class TrialBook:
 
     def row(self, state: TraceState) -> dict[str, Any]:
         """Return what the row of a state says of everything that was tried at it."""
-        tried, became = (each.get(state["state_id"]) for each in (self._trials, self._became))
-        told = {action: _told(trial) for action, trial in (tried or {}).items()}
+        tried = self._trials.get(state["state_id"], {})
+        became = self._became.get(state["state_id"])
+        told = {action: _told(trial) for action, trial in tried.items()}
         return {"trials": told or None, "became": became} if told or became else {}
 
 

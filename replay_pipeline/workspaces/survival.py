@@ -49,7 +49,7 @@ class Fate(msgspec.Struct):
         return "kept" if self.n_committed is None else "replaced"
 
 
-class _Edit(msgspec.Struct):
+class _FollowedEdit(msgspec.Struct):
     """A file after an edit, and which of its lines are the edit's."""
 
     fate: Fate
@@ -79,7 +79,7 @@ class FateBook:
     def __init__(self, history: History) -> None:
         """Begin before the first step."""
         self._history = history
-        self._edits: list[_Edit] = []
+        self._edits: list[_FollowedEdit] = []
         self._at_end: dict[tuple[str, str], str | None] = {}
         self._versions: dict[tuple[str, str, str | None], list[tuple[int, str]]] = {}
 
@@ -97,7 +97,7 @@ class FateBook:
             lines = _stripped(after)
             own = _added(_stripped(_before(step, before.text if before else None)), lines)
             if own:
-                self._edits.append(_Edit(Fate(step, path, len(own), 0), lines, own))
+                self._edits.append(_FollowedEdit(Fate(step, path, len(own), 0), lines, own))
 
     def settled(self) -> Iterator[Fate]:
         """Return the fate of each edit that added lines, in the order of the log."""
@@ -107,7 +107,7 @@ class FateBook:
             self._follow(edit)
             yield edit.fate
 
-    def _follow(self, edit: _Edit) -> None:
+    def _follow(self, edit: _FollowedEdit) -> None:
         """Look for the lines in the commits that came after."""
         fate = edit.fate
         tree = self._history.tree_of(fate.path)
