@@ -372,10 +372,29 @@ class Trial:
     same effect. None if nothing was changed or run."""
     was_run: bool = False
     """Whether a command was run, and not only file tools."""
+    is_passing: bool | None = None
+    """Whether the project's check passes after it. None if it was not run."""
+    was_passing: bool | None = None
+    """Whether the check passed before it."""
+    answer: str = ""
+    """The answer of its last call, shortened and redacted."""
+    diff: str = ""
+    """The changes of the files, shortened and redacted."""
+
+    @property
+    def check(self) -> str | None:
+        """Return the result of the project's check: `fixed`, `broken`, `passes`, `fails`, or None."""
+        if self.is_passing is None:
+            return None
+        if self.is_passing == self.was_passing:
+            return "passes" if self.is_passing else "fails"
+        return "fixed" if self.is_passing else "broken"
 
     def in_words(self) -> str:
-        """Return `works`, or `fails: ` with the reason."""
-        return "works" if self.works else f"fails: {self.error_kind}"
+        """Return `works` (with the result of the check, if it was run), or `fails: ` with the reason."""
+        if not self.works:
+            return f"fails: {self.error_kind}"
+        return f"works, check {self.check}" if self.check else "works"
 
 
 class DPOPair(TypedDict):

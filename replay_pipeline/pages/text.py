@@ -6,6 +6,7 @@ from typing import Any
 
 from replay_pipeline.actions import Action, agreement_level, canonical_action
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.pages.pairs import read_trials
 from replay_pipeline.pages.sides import readable, shown_prefix
 from replay_pipeline.types import DPOPair, TeacherAction, TraceState
 
@@ -51,14 +52,17 @@ def show_state(
         messages = own_pairs[0].get("state_messages", [])
     for message in shown_prefix(messages, max_chars=max_prefix_chars):
         lines += ["", f"[{message['role']}]", message["text"]]
+    trials = read_trials((outcome or {}).get("trials_json"))
     if state is not None:
         student = canonical_action(state["student_action"], cwd=state.get("cwd"))
         lines += [_RULE, f"student ({state.get('student_model') or 'unknown model'})"]
-        lines += _action_lines(student)
+        lines += [*_action_lines(student), *_trial_lines(trials.get(student.render()))]
+        if became := (outcome or {}).get("became"):
+            lines.append(f"  later: {became}")
         for note in ("outcome", "hint"):
             if state.get(note):
                 lines.append(f"  {note}: {state[note]}")
-        lines += _answer_lines([r for r in rows if r.state_id == state_id], state, student)
+        lines += _answer_lines([r for r in rows if r.state_id == state_id], state, student, trials)
     for pair in own_pairs:
         lines += [_RULE, *_pair_lines(pair)]
     return "\n".join(lines) + "\n"
@@ -92,7 +96,12 @@ def _outcome_line(outcome: Mapping[str, Any]) -> str:
     return " · ".join(parts)
 
 
-def _answer_lines(rows: list[TeacherAction], state: TraceState, student: Action) -> list[str]:
+def _answer_lines(
+    rows: list[TeacherAction],
+    state: TraceState,
+    student: Action,
+    trials: Mapping[str, Mapping[str, str]],
+) -> list[str]:
     lines: list[str] = []
     for row in sorted(rows, key=lambda row: row.teacher):
         head = f"{row.teacher} ({row.model or 'unknown model'}, ${row.cost_usd:.4f})"
@@ -106,7 +115,16 @@ def _answer_lines(rows: list[TeacherAction], state: TraceState, student: Action)
         else:
             note = f"invalid, {action.invalid_reason}"
         lines += ["", f"{head}: {note}", *_action_lines(action)]
+        lines += _trial_lines(trials.get(action.render()))
     return lines
+
+
+def _trial_lines(trial: Mapping[str, str] | None) -> list[str]:
+    """Return what became of an action: the diff of the files, else what its tool answered."""
+    if trial is None:
+        return []
+    shown = trial.get("diff") or trial.get("answer", "")
+    return [f"  tried: {trial['result']}", *(f"    {line}" for line in shown.split("\n") if line)]
 
 
 def _action_lines(action: Action) -> list[str]:

@@ -1,4 +1,5 @@
-"""verifiers: the recorded states of a published dataset as a taskset, with one decision per rollout.
+"""verifiers: recorded states as tasksets.
 
-`wire` translates messages without any package. `taskset` imports `verifiers`.
+`taskset` has the states of a published dataset, with one decision per rollout. `served` has those of
+a server that checks the result. Both import the package. `wire` translates messages without it.
 """
