@@ -9,6 +9,7 @@ from replay_pipeline.pages.order import doubts, review_score
 from replay_pipeline.pages.sides import (
     headline_of,
     last_request,
+    native_sides,
     readable,
     shown_prefix,
     side_by_side,
@@ -53,7 +54,7 @@ def portion(
 
 def pair_item(pair: DPOPair) -> dict[str, Any]:
     """Return one pair as the page shows it."""
-    chosen, rejected = pair.get("chosen_action"), pair.get("rejected_action")
+    rejected, chosen = native_sides(pair)
     messages = pair.get("state_messages", [])
     rows = side_by_side(readable(rejected, pair["rejected"]), readable(chosen, pair["chosen"]))
     return {
