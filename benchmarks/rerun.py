@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ def main() -> None:
         link(files, empty, 1)  # one session: what the program reads of itself
         ingest(empty, empty / "data")
         itself = ingest(empty, empty / "data")
+        time.sleep(2)  # a file changed within the last second is looked at again
         first = ingest(corpus, data)
         second = ingest(corpus, data)
         report = {"corpus_bytes": n_bytes, "itself": itself, "first": first, "second": second}

@@ -7,6 +7,8 @@ memory: what they cover is known, everything else is new.
 import hashlib
 import json
 import logging
+import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -41,6 +43,8 @@ class ReadMark:
     mtime_ns: int
     tail_sha: str
     revision: str = ""
+    ctime_ns: int = 0
+    """When the file last changed by the kernel's own count, which no program can set; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class TraceBatch:
                 size_bytes=cursor.size_bytes,
                 mtime_ns=cursor.mtime_ns,
                 tail_sha=cursor.tail_sha,
+                ctime_ns=cursor.ctime_ns,
             )
             for source, cursor in zip(self.slices, self.cursors, strict=True)
         ]
@@ -187,6 +192,9 @@ def _new_bytes(
             last.size_bytes,
             last.mtime_ns,
         )
+        ctime_ns = _settled_ctime(stat)
+        if last is not None and is_same and ctime_ns and ctime_ns == last.ctime_ns:
+            return None
         start, revision = 0, ""
         if last is not None:
             if tail_sha(path, last.offset) == last.tail_sha:
@@ -200,11 +208,21 @@ def _new_bytes(
             end = _before_open_call(path, start, end)
         if end <= start:
             return None
-        cursor = ReadMark(path, end, stat.st_size, stat.st_mtime_ns, tail_sha(path, end), revision)
+        tail = tail_sha(path, end)
+        cursor = ReadMark(path, end, stat.st_size, stat.st_mtime_ns, tail, revision, ctime_ns)
     except OSError as error:
         logger.warning("%s: cannot be read (%s); left for the next time", path, error.strerror)
         return None
     return SourceSlice(path, start, end, revision), cursor
+
+
+def _settled_ctime(stat: os.stat_result) -> int:
+    """Return when the file last changed, or 0 if a write to come could have the same time.
+
+    On Windows this field is when the file was made.
+    """
+    is_settled = os.name == "posix" and time.time_ns() - stat.st_ctime_ns > _NS
+    return stat.st_ctime_ns if is_settled else 0
 
 
 def tail_sha(path: Path, offset: int) -> str:
@@ -349,7 +367,7 @@ def list_manifests(root: Place) -> list[TraceBatch]:
     ]
 
 
-class _File(msgspec.Struct, frozen=True):
+class _File(msgspec.Struct, frozen=True, omit_defaults=True):
     """One file of a manifest: the slice that belongs to the batch, and its state then."""
 
     end: int
@@ -359,6 +377,7 @@ class _File(msgspec.Struct, frozen=True):
     size_bytes: int
     start: int
     tail_sha: str
+    ctime_ns: int = 0
 
 
 class _Manifest(msgspec.Struct, frozen=True):
@@ -388,7 +407,7 @@ def manifest_from(text: bytes, path: Place | str) -> TraceBatch:
         manifest.key,
         tuple(SourceSlice(path, f.start, f.end, f.revision) for path, f in files),
         tuple(
-            ReadMark(path, f.end, f.size_bytes, f.mtime_ns, f.tail_sha, f.revision)
+            ReadMark(path, f.end, f.size_bytes, f.mtime_ns, f.tail_sha, f.revision, f.ctime_ns)
             for path, f in files
         ),
     )

@@ -172,7 +172,7 @@ def test_what_only_selects_or_shows_is_no_object(one, other):
         ('[ls]\noptions = "-all"', "misspelt"),
         ('[ls]\noptions = "-a"\noverride = ["a b"]', "b is listed as overriding"),
         ('[ls]\noptions = "-a"\nobjects = "b"', "b is listed under objects"),
-        ('[ls]\noptions = "-a,-NUM"', "need each other"),
+        ('[ls]\noptions = "-a,-NUM"', "-NUM needs `number`"),
         ('[ls]\noptoins = "-a"', "optoins"),
         ('[ls]\noperands = "files"', "files"),
         ('["ls, ls"]', "listed twice"),

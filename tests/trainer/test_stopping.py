@@ -80,7 +80,7 @@ def test_a_stopped_run_saves_itself_and_goes_on_bit_for_bit(dataset_folder, stra
     stopped.send_signal(signal.SIGTERM)
     status, errors = stopped.ended(120)
     assert status == STOPPED, errors
-    assert "resume_from=last goes on" in errors
+    assert "run the same command with resume_from=last" in errors
     assert 2 <= len(steps(tmp_path)) < N_STEPS
     assert not (tmp_path / "report.json").exists()
     assert not list(tmp_path.rglob("training_args.bin"))

@@ -354,7 +354,8 @@ class Launch:
             executor.collect([started], timeout_s=2 * PROBE_S)
         except ReplicaFailedError as error:
             raise ReplicaFailedError(
-                "the probe failed, so no replica was started: the image must contain this package and reach the store with its secrets: {error}"
+                "the probe failed, so no replica was started: the image must contain this package "
+                f"and reach the store with its secrets: {error}"
             ) from error
         self.ledger.remember("probed", "yes")
 

@@ -1,4 +1,7 @@
 import os
+import sys
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -154,6 +157,43 @@ def test_a_rewrite_in_place_of_the_same_size_and_date_is_noticed_and_read_anew(s
     assert result.report.n_states == 2
     assert result.sessions["session_id"].to_pylist()[0].startswith("a~")
     assert discover([source], known=[*first, second]) == []
+
+
+_opened: list[str] | None = None
+
+
+def _note(event: str, args: tuple[object, ...]) -> None:
+    if event == "open" and _opened is not None:
+        _opened.append(str(args[0]))
+
+
+sys.addaudithook(_note)
+
+
+@pytest.fixture
+def opened() -> Iterator[list[str]]:
+    """Return the paths that this process opens, as Python itself counts them."""
+    global _opened
+    _opened = []
+    yield _opened
+    _opened = None
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems don't keep this time")
+def test_files_that_did_not_change_are_not_opened(source: Path, opened: list[str]):
+    time.sleep(1.2)  # a file of the last second may change again within the same tick
+    known = discover([source])
+    assert [path for path in opened if path.endswith(".jsonl")]
+    assert TraceBatch.to_json(known[0]).count("ctime_ns") == 3
+    opened.clear()
+    assert discover([source], known=known) == []
+    assert [path for path in opened if path.endswith(".jsonl")] == []
+    path = source / "a.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"m-a-1", b"m-x-1"))
+    dated(path)
+    time.sleep(1.2)
+    (second,) = discover([source], known=known)
+    assert found([second]) == [[("a.jsonl", 0, path.stat().st_size)]]
 
 
 def test_a_session_and_its_subagents_stay_in_one_batch(source: Path):

@@ -133,7 +133,7 @@ def test_money_for_a_part_reaches_all_projects(tmp_path, gates):
 
 def test_value_stands_alone_but_for_what_a_pair_may_cost():
     assert parse_gates(["value", "max_usd_per_pair:0.5"]).max_usd_per_pair == 0.5
-    with pytest.raises(ConfigError, match="take out cheap_first"):
+    with pytest.raises(ConfigError, match="remove cheap_first"):
         parse_gates(["value", "cheap_first"])
 
 

@@ -142,7 +142,7 @@ def test_a_table_whose_session_bytes_are_damaged_is_left_and_says_so(root):
         path.unlink()
     before = bytes_of(root)
     report = pipeline_at(root).repair()
-    assert "gone" in report["left"][table.relative_to(root).as_posix()]
+    assert "no longer exists" in report["left"][table.relative_to(root).as_posix()]
     assert bytes_of(root) == before
 
 

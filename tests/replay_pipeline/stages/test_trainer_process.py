@@ -56,7 +56,7 @@ def test_a_second_training_is_refused_and_the_log_of_the_first_is_kept(tmp_path)
 
     run_trainer(job(tmp_path), second)
     owner = (tmp_path / LOCK_FILE).read_text().strip()
-    assert told[0].startswith(f"{tmp_path}: another trainer is at work here ({owner}); wait for")
+    assert told[0].startswith(f"{tmp_path}: another trainer is at work here ({owner}); wait until")
     assert (tmp_path / "trainer.log").read_text() == "step 1\n"
     run_trainer(job(tmp_path), idle)
     assert (tmp_path / "trainer.log").read_text() == "step 1\n", "of the last training only"

@@ -21,8 +21,8 @@ VALUES = {"dataset": "org/pairs", "output": "out"}
 @pytest.mark.parametrize(
     ("placement", "settings", "message"),
     [
-        ({"generators": 1}, {}, "generators=1 would stand idle"),
-        ({"replicas": 2}, {}, "nothing joins 2 replicas"),
+        ({"generators": 1}, {}, "generators=1 would have no work"),
+        ({"replicas": 2}, {}, "2 replicas need an outer loop"),
         ({"replicas": 2, "ranks": 2}, {"outer": "object_store"}, "is one process"),
         ({}, {"outer": "object_store"}, "averages nothing"),
         ({"ranks": 0}, {}, "ranks=0 must be at least 1"),

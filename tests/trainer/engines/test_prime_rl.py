@@ -70,7 +70,7 @@ def test_settings_file_becomes_toml_and_pairs(dataset_folder, saved, tmp_path, c
     ("trl", "message"),
     [
         ({"sdpo_estimator": "teacher_topk"}, "set trl.sdpo_estimator=sampled"),
-        ({"num_generations": 3}, "no whole groups"),
+        ({"num_generations": 3}, "is not a multiple of"),
         ({"max_steps": -1}, "set trl.max_steps"),
         ({"pairs_per_step": 3}, "make twice pairs_per_step a multiple"),
     ],

@@ -309,8 +309,8 @@ def test_reward_column_is_read_back_by_the_reward_function(dataset_folder, saved
     [
         ({"model": None}, TrainerConfigError, "set model"),
         ({"trl": {"max_steps": -1}}, TrainerConfigError, "set trl.max_steps"),
-        ({"trl": {"num_generations": 3}}, TrainerConfigError, "no whole groups"),
-        ({"trl": {"per_device_train_batch_size": 400}}, TrainerConfigError, "wants 100 states"),
+        ({"trl": {"num_generations": 3}}, TrainerConfigError, "is not a multiple of"),
+        ({"trl": {"per_device_train_batch_size": 400}}, TrainerConfigError, "needs 100 states"),
         ({"trl": {"lr_scheduler_type": "polynomial"}}, TrainerConfigError, "constant and cosine"),
         ({"trl": {"sdpo_estimator": "full"}}, TrainerConfigError, "teacher_topk"),
         ({"engines": {"verl": {"trainer.logger.x": 1}}}, TrainerConfigError, "not a section"),

@@ -183,7 +183,7 @@ def test_a_second_launch_on_one_store_is_refused_and_can_take_over(cloud, tmp_pa
     hub = cloud()
     rig = Rig(hub, tmp_path)
     rig.launch(is_detached=True)
-    with pytest.raises(LeaseHeldError, match="is that of a launch from"):
+    with pytest.raises(LeaseHeldError, match="belongs to a launch from"):
         rig.launch(work_dir="second")
     assert len(hub.jobs) == 5
     first = Launch(tmp_path / "outer", rig.uri, rig.executor(), rig.limits)

@@ -86,7 +86,7 @@ def test_damage_is_an_error_and_never_a_value(name):
 
 def test_a_payload_of_another_codec_is_refused():
     payload = encode_payload(CODECS["int8"], values(100))
-    with pytest.raises(OuterLoopError, match="expected int4"):
+    with pytest.raises(OuterLoopError, match="int4 were expected"):
         decode_payload(CODECS["int4"], payload, 100)
 
 

@@ -334,7 +334,7 @@ def test_a_completion_that_scores_nothing_is_refused(folders, request_, said):
 
 
 def test_a_server_without_scores_of_prompts_is_named(tmp_path):
-    with stranger() as other, pytest.raises(TrainerError, match="gives no log-probabilities of a"):
+    with stranger() as other, pytest.raises(TrainerError, match="returns no log-probabilities of a"):
         ScoringServer(f"{other.url}/v1", "m", top_k=4).scores([([1], [2])])
 
 
@@ -368,7 +368,7 @@ def test_a_server_that_is_away_is_waited_for_and_then_named(monkeypatch):
         ([{"model": "a", "rate": 1}], {}, r"unknown setting teachers\[0\]\.rate"),
         ([{"model": "a", "url": "http://x/v1"}], {"temperature": 0.7}, "servers score at"),
         ([{"model": "a"}], {"sdpo_wrapper": "taid"}, "TAID"),
-        ([{"model": "a"}], {"sdpo_estimator": "topk"}, "take them out"),
+        ([{"model": "a"}], {"sdpo_estimator": "topk"}, "remove both"),
         ([{"model": "a"}], {"replay": "both"}, "replay='both' is not pairs or distill"),
     ],
 )
