@@ -123,7 +123,7 @@ _REMINDERS_ALONE = re.compile(r"(?:<system-reminder>\n.*?\n</system-reminder>\s*
 def reminded(
     messages: list[Message], reminders: Mapping[str, ListReminder], *, is_logged: bool
 ) -> list[Message]:
-    """Say in a client's own words that a list of tasks was not used, where the client says it.
+    """Put a client's words for a list of tasks that was not used where the client puts them.
 
     Args:
         messages: a prompt without its system prompt.

@@ -334,7 +334,10 @@ def test_a_completion_that_scores_nothing_is_refused(folders, request_, said):
 
 
 def test_a_server_without_scores_of_prompts_is_named(tmp_path):
-    with stranger() as other, pytest.raises(TrainerError, match="returns no log-probabilities of a"):
+    with (
+        stranger() as other,
+        pytest.raises(TrainerError, match="returns no log-probabilities of a"),
+    ):
         ScoringServer(f"{other.url}/v1", "m", top_k=4).scores([([1], [2])])
 
 
