@@ -374,10 +374,29 @@ class Trial:
     and the same effect. None where nothing was changed or run."""
     was_run: bool = False
     """Whether a command was run, instead of file tools alone."""
+    is_passing: bool | None = None
+    """Whether the project's check passes after it; None where it was not run."""
+    was_passing: bool | None = None
+    """Whether the check passed before it."""
+    answer: str = ""
+    """What its last call answered, shortened and redacted."""
+    diff: str = ""
+    """How the files differ afterwards, shortened and redacted."""
+
+    @property
+    def check(self) -> str | None:
+        """Return what became of the project's check: `fixed`, `broken`, `passes`, `fails` or None."""
+        if self.is_passing is None:
+            return None
+        if self.is_passing == self.was_passing:
+            return "passes" if self.is_passing else "fails"
+        return "fixed" if self.is_passing else "broken"
 
     def in_words(self) -> str:
-        """Return `works`, or `fails: ` and the reason."""
-        return "works" if self.works else f"fails: {self.error_kind}"
+        """Return `works`, with the check where it was run, or `fails: ` and the reason."""
+        if not self.works:
+            return f"fails: {self.error_kind}"
+        return f"works, check {self.check}" if self.check else "works"
 
 
 class DPOPair(TypedDict):

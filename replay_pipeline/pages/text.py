@@ -7,6 +7,7 @@ from typing import Any
 from replay_pipeline.actions import Action, agreement_level, canonical_action
 from replay_pipeline.actions.native import NativeForm
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.pages.pairs import read_trials
 from replay_pipeline.pages.sides import native_sides, readable, shown_prefix
 from replay_pipeline.types import DPOPair, TeacherAction, TraceState
 
@@ -52,15 +53,19 @@ def show_state(
         messages = own_pairs[0].get("state_messages", [])
     for message in shown_prefix(messages, max_chars=max_prefix_chars):
         lines += ["", f"[{message['role']}]", message["text"]]
+    trials = read_trials((outcome or {}).get("trials_json"))
     if state is not None:
         student = canonical_action(state["student_action"], cwd=state.get("cwd"))
         lines += [_RULE, f"student ({state.get('student_model') or 'unknown model'})"]
         form = NativeForm(messages, state.get("tools"), state.get("cwd"))
-        lines += _action_lines(form, student)
+        lines += [*_action_lines(form, student), *_trial_lines(trials.get(student.render()))]
+        if became := (outcome or {}).get("became"):
+            lines.append(f"  later: {became}")
         for note in ("outcome", "hint"):
             if state.get(note):
                 lines.append(f"  {note}: {state[note]}")
-        lines += _answer_lines([r for r in rows if r.state_id == state_id], state, student, form)
+        answers = [row for row in rows if row.state_id == state_id]
+        lines += _answer_lines(answers, state, student, trials, form)
     for pair in own_pairs:
         lines += [_RULE, *_pair_lines(pair)]
     return "\n".join(lines) + "\n"
@@ -95,7 +100,11 @@ def _outcome_line(outcome: Mapping[str, Any]) -> str:
 
 
 def _answer_lines(
-    rows: list[TeacherAction], state: TraceState, student: Action, form: NativeForm
+    rows: list[TeacherAction],
+    state: TraceState,
+    student: Action,
+    trials: Mapping[str, Mapping[str, str]],
+    form: NativeForm,
 ) -> list[str]:
     lines: list[str] = []
     for row in sorted(rows, key=lambda row: row.teacher):
@@ -110,7 +119,16 @@ def _answer_lines(
         else:
             note = f"invalid, {action.invalid_reason}"
         lines += ["", f"{head}: {note}", *_action_lines(form, action)]
+        lines += _trial_lines(trials.get(action.render()))
     return lines
+
+
+def _trial_lines(trial: Mapping[str, str] | None) -> list[str]:
+    """Return what became of an action: the diff of the files, else what its tool answered."""
+    if trial is None:
+        return []
+    shown = trial.get("diff") or trial.get("answer", "")
+    return [f"  tried: {trial['result']}", *(f"    {line}" for line in shown.split("\n") if line)]
 
 
 def _action_lines(form: NativeForm, action: Action) -> list[str]:

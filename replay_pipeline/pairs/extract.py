@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from replay_pipeline.actions import (
     LEVELS,
@@ -28,6 +28,7 @@ from replay_pipeline.pairs.look_ahead import DeferrablePair, LookAhead
 from replay_pipeline.pairs.natural import natural_pairs
 from replay_pipeline.pairs.records import consensus_pair, natural_pair, positive_row
 from replay_pipeline.pairs.report import AgreementStatistics, PairReport
+from replay_pipeline.pairs.trials import TrialBook
 from replay_pipeline.reliability import BallotBox, Reliability, Verdicts
 from replay_pipeline.storage.garbage_collection import without_collector
 from replay_pipeline.types import (
@@ -63,6 +64,8 @@ class ExtractOptions(TypedDict, total=False):
     trials: Mapping[str, Mapping[str, Trial]]
     """By state and rendered action, what became of actions that were tried: one effect is one vote,
     and what would fail is no better side."""
+    became: Mapping[str, str]
+    """By state, what became of the lines that the agent's own action added."""
     same_text: TextComparator | None
     """Judge of final texts that differ."""
     min_p_better: float | None
@@ -175,31 +178,6 @@ def _estimated(
     return first.reliability()
 
 
-class _Trials:
-    """What became of actions that were tried."""
-
-    def __init__(self, trials: Mapping[str, Mapping[str, Trial]] | None) -> None:
-        self._trials = trials or {}
-
-    def of(self, state: TraceState, action: Action) -> Trial | None:
-        """Return what became of an action where it was tried."""
-        return self._trials.get(state["state_id"], {}).get(action.render())
-
-    def effects(self, state: TraceState, side: Side, answers: Answers) -> dict[Action, str]:
-        """Return the effects of the actions at a state that were tried and had one."""
-        if state["state_id"] not in self._trials:
-            return {}
-        actions = {side.action, *(vote.action for vote in answers.valid)}
-        tried = {action: self.of(state, action) for action in actions}
-        return {a: t.effect for a, t in tried.items() if t is not None and t.effect is not None}
-
-    def in_words(self, state: TraceState, chosen: Action, rejected: Action) -> dict[str, Any]:
-        """Return what became of both sides where they were tried."""
-        sides = {"chosen_trial": chosen, "rejected_trial": rejected}
-        tried = {name: self.of(state, action) for name, action in sides.items()}
-        return {name: trial.in_words() for name, trial in tried.items() if trial is not None}
-
-
 @dataclass(frozen=True, slots=True)
 class _Balance:
     """Who is for the consensus, and who for the student's action, the student itself included."""
@@ -228,7 +206,7 @@ class _Extraction:
             count_own_family=options.get("count_own_family", False),
             same_text=self.same_text,
         )
-        self.trials = _Trials(options.get("trials"))
+        self.trials = TrialBook(options.get("trials"), options.get("became"))
         self.claims = _claims_of(options, report.level, [])
         self.statistics = AgreementStatistics(report.level)
         self.look_ahead = LookAhead(options.get("look_ahead_steps", 3), self.is_same)
@@ -306,6 +284,7 @@ class _Extraction:
             "is_tie": verdict.is_tie,
             "invalid_reason": side.action.invalid_reason,
             "why": why,
+            **self.trials.row(state),
         }
         self.report.outcomes.append(row)
         step = self.look_ahead.note(state, side)
@@ -373,9 +352,8 @@ class _Extraction:
         """Return the outcome of a state whose student differs from the consensus, and why no pair."""
         if is_refusal(consensus.action):
             return "refusal", None
-        trial = self.trials.of(state, consensus.action)
-        if trial is not None and not trial.works:
-            return "would_fail", trial.error_kind
+        if (found := self.trials.objection(state, consensus.action, side.action)) is not None:
+            return found
         stops = stop_objection(consensus.action, side.action)
         # A trainee that writes a text where a call is due is what sampling it should correct.
         if stops and not (stops == "late_stop" and self.options.get("samples")):
@@ -467,7 +445,7 @@ class _Extraction:
             n_against=balance.n_against,
             margin=balance.margin,
             control_mismatch=self.answers.control_mismatch(state, answers),
-            **self.trials.in_words(state, consensus.action, side.action),
+            **self.trials.told(state, consensus.action, side),
         )
         return _with_evidence(pair, consensus, self.is_same)
 
@@ -530,7 +508,7 @@ def _with_evidence(
     """Note where no rule says that the votes are the same, but what they did when they were tried."""
     actions = {vote.action for vote in consensus.votes}
     if not all(is_same(*two) for two in combinations(actions, 2)):
-        pair["evidence"] = ["execution"]
+        pair["evidence"] = [*pair.get("evidence", ()), "execution"]
     return pair
 
 

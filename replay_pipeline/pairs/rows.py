@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from replay_pipeline.storage.pair_rows import row_of_pair
+from replay_pipeline.storage.pair_rows import json_text, row_of_pair
 from replay_pipeline.storage.tables import table_of
 from replay_pipeline.types import DPOPair
 
@@ -22,4 +22,5 @@ def positives_table(positives: Iterable[Mapping[str, Any]], name: str = "positiv
 
 def outcomes_table(outcomes: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Put one row per state into the table `outcomes`."""
-    return table_of([dict(outcome) for outcome in outcomes], "outcomes")
+    rows = [{**each, "trials_json": json_text(each.get("trials"))} for each in outcomes]
+    return table_of(rows, "outcomes")

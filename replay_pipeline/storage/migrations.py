@@ -13,9 +13,9 @@ from replay_pipeline.storage.tables import DataRoot, readable, version_of
 from replay_pipeline.types import conversation_of
 
 _LATER = frozenset({
-    "chosen_trial", "conversation", "cwd", "evidence", "is_checked_right", "n_against",
+    "became", "chosen_trial", "conversation", "cwd", "evidence", "is_checked_right", "n_against",
     "n_cache_creation_1h_tokens", "p_better", "p_chosen_right", "pair_id", "params_json",
-    "rejected_trial", "sent_turn_idx", "shape_turn_idx", "title", "why",
+    "rejected_trial", "sent_turn_idx", "shape_turn_idx", "title", "trials_json", "why",
 })  # fmt: skip
 """Columns that tables did not have at first. Older rows have there only what they show themselves."""
 

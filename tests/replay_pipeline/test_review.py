@@ -76,6 +76,28 @@ def test_what_became_of_tried_sides_is_on_the_page_and_in_the_text(judged):
     assert " · chosen, tried: works · rejected, tried: fails: string_not_found\n" in text
 
 
+def test_the_diff_of_the_files_is_on_the_page_and_in_the_text(judged):
+    states, rows, report = judged
+    pair = report.pairs[0]
+    done = {"result": "works, check fixed", "diff": "--- cart.py\n+++ cart.py\n+total = 0"}
+    failed = {"result": "fails: not_found", "answer": "File does not exist."}
+    trials = json.dumps({pair["chosen"]: done, pair["rejected"]: failed})
+    row = {"trials_json": trials, "became": "undone"}
+    item = portion("tried", [pair], results={pair["state_id"]: row})["items"][0]
+    assert item["tried"] == {"chosen": done, "rejected": failed}
+    assert item["became"] == "undone"
+    outcomes = [
+        each | (row if each["state_id"] == pair["state_id"] else {}) for each in report.outcomes
+    ]
+    known = {"outcomes": outcomes, "teacher_actions": rows, "states": states}
+    text = show_state(pair["state_id"], pairs=[pair], **known)
+    agents, answers = text.split("student (")[1].split("\n\n", 1)
+    assert "  tried: fails: not_found\n    File does not exist.\n  later: undone\n" in agents
+    assert (
+        "  tried: works, check fixed\n    --- cart.py\n    +++ cart.py\n    +total = 0\n" in answers
+    )
+
+
 def test_batches_are_shown_in_portions_the_newest_first():
     sizes = [("a", 3), ("b", 2), ("c", 9), ("d", 1)]
     assert list(in_portions(sizes, 5)) == [["d"], ["c"], ["a", "b"]]

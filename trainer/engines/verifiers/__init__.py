@@ -1,4 +1,5 @@
-"""verifiers: recorded states of a published dataset as a taskset, one decision a rollout.
+"""verifiers: recorded states as tasksets.
 
-`wire` translates messages and needs nothing; `taskset` imports the package.
+`taskset` has those of a published dataset, one decision a rollout; `served` those of a server that checks
+what was done. Both import the package; `wire` translates messages and needs nothing.
 """
