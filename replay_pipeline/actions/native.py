@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from replay_pipeline.actions.canonical import Action, Call, MalformedCallError
+from replay_pipeline.actions.canonical import Action, Call, MalformedCallError, canonical_action
 from replay_pipeline.actions.paths import absolute, relative
 from replay_pipeline.actions.tools import SPECS, ToolSpec, spec_of
 from replay_pipeline.types import Message, Tool
@@ -60,6 +60,12 @@ class NativeForm:
             for shown, call in zip(message["tool_calls"], action.calls, strict=True)
         ]
         return {**message, "tool_calls": calls}
+
+    def rendered(self, message: Message) -> Message:
+        """Return a message of the assistant with its calls in native form, any other as it is."""
+        action = canonical_action(message, cwd=self._cwd)
+        is_ours = action.is_valid and action.calls and message["role"] == "assistant"
+        return self.message(action) if is_ours else message
 
     def _arguments(self, call: Call) -> str:
         shown = call.shown()

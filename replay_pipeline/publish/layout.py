@@ -20,7 +20,6 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replay_pipeline.actions import canonical_action
 from replay_pipeline.actions.native import NativeForm
 from replay_pipeline.feasibility.state import cwd_of
 from replay_pipeline.storage.pair_rows import ROWS_AT_ONCE, json_value
@@ -417,14 +416,9 @@ class _States:
     def in_native_form(self, sides: Iterable[list[Message] | None]) -> list[list[Message] | None]:
         """Return one side of each row as the client of its state takes it."""
         return [
-            side and [self._message(message, *place) for message in side]
-            for side, place in zip(sides, zip(self._forms, self.folders, strict=True), strict=True)
+            side and [message_of(form.rendered(message)) for message in side]
+            for side, form in zip(sides, self._forms, strict=True)
         ]
-
-    def _message(self, message: Message, form: NativeForm, folder: str | None) -> Message:
-        action = canonical_action(message, cwd=folder)
-        is_ours = action.is_valid and action.calls and message["role"] == "assistant"
-        return message_of(form.message(action)) if is_ours else message
 
 
 _SIDES = ("chosen", "rejected", "completion", "consensus")

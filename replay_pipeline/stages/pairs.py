@@ -199,11 +199,12 @@ def _matrix(matrix: dict[str, dict[str, dict[str, float]]]) -> Markdown:
 
 def _sample(pair: DPOPair) -> Markdown:
     """Draw what was asked, and how what the student did differs from what the teachers would do."""
-    from replay_pipeline.pages import last_request, readable
+    from replay_pipeline.pages import last_request, native_sides, readable
 
-    rejected = readable(pair.get("rejected_action"), pair["rejected"]).split("\n")
-    chosen = readable(pair.get("chosen_action"), pair["chosen"]).split("\n")
-    diff = unified_diff(rejected, chosen, "rejected", "chosen", n=99, lineterm="")
+    rejected, chosen = native_sides(pair)
+    left = readable(rejected, pair["rejected"]).split("\n")
+    right = readable(chosen, pair["chosen"]).split("\n")
+    diff = unified_diff(left, right, "rejected", "chosen", n=99, lineterm="")
     by = ", ".join(pair.get("teachers_agreeing") or ()) or pair.get("source", "")
     return Markdown(
         f"**{inert(pair['state_id'])}** · {inert(by)} · {inert(pair.get('agreement_level') or '—')}"
