@@ -1,4 +1,4 @@
-"""The stage that makes pairs of what the teachers would have done."""
+"""The stage that makes pairs from the teachers' answers."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -109,7 +109,7 @@ def _trials(
 
 
 def decisive(settings: Settings) -> Mapping[str, Any]:
-    """Return the settings that decide when teachers agree, and which pairs that makes."""
+    """Return the settings that decide when teachers agree and which pairs result."""
     options = settings.pairs.model_dump(mode="json", exclude={"marks"})
     return {"pairs": options, **shown_below(settings)}
 
@@ -136,7 +136,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
 
 
 def check_marks(settings: Settings) -> None:
-    """Find a marks file that cannot be read, before the replay is paid for. Raises ConfigError."""
+    """Check that the marks file can be read, before the replay is paid for. Raises ConfigError."""
     _checked(settings)
 
 

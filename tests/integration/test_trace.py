@@ -113,7 +113,7 @@ def test_the_trainer_says_that_all_is_held_out(root, tmp_path):
     card = tmp_path / "dataset/README.md"
     train = "  - split: train\n    path: data/pairs/train/**/*.parquet\n"
     card.write_text(card.read_text("utf-8").replace(train, ""), "utf-8")
-    with pytest.raises(DatasetError, match="no split train, so all of its rows are held out"):
+    with pytest.raises(DatasetError, match="no train split, so all rows are held out"):
         load_preference_data(tmp_path / "dataset")
 
 
