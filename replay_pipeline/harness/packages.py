@@ -1,4 +1,4 @@
-"""Clients as npm has them, so that an older version can be asked, too."""
+"""Download clients from npm, so that the harness of an older version can be learned."""
 
 import platform
 import shutil
@@ -15,16 +15,16 @@ _TIMEOUT_S = 600.0
 
 
 def fetch(version: str, folder: Path) -> list[str]:
-    """Return the command of a version of Claude Code; `npm pack` brings it the first time.
+    """Return the command that starts a version of Claude Code. The first time, `npm pack` downloads it.
 
-    Nothing of the package is installed or run here, it is only unpacked.
+    The package is only unpacked. Nothing in it is installed or run here.
 
     Args:
         version: the version, such as `2.1.80`.
-        folder: where versions are kept.
+        folder: where versions are stored.
 
     Raises:
-        MissingDependencyError: npm, or node for a version that is a script, is not there.
+        MissingDependencyError: npm is missing, or node for a version that is a script.
         ConfigError: npm does not have that version for this machine.
     """
     try:
