@@ -1,5 +1,6 @@
 """Pairs as the page's script takes them: both sides next to each other, in portions."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from replay_pipeline.pages.order import doubts, review_score
 from replay_pipeline.pages.sides import (
     headline_of,
     last_request,
+    native_sides,
     readable,
     shown_prefix,
     side_by_side,
@@ -28,6 +30,7 @@ def portion(
     *,
     chances: Mapping[str, float] | None = None,
     marks: Mapping[str, str] | None = None,
+    results: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return the pairs of some batches, and the states of theirs without one.
 
@@ -37,8 +40,10 @@ def portion(
         outcomes: rows of the table `outcomes`.
         chances: with which probability each pair was drawn, if not all are shown; marks carry it.
         marks: those that count already; what the page exports holds them too.
+        results: rows of the table `outcomes` by state, for what became of actions.
     """
-    items = [pair_item(pair) for pair in pairs]
+    found = results or {}
+    items = [pair_item(pair, found.get(pair["state_id"], {})) for pair in pairs]
     with_pair = {item["id"] for item in items}
     items += (_state_item(row) for row in outcomes if row["state_id"] not in with_pair)
     return {
@@ -51,9 +56,15 @@ def portion(
     }
 
 
-def pair_item(pair: DPOPair) -> dict[str, Any]:
-    """Return one pair as the page shows it."""
-    chosen, rejected = pair.get("chosen_action"), pair.get("rejected_action")
+def read_trials(trials_json: str | None) -> dict[str, dict[str, str]]:
+    """Return what became of the actions that were tried at a state, by the text of each."""
+    return json.loads(trials_json) if trials_json else {}
+
+
+def pair_item(pair: DPOPair, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one pair as the page shows it, with what became of its sides by the row of its state."""
+    tried = read_trials(row.get("trials_json"))
+    rejected, chosen = native_sides(pair)
     messages = pair.get("state_messages", [])
     rows = side_by_side(readable(rejected, pair["rejected"]), readable(chosen, pair["chosen"]))
     return {
@@ -81,6 +92,8 @@ def pair_item(pair: DPOPair) -> dict[str, Any]:
         "headline": headline_of(chosen, pair["chosen"]),
         "request": last_request(messages),
         "diff": rows,
+        "became": row.get("became"),
+        "tried": {side: tried.get(pair[side]) for side in ("rejected", "chosen")},
         "prefix": shown_prefix(messages, max_chars=MAX_PREFIX_CHARS),
     }
 

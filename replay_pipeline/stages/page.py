@@ -1,4 +1,4 @@
-"""A data root as a page: its sessions, what teachers answered, the pairs, the dataset, the training."""
+"""Show a data root as a page: its sessions, answers, pairs, dataset, and training."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,15 +43,15 @@ def page_of(settings: Settings) -> Path:
 def write_page_of(
     project: Project, to: Path | None = None, *, is_single_file: bool = False
 ) -> dict[str, Any]:
-    """Write the page of a data root. Returns the figures of its overview.
+    """Write the page of a data root, and return the figures of its overview.
 
     Args:
         project: the data root.
-        to: the folder of the page, or its file; by default `look` in the data root.
-        is_single_file: whether it is one file.
+        to: folder or file of the page. By default, `look` in the data root.
+        is_single_file: whether to write one file.
 
     Raises:
-        ConfigError: the folder holds something else.
+        ConfigError: the folder has other files.
         StorageError: the page cannot be written.
     """
     return write_page(
@@ -63,7 +63,7 @@ def write_page_of(
 
 
 def compare(project: Project) -> dict[str, Any]:
-    """Return the similarity of each teacher to the agent, and its cost, as the page shows them.
+    """Return how often each teacher took the agent's action, and its cost, as the page shows them.
 
     Raises:
         ConfigError: no teacher has answered yet.
@@ -82,7 +82,7 @@ def _accuracy(project: Project) -> dict[str, float]:
 
 
 def contents_of(project: Project) -> Contents:
-    """Return everything that a data root has to show."""
+    """Return everything that the page shows."""
     rows = _SessionRows(project)
     portions = list(_portions(project))
     return Contents(
@@ -201,19 +201,32 @@ def _portion(project: Project, title: str, batches: list[str]) -> dict[str, Any]
     reports = project.receipts.reports("pairs", names=["marks"]).values()
     said = {key: mark for report in reports for key, mark in (report.get("marks") or {}).items()}
     marks = {key: mark for key, (mark, _) in said.items()}
+    everywhere = project.batches_with("dpo_pairs")
+    results = _results(project, batches or everywhere)
     if batches:
         outcomes = [row for b in batches for row in project.root.read("outcomes", b).to_pylist()]
-        return portion(title, paired(project, batches), outcomes, marks=marks)
+        return portion(title, paired(project, batches), outcomes, marks=marks, results=results)
     rows = project.root.read_all("dpo_pairs").select(_DRAWN_BY).to_pylist()
     claims = {
         row["pair_id"]: row["p_better"] or 0.0 for row in rows if row["is_checked_right"] is None
     }
     chances = draw_next(claims, _TO_MARK, {key: chance for key, (_, chance) in said.items()})
-    everywhere = project.batches_with("dpo_pairs")
     drawn = [
         pair for pair in paired(project, everywhere) if pair["pair_id"] in chances.keys() - said
     ]
-    return portion(f"{len(drawn)} to mark next", drawn, chances=chances, marks=marks)
+    title = f"{len(drawn)} to mark next"
+    return portion(title, drawn, chances=chances, marks=marks, results=results)
+
+
+def _results(project: Project, batches: Iterable[str]) -> dict[str, Row]:
+    """Return what became of actions, by state, where anything is known of it."""
+    columns = ["state_id", "trials_json", "became"]
+    return {
+        row["state_id"]: row
+        for batch in batches
+        for row in project.root.read("outcomes", batch, columns=columns).to_pylist()
+        if row["trials_json"] or row["became"]
+    }
 
 
 def _portion_of(project: Project, portions: Sequence[tuple[str, list[str]]]) -> dict[str, int]:

@@ -1,21 +1,22 @@
-"""The stage that makes pairs of what the teachers would have done."""
+"""The stage that makes pairs from the teachers' answers."""
 
 import logging
 from collections.abc import Mapping, Sequence
 from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
-from replay_pipeline.settings import Settings
+from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages.markdown import Markdown, code_block, inert, markdown_table
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import ALL, Receipt
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.sums import added, total
-from replay_pipeline.types import DPOPair, TeacherAction, TraceState, Trial
+from replay_pipeline.types import DPOPair, TeacherAction, TraceState
 
 if TYPE_CHECKING:
     from replay_pipeline.stages.project import Project
+    from replay_pipeline.stages.trials import TriedStates
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +31,13 @@ def make_pairs(task: Task) -> Report:
     project, options = task.project, task.project.settings.pairs
     marks, chances = _checked(project.settings)
     answers = list(teacher_actions_from_table(task.read("teacher_actions")))
-    trials, failing, tried = _trials(task, answers)
+    tried, failing = _trials(task, answers)
     report = extract_pairs(
         project.states([task.batch]),
         answers,
         options.agreement_threshold,
-        trials=trials,
+        trials=tried.trials,
+        became=tried.became,
         verdicts=failing,
         level=options.level,
         include_natural=options.include_natural,
@@ -51,7 +53,7 @@ def make_pairs(task: Task) -> Report:
     seen = {pair.get("pair_id", "") for pair in (*report.pairs, *report.refuted)}
     return {
         **report.to_json(),
-        **({"tried": tried} if tried else {}),
+        **({"tried": tried.counts} if tried.counts else {}),
         # A pair that was refuted is in no table: what was said of it would be lost with the next file.
         "marks": {key: [mark, chances.get(key, 1.0)] for key, mark in marks.items() if key in seen},
         "n_rejected_in_review": len(report.refuted),
@@ -79,31 +81,35 @@ def _inputs(project: "Project", batch: str) -> Mapping[str, str]:
 
 def _trials(
     task: Task, answers: Sequence[TeacherAction]
-) -> tuple[dict[str, dict[str, Trial]], dict[tuple[str, str], bool], dict[str, int]]:
+) -> tuple["TriedStates", dict[tuple[str, str], bool]]:
     """Try the actions at a batch's states, as far as the settings allow.
 
-    Returns what became of them, whose actions are known to be wrong by that, and counts.
+    Returns what became of them, and whose actions are known to be right or wrong by that.
     """
     from replay_pipeline.ingesters import read_manifest
-    from replay_pipeline.stages.trials import judge_of, try_actions, verdicts_of
+    from replay_pipeline.redaction.redactor import Redactor
+    from replay_pipeline.stages.trials import TriedStates, judge_of, try_actions, verdicts_of
     from replay_pipeline.stages.workspaces import Workspaces
 
     settings, options = task.project.settings, task.project.settings.workspaces
     if options.execute == "off":
-        return {}, {}, {}
+        return TriedStates({}, {}, {}), {}
     manifest = read_manifest(task.batch, task.project.root.path)
     sources = [source.path for source in manifest.slices if source.path.is_file()]
     if not sources:
         logger.warning("%s: its logs are gone, so none of its actions is executed", task.batch)
-        return {}, {}, {"n_states": 0}
+        return TriedStates({}, {}, {"n_states": 0}), {}
     judge = judge_of(options, kept=settings.local_dir() / "runs.sqlite")
     work = Workspaces(settings, sources=sources)
-    trials, counts = try_actions(work, judge, task.project.states([task.batch]), answers)
-    return trials, verdicts_of(trials, task.project.states([task.batch]), answers), counts
+    redactor = Redactor(salt=redaction_salt()) if settings.ingest.is_redacted else None
+    states = task.project.states([task.batch])
+    tried = try_actions(work, judge, states, answers, redactor=redactor)
+    verdicts = verdicts_of(tried.trials, task.project.states([task.batch]), answers)
+    return tried, verdicts
 
 
 def decisive(settings: Settings) -> Mapping[str, Any]:
-    """Return the settings that decide when teachers agree, and which pairs that makes."""
+    """Return the settings that decide when teachers agree and which pairs result."""
     options = settings.pairs.model_dump(mode="json", exclude={"marks"})
     return {"pairs": options, **shown_below(settings)}
 
@@ -130,7 +136,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
 
 
 def check_marks(settings: Settings) -> None:
-    """Find a marks file that cannot be read, before the replay is paid for. Raises ConfigError."""
+    """Check that the marks file can be read, before the replay is paid for. Raises ConfigError."""
     _checked(settings)
 
 
@@ -193,11 +199,12 @@ def _matrix(matrix: dict[str, dict[str, dict[str, float]]]) -> Markdown:
 
 def _sample(pair: DPOPair) -> Markdown:
     """Draw what was asked, and how what the student did differs from what the teachers would do."""
-    from replay_pipeline.pages import last_request, readable
+    from replay_pipeline.pages import last_request, native_sides, readable
 
-    rejected = readable(pair.get("rejected_action"), pair["rejected"]).split("\n")
-    chosen = readable(pair.get("chosen_action"), pair["chosen"]).split("\n")
-    diff = unified_diff(rejected, chosen, "rejected", "chosen", n=99, lineterm="")
+    rejected, chosen = native_sides(pair)
+    left = readable(rejected, pair["rejected"]).split("\n")
+    right = readable(chosen, pair["chosen"]).split("\n")
+    diff = unified_diff(left, right, "rejected", "chosen", n=99, lineterm="")
     by = ", ".join(pair.get("teachers_agreeing") or ()) or pair.get("source", "")
     return Markdown(
         f"**{inert(pair['state_id'])}** · {inert(by)} · {inert(pair.get('agreement_level') or '—')}"

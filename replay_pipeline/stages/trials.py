@@ -1,7 +1,7 @@
-"""Trying actions at states: the agent's own and the teachers', on copies of the files as they were.
+"""Try the actions of the agent and the teachers, on copies of the files as they were.
 
-Answers were written to redacted prompts. Folders are put back to what they are called here; an action
-that fails where redaction may be the reason is not counted as tried.
+Teachers saw redacted prompts, so their actions name redacted folders. These get their real names
+back. If an action may have failed because of redaction, it doesn't count as tried.
 """
 
 import os
@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from replay_pipeline.actions import canonical_action
+from replay_pipeline.redaction.people import user_of
+from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.reliability import AGENT
 from replay_pipeline.settings import WorkspaceSettings
 from replay_pipeline.stages.workspaces import Workspaces, ids_of
@@ -22,19 +24,29 @@ from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log
 from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
+from replay_pipeline.workspaces.survival import FateBook
 from replay_pipeline.workspaces.verdicts import CandidateResult, Judge, TriedCall
 
 _PLACEHOLDER = re.compile(r"<[A-Z]+:[\w-]+:[0-9a-f]+>")
 
 Trials = dict[str, dict[str, Trial]]
-"""What became of actions that were tried, by state and rendered action."""
+"""The results of tried actions, by state and rendered action."""
+
+
+class TriedStates(NamedTuple):
+    """The results of trying actions."""
+
+    trials: Trials
+    became: dict[str, str]
+    """By state, what became of the lines that the agent's own action added: see `Fate.became`."""
+    counts: dict[str, int]
 
 
 def sandbox_of(options: WorkspaceSettings) -> Sandbox:
     """Return the sandbox of the settings.
 
     Raises:
-        ConfigError: there can be none on this machine.
+        ConfigError: this machine can't run a sandbox.
     """
     limits = CommandLimits(
         timeout_s=options.timeout_s,
@@ -49,10 +61,10 @@ def judge_of(options: WorkspaceSettings, *, kept: Path | None = None) -> Judge:
     """Return the judge of actions under these settings.
 
     Raises:
-        ConfigError: commands may run, and there can be no sandbox on this machine.
+        ConfigError: the settings let commands run, but this machine can't run a sandbox.
     """
     sandbox = sandbox_of(options) if options.execute == "commands" else None
-    return Judge(options.execute, sandbox=sandbox, kept=kept)
+    return Judge(options.execute, sandbox=sandbox, kept=kept, checks=options.checks)
 
 
 def try_actions(
@@ -60,11 +72,21 @@ def try_actions(
     judge: Judge,
     states: Iterable[TraceState],
     answers: Sequence[TeacherAction],
-) -> tuple[Trials, dict[str, int]]:
+    *,
+    redactor: Redactor | None = None,
+) -> TriedStates:
     """Try the agent's action and every teacher's at each state that has answers.
 
-    Returns what became of them, and counts: `n_states` that were found in the logs, `n_tried`
-    actions, `n_would_fail` of them, `n_not_known` that nothing can be said of, `n_run` commands.
+    Returns the results and counts: `n_states` found in the logs, `n_tried` actions, `n_would_fail`
+    among them, `n_not_known` without a result, `n_run` commands and, if checks were run, the
+    actions that they `n_checked` and `n_fixed`.
+
+    Args:
+        workspaces: the logs and repositories.
+        judge: says what may be executed.
+        states: the states to try actions at.
+        answers: answers of the teachers.
+        redactor: removes secrets and people from stored answers and files.
     """
     asked: dict[str, list[TeacherAction]] = defaultdict(list)
     for row in answers:
@@ -77,8 +99,10 @@ def try_actions(
     }
     trials: Trials = {}
     counts: Counter[str] = Counter(n_states=0, n_tried=0, n_would_fail=0, n_not_known=0)
+    became: dict[str, str] = {}
     for log, history in workspaces.histories():
-        for state_id, place, own in _places(log, history, wanted):
+        book = FateBook(history)
+        for state_id, place, own in _places(log, history, book, wanted):
             counts["n_states"] += 1
             cwd, message = wanted[state_id]
             found = trials.setdefault(state_id, {})
@@ -99,25 +123,62 @@ def try_actions(
                 if verdict.status == "not_known":
                     counts["n_not_known"] += 1
                     continue
+                trial = found[rendered] = _trial(verdict, _Hidden(redactor, names, place.cwd))
                 counts["n_tried"] += 1
-                counts["n_would_fail"] += verdict.status == "fails"
-                found[rendered] = Trial(
-                    works=verdict.status == "works",
-                    error_kind=verdict.error_kind,
-                    effect=verdict.effect,
-                    was_run=verdict.was_run,
-                )
+                counts["n_would_fail"] += not trial.works
+                if judge.checks:
+                    counts["n_checked"] += trial.check is not None
+                    counts["n_fixed"] += trial.check == "fixed"
+        became |= _became(book, ids_of(log), wanted)
     counts["n_run"] = judge.n_run
-    return trials, dict(counts)
+    return TriedStates(trials, became, dict(counts))
+
+
+def _became(book: FateBook, id_of: Mapping[str, str], wanted: Mapping[str, Any]) -> dict[str, str]:
+    """Return what became of the edits of wanted states; of several at one, the worst."""
+    found: dict[str, str] = {}
+    for fate in book.settled():
+        state_id = id_of[fate.step.decision]
+        if state_id in wanted and found.get(state_id) != "undone":
+            found[state_id] = fate.became
+    return found
+
+
+class _Hidden:
+    """What may be kept of a text: people and secrets are taken out, as in what teachers see."""
+
+    def __init__(self, redactor: Redactor | None, names: Mapping[str, str], cwd: str) -> None:
+        self._redactor = redactor
+        self._names = {real: told for told, real in names.items()}
+        self._users = frozenset(filter(None, [user_of(cwd)]))
+
+    def __call__(self, text: str) -> str:
+        text = _restored(text, self._names)
+        return text if self._redactor is None else self._redactor.text(text, users=self._users)
+
+
+def _trial(verdict: CandidateResult, hidden: Callable[[str], str]) -> Trial:
+    checked = verdict.checked
+    return Trial(
+        works=verdict.status == "works",
+        error_kind=verdict.error_kind,
+        effect=verdict.effect,
+        was_run=verdict.was_run,
+        was_passing=checked.was_passing if checked else None,
+        is_passing=checked.is_passing if checked else None,
+        answer=hidden(verdict.answer),
+        diff=hidden(verdict.diff),
+    )
 
 
 def verdicts_of(
     trials: Trials, states: Iterable[TraceState], answers: Iterable[TeacherAction]
 ) -> dict[tuple[str, str], bool]:
-    """Return inform whose actions are known to be wrong or right, by state and candidate.
+    """Return which actions are known to be wrong or right, by state and candidate.
 
-    One that its tool refuses is wrong. That an action works does not say that it is right, so of those
-    that work nothing is known, but where the agent's own is refused: there one that works is better.
+    An action that its tool refuses is wrong. An action that works may still be wrong, so nothing is
+    known about it. But if the tool refuses the agent's own action, an action that works is better.
+    If the project's check fails before an action and passes after it, the action is right.
     """
     cwds: dict[str, str | None] = {}
     found: dict[tuple[str, str], bool] = {}
@@ -125,9 +186,11 @@ def verdicts_of(
     def note(state_id: str, candidate: str, message: Message | str) -> None:
         rendered = canonical_action(message, cwd=cwds[state_id]).render()
         trial = trials[state_id].get(rendered)
-        if trial is not None and not trial.works:
+        if trial is None:
+            return
+        if not trial.works:
             found[state_id, candidate] = False
-        elif trial is not None and found.get((state_id, AGENT)) is False:
+        elif trial.check == "fixed" or found.get((state_id, AGENT)) is False:
             found[state_id, candidate] = True
 
     for state in states:
@@ -152,9 +215,12 @@ def _at_once(
 
 
 def _places(
-    log: Log, history: History, wanted: Mapping[str, Any]
+    log: Log, history: History, book: FateBook, wanted: Mapping[str, Any]
 ) -> Iterator[tuple[str, StatePlace, list[TriedCall]]]:
-    """Yield each wanted state of a log as a place, with the calls that the agent made there."""
+    """Yield each wanted state of a log as a place, with the calls that the agent made there.
+
+    The book notes every edit on the way.
+    """
     id_of = ids_of(log)
     calls: dict[str, list[TriedCall]] = defaultdict(list)
     for step in sorted(log.steps, key=lambda step: step.called):
@@ -167,7 +233,7 @@ def _places(
             history.enter(order, step, is_own_used=True)
             yield state_id, StatePlace(history, step), calls[step.decision]
         history.enter(order, step)
-        history.take(step)
+        book.take(step)
 
 
 def _names(told: str | None, real: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Tables of older versions brought to the schemas of this one, from nothing but themselves."""
+"""Convert tables of older versions to the present schemas, without any other source."""
 
 from collections import Counter
 
@@ -13,20 +13,20 @@ from replay_pipeline.storage.tables import DataRoot, readable, version_of
 from replay_pipeline.types import conversation_of
 
 _LATER = frozenset({
-    "chosen_trial", "conversation", "cwd", "evidence", "is_checked_right", "n_against",
+    "became", "chosen_trial", "conversation", "cwd", "evidence", "is_checked_right", "n_against",
     "n_cache_creation_1h_tokens", "p_better", "p_chosen_right", "pair_id", "params_json",
-    "rejected_trial", "sent_turn_idx", "shape_turn_idx", "title", "why",
+    "rejected_trial", "sent_turn_idx", "shape_turn_idx", "title", "trials_json", "why",
 })  # fmt: skip
 """Columns that tables did not have at first. Older rows have there only what they show themselves."""
 
 
 def upgrade_tables(root: DataRoot) -> dict[str, int]:
-    """Rewrite the tables that an older version wrote. Returns how many of each.
+    """Rewrite the tables of an older version, and return the number of each.
 
-    A table is replaced whole, so an upgrade that was stopped goes on where it was.
+    Each table is replaced as a whole, so a stopped upgrade continues where it was.
 
     Raises:
-        SchemaError: a table cannot be read, or is of a version that is not known.
+        SchemaError: a table can't be read, or has an unknown version.
     """
     done: Counter[str] = Counter()
     for name in TABLES:

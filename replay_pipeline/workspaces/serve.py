@@ -7,6 +7,7 @@ Messages are `{"type": "reset", "data": {...}}` and `{"type": "step", "data": {"
 """
 
 import asyncio
+import contextlib
 import json
 import signal
 import socket
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as listen
+from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from replay_pipeline.errors import ConfigError
@@ -74,11 +76,11 @@ class Served:
         return response
 
     async def session(self, connection: ServerConnection) -> None:
-        """Play the episodes of one connection.
+        """Play the episodes of one connection, until the client ends it or is gone."""
+        with contextlib.suppress(ConnectionClosed):
+            await self._play(connection)
 
-        Raises:
-            ValueError: a message comes before `reset`, or is unknown.
-        """
+    async def _play(self, connection: ServerConnection) -> None:
         episode: TaskEpisode | None = None
         async for message in connection:
             if not isinstance(message, str):

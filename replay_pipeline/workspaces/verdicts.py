@@ -8,8 +8,10 @@ import hashlib
 import json
 import re
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from difflib import unified_diff
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -25,6 +27,8 @@ Status = Literal["works", "fails", "not_known"]
 _WRITERS = frozenset(("Edit", "MultiEdit", "Write", "NotebookEdit"))
 _GIT = re.compile(r"\bgit\b")
 _ANSWER_CHARS = 4_000
+_DIFF_LINES = 400
+_DIFF_CHARS = 20_000
 
 
 class TriedCall(msgspec.Struct, frozen=True):
@@ -32,6 +36,13 @@ class TriedCall(msgspec.Struct, frozen=True):
 
     name: str
     arguments: Mapping[str, Any]
+
+
+class CheckedFiles(msgspec.Struct, frozen=True):
+    """Results of the project's check, before a candidate and after it."""
+
+    was_passing: bool
+    is_passing: bool
 
 
 class CandidateResult(msgspec.Struct, frozen=True):
@@ -51,6 +62,11 @@ class CandidateResult(msgspec.Struct, frozen=True):
     """Paths of the files that it changes."""
     was_run: bool = False
     """Whether a command was run."""
+    diff: str = ""
+    """How the files differ afterwards, as a unified diff; shortened."""
+    checked: CheckedFiles | None = None
+    """What the project's check says, where the candidate changes files and the check says the same
+    each time."""
 
 
 class TriedState(Protocol):
@@ -82,7 +98,12 @@ class Judge:
     """Judges candidates; the same candidate on the same files is judged once."""
 
     def __init__(
-        self, execute: Execute, *, sandbox: Sandbox | None = None, kept: Path | None = None
+        self,
+        execute: Execute,
+        *,
+        sandbox: Sandbox | None = None,
+        kept: Path | None = None,
+        checks: Mapping[str, str] | None = None,
     ) -> None:
         """Set what may be executed.
 
@@ -90,6 +111,7 @@ class Judge:
             execute: nothing, file tools, or commands too.
             sandbox: for commands.
             kept: an SQLite file in which verdicts of commands are kept.
+            checks: by working tree, the command that checks its project. It runs where commands do.
 
         Raises:
             ValueError: commands may run, but there is no sandbox.
@@ -98,6 +120,7 @@ class Judge:
             raise ValueError("running commands needs a sandbox")
         self.execute = execute
         self.sandbox = sandbox
+        self.checks = checks or {}
         self._kept = kept
         self.n_run = 0
         """Commands that were run."""
@@ -137,30 +160,58 @@ class Judge:
             effect=_hash([changes, printed]) if has_effect else None,
             changed=tuple(changes),
             was_run=bool(commands),
+            diff=_diff(place, changes),
+            checked=self._checked(place, changes),
         )
+
+    def _checked(self, place: TriedState, changes: Mapping[str, str | None]) -> CheckedFiles | None:
+        """Run the project's check before and after a candidate's changes."""
+        check = self.checks.get(place.root() or "")
+        if not changes or check is None or self.execute != "commands":
+            return None
+        seen = [self._passes(place, check, files, nth=1) for files in ({}, changes)]
+        if seen[0] != seen[1]:  # a test that fails now and then would be praised or blamed
+            again = [self._passes(place, check, files, nth=2) for files in ({}, changes)]
+            seen = seen if seen == again else [None]
+        return None if None in seen else CheckedFiles(bool(seen[0]), bool(seen[1]))
+
+    def _passes(
+        self, place: TriedState, check: str, changes: Mapping[str, str | None], *, nth: int
+    ) -> bool | None:
+        """Return whether the check passes on changed files, or None where it takes too long."""
+        root = place.root()
+        if self.sandbox is None or root is None:
+            return None
+        key = self._key(place, root, changes, check, nth)
+        ran = self._known(key)
+        if ran is None:
+            files = _changed(_without_git(place.files()), root, changes)
+            ran = self.sandbox.run(check, root=root, files=files, cwd=root)
+            self.n_run += 1
+            self._keep(key, ran)
+        return None if ran.status is None else ran.status == 0
+
+    def _key(self, place: TriedState, *more: Any) -> str:
+        assert self.sandbox is not None
+        limits = msgspec.to_builtins(self.sandbox.limits)
+        return _hash([self.sandbox.name, limits, place.key(), *more])
 
     def _command(self, place: TriedState, run: ToolRun, call: TriedCall) -> Ran | None:
         """Run a command on the files as the calls before it have left them."""
         command, root = call.arguments.get("command"), place.root()
         if not isinstance(command, str) or root is None or self.sandbox is None:
             return None
-        before = dict(run.view.effect())
-        limits = msgspec.to_builtins(self.sandbox.limits)
-        key = _hash([self.sandbox.name, limits, place.key(), place.cwd, before, command])
+        before = run.view.effect()
+        key = self._key(place, place.cwd, before, command)
         ran = self._known(key)
         if ran is None:
             objects = place.objects()
-            files = dict(place.files())
+            files = place.files()
             if objects is not None and not self.sandbox.can_read(objects):
                 if _GIT.search(command):
                     return None
-                objects = None
-                files = {name: data for name, data in files.items() if name[:5] != ".git/"}
-            for path, text in before.items():
-                name = path.removeprefix(root + "/")
-                files.pop(name, None)
-                if text is not None:
-                    files[name] = text.encode()
+                objects, files = None, _without_git(files)
+            files = _changed(files, root, before)
             place_of_it: Any = {"root": root, "files": files, "cwd": place.cwd, "objects": objects}
             ran = self.sandbox.run(command, **place_of_it)
             if ran.status is not None:  # what was stopped for its time is not worth as much again
@@ -192,6 +243,42 @@ class Judge:
         database = sqlite3.connect(self._kept, timeout=60)
         database.execute("CREATE TABLE IF NOT EXISTS runs (key TEXT PRIMARY KEY, ran BLOB)")
         return database
+
+
+def _without_git(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in files.items() if name[:5] != ".git/"}
+
+
+def _changed(
+    files: Mapping[str, bytes], root: str, changes: Mapping[str, str | None]
+) -> dict[str, bytes]:
+    """Return files of a root after changes; what lies outside of it stays outside."""
+    found = dict(files)
+    for path, text in changes.items():
+        if path.startswith(root + "/"):
+            name = path.removeprefix(root + "/")
+            found.pop(name, None)
+            if text is not None:
+                found[name] = text.encode()
+    return found
+
+
+def _diff(place: TriedState, changes: Mapping[str, str | None]) -> str:
+    """Return how changed files differ from those of a state, by path relative to the root."""
+    root = (place.root() or "").rstrip("/") + "/"
+    lines = (line for path in changes for line in _diff_of(place.tree, path, root, changes[path]))
+    shown = "\n".join(islice(lines, _DIFF_LINES + 1))
+    if shown.count("\n") < _DIFF_LINES and len(shown) <= _DIFF_CHARS:
+        return shown
+    return "\n".join(shown[:_DIFF_CHARS].split("\n")[:_DIFF_LINES]) + "\n…"
+
+
+def _diff_of(tree: Tree, path: str, root: str, text: str | None) -> Iterator[str]:
+    before = tree.file(path)
+    old = before.text if before is not None else None
+    one, other = ("/dev/null" if each is None else path.removeprefix(root) for each in (old, text))
+    lines = [(each or "").splitlines() for each in (old, text)]
+    yield from unified_diff(*lines, fromfile=one, tofile=other, lineterm="")
 
 
 def _hash(value: Any) -> str:

@@ -73,9 +73,18 @@ OUTCOMES = [
     {"state_id": "s5", "outcome": "no_consensus", "near_level": "target", "n_valid": 3},
 ]
 
+TRIALS = {
+    "chosen": {
+        "result": "works, check fixed",
+        "diff": f"--- a.py\n+++ a.py\n-x = 1\n+x = 2 {ATTACK}",
+    },
+    "rejected": {"result": "fails: not_found", "answer": f"File does not exist. {ATTACK}"},
+}
+
 
 def write_pairs(pairs, folder: Path, outcomes=(), title: str = "All pairs") -> str:
-    write_page(Contents(sessions=(), pairs=[portion(title, pairs, outcomes)]), to=folder)
+    shown = portion(title, pairs, outcomes, results={"s2": {"trials_json": json.dumps(TRIALS)}})
+    write_page(Contents(sessions=(), pairs=[shown]), to=folder)
     return f"{(folder / 'index.html').as_uri()}#/pairs"
 
 
@@ -174,6 +183,17 @@ def test_changed_words_are_marked_and_equal_lines_are_not(page: Page):
     page.locator("#list button").filter(has_text="Edit a.py").click()
     assert page.locator(".left mark").all_inner_texts() == ["3"]
     assert page.locator(".right mark").all_inner_texts() == ["2"]
+
+
+def test_both_sides_show_what_they_did_to_the_files(page: Page):
+    assert page.locator(".tried").count() == 0
+    page.locator("#list button", has_text="a.py").nth(1).click()
+    assert current(page) == "s2"
+    told = page.locator(".tried strong").all_text_contents()
+    assert told == ["Rejected: fails: not_found", "Chosen: works, check fixed"]
+    expect(page.locator(".tried .difference .in")).to_have_text(f"+x = 2 {ATTACK}")
+    expect(page.locator(".tried .difference .out")).to_have_text("-x = 1")
+    expect(page.locator(".tried .rejected pre")).to_contain_text("File does not exist.")
 
 
 def test_marks_are_exported_and_read_back(page: Page, tmp_path: Path):

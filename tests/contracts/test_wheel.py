@@ -24,6 +24,7 @@ LOADED_BY_NAME = {
     "trainer.engines.openenv.client": "recipes/openenv",
     "trainer.engines.openenv.server": "python -m",
     "trainer.engines.prime_rl.register": "an entry point",
+    "trainer.engines.verifiers.served": "recipes/verifiers",
     "trainer.engines.verifiers.taskset": "recipes/verifiers",
     "trainer.engines.verl.agent_loop": "the settings of VeRL",
     "trainer.engines.verl.plugin": "an entry point",

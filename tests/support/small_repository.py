@@ -34,7 +34,7 @@ def record(folder: Path) -> Path:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def served(folder: Path, *, max_calls: int = 32) -> Iterator[str]:
     """The address of `workspace serve` on this project, in a process of its own."""
     root = record(folder)
     settings = folder / "settings.toml"
@@ -45,7 +45,16 @@ def served(folder: Path) -> Iterator[str]:
         f"[ingest]\nsources = [{json.dumps(str(folder / 'projects'))}]\n"
     )
     command = [Path(sys.executable).with_name("replay-pipeline"), "workspace", "serve"]
-    command += ["--port", "0", "--settings", settings, "--data", folder / "data"]
+    command += [
+        "--port",
+        "0",
+        "--max-calls",
+        str(max_calls),
+        "--settings",
+        settings,
+        "--data",
+        folder / "data",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder)
     try:
         assert process.stdout is not None

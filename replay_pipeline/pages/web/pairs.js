@@ -163,6 +163,7 @@ async function showPairs(main, { rest: [wanted = "0", stateId] }) {
       "rejected side": item.rejected_source,
       "chosen, tried": item.chosen_trial,
       "rejected, tried": item.rejected_trial,
+      "the agent's edit, later": item.became,
       session: item.session,
       margin: item.margin,
       evidence: item.evidence?.join(", "),
@@ -183,6 +184,7 @@ async function showPairs(main, { rest: [wanted = "0", stateId] }) {
     if (item.why) made.push(note("Why this made no pair", item.why));
     if (item.reason) made.push(note("Why the agent's action cannot run", item.reason));
     if (item.diff) made.push(diffOf(item.diff));
+    if (item.tried?.rejected || item.tried?.chosen) made.push(triedOf(item.tried));
     if (item.prefix) made.push(prefixOf(item.prefix));
     return made;
   }
@@ -206,6 +208,32 @@ async function showPairs(main, { rest: [wanted = "0", stateId] }) {
       const row = element("div", "row");
       row.append(cell("left", left), cell("right", right));
       block.append(row);
+    }
+    return made;
+  }
+
+  function triedOf(tried) {
+    const made = element("section", "tried");
+    made.append(element("h3", "", "What each side did to the files, when it was tried"));
+    const sides = element("div", "outcomes");
+    for (const [side, title] of [["rejected", "Rejected"], ["chosen", "Chosen"]]) {
+      const trial = tried[side];
+      const box = element("div", `outcome ${side}`, element("strong", "", `${title}: ${trial?.result ?? "not tried"}`));
+      if (trial?.diff) box.append(treeDiffOf(trial.diff));
+      else if (trial?.answer) box.append(element("pre", "", trial.answer));
+      for (const shown of box.querySelectorAll("pre")) shown.tabIndex = 0; // it may scroll, so the keyboard has to reach it
+      sides.append(box);
+    }
+    made.append(sides);
+    return made;
+  }
+
+  function treeDiffOf(text) {
+    const made = element("pre", "difference");
+    for (const line of text.split("\n")) {
+      const isName = line.startsWith("+++") || line.startsWith("---");
+      const kind = isName ? "" : { "+": "in", "-": "out" }[line[0]] ?? "";
+      made.append(element("span", kind, line || " "));
     }
     return made;
   }

@@ -8,6 +8,7 @@ import pytest
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.pairs import extract_pairs
+from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.trials import try_actions, verdicts_of
@@ -43,7 +44,7 @@ def edit(work, old, new, name="tide/high.py"):
     return message("Edit", file_path=path, old_string=old, new_string=new)
 
 
-def pairs_of(tmp_path, work, state_id, answers, execute="files"):
+def pairs_of(tmp_path, work, state_id, answers, execute="files", known=frozenset()):
     path = work.session.write(tmp_path / "projects")
     states = list(ClaudeCodeIngester(redact=False).ingest(path))
     rows = [
@@ -54,11 +55,14 @@ def pairs_of(tmp_path, work, state_id, answers, execute="files"):
     ]
     work_of = Workspaces(Settings(), sources=[path], repositories=[work.root])
     judge = execute if isinstance(execute, Judge) else Judge(execute)
-    trials, counts = try_actions(work_of, judge, states, rows)
+    trials, became, counts = try_actions(work_of, judge, states, rows)
     verdicts = verdicts_of(trials, states, rows)
     is_refused = verdicts.get((state_id, "agent")) is False
-    assert is_refused or not any(verdicts.values())  # that an action works does not make it right
-    report = extract_pairs(states, rows, 2, trials=trials, verdicts=verdicts, include_natural=False)
+    right = {name for (_, name), is_right in verdicts.items() if is_right}
+    assert is_refused or right == known  # that an action works does not make it right
+    report = extract_pairs(
+        states, rows, 2, trials=trials, became=became, verdicts=verdicts, include_natural=False
+    )
     counts["n_known_wrong"] = list(verdicts.values()).count(False)
     (outcome,) = [row for row in report.outcomes if row["state_id"] == state_id]
     return outcome, report.pairs, counts
@@ -147,6 +151,18 @@ def test_the_pipeline_tries_answers_to_redacted_prompts_only_when_told_to(tmp_pa
     assert {row["rejected_trial"] for row in rows} <= {"works", None}
 
 
+def sandbox_here(capsys):
+    """A small sandbox; where none can be made, what is tested is that it says so."""
+    try:
+        return Sandbox(limits=CommandLimits(disk_bytes=20_000_000))
+    except ConfigError as refusal:
+        why = str(refusal)
+    with capsys.disabled():
+        sys.stderr.write(f"\nno sandbox here, so only its refusal is tested: {why}\n")
+    assert "commands cannot be run in bubblewrap here" in why
+    return None
+
+
 def test_commands_of_a_state_run_and_two_with_one_effect_are_one_vote(tmp_path, work, capsys):
     for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
         folder.chmod(0o755)  # in the box, root is nobody
@@ -156,18 +172,85 @@ def test_commands_of_a_state_run_and_two_with_one_effect_are_one_vote(tmp_path, 
         "glm": message("Bash", command="perl -pi -e 's/3/4/' tide/high.py"),
         "other": message("Bash", command="exit 3"),
     }
-    try:
-        sandbox = Sandbox(limits=CommandLimits(disk_bytes=20_000_000))
-    except ConfigError as refusal:
-        why = str(refusal)
-    else:
-        judge = Judge("commands", sandbox=sandbox)
-        outcome, (pair,), counts = pairs_of(tmp_path, work, state, answers, judge)
-        assert outcome["outcome"] == "pair"
-        assert (pair["n_teachers_agreeing"], pair["chosen_trial"]) == (2, "works")
-        assert pair["evidence"] == ["execution"]
-        assert counts["n_run"] == 3
+    if (sandbox := sandbox_here(capsys)) is None:
         return
-    with capsys.disabled():
-        sys.stderr.write(f"\nno sandbox here, so only its refusal is tested: {why}\n")
-    assert "commands cannot be run in bubblewrap here" in why
+    judge = Judge("commands", sandbox=sandbox)
+    outcome, (pair,), counts = pairs_of(tmp_path, work, state, answers, judge)
+    assert outcome["outcome"] == "pair"
+    assert (pair["n_teachers_agreeing"], pair["chosen_trial"]) == (2, "works")
+    assert pair["evidence"] == ["execution"]
+    assert counts["n_run"] == 3
+
+
+def test_an_edit_that_the_session_took_back_is_evidence_against_it(tmp_path, work):
+    taken_back = work.edit("tide/high.py", "return 3", "return 30")
+    mended = work.edit("tide/high.py", "return 30", "return 4")
+    answer = edit(work, "return 3", "return 4")
+    outcome, (pair,), _ = pairs_of(tmp_path, work, taken_back, {"qwen": answer, "glm": answer})
+    assert (outcome["became"], pair["evidence"]) == ("undone", ["undone"])
+    answer = edit(work, "return 30", "return 5")
+    outcome, (pair,), _ = pairs_of(tmp_path, work, mended, {"qwen": answer, "glm": answer})
+    assert outcome["became"] == "kept"
+    assert "evidence" not in pair
+    work.session.wait(30)
+    work.commit("Raise the tide")
+    outcome, _, _ = pairs_of(tmp_path, work, mended, {"qwen": answer, "glm": answer})
+    assert outcome["became"] == "standing"
+    outcome, _, _ = pairs_of(tmp_path, work, mended, {"qwen": answer}, execute="off")
+    assert outcome["became"] == "standing"  # the setting is asked before logs are read
+
+
+CHECKED = FILES | {"test_tide.py": "from tide.high import high\nassert high() == 4, high()\n"}
+
+
+def test_what_the_projects_check_says_is_evidence_for_a_pair(tmp_path, capsys):
+    """One edit mends the test, one leaves it as it was, and one breaks a test that passed."""
+    if (sandbox := sandbox_here(capsys)) is None:
+        return
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)  # in the box, root is nobody
+    work = Worked(tmp_path / "tides")
+    work.begin(CHECKED)
+    work.read("tide/high.py")
+    work.read("tide/low.py")
+    wrong = work.edit("tide/high.py", "return 3", "return 5")
+    judge = Judge("commands", sandbox=sandbox, checks={str(work.root): "python3 test_tide.py"})
+    mends = edit(work, "return 3", "return 4")
+    outcome, (pair,), counts = pairs_of(
+        tmp_path, work, wrong, {"qwen": mends, "glm": mends}, judge, known={"qwen", "glm"}
+    )
+    assert (outcome["outcome"], pair["evidence"]) == ("pair", ["check"])
+    assert pair["chosen_trial"] == "works, check fixed"
+    assert pair["rejected_trial"] == "works, check fails"
+    assert (counts["n_checked"], counts["n_fixed"]) == (2, 1)
+    assert pair["p_better"] > 0.95
+    tried = outcome["trials"]
+    assert "-    return 3\n+    return 4" in tried[pair["chosen"]]["diff"]
+    assert "-    return 3\n+    return 5" in tried[pair["rejected"]]["diff"]
+
+    work.edit("tide/high.py", "return 5", "return 4")
+    right = work.edit("tide/low.py", "return 1", "return 2")
+    breaks = edit(work, "return 4", "return 6")
+    outcome, pairs, _ = pairs_of(tmp_path, work, right, {"qwen": breaks, "glm": breaks}, judge)
+    assert (outcome["outcome"], pairs) == ("would_fail", [])
+    assert outcome["why"] == "the project's check fails after it"
+    (broken,) = [each for each in outcome["trials"].values() if "broken" in each["result"]]
+    assert broken["result"] == "works, check broken"
+
+
+def test_what_is_kept_of_a_trial_has_no_secret_and_no_name_of_a_person(tmp_path):
+    token = "ghp_" + "k3Jx9QmZ2vT7yB4nR8wL" + "5cD1fG6hS0pAeUoI"
+    work = Worked(tmp_path / "home" / "mira" / "tides")
+    work.begin({"keys.py": f'TOKEN = "{token}"\nHIGH = 3\n'})
+    work.read("keys.py")
+    state = work.edit("keys.py", "HIGH = 3", "HIGH = 5")
+    path = work.session.write(tmp_path / "projects")
+    states = list(ClaudeCodeIngester(redact=False).ingest(path))
+    answer = edit(work, "HIGH = 3", "HIGH = 4", "keys.py")
+    rows = [TeacherAction(state_id=state, teacher="qwen", model="q/x", family="q", action=answer)]
+    workspaces = Workspaces(Settings(), sources=[path], repositories=[work.root])
+    trials, _, _ = try_actions(workspaces, Judge("files"), states, rows, redactor=Redactor())
+    kept = repr(trials[state])
+    assert "HIGH = 4" in kept
+    assert token not in kept
+    assert "/mira/" not in kept

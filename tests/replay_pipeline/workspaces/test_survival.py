@@ -46,6 +46,22 @@ def test_an_edit_that_the_session_took_back_is_undone_and_the_others_are_in_the_
     )
 
 
+def test_a_line_is_followed_by_its_place_and_not_by_its_text_alone(tmp_path):
+    """The same words elsewhere in the file are another line."""
+    functions = [f"def tide{n}():\n    wait()\n    return {n}\n" for n in range(4)]
+    work = Worked(tmp_path / "tides")
+    work.begin({"tide.py": "\n".join(functions)})
+    work.read("tide.py")
+    added = work.edit(
+        "tide.py", "    wait()\n    return 2\n", "    wait()\n    wait()\n    return 2\n"
+    )
+    back = work.edit("tide.py", "    wait()\n    wait()\n    return 2\n", "    return 2\n")
+    _, edits = survival(tmp_path, work)
+    assert back not in edits
+    assert (edits[added]["n_added"], edits[added]["n_at_end_of_session"]) == (1, 0)
+    assert edits[added]["is_undone"]
+
+
 def test_an_edit_that_only_takes_out_or_moves_blanks_has_no_lines_to_follow(tmp_path):
     work = Worked(tmp_path / "tides")
     work.begin(FILES)

@@ -8,7 +8,8 @@ from replay_pipeline.workspaces.git import Repository
 from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import read_log
 from replay_pipeline.workspaces.places import StatePlace
-from replay_pipeline.workspaces.verdicts import Judge, TriedCall
+from replay_pipeline.workspaces.sandbox import CommandLimits, Ran
+from replay_pipeline.workspaces.verdicts import CheckedFiles, Judge, TriedCall
 from tests.support.worked import Worked
 
 FILES = {
@@ -145,6 +146,70 @@ def test_a_command_is_tried_on_the_files_of_the_state_and_not_again(tmp_path, wo
     assert before.was_run
     assert swapped.changed == (str(work.root / "tide" / "high.py"),)
     assert work.tree()["tide/low.py"] == FILES["tide/low.py"]
+
+
+CHECK = "python3 test_tide.py"
+
+
+def test_the_check_of_a_project_runs_before_and_after_what_changes_files(tmp_path, work, box):
+    if isinstance(box, str):
+        return
+    checks = {str(work.root): CHECK}
+    kept = tmp_path / "runs.sqlite"
+    judge = Judge("commands", sandbox=box, kept=kept, checks=checks)
+    with at_last_state(tmp_path, work) as place:
+        fixed = judge.judge(place, [edit(work, "return 3", "return 4")])
+        still = judge.judge(place, [edit(work, "return 3", "return 5")])
+        looked = judge.judge(place, [TriedCall("Read", {"file_path": str(work.root / "low.py")})])
+        twice = [edit(work, "return 3", "return 4"), edit(work, "return 4", "return 3")]
+        nothing = judge.judge(place, twice)
+        n_run = judge.n_run
+        by_sed = TriedCall("Bash", {"command": "sed -i s/3/4/ tide/high.py"})
+        assert judge.judge(place, [by_sed]).checked == CheckedFiles(False, True)
+        assert judge.n_run == n_run + 1  # the command; the files afterwards were checked before
+        broken = judge.judge(
+            place,
+            [edit(work, "return 3", "return 4"), TriedCall("Bash", {"command": "rm -r tide"})],
+        )
+        assert Judge("files", checks=checks).judge(place, [by_sed]).checked is None
+    assert fixed.checked == CheckedFiles(False, True)
+    assert still.checked == CheckedFiles(False, False)
+    assert looked.checked is None is nothing.checked
+    assert broken.checked == CheckedFiles(False, False)
+    assert fixed.diff.split("\n")[:2] == ["--- tide/high.py", "+++ tide/high.py"]
+    assert "-    return 3\n+    return 4" in fixed.diff
+    assert "--- tide/low.py\n+++ /dev/null" in broken.diff
+
+
+class Told:
+    """A box in which checks end as told, one after the other."""
+
+    name, limits = "told", CommandLimits()
+
+    def __init__(self, *statuses):
+        self.statuses = list(statuses)
+
+    def run(self, command, **place):
+        return Ran(self.statuses.pop(0), "", {})
+
+
+@pytest.mark.parametrize(
+    ("statuses", "checked"),
+    [
+        ((1, 1), CheckedFiles(False, False)),
+        ((1, 0, 1, 0), CheckedFiles(False, True)),
+        ((0, 2, 0, 2), CheckedFiles(True, False)),
+        ((1, 0, 1, 1), None),
+        ((1, 0, 0, 0), None),
+        ((1, None, 1, None), None),
+    ],
+)
+def test_a_check_that_says_now_this_and_now_that_says_nothing(tmp_path, work, statuses, checked):
+    box = Told(*statuses)
+    judge = Judge("commands", sandbox=box, checks={str(work.root): CHECK})
+    with at_last_state(tmp_path, work) as place:
+        assert judge.judge(place, [edit(work, "return 3", "return 4")]).checked == checked
+    assert box.statuses == []
 
 
 def test_commands_of_git_see_the_commit_and_the_changes_of_the_state(tmp_path, work, box):

@@ -1,4 +1,5 @@
-"""verifiers: recorded states of a published dataset as a taskset, one decision a rollout.
+"""verifiers: recorded states as tasksets.
 
-`wire` translates messages and needs nothing; `taskset` imports the package.
+`taskset` has the states of a published dataset, with one decision per rollout. `served` has those of
+a server that checks the result. Both import the package. `wire` translates messages without it.
 """
