@@ -169,9 +169,7 @@ def slots_of(framing: Framing) -> list[str]:
 
 
 def words_of_day(day: datetime) -> dict[str, str]:
-    """Return the forms in which clients write a day, by slot: `2026-11-25`, `November 2026`,
-    `Wednesday, November 25, 2026`.
-    """
+    """Return the forms in which clients write a day, by slot, such as `November 2026`."""
     return {
         "date": f"{day:%Y-%m-%d}",
         "month": f"{day:%B %Y}",

@@ -89,7 +89,9 @@ def learn(
         first, second = (start.result() for start in starts)
     found = version or first.version
     if not found:
-        raise ConfigError(f"{' '.join(command)}: it does not name its version; say which it is")
+        raise ConfigError(
+            f"{' '.join(command)}: the client does not send its version; pass --version"
+        )
     reminders = {
         kind: reminder
         for kind, reminder in first.reminders.items()
@@ -210,7 +212,7 @@ def _ask(
                     bodies.append(kept.body)
     if "main" not in requests:
         raise ConfigError(
-            f"{' '.join(command)}: sent no request within {timeout_s:g} s and was ended; it printed: "
+            f"{' '.join(command)}: sent no request within {timeout_s:g} s, so it was stopped; it printed: "
             f"{said[-_SHOWN_CHARS:].strip() or 'nothing'}"
         )
     return _Asked(requests, version, reminders_in(bodies) if client.has_subagents else {})

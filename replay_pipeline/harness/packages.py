@@ -36,7 +36,9 @@ def fetch(version: str, folder: Path) -> list[str]:
     if not program.exists():
         _pack(f"@anthropic-ai/claude-code{_suffix() if is_native else ''}@{version}", place)
     if not program.exists():
-        raise ConfigError(f"{place}: the package holds no {program.name}; delete it and try again")
+        raise ConfigError(
+            f"{place}: the package has no {program.name}; delete the folder and try again"
+        )
     return [str(program)] if is_native else [_found("node"), str(program)]
 
 
@@ -44,8 +46,8 @@ def _suffix() -> str:
     system, machine = _SYSTEMS.get(platform.system()), _MACHINES.get(platform.machine())
     if system is None or machine is None:
         raise ConfigError(
-            f"{platform.system()} {platform.machine()}: there is no package for this machine; "
-            "name an installed client by --command"
+            f"{platform.system()} {platform.machine()}: no package for this machine; "
+            "pass the path of an installed client as --command"
         )
     return f"-{system}-{machine}"
 

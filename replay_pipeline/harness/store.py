@@ -45,7 +45,7 @@ class HarnessStore:
         """
         if not _NAME.fullmatch(harness.version) or not _NAME.fullmatch(harness.agent):
             raise ConfigError(
-                f"{harness.agent} {harness.version}: this can't be the name of a file"
+                f"agent {harness.agent!r}, version {harness.version!r}: not usable as a file name"
             )
         place = self._folder / harness.agent / f"{harness.version}.json"
         data = msgspec.json.format(msgspec.json.encode(harness), indent=1)

@@ -122,7 +122,7 @@ def discover(
     ahead = [cursor.path for group in groups for _, cursor in group if cursor.mtime_ns > late_ns]
     if ahead:
         logger.warning(
-            "%d session files have a time in the future and are taken as if written now: %s%s",
+            "%d session files have a time in the future, which is treated as now: %s%s",
             len(ahead), ahead[0], " and others" if ahead[1:] else "",
         )  # fmt: skip
     batches: list[TraceBatch] = []
@@ -211,7 +211,7 @@ def _new_bytes(
         tail = tail_sha(path, end)
         cursor = ReadMark(path, end, stat.st_size, stat.st_mtime_ns, tail, revision, ctime_ns)
     except OSError as error:
-        logger.warning("%s: cannot be read (%s); left for the next time", path, error.strerror)
+        logger.warning("%s: cannot be read (%s); tried again next time", path, error.strerror)
         return None
     return SourceSlice(path, start, end, revision), cursor
 

@@ -583,15 +583,16 @@ class _Corpus:
         report.skipped, report.notes = self.counts.skipped, self.counts.notes
         if n_unmet := report.requests.get("not_met"):
             logger.warning(
-                "%d decisions name a request whose messages the log does not hold: their prefixes are "
-                "put together from rows",
+                "%d decisions name a request whose messages are not all in the log; their prefixes are "
+                "built from other rows",
                 n_unmet,
             )
         report.redactions = self.redactor.counts if self.redactor else {}
         report.fidelity = shares_by_client(sessions, states)
         if unknown := [reason for reason in report.skipped if reason.startswith("unknown_")]:
             logger.warning(
-                "rows that the model may have seen are not shown: %s", ", ".join(unknown)
+                "rows of unknown types are left out, but the model may have seen them: %s",
+                ", ".join(unknown),
             )
         conversation_of, conversations = self.conversations.result()
         parts = {"sessions": self.sessions, "turns": self.turns, "states": self.states}

@@ -38,7 +38,7 @@ def keep(batch: TraceBatch, folder: Path) -> None:
             with written_whole(piece, is_private=True) as out:
                 _pack(source.path, out, source.start, source.end or 0)
         except (OSError, StorageError) as error:
-            logger.warning("%s: not kept (%s)", source.path, error)
+            logger.warning("%s: no copy of the session was stored (%s)", source.path, error)
 
 
 def kept_files(batch: TraceBatch, folder: Path) -> list[Path]:

@@ -79,7 +79,9 @@ def _resolved(wanted: str, known: Sequence[str]) -> str:
     if len(starting) == 1:
         return starting[0]
     if starting:
-        raise ConfigError(f"state {wanted!r} is one of {', '.join(starting[:5])}: add characters")
+        raise ConfigError(
+            f"several states begin with {wanted!r}: {', '.join(starting[:5])}; give more characters"
+        )
     near = get_close_matches(wanted, list(ids), n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ConfigError(f"no state {wanted!r} in this data{hint}")
