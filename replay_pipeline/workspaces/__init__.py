@@ -1,5 +1,6 @@
 """The working tree behind every decision, and what an action does there.
 
 Read `logs.py` (what a log says that was done), `git.py` (what the project's own history holds),
-`files.py` (the two together: the files as they were), then `tools.py` (an action on them).
+`history.py` (the two together: the files as they were), `tools.py` (an action on them), then
+`verdicts.py` (what became of it).
 """
