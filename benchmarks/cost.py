@@ -15,7 +15,7 @@ The gates are the real ones, run on these votes.
 
 With `--harness ROOT`, a data root into which `replay-pipeline harness learn` has learned, it is shown what
 the clients' own system prompts and tools add to the neutral prompt of the same states, with a prompt cache
-and without.
+and without. That takes a tokenizer: prose of clients has fewer tokens a byte than the work of sessions.
 """
 
 import argparse
@@ -445,6 +445,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--harness", type=Path, help="a data root with learned harnesses")
     arguments = parser.parse_args()
+    if arguments.harness and not arguments.tokenizer:
+        parser.error(
+            "--harness needs --tokenizer: prompts of clients and messages differ in tokens a byte"
+        )
     sessions, shortened = made_up_sessions(), {}
     if arguments.sessions:
         count, read = counter(arguments.tokenizer), ingest(arguments.sessions)

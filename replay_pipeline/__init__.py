@@ -1,7 +1,7 @@
-"""Claude Code sessions to a preference dataset.
+"""Turn Claude Code sessions into a preference dataset.
 
-Start with `docs/tutorial.md`, or in the code with `types.py` (the words) and `stages/` (the whole
-chain as plain calls). Names are loaded on first use, so importing this package costs little.
+Start with `docs/tutorial.md`. In the code, start with `types.py` (the records) and `stages/` (the
+whole chain as plain calls). Names are loaded on first use, so the import is fast.
 """
 
 from importlib import import_module

@@ -1,31 +1,23 @@
 """Every error that `replay_pipeline` raises on purpose.
 
-    ReplayPipelineError
-    ├── ConfigError              a setting or recipe is wrong; raised before any work or money
-    │   └── UntrustedError       a key, a file or an operator that this user has not trusted
-    ├── MissingDependencyError   an optional package is not installed; names the extra
-    ├── StorageError             a folder or file cannot be read or written
-    ├── SchemaError              a table at rest has not the columns we wrote
-    ├── CheckFailedError         a blocking check found broken data; what follows was not made
-    ├── IngestError              a source cannot be turned into states
-    ├── ReplayError
-    │   ├── BudgetExceededError  the next call could overrun a limit
-    │   ├── LedgerError          the ledger cannot be opened or contradicts itself
-    │   ├── PriceError           a teacher's price is unknown or too old under a dollar ceiling
-    │   └── TeacherError         one teacher call failed
-    │       ├── TeacherAuthError
-    │       ├── TeacherCreditError
-    │       ├── TeacherRateLimitError
-    │       ├── TeacherTimeoutError
-    │       └── TeacherResponseError
-    ├── NormalizeError           the data-juicer recipe failed
-    ├── PublishError             the dataset could not be published
-    │   └── SecretFoundError     publishing stopped: a secret is in the data
-    └── TrainError               the trainer process failed
+    ReplayPipelineError ├── ConfigError a setting or recipe is wrong; raised before any work or
+    money │ └── UntrustedError a key, a file or an operator that this user has not trusted ├──
+    MissingDependencyError an optional package is not installed; the message names the extra ├──
+    StorageError a folder or file cannot be read or written ├── SchemaError a stored table does not
+    have our columns ├── CheckFailedError a blocking check found broken data; later tables were not
+    made ├── IngestError a source cannot be turned into states ├── ReplayError │ ├──
+    BudgetExceededError the next call could overrun a limit │ ├── LedgerError the ledger cannot be
+    opened or contradicts itself │ ├── PriceError a teacher's price is unknown or too old under a
+    dollar ceiling │ └── TeacherError one teacher call failed │ ├── TeacherAuthError │ ├──
+    TeacherCreditError │ ├── TeacherRateLimitError │ ├── TeacherTimeoutError │ └──
+    TeacherResponseError ├── NormalizeError the data-juicer recipe failed ├── PublishError the
+    dataset could not be published │ └── SecretFoundError publishing stopped: a secret is in the
+    data └── TrainError the trainer process failed
 
-A single bad call, state or session is data: it is recorded on its row and counted in the
-report. An exception means that going on would be wrong or would waste money. Every class also
-inherits the standard exception it refines, and pickles (it must cross process boundaries).
+A single bad call, state, or session is data: its row records it, and the report counts it. An
+exception means that continuing would be wrong or would waste money. Every class also inherits the
+standard exception that it refines. All of them can be pickled, because they cross process
+boundaries.
 """
 
 __all__ = [
@@ -63,11 +55,11 @@ class ConfigError(ReplayPipelineError, ValueError):
 
 
 class UntrustedError(ConfigError):
-    """A key may not go to a host, or a file may not be used, before the user has said so."""
+    """A key may not go to a host, or a file may not be used, until the user allows it."""
 
 
 class MissingDependencyError(ReplayPipelineError, ImportError):
-    """An optional package is not installed. The message names the extra that brings it."""
+    """An optional package is not installed. The message names the extra that contains it."""
 
 
 class StorageError(ReplayPipelineError, OSError):
@@ -119,7 +111,7 @@ class TeacherRateLimitError(TeacherError):
 
 
 class TeacherTimeoutError(TeacherError, TimeoutError):
-    """The teacher did not answer in time; the call may have been paid for."""
+    """The teacher did not answer in time. The call may have been paid for."""
 
 
 class TeacherResponseError(TeacherError, ValueError):

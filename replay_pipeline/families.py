@@ -1,4 +1,4 @@
-"""Model families: models of one vendor learn from the same data, so they are one vote."""
+"""Model families. Models of one vendor learn from the same data, so they share one vote."""
 
 import tomllib
 from functools import lru_cache
@@ -9,7 +9,7 @@ _KNOWN = tomllib.loads(Path(__file__).with_name("families.toml").read_text("utf-
 
 @lru_cache(maxsize=1_024)
 def family_of_model(model: str | None) -> str | None:
-    """Return the family of a model or vendor name, under one spelling; `None` for no name.
+    """Return the family of a model or vendor name in one spelling, or None without a name.
 
     >>> family_of_model("claude-opus-4-5-20251101"), family_of_model("anthropic/claude-opus-4.7")
     ('anthropic', 'anthropic')

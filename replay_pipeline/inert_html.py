@@ -1,4 +1,4 @@
-"""An HTML page that needs nothing else, and in which no text of a session can do anything."""
+"""Write a self-contained HTML page in which text of sessions can't execute anything."""
 
 import base64
 import hashlib
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 MARK = '<meta name="generator" content="replay-pipeline">'
-"""In the head of each page, so that a page of ours is known from other files."""
+"""A mark in the head of each page, which tells our pages from other files."""
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -31,14 +31,14 @@ _PAGE = """<!doctype html>
 def html_page(
     *, title: str, style: str, body: str, scripts: Sequence[str], data: Sequence[tuple[str, str]]
 ) -> str:
-    """Write a page whose policy allows only its own style and scripts.
+    """Return a page whose security policy allows only its own style and scripts.
 
     Args:
         title: title of the page.
-        style: its style sheet; the colors that all pages share come before it.
-        body: HTML of its body, written by this package: nothing in it is escaped.
-        scripts: its scripts, in their order.
-        data: JSON for the scripts by name, as `inert` writes it.
+        style: its style sheet. The shared colors come before it.
+        body: HTML of its body, written by this package. It isn't escaped.
+        scripts: its scripts, in order.
+        data: JSON for the scripts by name, made by `inert`.
     """
     style = Path(__file__).with_name("palette.css").read_text("utf-8") + style
     policy = "; ".join(

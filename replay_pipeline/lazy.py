@@ -1,14 +1,14 @@
-"""Modules that take long to import, and that most commands never use."""
+"""Import slow modules only when they are needed."""
 
 from importlib import import_module
 from typing import Any
 
 
 class OnFirstUse:
-    """A module that is imported when something of it is first asked for.
+    """A module that is imported when an attribute is first read.
 
-    Not `importlib.util.LazyLoader`: whoever goes through `sys.modules`, as `inspect` does, would
-    load what lies there.
+    `importlib.util.LazyLoader` doesn't work here: code that walks through `sys.modules`, as
+    `inspect` does, would load the module.
     """
 
     def __init__(self, name: str) -> None:

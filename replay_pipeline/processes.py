@@ -1,9 +1,8 @@
-"""The environment of this program, and of those it starts.
+"""The environment variables of this program, and of the programs that it starts.
 
-What it starts imports nothing from the current folder and gets what it needs.
-
-A folder with sessions often has a `trainer.py`, a `datasets.py` or a `gql.py` of its own; and a
-process that needs no key should not have one.
+A started program imports nothing from the current folder, because a folder with sessions often has
+its own `trainer.py`, `datasets.py`, or `gql.py`. It gets only the variables that it needs, and no
+key that it doesn't need.
 """
 
 import os
@@ -65,11 +64,11 @@ _PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 
 
 DEBUG = "REPLAY_DEBUG"
-"""The variable that asks for the stack below an error; `--debug` sets it."""
+"""The variable that turns on the stack below an error. `--debug` sets it."""
 
 
 def variables() -> Mapping[str, str]:
-    """Return the variables of this process; they are read nowhere else."""
+    """Return the variables of this process. No other module reads them."""
     return os.environ
 
 
@@ -79,12 +78,12 @@ def environment(name: str, default: str | None = None) -> str | None:
 
 
 def set_debug() -> None:
-    """Ask for the stack below every error, here and in the processes that this one starts."""
+    """Turn on the stack below every error, in this process and in those that it starts."""
     os.environ[DEBUG] = "1"
 
 
 def secrets_in(named: Iterable[tuple[str, str]]) -> set[str]:
-    """Find keys in variables whose names say so, and passwords in addresses, among these."""
+    """Return the keys among these variables, judged by name, and the passwords in URLs."""
     found = set[str]()
     for name, value in named:
         found.update(_PASSWORD.findall(value))
@@ -99,22 +98,21 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def child_environment(**changes: str) -> dict[str, str]:
-    """Return the environment of this process with `changes`, for a program that is started."""
+    """Return the environment of this process with `changes`, for a started program."""
     return {**os.environ, **changes}
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of an installed package, wherever it is started."""
+    """Return the command that runs a module of an installed package from any folder."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def start_environment(*, also: Iterable[str] = (), **changes: str) -> dict[str, str]:
-    """Return the environment of a program that is started: no keys, and nothing nobody needs.
+    """Return the environment of a started program: only what every program needs, and no keys.
 
     Args:
-        also: further variables of this process that are handed over, keys or not; `AWS_*` is all
-            that begin so.
-        changes: variables that are set.
+        also: further variables to pass on, keys or not. `AWS_*` means all that begin with `AWS_`.
+        changes: variables to set.
     """
     wanted = tuple(also)
     found = {

@@ -48,16 +48,16 @@ DEFAULT_TEACHERS: tuple[TeacherSpec, ...] = (
     TeacherSpec(name="qwen", model="qwen/qwen3-coder", is_distillable=True),
     TeacherSpec(name="glm", model="z-ai/glm-4.6", is_distillable=True),
 )
-"""Three OpenRouter models of three vendors whose licences allow training on their answers."""
+"""Three OpenRouter models from three vendors whose licenses allow training on their answers."""
 
 FRONTIER_TEACHERS: tuple[TeacherSpec, ...] = (
     TeacherSpec(name="opus", model="anthropic/claude-opus-4.7", is_distillable=False),
     TeacherSpec(name="gpt", model="openai/gpt-5", is_distillable=False),
     TeacherSpec(name="deepseek", model="deepseek/deepseek-v4-pro", is_distillable=True),
 )
-"""The class of models of the method's first experiment. Two of the vendors forbid training
-competing models on their outputs: using them takes an explicit acceptance, which the dataset
-records."""
+"""Frontier models as in the method's first experiment. Two of the vendors forbid training competing
+models on their outputs. To use these, you must accept that explicitly, and the dataset records
+it."""
 
 
 class _Section(BaseModel):
@@ -68,7 +68,7 @@ class IngestSettings(_Section):
     """The sessions to read, and how to read them."""
 
     sources: tuple[Path, ...] = ()
-    """Folders or files with sessions; empty: Claude Code's own folder of this user."""
+    """Folders or files with sessions. If empty, this user's Claude Code folder."""
     is_redacted: bool = True
     """Replace secrets and personal data by typed placeholders."""
     is_project_hashed: bool = True
@@ -84,18 +84,18 @@ class IngestSettings(_Section):
     """Number of processes that read batches, one batch each; by default one process per core. The
     tables don't depend on it."""
     keeps_bytes: bool = True
-    """Keep the bytes that were read, compressed and unredacted, for their owner alone: agents delete
-    their logs after some weeks. They stay on this machine, under `home_dir` or the data root."""
+    """Keep the bytes of sessions, compressed and unredacted, readable only by you, because agents
+    delete their logs after some weeks. They stay on this machine, under `home_dir` or the data
+    root."""
     window: str = "full"
     """Windowing policy for long prefixes: `full`, `clear_tool_results:10`, `token_budget:32000`."""
     harness: Literal["auto", "neutral"] = "auto"
-    """System prompt and tools for states whose log doesn't have them: `auto` uses what
-    `replay-pipeline harness learn` learned from the client, `neutral` uses a short prompt of this
-    program."""
+    """System prompt and tools for states whose log lacks them. `auto` uses what `replay-pipeline
+    harness learn` learned from the client. `neutral` uses a short prompt of this program."""
 
 
 class ReplaySettings(_Section):
-    """How teachers are asked, and how much that may cost."""
+    """How to ask teachers, and how much it may cost."""
 
     teachers: tuple[TeacherSpec, ...] = DEFAULT_TEACHERS
     """The models to ask, or the name of a list of models: `openrouter`, `frontier`, `sample`, `rehearsal`."""
@@ -115,10 +115,10 @@ class ReplaySettings(_Section):
     retry: RetryPolicy = RetryPolicy()
     """How often, and after how long, the program retries a call that certainly cost nothing."""
     gates: tuple[str, ...] = ()
-    """Names of gates, which decide whom a run asks at which state; empty: it asks every teacher at
-    every state."""
+    """Names of gates, which decide which teachers a run asks at which states. If empty, it asks
+    every teacher at every state."""
     student: TeacherSpec | None = None
-    """How a control run reaches the students' own models (address, key); empty: OpenRouter."""
+    """Address and key for asking the students' own models in a control run. If empty, OpenRouter."""
     accepted_terms: tuple[str, ...] = ()
     """Models that you use although their vendor forbids distillation. The dataset records them."""
     sample_teachers: bool = False
@@ -137,10 +137,10 @@ class ReplaySettings(_Section):
 
 
 class PairSettings(_Section):
-    """When teachers agree, and which pairs that makes."""
+    """When teachers agree, and which pairs result."""
 
     agreement_threshold: Annotated[int, Field(ge=1)] = 2
-    """Votes of distinct model families that make a consensus."""
+    """How many model families must agree to make a consensus."""
     min_p_better: Annotated[float, Field(ge=0, le=1)] | None = None
     """Keep a pair if the probability that its chosen side is right and its rejected side is wrong is
     at least this, such as .7. By default the number of agreeing families decides."""
@@ -156,7 +156,7 @@ class PairSettings(_Section):
 
 
 class NormalizeSettings(_Section):
-    """Which pairs are fit to publish."""
+    """How to select the pairs that are fit to publish."""
 
     recipe: str = "agent"
     """A bundled recipe (`agent`, `default`, `tool_calls`, `strict`, `lint`, `none`) or a path to a
@@ -167,21 +167,21 @@ class NormalizeSettings(_Section):
     """Operators of data-juicer that recipes may use even though they run programs, load models, or
     reach the network."""
     ray_address: str = "local"
-    """Where Ray runs; `local` starts it on this machine. Used with `executor = "ray"`."""
+    """Address of Ray. `local` starts it on this machine. Used with `executor = "ray"`."""
 
 
 class PublishSettings(_Section):
-    """Where the dataset goes."""
+    """Where to publish the dataset, and in which form."""
 
     folder: _PlaceField | None = None
     """Dataset folder, or its place on an object store; by default `dataset` under the data root."""
     repo_id: str | None = None
-    """Hub dataset `owner/name`; with it and `HF_TOKEN` the dataset is pushed as well."""
+    """Hub dataset `owner/name`. If set, and with `HF_TOKEN`, the dataset is also pushed."""
     is_private: bool = True
-    """Visibility of a repository that is created."""
+    """Whether a new repository is private."""
     client_texts: bool = False
-    """Push the system prompts and tools of clients to the Hub: they belong to the makers of the clients.
-    By default, their files (`client_texts/`) stay on this machine, and a dataset loaded from the Hub
+    """Push the system prompts and tools of clients, which belong to their makers, to the Hub. By
+    default, their files (`client_texts/`) stay on this machine, and a dataset loaded from the Hub
     has neutral prompts and tools."""
     split_by: Literal["conversation", "project"] = "conversation"
     """What always stays in one split: `conversation` (a session, its subagents, and everything
@@ -207,10 +207,10 @@ class PublishSettings(_Section):
 
 
 class TrainSettings(_Section):
-    """How the trainer is started."""
+    """How to start the trainer."""
 
     config: Path | None = None
-    """The trainer's own YAML file; by default the bundled tiny run on the CPU."""
+    """The trainer's own YAML file. By default, a bundled tiny run on the CPU."""
     model: str | None = None
     """Folder or Hub id of a pretrained model; it replaces the model in `config`. Without `config`,
     the trainer's bundled settings train it: adapters, minutes on a CPU."""
@@ -235,9 +235,9 @@ class TraineeSettings(_Section):
     n_samples: Annotated[int, Field(ge=1)] = 4
     """Samples at each state."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    """Temperature of the samples; at 0, all samples of a state are the same."""
+    """Temperature of the samples. At 0, all samples of a state are the same."""
     max_prompt_tokens: Annotated[int, Field(ge=1)] = 1024
-    """Longest prompt in tokens, if the model is a folder; longer prompts lose their oldest messages."""
+    """Longest prompt in tokens, if the model is a folder. Longer prompts lose their oldest messages."""
     max_completion_tokens: Annotated[int, Field(ge=1)] = 256
     """Longest sample, in tokens."""
     max_total_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
@@ -296,10 +296,9 @@ class NightSettings(_Section):
     replays_at: TimeOfDay = "02:00"
     """Time at which the nightly replay of unfinished batches starts, within `replay.max_nightly_usd`."""
     publishes_at: TimeOfDay | None = None
-    """Time at which the results of the night are published; by default as soon as all replays of the
-    night have ended."""
+    """Time to publish the results of the night. By default, as soon as all its replays have ended."""
     summarizes_at: TimeOfDay | None = None
-    """Time of the night's summary; by default as soon as its publication has ended."""
+    """Time of the night's summary. By default, as soon as its publication has ended."""
 
 
 class NotifySettings(_Section):
@@ -325,8 +324,8 @@ class Settings(_Section):
     """All settings of a run of the pipeline."""
 
     data_dir: _PlaceField = _DEFAULT_ROOT
-    """The data root: a folder, or a URL such as `s3://bucket/root` or `gs://bucket/root`, that holds
-    every table at rest. `REPLAY_DATA` sets it too."""
+    """The data root with all tables: a folder, or a URL such as `s3://bucket/root` or
+    `gs://bucket/root`. `REPLAY_DATA` sets it too."""
     home_dir: Path | None = None
     """Folder on this machine for files that can't be on an object store: the ledger's SQLite file,
     Dagster's home, and working copies of dataset and model. By default the data root; needed with a
@@ -351,12 +350,12 @@ class Settings(_Section):
         changes: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> "Settings":
-        """Read a TOML file, then put the environment, `data_dir` and `changes` over it.
+        """Read a TOML file, then apply the environment, `data_dir`, and `changes`.
 
-        The file is `path`, else what `REPLAY_SETTINGS` names, else `settings.toml` in the data
-        root if there is one: a file of this machine. One that was found, not named, in the current
-        folder is used once the user has trusted it. `REPLAY_DATA` is the data root, and
-        `REPLAY_TEACHERS` is `sample`, `rehearsal`, `openrouter` or `frontier`.
+        The file is `path`, else the one in `REPLAY_SETTINGS`, else a `settings.toml` in the data
+        root. It must be on this machine. A file that is found in the current folder without being
+        named is used only if the user trusts it. `REPLAY_DATA` is the data root, and
+        `REPLAY_TEACHERS` is `sample`, `rehearsal`, `openrouter`, or `frontier`.
 
         Args:
             path: the settings file.
@@ -366,7 +365,7 @@ class Settings(_Section):
 
         Raises:
             ConfigError: the file is missing, or a field is unknown or invalid.
-            UntrustedError: the file was found in the current folder, and is not trusted.
+            UntrustedError: the file was found in the current folder, and isn't trusted.
             StorageError: the data root is on an object store that cannot be reached.
         """
         env = variables() if env is None else env
@@ -400,19 +399,19 @@ class Settings(_Section):
             raise ConfigError(f"{path}: {error}") from error
 
     def teachers(self) -> tuple[TeacherSpec, ...]:
-        """Return the models that are asked: those of the settings, or those that are played."""
+        """Return the models to ask: those in the settings, or recorded or made-up ones."""
         played = {"sample": SAMPLE_TEACHERS, "rehearsal": REHEARSAL_TEACHERS}
         return played.get(self.played or "", self.replay.teachers)
 
     @property
     def played(self) -> Literal["sample", "rehearsal"] | None:
-        """Name the teachers that a server of ours plays; `None` where real ones are asked."""
+        """Return the name of the recorded or made-up teachers, or None for real ones."""
         if self.replay.rehearsal_teachers:
             return "rehearsal"
         return "sample" if self.replay.sample_teachers else None
 
     def ledger_url(self) -> str:
-        """Return path or URL of the ledger. Played answers never mix with those of real models."""
+        """Return the path or URL of the ledger. Recorded and made-up answers have their own ledger."""
         name = f"{self.played}-ledger.sqlite" if self.played else "ledger.sqlite"
         return self.replay.ledger or str(self.local_dir() / name)
 
@@ -420,7 +419,7 @@ class Settings(_Section):
         """Return the folder for files that must be on this machine.
 
         Raises:
-            ConfigError: the data root is on an object store, and no such folder is named.
+            ConfigError: the data root is on an object store, and the settings name no such folder.
         """
         if self.home_dir is not None:
             return self.home_dir
@@ -441,13 +440,14 @@ class Settings(_Section):
         return self.train.output or self.data_dir / "model"
 
     def training_dir(self) -> Path:
-        """Return the folder of this machine that the trainer writes to."""
+        """Return the local folder that the trainer writes to."""
         return self.train.output or self.local_dir() / "model"
 
     def secrets(self) -> list[str]:
-        """Return the keys and passwords of the environment, which stay on this machine, longest first.
+        """Return the keys and passwords of the environment, longest first. They stay on this machine.
 
-        Those of the teachers, of variables whose names say so, and of addresses.
+        These are the teachers' keys, the values of variables with telling names, and passwords in
+        URLs.
         """
         teachers = [*self.replay.teachers, *filter(None, [self.replay.student])]
         named = {teacher.api_key_env for teacher in teachers if teacher.api_key_env}
@@ -485,10 +485,10 @@ def _found_settings(root: Place | None, env: Mapping[str, str]) -> bytes:
 
 
 def config_dir(env: Mapping[str, str] | None = None) -> Path:
-    """Name this user's own configuration folder: that of the platform, or `REPLAY_CONFIG_DIR`.
+    """Return this user's configuration folder: `REPLAY_CONFIG_DIR`, or the platform's own.
 
     Raises:
-        ConfigError: the variables that name it give no absolute path.
+        ConfigError: the variable that names it isn't an absolute path.
     """
     env = variables() if env is None else env
     folder = Path(env.get("REPLAY_CONFIG_DIR") or typer.get_app_dir("replay-pipeline"))
@@ -524,10 +524,10 @@ def _teachers(choice: str) -> dict[str, Any]:
 
 
 def api_key(name: str | None) -> SecretStr | None:
-    """Return the key in environment variable `name`, or `None` when `name` is `None` or empty.
+    """Return the key in the environment variable `name`, or None if `name` is None or empty.
 
-    Where the variable is not set, `<name>_FILE` may name a file that holds the key, as secrets are
-    mounted in containers. It must be readable by its owner only.
+    If the variable isn't set, `<name>_FILE` may name a file with the key, such as a mounted secret
+    of a container. Only its owner may be able to read it.
 
     Raises:
         ConfigError: there is no key, or others may read its file.
@@ -546,7 +546,7 @@ def api_key(name: str | None) -> SecretStr | None:
 
 
 def key_for(name: str | None, base_url: str) -> SecretStr | None:
-    """Return the key in environment variable `name` if it may be sent to `base_url`.
+    """Return the key in the environment variable `name`, if it may be sent to `base_url`.
 
     Raises:
         UntrustedError: the key is not bound to that host.
@@ -558,7 +558,7 @@ def key_for(name: str | None, base_url: str) -> SecretStr | None:
 
 
 def key_of(teacher: TeacherSpec) -> SecretStr | None:
-    """Return the key of `teacher` if its host may have it: it is bound to it, or the program says so.
+    """Return the key of `teacher`, if its host may have it: the key is bound to the host, or the program names both.
 
     Raises:
         UntrustedError: the key is not bound to that host.
@@ -586,7 +586,7 @@ def _private_text(path: Path, *, variable: str) -> str:
 
 
 def redaction_salt() -> str:
-    """Return the salt that makes placeholders of secrets unguessable elsewhere: `REPLAY_SALT`."""
+    """Return the salt that makes placeholders of secrets unguessable outside this installation (`REPLAY_SALT`)."""
     return variables().get("REPLAY_SALT", "")
 
 

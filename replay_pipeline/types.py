@@ -1,6 +1,6 @@
-"""The vocabulary of the pipeline: every record that crosses a room.
+"""The vocabulary of the pipeline: all records that more than one room uses.
 
-Read this file first. Nothing here does I/O, or imports anything of ours but the families of models.
+Read this file first. It does no I/O, and of our own modules it imports only the families of models.
 """
 
 import re
@@ -13,20 +13,19 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from replay_pipeline.families import family_of_model
 
 Message = dict[str, Any]
-"""One chat message in the OpenAI form: `role`, `content`, and for an assistant `tool_calls`, whose
-`function.arguments` is a JSON string; for a tool result `tool_call_id`."""
+"""One chat message in OpenAI's form, with `role` and `content`. An assistant message may have
+`tool_calls`, whose `function.arguments` is a JSON string. A tool result has `tool_call_id`."""
 
 Tool = dict[str, Any]
-"""One tool in the OpenAI form: `{"type": "function", "function": {"name", "description",
-"parameters"}}`."""
+"""One tool in OpenAI's form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
 TokenLogprobs = list[list[tuple[str | list[int], float]]]
-"""What a teacher's endpoint says of each token of an answer, in the order in which they were written:
-the written token and then its likeliest alternatives, each with its natural log-probability. A token
-is its text, or its bytes where these are not text by themselves."""
+"""The tokens of an answer in order. Each entry has the written token and then its most likely
+alternatives, with their natural log-probabilities. A token is text, or bytes if these alone aren't
+text."""
 
 AgreementLevel = Literal["exact", "effect", "target", "tool"]
-"""How strictly two actions are the same, from strict to loose."""
+"""How similar two actions are, from strict to loose."""
 
 Outcome = Literal[
     "ok",
@@ -54,29 +53,29 @@ FAILURES: frozenset[Outcome] = frozenset(
         "rewound",
     )
 )
-"""Outcomes in which hindsight says that another action would likely have been better."""
+"""Outcomes that show, in hindsight, that another action would probably have been better."""
 
 REHEARSAL = "rehearsal"
-"""How everything that was made up for a rehearsal begins: models, teachers, the source of a pair.
-What is so called is play, and is kept away from the Hub."""
+"""Prefix of all made-up names of a rehearsal: models, teachers, and the source of a pair. Anything
+with this prefix stays away from the Hub."""
 
 TEST_FRACTION = 0.25
-"""Share of sessions, by hash, that go to the test split unless somebody says otherwise."""
+"""Default share of sessions that go to the test split, by hash."""
 
 ExportFormat = Literal["trl", "llama-factory", "axolotl", "unsloth", "jsonl"]
-"""Whose files pairs are written as: those of a trainer, or JSON lines in the OpenAI form."""
+"""The file format of exported pairs: that of a trainer, or JSON lines in OpenAI's form."""
 
 PAIR_LENGTHS = (8_192,)
-"""Tokens of prompt, tools and the longer side to which pairs are cut unless somebody says otherwise."""
+"""Default lengths to which pairs are cut: tokens of the prompt, the tools, and the longer side."""
 
 
 _PART_OF_SESSION = re.compile(r"\.agent-.*|~[^~]*$", re.DOTALL)
 
 
 def conversation_of(session_id: str) -> str:
-    """Return the conversation of a session of which nothing but its id is known.
+    """Return the conversation of a session from its id alone.
 
-    A subagent, and what was read of a file that was rewritten, bear the id of their session.
+    The ids of subagents, and of sessions in rewritten files, begin with the id of their session.
 
     >>> conversation_of("4f9d.agent-a1"), conversation_of("4f9d~03ab12"), conversation_of("4f9d")
     ('4f9d', '4f9d', '4f9d')
@@ -88,7 +87,7 @@ class ClientTexts(TypedDict):
     """A client's own prompt and tools, which replace the beginning of a neutral prompt."""
 
     n_replaced: int
-    """How many messages of the neutral prompt they stand for, from the first."""
+    """Number of leading messages of the neutral prompt that they replace."""
     messages: list[Message]
     tools: list[Tool]
 
@@ -106,40 +105,39 @@ class TraceState(TypedDict):
     """The recorded assistant message (text and tool calls). A plain string is read as text."""
     tools: NotRequired[list[Tool]]
     hint: NotRequired[str | None]
-    """What went wrong at this step, in words: the error text or the user's feedback."""
+    """What went wrong at this step: the error text, or the user's feedback."""
     outcome: NotRequired[Outcome]
     error_kind: NotRequired[str | None]
     session_id: NotRequired[str]
     conversation: NotRequired[str | None]
-    """The conversation that the session is a part of: train and test never share one."""
+    """The conversation that the session belongs to. Train and test never share one."""
     project: NotRequired[str | None]
     """The project folder of the session, or its hash."""
     turn_idx: NotRequired[int]
     cwd: NotRequired[str | None]
-    """Working directory of the session at this step; relative paths are read against it."""
+    """Working directory of the session at this step. Relative paths are read against it."""
     student_model: NotRequired[str | None]
     alternatives: NotRequired[list[Message]]
-    """Other actions recorded at the very same prefix (a rewound branch), newest last."""
+    """Other actions that were recorded at the same prefix (a rewound branch), newest last."""
     n_context_tokens: NotRequired[int | None]
     """Prompt tokens that the provider recorded for this step."""
     fidelity: NotRequired[Literal["exact", "rebuilt"]]
-    """`exact` where the log holds the request as it was sent, each message met by its hash: `messages`,
-    their roles, `system`, `tools` and `params` are then those of the request."""
+    """`exact` if the log contains the sent request, with every message confirmed by its hash.
+    `messages`, their roles, `system`, `tools`, and `params` are then those of the request."""
     system: NotRequired[list[str]]
-    """The texts of the system prompt as it was sent, where the log has it; `messages` begins with
-    them. It has no neutral prompt in their place."""
+    """The texts of the sent system prompt, if the log has it. `messages` then begins with these and
+    not with a neutral prompt."""
     harness: NotRequired[dict[str, Any]]
-    """Of which client's harness the system prompt and the tools are, where they were learned from the
-    client: `agent`, `version`, `sha` and what is not quite as it was (`note`)."""
+    """The harness behind the system prompt and the tools, if they were learned from the client:
+    `agent`, `version`, `sha`, and a `note` on differences."""
     client_texts: NotRequired[ClientTexts]
-    """What the client's own prompt has in place of the neutral one, where a state was asked for in the
-    neutral form."""
+    """The client's own texts, if the state was requested in the neutral form."""
     params: NotRequired[dict[str, Any]]
-    """The other parameters of the request, where it is logged: model, thinking, context management, …"""
+    """The other parameters of the request, if the log has it: model, thinking, context management, …"""
 
 
 RESERVED_PARAMS = ("model", "messages", "tools", "stream", "n")
-"""Fields of a request that are no matter of a teacher's `params`."""
+"""Fields of a request that a teacher's `params` can't set."""
 
 PRICE_NAMES = (
     "prompt",
@@ -149,7 +147,7 @@ PRICE_NAMES = (
     "internal_reasoning",
     "request",
 )
-"""What a price may name; the first two it must."""
+"""The fields of a price. The first two are required."""
 
 
 # Strict, so that no other reader of the address finds another host in it.
@@ -166,39 +164,39 @@ class TeacherSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: Annotated[str, Field(min_length=1)]
-    """Short name under which its answers are kept and reported."""
+    """Short name for its answers and reports."""
     model: Annotated[str, Field(min_length=1)]
-    """Model id as the endpoint knows it, e.g. `deepseek/deepseek-v4-pro`."""
+    """The endpoint's id for the model, such as `deepseek/deepseek-v4-pro`."""
     answers_as: Annotated[str | None, Field(exclude_if=lambda name: name is None)] = None
-    """What the endpoint calls the model in its answers, where that is another name than `model`, as of
-    a deployment; `*` takes any. A teacher whose first answers are of another model is stopped."""
+    """The model's name in the endpoint's answers, if it differs from `model`, as with a deployment.
+    `*` accepts any name. If the first answers come from another model, the teacher is stopped."""
     base_url: str = "https://openrouter.ai/api/v1"
-    """Address of the endpoint, up to and without `/chat/completions`. What is sent there is private:
-    plain `http://` is for this machine only."""
+    """Address of the endpoint, without `/chat/completions`. Requests are private, so plain
+    `http://` is only allowed for this machine."""
     api_key_env: str | None = "OPENROUTER_API_KEY"
-    """Environment variable that holds the key; empty or `None` for an endpoint without keys."""
+    """Environment variable with the key. Empty or `None` for an endpoint without keys."""
     params: dict[str, Any] = {}
-    """Extra request fields, e.g. `{"temperature": 0.2, "max_completion_tokens": 2048}`. What the
-    program sets itself (`model`, `messages`, `tools`, `stream`, `n`) is refused."""
+    """Extra request fields, such as `{"temperature": 0.2, "max_completion_tokens": 2048}`. Fields
+    that the program sets itself (`model`, `messages`, `tools`, `stream`, `n`) are refused."""
     price: dict[str, float] | None = None
-    """US dollars per token under OpenRouter's own names: `prompt` and `completion`, and where they
-    differ `input_cache_read`, `input_cache_write` and `internal_reasoning`; `request` is per call.
-    `None`: taken from the endpoint's `/models`. A teacher without any price is refused under a
-    dollar ceiling."""
+    """US dollars per token under OpenRouter's names: `prompt`, `completion`, and, if they differ,
+    `input_cache_read`, `input_cache_write`, and `internal_reasoning`. `request` is per call. With
+    `None`, the price comes from the endpoint's `/models`. A run with a ceiling refuses a teacher
+    without a price."""
     max_concurrency: Annotated[int, Field(ge=1)] = 32
     """Calls in flight at once to this teacher."""
     family: str | None = None
-    """Model family for voting; by default that of `model`."""
+    """Model family for voting. By default, the family of `model`."""
     dialect: Literal[
         "auto", "openrouter", "openai", "azure", "anthropic", "vllm", "llama.cpp", "ollama",
         "transformers", "litellm",
     ] = "auto"  # fmt: skip
-    """The kind of server at `base_url`; `auto` decides by its address."""
+    """The kind of server at `base_url`. `auto` decides by the address."""
     is_distillable: bool | None = None
-    """Whether the vendor's terms allow training on the answers; `None`: not known."""
+    """Whether the vendor's terms allow training on the answers. `None` if unknown."""
     top_logprobs: Annotated[int, Field(ge=0, le=20, exclude_if=lambda n: n == 0)] = 0
-    """Number of likeliest tokens to request at each token of an answer, with their
-    log-probabilities; 0 requests none. The ledger keeps them with the answer. A run refuses
+    """Number of most likely tokens to request for each token of an answer, with their
+    log-probabilities. 0 requests none. The ledger keeps them with the answer. A run refuses
     endpoints that offer none."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Time limit of one call, in seconds after its last byte was sent. It is long on purpose,
@@ -224,9 +222,9 @@ class TeacherSpec(BaseModel):
 
     @property
     def names_its_key(self) -> bool:
-        """Return whether a program names address and key in one line, which binds them to each other.
+        """Return whether a program sets the address and the key together, which binds them to each other.
 
-        What a settings file says binds nothing: it may have come with a folder.
+        A settings file binds nothing, since it may have come with a downloaded folder.
         """
         return self._names_its_key
 
@@ -277,7 +275,7 @@ class TeacherSpec(BaseModel):
 
     @property
     def vendor(self) -> str:
-        """Return the family that counts as one vote: of `family`, or else of `model`."""
+        """Return the family that shares one vote: that of `family`, or else of `model`."""
         return family_of_model(self.family or self.model) or self.name
 
 
@@ -286,7 +284,7 @@ SAMPLE_TEACHERS: tuple[TeacherSpec, ...] = (
     TeacherSpec(name="qwen", model="qwen/qwen3-coder", is_distillable=True),
     TeacherSpec(name="glm", model="z-ai/glm-4.6", is_distillable=True),
 )
-"""The teachers whose answers the bundled sample holds, whoever the default teachers are."""
+"""The teachers with answers in the bundled sample, independent of the default teachers."""
 
 REHEARSAL_TEACHERS: tuple[TeacherSpec, ...] = tuple(
     TeacherSpec(
@@ -298,25 +296,25 @@ REHEARSAL_TEACHERS: tuple[TeacherSpec, ...] = tuple(
     )
     for name in ("one", "two", "three")
 )
-"""Teachers that are no models: their answers are made up from the sessions themselves."""
+"""Teachers that aren't models. Their answers are made up from the sessions."""
 
 
 class RetryPolicy(BaseModel):
-    """How often, and after how long, a call that surely cost nothing is retried."""
+    """How often, and after how long, to retry a call that surely cost nothing."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     max_attempts: Annotated[int, Field(ge=1)] = 6
-    """Times a call is sent at most."""
+    """The most times that a call is sent."""
     first_wait_s: Annotated[float, Field(ge=0)] = 0.5
-    """Wait before the second time, in seconds; it doubles from time to time."""
+    """Wait before the first retry, in seconds. It doubles with each retry."""
     max_wait_s: Annotated[float, Field(ge=0)] = 60.0
     """Longest wait, in seconds, unless the endpoint asks for a longer one."""
     longest_pause_s: Annotated[float, Field(ge=0)] = 600.0
-    """An endpoint that asks for a longer pause is left alone for the rest of the run."""
+    """If an endpoint asks for a longer pause, the run doesn't ask it again."""
     settle_s: Annotated[float, Field(ge=0)] = 60.0
-    """How long a run waits at its end for lost calls that may still be running, in seconds, and how
-    long calls in flight are awaited after a stop. What is left then is asked again by the next run."""
+    """Seconds that a run waits at its end for lost calls that may still be running, and after a
+    stop for calls in flight. The next run asks the remaining questions again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -327,11 +325,11 @@ class TeacherAction:
     teacher: str
     """`TeacherSpec.name`."""
     action: Message | None = None
-    """The assistant message (`content`, `tool_calls`), or `None` when the call failed."""
+    """The assistant message (`content`, `tool_calls`), or None if the call failed."""
     model: str | None = None
-    """The model that answered, as the endpoint names it."""
+    """The endpoint's name for the model that answered."""
     family: str | None = None
-    """Model family of the teacher: one family is one vote."""
+    """Model family of the teacher. A family has one vote."""
     provider: str | None = None
     finish_reason: str | None = None
     latency_s: float = 0.0
@@ -342,50 +340,50 @@ class TeacherAction:
     n_reasoning_tokens: int | None = None
     n_attempts: int = 1
     request_sha: str | None = None
-    """Hash of the canonical request: equal requests are paid once."""
+    """Hash of the canonical request. Equal requests are paid once."""
     generation_id: str | None = None
     is_distillable: bool | None = None
     error_code: str | None = None
     error_message: str | None = None
     gate: str | None = None
-    """The gate, a preset of the buying policy, that decided by chance that this call is made."""
+    """The gate (a preset of the buying policy) that drew this call by chance."""
     propensity: float = 1.0
-    """With which probability this call was made; weigh by its inverse."""
+    """Probability with which this call was made. Weight it by the inverse."""
     logprobs: TokenLogprobs | None = field(default=None, repr=False)
-    """Token probabilities, where `TeacherSpec.top_logprobs` asked for them and they came."""
+    """Token probabilities, if `TeacherSpec.top_logprobs` requested them and the endpoint sent them."""
 
     @property
     def is_rehearsal(self) -> bool:
-        """Return whether the answer was made up: its endpoint says so, whatever the teacher is called."""
+        """Return whether the answer was made up, according to its endpoint and not the teacher's name."""
         told = (self.model, self.provider, self.teacher, self.family)
         return any((name or "").lower().startswith(REHEARSAL) for name in told)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """The result of an action that was executed on a copy of the files of its state."""
+    """The result of executing an action on a copy of its state's files."""
 
     works: bool
-    """Whether every call of it was carried out; a command may have ended with any status."""
+    """Whether all its calls were carried out. Commands count with any exit status."""
     error_kind: str | None = None
-    """How it failed, as `error_kind` of a state."""
+    """How it failed, with the values of a state's `error_kind`."""
     effect: str | None = None
-    """Names what it changed, and of commands also output and status: equal for actions with one
-    and the same effect. None where nothing was changed or run."""
+    """Hash of what it changed, and of the output and status of commands. Equal for actions with the
+    same effect. None if nothing was changed or run."""
     was_run: bool = False
-    """Whether a command was run, instead of file tools alone."""
+    """Whether a command was run, and not only file tools."""
     is_passing: bool | None = None
-    """Whether the project's check passes after it; None where it was not run."""
+    """Whether the project's check passes after it. None if it was not run."""
     was_passing: bool | None = None
     """Whether the check passed before it."""
     answer: str = ""
-    """What its last call answered, shortened and redacted."""
+    """The answer of its last call, shortened and redacted."""
     diff: str = ""
-    """How the files differ afterwards, shortened and redacted."""
+    """The changes of the files, shortened and redacted."""
 
     @property
     def check(self) -> str | None:
-        """Return what became of the project's check: `fixed`, `broken`, `passes`, `fails` or None."""
+        """Return the result of the project's check: `fixed`, `broken`, `passes`, `fails`, or None."""
         if self.is_passing is None:
             return None
         if self.is_passing == self.was_passing:
@@ -393,7 +391,7 @@ class Trial:
         return "fixed" if self.is_passing else "broken"
 
     def in_words(self) -> str:
-        """Return `works`, with the check where it was run, or `fails: ` and the reason."""
+        """Return `works` (with the result of the check, if it was run), or `fails: ` with the reason."""
         if not self.works:
             return f"fails: {self.error_kind}"
         return f"works, check {self.check}" if self.check else "works"
@@ -402,7 +400,7 @@ class Trial:
 class DPOPair(TypedDict):
     """A preference: at `state_messages`, the teachers' `chosen` beats the student's `rejected`.
 
-    Both sides are the canonical text of an action, rendered by the same code.
+    Both sides are canonical texts of an action, rendered by the same code.
     """
 
     state_id: str
@@ -411,26 +409,26 @@ class DPOPair(TypedDict):
     rejected: str
     n_teachers_agreeing: int
     pair_id: NotRequired[str]
-    """Names the pair by its state and sides; a state may have several pairs."""
+    """Id of the pair, made from its state and sides. A state may have several pairs."""
     chosen_action: NotRequired[Message]
     """The chosen side as an assistant message in canonical form."""
     rejected_action: NotRequired[Message]
     session_id: NotRequired[str]
     conversation: NotRequired[str | None]
     cwd: NotRequired[str | None]
-    """Folder that relative paths of both sides are read against."""
+    """Folder against which relative paths of both sides are read."""
     tools: NotRequired[list[Tool]]
     teachers_agreeing: NotRequired[list[str]]
     n_teachers_asked: NotRequired[int]
     n_teachers_valid: NotRequired[int]
     agreement_level: NotRequired[AgreementLevel]
     margin: NotRequired[int]
-    """Votes of the consensus minus votes of the strongest other side, the student's included."""
+    """Votes for the consensus minus votes for the strongest other action, including the student's."""
     n_against: NotRequired[int]
-    """Votes for the student's action: the student, and every family that sides with it."""
+    """Votes for the student's action: the student's own, and those of families that agree with it."""
     evidence: NotRequired[list[str]]
-    """What the record itself says for the chosen side: `rewind`, `rejection`. `execution`: the teachers agree
-    only by what their actions did when they were tried."""
+    """Evidence for the chosen side from the record: `rewind`, `rejection`. `execution` means that
+    the teachers' actions agree only in their effects when they were tried."""
     source: NotRequired[Literal["consensus", "rewind", "rejection", "rehearsal"]]
     rejected_source: NotRequired[Literal["recorded", "sampled"]]
     hint: NotRequired[str | None]
@@ -441,24 +439,24 @@ class DPOPair(TypedDict):
     is_distillable: NotRequired[bool | None]
     """Whether the terms of every agreeing teacher allow training on its answers."""
     control_mismatch: NotRequired[bool]
-    """Whether the student's own model, asked again at this state, left its recorded action."""
+    """Whether the student's own model, asked again at this state, took another action."""
     cost_usd: NotRequired[float]
-    """What all answers at this state cost, in US dollars."""
+    """Cost of all answers at this state, in US dollars."""
     p_chosen_right: NotRequired[float]
-    """Probability that the chosen side is a right action here, as votes and record tell."""
+    """Probability that the chosen side is a right action here, estimated from votes and record."""
     p_better: NotRequired[float]
-    """Probability that the chosen side is right and the rejected one is not."""
+    """Probability that the chosen side is right and the rejected side is wrong."""
     chosen_trial: NotRequired[str]
-    """What became of the chosen side where it was tried: `works`, or `fails: ` and how."""
+    """Result of trying the chosen side: `works`, or `fails: ` with the reason."""
     rejected_trial: NotRequired[str]
     is_checked_right: NotRequired[bool]
-    """What was found when the pair was checked, by execution or by a person; missing where nobody did."""
+    """Whether a check of the pair, by execution or by a person, found it right. Missing if it wasn't checked."""
     weight: NotRequired[float]
-    """How much the pair should count in training: `p_better`."""
+    """Weight of the pair in training, equal to `p_better`."""
 
 
 class NormalizedDPOPair(DPOPair):
-    """A `DPOPair` in chat form, with the statistics that the normalizer judged it by."""
+    """A `DPOPair` in chat form, with the statistics that the normalizer used."""
 
     chosen_messages: list[Message]
     rejected_messages: list[Message]
@@ -467,32 +465,32 @@ class NormalizedDPOPair(DPOPair):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """A step forward in long work, for a bar, a log line or an observation."""
+    """A step of progress in long work, for a bar, a log line, or an observation."""
 
     stage: str
     n_done: int
     n_total: int | None = None
     cost_usd: float | None = None
     part: str | None = None
-    """What of the stage this counts, such as a batch; `None`: all of it."""
+    """The part of the stage that this counts, such as a batch. `None` means the whole stage."""
     unit: Literal["", "bytes"] = ""
-    """What is counted: bytes, or whatever the stage works through."""
+    """The counted unit: bytes, or the items of the stage."""
     limit_usd: float | None = None
-    """What may be spent."""
+    """The ceiling on the money to spend."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateReport:
-    """The savings of one gate, and its losses where they could be measured."""
+    """The savings of one gate, and its losses if they could be measured."""
 
     gate: str
     n_calls_saved: int = 0
     saved_usd: float = 0.0
-    """Expected cost of the calls that were not made."""
+    """Expected cost of the skipped calls."""
     n_explored: int = 0
-    """Calls made by chance although the gate would have saved them."""
+    """Calls that were drawn by chance although the gate would have skipped them."""
     n_pairs: int | None = None
-    """Pairs that asking everyone brings; known only when measured on recorded answers."""
+    """Number of pairs from asking every teacher. Known only for a measurement on recorded answers."""
     n_pairs_lost: int | None = None
 
 
@@ -501,40 +499,39 @@ class ReplayReport:
     """The results and costs of one replay."""
 
     actions: list[TeacherAction] = field(repr=False)
-    """One row per (state, teacher) that was decided now or before, failed ones included."""
+    """One row per (state, teacher) that was decided in this run or before, including failures."""
     n_states: int
     n_sent: int
-    """Calls decided by sending a request in this run."""
+    """Calls that this run sent and decided."""
     n_cached: int
-    """Calls decided by an answer that was already in the ledger."""
+    """Calls that an answer in the ledger already decided."""
     spent_usd: float
-    """Settled cost of `actions`, whenever it was paid."""
+    """Settled cost of all `actions`, paid now or earlier."""
     newly_spent_usd: float
-    """Settled cost of what this run sent."""
+    """Settled cost of the calls that this run sent."""
     max_total_usd: float
-    """The ceiling that was set."""
+    """The ceiling of the run."""
     stop_reason: Literal["completed", "budget", "stopped", "teacher_stopped"]
     skipped: dict[str, int] = field(default_factory=dict)
-    """(state, teacher) questions that were not asked, by reason: `budget`, a gate, `teacher_stopped`."""
+    """Number of questions (state, teacher) that were not asked, by reason: `budget`, a gate, `teacher_stopped`."""
     cost_by_teacher_usd: dict[str, float] = field(default_factory=dict)
     forecast_usd: float | None = None
-    """What `estimate` predicted for this run before the first call."""
+    """The prediction of `estimate` for this run before its first call."""
     n_open: int = 0
-    """Failed calls that the next run asks again: their reason need not last."""
+    """Failed calls that the next run repeats, because their reason may be temporary."""
     unknown_usd: float = 0.0
-    """Reserved for calls of this run whose outcome is not known; it counts against the budget."""
+    """Money reserved for calls with an unknown outcome. It counts against the budget."""
     held_until: str | None = None
-    """When the last of these is surely over, so that a run can go on with their money (ISO 8601)."""
+    """When the last of these calls has surely ended, so that a run can use their money (ISO 8601)."""
     gates: tuple[GateReport, ...] = ()
     coverage: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Of `projects`, `sessions`, `kinds` of decision and `states`: how many there are (`all`), and at
-    how many somebody was asked (`asked`)."""
+    """For `projects`, `sessions`, `kinds` of decision, and `states`: how many exist (`all`), and at
+    how many a teacher was asked (`asked`)."""
     asked_by: dict[str, dict[str, int]] = field(default_factory=dict)
-    """States at which somebody was asked, by name of each of the `projects` and `kinds`; 0 where nobody
-    was."""
+    """Number of states at which a teacher was asked, for each of the `projects` and `kinds`, zeros included."""
     n_overruns: int = 0
-    """Calls that cost more than could be expected at most; booked as they are."""
+    """Calls that cost more than their bound. They are booked at their full cost."""
     stopped_teachers: dict[str, str] = field(default_factory=dict)
-    """Why teachers were not asked any more, by name."""
+    """Why a teacher was stopped, by name."""
     n_disputed: int = 0
-    """Calls whose reported cost was not believed; booked at the most they should cost."""
+    """Calls whose reported cost wasn't believed. They are booked at the most that they should cost."""

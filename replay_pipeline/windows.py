@@ -1,9 +1,9 @@
-"""Windowing: what of a long prefix a teacher is shown.
+"""Windowing: the part of a long prefix that a teacher sees.
 
-Every policy keeps the first request, or the compaction summary that stands in its place, and
-never cuts between a call and its result. What is shown of a prefix stays, byte for byte, the
-beginning of what is shown of the next one for as long as possible, so that a provider's prompt
-cache hits: a cut that moved with every step would leave nothing to be read from it.
+Every policy keeps the first request (or the compaction summary that replaces it), and never cuts
+between a call and its result. As long as possible, the shown part of a prefix stays, byte for byte,
+the beginning of the next one, so that the provider's prompt cache hits. If the cut moved with every
+step, the cache would never hit.
 """
 
 import re
@@ -19,24 +19,24 @@ from replay_pipeline.types import Message
 WindowKind = Literal["full", "clear_tool_results", "token_budget"]
 
 CLEARED_RESULT = "[Old tool result content cleared]"
-"""Stands for a result that the agent itself, or a window, took out of the prefix."""
+"""Replaces a result that the agent itself, or a window, removed from the prefix."""
 OMITTED = "[Earlier messages were left out]"
 _BLOCK = 20
 BYTES_PER_TOKEN = 3.5
-"""Used to hold a budget in tokens without a tokenizer."""
+"""Estimate for keeping a token budget without a tokenizer."""
 
 _POLICY = re.compile(r"full|(clear_tool_results|token_budget):(0*[1-9]\d*)")
 
 
 @dataclass(frozen=True, slots=True)
 class WindowPolicy:
-    """One windowing policy; `limit` counts tool results or tokens."""
+    """One windowing policy. `limit` counts tool results or tokens."""
 
     kind: WindowKind = "full"
     limit: int = 0
 
     def apply(self, messages: list[Message]) -> list[Message]:
-        """Return the shown messages of a prefix. `messages` itself does not change."""
+        """Return the shown messages of a prefix, without changing `messages`."""
         if self.kind == "clear_tool_results":
             return _clear_results(messages, self.limit)
         if self.kind == "token_budget":
@@ -45,7 +45,7 @@ class WindowPolicy:
 
 
 def parse_window(text: str) -> WindowPolicy:
-    """Return the policy that a setting names: `full`, `clear_tool_results:N` or `token_budget:N`.
+    """Return the policy of a setting: `full`, `clear_tool_results:N`, or `token_budget:N`.
 
     Raises:
         ConfigError: there is no such policy, or its number is missing or zero.
@@ -60,7 +60,7 @@ def parse_window(text: str) -> WindowPolicy:
 
 
 def window_messages(messages: list[Message], window: str) -> list[Message]:
-    """Return the messages shown of a prefix under the policy that `window` names.
+    """Return the shown messages of a prefix under the policy `window`.
 
     Raises:
         ConfigError: there is no such policy, or its number is missing or zero.
@@ -69,9 +69,9 @@ def window_messages(messages: list[Message], window: str) -> list[Message]:
 
 
 def merged_users(messages: list[Message]) -> list[Message]:
-    """Return user messages that follow each other as one, as every chat template takes them.
+    """Join consecutive user messages, because some chat templates don't accept them.
 
-    So are messages of the system between them.
+    System messages between them are joined too.
     """
     merged: list[Message] = []
     for message in messages:
@@ -117,16 +117,15 @@ def _within_budget(messages: list[Message], n_tokens: int) -> list[Message]:
 
 
 def cut_steps(messages: list[Message], sizes: list[int], *, budget: float) -> list[Message]:
-    """Leave out whole steps after the first request until the rest fits.
+    """Remove whole steps after the first request until the rest fits.
 
-    A step is a message with the results of its calls; the last one always stays. The cut moves
-    by half the budget at a time, measured from the root: one cut serves all prefixes until the
-    next move.
+    A step is a message with the results of its calls. The last step always stays. The cut moves by
+    half the budget at a time, measured from the start, so many prefixes share the same cut.
 
     Args:
         messages: a prefix.
-        sizes: the size of each message, in the unit of the budget.
-        budget: the size of what is kept; the note that stands for what is left out comes on top.
+        sizes: size of each message, in the unit of the budget.
+        budget: size of the kept messages, without the note that replaces the removed ones.
     """
     excess = sum(sizes) - budget
     if excess <= 0:
@@ -148,7 +147,7 @@ def cut_steps(messages: list[Message], sizes: list[int], *, budget: float) -> li
 
 
 def n_pinned(messages: list[Message]) -> int:
-    """Count the messages at the front that stay: the system prompt, and the first request or summary."""
+    """Count the leading messages that always stay: the system prompt, and the first request or summary."""
     for index, message in enumerate(messages):
         if message["role"] == "user":
             return index + 1

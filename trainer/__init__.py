@@ -1,4 +1,4 @@
-"""Three-channel training on a published preference dataset: losses, data, outer loop, adapters.
+"""Train on three channels with a published preference dataset: losses, data, outer loop, and engines.
 
 Public names are loaded on first use, so `import trainer` needs neither transformers nor TRL.
 """

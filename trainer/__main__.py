@@ -19,19 +19,19 @@ from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedErro
 
 DEFAULT_CONFIG = Path(__file__).parent / "tiny.yaml"
 PRETRAINED_CONFIG = Path(__file__).parent / "pretrained.yaml"
-"""Taken where no file is named and `--set model=` names a model: the tiny model's learning rate
-would ruin it."""
+"""The settings if you name a model by `--set model=` but no file. The tiny model's learning rate
+would ruin a real model."""
 STOPPED = 128 + signal.SIGTERM
-"""Exit status of a run that was asked to stop, and has saved a checkpoint."""
+"""Exit code of a run that was asked to stop and saved a checkpoint."""
 
 logger = logging.getLogger(__name__)
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Read a YAML file and put `key=value` over it; dots reach into sections (`trl.max_steps=5`).
+    """Read a YAML file and apply `key=value`. Dots reach into sections (`trl.max_steps=5`).
 
     Raises:
-        TrainerConfigError: not readable, not a mapping, or an override without `=`.
+        TrainerConfigError: the file isn't readable or isn't a mapping, or an override lacks `=`.
     """
     try:
         values = yaml.safe_load(path.read_text("utf-8")) or {}
@@ -54,12 +54,13 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0 on success, 2 when a setting or the dataset is wrong, 143 when stopped.
+    """Run the command, and return 0 on success, 2 if a setting or the dataset is wrong, or 143 if stopped.
 
-    `launch` and its kin as first word are about replicas of the rest: see `trainer.outer.launch`.
+    If the first word is `launch` or a related command, the rest describes replicas: see
+    `trainer.outer.launch`.
 
     Raises:
-        ModuleNotFoundError: a package is missing that no extra installs.
+        ModuleNotFoundError: a package is missing, and no extra contains it.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in COMMANDS:
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report_words(report: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """Return a report in sentences, for a terminal; programs that read the output get JSON."""
+    """Return a report in sentences for a terminal. Programs that read the output get JSON."""
     lines = []
     if {"steps", "loss_first", "loss_last"} <= report.keys():
         lines.append(
@@ -147,7 +148,7 @@ _PACKAGES = {"accelerate", "datasets", "peft", "safetensors", "torch", "transfor
 """What the extra `train` brings, by the names of their modules."""
 
 COMMANDS = ("launch", "attach", "logs", "stop", "export", "serve", "inspect")
-"""First words that are about replicas or a finished model, not about a run in this process."""
+"""Commands about replicas or a finished model, instead of a run in this process."""
 
 
 def _default(overrides: Sequence[str]) -> Path:
@@ -232,9 +233,9 @@ def _run(values: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Load modules without garbage collection, which would run again and again as they grow.
+    """Load modules without garbage collection, which would otherwise run many times.
 
-    That takes a quarter of the time in which torch and TRL are loaded.
+    This saves a quarter of the time to load torch and TRL.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -249,8 +250,8 @@ def uncollected() -> Iterator[None]:
 def stop_signals() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether SIGTERM or Ctrl-C asked this process to stop.
 
-    The same signal again ends the process at once. Outside the main thread, where no handler can
-    be set, nobody can ask.
+    A second signal ends the process at once. Outside the main thread, no handler can be set, so
+    signals have no effect.
     """
     seen: set[int] = set()
 
@@ -302,7 +303,7 @@ ENGINES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "prime_rl": _prepare_prime_rl,
     "tinker": _run_with_tinker,
 }
-"""Who may train, by the name that the command line takes."""
+"""The engines by their name on the command line."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`trainer.outer` under the name that the method published."""
+"""Another name of `trainer.outer`, from the published method."""
 
 from typing import Any
 

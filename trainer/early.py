@@ -1,4 +1,4 @@
-"""Refuse a run that cannot work before the libraries that would train it are even loaded."""
+"""Refuse a run that can't work, before the training libraries are loaded."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -9,9 +9,9 @@ from trainer.settings import RunConfig, SharedSettings, typed, without_engines
 
 
 def refuse_early(values: Mapping[str, Any]) -> None:
-    """Look at settings, dataset, tokenizer and configuration of a named model.
+    """Check settings, dataset, tokenizer, and the configuration of a named model.
 
-    What is wrong with other settings is found by `read_settings`, which needs TRL.
+    `read_settings`, which needs TRL, checks the other settings.
 
     Raises:
         TrainerConfigError: a setting is wrong, or the model does not fit.

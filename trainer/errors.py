@@ -1,23 +1,19 @@
 """Every error that `trainer` raises on purpose.
 
-    TrainerError
-    ├── TrainerConfigError   a setting is wrong; raised before any step
-    ├── FolderInUseError     another trainer writes into the output folder
-    ├── DatasetError         the dataset lacks a column, a split or a row that a channel needs
-    ├── ShapeError           two tensors that must line up do not
-    ├── EnvironmentFailedError  an environment server does not answer, or too often not
-    ├── AlignmentError       student and teacher positions do not name the same tokens
-    ├── TrainingStoppedError somebody asked the run to stop; its checkpoint is complete
-    ├── DivergedError        the loss is no longer a number
-    └── OuterLoopError       an outer round failed
-        ├── ObjectStoreError     the object store refused a request or cannot be reached
-        ├── OuterTimeoutError    too few replicas answered, or none committed, in time
-        ├── ReplicaFailedError   a launched replica ended without success
-        │   └── BudgetReachedError   the ceiling of a launch has no room for another start
-        ├── PlatformUnreachableError  who runs the replicas does not answer
-        └── LeaseHeldError       another launch has this store
+    TrainerError ├── TrainerConfigError a setting is wrong; raised before any step ├──
+    FolderInUseError another trainer writes into the output folder ├── DatasetError the dataset
+    lacks a column, a split or a row that a channel needs ├── ShapeError two tensors that must line
+    up do not ├── EnvironmentFailedError an environment server does not answer, or fails too often
+    ├── AlignmentError student and teacher positions do not name the same tokens ├──
+    TrainingStoppedError somebody asked the run to stop; its checkpoint is complete ├──
+    DivergedError the loss is no longer a number └── OuterLoopError an outer round failed ├──
+    ObjectStoreError the object store refused a request or cannot be reached ├── OuterTimeoutError
+    too few replicas answered, or none committed, in time ├── ReplicaFailedError a launched replica
+    ended without success │ └── BudgetReachedError the ceiling of a launch has no room for another
+    start ├── PlatformUnreachableError the platform of the replicas does not answer └──
+    LeaseHeldError another launch has this store
 
-Every class also inherits the standard exception it refines, and pickles.
+Every class also inherits the standard exception that it refines, and can be pickled.
 """
 
 __all__ = [
@@ -49,7 +45,7 @@ class TrainerConfigError(TrainerError, ValueError):
 
 
 class FolderInUseError(TrainerError, RuntimeError):
-    """Another trainer writes into the output folder; nothing was touched."""
+    """Another trainer writes into the output folder. Nothing was changed."""
 
 
 class DatasetError(TrainerError, ValueError):
@@ -69,7 +65,7 @@ class EnvironmentFailedError(TrainerError, RuntimeError):
 
 
 class TrainingStoppedError(TrainerError, RuntimeError):
-    """Somebody asked the run to stop. The message names the checkpoint from which it goes on."""
+    """Somebody asked the run to stop. The message names the checkpoint to continue from."""
 
 
 class DivergedError(TrainerError, ArithmeticError):
@@ -81,7 +77,7 @@ class OuterLoopError(TrainerError, RuntimeError):
 
 
 class ObjectStoreError(OuterLoopError):
-    """The object store refused a request or cannot be reached. Worth another try."""
+    """The object store refused a request or can't be reached. A retry may help."""
 
 
 class OuterTimeoutError(OuterLoopError, TimeoutError):
@@ -89,11 +85,11 @@ class OuterTimeoutError(OuterLoopError, TimeoutError):
 
 
 class ReplicaFailedError(OuterLoopError):
-    """A launched replica ended without success: its rank, exit code and last log lines."""
+    """A launched replica failed. The message has its rank, exit code, and last log lines."""
 
 
 class BudgetReachedError(ReplicaFailedError):
-    """A start would pass the ceiling of a launch, in dollars or hours; it was not made."""
+    """A start would exceed the ceiling of a launch, in dollars or hours, so it was not made."""
 
 
 class PlatformUnreachableError(OuterLoopError, ConnectionError):
@@ -101,4 +97,4 @@ class PlatformUnreachableError(OuterLoopError, ConnectionError):
 
 
 class LeaseHeldError(OuterLoopError):
-    """Another launch has the store; nothing was started."""
+    """Another launch uses the store. Nothing was started."""

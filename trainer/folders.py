@@ -1,4 +1,4 @@
-"""One trainer at a time in an output folder, and the names of its files there."""
+"""Allow one trainer at a time in an output folder, and name its files there."""
 
 import errno
 import fcntl
@@ -17,10 +17,10 @@ __all__ = ["LOCK_FILE", "STATE_FILE", "sole_writer"]
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = "trainer.lock"
-"""Lies in a folder that is written to; says by whom while its lock is held."""
+"""File in an output folder. While its lock is held, it says who writes there."""
 
 STATE_FILE = "composer_state.json"
-"""Lies in a checkpoint that was written to its end; holds what the trainer keeps beside TRL."""
+"""File in a complete checkpoint, with the state that the trainer keeps besides TRL's."""
 
 _POLL_S = 0.05
 _BUSY = (errno.EWOULDBLOCK, errno.EACCES)
@@ -41,17 +41,17 @@ os.register_at_fork(after_in_child=_let_go)
 
 @contextmanager
 def sole_writer(folder: Path, *, patience_s: float = 0.0) -> Iterator[None]:
-    """Make `folder` and keep every other trainer out of it until the end.
+    """Create `folder`, and keep every other trainer out of it until the end.
 
-    The lock is the system's: it goes with the process, however that ends.
+    The operating system holds the lock, and releases it when the process ends for any reason.
 
     Args:
-        folder: where a run puts its files.
-        patience_s: how long to wait for another's end, as one that was just killed may need.
+        folder: folder for the files of a run.
+        patience_s: seconds to wait for another trainer, such as one that was just killed.
 
     Raises:
-        FolderInUseError: another trainer writes there; nothing was touched.
-        TrainerConfigError: the folder cannot be made or written to.
+        FolderInUseError: another trainer writes there. Nothing was changed.
+        TrainerConfigError: the folder can't be created or written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,9 @@ def _lock(descriptor: int, folder: Path, patience_s: float) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in _WITHOUT_LOCKS:
-                logger.warning("%s: its file system has no locks: nothing keeps others out", folder)
+                logger.warning(
+                    "%s: its file system has no locks, so nothing prevents a second trainer", folder
+                )
                 return
             if error.errno not in _BUSY:
                 raise

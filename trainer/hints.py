@@ -1,6 +1,6 @@
-"""What the hinted teacher is told about a failed step: a template, else the raw error, else a judge.
+"""Make the hint about a failed step for the teacher: from a template, the raw error, or a judge.
 
-The text goes to the end of the teacher's context and never into the student's.
+The hint goes to the end of the teacher's context, and never into the student's.
 """
 
 import re
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 MAX_HINT_CHARS = 600
-"""Longer error texts keep their head and tail."""
+"""Longer error texts keep their beginning and end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class HintContext:
     error_text: str
     """The tool's error or the user's feedback, as recorded."""
     outcome: str | None = None
-    """Outcome label of the step, e.g. `tool_error` or `user_rejected`."""
+    """Outcome of the step, such as `tool_error` or `user_rejected`."""
     tool_name: str | None = None
     tool_names: tuple[str, ...] = ()
     """Tools that were available."""
@@ -39,7 +39,7 @@ class HintContext:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hint:
-    """A sentence or two, and which layer wrote it."""
+    """A sentence or two, and the layer that wrote it."""
 
     text: str
     source: Literal["template", "raw_error", "judge"]
@@ -48,7 +48,7 @@ class Hint:
 HintGenerator = Callable[[HintContext], Hint | None]
 
 HintFunction = Callable[[Mapping[str, Any]], Hint | None]
-"""What to tell the teacher at a row's state; `None` leaves the row out of channel 2."""
+"""A function that returns the hint for a row's state. `None` leaves the row out of channel 2."""
 
 _TEMPLATES: tuple[tuple[re.Pattern[str], str], ...] = (
     (
@@ -99,7 +99,7 @@ _TEMPLATES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def template_hint(context: HintContext) -> Hint | None:
-    """Return the fixed sentence for a known kind of error, or `None`."""
+    """Return the fixed sentence for a known kind of error, or None."""
     if context.outcome == "user_rejected":
         return Hint(
             text=f"The user rejected this step: {shortened(context.error_text)}", source="template"
@@ -112,20 +112,20 @@ def template_hint(context: HintContext) -> Hint | None:
 
 
 def raw_error_hint(context: HintContext) -> Hint | None:
-    """Return the recorded error itself, shortened, or `None` if there is no text."""
+    """Return the recorded error, shortened, or None if there is no text."""
     text = shortened(context.error_text)
     return Hint(text=f"The next attempt failed with: {text}", source="raw_error") if text else None
 
 
 @dataclass(kw_only=True)
 class JudgeHints:
-    """Asks a language model for at most two sentences. Off unless you put it in the layers.
+    """A judge: a language model that writes at most two sentences. It is used only if you add it to the layers.
 
-    Answers are kept by context, so a state is paid for once in a process.
+    Answers are cached by context, so a process pays for a state only once.
     """
 
     complete: Callable[[str], str]
-    """From a prompt to the judge's answer; called at most once for a context."""
+    """Returns the judge's answer to a prompt. Called at most once for a context."""
     _kept: dict[HintContext, Hint | None] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, context: HintContext) -> Hint | None:
@@ -141,7 +141,7 @@ class JudgeHints:
 
 
 def layered(*generators: HintGenerator) -> HintGenerator:
-    """Ask generators in turn for the first that has something to say."""
+    """Return the first hint that one of the generators makes."""
 
     def generate(context: HintContext) -> Hint | None:
         for generator in generators:
@@ -156,7 +156,7 @@ _DEFAULT = layered(template_hint, raw_error_hint)
 
 
 def hint_for_row(row: Mapping[str, Any], generator: HintGenerator = _DEFAULT) -> Hint | None:
-    """Make the hint of a dataset row from its `hint` column (the recorded error or feedback)."""
+    """Return the hint of a dataset row from its `hint` column (the recorded error or feedback)."""
     error_text = (row.get("hint") or "").strip()
     if not error_text:
         return None
@@ -167,7 +167,7 @@ def hint_for_row(row: Mapping[str, Any], generator: HintGenerator = _DEFAULT) ->
 
 
 def shortened(text: str, max_chars: int = MAX_HINT_CHARS) -> str:
-    """Cut outer white space, and the middle of a text beyond `max_chars`."""
+    """Remove outer white space, and the middle of a text longer than `max_chars`."""
     text = text.strip()
     if len(text) <= max_chars:
         return text

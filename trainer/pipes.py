@@ -1,7 +1,7 @@
-"""Dagster Pipes: a run that Dagster has started tells it each step as it is made.
+"""Report each step of a run to Dagster, through Dagster Pipes.
 
-The package `dagster-pipes` is one file without dependencies, and the only piece of Dagster that a
-training machine needs; without it, or when nobody listens, the run reports to its files alone.
+The package `dagster-pipes` is one file without dependencies, and the only part of Dagster that a
+training machine needs. Without it, or without a listener, the run reports only to its files.
 """
 
 import logging
@@ -16,7 +16,7 @@ Metrics = dict[str, Any]
 
 @contextmanager
 def reporting() -> Iterator[Callable[[Metrics], None] | None]:
-    """Yield a callback that sends each step's metrics to Dagster, or `None` without Dagster."""
+    """Yield a callback that sends each step's metrics to Dagster, or None without Dagster."""
     try:
         import dagster_pipes  # noqa: PLC0415 - need not be installed
     except ImportError:

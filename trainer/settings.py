@@ -1,8 +1,8 @@
-"""One settings file for every engine: what it says, and which of it an engine understands.
+"""The settings file for every engine.
 
-The file is that of `python -m trainer`. Its `trl` section holds the three channels and the usual
-numbers of a run: `SharedSettings`, from which `ComposerConfig` (TRL) and `PluginOptions` (VeRL) are
-derived. What only one engine knows goes to `engines.<name>` and is left alone by the others.
+`python -m trainer` reads this file. Its `trl` section has the three channels and the usual numbers
+of a run: `SharedSettings`, from which `ComposerConfig` (TRL) and `PluginOptions` (VeRL) are
+derived. Settings of only one engine go to `engines.<name>`, and the others ignore them.
 """
 
 import logging
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 Section = TypeVar("Section")
 
 HOSTS_OF_TRL = frozenset({"trl", "monarch"})
-"""Engines that run TRL itself, and so know every field of the `trl` section."""
+"""Engines that run TRL, and so know every field of the `trl` section."""
 
 ENGINE_NAMES = ("trl", "monarch", "verl", "prime_rl", "tinker")
-"""What may stand under `engines`."""
+"""The names that may be under `engines`."""
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo"},
@@ -52,48 +52,49 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "vespo": {"loss_type": "vespo"},
     "sft": {},
 }
-"""Policy objectives by our names, in TRL's words. `sft` is no policy gradient and reads no rollouts:
-cross-entropy per token of the actions that `sft_on` names."""
+"""TRL's names of policy objectives, by our names. `sft` isn't a policy gradient and reads no
+rollouts. It is the cross-entropy per token of the actions that `sft_on` names."""
 
 MAX_EPOCHS = 10
-"""How often a small dataset is shown, where steps follow from `pair_visits`."""
+"""How often a small dataset is shown, if the number of steps follows from `pair_visits`."""
 
 NOT_IN_FILE = {"is_in_file": False}
-"""Metadata of a field that is no entry of a settings file."""
+"""Metadata of a field that can't be in a settings file."""
 
 
 @dataclass(kw_only=True)
 class SharedSettings:
-    """The three channels and the numbers of a run, by the names of the `trl` section."""
+    """The three channels and the numbers of a run, with the names of the `trl` section."""
 
     objective: str | None = None
-    """Policy objective: grpo, bnpo, dr_grpo, dapo, gspo, cispo, sapo, luspo or vespo, or `sft`,
-    cross-entropy on recorded actions; none: the engine's own."""
+    """Policy objective: grpo, bnpo, dr_grpo, dapo, gspo, cispo, sapo, luspo, vespo, or `sft`
+    (cross-entropy on recorded actions). By default, the engine's own."""
     sft_on: str = "chosen"
-    """Actions that `objective: sft` learns from: `chosen`, those of the pairs; `consensus`, the same
-    and those of the positives, of which the preference loss charges nothing; or `recorded`, what the
-    agent did at the states of both."""
+    """Actions that `objective: sft` learns from: `chosen` (those of the pairs), `consensus` (also
+    those of the positives, which have no preference loss), or `recorded` (the agent's actions at
+    the states of both)."""
     alpha_sdpo: float = 0.0
-    """Weight of hint-conditioned self-distillation; 0: off."""
+    """Weight of hint-conditioned self-distillation. 0 turns it off."""
     beta_replay: float = 0.0
-    """Weight of channel 3; 0: off."""
+    """Weight of channel 3. 0 turns it off."""
     replay: str = "pairs"
-    """What channel 3 learns from: `pairs`, by a preference loss; or `distill`, what the frozen `teachers`
-    of the run find likely at each token of the rollouts, by the divergence of channel 2 (`jsd_beta`)."""
+    """Source of channel 3: `pairs`, by a preference loss, or `distill`, the distributions of the
+    run's frozen `teachers` at each token of the rollouts, by the divergence of channel 2
+    (`jsd_beta`)."""
     policy_weight: float = 1.0
     """Weight of the policy objective in the sum."""
     jsd_beta: float = 0.5
     """0 is KL(teacher || student), 1 is KL(student || teacher)."""
     sdpo_wrapper: str = "none"
-    """What stands in for the plain divergence: none, taid or entropy_opd."""
+    """Variant of the divergence: none (plain), taid, or entropy_opd."""
     sdpo_estimator: str = "full"
-    """Form of the divergence: full, topk, teacher_topk or sampled."""
+    """Form of the divergence: full, topk, teacher_topk, or sampled."""
     sdpo_top_k: int | None = None
-    """Support of the divergence."""
+    """Number of tokens that the divergence compares, for topk and teacher_topk."""
     sdpo_token_clip: float | None = None
-    """Cap on each vocabulary entry of the divergence."""
+    """Upper limit on each vocabulary entry's part of the divergence."""
     entropy_opd_h_max: float | None = None
-    """Entropy (nats) at which the gate is fully open; none: log V."""
+    """Entropy (nats) at which the gate is fully open. By default, log V."""
     taid_t_start: float = 0.4
     """First weight of the teacher in TAID's target."""
     taid_t_end: float = 1.0
@@ -101,12 +102,13 @@ class SharedSettings:
     taid_alpha: float = 5e-4
     """Adaptive step of TAID."""
     teacher: str = "auto"
-    """Whom channel 2 follows: who sees the hint (ema, base, live, or auto: base under PEFT, else ema),
-    or `recorded`: the dataset's teachers, by the token probabilities of their answers."""
+    """Teacher of channel 2: the model that sees the hint (ema, base, live, or auto, which is base
+    under PEFT and else ema), or `recorded` for the token probabilities of the dataset's
+    teachers."""
     teacher_ema_rate: float = 0.05
     """Share of the student in the teacher after each step."""
     dpo_variant: str = "simpo"
-    """Preference loss: dpo, dpo_norm or simpo."""
+    """Preference loss: dpo, dpo_norm, or simpo."""
     dpo_beta: float = 0.1
     """Scale of dpo and dpo_norm."""
     simpo_beta: float = 2.0
@@ -114,57 +116,59 @@ class SharedSettings:
     simpo_gamma: float = 1.0
     """Target margin of SimPO."""
     rpo_alpha: float = 0.0
-    """Weight of the chosen side's own log-likelihood per token, added to any preference loss, so
-    that the difference is not bought by making both sides unlikely."""
+    """Weight of the chosen side's log-likelihood per token, added to any preference loss. It keeps
+    the loss from making both sides unlikely."""
     group_pairs_by: str = "session"
-    """Which pairs are drawn together: those of a `session`, which share their prompts' tokens; or those
-    of the same two `actions`, of which one state prefers the one and another state the other, so that a
-    step learns from the prompts and not from what the actions look like (all others by session)."""
+    """Pairs to draw together: those of a `session`, whose prompts share tokens, or those with the
+    same two `actions` in opposite order. Then a step learns from the prompts and not from the looks
+    of the actions. All other pairs are drawn by session."""
     pairs_per_step: int = 4
     """Pairs of one optimizer step, over all processes."""
     head: str = "auto"
-    """LM head of channels 1 and 2: fused, reference, or auto (fused where it is exact)."""
+    """LM head of channels 1 and 2: fused, reference, or auto (fused if that is exact)."""
     pair_forward: str = "auto"
-    """Pairs as a prefix tree (packed), one by one (padded), or auto."""
+    """How pairs run: as a prefix tree (packed), one by one (padded), or auto."""
     max_packed_tokens: int = 32768
-    """Packed tokens of one pass; more pairs take more passes."""
+    """Packed tokens per pass. More pairs take more passes."""
     share_prefixes: bool = True
-    """Whether completions, hinted contexts and packed pairs share the tokens of a trace."""
+    """Whether completions, hinted contexts, and packed pairs share the tokens of a trace."""
     reuse_prefix: bool = True
-    """Whether a live teacher goes on from the student's key-value cache."""
+    """Whether a live teacher continues from the student's key-value cache."""
     max_prompt_tokens: int = 1024
-    """Budget of a rendered prompt."""
+    """Token budget of a rendered prompt."""
     prompt_window: str = "decision"
-    """What a prompt beyond the budget keeps: `decision`, the system message, the last request and
-    what the sides name, with the newest steps; or `tail`, its last tokens alone."""
+    """The part that a prompt beyond the budget keeps: `decision` (the system message, the last
+    request, everything that the sides need, and the newest steps), or `tail` (only its last
+    tokens)."""
     max_response_tokens: int = 256
     """Longest response of a pair."""
     render_tools: bool = True
-    """Whether the tools' schemas are put into prompts."""
+    """Whether prompts contain the tools' schemas."""
     max_steps: int = -1
     pair_visits: int = 0
-    """Where `max_steps` is not set: how often pairs are shown in all, from which the steps follow.
-    A small dataset is shown ten times at most, a large one at least once. 0: the engine's epochs."""
+    """Total number of pairs to show, which decides the number of steps if `max_steps` isn't set. A
+    small dataset is shown at most ten times, a large one at least once. With 0, the engine's epochs
+    decide."""
     learning_rate: float = 1e-6
     lr_scheduler_type: str = "linear"
     warmup_steps: float = 0.0
-    """Below one: a share of `max_steps`."""
+    """Warmup steps. A value below one is a share of `max_steps`."""
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     num_generations: int = 2
-    """Rollouts of a group, over which rewards become advantages."""
+    """Rollouts per group. Advantages are computed within a group."""
     per_device_train_batch_size: int = 8
     gradient_accumulation_steps: int = 1
     max_completion_length: int = 512
     temperature: float = 1.0
-    """Of sampling, and of the logits in all log-probabilities of channels 1 and 2."""
+    """Temperature of sampling, and of the logits in all log-probabilities of channels 1 and 2."""
     activation_checkpointing: bool | None = None
-    """Whether activations are computed again in the backward pass; none: as the engine does."""
+    """Whether to recompute activations in the backward pass. By default, the engine decides."""
     seed: int = 42
 
     @property
     def is_sft(self) -> bool:
-        """Return whether the policy objective is cross-entropy on recorded actions, and has a weight."""
+        """Return whether the policy objective has a weight and is cross-entropy on recorded actions."""
         return self.objective == "sft" and self.policy_weight > 0
 
     @property
@@ -184,11 +188,11 @@ class SharedSettings:
 
     @property
     def needs_rollouts(self) -> bool:
-        """Return whether a channel with a weight reads rollouts; pairs alone need none."""
+        """Return whether a channel with a weight reads rollouts. Pairs alone need none."""
         return self.alpha_sdpo > 0 or self.has_policy or self.is_distill
 
     def steps_for(self, n_pairs: int) -> int:
-        """Return the optimizer steps of a run on so many pairs."""
+        """Return the number of optimizer steps for a number of pairs."""
         if self.max_steps > 0 or self.pair_visits == 0 or n_pairs == 0:
             return self.max_steps
         n_shown = min(max(self.pair_visits, n_pairs), MAX_EPOCHS * n_pairs)
@@ -229,7 +233,7 @@ class SharedSettings:
 
     @property
     def is_fused(self) -> bool:
-        """Return whether the head of channels 1 and 2 is fused: wherever that is exact."""
+        """Return whether the head of channels 1 and 2 is fused, which by default is the case if that is exact."""
         return self.head != "reference" and self.sdpo.is_plain
 
     def _check_sft(self) -> None:
@@ -242,7 +246,7 @@ class SharedSettings:
             )
 
     def check(self) -> None:
-        """Refuse values out of range, and a run in which no channel has a weight.
+        """Check that all values are in range, and that a channel has a weight.
 
         Raises:
             TrainerConfigError: the message names the field.
@@ -302,33 +306,33 @@ def _any_of(names: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TinyOptions:
-    """The model that is built when none is named."""
+    """The tiny model that is built if you name no model."""
 
     vocab_size: int = 1024
     hidden_size: int = 64
     n_layers: int = 2
     n_heads: int = 4
     is_mimetic: bool = False
-    """Whether attention starts out handing on what it looks at, which speeds learning to read."""
+    """Whether attention starts by copying the tokens that it looks at, which speeds up learning to read."""
     pretraining_steps: int = 0
-    """Steps that teach it what actions look like, both sides of the pairs alike, before the run."""
+    """Steps before the run in which it learns the form of actions, from both sides of the pairs equally."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeftOptions:
-    """LoRA: small matrices beside frozen ones."""
+    """LoRA adapters: small trained matrices next to frozen ones."""
 
     rank: int = 16
     alpha: int = 32
-    """The adapter counts alpha / rank times."""
+    """The adapter is scaled by alpha / rank."""
     dropout: float = 0.0
     targets: str | list[str] = "all-linear"
-    """Names of the adapted modules, or `all-linear`, or `attention`: those of attention layers."""
+    """Names of the adapted modules, or `all-linear`, or `attention` for those of attention layers."""
     layers: str | None = None
-    """First and last adapted layer, as `12-29`, or how many of the last, as `last 10`, or which
-    share, as `last 60%`; none: all."""
+    """Adapted layers: first and last (`12-29`), a number of the last (`last 10`), or a share (`last
+    60%`). By default, all."""
     merge: bool = True
-    """Whether `checkpoint` becomes the merged model; the adapter is saved in any case."""
+    """Whether `checkpoint` is the merged model. The adapter is saved in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,71 +340,72 @@ class TeacherOptions:
     """A frozen model that `trl.replay: distill` follows."""
 
     model: str
-    """Folder or Hub id: of its tokenizer, and without `url` of its weights."""
+    """Folder or Hub id of its tokenizer and, without `url`, of its weights."""
     revision: str | None = None
     """Revision of a model from the Hub."""
     url: str | None = None
-    """Base URL, to `/v1`, of a server that gives log-probabilities of a prompt's tokens: vLLM, or
-    `python -m trainer serve`. None: the weights are loaded here."""
+    """Base URL, up to `/v1`, of a server that returns log-probabilities of prompt tokens: vLLM, or
+    `python -m trainer serve`. By default, the weights are loaded here."""
     name: str | None = None
-    """What requests to the server call it; none: as `model`."""
+    """Its name in requests to the server. By default, `model`."""
     top_k: int = 20
-    """Likeliest tokens that the server is asked for at each place."""
+    """Number of most likely tokens to request at each position."""
     accuracy: float | None = None
-    """How often it is right, from 0 to 1, as `replay-pipeline pairs` says. Teachers have weights in
-    this proportion; none, for all of them: equal ones."""
+    """How often it is right, from 0 to 1, as `replay-pipeline pairs` reports. Teachers are weighted
+    in this proportion. If no teacher has it, the weights are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A whole run, as its settings file says it to one engine."""
+    """The settings of a whole run for one engine."""
 
     dataset: str
     """Published dataset: a folder or a Hub id."""
     output: str
-    """Folder for metrics, plot, checkpoint, evaluation and report."""
+    """Folder for metrics, plot, checkpoint, evaluation, and report."""
     revision: str | None = None
     """Revision of a Hub dataset."""
     model: str | None = None
-    """Folder or Hub id of a causal LM; none: a tiny one made on the spot."""
+    """Folder or Hub id of a causal LM. By default, a new tiny model."""
     model_revision: str | None = None
     """Revision of a model from the Hub."""
     dtype: str = "float32"
-    """Of the weights: float32, bfloat16 or float16."""
+    """Type of the weights: float32, bfloat16, or float16."""
     attention: str | None = None
-    """Attention of transformers: sdpa, eager, flash_attention_2, …; none: the model's own choice."""
+    """Attention implementation of transformers: sdpa, eager, flash_attention_2, …. By default, the
+    model's own choice."""
     quantize: str = "none"
-    """`4bit` or `8bit` loads the frozen weights quantized (QLoRA; needs bitsandbytes and `peft`)."""
+    """`4bit` or `8bit` loads the frozen weights quantized (QLoRA, which needs bitsandbytes and `peft`)."""
     trust_remote_code: bool = False
-    """Whether a model may bring code of its own, which is then run."""
+    """Whether to run code that comes with a model."""
     teachers: list[TeacherOptions] | None = None
     """Frozen models that `trl.replay: distill` follows."""
     peft: PeftOptions | None = None
-    """Trains LoRA adapters instead of all weights."""
+    """LoRA adapters to train instead of all weights."""
     push_to_hub: str | None = None
-    """Repository `org/name` that the trained model is pushed to, private, with its card."""
+    """Private repository `org/name` to which the trained model is pushed with its card."""
     preflight: PreflightOptions = field(default_factory=PreflightOptions)
-    """What is put up with before a run is refused."""
+    """The limits above which a run is refused."""
     tiny: TinyOptions = field(default_factory=TinyOptions)
     rollouts: str = "student"
-    """`student`: the student's recorded decisions. `contrast`: at each state the student's and the
-    teachers' action. `generate`: samples from the policy."""
+    """Source of rollouts: `student` (the student's recorded decisions), `contrast` (the student's
+    and the teachers' action at each state), or `generate` (samples from the policy)."""
     reward: str = "consensus"
     """The built-in reward, or `package.module:function(message, row) -> float`."""
     agreement: str | None = None
-    """`package.module:function(a, b) -> level` for the consensus rate; none: the built-in one."""
+    """`package.module:function(a, b) -> level` for the consensus rate. By default, the built-in one."""
     outer: str = "none"
-    """Joins replicas of this run: `none`, `object_store` or `torchft`."""
+    """How to join replicas of this run: `none`, `object_store`, or `torchft`."""
     outer_options: dict[str, Any] = field(default_factory=dict)
-    """How they are joined: fields of `OuterOptions`."""
+    """Fields of `OuterOptions` for joining them."""
     resume_from: str | None = None
-    """Checkpoint folder of an earlier run to go on from; `last`: the newest complete checkpoint in
-    the output folder of a run with the same settings and dataset, if there is one."""
+    """Checkpoint folder to continue from. `last` means the newest complete checkpoint in the output
+    folder, if there is one from a run with the same settings and dataset."""
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     trl: dict[str, Any] = field(default_factory=dict)
-    """Fields of `SharedSettings`; under TRL, all of `ComposerConfig`, and so of `GRPOConfig`."""
+    """Fields of `SharedSettings`. Under TRL, all fields of `ComposerConfig`, and so of `GRPOConfig`."""
     engine: str = field(default="trl", metadata=NOT_IN_FILE)
-    """Who reads the file."""
+    """The engine that reads the file."""
     own: dict[str, Any] = field(default_factory=dict, metadata=NOT_IN_FILE)
     """The section `engines.<engine>`."""
 
@@ -464,10 +469,10 @@ class RunConfig:
 
 
 def without_engines(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings without the engines' own parts, which are checked first.
+    """Check the engines' own parts, and return the settings without them.
 
     Raises:
-        TrainerConfigError: `engines` names none that there is.
+        TrainerConfigError: `engines` names an unknown engine.
     """
     engines = mapping_of("engines", values.get("engines"))
     if unknown := sorted(set(engines) - set(ENGINE_NAMES)):
@@ -484,26 +489,26 @@ def without_engines(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def section_of(section: type[Section], values: Any, prefix: str) -> Section:
-    """Build a dataclass from the mapping that a settings file has for it.
+    """Build a dataclass from its mapping in a settings file.
 
     Raises:
-        TrainerConfigError: a name is unknown, or a value has another type.
+        TrainerConfigError: a name is unknown, or a value has the wrong type.
     """
     return section(**typed(section, values, prefix))
 
 
 def typed(section: type, values: Any, prefix: str) -> dict[str, Any]:
-    """Return the values of a section the types of the dataclass's fields.
+    """Return the values of a section, converted to the types of the dataclass's fields.
 
-    YAML 1.1 reads `1e-5` as text: here it becomes the number that it was meant to be.
+    YAML 1.1 reads `1e-5` as text. Here it becomes a number.
 
     Args:
         section: the dataclass.
-        values: its section of the file; `None` is an empty one.
-        prefix: what stands before a field's name in messages.
+        values: its section of the file. `None` means an empty section.
+        prefix: text before a field's name in messages.
 
     Raises:
-        TrainerConfigError: a name is unknown, or a value cannot have the field's type.
+        TrainerConfigError: a name is unknown, or a value can't be converted to the field's type.
     """
     values = mapping_of(prefix.rstrip("."), values)
     hints = get_type_hints(section)
@@ -545,10 +550,10 @@ def mapping_of(name: str, values: Any) -> Mapping[str, Any]:
 def overlaid(
     config: dict[str, Any], settings: RunConfig, *, reserved: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """Put `engines.<engine>` over an engine's configuration; dots reach into sections.
+    """Apply `engines.<engine>` to an engine's configuration. Dots reach into sections.
 
     Raises:
-        TrainerConfigError: a key goes through a value that is not a section.
+        TrainerConfigError: a key goes through a value that isn't a section.
     """
     for key, value in settings.own.items():
         if key in reserved:

@@ -1,4 +1,4 @@
-"""Rows as the model really sees them: what it reads, what is scored, and what a budget took."""
+"""Show rows as the model sees them: what it reads, what is scored, and what a budget cut."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,16 +20,16 @@ def inspected(
 ) -> list[dict[str, Any]]:
     """Return pairs as training sees them: texts and ids of the prompt and of both sides.
 
-    Only the tokens of the two sides are scored; the prompt is read and never scored. The tokenizer is
-    that of the model in the run's output, else that of the model that is to be trained.
+    Only the tokens of the two sides are scored, never the prompt. The tokenizer is that of the
+    model in the run's output, or else that of the model to train.
 
     Args:
         values: the settings of a run.
-        state_id: the state whose pairs are meant; none: the first `n_rows` of the dataset.
-        n_rows: how many, where no state is named.
+        state_id: the state of the pairs. By default, the first `n_rows` of the dataset.
+        n_rows: number of pairs, if no state is named.
 
     Raises:
-        TrainerConfigError: a setting is wrong, or there is no tokenizer.
+        TrainerConfigError: a setting is wrong, or the tokenizer is missing.
         DatasetError: the dataset cannot be read.
     """
     config = read_settings(values)
@@ -53,7 +53,7 @@ def inspected(
 
 
 def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format inspected rows for a reader: each part below a line that names its use."""
+    """Return inspected rows as text, with each part below a heading line."""
     return "\n".join(line for number, row in enumerate(rows, 1) for line in _lines(row, number))
 
 

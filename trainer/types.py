@@ -1,12 +1,12 @@
-"""The words of the trainer: what a dataset row is, and what a run reports."""
+"""The records of the trainer: the rows of a dataset."""
 
 from typing import Any, NotRequired, TypedDict
 
 Message = dict[str, Any]
-"""One chat message in the OpenAI form: `role`, `content`, for an assistant `tool_calls`."""
+"""One chat message in OpenAI's form: `role`, `content`, and for an assistant `tool_calls`."""
 
 Tool = dict[str, Any]
-"""One tool in the OpenAI form: `{"type": "function", "function": {...}}`."""
+"""One tool in OpenAI's form: `{"type": "function", "function": {...}}`."""
 
 
 class _Row(TypedDict):
@@ -23,7 +23,7 @@ class _Row(TypedDict):
 
 
 class PairRow(_Row):
-    """One row of the dataset's `pairs`: at `prompt`, `chosen` beats `rejected`."""
+    """One row of the dataset's `pairs`: at `prompt`, `chosen` is better than `rejected`."""
 
     chosen: list[Message]
     rejected: list[Message]

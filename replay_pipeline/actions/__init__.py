@@ -1,7 +1,7 @@
-"""Actions of an agent in canonical form, and when two of them are the same next action.
+"""The canonical form of an agent's actions, and the rules for when two actions are the same.
 
-Pure functions: nothing here runs a command, touches a file or the network, and every input is
-bounded in time. Read `canonical.py` (what an action is), then `agreement.py` (when two agree).
+All functions are pure: they run no command, and touch no file and no network. Every input takes
+bounded time. Read `canonical.py` (what an action is), then `agreement.py` (when two agree).
 """
 
 from replay_pipeline.actions.agreement import (

@@ -1,4 +1,4 @@
-"""When are two actions the same next action? A wrong merge makes a false pair: in doubt, they differ."""
+"""Decide when two actions are the same. In doubt they differ, because a wrong match makes a false pair."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +13,10 @@ from replay_pipeline.actions.tools import family_of
 from replay_pipeline.types import AgreementLevel, Message
 
 LEVELS: tuple[AgreementLevel, ...] = ("exact", "effect", "target", "tool")
-"""From strict to loose."""
+"""The levels of agreement, from strict to loose."""
 
 TextComparator = Callable[[str, str], bool]
-"""Says whether two final texts mean the same."""
+"""A function that decides whether two final texts mean the same."""
 
 Lines = tuple[float, float] | None
 Edits = tuple[Edit, ...] | None
@@ -38,15 +38,16 @@ def agreement_level(
     *,
     same_text: TextComparator | None = None,
 ) -> AgreementLevel | None:
-    """Return the strictest level at which two actions are the same next action; `None` if at none.
+    """Return the strictest level at which two actions are the same, or None.
 
-    Symmetric in `a` and `b`. An invalid action agrees with nothing, itself included.
+    The result is symmetric in `a` and `b`. An invalid action agrees with nothing, not even with
+    itself.
 
     Args:
         a: An action, or an assistant message (read without a working directory).
         b: The other one.
-        same_text: Judge of final texts that differ by more than typography and do not take the same
-            option of a choice; agreement by it counts as `effect`, as these do.
+        same_text: Judges final texts that differ by more than typography and don't choose the same
+            option. If it says yes, the level is `effect`.
     """
     a, b = _as_action(a), _as_action(b)
     if a.invalid_reason is not None or b.invalid_reason is not None:
@@ -62,18 +63,18 @@ def agreement_level(
 
 
 def agrees_at(level: AgreementLevel, found: AgreementLevel | None) -> bool:
-    """Return whether the agreement `found` is at least as strict as `level`."""
+    """Return whether the level `found` is at least as strict as `level`."""
     return _STRICTNESS[found] >= _STRICTNESS[level]
 
 
 def differ_in_calls_alone(
     a: Action | Message | str, b: Action | Message | str, *, level: AgreementLevel = "effect"
 ) -> bool:
-    """Return whether one action makes every call of the other, in another order or with more calls.
+    """Return whether one action contains every call of the other, in any order, perhaps with more calls.
 
-    Each call of the one with fewer has a call of its own in the other that agrees with it at
-    `level`. Where one side was allowed a single call and the other several, as in two harnesses,
-    that is no difference of judgement; nor is the order in which the same calls are made.
+    Each call of the shorter action must match a different call of the other at `level`. Two
+    harnesses may allow one call or several, so more calls aren't a difference of judgment. Neither
+    is another order of the same calls.
     """
     fewer, more = sorted((_as_action(a).calls, _as_action(b).calls), key=len)
     if not fewer or len(more) > _MAX_CALLS or len(more) == 1:

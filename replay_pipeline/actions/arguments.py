@@ -1,9 +1,9 @@
-"""Command-line arguments: which order and spelling of a program's options means nothing.
+"""Read command-line arguments, and ignore differences in the order and spelling of options.
 
-For the programs of `shell_programs.toml` options may be joined, split, respelt and reordered, but
-not across one that they override. A program or option that is not listed is read strictly: its
-words count as they are written, each at its place. What such a word means (a path of this machine,
-of a container, a key of a store) and which flags override each other is not known.
+For programs in `shell_programs.toml`, options may be joined, split, respelled, and reordered, but
+not across an option that they override. The words of an unlisted program or option count exactly as
+written, in their order. Their meaning is unknown: a word may be a local path, a path in a
+container, or a key of a store, and flags may override each other.
 """
 
 import re
@@ -28,9 +28,9 @@ class Arguments(NamedTuple):
     """The words of one command after reading its options."""
 
     effect: tuple[object, ...]
-    """Program, flags and operands: equal for equal meaning."""
+    """Program, flags, and operands. Equal for equal meaning."""
     operands: tuple[object, ...]
-    """Program, subcommand and operands without flags."""
+    """Program, subcommand, and operands, without flags."""
     consequence: Consequence = Consequence()
 
 
@@ -50,9 +50,9 @@ def arguments_of(words: Sequence[str], path: PathReader, depth: int = 0) -> Argu
     """Read the options of a command.
 
     Args:
-        words: The words of the command, quoting resolved, marks of `shell_words` in place.
-        path: Resolves a word that is a path.
-        depth: How many commands run this one, as `timeout 5 nice` does.
+        words: The words of the command, with quoting resolved and the marks of `shell_words`.
+        path: Resolves a word if it is a path.
+        depth: How many commands wrap this one, as in `timeout 5 nice`.
     """
     consequence = consequence_of(words)
     if words[:2] == ["git", "-C"] and len(words) > 3:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def has_perfect_matching(edges: Sequence[Sequence[int]], n_right: int) -> bool:
-    """Return whether each left item can be matched with a right item of its own.
+    """Return whether each left item can be matched with a different right item.
 
     Args:
         edges: For each left item the right items it may have.
@@ -14,7 +14,7 @@ def has_perfect_matching(edges: Sequence[Sequence[int]], n_right: int) -> bool:
 
 
 def perfect_matching(edges: Sequence[Sequence[int]], n_right: int) -> list[int] | None:
-    """Return each left item a right item of its own, by place; `None` where that cannot be.
+    """Return a different right item for each left item, or None if that is impossible.
 
     Args:
         edges: For each left item the right items it may have.

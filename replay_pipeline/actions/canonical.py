@@ -1,4 +1,4 @@
-"""The canonical form of an action: the same code for student and teacher."""
+"""The canonical form of an action, computed by the same code for student and teacher."""
 
 import json
 import re
@@ -17,13 +17,13 @@ from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.types import Message, Tool
 
 MAX_ARGUMENT_CHARS = 250_000
-"""Longer arguments are no action: no model writes them, and comparing them is not bounded."""
+"""Calls with longer arguments are invalid. No model writes them, and comparing them would take too long."""
 MAX_ARGUMENTS = 256
-"""A call with more keys is no call of any tool."""
+"""A call with more keys is invalid."""
 MAX_VALUES = 1_000
-"""Of numbers, strings, lists and objects inside the arguments of one call."""
+"""The most numbers, strings, lists, and objects inside the arguments of one call."""
 MAX_CALLS = 256
-"""Of one action; all of them together have at most twice `MAX_ARGUMENT_CHARS`."""
+"""The most calls of one action. Together they have at most twice `MAX_ARGUMENT_CHARS`."""
 _MAX_CACHED_CHARS = 8_192
 _MAX_DEPTH = 64
 
@@ -33,7 +33,7 @@ _ENCODER = msgspec.json.Encoder(order="sorted")
 
 
 class MalformedCallError(ValueError):
-    """A tool call that cannot be read; the message is the `invalid_reason`."""
+    """A tool call that can't be read. The message becomes the `invalid_reason`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Call:
 
     name: str
     arguments: str
-    """JSON object with sorted keys; no nulls, labels or spelled-out defaults; paths inside the
+    """JSON object with sorted keys, without nulls, labels, and explicit defaults. Paths inside the
     working directory are relative to it."""
     cwd: str | None = None
     """Working directory that the paths are relative to."""
     keys: Any = field(default=None, init=False, repr=False, compare=False)
-    """What `keys.keys_of` has read from it."""
+    """The cached result of `keys.keys_of`."""
 
     def __hash__(self) -> int:
         # A string keeps its hash, so this is much faster than hashing all fields.
@@ -58,10 +58,10 @@ class Call:
         return _decode(self.arguments)
 
     def shown(self) -> str:
-        """Return the arguments for a reader or a model: `arguments` without a needless `cd`.
+        """Return the arguments for people and models: `arguments` without a needless `cd`.
 
-        Some agents write `cd <working directory> &&` before every command. It does nothing, but
-        it would tell the two sides of a pair apart.
+        Some agents write `cd <working directory> &&` before every command. It has no effect, but
+        would reveal which side of a pair is whose.
         """
         if self.name != "Bash" or "cd " not in self.arguments:
             return self.arguments
@@ -78,11 +78,11 @@ class Action:
     """The next move of an agent: either tool calls or a text."""
 
     text: str = ""
-    """Final text of an action without calls; the words beside a call are no part of it."""
+    """Final text of an action without calls. Text next to a call isn't part of the action."""
     calls: tuple[Call, ...] = ()
-    """In the order they were made; order means nothing for agreement."""
+    """The calls in their order. The order doesn't matter for agreement."""
     invalid_reason: str | None = None
-    """Why the action cannot run: it has no vote. `None` for a valid action."""
+    """Why the action can't run and has no vote, or None for a valid action."""
 
     def __hash__(self) -> int:
         return hash(self.calls or self.text)
@@ -94,17 +94,17 @@ class Action:
 
     @property
     def tools(self) -> tuple[str, ...]:
-        """Return names of the tools it calls, in order."""
+        """Return the names of the tools that it calls, in order."""
         return tuple(call.name for call in self.calls)
 
     def render(self) -> str:
-        """Return the canonical text: one line `Tool {arguments}` per call, or the text."""
+        """Return the canonical text: one line `Tool {arguments}` per call, or the final text."""
         if not self.calls:
             return self.text
         return "\n".join(f"{call.name} {call.shown()}" for call in self.calls)
 
     def to_message(self) -> Message:
-        """Return the canonical assistant message. Call ids count from zero, so both sides have the same."""
+        """Return the canonical assistant message. Call ids count from zero, so that both sides of a pair have the same."""
         if not self.calls:
             return {"role": "assistant", "content": self.text}
         calls = [
@@ -126,14 +126,14 @@ def canonical_action(
 ) -> Action:
     """Return the canonical form of an assistant message.
 
-    Thinking, ids, refusals, labels and the words beside a tool call are dropped. A message that
-    cannot be carried out gives an action with `invalid_reason`; nothing raises.
+    This drops thinking, ids, refusals, labels, and text next to a tool call. It never raises: a
+    message that can't be carried out becomes an action with an `invalid_reason`.
 
     Args:
-        message: OpenAI chat form; Anthropic content blocks and a plain string are read too.
+        message: A message in OpenAI chat form, Anthropic content blocks, or a plain string.
         cwd: Folder that relative paths are read against.
-        tools: Tools that were on offer. With them, a call of another tool or with arguments
-            against the schema is invalid.
+        tools: The available tools. If given, a call is invalid if its tool isn't among them or its
+            arguments break the schema.
     """
     text, raw_calls = _parts(message)
     if not raw_calls:
@@ -167,7 +167,7 @@ def canonical_call(
     """Return one tool call in canonical form.
 
     Raises:
-        MalformedCallError: the call cannot run.
+        MalformedCallError: the call can't run.
     """
     if not isinstance(name, str) or not name.strip():
         raise MalformedCallError("unnamed_tool")
@@ -191,7 +191,7 @@ def canonical_call(
 def parse_rendered(text: str, *, cwd: str | None = None) -> Action:
     """Parse the output of `Action.render`, or Hermes-style `<tool_call>` blocks.
 
-    Any other text is a text action.
+    Any other text becomes an action without calls.
     """
     calls = [
         {"function": {"name": name, "arguments": arguments}}

@@ -1,8 +1,7 @@
-"""What a command leaves behind: nothing, a change, or what only a person should decide.
+"""The consequences of a command: none, a change, or something that a person should decide.
 
-The facts stand in `shell_consequences.toml`. In doubt a command changes something, and has no
-consequence of note: so no look is taken for another one, and no request is demanded for harmless
-work.
+The facts are in `shell_consequences.toml`. In doubt, a command counts as changing something, and as
+having no consequence that a person must ask for.
 """
 
 import re
@@ -40,14 +39,14 @@ class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Consequence(NamedTuple):
-    """The facts about a command: whether it changes anything, and in which way."""
+    """The effect of a command: whether it changes anything, and how."""
 
     only_looks: bool = False
-    """It changes nothing."""
+    """Whether it changes nothing."""
     acts: frozenset[str] = frozenset()
-    """Kinds of consequences that a person asks for, such as `push`."""
+    """Kinds of consequences that a person must ask for, such as `push`."""
     keeps_files: bool = False
-    """It changes no file that somebody wrote: it looks, builds, tests or commits."""
+    """Whether it leaves source files alone: it looks, builds, tests, or commits."""
 
 
 _FACTS = msgspec.toml.decode(
@@ -57,7 +56,7 @@ _FACTS = msgspec.toml.decode(
 
 
 def consequence_of(words: Sequence[str]) -> Consequence:
-    """Judge one simple command by its words, quoting resolved."""
+    """Return the consequence of one simple command, given its words with quoting resolved."""
     words = _unwrapped(words)
     if words and words[0] == "xargs":
         return consequence_of(_run_by_xargs(words))

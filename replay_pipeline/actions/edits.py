@@ -1,4 +1,4 @@
-"""When do edits of one file make the same change? Decided from the edits alone, without the file."""
+"""Decide whether edits of one file make the same change, from the edits alone."""
 
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ class Edit(NamedTuple):
 
 
 def edits_of(arguments: dict[str, Any]) -> tuple[Edit, ...] | None:
-    """Return the replacements of an Edit or MultiEdit call, in order; `None` if one is malformed."""
+    """Return the replacements of an Edit or MultiEdit call, in order, or None if one is malformed."""
     found = []
     for edit in arguments.get("edits", [arguments]):
         if not isinstance(edit, dict):
@@ -30,10 +30,10 @@ def edits_of(arguments: dict[str, Any]) -> tuple[Edit, ...] | None:
 
 
 def are_same_change(ours: tuple[Edit, ...], theirs: tuple[Edit, ...]) -> bool:
-    """Return whether both lists of edits, applied to the same file, give the same file.
+    """Return whether both lists of edits turn the same file into the same result.
 
-    True only where that follows from the edits: equal edits, one with more context in place,
-    several edits inside the context of one, and independent edits in another order.
+    True only if the edits prove it: equal edits, an edit with more context, several edits inside
+    the context of one, or independent edits in another order.
     """
     if ours == theirs:
         return True

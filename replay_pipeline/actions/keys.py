@@ -1,4 +1,4 @@
-"""What of a call must be equal for two calls to agree."""
+"""The parts of a call that must be equal for two calls to agree."""
 
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -16,15 +16,15 @@ class CallKeys(NamedTuple):
     effect: Any
     """Equal for calls with the same effect."""
     target: Any
-    """Equal for calls on the same object; `None` when the call has none."""
+    """Equal for calls on the same object. `None` if the call has no object."""
     lines: tuple[float, float] | None = None
-    """First and last line of what a read, or the end of a pipe, shows; counted from 1."""
+    """First and last line that a read or the end of a pipe shows, counted from 1."""
     edits: tuple[Edit, ...] | None = None
     """Replacements of an edit, in order."""
 
 
 def keys_of(call: Call) -> CallKeys:
-    """Return the keys of a valid call. Read once and kept with the call."""
+    """Return the keys of a valid call. They are computed once and stored with the call."""
     keys: CallKeys | None = call.keys
     if keys is None:
         keys = _read_keys(call)

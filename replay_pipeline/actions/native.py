@@ -1,13 +1,13 @@
-"""The native form of an action: the calls as the client of its state takes them.
+"""The native form of an action: calls in the form that the client expects.
 
-The canonical form is for comparing: it leaves out what changes nothing. A client wants more. Its tools
-ask for absolute paths, and have required arguments that say nothing of what is done. So what is
-published and trained on is rendered from the canonical action, for both sides of a pair alike: nothing
-of how either side spelled its calls is left to tell them apart.
+The canonical form is for comparing actions, so it leaves out what makes no difference. A client
+needs more: its tools want absolute paths, and required arguments such as a description. So
+published and trained actions are rendered from the canonical form. Both sides of a pair get the
+same spelling, so that spelling can't tell them apart.
 
-The words beside a call are left out. Agent and teachers write them in different manners, so they would
-tell whose side it is; and nothing shows which words are better. For the same reason a label that is
-optional is left out, and one that the schema requires is made from what the call does.
+Text next to a call is left out. Agent and teachers write it in different styles, so it would reveal
+whose side it is, and nothing shows which text is better. Optional labels are left out for the same
+reason. A required label is made from what the call does.
 """
 
 import re
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from replay_pipeline.actions.canonical import Action, Call, MalformedCallError
+from replay_pipeline.actions.canonical import Action, Call, MalformedCallError, canonical_action
 from replay_pipeline.actions.paths import absolute, relative
 from replay_pipeline.actions.tools import SPECS, ToolSpec, spec_of
 from replay_pipeline.types import Message, Tool
@@ -29,12 +29,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class NativeForm:
-    """How calls are written at one state: by the schemas of its tools, its folder and its history.
+    """The form of calls at one state, which follows from its tool schemas, its folder, and its history.
 
     Args:
-        messages: the prompt; its calls show what the session's habit is.
-        tools: tools on offer.
-        cwd: folder that relative paths are read against; without one, paths stay as they are.
+        messages: the prompt. Its calls show the session's habits.
+        tools: the available tools.
+        cwd: folder that relative paths are read against. Without one, paths don't change.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class NativeForm:
         self._history: dict[str, list[dict[str, Any]]] = {}
 
     def message(self, action: Action) -> Message:
-        """Return the assistant message of a canonical action, which it is the canonical form of.
+        """Return an assistant message whose canonical form is this action.
 
-        An action that cannot run stays in canonical form.
+        An action that can't run stays in canonical form.
         """
         message = action.to_message()
         if not (action.is_valid and action.calls):
@@ -60,6 +60,12 @@ class NativeForm:
             for shown, call in zip(message["tool_calls"], action.calls, strict=True)
         ]
         return {**message, "tool_calls": calls}
+
+    def rendered(self, message: Message) -> Message:
+        """Return a message of the assistant with its calls in native form, any other as it is."""
+        action = canonical_action(message, cwd=self._cwd)
+        is_ours = action.is_valid and action.calls and message["role"] == "assistant"
+        return self.message(action) if is_ours else message
 
     def _arguments(self, call: Call) -> str:
         shown = call.shown()

@@ -1,4 +1,4 @@
-"""Paths as text: resolved lexically against a working directory, never looked up."""
+"""Resolve paths as text against a working directory, without looking at any file."""
 
 import posixpath
 import re
@@ -13,10 +13,10 @@ _HOME = re.compile(r"(/(?:home|Users)/[^/]+|/root)(?=/|$)")
 
 @lru_cache(maxsize=16_384)
 def absolute(path: str, cwd: str | None) -> str:
-    """Return `path` against `cwd` without `.`, `..`, `//` and trailing slash.
+    """Return `path` resolved against `cwd`, without `.`, `..`, `//`, and a trailing slash.
 
-    Without a working directory a relative path stays relative. `~` is expanded where the working
-    directory tells the home folder. A Windows path is left alone.
+    Without a working directory, a relative path stays relative. `~` is expanded if the working
+    directory shows the home folder. A Windows path doesn't change.
     """
     if "\\" in path:
         return path
@@ -33,7 +33,7 @@ def absolute(path: str, cwd: str | None) -> str:
 
 @lru_cache(maxsize=16_384)
 def relative(path: str, cwd: str | None) -> str:
-    """Return `path` as seen from `cwd` when it lies inside that folder, else in absolute form."""
+    """Return `path` relative to `cwd` if it lies inside that folder, else in absolute form."""
     path = absolute(path, cwd)
     if not cwd:
         return path
@@ -45,13 +45,13 @@ def relative(path: str, cwd: str | None) -> str:
 
 
 def home_of(cwd: str | None) -> str | None:
-    """Return the home folder that a working directory lies in, if its name shows one."""
+    """Return the home folder above a working directory, if the path shows one."""
     match = _HOME.match(cwd or "")
     return match.group(1) if match else None
 
 
 def without_needless_cd(command: str, cwd: str | None) -> str:
-    """Return a shell command without a leading `cd` into `cwd`, where it is already."""
+    """Return a shell command without a leading `cd` into the folder where it already is."""
     match = _LEADING_CD.match(command)
     if not cwd or match is None:
         return command

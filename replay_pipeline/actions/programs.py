@@ -1,6 +1,6 @@
-"""What is known about each shell program: its options, and which of them act on each other.
+"""The facts about each shell program: its options, and which of them affect each other.
 
-The facts stand in `shell_programs.toml`, whose head explains every key; `arguments.py` uses them.
+The facts are in `shell_programs.toml`, whose head explains every key. `arguments.py` uses them.
 """
 
 import re
@@ -16,9 +16,9 @@ class Option(NamedTuple):
     """One option of a program."""
 
     id: str
-    """The same for all of its spellings."""
+    """The same id for all spellings of the option."""
     value: str
-    """How it takes a value: `=`, `[=]`, … as in the data file; empty: not at all."""
+    """How it takes a value: `=`, `[=]`, … as in the data file. Empty if it takes none."""
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,9 +46,9 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_interpreter: bool = False
     single: bool = False
     spellings: dict[str, Option] = {}
-    """Each spelling of each option; made from `options`."""
+    """Each spelling of each option, derived from `options`."""
     groups: dict[str, frozenset[str]] = {}
-    """By option id what it acts on, itself included; made from `override`."""
+    """The options that each option affects, itself included, derived from `override`."""
 
 
 _OPTION = re.compile(
@@ -62,7 +62,7 @@ _SHORT_KIND = {"[long=]": "", "[longword]": "="}
 
 
 def programs_from(text: str) -> Mapping[str, Program]:
-    """Read the data file: the known facts about each program, by name.
+    """Read the data file, and return the facts about each program by name.
 
     Args:
         text: The file, in TOML.
@@ -125,4 +125,4 @@ def _completed(program: Program) -> Program:
 PROGRAMS = programs_from(
     (resources.files("replay_pipeline.actions") / "shell_programs.toml").read_text("utf-8")
 )
-"""What is known about each program, by name; a subcommand by its two words."""
+"""The facts about each program, by name. A subcommand has a name of two words."""

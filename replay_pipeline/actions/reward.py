@@ -1,4 +1,4 @@
-"""Agreement as a verifiable reward: how close a completion comes to the teachers' consensus."""
+"""Agreement as a verifiable reward: how close a completion is to the teachers' consensus."""
 
 import json
 import re
@@ -13,11 +13,11 @@ from replay_pipeline.types import AgreementLevel, Message
 LEVEL_CREDIT: Mapping[AgreementLevel, float] = MappingProxyType(
     {"exact": 1.0, "effect": 1.0, "target": 0.4, "tool": 0.1}
 )
-"""Reward by the level at which a completion agrees with the consensus; 0 at none."""
+"""Reward by the level at which a completion agrees with the consensus. Without agreement, it is 0."""
 
 Completion = str | Message | Sequence[Message]
-"""What a policy wrote: a text, an assistant message, or messages of which the first assistant one
-counts."""
+"""The output of a policy: a text, an assistant message, or messages. Of messages, the first
+assistant message counts."""
 
 
 def consensus_reward(
@@ -26,14 +26,14 @@ def consensus_reward(
     *,
     credit: Mapping[AgreementLevel, float] = LEVEL_CREDIT,
 ) -> float:
-    """Return 1.0 for an action equivalent to the consensus of `row`, less the looser the agreement.
+    """Return 1.0 for an action that is equivalent to the consensus of `row`, and less for looser agreement.
 
     Args:
-        completion: What the policy wrote. In a text, tool calls may stand in canonical form
+        completion: The output of the policy. A text may contain tool calls in canonical form
             (`Action.render`) or in `<tool_call>` tags.
-        row: A row of the published dataset, a `DPOPair` or a row of the pairs table: the
-            consensus is its `consensus`, `chosen_action`, `chosen_action_json` or `chosen`. The
-            working directory is its `cwd`, or what the system message of its prompt says.
+        row: A row of the published dataset, a `DPOPair`, or a row of the pairs table. Its consensus
+            is in `consensus`, `chosen_action`, `chosen_action_json`, or `chosen`. The working
+            directory is its `cwd`, or else the one in the prompt's system message.
         credit: Reward by level.
 
     Raises:
@@ -51,7 +51,7 @@ def consensus_rewards(
 ) -> list[float]:
     """Return `consensus_reward` for a batch, with the signature of a TRL reward function.
 
-    TRL passes every column of the dataset as a list next to `completions`; a column that is no
+    TRL passes every column of the dataset as a list next to `completions`. A value that isn't a
     list (a trainer's own argument) is the same for every row.
     """
     if isinstance(prompts, list | tuple):
@@ -68,7 +68,7 @@ def consensus_score(
 ) -> float:
     """Return `consensus_reward` with the signature of a verifiers rubric function.
 
-    The consensus is read from `info`, or else `answer` holds its canonical text.
+    The consensus comes from `info`, or else from `answer`, as canonical text.
     """
     return consensus_reward(completion, info or {"chosen": answer})
 

@@ -1,4 +1,4 @@
-"""What a shell command does, read from its syntax tree. Nothing is ever run or looked up."""
+"""Read from its syntax tree what a shell command does. Nothing is ever run or looked up."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -65,22 +65,22 @@ class ShellPlan(NamedTuple):
     effect: Form
     """Equal for commands that do the same."""
     target: tuple[Form, ...] | None
-    """Programs with their operands, in order; `None` when the command could not be parsed."""
+    """Programs with their operands, in order. `None` if the command can't be parsed."""
     shown: Lines | None = None
-    """First and last line of what a pipe into `head` or `tail` at the end shows."""
+    """First and last line that a final pipe into `head` or `tail` shows."""
     only_looks: bool = False
-    """Nothing in it changes anything."""
+    """Whether the command changes nothing."""
     acts: frozenset[str] = frozenset()
-    """Kinds of consequences that a person asks for, such as `push`."""
+    """Kinds of consequences that a person must ask for, such as `push`."""
     keeps_files: bool = False
-    """Nothing in it changes a file that somebody wrote."""
+    """Whether the command leaves source files alone."""
 
 
 @lru_cache(maxsize=8_192)
 def shell_plan(command: str, cwd: str | None) -> ShellPlan:
-    """Parse `command`, as a shell in `cwd` would run it.
+    """Parse `command` as if a shell runs it in `cwd`.
 
-    A command that does not parse, or is too long or too deep, equals only itself.
+    A command that doesn't parse, or that is too long or too deeply nested, equals only itself.
     """
     if len(command) > MAX_COMMAND_BYTES:
         return _opaque(command)
@@ -114,7 +114,7 @@ def _plain_plan(command: str, cwd: str | None) -> ShellPlan | None:
 
 
 def parsed_plan(command: str, cwd: str | None) -> ShellPlan:
-    """Read `shell_plan` by way of the syntax tree, which a bare command does not need."""
+    """Compute `shell_plan` from the syntax tree. A simple command doesn't need this."""
     if _CONTROL.search(command):
         return _opaque(command)
     try:

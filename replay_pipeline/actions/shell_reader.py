@@ -1,4 +1,4 @@
-"""Reading words from the syntax tree: their quoting, their paths, what is assigned and redirected."""
+"""Read words from the syntax tree: quoting, paths, assignments, and redirections."""
 
 import re
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from replay_pipeline.actions.shell_syntax import UnreadableError
 from replay_pipeline.actions.shell_words import ACTIVE, QUOTED, unquoted
 
 Form = tuple[Any, ...]
-"""A normalised piece of syntax: equal forms have equal effects."""
+"""A normalized piece of syntax. Equal forms have equal effects."""
 
 MAX_DEPTH = 40
 _PLAIN_WORDS = frozenset(
@@ -21,11 +21,11 @@ _PLAIN_WORDS = frozenset(
 
 
 class WordReader(ABC):
-    """Reads the words of one syntax tree; knows the directory that each command runs in.
+    """The reader of the words in one syntax tree. It tracks the directory that each command runs in.
 
     Args:
         source: the command.
-        cwd: where it is run.
+        cwd: folder in which it runs.
     """
 
     def __init__(self, source: bytes, cwd: str | None) -> None:
@@ -43,12 +43,12 @@ class WordReader(ABC):
         return self.source[node.start_byte : node.end_byte].decode()
 
     def assignments(self, node: Node, depth: int) -> Form:
-        """Return the form of a statement that only assigns."""
+        """Return the form of a statement that only makes assignments."""
         nodes = [node] if node.type == "variable_assignment" else node.children
         return ("=", *self.environment(nodes, depth))
 
     def environment(self, nodes: Iterable[Node], depth: int) -> tuple[str, ...]:
-        """Return assignments; sorted when no one can see another."""
+        """Return the form of assignments, sorted if they are independent."""
         found = [self.assignment(node, depth) for node in nodes]
         names = {one.partition("=")[0] for one in found}
         is_independent = len(names) == len(found) and not any(
@@ -57,7 +57,7 @@ class WordReader(ABC):
         return tuple(sorted(found) if is_independent else found)
 
     def assignment(self, node: Node, depth: int) -> str:
-        """Return one assignment, its value as a word.
+        """Return one assignment with its value as a word.
 
         Raises:
             UnreadableError: the assignment has a form that the reader does not know.
@@ -75,7 +75,7 @@ class WordReader(ABC):
         return head + self.word(value, depth + 1)
 
     def heredoc(self, node: Node) -> Form:
-        """Read a here-document. The rest of its first line is read with the chain."""
+        """Read a here-document. The rest of its first line is read as part of the chain."""
         mark = body = ""
         strips_tabs = False
         start = 0
@@ -101,11 +101,11 @@ class WordReader(ABC):
         return ("0", "<<", body, expands)
 
     def herestring(self, node: Node, depth: int) -> Form:
-        """Return the redirection of a string to the input."""
+        """Return the form of a here-string."""
         return ("0", "<<<", self.word(node.children[-1], depth + 1))
 
     def path(self, word: str) -> str:
-        """Return a word that is known to be a path, resolved where that is certain."""
+        """Return a path word, resolved if that is certain."""
         home = word.startswith(ACTIVE + "~")
         if home and (word[2:3] in ("", "/")):
             resolved = absolute(word[1:], self.cwd)
@@ -117,7 +117,7 @@ class WordReader(ABC):
         return absolute(f"./{word}" if word.startswith("~") else word, self.folder)
 
     def word(self, node: Node, depth: int) -> str:
-        """Return a word with its quoting resolved; what is still active is marked (see `words`).
+        """Return a word with quoting resolved and active characters marked (see `shell_words`).
 
         Raises:
             UnreadableError: the word has a form that the reader does not know.
@@ -140,7 +140,7 @@ class WordReader(ABC):
         return ACTIVE + self.text(node)
 
     def joined(self, node: Node, depth: int, *, is_quoted: bool) -> str:
-        """Return the pieces of a composite word with the text between them."""
+        """Return the pieces of a composite word, joined with the text between them."""
         start, end = node.start_byte, node.end_byte
         if is_quoted:
             start, end = start + 1, end - 1
@@ -173,7 +173,7 @@ class WordReader(ABC):
         return QUOTED + self.text(node).strip()
 
     def expansion(self, node: Node) -> str:
-        """Return `$x` and `${x}` are one; anything else stays as written."""
+        """Return an expansion. `$x` and `${x}` get the same form, and all others stay as written."""
         text = self.text(node).strip()
         if match := re.fullmatch(r"\$(\w+|[@*#?$!-])|\$\{(\w+|[@*#?$!-])\}", text):
             return f"${{{match[1] or match[2]}}}"
@@ -181,7 +181,7 @@ class WordReader(ABC):
 
 
 def glued(parts: list[str], *, n_pieces: int = 2) -> str:
-    """Return pieces of one word. A bare `~` is a home folder only alone or before a slash."""
+    """Join the pieces of one word. A bare `~` means the home folder only alone or before a slash."""
     word = "".join(parts).replace(f"{ACTIVE}{{{ACTIVE}}}", "{}")
     bare_tilde = next((part for part in parts if part), "") == f"{ACTIVE}~"
     return f"{ACTIVE}~{QUOTED}{word[2:]}" if bare_tilde and n_pieces > 1 else word

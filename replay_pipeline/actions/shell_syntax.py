@@ -1,4 +1,4 @@
-"""The syntax tree of a shell command: parsed in bounded time, chains read as they are written."""
+"""Parse a shell command into a syntax tree, in bounded time."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -13,30 +13,29 @@ _MAX_REPORTS = 60
 
 _PARSER = Parser(Language(tree_sitter_bash.language()))
 CHAIN = frozenset({"list", "pipeline", "redirected_statement", "negated_command"})
-"""Kinds of nodes in which the tree joins commands; what binds to what is read from their order."""
+"""Kinds of nodes that join commands. Their order says what binds to what."""
 REDIRECTS = frozenset({"file_redirect", "heredoc_redirect", "herestring_redirect"})
 
 
 class UnreadableError(Exception):
-    """The command is not parsed with certainty: it is compared as text."""
+    """The command can't be parsed with certainty, so it is compared as text."""
 
 
 class PipeCommand(NamedTuple):
     """One command of a pipe."""
 
     joint: str
-    """The operator before it; empty for the first one."""
+    """The operator before it, empty for the first command."""
     is_negated: bool
     body: Node | None
     redirects: list[Node]
 
 
 def parsed(source: bytes) -> Tree:
-    """Return the syntax tree of a command that parses without errors and in bounded time.
+    """Return the syntax tree of a command that parses without errors in bounded time.
 
-    Trying to recover from an error takes a time that grows with the square of the length. The
-    parser reports its progress after a fixed number of steps, so that the same command is given
-    up at the same place on every machine.
+    Recovery from an error takes time that grows with the square of the length. The limit counts
+    parser steps and not seconds, so every machine gives up at the same place.
 
     Raises:
         UnreadableError: the command does not parse, or not in bounded time.

@@ -1,18 +1,18 @@
-"""Shell words as plain strings: quoting resolved, what the shell still acts on marked."""
+"""Shell words as plain strings, with quoting resolved and active characters marked."""
 
 import re
 
 ACTIVE = "\x01"
-"""Stands before an unquoted glob, brace, tilde or expansion."""
+"""Marks an unquoted glob, brace, tilde, or expansion."""
 QUOTED = "\x02"
-"""Stands before an expansion inside double quotes."""
+"""Marks an expansion inside double quotes."""
 
 _SPECIAL = re.compile(r"\\\n|\\(.)|(\{\})|([*?\[\]{}!])|\A(~)", re.DOTALL)
 _NEEDS_WORK = re.compile(r"[\\*?\[\]{}!~]")
 
 
 def unquoted(text: str) -> str:
-    """Return a bare word: escapes resolved, active characters marked."""
+    """Return a bare word with escapes resolved and active characters marked."""
     if not _NEEDS_WORK.search(text):
         return text
     return _SPECIAL.sub(_resolved, text)
@@ -27,5 +27,5 @@ def _resolved(match: re.Match[str]) -> str:
 
 
 def plain_text(word: str) -> str | None:
-    """Return a word that the shell does not expand, or `None` for one that it expands."""
+    """Return a word that the shell doesn't expand, or None if the shell expands it."""
     return None if ACTIVE in word or QUOTED in word else word

@@ -1,7 +1,6 @@
-"""When two final texts say the same: equal but for typography, or the same option of a choice.
+"""Decide whether two final texts say the same: equal except for typography, or the same choice.
 
-Whether two texts in free words mean the same is left to a judge of one's own (`same_text`). In doubt they
-differ, as actions do.
+For texts in free form, you can pass a judge (`same_text`). In doubt, texts differ, as actions do.
 """
 
 import re
@@ -29,7 +28,7 @@ _HEDGED = re.compile(
 
 
 def say_the_same(one: str, other: str) -> bool:
-    """Return whether two texts differ in typography only, or choose the same option."""
+    """Return whether two texts differ only in typography, or choose the same option."""
     one, other = _normal(one), _normal(other)
     if one == other:
         return True
@@ -38,9 +37,10 @@ def say_the_same(one: str, other: str) -> bool:
 
 
 def choice_of(text: str) -> str | None:
-    """Return the option that a text takes, such as `c`; `None` where it may say anything else.
+    """Return the option that a text chooses, such as `c`, or None if it may mean anything else.
 
-    The text must begin with it or be nothing else, name no other option, and make no reservation.
+    The text must begin with the option or consist of it, name no other option, and express no
+    doubt.
     """
     return _choice_of(_normal(text))
 

@@ -1,7 +1,7 @@
-"""What the arguments of each tool mean for agreement; the facts stand in `tools.toml`.
+"""The meaning of each tool's arguments for agreement. The facts are in `tools.toml`.
 
-A tool that is not listed there (an MCP server's, a later version's) agrees by its canonical
-arguments alone: every key counts.
+For a tool that isn't listed there (from an MCP server or a later version), every key of the
+canonical arguments counts.
 """
 
 import re
@@ -14,8 +14,8 @@ import msgspec
 Arguments = dict[str, Any]
 Kind = Literal["string", "number", "boolean", "array"]
 Reach = Literal["nothing", "look", "object", "anything"]
-"""What a call can see or change: nothing that other calls touch; it looks around; it changes the one
-object that it names; or it may change anything."""
+"""What a call can see or change: nothing that other calls touch, anything by looking, the one
+object that it names, or anything by changing."""
 
 _TYPES: dict[Kind, type | tuple[type, ...]] = {
     "string": str,
@@ -26,7 +26,7 @@ _TYPES: dict[Kind, type | tuple[type, ...]] = {
 
 
 class ToolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the arguments of one tool are read; the head of the data file explains each key."""
+    """How to read the arguments of one tool. The head of the data file explains each key."""
 
     required: dict[str, Kind] = {}
     optional: dict[str, Kind] = {}
@@ -41,7 +41,7 @@ class ToolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reach: Reach | None = None
 
     def complaint(self, arguments: Arguments) -> str | None:
-        """Return why the tool could not run with these arguments; `None` if it could."""
+        """Return why the tool can't run with these arguments, or None if it can."""
         for key, kind in self.required.items():
             if key not in arguments:
                 return f"{key} is missing"
@@ -64,7 +64,7 @@ def _has_type(value: Any, kind: Kind) -> bool:
 
 
 def without_defaults_inside(arguments: Arguments) -> Arguments:
-    """Leave out nulls and spelled-out defaults in the edits of a MultiEdit."""
+    """Remove nulls and explicit defaults from the edits of a MultiEdit."""
     if not isinstance(edits := arguments.get("edits"), list):
         return arguments
     plain = [
@@ -75,7 +75,7 @@ def without_defaults_inside(arguments: Arguments) -> Arguments:
 
 
 def with_one_url(arguments: Arguments) -> Arguments:
-    """Spell scheme, host, default port and empty path of the URL the one way."""
+    """Normalize the scheme, host, default port, and empty path of the URL."""
     try:
         parts = urlsplit(arguments["url"].strip())
         host = (parts.hostname or "").lower()
@@ -106,7 +106,7 @@ _LOOKING = re.compile(
 
 
 def reach_of_tool(name: str) -> Reach:
-    """Return how far the tool `name` reaches. For an unlisted tool, its name decides."""
+    """Return what the tool `name` can see or change. For an unlisted tool, its name decides."""
     spec = SPECS.get(name)
     if spec is not None and spec.reach is not None:
         return spec.reach
@@ -115,10 +115,10 @@ def reach_of_tool(name: str) -> Reach:
 
 
 def spec_of(name: str) -> ToolSpec:
-    """Look up how the arguments of tool `name` are read."""
+    """Return how to read the arguments of the tool `name`."""
     return SPECS.get(name, _DEFAULT)
 
 
 def family_of(name: str) -> str:
-    """Name the tool that `name` counts as: Edit and MultiEdit are one."""
+    """Return the tool that `name` counts as. Edit and MultiEdit count as one."""
     return _FAMILIES.get(name, name)

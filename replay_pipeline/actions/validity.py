@@ -1,4 +1,4 @@
-"""Whether a call fits the tools that were on offer."""
+"""Check a call against the available tools."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ else:
 
 
 class ToolList:
-    """The tools on offer at a state, ready to judge calls. Build once, use for many calls."""
+    """The available tools at a state. Build it once, and use it to judge many calls."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._schemas: dict[str, bytes] = {}

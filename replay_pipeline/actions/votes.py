@@ -1,8 +1,8 @@
 """From votes to a consensus: the largest group of actions that agree pairwise.
 
-Agreement below `exact` is not transitive (two reads may each overlap a third one and not each
-other), so a group is a clique, and the grouping does not depend on the order of the votes. What is
-asked next and what becomes a pair both go by this module.
+Agreement below `exact` isn't transitive: two reads may each overlap a third read but not each
+other. So a group is a clique, and the order of the votes doesn't matter. This module decides both
+what is asked next and what becomes a pair.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ def read_answer(
 
 
 def family_of_answer(answer: TeacherAction) -> str:
-    """Return who votes by an answer: the model's family, or the teacher where that is not known."""
+    """Return the voter behind an answer: the model's family, or the teacher if that is unknown."""
     return family_of_model(answer.family or answer.model) or answer.teacher
 
 
@@ -59,9 +59,9 @@ class Consensus:
     """The action that a group of votes agrees on."""
 
     action: Action
-    """The medoid: the action of the group that agrees most strictly with the others."""
+    """The medoid: the action that agrees most strictly with the others in the group."""
     votes: tuple[Vote, ...]
-    """Sorted by teacher."""
+    """The votes, sorted by teacher."""
     n_families: int
     level: AgreementLevel
     """The weakest agreement between two of the group."""
@@ -73,17 +73,17 @@ class Verdict:
 
     winner: Consensus | None
     n_leading: int
-    """Families in the largest group."""
+    """Number of families in the largest group."""
     margin: int
-    """Families in the largest group minus those in the next one."""
+    """Number of families in the largest group minus that in the next one."""
     is_tie: bool
-    """Two separate groups are equally large and large enough."""
+    """Whether two separate groups have the same size and enough families."""
 
 
 class Panel:
-    """The votes on one state, compared with each other once.
+    """The votes on one state. Each two are compared only once.
 
-    Inside, a group of `actions` is a bit mask of their places, and so is a set of families.
+    Internally, a group of `actions` is a bit mask of their indexes, and so is a set of families.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class Panel:
 
     @property
     def distinct(self) -> Collection[Action]:
-        """Return all distinct actions, in no order."""
+        """Return all distinct actions, in no particular order."""
         return self._by_action.keys()
 
     @cached_property
     def actions(self) -> list[Action]:
-        """Return distinct actions in an order that does not depend on the order of the votes."""
+        """Return the distinct actions, in an order that doesn't depend on the order of the votes."""
         if len(self._by_action) == 1:
             return list(self._by_action)
         found = sorted(
@@ -153,7 +153,7 @@ class Panel:
         return table
 
     def levels(self) -> Iterator[tuple[Vote, Vote, int]]:
-        """Yield each two votes of different teachers, with the strictness of their agreement."""
+        """Yield each pair of votes from different teachers, with the strictness of their agreement."""
         voters = [(i, vote) for i, votes in enumerate(self._votes) for vote in votes]
         for place, (i, one) in enumerate(voters):
             row = self._levels[i]
@@ -168,7 +168,7 @@ class Panel:
         return [self._votes_of(group) for group in self._groups(strictness(level))]
 
     def verdict(self, level: AgreementLevel, threshold: int) -> Verdict:
-        """Return who wins when actions count as the same at `level` and `threshold` families decide."""
+        """Return the winner if actions must agree at `level` and a consensus needs `threshold` families."""
         if not self.actions:
             return Verdict(None, 0, 0, is_tie=False)
         groups = self._groups(strictness(level))
@@ -185,7 +185,7 @@ class Panel:
         return Verdict(winner, largest, largest - rest, is_tie)
 
     def nearest_level(self, level: AgreementLevel, threshold: int) -> AgreementLevel | None:
-        """Return the next looser level at which there would have been a consensus."""
+        """Return the next looser level with a consensus, or None."""
         looser = LEVELS[LEVELS.index(level) + 1 :]
         return next((at for at in looser if self.verdict(at, threshold).winner), None)
 
@@ -245,7 +245,7 @@ class Panel:
 
 
 def has_one_effect(one: Action, other: Action, effects: Mapping[Action, str]) -> bool:
-    """Return whether two actions were executed and had the same effect."""
+    """Return whether both actions were executed and had the same effect."""
     effect = effects.get(one)
     return effect is not None and effect == effects.get(other)
 

@@ -1,4 +1,4 @@
-"""What runs by itself: a sensor for new sessions, a nightly replay, and the jobs by hand."""
+"""The automation: a sensor for new sessions, a nightly replay, and jobs that you start by hand."""
 
 from collections.abc import Collection
 from itertools import pairwise
@@ -54,11 +54,11 @@ JOBS = {
         ),
     )
 }
-"""The jobs by name: each takes some assets from where they are."""
+"""The jobs by name. Each brings some assets up to date."""
 
 
 def jobs_of(assets: Collection[str]) -> list[Any]:
-    """Return the jobs for whose assets there is something to do."""
+    """Return the jobs whose assets have work under these settings."""
     return [job for name, job in JOBS.items() if _NEEDS.get(name) in {None, *assets}]
 
 
@@ -74,7 +74,7 @@ _NEEDS = {"sample_trainee": "samples"}
 def new_sessions(
     context: dg.SensorEvaluationContext, pipeline: PipelineResource
 ) -> dg.SensorResult | dg.SkipReason:
-    """Add partitions; nothing is paid until a run asks for it."""
+    """Add partitions for new sessions. Nothing is paid until a run asks for it."""
     work = pipeline.open()
     work.find_batches(settle_s=work.settings.ingest.settle_s)
     known = set(context.instance.get_dynamic_partitions(trace_batch.name or ""))
@@ -89,10 +89,9 @@ def nightly_replay(
 ) -> list[dg.RunRequest] | dg.SkipReason:
     """Return one run for each range of unfinished batches that tonight's budget probably covers.
 
-    The runs share the budget of the night, which the ledger holds under its date for as long as
-    there are runs with it: each leaves the others their part. What it does not reach is planned
-    tomorrow. Runs that died without a
-    word are ended first, so that none holds the paid step.
+    The runs share the budget of the night, which the ledger keeps under its date, and each leaves
+    the others their part. Batches beyond the budget wait for tomorrow. Dead runs are ended first,
+    so that none of them blocks the paid step.
     """
     reconcile(context.instance)
     keys = list(context.instance.get_dynamic_partitions(trace_batch.name or ""))
@@ -151,9 +150,9 @@ def nightly_schedules(night: NightSettings) -> list[dg.ScheduleDefinition]:
 
 
 def night_goes_on(night: NightSettings) -> dg.SensorDefinition:
-    """Start the jobs without a fixed hour once the jobs before them end, even if these failed.
+    """Start the jobs without a fixed hour when the jobs before them end, even if those failed.
 
-    A failed replay leaves the batches before it done, so they are published all the same.
+    If a replay fails, the batches before it are done, so they are published anyway.
     """
     follows = [
         job
@@ -211,7 +210,7 @@ def _daily(time_of_day: str) -> str:
     description="Tells the webhook of the settings, if there is one, that a run has failed and why.",
 )
 def notify_failures(context: dg.RunFailureSensorContext, pipeline: PipelineResource) -> None:
-    """Telling never fails anything: a webhook that can't be reached is logged."""
+    """Report failed runs to the webhook. If it can't be reached, the error is only logged."""
     settings = pipeline.settings()
     facts = failure_facts(context.instance, context.dagster_run, secrets=settings.secrets())
     text = f"{facts['job']} {facts['batches']} failed: {facts['why']}"
@@ -219,7 +218,7 @@ def notify_failures(context: dg.RunFailureSensorContext, pipeline: PipelineResou
 
 
 def missing_ranges(keys: list[str], done: set[str], *, max_batches: int) -> list[tuple[str, str]]:
-    """Group the keys that are not in `done` into runs of neighbours, as (first, last)."""
+    """Group the keys that aren't in `done` into contiguous ranges, as (first, last)."""
     missing = [i for i, key in enumerate(keys) if key not in done]
     ranges: list[list[int]] = []
     for before, i in pairwise([-2, *missing]):

@@ -1,7 +1,7 @@
-"""Asset checks: what must hold of each table, and what to do when it does not.
+"""Asset checks: the conditions on each table, and what to do when one fails.
 
-A blocking check that fails keeps the run from going on to the next table. Publishing looks once
-more at every batch by itself, so that no other way leads around a check.
+If a blocking check fails, the run stops before the next table. Publishing checks every batch again,
+so that no check can be bypassed.
 """
 
 import uuid
@@ -31,10 +31,11 @@ OfDataset = Callable[[Place], AuditResult]
 def batch_check(
     asset: str, name: str, look: OfBatches, *, blocking: bool = False
 ) -> dg.AssetChecksDefinition:
-    """Return a check of the batches of a run, or of all when it is executed by itself.
+    """Return a check of a run's batches, or of all batches if it is executed alone.
 
-    It has no partitions: Dagster gives a partitioned check one result per run, which belongs to no
-    partition when the run has several, and then shows the check as skipped.
+    The check has no partitions. Dagster gives a partitioned check only one result per run. If the
+    run has several partitions, that result belongs to none of them, and Dagster shows the check as
+    skipped.
     """
 
     def check(
@@ -52,7 +53,7 @@ def batch_check(
 
 
 def batches_of(context: dg.AssetCheckExecutionContext, work: Pipeline) -> list[str]:
-    """Return the batches of the run, in order; all of them in a run without batches."""
+    """Return the batches of the run in order, or all batches if the run has none."""
     tags = context.run.tags
     if _ONE in tags:
         return [tags[_ONE]]
@@ -78,7 +79,7 @@ def dataset_check(
 
 
 def model_check(name: str, look: OfDataset) -> dg.AssetChecksDefinition:
-    """Return a check of the trained model; nothing stands downstream of it that could be blocked."""
+    """Return a check of the trained model. It blocks nothing, since nothing is downstream of the model."""
 
     def check(pipeline: PipelineResource) -> dg.AssetCheckResult:
         return as_result(look(pipeline.open().settings.model_dir()))
@@ -87,10 +88,10 @@ def model_check(name: str, look: OfDataset) -> dg.AssetChecksDefinition:
 
 
 def as_result(verdict: AuditResult) -> dg.AssetCheckResult:
-    """Return a check result for Dagster; its message names the problem and the remedy.
+    """Return a check result for Dagster. Its message names the problem and the remedy.
 
-    Dagster knows no check that could not judge. One is shown as a warning, which stops nothing, and not
-    as if all were well.
+    Dagster has no result for a check that had nothing to judge. It is shown as a warning, which
+    stops nothing.
     """
     is_warning = verdict.is_warning or not verdict.can_judge
     severity = dg.AssetCheckSeverity.WARN if is_warning else dg.AssetCheckSeverity.ERROR
@@ -106,11 +107,11 @@ def as_result(verdict: AuditResult) -> dg.AssetCheckResult:
 
 @contextmanager
 def failures_told(instance: dg.DagsterInstance) -> Iterator[str]:
-    """Yield the id for a run in this process, whose failed checks are raised with their messages.
+    """Yield the id for a run in this process, and raise its failed checks with their messages.
 
     Raises:
-        DagsterError: the run failed for another reason than a check.
-        CheckFailedError: a blocking check failed; Dagster by itself only names it.
+        DagsterError: the run failed, but not because of a check.
+        CheckFailedError: a blocking check failed. Dagster's own error lacks the message.
     """
     run_id = str(uuid.uuid4())
     try:
@@ -137,7 +138,7 @@ def _question(look: Callable[..., AuditResult]) -> str:
 
 
 def schema_check(asset: str, *names: str) -> dg.AssetChecksDefinition:
-    """Return the tables of an asset have the columns and types that the next stage reads."""
+    """Return the check that an asset's tables have the columns and types that the next stage reads."""
 
     def look(root: DataRoot, batches: Sequence[str]) -> AuditResult:
         return tables.matching_schemas(root, batches, names)

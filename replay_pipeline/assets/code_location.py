@@ -1,4 +1,4 @@
-"""Everything that Dagster is told of: assets, checks, jobs, schedules and sensors."""
+"""Dagster's code location: all assets, checks, jobs, schedules, and sensors."""
 
 import logging
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 def define(pipeline: PipelineResource) -> dg.Definitions:
     """Define all assets, checks, jobs, schedules and sensors on one data root.
 
-    Its settings are read here, once: Dagster learns of other hours of the night, and that other
-    settings would make other rows, when it loads the code location again.
+    The settings are read here, only once. If you change the hours of the night, or settings that
+    decide rows, Dagster notices when it reloads the code location.
 
     Raises:
         ConfigError: a setting is wrong.

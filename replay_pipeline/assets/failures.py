@@ -1,4 +1,4 @@
-"""Runs that failed: why, in the words of our own errors, which say what to do."""
+"""Report why runs failed, with the messages of our own errors, which say what to do."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -17,7 +17,7 @@ _MAX_RUNS = 50
 def failed_runs(
     instance: dg.DagsterInstance, *, since: datetime, secrets: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the runs that failed since then: job, batches, and why, without the `secrets`."""
+    """Return the runs that failed since then, with job, batches, and reason. `secrets` are removed."""
     records = instance.get_run_records(
         RunsFilter(statuses=[DagsterRunStatus.FAILURE], updated_after=since), limit=_MAX_RUNS
     )
@@ -29,7 +29,7 @@ def failed_runs(
 def failure_facts(
     instance: dg.DagsterInstance, run: dg.DagsterRun, *, secrets: Sequence[str]
 ) -> dict[str, Any]:
-    """Return one failed run: its id, job, batches, and why it failed, without the `secrets`."""
+    """Return the id, job, batches, and reason of one failed run. `secrets` are removed."""
     first = run.tags.get(RANGE_START) or run.tags.get(_PARTITION, "")
     last = run.tags.get(RANGE_END, first)
     return {

@@ -13,7 +13,7 @@ from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.project import OnProgress
 
 JOBS = ("replay_batches", "publish_and_train")
-"""All batches first, then what is made of all of them."""
+"""The jobs, in the order of running: those by batch, then those on all batches."""
 
 
 def run_jobs(
@@ -24,7 +24,7 @@ def run_jobs(
     """Take every batch through all assets, in this process, recorded in the data root's Dagster.
 
     Raises:
-        ReplayPipelineError: what the failing stage raised, or a blocking check found.
+        ReplayPipelineError: a stage or a blocking check failed.
     """
     batches = pipeline.batches()
     quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}

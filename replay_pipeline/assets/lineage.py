@@ -1,4 +1,4 @@
-"""Which column comes from which, for the column lineage in Dagster."""
+"""The sources of each column, for Dagster's column lineage."""
 
 from collections.abc import Mapping
 
@@ -53,7 +53,7 @@ SOURCES: Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 
 
 def column_lineage(asset: str) -> dict[str, dg.TableColumnLineage]:
-    """Return metadata that says where the columns of an asset come from; none where nothing is known.
+    """Return metadata that says where the columns of an asset come from, if known.
 
     Dagster looks for it on the latest materialization.
     """

@@ -1,6 +1,6 @@
-"""What stages tell of themselves as Dagster's metadata: numbers, tables, text.
+"""Convert the facts of stages to Dagster's metadata: numbers, tables, and text.
 
-Every plain number under a key becomes a chart over the partitions in the UI by itself.
+Dagster's UI turns every plain number into a chart over the partitions.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Asset: what the night has done, on one page."""
+"""The asset that summarizes the night on one page."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

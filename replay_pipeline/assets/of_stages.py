@@ -1,4 +1,4 @@
-"""The asset of each stage, made from what the stage says of itself."""
+"""Make the asset of each stage from the stage's own description."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,15 +37,15 @@ def asset_of(
     code_version: str | None = None,
     stale: Mapping[str, int] | None = None,
 ) -> dg.AssetsDefinition:
-    """Return the asset of a stage: one partition per trace batch where it works batch by batch.
+    """Return the asset of a stage, with one partition per trace batch if it works batch by batch.
 
-    A backfill of many batches is one run; each batch is reported by itself as it finishes.
+    A backfill of many batches is one run. Each batch is reported when it finishes.
 
     Args:
-        stage: what is done.
-        among: the stages that have assets; by default all.
-        code_version: one word for the code and the settings that decide what it writes.
-        stale: why batches have another code version, with how many there are.
+        stage: the stage.
+        among: the stages that have assets. By default, all.
+        code_version: digest of the code and the settings that decide its output.
+        stale: reasons why batches have another code version, with counts.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)  # what a backfill of many batches is
@@ -53,7 +53,7 @@ def asset_of(
 
 
 STALE_BECAUSE = "stale because"
-"""What the page of an asset calls the reasons for another code version."""
+"""The label for the reasons for another code version on an asset's page."""
 
 
 def _asset_of(

@@ -8,14 +8,14 @@ for _category in (dg.BetaWarning, dg.PreviewWarning):
     warnings.filterwarnings("ignore", category=_category)
 
 trace_batch = dg.DynamicPartitionsDefinition(name="trace_batch")
-"""Keys are added by the sensor `new_sessions`, one per batch manifest."""
+"""The partitions. The sensor `new_sessions` adds one key per batch manifest."""
 
 GROUP = "replay_pipeline"
 OWNERS = ["team:replay-pipeline"]
 
 RANGE_START = "dagster/asset_partition_range_start"
 RANGE_END = "dagster/asset_partition_range_end"
-"""Tags of a run that takes all batches from one to another."""
+"""Tags of a run that takes a contiguous range of batches."""
 
 IN_EVERY_RUN = {"run": "every"}
-"""Tag of the assets that a run takes every batch through, by default settings."""
+"""Tag of the assets that a run includes by default."""

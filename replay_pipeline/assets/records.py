@@ -1,4 +1,4 @@
-"""Show in Dagster what the files say, also what was done without it."""
+"""Show in Dagster what the files say, including work that was done without Dagster."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -20,8 +20,8 @@ _MAX_EVENTS_READ = 500
 def sync(pipeline: Pipeline, *, runs_are_here: bool = False) -> int:
     """Show in Dagster the batches and stages that were done without it.
 
-    The files are the truth and Dagster's database is a view of them: after its home was lost, this
-    brings it back. Returns how many materializations were added.
+    The files are the truth, and Dagster's database is a view of them. This rebuilds the view, even
+    after Dagster's home was lost. Returns the number of added materializations.
 
     Raises:
         StorageError: Dagster's home cannot be written.

@@ -1,4 +1,4 @@
-"""How the asset of the teachers' answers is told what a run may spend, and tells what it has spent."""
+"""The budget of the asset that asks teachers, and its report of the spending."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""How an asset walks its batches and reports each one as it finishes, and while it works."""
+"""Run an asset's batches, and report each one while it works and when it finishes."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ _OBSERVED_EVERY_S = 3.0
 _DATA_VERSION = "dagster/data_version"
 
 _MAX_RETRIES, _RETRY_AFTER_S = 3, 120.0
-"""An object store that is gone for some minutes costs no night."""
+"""Retries that let a run survive an object store that is down for some minutes."""
 
 
 def each_batch(
@@ -29,14 +29,14 @@ def each_batch(
 ) -> Iterator[dg.MaterializeResult]:
     """Do `work` for every partition of the run, in the order of the batches.
 
-    A batch is recorded as materialized as soon as it is done, so a failure later in the run leaves
-    the finished ones green. One at which nothing was to do is recorded at the end.
+    A batch is recorded as materialized as soon as it is done, so a later failure doesn't affect it.
+    A batch without work is recorded at the end.
 
     Args:
         context: the run.
-        pipeline: whose batches they are.
-        stage: what is done; where nothing is paid, it may be tried again after an outage.
-        work: does one batch.
+        pipeline: the pipeline with the batches.
+        stage: the stage. If it pays nothing, it may be retried after an outage.
+        work: does the work for one batch.
     """
     spec = context.assets_def.get_asset_spec(context.asset_key)
     provenance = Provenance(context.instance, spec)
@@ -64,13 +64,13 @@ def each_batch(
 
 @contextmanager
 def tried_again() -> Iterator[None]:
-    """Let Dagster try a step again, some minutes later, for which a store or disk was out.
+    """Let Dagster retry a step after some minutes if a store or disk was unavailable.
 
-    Any other error of ours comes again at once: a setting, a secret, a broken contract. Not around
-    what pays: its ceiling holds for one try, and what is open is asked by the next run.
+    Other errors of ours would only repeat: a wrong setting, a secret, a failed check. Don't use it
+    for steps that pay. Their ceiling is for one attempt, and the next run asks the open questions.
 
     Raises:
-        RetryRequested: something could not be read or written.
+        RetryRequested: a file could not be read or written.
     """
     try:
         yield
@@ -79,11 +79,11 @@ def tried_again() -> Iterator[None]:
 
 
 class Provenance:
-    """The code version and input versions of a batch, as Dagster tags them for a whole run.
+    """The code version and input versions of a batch, in the form of Dagster's tags for a run.
 
     Args:
-        instance: the records in which the assets are that were read.
-        spec: the asset; those it depends on were read as they are now.
+        instance: Dagster's records with the assets that were read.
+        spec: the asset. Its upstream assets count in their present version.
     """
 
     def __init__(self, instance: dg.DagsterInstance, spec: dg.AssetSpec) -> None:
@@ -116,7 +116,7 @@ def whole_result(pipeline: Pipeline, stage: Stage, receipt: Receipt) -> dg.Mater
 
 
 def as_metadata(pipeline: Pipeline, stage: Stage, receipt: Receipt) -> dict[str, Any]:
-    """Return the facts of a receipt, with how long the stage took and whether there was anything to do."""
+    """Return the facts of a receipt, the time that the stage took, and whether it had work to do."""
     facts = {**stage.facts(pipeline, receipt), "seconds": receipt.seconds}
     return {
         **{
@@ -129,7 +129,7 @@ def as_metadata(pipeline: Pipeline, stage: Stage, receipt: Receipt) -> dict[str,
 
 
 class LiveCurves:
-    """Draws numbers in the asset's plots while its step works, a point every few seconds."""
+    """Live curves: points in the asset's plots while its step works, one every few seconds."""
 
     def __init__(
         self, context: dg.AssetExecutionContext, *, every_s: float = _OBSERVED_EVERY_S
@@ -139,9 +139,9 @@ class LiveCurves:
         self._next_s = time.monotonic() + every_s
 
     def show(self, numbers: Mapping[str, float], *, is_last: bool = False) -> None:
-        """Record `numbers`, unless nothing changed or the last point is too young.
+        """Record `numbers`, unless nothing changed or the last point is too recent.
 
-        Must be called in the thread of the step, whose event log it writes.
+        Call it in the thread of the step, because it writes the step's event log.
         """
         now_s = time.monotonic()
         if dict(numbers) == self._seen or not numbers or (now_s < self._next_s and not is_last):

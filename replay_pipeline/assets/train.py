@@ -1,4 +1,4 @@
-"""How the asset of the model hears its trainer, a process of its own: through Dagster Pipes."""
+"""Connect the model's asset with the trainer process, through Dagster Pipes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,9 +22,9 @@ def train_in_run(
 
 
 class PipedTrainer:
-    """Runs the trainer in a Pipes session: each step it reports becomes a point of the live curves.
+    """The trainer in a Pipes session. Each step that it reports becomes a point of the live curves.
 
-    A trainer that does not speak Pipes is run all the same, and shows its number of steps.
+    A trainer without Pipes works too, but shows only its number of steps.
     """
 
     def __init__(self, context: dg.AssetExecutionContext) -> None:

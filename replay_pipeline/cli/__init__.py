@@ -1,6 +1,6 @@
 """`replay-pipeline`: every stage as one command, without Dagster.
 
-One module a group of commands; importing it adds them to the program, in the order of `--help`.
+Each group of commands has a module. Importing it adds the commands, in the order of `--help`.
 """
 
 import atexit
@@ -24,7 +24,7 @@ __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """Run the command line. A mistake ends with one line and a code; `--debug` adds the stack."""
+    """Run the command line. An error prints one line and sets the exit code. `--debug` adds the stack."""
     _hear_stops()
     _put_debug_first()
     # At its end the interpreter looks through every object for garbage. That takes a while, and now and
@@ -69,7 +69,7 @@ def _show_stack() -> None:
 
 
 class Stopped(SystemExit):
-    """Somebody asked the program to stop. Whoever waits for answers takes in those that are paid."""
+    """A request to stop the program. A replay still waits for the answers that are paid for."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)

@@ -1,4 +1,4 @@
-"""The program itself: its groups of commands, and what holds for every one of them."""
+"""The program: its groups of commands, and options that all commands share."""
 
 import importlib.metadata
 import logging

@@ -1,4 +1,4 @@
-"""The commands that look at a data root, and open Dagster on it."""
+"""The commands that inspect a data root, and open Dagster on it."""
 
 import os
 from pathlib import Path
@@ -54,7 +54,7 @@ def status(
 def upgrade(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
-    """Bring the data root of an older version to this one: reads no log and costs nothing."""
+    """Upgrade the data root of an older version. Reads no log and costs nothing."""
     report = open_pipeline(settings, data).upgrade()
     print_report(report, as_json=as_json, show=show_upgrade)
 
@@ -63,9 +63,10 @@ def upgrade(
 def verify(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
-    """Check that every file is as it was written: tables, receipts, sessions, and the dataset.
+    """Check that no file has changed since it was written: tables, receipts, sessions, and the dataset.
 
-    Reads all of the data root and changes nothing but its index. Ends with status 1 if it finds damage.
+    The command reads the whole data root and changes only its index. The exit code is 1 if it finds
+    damage.
     """
     report = open_pipeline(settings, data).verify()
     print_report(report, as_json=as_json, show=show_verify)
@@ -77,9 +78,9 @@ def verify(
 def repair(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
-    """Rebuild the files that `verify` finds damaged. Asks no teacher and pays nothing.
+    """Rebuild the files that `verify` finds damaged. This asks no teacher and costs nothing.
 
-    Ends with status 1 if it can't restore a file exactly.
+    The exit code is 1 if a file can't be restored exactly.
     """
     report = open_pipeline(settings, data).repair()
     print_report(report, as_json=as_json, show=show_repair)
@@ -141,9 +142,9 @@ def ui(
     ] = False,
     settings: SettingsOption = None,
 ) -> None:
-    """Open the page of `look` and Dagster on the data root; it listens on this machine only.
+    """Open the page of `look`, and Dagster, on the data root. The server listens on this machine only.
 
-    It prints an address with a token: only a browser that has opened it is let in.
+    The command prints an address with a token. Only a browser that opens this address gets access.
     """
     from replay_pipeline.assets.records import sync
     from replay_pipeline.orchestration.instance import ui_command
@@ -178,7 +179,7 @@ def sync(
         ),
     ] = False,
 ) -> None:
-    """Bring Dagster's view up to date with the files, or back after its home was lost."""
+    """Bring Dagster's view up to date with the files, even after Dagster's home was lost."""
     from replay_pipeline.assets import records
 
     work = open_pipeline(settings, data)

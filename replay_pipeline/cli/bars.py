@@ -1,4 +1,4 @@
-"""How far long work has come: a bar per stage in a terminal, plain lines elsewhere."""
+"""Show the progress of long work: a bar per stage in a terminal, plain lines elsewhere."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ _WORTH_TELLING = {"bytes": 5_000_000, "look": 200}
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[[Progress], None]]:
-    """Yield a callback that draws a bar per stage, or prints a line per tenth without a terminal."""
+    """Yield a callback that draws a bar per stage, or prints a line for each 10 % without a terminal."""
     bars = Bars(
         TextColumn("{task.description:<9}"),
         BarColumn(bar_width=14),
@@ -71,9 +71,9 @@ class _Rate(ProgressColumn):
 
 @dataclass
 class StageProgress:
-    """A stage as one bar, however many batches it is done in: it never goes back, nor does its total.
+    """One bar for a stage over all its batches. Neither the bar nor its total ever shrinks.
 
-    What announces a stage as a whole gives its total for good. Where nothing does, the parts add up.
+    If the whole stage is announced, that sets its total. Otherwise the totals of the parts add up.
     """
 
     n_total: int | None = None
@@ -82,7 +82,7 @@ class StageProgress:
     parts: dict[str, Progress] = field(default_factory=dict)
 
     def whole(self, progress: Progress) -> Progress:
-        """Take the progress of one part, and return the progress of the whole stage."""
+        """Add the progress of one part, and return the progress of the whole stage."""
         if progress.limit_usd is not None:
             self.limit_usd = progress.limit_usd
         if progress.part is None:

@@ -1,4 +1,4 @@
-"""What a person sees in a terminal at the end of a command: tables, sentences, and what to do next."""
+"""The output of commands for people: tables, sentences, and the next step."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ Report = Mapping[str, Any]
 
 
 def escape(text: str) -> str:
-    """Return `text` for a console: nothing in it is taken for a command, of rich or of the terminal."""
+    """Return `text` for a console, with all markup of rich and all control codes made inert."""
     return markup.escape(printable(text))
 
 
@@ -40,7 +40,7 @@ err = Console(stderr=True, emoji=False)
 
 
 def print_report(report: Report, *, as_json: bool, show: Callable[[Report], None]) -> None:
-    """Print `report` as JSON for a script, or as `show` draws it for a person."""
+    """Print `report` as JSON for scripts, or with `show` for people."""
     if as_json:
         sys.stdout.write(json.dumps(report, indent=1, default=str) + "\n")
     else:
@@ -48,12 +48,12 @@ def print_report(report: Report, *, as_json: bool, show: Callable[[Report], None
 
 
 def say(text: str) -> None:
-    """Print a sentence: between words over as many lines as a terminal needs, else on one line."""
+    """Print a sentence, wrapped between words in a terminal, and on one line elsewhere."""
     out.print(escape(text), highlight=False, soft_wrap=not out.is_terminal)
 
 
 def next_step(words: str) -> None:
-    """Print the next step as the last line of a command; it stays one line, so you can copy it."""
+    """Print the next step as the last line of a command. It is one line, so that you can copy it."""
     out.print(f"Next: {escape(words)}.", highlight=False, soft_wrap=True)
 
 
@@ -164,7 +164,7 @@ _PLAY = "these answers were made up in a rehearsal; nothing of it goes to the Hu
 
 
 def show_summary(summary: Report) -> None:
-    """The table at the end of a run."""
+    """Show the table at the end of a run."""
     train = summary["train"]
     rows: list[tuple[str, Any]] = [
         ("sessions", f"{summary['sessions']} in {summary['batches']} batches"),
@@ -290,7 +290,7 @@ def _first_of(counts: Mapping[str, Any]) -> str:
 
 
 def show_compare(found: Report) -> None:
-    """Show which model you could have used: how similar each one was, and its cost."""
+    """Show which model you could have used: how similar each model was, and its cost."""
     headings = ("model", "answers", "alike", "95 %", "same", "equal", "$ per 100", "agent's")
     rows = []
     for each in found["teachers"]:
@@ -315,7 +315,7 @@ def show_compare(found: Report) -> None:
 
 
 def show_workspace(report: Report) -> None:
-    """Show the files at a state, those first that are not as the commit has them."""
+    """Show the files at a state, those first that differ from the commit."""
     names = ("state_id", "session_id", "cwd", "branch", "root", "commit", "n_files", "calls")
     _table("Workspace", [(name, report[name]) for name in names])
     table = Table(title="Files", title_justify="left", title_style="bold")
@@ -409,7 +409,7 @@ def open_words(work: Report) -> str:
 
 
 def show_estimate(report: Report) -> None:
-    """Tokens and dollars by teacher."""
+    """Show tokens and dollars by teacher."""
     if not report["teachers"]:
         say("Every question is decided: there is nothing to ask.")
         next_step("`replay-pipeline pairs` shows where the teachers agree on something else")
@@ -534,7 +534,7 @@ def _added(reports: Report, name: str) -> Counter[str]:
 
 
 def show_replay(reports: Report) -> None:
-    """Calls and dollars by batch."""
+    """Show calls and dollars by batch."""
     figures = ("n_sent", "n_cached", "n_failed", "newly_spent_usd", "stop_reason")
     _draw_batches("Replayed", figures, reports, headings={"newly_spent_usd": "$ now"})
     if any(report.get("n_rehearsed") for report in reports.values()):
@@ -760,7 +760,7 @@ def _money(ledger: Report) -> list[tuple[str, str]]:
 
 
 def near(path: str) -> str:
-    """Return a path relative to the current folder, if it is below."""
+    """Return a path relative to the current folder, if it is below that folder."""
     here = f"{Path.cwd()}{os.sep}"
     return path.removeprefix(here)
 
@@ -882,7 +882,7 @@ def _line(text: str, style: str) -> None:
 
 
 def show_findings(report: Report) -> None:
-    """One line per check."""
+    """Show one line per check."""
     for finding in report["findings"]:
         mark = "[green]ok[/]" if finding["ok"] else "[red]no[/]"
         out.print(f"{mark}  {escape(finding['what'])}: {escape(finding['detail'])}")
@@ -912,7 +912,7 @@ def show_teachers(report: Report) -> None:
 
 
 def show_lost_calls(report: Report) -> None:
-    """One line per call whose outcome is not known."""
+    """Show one line per call whose outcome isn't known."""
     for row in report["lost_calls"]:
         cost = "" if row["cost_usd"] is None else f", cost ${row['cost_usd']:.6f}"
         out.print(

@@ -42,7 +42,7 @@ def normalize(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep the pairs that are fit to publish. Keep the others apart, each with its reason."""
+    """Keep the pairs that are fit to publish, and store the others separately, each with its reason."""
     changes: dict[str, Any] = {"normalize": {}}
     if recipe is not None:
         changes["normalize"]["recipe"] = recipe
@@ -121,14 +121,14 @@ def retract(
 ) -> None:
     """Remove sessions or batches from the dataset for good. They are never published again.
 
-    What is on this machine stays: the pipeline's own tables, and the sessions themselves.
+    The pipeline's own tables and the sessions stay on this machine.
     """
     changes = {} if repo is None else {"publish": {"repo_id": repo}}
     work = open_pipeline(settings, data, changes=changes)
     named = f"{len(session or ())} sessions and {len(batch or ())} batches"
     if not yes:
         if not sys.stdin.isatty():
-            raise ConfigError(f"retracting {named} can't be undone: give --yes")
+            raise ConfigError(f"retracting {named} can't be undone: pass --yes to confirm")
         if not typer.confirm(f"Take {named} out of {work.settings.dataset_dir()} for good?"):
             raise ConfigError("stopped; nothing was changed")
     report = work.retract(session_ids=session or (), batches=batch or (), erase=erase)

@@ -1,4 +1,4 @@
-"""The commands that ask teachers, or say what that would cost."""
+"""The commands that ask teachers or estimate the cost."""
 
 from pathlib import Path
 from typing import Annotated
@@ -51,7 +51,7 @@ def estimate(
     max_total_usd: BudgetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Report the cost of the replay at today's prices, and how much of it a budget covers. Free."""
+    """Estimate the cost of a replay at today's prices, and how much of it a budget covers. This is free."""
     from replay_pipeline.stages.pipeline import Pipeline
 
     work = Pipeline(load(settings, data, max_total_usd=max_total_usd, teachers=teachers))
@@ -121,8 +121,8 @@ def sample(
 ) -> None:
     """Sample the trainee at states where the teachers agree, and make pairs where it differs.
 
-    Run `pairs` first; `normalize` and `publish` then include the new pairs. The samples are kept:
-    the same weights are never asked twice, and only a newly trained checkpoint is sampled again.
+    Run `pairs` first. Afterwards, `normalize` and `publish` include the new pairs. Samples are
+    stored, so only a newly trained checkpoint is sampled again.
     """
     changes = {"trainee": {"folder": trainee}} if trainee else None
     with progress_bars() as on_progress:
@@ -147,7 +147,7 @@ def control(
     states: Annotated[int, typer.Option(min=1, help="Size of the sample.")] = 50,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask the agents' own models again, and report how often they leave their recorded action.
+    """Ask the agents' own models again, and report how often they take another action than the recorded one.
 
     The higher the share, the less a teacher's disagreement means. The dataset card shows it.
     """
@@ -170,7 +170,7 @@ def compare(
 ) -> None:
     """Report how often each model took the agent's action, and at what cost.
 
-    Reads the answers of a replay; asks nobody and costs nothing.
+    The command reads the answers of a replay. It asks no model and costs nothing.
     """
     from replay_pipeline.pages.picture import write_svg
 
@@ -200,7 +200,7 @@ def reconcile(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show calls that were sent and never answered, one by one; settle those that are over."""
+    """Show the calls that were sent but got no answer, and settle those that have ended."""
     from replay_pipeline.replay import reconcile
 
     loaded = load(settings, data)
@@ -216,7 +216,7 @@ def teachers_list(
     teachers: TeachersOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The teachers of these settings: model, key, price, terms."""
+    """List the teachers of these settings, with model, key, price, and terms."""
     checks = open_pipeline(settings, data, teachers=teachers).check_teachers()
     print_report({"teachers": checks}, as_json=as_json, show=show_teachers)
 
@@ -228,7 +228,7 @@ def teachers_trust(
         str, typer.Option("--key", help="Environment variable of the key.", metavar="NAME")
     ],
 ) -> None:
-    """Let a key be sent to a host: kept in your own configuration folder, for all projects."""
+    """Allow a key to be sent to a host. This is stored in your configuration folder, for all projects."""
     from replay_pipeline.settings import config_dir
     from replay_pipeline.storage.trust import trust_host
 
@@ -245,7 +245,8 @@ def teachers_serve(
 ) -> None:
     """Serve recorded answers on this machine, in OpenRouter's protocol.
 
-    They are for the sessions they were recorded at: at your own, take `--teachers rehearsal`.
+    The answers only fit the sessions that they were recorded for. For your own sessions, use
+    `--teachers rehearsal`.
     """
     from replay_pipeline.testing import script_of, serve
     from replay_pipeline.testing.sample import ANSWERS_FILE

@@ -51,8 +51,9 @@ def look(
 ) -> None:
     """Show your sessions: their actions, costs, and failures. Nothing is sent.
 
-    Needs no key and no settings. After a replay the page also shows what the teachers would have done,
-    the pairs to mark, the dataset and the training. It is redacted, and works from disk.
+    You need no key and no settings. After a replay, the page also shows what the teachers would
+    have done, pairs to mark, the dataset, and the training. The page is redacted, and works from
+    disk.
     """
     if to is not None and single_file is not None:
         raise ConfigError(
@@ -110,7 +111,7 @@ def ingest(
     settings: SettingsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn sessions into states: as batches in the data root, or in one folder with `--out`."""
+    """Turn sessions into states, as batches in the data root or, with `--out`, as tables in one folder."""
     from replay_pipeline import ingesters
     from replay_pipeline.ingesters.atif_export import write_trajectories
     from replay_pipeline.stages import pipeline

@@ -1,4 +1,4 @@
-"""What several commands do first: read the settings, choose batches, ask before paying."""
+"""The first steps of several commands: read the settings, choose batches, and ask before paying."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ def open_pipeline(
     changes: dict[str, Any] | None = None,
     on_progress: "OnProgress | None" = None,
 ) -> "Pipeline":
-    """Open the pipeline with these settings. Imports it only now, since that takes time."""
+    """Open the pipeline with these settings. The import happens here, because it takes time."""
     from replay_pipeline.stages.pipeline import Pipeline
 
     return Pipeline(
@@ -57,7 +57,7 @@ def open_pipeline(
 
 
 def exit_if_failed(report: dict[str, Any]) -> None:
-    """End the command with status 1 if batches have failed, after everything else was done.
+    """End the command with exit code 1 if batches failed, after all other work is done.
 
     Raises:
         Exit: a batch failed.
@@ -72,10 +72,10 @@ def exit_if_failed(report: dict[str, Any]) -> None:
 
 
 def exit_if_most_failed(work: dict[str, Any]) -> None:
-    """End the command with status 1 if a teacher stopped or most calls failed, and say why.
+    """End the command with exit code 1 if a teacher stopped or most calls failed, and say why.
 
     Args:
-        work: what `open_work` found.
+        work: the result of `open_work`.
 
     Raises:
         Exit: a teacher stopped, or most calls failed.
@@ -140,7 +140,7 @@ def prepare_demo(data: Path, model: Path | None = None) -> None:
 
 
 def chosen(work: "Pipeline", batches: list[str] | None) -> list[str]:
-    """Return the batches that were named, or all of them, in their order.
+    """Return the named batches, or all of them, in order.
 
     Raises:
         ConfigError: there is no batch of that name.
@@ -176,7 +176,7 @@ def confirm(work: "Pipeline", *, yes: bool, batches: list[str] | None = None) ->
     """Show the estimate of a run that costs more than the threshold, and ask.
 
     Raises:
-        ConfigError: there is nobody to ask, or the user declines.
+        ConfigError: nobody can be asked, or the user declines.
     """
     work.check_keys()
     if yes or work.settings.played:
@@ -193,20 +193,19 @@ def confirm(work: "Pipeline", *, yes: bool, batches: list[str] | None = None) ->
         cost += f", its ceiling (all of it: {expected_usd:.2f})"
     if not sys.stdin.isatty():
         raise ConfigError(
-            f"this run is {cost}, more than {work.settings.replay.confirm_above_usd:.2f}: "
-            "give --yes, or raise `replay.confirm_above_usd`"
+            f"this run is {cost}, more than {work.settings.replay.confirm_above_usd:.2f}: pass --yes, or raise `replay.confirm_above_usd`"
         )
     if not typer.confirm(f"This run is {cost}. Go on?"):
         raise ConfigError("stopped; nothing was paid")
 
 
 def estimate_of(work: "Pipeline", batches: list[str] | None) -> dict[str, Any]:
-    """Return the estimate of these batches, with the ceiling of the settings beside it."""
+    """Return the estimate for these batches, with the ceiling from the settings."""
     return work.estimate(batches).to_json() | {"ceiling_usd": work.settings.replay.max_total_usd}
 
 
 def of_now(receipt: "Receipt") -> dict[str, Any]:
-    """Return the report of a replay; of one that had nothing to do, that nothing was asked now."""
+    """Return the report of a replay. If the replay had no work, the report says that nothing was asked now."""
     report = receipt.report
     if not receipt.is_reused:
         return report

@@ -23,9 +23,9 @@ def trace(
     settings: SettingsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the life of one state: log rows, prompts, answers, votes, pair, published rows, tokens.
+    """Follow one state: log rows, prompts, answers, votes, pair, published rows, and tokens.
 
-    `--json` prints all of it; without it, you see the beginning of long texts.
+    `--json` prints everything. Otherwise you see only the beginning of long texts.
     """
     from replay_pipeline.stages.tracing import trace_state
 

@@ -99,9 +99,9 @@ def demo(
 ) -> None:
     """Run the whole product on the bundled sample, under Dagster.
 
-    Needs no key, no GPU and no network: the teachers are a local server with recorded answers.
-    With `OPENROUTER_API_KEY` and `REPLAY_TEACHERS=openrouter` the same command asks real ones,
-    after showing what it would cost.
+    You need no key, no GPU, and no network: a local server plays the teachers from recorded
+    answers. With `OPENROUTER_API_KEY` and `REPLAY_TEACHERS=openrouter`, the same command asks real
+    teachers, after it shows the cost.
     """
     if until_pairs:
         _show_pairs_of_demo(data, model, yes=yes)

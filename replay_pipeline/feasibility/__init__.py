@@ -1,6 +1,7 @@
-"""What can be done where a state stands: one judge of a prompt, wherever prompts are made or cut.
+"""Judge which actions are possible at a prompt, with the same rules when prompts are made or cut.
 
-Pure functions over messages: nothing here reads a file or runs a command. Start at `state.py`.
+All functions are pure and work on messages: they read no file and run no command. Start at
+`state.py`.
 """
 
 from replay_pipeline.feasibility.state import Obstacle, PromptState

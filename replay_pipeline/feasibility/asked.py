@@ -1,8 +1,8 @@
-"""Whether a user's own words ask for a consequence: where a request can stand, and unless it is taken back.
+"""Decide whether a user's own words ask for a consequence, such as a push.
 
-"Commit and push", "can you open a PR?" ask; "the last commit", "before you push", "don't commit" and
-"push notifications" do not. In doubt nobody has asked: a pair less does less harm than a dataset that
-teaches to push what nobody wanted pushed.
+"Commit and push", "can you open a PR?" ask; "the last commit", "before you push", "don't commit"
+and "push notifications" do not. In doubt, nobody asked. One pair less does less harm than a dataset
+that teaches unwanted pushes.
 """
 
 import re
@@ -73,8 +73,8 @@ def asks_for(words: str, kind: str) -> bool:
     """Return whether a text asks for a kind of consequence.
 
     Args:
-        words: what a user wrote, without what the client added.
-        kind: such as `push`; one that is not known is asked for by nobody.
+        words: the user's own text, without the client's additions.
+        kind: kind of consequence, such as `push`. For an unknown kind, the result is false.
     """
     words = words.lower()
     return any(_asks(words, each) for each in (kind, *_also(kind)))

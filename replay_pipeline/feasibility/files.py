@@ -1,4 +1,4 @@
-"""What files hold as of now, as far as a prompt tells: shown, written, edited, or no longer known."""
+"""Track the contents of files through a prompt: shown, written, edited, or no longer known."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ CHANGED_BY_OTHERS = re.compile(r"was modified, either by the user or by a linter
 
 
 class File:
-    """What is known of one file."""
+    """The known contents of one file."""
 
     def __init__(self) -> None:
         self.content: str | None = None
@@ -38,11 +38,11 @@ class File:
         """Edits that were made and not taken back since."""
 
     def forget(self) -> None:
-        """Know nothing any more of what the file holds."""
+        """Forget the contents of the file."""
         self.content, self.written, self.applied = None, set(), []
 
     def touch(self) -> None:
-        """Know that something may have been changed, but that no edit was taken back."""
+        """Note that the file may have changed, but that no edit was undone."""
         self.content = None
 
     def write(self, content: str) -> None:
@@ -51,13 +51,13 @@ class File:
         self.written.add(content)
 
     def show(self, text: str, *, is_all: bool) -> None:
-        """Take in the answer of a read; where it shows something else, somebody changed the file."""
+        """Record the answer of a read. If it differs from the known contents, somebody changed the file."""
         if is_all or (self.content is not None and text not in self.content):
             self.applied = [edit for edit in self.applied if _still_stands(edit, text, is_all)]
             self.content = f"{text}\n" if is_all else None
 
     def edit(self, edit: Edit) -> None:
-        """Take in an edit that was made."""
+        """Record an edit."""
         back = Edit(edit.new, edit.old, edit.is_everywhere)
         self.applied = [one for one in self.applied if one != back]
         self.applied.append(edit)
@@ -65,7 +65,7 @@ class File:
             self.content = _edited(self.content, edit)
 
     def obstacle(self, edit: Edit) -> str | None:
-        """Return what is against an edit: `applied` or `gone`; `None` if nothing is known to be."""
+        """Return why an edit can't work (`applied` or `gone`), or None if nothing is known against it."""
         if not edit.old:
             return None
         if self.content is not None:
@@ -103,7 +103,7 @@ def _edited(content: str, edit: Edit) -> str | None:
 
 
 def shown_by_read(answer: str) -> tuple[str, int, int] | None:
-    """Return what a read showed, its first line and the number of lines; `None` if it showed no file."""
+    """Return the text of a read, its first line, and its number of lines, or None if it showed no file."""
     lines = _REMINDER.sub("", answer).rstrip().split("\n")
     found = [match for line in lines if (match := _NUMBERED.match(line))]
     if not found or len(found) < len(lines):
@@ -112,7 +112,7 @@ def shown_by_read(answer: str) -> tuple[str, int, int] | None:
 
 
 class Files:
-    """All files that the calls of a prompt name, taken in call by call."""
+    """All files that the calls of a prompt name, tracked call by call."""
 
     def __init__(self) -> None:
         self._files: dict[str, File] = {}
@@ -128,7 +128,7 @@ class Files:
         return self._files.setdefault(path, File())
 
     def take(self, call: Call, answer: str) -> None:
-        """Take in a call that succeeded, and what it answered."""
+        """Record a successful call and its answer."""
         path = path_of(call)
         if call.name in ("Edit", "MultiEdit") and path is not None:
             for edit in _edits(call):
@@ -149,7 +149,7 @@ class Files:
                     file.touch()
 
     def told(self, text: str) -> None:
-        """Take in what a user message says: files that were changed by somebody else."""
+        """Record files that a user message reports as changed by somebody else."""
         if CHANGED_BY_OTHERS.search(text):
             for known, file in self._files.items():
                 if known.rpartition("/")[2] in text:
@@ -157,7 +157,7 @@ class Files:
 
 
 def may_change(call: Call, path: str) -> bool:
-    """Return whether a call that may change anything is likely to have changed this file."""
+    """Return whether a call that may change anything has probably changed this file."""
     if call.name != "Bash":
         return True
     if plan_of(call).keeps_files:
@@ -167,7 +167,7 @@ def may_change(call: Call, path: str) -> bool:
 
 
 def may_take_back(call: Call, path: str) -> bool:
-    """Return whether a call that may change anything is likely to have taken back what was made of a file."""
+    """Return whether a call that may change anything has probably undone the edits of a file."""
     if call.name != "Bash":
         return path.rpartition("/")[2] in str(call.arguments)
     command = call.values()["command"]
@@ -184,7 +184,7 @@ def path_of(call: Call) -> str | None:
 
 
 def replacements(calls: Sequence[Call]) -> Iterator[tuple[Call, tuple[Edit, ...]]]:
-    """Yield the edits of each call that makes some."""
+    """Yield the edits of each editing call."""
     for call in calls:
         if call.name in ("Edit", "MultiEdit") and (edits := _edits(call)):
             yield call, edits

@@ -1,7 +1,7 @@
-"""The feasibility of actions at one prompt: can it be done there, is it done already, was it asked for?
+"""Judge actions at one prompt: are they possible, already done, or not asked for?
 
-A side of a pair must be possible where it stands: at extraction, and again in whatever is left of its
-prompt after a cut. The rules look at the prompt alone, so the same judge serves everywhere.
+Each side of a pair must be possible at its prompt, both at extraction and after a cut of the
+prompt. The rules look only at the prompt, so the same judge works in both places.
 """
 
 import re
@@ -88,7 +88,7 @@ class Done(NamedTuple):
 
     call: Call
     place: int
-    """Of the message that answers it, or that calls where nothing does."""
+    """Index of the message that answers it, or of the call if nothing does."""
     answer: str
     has_failed: bool
 
@@ -105,9 +105,9 @@ class PromptState:
 
     Args:
         messages: the prompt.
-        student: the recorded action. A file that it goes for counts as named, since logs leave out the
-            student's system prompt, and what it does itself needs no request.
-        cwd: folder that relative paths are read against; by default what the prompt says.
+        student: the recorded action. Its files count as named, since logs lack the student's system
+            prompt, and its consequences need no request.
+        cwd: folder that relative paths are read against. By default, the one in the prompt.
     """
 
     def __init__(
@@ -119,12 +119,12 @@ class PromptState:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Return every text of each message, arguments of calls unescaped."""
+        """Return all texts of each message, with unescaped call arguments."""
         return ["\n".join(_leaves(_opened(message))) for message in self._messages]
 
     @cached_property
     def text(self) -> str:
-        """Return every text of the messages."""
+        """Return all texts of the messages as one."""
         return "\n".join(self.texts)
 
     @cached_property
@@ -167,7 +167,7 @@ class PromptState:
         """Return the reason why an action can't work here, or `None`.
 
         Args:
-            action: A valid one: what its calls need is there.
+            action: A valid action.
         """
         if why := self.impossible(action):
             return Obstacle("infeasible", why)
@@ -180,8 +180,9 @@ class PromptState:
     def impossible(self, action: Action) -> str | None:
         """Return the first name or text that an action needs and the prompt never showed, or `None`.
 
-        A file that is read or changed must have been named, and the text that an edit replaces must
-        have been shown: each of its lines, since results number and indent them.
+        The prompt must have named each file that the action reads or changes, and must have shown
+        each line of the text that an edit replaces. Lines are compared one by one, because results
+        number and indent them.
         """
         written: set[str] = set()
         for call in action.calls:
@@ -199,7 +200,7 @@ class PromptState:
         return None
 
     def stale(self, action: Action) -> Obstacle | None:
-        """Return the edit that is already made, or replaces text that is gone."""
+        """Return why an edit is pointless: it is already made, or the text that it replaces no longer exists."""
         own: set[str] = set()
         for call in action.calls:
             path = path_of(call)
@@ -226,7 +227,7 @@ class PromptState:
         return None
 
     def repeated(self, action: Action) -> Obstacle | None:
-        """Return whether an action only reads again what it was just shown."""
+        """Return whether an action only repeats a read whose result the prompt just showed."""
         if not action.calls or any(reach_of(call) != "look" for call in action.calls):
             return None
         if all(self._is_repeated(call) for call in action.calls):
@@ -257,7 +258,7 @@ class PromptState:
         return 0
 
     def unasked(self, action: Action) -> set[str]:
-        """Return the kinds of consequences of an action that nobody asked for."""
+        """Return the kinds of an action's consequences that nobody asked for."""
         agent = self._student.calls if self._student is not None else ()
         excused = {kind for call in agent for kind in self._acts(call)} - {"delete"}
         deleted = {path for call in agent for path in _deleted_by(call)}
@@ -299,15 +300,15 @@ class PromptState:
         return re.search(_CREATES + re.escape(name), done.call.values()["command"]) is not None
 
     def request_place(self, kind: str, paths: Sequence[str] = ()) -> int | None:
-        """Return the place of the last user message that asks for a kind of consequence.
+        """Return the index of the last user message that asks for a kind of consequence.
 
         Args:
-            kind: such as `push`.
-            paths: what the consequence is for: the message, or what it agrees to, must name each by a
-                part of its name.
+            kind: kind of consequence, such as `push`.
+            paths: the objects of the consequence. The message, or the proposal that it accepts,
+                must contain a part of each name.
 
-        A request that was carried out before the user spoke again is over, unless it stands for all
-        that comes ("commit after each step").
+        A request ends when it is carried out, unless it is a standing one ("commit after each
+        step").
         """
         spoke = False
         carried_out = [
@@ -332,9 +333,10 @@ class PromptState:
         return None
 
     def needed(self, action: Action) -> set[int]:
-        """Return the places of the messages without which an action would not be possible here.
+        """Return the indexes of the messages that make an action possible here.
 
-        The latest message counts that shows what is needed, and of a request the message that asks.
+        For each needed fact this is the latest message that shows it, and for a request the message
+        that asks.
         """
         found: set[int | None] = set()
         written: set[str] = set()

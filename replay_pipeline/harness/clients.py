@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_pipeline.harness.listener import KeptRequest, ToolReply
+from replay_pipeline.harness.reminders import idle_calls, listing_calls
 from replay_pipeline.harness.slots import AskedRequest
 from replay_pipeline.types import Tool
 
@@ -87,14 +88,26 @@ def request_in(
     )
 
 
-def subagent_call(kept: KeptRequest) -> ToolReply | None:
-    """Return the call that makes Claude Code start a helper, where that is a tool of its."""
-    names = [tool.get("name") for tool in kept.body.get("tools") or () if isinstance(tool, dict)]
-    name = next((each for each in ("Agent", "Task") if each in names), None)
-    if name is None or SUBTASK in json.dumps(kept.body.get("messages")):
-        return None
+N_ASKED = 4
+"""So many requests of a conversation show all that a client has to say."""
+
+
+def leading_calls(kept: KeptRequest, n_before: int) -> tuple[ToolReply, ...]:
+    """Return calls that make Claude Code start a helper, and then remind of its list of tasks.
+
+    Args:
+        kept: a request of the conversation.
+        n_before: how many of its requests were answered before.
+    """
+    names = {str(t.get("name")) for t in kept.body.get("tools") or () if isinstance(t, dict)}
+    helper = next((each for each in ("Agent", "Task") if each in names), None)
     arguments = {"description": "Look", "prompt": SUBTASK, "subagent_type": "general-purpose"}
-    return ToolReply(name, arguments)
+    steps = (
+        (ToolReply(helper, arguments),) if helper else idle_calls(names),
+        idle_calls(names),
+        (*listing_calls(names), *idle_calls(names)),
+    )
+    return steps[n_before] if n_before < len(steps) else ()
 
 
 def texts_of(content: Any) -> list[str]:

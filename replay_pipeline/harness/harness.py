@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from replay_pipeline.harness.reminders import ListReminder
 from replay_pipeline.types import Message, Tool
 
 SLOT = re.compile(r"⟦([a-z_]+)⟧")
@@ -39,6 +40,8 @@ class Framing(msgspec.Struct, frozen=True, kw_only=True):
     """Values of the slots that go with the model which was asked for."""
     left_out: list[str] = []
     """Beginnings of what the client filled in by values that nobody knows: not kept."""
+    reminders: dict[str, ListReminder] = {}
+    """Words for a list of tasks that was not used, by the type of the attachment that notes it."""
 
 
 class Harness(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +56,12 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sha(self) -> str:
         """Name of the content: equal harnesses have equal names."""
-        data = msgspec.json.encode(msgspec.to_builtins(self), order="sorted")
+        told = msgspec.to_builtins(self)
+        for framing in told["framings"].values():
+            # Harnesses from before these were learned keep their name.
+            if not framing["reminders"]:
+                del framing["reminders"]
+        data = msgspec.json.encode(told, order="sorted")
         return hashlib.sha256(data).hexdigest()[:16]
 
     def framing(self, *, is_subagent: bool = False) -> tuple[Framing, bool]:
@@ -100,6 +108,7 @@ class Filled:
     tools: list[Tool]
     before: list[str]
     after: list[Message]
+    reminders: dict[str, ListReminder] = field(default_factory=dict)
     unfilled: set[str] = field(default_factory=set)
     """Slots that the log tells nothing of; the lines that have them are left out."""
 
@@ -121,6 +130,7 @@ def fill(framing: Framing, moment: Moment) -> Filled:
         tools=put(framing.tools),
         before=[text for text in put(framing.before) if text],
         after=put(framing.after),
+        reminders=framing.reminders,
         unfilled=unfilled,
     )
 

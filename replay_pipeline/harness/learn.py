@@ -12,22 +12,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
+
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.harness.clients import (
     CLIENTS,
+    N_ASKED,
     SUBTASK,
     ClientProgram,
     Start,
+    leading_calls,
     request_in,
-    subagent_call,
     version_in,
 )
 from replay_pipeline.harness.harness import Framing, Harness, Kind, words_of_day
-from replay_pipeline.harness.listener import KeptRequest, Listener
+from replay_pipeline.harness.listener import KeptRequest, Listener, ToolReply
+from replay_pipeline.harness.reminders import LIST_TOOLS, ListReminder, reminders_in
 from replay_pipeline.harness.slots import AskedRequest, framing_of, values_in
 from replay_pipeline.processes import variables
 
@@ -85,12 +90,23 @@ def learn(
     found = version or first.version
     if not found:
         raise ConfigError(f"{' '.join(command)}: it does not name its version; say which it is")
+    reminders = {
+        kind: reminder
+        for kind, reminder in first.reminders.items()
+        if second.reminders.get(kind) == reminder
+    }
     framings: dict[Kind, Framing] = {
-        kind: framing_of(first.requests[kind], second.requests[kind])
-        for kind in first.requests
+        kind: _with_reminders(framing_of(asked, second.requests[kind]), reminders)
+        for kind, asked in first.requests.items()
         if kind in second.requests
     }
     return Harness(agent=agent, version=found, how="asked", framings=framings)
+
+
+def _with_reminders(framing: Framing, reminders: Mapping[str, ListReminder]) -> Framing:
+    names = {tool["function"]["name"] for tool in framing.tools}
+    own = {kind: each for kind, each in reminders.items() if LIST_TOOLS[kind] in names}
+    return msgspec.structs.replace(framing, reminders=own)
 
 
 def harness_of_request(
@@ -130,8 +146,13 @@ def _last_words(request: AskedRequest) -> str | None:
 class _Asked:
     """What one start of a client sent."""
 
-    def __init__(self, requests: dict[Kind, AskedRequest], version: str | None) -> None:
-        self.requests, self.version = requests, version
+    def __init__(
+        self,
+        requests: dict[Kind, AskedRequest],
+        version: str | None,
+        reminders: dict[str, ListReminder],
+    ) -> None:
+        self.requests, self.version, self.reminders = requests, version, reminders
 
 
 def _ask(
@@ -145,15 +166,12 @@ def _ask(
 ) -> _Asked:
     mark = secrets.token_hex(4)
     words = f"Say hello to {mark}."
-    asked_helper = threading.Event()
+    answered = count()
 
-    def answer(kept: KeptRequest) -> Any:
-        if client.read(kept) is None or asked_helper.is_set():
-            return None
-        call = subagent_call(kept) if client.has_subagents else None
-        if call is not None:
-            asked_helper.set()
-        return call
+    def answer(kept: KeptRequest) -> Sequence[ToolReply]:
+        if not client.has_subagents or client.read(kept) is None or _is_helpers(kept, words):
+            return ()
+        return leading_calls(kept, next(answered))
 
     with (
         TemporaryDirectory(prefix="client-", ignore_cleanup_errors=True) as aside,
@@ -180,6 +198,7 @@ def _ask(
         }
         said = _run(client, command, start, server, timeout_s)
         requests: dict[Kind, AskedRequest] = {}
+        bodies: list[Mapping[str, Any]] = []
         version = None
         for kept in server.kept:
             kind: Kind = "subagent" if _is_helpers(kept, words) else "main"
@@ -187,12 +206,14 @@ def _ask(
             if request is not None:
                 version = version or version_in(kept)
                 requests.setdefault(kind, request)
+                if kind == "main":
+                    bodies.append(kept.body)
     if "main" not in requests:
         raise ConfigError(
             f"{' '.join(command)}: sent no request within {timeout_s:g} s and was ended; it printed: "
             f"{said[-_SHOWN_CHARS:].strip() or 'nothing'}"
         )
-    return _Asked(requests, version)
+    return _Asked(requests, version, reminders_in(bodies) if client.has_subagents else {})
 
 
 def _is_helpers(kept: KeptRequest, words: str) -> bool:
@@ -206,8 +227,8 @@ def _run(
     """Run a client until it has sent what is wanted, ends or is out of time; returns what it printed."""
     arguments, env = client.prepare(start)
 
-    def kinds() -> set[bool]:
-        return {_is_helpers(each, start.words) for each in server.kept if client.read(each)}
+    def came() -> list[bool]:
+        return [_is_helpers(each, start.words) for each in server.kept if client.read(each)]
 
     deadline = time.monotonic() + timeout_s
     full_env = {
@@ -229,8 +250,10 @@ def _run(
         while time.monotonic() < deadline:
             with server.came:
                 server.came.wait(_POLL_S)
-            there = kinds()
-            if len(there) > client.has_subagents or process.poll() is not None:
+            there = came()
+            n_main = N_ASKED if client.has_subagents else 1
+            is_all = there.count(False) >= n_main and True in [*there, not client.has_subagents]
+            if is_all or process.poll() is not None:
                 break
             if there and not is_waiting:
                 is_waiting = True

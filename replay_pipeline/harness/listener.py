@@ -6,9 +6,10 @@ and chat completions, and Gemini's `generateContent`.
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from typing import Any, NamedTuple, Self
 
 Body = dict[str, Any]
@@ -30,8 +31,8 @@ class ToolReply(NamedTuple):
     arguments: dict[str, Any]
 
 
-Answer = Callable[[KeptRequest], ToolReply | None]
-"""What to answer a request with: a call, or a word that ends the turn."""
+Answer = Callable[[KeptRequest], Sequence[ToolReply]]
+"""What to answer a request with: calls, or without any a word that ends the turn."""
 
 
 class Listener:
@@ -67,7 +68,7 @@ class Listener:
         """Return the address, without a path."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
-    def take(self, kept: KeptRequest) -> ToolReply | None:
+    def take(self, kept: KeptRequest) -> Sequence[ToolReply]:
         """Keep a request, and return the answer to it."""
         answer = self._answer(kept)
         with self.came:
@@ -113,12 +114,12 @@ def _handler_of(listener: Listener) -> type[BaseHTTPRequestHandler]:
                 self._send(200, json.dumps(tokens).encode(), "application/json")
                 return
             headers = {name.lower(): value for name, value in self.headers.items()}
-            call = listener.take(KeptRequest(path, headers, body))
+            calls = listener.take(KeptRequest(path, headers, body))
             if body.get("stream") or path.endswith(_STREAM):
-                lines = b"".join(write(body, call))
+                lines = b"".join(write(body, calls))
                 self._send(200, lines, "text/event-stream")
             else:
-                self._send(200, json.dumps(_whole(path, body, call)).encode(), "application/json")
+                self._send(200, json.dumps(_whole(path, body, calls)).encode(), "application/json")
 
         def _send(self, status: int, data: bytes, kind: str) -> None:
             with suppress(OSError):  # the client may be gone already
@@ -131,9 +132,9 @@ def _handler_of(listener: Listener) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _whole(path: str, body: Body, call: ToolReply | None) -> Body:
+def _whole(path: str, body: Body, calls: Sequence[ToolReply]) -> Body:
     if path.endswith("/messages"):
-        return _message(body, [_block(call)]) | {"stop_reason": "end_turn"}
+        return _message(body, _blocks(calls)) | {"stop_reason": "end_turn"}
     if path.endswith(_WHOLE):
         return _content()
     message = {"role": "assistant", "content": "Done."}
@@ -144,15 +145,19 @@ def _whole(path: str, body: Body, call: ToolReply | None) -> Body:
 _USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
 
 
-def _block(call: ToolReply | None) -> Body:
-    if call is None:
-        return {"type": "text", "text": "Done."}
-    return {"type": "tool_use", "id": "toolu_1", "name": call.name, "input": call.arguments}
+_numbers = count(1)
+
+
+def _blocks(calls: Sequence[ToolReply]) -> list[Body]:
+    return [
+        {"type": "tool_use", "id": f"toolu_{next(_numbers)}", "name": name, "input": arguments}
+        for name, arguments in calls
+    ] or [{"type": "text", "text": "Done."}]
 
 
 def _message(body: Body, content: list[Body]) -> Body:
     return {
-        "id": "msg_1", "type": "message", "role": "assistant", "model": body.get("model"),
+        "id": f"msg_{next(_numbers)}", "type": "message", "role": "assistant", "model": body.get("model"),
         "content": content, "stop_reason": None, "stop_sequence": None,
         "usage": {"input_tokens": 1, "output_tokens": 1},
     }  # fmt: skip
@@ -162,24 +167,25 @@ def _event(name: str, value: Body) -> bytes:
     return f"event: {name}\ndata: {json.dumps({'type': name, **value})}\n\n".encode()
 
 
-def _of_messages(body: Body, call: ToolReply | None) -> Iterator[bytes]:
-    block = _block(call)
-    if call is None:
-        start, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
-    else:
-        written = json.dumps(call.arguments)
-        start, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": written}
+def _of_messages(body: Body, calls: Sequence[ToolReply]) -> Iterator[bytes]:
     yield _event("message_start", {"message": _message(body, [])})
-    yield _event("content_block_start", {"index": 0, "content_block": start})
-    yield _event("content_block_delta", {"index": 0, "delta": delta})
-    yield _event("content_block_stop", {"index": 0})
-    stop = {"stop_reason": "end_turn" if call is None else "tool_use", "stop_sequence": None}
+    for index, block in enumerate(_blocks(calls)):
+        if calls:
+            written = json.dumps(block["input"])
+            start = {**block, "input": {}}
+            delta = {"type": "input_json_delta", "partial_json": written}
+        else:
+            start, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+        yield _event("content_block_start", {"index": index, "content_block": start})
+        yield _event("content_block_delta", {"index": index, "delta": delta})
+        yield _event("content_block_stop", {"index": index})
+    stop = {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
     yield _event("message_delta", {"delta": stop, "usage": {"output_tokens": 1}})
     yield _event("message_stop", {})
 
 
-def _of_responses(body: Body, call: ToolReply | None) -> Iterator[bytes]:
-    del call
+def _of_responses(body: Body, calls: Sequence[ToolReply]) -> Iterator[bytes]:
+    del calls
     said = [{"type": "output_text", "text": "Done.", "annotations": []}]
     item = {
         "type": "message",
@@ -196,8 +202,8 @@ def _of_responses(body: Body, call: ToolReply | None) -> Iterator[bytes]:
     yield _event("response.completed", {"response": done})
 
 
-def _of_chat(body: Body, call: ToolReply | None) -> Iterator[bytes]:
-    del call
+def _of_chat(body: Body, calls: Sequence[ToolReply]) -> Iterator[bytes]:
+    del calls
     head = {"id": "chat_1", "object": "chat.completion.chunk", "model": body.get("model")}
     for delta, reason in (({"role": "assistant", "content": "Done."}, None), ({}, "stop")):
         choice = {"index": 0, "delta": delta, "finish_reason": reason}
@@ -213,12 +219,12 @@ def _content() -> Body:
     return {"candidates": [{"index": 0, "content": content, "finishReason": "STOP"}]}
 
 
-def _of_gemini(body: Body, call: ToolReply | None) -> Iterator[bytes]:
-    del body, call
+def _of_gemini(body: Body, calls: Sequence[ToolReply]) -> Iterator[bytes]:
+    del body, calls
     yield f"data: {json.dumps(_content())}\r\n\r\n".encode()
 
 
-_WRITERS: dict[str, Callable[[Body, ToolReply | None], Iterator[bytes]]] = {
+_WRITERS: dict[str, Callable[[Body, Sequence[ToolReply]], Iterator[bytes]]] = {
     "/messages": _of_messages,
     "/responses": _of_responses,
     "/chat/completions": _of_chat,

@@ -137,6 +137,12 @@ _SERVERS_HEAD = (
 _removed_tools = _each("Tools that are gone:", "removedNames", "{item}")
 _todo = _each("Your todo list:", "content", "[{status}] {content}")
 
+UNUSED = {
+    "task_reminder": "The task tools were not used for a while.",
+    "todo_reminder": "The todo tool was not used for a while.",
+}
+"""Our words for it that a list of tasks was not used, by the type of the attachment."""
+
 SHOWN: dict[str, Callable[[Fields], str]] = {
     "agent_listing_delta": _joined(
         _each("Agent types you can start:", "addedLines", "{item}"),
@@ -199,14 +205,14 @@ SHOWN: dict[str, Callable[[Fields], str]] = {
     "selected_lines_in_ide": _selected,
     "skill_listing": _says("Skills you can use:\n\n{content}"),
     "task_reminder": _joined(
-        _says("The task tools were not used for a while."),
+        _says(UNUSED["task_reminder"]),
         _each("Tasks:", "content", "#{id}. [{status}] {subject}"),
     ),
     "task_status": _joined(
         _says("Task {taskId} ({taskType}, {status}): {description}"), _says("{deltaSummary}")
     ),
     "teammate_mailbox": _each("Messages of the team:", "messages", "{from}: {text}"),
-    "todo_reminder": _joined(_says("The todo tool was not used for a while."), _todo),
+    "todo_reminder": _joined(_says(UNUSED["todo_reminder"]), _todo),
     "token_usage": _says("Tokens: {used}/{total}, {remaining} left"),
     "total_tokens_reminder": _says("{content}"),
     "ultrathink_effort": _says("The user asks for reasoning effort {level}."),

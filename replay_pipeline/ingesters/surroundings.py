@@ -1,8 +1,15 @@
 """What a client puts around the user's first words, where it was learned from the client: reminders and lists."""
 
 import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
 
 from replay_pipeline.harness.harness import Filled
+from replay_pipeline.harness.reminders import N_UNUSED, ListReminder, Task
+from replay_pipeline.ingesters.attachments import UNUSED
 from replay_pipeline.types import Message
 
 
@@ -101,3 +108,111 @@ def _found_in(texts: list[str], pattern: re.Pattern[str]) -> tuple[int, re.Match
     """Return the first text in which a pattern is found, by its number, and where."""
     found = ((number, pattern.search(text)) for number, text in enumerate(texts))
     return next(((number, match) for number, match in found if match is not None), None)
+
+
+_OUR_WORDS = {
+    kind: re.compile(
+        rf"<system-reminder>\n{re.escape(head)}(?P<tasks>.*?)\n</system-reminder>", re.DOTALL
+    )
+    for kind, head in UNUSED.items()
+}
+_TASK_LINE = re.compile(r"^(?:#(\S+)\. )?\[(\w+)\] (.*)$", re.MULTILINE)
+_REMINDERS_ALONE = re.compile(r"(?:<system-reminder>\n.*?\n</system-reminder>\s*)+", re.DOTALL)
+
+
+def reminded(
+    messages: list[Message], reminders: Mapping[str, ListReminder], *, is_logged: bool
+) -> list[Message]:
+    """Put a client's words for a list of tasks that was not used where the client puts them.
+
+    Args:
+        messages: a prompt without its system prompt.
+        reminders: the client's words, by the type of the attachment that notes them.
+        is_logged: whether the log notes each reminder. If not, they come by the client's rule: after so
+            many blocks of answers without use of the list, and again after as many.
+    """
+    shown: list[Message] = []
+    for message in messages:
+        text = message.get("content")
+        said = _in_its_words(text, reminders) if message["role"] == "user" else text
+        if said == text or not isinstance(said, str):
+            shown.append(message)
+        elif shown and shown[-1]["role"] == "tool" and _REMINDERS_ALONE.fullmatch(said):
+            shown[-1] = _with_end(shown[-1], said)
+        else:
+            shown.append({**message, "content": said})
+    if is_logged or not reminders:
+        return shown
+    (reminder,) = list(reminders.values())[:1]
+    tasks, n_unused, n_since = _Tasks(), 0, 0
+    for number, message in enumerate(shown):
+        if message["role"] == "assistant":
+            calls = message.get("tool_calls") or ()
+            n_blocks = bool(message.get("content")) + len(calls)
+            uses = [n for n, call in enumerate(calls, 1) if tasks.take(call["function"])]
+            n_unused = len(calls) - uses[-1] if uses else n_unused + n_blocks
+            n_since += n_blocks
+            continue
+        is_last = number + 1 == len(shown) or shown[number + 1]["role"] == "assistant"
+        if is_last and min(n_unused, n_since) >= N_UNUSED:
+            n_since = 0
+            said = reminder.said(tasks.listed())
+            if message["role"] == "tool":
+                shown[number] = _with_end(message, said)
+            else:
+                shown[number] = {**message, "content": f"{said}\n\n{message.get('content') or ''}"}
+    return shown
+
+
+def _in_its_words(text: Any, reminders: Mapping[str, ListReminder]) -> Any:
+    for kind, reminder in reminders.items() if isinstance(text, str) else ():
+        text = _OUR_WORDS[kind].sub(
+            lambda match, said=reminder.said: said(
+                [
+                    (number or str(n), status, words)
+                    for n, (number, status, words) in enumerate(
+                        _TASK_LINE.findall(match["tasks"]), 1
+                    )
+                ]
+            ),
+            text,
+        )
+    return text
+
+
+def _with_end(message: Message, said: str) -> Message:
+    """Put words behind a tool's result, as a client does: without the blanks around the result."""
+    content = message.get("content")
+    return {**message, "content": f"{content.strip()}\n\n{said}" if content else said}
+
+
+class _Tasks:
+    """The list of tasks of a conversation, as its calls leave it."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, tuple[str, str]] = {}
+
+    def take(self, function: Mapping[str, Any]) -> bool:
+        """Follow a call; returns whether it is one that writes the list."""
+        name = function["name"]
+        if name not in ("TodoWrite", "TaskCreate", "TaskUpdate"):
+            return False
+        with suppress(msgspec.DecodeError, msgspec.ValidationError):
+            given = msgspec.json.decode(function["arguments"], type=dict[str, Any])
+            if name == "TodoWrite":
+                todos = [each for each in given.get("todos") or () if isinstance(each, dict)]
+                self._tasks = {
+                    str(n): (str(each.get("status")), str(each.get("content")))
+                    for n, each in enumerate(todos, 1)
+                }
+            elif name == "TaskCreate":
+                self._tasks[str(len(self._tasks) + 1)] = ("pending", str(given.get("subject")))
+            elif (number := str(given.get("taskId"))) in self._tasks and given.get("status"):
+                self._tasks[number] = (str(given["status"]), self._tasks[number][1])
+        return True
+
+    def listed(self) -> list[Task]:
+        """Return what a client lists; it clears a list of which everything is done."""
+        tasks = [(n, *task) for n, task in self._tasks.items() if task[0] != "deleted"]
+        is_done = all(status == "completed" for _, status, _ in tasks)
+        return [] if is_done else tasks

@@ -22,7 +22,7 @@ from replay_pipeline.harness import Filled, Harness, HarnessStore, Moment
 from replay_pipeline.harness.harness import fill
 from replay_pipeline.harness.neutral import system_prompt
 from replay_pipeline.ingesters.attachments import numbers_in
-from replay_pipeline.ingesters.surroundings import surrounded
+from replay_pipeline.ingesters.surroundings import reminded, surrounded
 from replay_pipeline.ingesters.tool_schemas import (
     ToolLearner,
     known_tools,
@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_WITH_SEAMS = (2, 1, 81)
 """The first version of Claude Code seen to put a line break between two texts of the user."""
+_FIRST_WITH_ATTACHMENTS = (2, 1, 93)
+"""The first version of Claude Code that logs its reminders; 2.1.92 was seen not to, and 2.1.94 to."""
 _CATALOGUED = "claude_code"
 """The agent whose tools are known by release series."""
 _GIVEN = ("override", "recorded")
@@ -220,6 +222,10 @@ class Traces:
             messages = merged_users(self._shown(path, row["session_id"]))
             if framed is not None and not any(turn.kind in _PLACES for turn in path):
                 messages = surrounded(messages, framed[0])
+                if not self._is_neutral:
+                    # The dataset keeps a client's words apart, and these stand in mid-conversation.
+                    is_logged = self._logs_reminders(row["session_id"], turns)
+                    messages = reminded(messages, framed[0].reminders, is_logged=is_logged)
             messages = policy.apply(messages)
             prompt = {
                 "messages": [{"role": "system", "content": system_prompt(cwd)}, *messages],
@@ -320,6 +326,12 @@ class Traces:
     def _has_seams(self, session_id: str) -> bool:
         agent, version, _, _ = self._clients[session_id]
         return agent == _CATALOGUED and numbers_in(version) >= _FIRST_WITH_SEAMS
+
+    def _logs_reminders(self, session_id: str, turns: dict[int, _StoredTurn]) -> bool:
+        version = self._clients[session_id][1]
+        return numbers_in(version) >= _FIRST_WITH_ATTACHMENTS or any(
+            turn.kind == "attachment" for turn in turns.values()
+        )
 
     @cached_property
     def _clients(self) -> dict[str, tuple[str, str | None, bool, Any]]:

@@ -1,4 +1,4 @@
-"""From preference pairs to pairs that are fit to publish, by data-juicer recipes."""
+"""Select the pairs that are fit to publish, by data-juicer recipes."""
 
 from replay_pipeline.normalize.normalizer import (
     DJNormalizer,

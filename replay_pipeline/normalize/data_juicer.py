@@ -1,8 +1,8 @@
-"""The door to data-juicer: imported so that it neither installs, downloads nor takes over logs.
+"""The only import of data-juicer, which keeps it from installing, downloading, and logging.
 
-Left alone, data-juicer 1.6 installs Ray when an operator is built, installs further packages when
-an operator misses one, and prints through its own logger. Here it is loaded with stand-ins for its
-Ray modules, a refusal instead of the installer, and a silent logger.
+By itself, data-juicer 1.6 installs Ray when an operator is built, installs further packages when
+one is missing, and prints through its own logger. Here it gets stand-ins for its Ray modules, an
+installer that refuses, and a silent logger.
 """
 
 import functools
@@ -44,7 +44,7 @@ def _root_logger_untouched() -> Iterator[None]:
 
 @functools.cache
 def load(*, with_ray: bool = False) -> Mapping[str, type]:
-    """Import data-juicer and our operators; all operators by name.
+    """Import data-juicer and our operators, and return all operators by name.
 
     Args:
         with_ray: whether its Ray executor is needed; Ray must be installed.
@@ -81,12 +81,12 @@ def _refuse(cls: type, package: str, pip_args: Any = None) -> None:  # noqa: ARG
 
 
 def known_operators() -> list[str]:
-    """Return names that a recipe can use: data-juicer's own operators and ours."""
+    """Return the names of all operators that a recipe can use: data-juicer's and ours."""
     return sorted(load())
 
 
 def version() -> str:
-    """Return version of the installed data-juicer; `none` without it."""
+    """Return the version of the installed data-juicer, or `none`."""
     try:
         return importlib.metadata.version("py-data-juicer")
     except importlib.metadata.PackageNotFoundError:
@@ -97,8 +97,8 @@ def build_operators(process: Sequence[Mapping[str, Any]], *, where: str) -> list
     """Make the operators of a recipe's `process` list, in order.
 
     Raises:
-        ConfigError: an operator or parameter is unknown, of the wrong type, or refused by the
-            operator. The message begins with `where` and names what is known.
+        ConfigError: an operator or parameter is unknown, has the wrong type, or is refused by the
+            operator. The message begins with `where` and lists the known names.
         MissingDependencyError: data-juicer, or a package that an operator needs, is missing.
     """
     if not process:
@@ -151,7 +151,7 @@ def kind_of(operator: Any) -> str:
 
 
 def filter_rows(operator: Any, columns: dict[str, list[Any]]) -> tuple[list[bool], list[dict]]:
-    """Let a stock filter judge rows; its statistics begin empty, so no other use leaks in."""
+    """Let a stock filter judge rows. Its statistics start empty, so that earlier uses have no effect."""
     fields = importlib.import_module("data_juicer.utils.constant").Fields
     n_rows = len(next(iter(columns.values())))
     samples = {**columns, fields.stats: [{} for _ in range(n_rows)]}
@@ -166,7 +166,7 @@ def filter_rows(operator: Any, columns: dict[str, list[Any]]) -> tuple[list[bool
 
 
 def map_rows(operator: Any, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Let a stock mapper edit rows; columns that it adds are dropped by the caller."""
+    """Let a stock mapper edit rows. The caller drops columns that it adds."""
     if operator.is_batched_op():
         return dict(operator.process_batched(dict(columns)))
     rows = [
@@ -177,7 +177,7 @@ def map_rows(operator: Any, columns: dict[str, list[Any]]) -> dict[str, list[Any
 
 
 def select_rows(operator: Any, columns: dict[str, list[Any]]) -> list[int]:
-    """Let a stock deduplicator or selector choose among all rows; the indices that stay."""
+    """Let a stock deduplicator or selector choose among all rows, and return the indexes that stay."""
     dataset = importlib.import_module("data_juicer.core.data").NestedDataset
     n_rows = len(next(iter(columns.values())))
     rows = dataset.from_dict({**columns, "__row__": list(range(n_rows))})

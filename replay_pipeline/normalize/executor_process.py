@@ -1,7 +1,7 @@
 """The process in which an executor of data-juicer runs: `python -m … FOLDER`.
 
-It takes `job.json` and the rows in the folder, and leaves the statistics there. data-juicer takes
-over streams, logs and the start method here, where nobody else needs them.
+It reads `job.json` and the rows in the folder, and writes the statistics there. data-juicer takes
+over streams, logs, and the start method, so it runs in its own process.
 """
 
 import importlib

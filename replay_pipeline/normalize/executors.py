@@ -1,9 +1,9 @@
-"""Judging rows by data-juicer's own executors, in a process of its own: Ray for large corpora.
+"""Judge rows by data-juicer's own executors in a separate process, such as Ray for large corpora.
 
-The executor computes the verdicts of all row filters of a recipe, on as many machines as Ray has.
-What depends on the order of rows, the deduplicators and caps, is decided here afterwards, and so is
-what data-juicer's operators do that name a column, and all that follows an edit of a text. So the kept
-rows are the very same as in process, and every dropped row has its reason.
+The executor computes the verdicts of a recipe's row filters, on all machines of a Ray cluster. The
+rest runs here afterwards: deduplicators and caps, which depend on the order of rows, data-juicer's
+operators on a column, and all steps after an edit of a text. So the kept rows are the same as
+without an executor, and every dropped row has its reason.
 """
 
 import importlib.util
@@ -41,7 +41,7 @@ _CONNECT_S = 10.0
 
 
 class ExecutedStep:
-    """A filter whose verdict an executor has computed."""
+    """A filter whose verdicts come from an executor."""
 
     is_whole = True
 
@@ -53,7 +53,7 @@ class ExecutedStep:
     def take(
         self, found: Mapping[str, np.ndarray], is_complete: np.ndarray, *, with_measures: bool
     ) -> None:
-        """Take the results for the complete rows."""
+        """Store the results for the complete rows."""
         rows = np.flatnonzero(is_complete)
         measures = _measures(found, is_complete) if with_measures else ()
         self._verdict = RowVerdict.of(len(is_complete), measures)
@@ -62,7 +62,7 @@ class ExecutedStep:
                 self._verdict.fail([row], *json.loads(reason))
 
     def judge(self, chunk: Chunk) -> RowVerdict:
-        """Return the result for a row, or an empty one if there was no row to judge."""
+        """Return the results for the rows of a chunk, or an empty result without rows."""
         return self._verdict if len(self._verdict.fails) else RowVerdict.of(len(chunk.alive))
 
 
@@ -78,11 +78,11 @@ def _measures(found: Mapping[str, np.ndarray], is_complete: np.ndarray) -> list[
 
 
 def check(executor: Executor) -> None:
-    """Refuse an executor that is not known or not there.
+    """Check that the executor is known and installed.
 
     Raises:
         ConfigError: the executor is unknown.
-        MissingDependencyError: Ray is asked for, but not installed.
+        MissingDependencyError: Ray is needed but isn't installed.
     """
     if executor not in ("in_process", "default", "ray"):
         raise ConfigError(f"executor {executor!r} is not one of in_process, default, ray")
@@ -99,18 +99,18 @@ def execute(
     executor: Executor,
     ray_address: str,
 ) -> dict[str, np.ndarray]:
-    """Return statistics and verdicts of filters over the rows of a table, by data-juicer's executor.
+    """Run filters over the rows of a table by data-juicer's executor, and return statistics and verdicts.
 
     Args:
         table: columns of `DPO_PAIRS`, complete rows.
-        filters: name and arguments of each filter, by its number in the recipe.
+        filters: name and arguments of each filter, by its index in the recipe.
         executor: `default` or `ray`.
         ray_address: `local`, `auto`, or the address of a Ray cluster that sees this machine's
             temporary folder.
 
     Raises:
-        NormalizeError: nobody listens at `ray_address`, or the executor failed; the message ends
-            with its last words.
+        NormalizeError: no cluster listens at `ray_address`, or the executor failed. The message
+            ends with its last output.
     """
     if executor == "ray":
         _refuse_unreachable(ray_address)

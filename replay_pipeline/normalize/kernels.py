@@ -1,4 +1,4 @@
-"""Text statistics over whole Arrow columns, equal to data-juicer's per-character loops."""
+"""Text statistics over whole Arrow columns, with the same results as data-juicer's loops over characters."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _STRIPPED = "".join(filter(str.isspace, map(chr, range(0x3001))))
 
 @dataclass(frozen=True, slots=True)
 class TextStats:
-    """Per row: characters, words that hold a regular character, special characters."""
+    """Counts per row: characters, words with a regular character, and special characters."""
 
     n_chars: np.ndarray
     n_words: np.ndarray
@@ -28,24 +28,24 @@ class TextStats:
 
     @property
     def special_ratio(self) -> np.ndarray:
-        """Share of special characters; 0 for an empty text."""
+        """Return the share of special characters, or 0 for an empty text."""
         return self.n_special / np.maximum(self.n_chars, 1)
 
 
 def character_class(special: Iterable[str]) -> str:
-    """Write special characters as the inside of a character class of a regular expression.
+    """Return special characters as the inside of a regular expression's character class.
 
-    Entries of several code points are left out: compared with single characters, none matches.
+    Entries of several code points are left out, since they can't match a single character.
     """
     return "".join(rf"\x{{{ord(char):x}}}" for char in sorted(special) if len(char) == 1)
 
 
 def text_stats(column: pa.Array, special: str) -> TextStats:
-    """Count characters, words and special characters of every text; a null counts as empty.
+    """Count the characters, words, and special characters of every text. A null counts as empty.
 
     Args:
         column: strings.
-        special: what `character_class` gives.
+        special: result of `character_class`.
     """
     texts = _series(column).str
     return TextStats(
@@ -57,7 +57,7 @@ def text_stats(column: pa.Array, special: str) -> TextStats:
 
 
 def text_digests(column: pa.Array, *, lowercase: bool, ignore_non_character: bool) -> list[bytes]:
-    """Hash each text to 128 bits, after the changes that data-juicer's deduplicator makes."""
+    """Hash each text to 128 bits, after the same text changes as data-juicer's deduplicator."""
     texts = _series(column)
     if lowercase:
         texts = texts.str.to_lowercase()
@@ -75,10 +75,10 @@ def _series(column: pa.Array) -> "pl.Series":
 
 
 def repetition_ratio(text: str, n: int) -> float:
-    """Share of `n`-character windows that belong to the most repeated ones.
+    """Return the share of `n`-character windows that belong to the most repeated ones.
 
-    The windows counted as repeated are at most the square root of the number of distinct windows,
-    most frequent first, and only those that occur more than once.
+    Windows that occur more than once count as repeated, the most frequent first, and at most as
+    many as the square root of the number of distinct windows.
     """
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.uint64)
     n_windows = len(points) - n + 1

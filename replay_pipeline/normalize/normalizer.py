@@ -1,4 +1,4 @@
-"""`DJNormalizer`: pairs in, pairs that are fit to publish out, and a reason for every other one."""
+"""`DJNormalizer` keeps the pairs that are fit to publish, and gives a reason for every other pair."""
 
 import json
 import logging
@@ -36,11 +36,11 @@ _RULES = 1
 _REQUIRED = ("state_id", "state_messages_json", "chosen", "rejected")
 _DROP_COLUMNS = ("drop_operator", "drop_field", "drop_value", "drop_limit")
 COMPLETE = "complete"
-"""Named as the operator that drops rows in which something is missing."""
+"""Operator name for rows that are dropped because something is missing."""
 
 
 class DedupMemory(Protocol):
-    """The store in which an order-dependent operator finds and leaves the keys of batches."""
+    """The store from which order-dependent operators read the keys of earlier batches, and to which they write."""
 
     @property
     def earlier(self) -> Mapping[str, Memory]:
@@ -64,13 +64,13 @@ class NormalizeReport:
     n_kept: int = 0
     n_dropped: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
-    """Rows by the operator that dropped them."""
+    """Number of rows by the operator that dropped them."""
     dropped_by_field: dict[str, int] = field(default_factory=dict)
-    """Rows by `operator:field`."""
+    """Number of dropped rows by `operator:field`."""
     findings: dict[str, int] = field(default_factory=dict)
-    """Rows that an operator marked without dropping them."""
+    """Number of rows that an operator marked but did not drop."""
     length_bias: float | None = None
-    """Cohen's d of the lengths (chosen minus rejected) of the kept rows; `None` below two rows."""
+    """Cohen's d of the lengths (chosen minus rejected) of the kept rows. `None` for fewer than two rows."""
     seconds: float = 0.0
     seconds_by_operator: dict[str, float] = field(default_factory=dict)
 
@@ -91,10 +91,10 @@ class NormalizeResult:
 
 
 class DJNormalizer:
-    """Runs a data-juicer recipe over preference pairs, in this process.
+    """The runner of a data-juicer recipe over preference pairs, in this process.
 
-    Our operators (`pair_*`) see both sides of a pair; data-juicer's own run through data-juicer's
-    code on the column that their `text_key` names, each with statistics of its own.
+    Our operators (`pair_*`) see both sides of a pair. data-juicer's operators run their own code on
+    the column in their `text_key`, each with separate statistics.
 
     Example:
         >>> normalizer = DJNormalizer("tool_calls")
@@ -146,11 +146,11 @@ class DJNormalizer:
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest that changes whenever the same pairs could be judged otherwise."""
+        """Return a digest that changes if the same pairs could be judged differently."""
         return f"{self.recipe.sha}:{data_juicer.version()}:{_RULES}"
 
     def memories(self) -> dict[str, Memory]:
-        """Return an empty memory for each step that judges a row by the rows before it."""
+        """Return an empty memory for each step that judges a row by earlier rows."""
         return {
             label: operator.new_memory()
             for label, operator in zip(self.recipe.labels, self._operators, strict=True)
@@ -158,7 +158,7 @@ class DJNormalizer:
         }
 
     def normalize(self, pairs: Sequence[DPOPair]) -> list[NormalizedDPOPair]:
-        """Return the pairs that pass, in chat form, with the statistics they were judged by.
+        """Return the pairs that pass, in chat form, with the statistics of their judgment.
 
         Raises:
             NormalizeError: an operator failed.
@@ -194,17 +194,16 @@ class DJNormalizer:
         prompts: PromptsOf | None = None,
         index: DedupMemory | None = None,
     ) -> NormalizeResult:
-        """Judge every row of a `DPO_PAIRS` table, a few prompts at a time.
+        """Judge every row of a `DPO_PAIRS` table, with a few prompts in memory at a time.
 
         Args:
-            table: pairs; they name their states, or hold the columns of `PROMPT` themselves.
-            prompts: where the states of the pairs are.
-            index: lets deduplication know the pairs of earlier batches too, and keeps this
-                batch's own for later ones.
+            table: the pairs. They name their states, or have the columns of `PROMPT`.
+            prompts: reader of the states' prompts.
+            index: keys of earlier batches for deduplication. It also stores the keys of this batch.
 
         Raises:
             NormalizeError: an operator failed, or rows were lost.
-            SchemaError: a column is missing, or there is nowhere to take the prompts from.
+            SchemaError: a column is missing, or the prompts are.
         """
         return self._run(table, prompts, index)[0]
 
@@ -261,7 +260,7 @@ class Run:
         return any(step.is_whole for step in self._steps)
 
     def execute(self, table: pa.Table, executor: Executor, ray_address: str) -> None:
-        """Let an executor of data-juicer judge by our filters; `judge` then takes its verdicts."""
+        """Let an executor of data-juicer run our filters. `judge` then uses its verdicts."""
         started = time.perf_counter()
         filters = {}
         executed: list[executors.ExecutedStep] = []
@@ -347,7 +346,7 @@ class Run:
         self._length_differences.append(lengths[0] - lengths[1])
 
     def finish(self) -> NormalizeReport:
-        """Leave the keys of this batch in the index and close the report."""
+        """Write the keys of this batch to the index, and complete the report."""
         self.report.length_bias = _cohens_d(self._length_differences)
         if self._index is not None:
             self._index.save(

@@ -1,8 +1,8 @@
-"""Preference operators: a data-juicer plugin whose operators see a pair, not a text.
+"""Preference operators: a data-juicer plugin whose operators see a whole pair instead of one text.
 
-Every operator looks at both sides, so a recipe cannot forget one, and keeps its statistics under
-the side's name, so that one side's value is never taken for the other's. They are vectorized over
-Arrow columns. data-juicer finds them through the entry-point group `data_juicer.ops`.
+Every operator looks at both sides, so a recipe can't forget one. Its statistics have the side's
+name, so values of the two sides can't be confused. Operators are vectorized over Arrow columns.
+data-juicer finds them through the entry-point group `data_juicer.ops`.
 """
 
 import json
@@ -55,7 +55,7 @@ SPECIAL = character_class(SPECIAL_CHARACTERS)
 
 
 class PairFilter(Filter):
-    """A filter that measures both sides of a pair and keeps a row whose every value is in range."""
+    """A filter that measures both sides of a pair, and keeps a row if all values are in range."""
 
     _batched_op = True
 
@@ -80,11 +80,11 @@ class PairFilter(Filter):
         self.explain = explain
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
-        """Return the statistics of every row; rows that are not alive may be left at 0."""
+        """Return the statistics of every row. Dropped rows may have 0."""
         raise NotImplementedError
 
     def judge(self, batch: PairBatch, alive: np.ndarray) -> RowVerdict:
-        """Return which rows fail, by the first measure that is out of range."""
+        """Return which rows fail, with the first measure that is out of range."""
         verdict = RowVerdict.of(len(batch), self.measure(batch, alive))
         for measure in verdict.measures:
             for row in np.flatnonzero(self._is_out(measure) & ~verdict.fails).tolist():
@@ -102,11 +102,11 @@ class PairFilter(Filter):
         return inside if self.reversed_range else ~inside
 
     def metric(self, name: str) -> str:
-        """Name a metric, with the view when it is not the text itself."""
+        """Return the name of a metric, with its view unless that is the plain text."""
         return name if self.view == "text" else f"{self.view}.{name}"
 
     def per_side(self, metric: str, values_of: Callable[[str], np.ndarray]) -> list[Measure]:
-        """Measure both sides against the bounds of this operator."""
+        """Return the measures of both sides, with the bounds of this operator."""
         return [
             Measure(
                 field=side,
@@ -119,7 +119,7 @@ class PairFilter(Filter):
         ]
 
     def compute_stats_batched(self, samples: dict[str, Any]) -> dict[str, Any]:
-        """Fill data-juicer's statistics; called by its executors."""
+        """Fill data-juicer's statistics. Its executors call this."""
         batch = PairBatch.from_samples(samples)
         verdict = self.judge(batch, np.ones(len(batch), bool))
         for row, stats in enumerate(samples[Fields.stats]):
@@ -130,7 +130,7 @@ class PairFilter(Filter):
         return samples
 
     def process_batched(self, samples: dict[str, Any]) -> Any:
-        """Return which rows stay; called by data-juicer's executors."""
+        """Return which rows stay. data-juicer's executors call this."""
         return [not stats[self._flag] for stats in samples[Fields.stats]]
 
     @property
@@ -141,7 +141,7 @@ class PairFilter(Filter):
 
 @OPERATORS.register_module("pair_text_length_filter")
 class PairTextLengthFilter(PairFilter):
-    """Keeps pairs of which both sides have a number of characters in range."""
+    """Keeps a pair if the number of characters of each side is in range."""
 
     def __init__(
         self, min_len: int = 1, max_len: int = sys.maxsize, *args: Any, **kwargs: Any
@@ -183,7 +183,7 @@ class PairWordsNumFilter(PairFilter):
 
 @OPERATORS.register_module("pair_special_characters_filter")
 class PairSpecialCharactersFilter(PairFilter):
-    """Keeps pairs of which both sides have a share of special characters in range."""
+    """Keeps a pair if the share of special characters of each side is in range."""
 
     def __init__(
         self, min_ratio: float = 0.0, max_ratio: float = 0.5, *args: Any, **kwargs: Any
@@ -204,7 +204,7 @@ class PairSpecialCharactersFilter(PairFilter):
 
 @OPERATORS.register_module("pair_character_repetition_filter")
 class PairCharacterRepetitionFilter(PairFilter):
-    """Keeps pairs of which neither side repeats itself too much."""
+    """Keeps a pair if neither side repeats itself too much."""
 
     def __init__(
         self,
@@ -243,10 +243,10 @@ class PairCharacterRepetitionFilter(PairFilter):
 
 @OPERATORS.register_module("pair_identical_filter")
 class PairIdenticalFilter(PairFilter):
-    """Keeps pairs whose sides differ once call ids, key order and outer white space are gone."""
+    """Keeps a pair if its sides differ in more than call ids, key order, and outer white space."""
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
-        """Return 1 where the sides are the same action."""
+        """Return 1 if the sides are the same action, else 0."""
         chosen, rejected = (batch.view(side, "canonical").to_pylist() for side in SIDES)
         same = np.array([a == b for a, b in zip(chosen, rejected, strict=True)], float)
         return [Measure(field="pair", metric="is_identical", values=same, maximum=0)]
@@ -254,7 +254,7 @@ class PairIdenticalFilter(PairFilter):
 
 @OPERATORS.register_module("pair_tool_call_filter")
 class PairToolCallFilter(PairFilter):
-    """Keeps pairs whose tool calls are well formed: named, with arguments, offered, not empty."""
+    """Keeps a pair if its tool calls are well formed: an available tool, with arguments, and not empty."""
 
     def __init__(self, is_tool_offered: bool = True, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001, FBT002
         """Initialization method.
@@ -265,7 +265,7 @@ class PairToolCallFilter(PairFilter):
         self.is_tool_offered = is_tool_offered
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
-        """Return faults per side, in words."""
+        """Return the faults of each side in words."""
         offered = [_tool_names(tools) for tools in batch.values("tools_json")]
         measures = []
         for side in SIDES:
@@ -303,7 +303,7 @@ def _tool_names(tools_json: str | None) -> frozenset[str] | None:
 
 
 class PairDeduplicator(Deduplicator):
-    """A row-order operator: it keeps a row or not by the rows that came before it."""
+    """An operator that judges a row by the rows before it."""
 
     _batched_op = True
     _column = "__dj__pair_key__"
@@ -317,15 +317,15 @@ class PairDeduplicator(Deduplicator):
         super().__init__(*args, **kwargs)
 
     def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
-        """Return the key of each row, or empty bytes for a row that was dropped before."""
+        """Return the key of each row, or empty bytes for a row that is already dropped."""
         raise NotImplementedError
 
     def new_memory(self, earlier: Any = None) -> Memory:
-        """Return a fresh memory of rows, on top of one of the same kind that earlier batches have left."""
+        """Return a new memory of rows, on top of the memory of earlier batches."""
         raise NotImplementedError
 
     def judge(self, batch: PairBatch, alive: np.ndarray, memory: Memory) -> RowVerdict:
-        """Return which rows fail. The others are added to the memory."""
+        """Return which rows fail, and add the others to the memory."""
         verdict = RowVerdict.of(len(batch))
         keys = self.keys(batch, alive)
         for row in np.flatnonzero(alive):
@@ -334,13 +334,13 @@ class PairDeduplicator(Deduplicator):
         return verdict
 
     def compute_hash(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Add the key column to a batch of rows; called by data-juicer's executor."""
+        """Add the key column to a batch of rows. data-juicer's executor calls this."""
         batch = PairBatch.from_samples(sample)
         keys = self.keys(batch, np.ones(len(batch), bool))
         return {**sample, self._column: [key.hex() for key in keys]}
 
     def process(self, dataset: Any, show_num: int = 0) -> tuple[Any, dict]:  # noqa: ARG002
-        """Choose among all rows, in order; called by data-juicer's executor."""
+        """Choose among all rows, in order. data-juicer's executor calls this."""
         memory = self.new_memory()
         kept = [
             row
@@ -356,10 +356,10 @@ _CALL_ID = re.compile(rb'"(?:tool_call_id|id)"\s*:\s*"[^"\\]*"')
 
 @OPERATORS.register_module("pair_exact_deduplicator")
 class PairExactDeduplicator(PairDeduplicator):
-    """Keeps the first of pairs with the same prompt, chosen and rejected.
+    """Keeps only the first of several pairs with the same prompt and sides.
 
-    The prompt is compared exactly, but for call ids: two states that differ in a digit are two
-    states. `lowercase` and `ignore_non_character` apply to both sides.
+    Prompts are compared exactly except for call ids, so a different digit makes a different state.
+    `lowercase` and `ignore_non_character` apply to both sides.
     """
 
     def __init__(
@@ -386,7 +386,7 @@ class PairExactDeduplicator(PairDeduplicator):
         self.key_parts = tuple(keys)
 
     def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
-        """Compute a 128-bit digest of the compared parts."""
+        """Return a 128-bit digest of the compared parts."""
         parts = [self._part(batch, part) for part in self.key_parts]
         return [
             xxhash.xxh3_128_digest(b"".join(row)) if is_alive else b""
@@ -408,7 +408,7 @@ class PairExactDeduplicator(PairDeduplicator):
 
 
 def prompt_digests(batch: PairBatch) -> list[bytes]:
-    """Return a digest per prompt, call ids left out; of rows that only name their state, of its id."""
+    """Return a digest of each prompt without call ids. If a row only names its state, use the state's id."""
     prompts = batch.column(PROMPT)
     if prompts.null_count == len(prompts):
         prompts = batch.column("state_id")
@@ -418,10 +418,11 @@ def prompt_digests(batch: PairBatch) -> list[bytes]:
 
 @OPERATORS.register_module("pair_near_deduplicator")
 class PairNearDeduplicator(PairDeduplicator):
-    """Keeps the first of pairs that say nearly the same at nearly the same point.
+    """Keeps only the first of several nearly equal pairs at nearly equal prompts.
 
-    Compared are the word shingles of the last request, of the last message, of chosen and of rejected, by
-    MinHash, each of the four counted alike; so the same consensus at another point is not a duplicate.
+    It compares word shingles by MinHash in four parts of equal weight: the last request, the last
+    message, chosen, and rejected. So the same consensus at another point of a session isn't a
+    duplicate.
     """
 
     def __init__(
@@ -458,7 +459,7 @@ class PairNearDeduplicator(PairDeduplicator):
         self.num_permutations, self.max_prompt_words = num_permutations, max_prompt_words
 
     def keys(self, batch: PairBatch, alive: np.ndarray) -> list[bytes]:
-        """Compute the MinHash signature of each row."""
+        """Return the MinHash signature of each row."""
         sides = [batch.view(side, self.view).to_pylist() for side in SIDES]
         prompts = batch.values(PROMPT)
         return [
@@ -494,7 +495,7 @@ class PairNearDeduplicator(PairDeduplicator):
 
 @OPERATORS.register_module("pair_session_cap_filter")
 class PairSessionCapFilter(PairDeduplicator):
-    """Keeps a session, and one action within a session, from filling the dataset."""
+    """Limits how many pairs come from one session, and from one action within a session."""
 
     def __init__(
         self,
@@ -546,7 +547,7 @@ def _sessions(batch: PairBatch) -> list[str]:
 
 @OPERATORS.register_module("pair_length_bias_filter")
 class PairLengthBiasFilter(PairFilter):
-    """Keeps pairs of which neither side is many times as long as the other."""
+    """Keeps a pair if neither side is many times as long as the other."""
 
     def __init__(self, max_ratio: float = 20.0, *args: Any, **kwargs: Any) -> None:
         """Initialization method.
@@ -562,7 +563,7 @@ class PairLengthBiasFilter(PairFilter):
         self.max_ratio = max_ratio
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
-        """Return length of chosen over length of rejected, each plus one."""
+        """Return the length of chosen divided by that of rejected, each plus one."""
         chosen, rejected = (batch.stats(side, self.view, SPECIAL).n_chars + 1 for side in SIDES)
         return [
             Measure(
@@ -577,7 +578,7 @@ class PairLengthBiasFilter(PairFilter):
 
 @OPERATORS.register_module("pair_prompt_leak_filter")
 class PairPromptLeakFilter(PairFilter):
-    """Keeps pairs whose sides are not copied out of their own prompt."""
+    """Keeps a pair if its sides aren't copied from their own prompt."""
 
     def __init__(
         self, min_len: int = 80, max_ratio: float = 0.9, *args: Any, **kwargs: Any
@@ -591,7 +592,7 @@ class PairPromptLeakFilter(PairFilter):
         self.min_len, self.bounds = min_len, (None, max_ratio)
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
-        """Share of long texts per side that the prompt already holds."""
+        """Return the share of long texts of each side that the prompt already contains."""
         prompts = [
             prompt_text(prompt) if is_alive else ""
             for prompt, is_alive in zip(batch.values(PROMPT), alive.tolist(), strict=True)
@@ -611,10 +612,10 @@ class PairPromptLeakFilter(PairFilter):
 
 @OPERATORS.register_module("pair_degenerate_filter")
 class PairDegenerateFilter(PairFilter):
-    """Keeps pairs whose sides differ in more than case, white space and punctuation."""
+    """Keeps a pair if its sides differ in more than case, white space, and punctuation."""
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:  # noqa: ARG002
-        """Return 1 where only case, white space or punctuation differ."""
+        """Return 1 if only case, white space, or punctuation differs, else 0."""
         sides = [
             [
                 _NOT_A_WORD.sub("", action.view("action")).casefold()
@@ -631,7 +632,7 @@ _NOT_A_WORD = re.compile(r"[\W_]+")
 
 @OPERATORS.register_module("pair_secret_filter")
 class PairSecretFilter(PairFilter):
-    """Keeps pairs in which no secret is found: not in the prompt, not in a side, not in a hint."""
+    """Keeps a pair if its prompt, sides, and hint contain no secret."""
 
     _FIELDS = (
         ("prompt", PROMPT),
@@ -643,7 +644,7 @@ class PairSecretFilter(PairFilter):
     )
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
-        """Return kinds of secrets per field. States of one session share messages: each is read once."""
+        """Return the kinds of secrets by field. The states of a session share messages, so each message is scanned once."""
         notes: dict[str, list[list[str]]] = {
             field: [[] for _ in range(len(batch))] for field, _ in self._FIELDS
         }
@@ -679,10 +680,10 @@ _MAX_KNOWN_TEXTS = 1 << 18
 
 @OPERATORS.register_module("pair_feasibility_filter")
 class PairFeasibilityFilter(PairFilter):
-    """Keeps pairs whose chosen side can be done where it stands, is not done yet, and was asked for."""
+    """Keeps a pair if its chosen side is possible at the prompt, not done yet, and asked for."""
 
     def measure(self, batch: PairBatch, alive: np.ndarray) -> list[Measure]:
-        """Return 1 and the reason where the chosen side can't work, else 0."""
+        """Return 1 and the reason if the chosen side can't work, else 0."""
         notes = [""] * len(batch)
         prompts, folders = batch.values(PROMPT), batch.values("cwd")
         for row in np.flatnonzero(alive).tolist():
@@ -704,7 +705,7 @@ def _whole_action(batch: PairBatch, side: str, row: int) -> Action:
 
 @OPERATORS.register_module("pair_each_side_filter")
 class PairEachSideFilter(PairFilter):
-    """Keeps pairs of which both sides pass a filter of data-juicer."""
+    """Keeps a pair if both sides pass a filter of data-juicer."""
 
     def __init__(
         self,
@@ -731,7 +732,7 @@ class PairEachSideFilter(PairFilter):
         self._filter: Any = load_ops([{operator: dict(self._arguments)}])[0]
 
     def judge(self, batch: PairBatch, alive: np.ndarray) -> RowVerdict:
-        """By the filter's own statistics, which start empty for each side."""
+        """Judge by the filter's own statistics, which start empty for each side."""
         found: dict[str, tuple[list[bool], list[dict[str, Any]]]] = {}
         rows = np.flatnonzero(alive)
         for side in SIDES:
@@ -762,7 +763,7 @@ class PairEachSideFilter(PairFilter):
 
 @OPERATORS.register_module("pair_each_side_mapper")
 class PairEachSideMapper(Mapper):
-    """Edits the texts of both sides by a mapper of data-juicer; calls stay as they are."""
+    """Edits the texts of both sides by a mapper of data-juicer. Calls don't change."""
 
     _batched_op = True
 
@@ -790,7 +791,7 @@ class PairEachSideMapper(Mapper):
         self._mapper: Any = load_ops([{operator: inner_arguments(arguments)}])[0]
 
     def process_batched(self, samples: dict[str, Any]) -> dict[str, Any]:
-        """Return edit the sides that are texts, in the column and in the message that is published."""
+        """Edit the sides that are texts, both in the column and in the published message."""
         for side in SIDES:
             texts, messages = list(samples[side]), list(samples[f"{side}_action_json"])
             rows = [

@@ -1,4 +1,4 @@
-"""Recipes: plain data-juicer YAML files, ours by name or anyone's by path."""
+"""Recipes: plain data-juicer YAML files. Use ours by name, or any file by path."""
 
 import hashlib
 import json
@@ -76,7 +76,7 @@ _CHECKOUT = Path(__file__).parents[2] / "recipes" / "replaysim"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """The `process` list of a data-juicer recipe, and where it came from."""
+    """The `process` list of a data-juicer recipe, and its source."""
 
     name: str
     path: Path
@@ -89,18 +89,18 @@ class Recipe:
 
     @property
     def sha(self) -> str:
-        """Hash of the steps: two recipes with equal steps are the same recipe."""
+        """Hash of the steps. Recipes with equal steps are the same recipe."""
         text = json.dumps(self.process, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def recipes_dir() -> Path:
-    """Return the folder of the bundled recipes, in a wheel and in a source checkout alike."""
+    """Return the folder of the bundled recipes, in a wheel or in a source checkout."""
     return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
 
 
 def bundled_recipes() -> list[str]:
-    """Return names of the recipes that come with the package."""
+    """Return the names of the bundled recipes."""
     return sorted(path.stem for path in recipes_dir().glob("*.yaml"))
 
 
@@ -109,11 +109,11 @@ def load_recipe(recipe: str | Path, *, allow_operators: Collection[str] = ()) ->
 
     Args:
         recipe: name or path.
-        allow_operators: operators that the recipe may use beyond those that execute nothing.
+        allow_operators: further operators that the recipe may use although they execute something.
 
     Raises:
-        UntrustedError: it has an operator that executes something, and is not allowed to.
-        ConfigError: there is no such recipe, or the file is not a data-juicer recipe.
+        UntrustedError: an operator executes something and isn't allowed.
+        ConfigError: the recipe doesn't exist, or the file isn't a data-juicer recipe.
     """
     names = bundled_recipes()
     path = recipes_dir() / f"{recipe}.yaml" if str(recipe) in names else Path(recipe)
@@ -213,7 +213,7 @@ def inner_arguments(given: dict[str, Any] | str | None) -> dict[str, Any]:
     """Return the parameters of an operator that another one runs, which may be JSON text.
 
     Raises:
-        ValueError: they are no mapping.
+        ValueError: they aren't a mapping.
     """
     found = json.loads(given) if isinstance(given, str) else given
     if not isinstance(found, dict | None):

@@ -1,4 +1,4 @@
-"""The steps of a recipe as the normalizer runs them: each judges a chunk of rows."""
+"""The steps of a recipe. Each judges a chunk of rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from replay_pipeline.storage.schemas import PROMPT
 
 
 class Chunk:
-    """Rows on their way through the steps."""
+    """The rows that go through the steps together."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
@@ -22,11 +22,11 @@ class Chunk:
         self.pairs = PairBatch.from_table(table)
 
     def columns(self) -> dict[str, list[Any]]:
-        """Return the rows that are alive, as lists of values."""
+        """Return the rows that aren't dropped, as lists of values."""
         return self.table.filter(pa.array(self.alive)).to_pydict()
 
     def replace(self, name: str, values: Sequence[Any]) -> None:
-        """Put new values into the rows of a column that are alive."""
+        """Replace the values of a column in the rows that aren't dropped."""
         column = self.table.column(name).to_pylist()
         for row, value in zip(np.flatnonzero(self.alive), values, strict=True):
             column[row] = value
@@ -61,12 +61,12 @@ class PairStep:
         self.is_mark_only: bool = operator.mark_only
 
     def judge(self, chunk: Chunk) -> RowVerdict:
-        """By the operator's measures."""
+        """Judge by the operator's measures."""
         return self._operator.judge(chunk.pairs, chunk.alive)
 
 
 class OrderStep:
-    """One of our operators that judge a row by the rows before it."""
+    """One of our operators that judge a row by earlier rows."""
 
     is_whole = False
     is_mark_only = False
@@ -93,7 +93,7 @@ class StockFilterStep:
         self.name: str = operator._name
 
     def judge(self, chunk: Chunk) -> RowVerdict:
-        """By the operator's own statistics, which start empty."""
+        """Judge by the operator's own statistics, which start empty."""
         rows = np.flatnonzero(chunk.alive)
         verdict = RowVerdict.of(len(chunk.alive))
         if not len(rows):
@@ -129,7 +129,7 @@ def _measures(
 
 
 class StockMapperStep:
-    """A mapper of data-juicer: it edits columns and drops nothing."""
+    """A mapper of data-juicer. It edits columns and drops no row."""
 
     is_whole = False
     is_mark_only = False
@@ -139,11 +139,12 @@ class StockMapperStep:
         self.name: str = operator._name
 
     def judge(self, chunk: Chunk) -> RowVerdict:
-        """Let every row pass, some of them changed.
+        """Edit rows, and let all of them pass.
 
         Raises:
             NormalizeError: the operator changed the number of rows, the prompt, or the text of an
-                action with tool calls, which is published from its message.
+                action with tool calls. Such an action is published from its message, not from its
+                text.
         """
         before = chunk.columns()
         n_rows = int(chunk.alive.sum())
@@ -180,7 +181,7 @@ class StockMapperStep:
 
 
 class StockDatasetStep:
-    """A deduplicator or selector of data-juicer: it chooses among all rows at once."""
+    """A deduplicator or selector of data-juicer, which chooses among all rows at once."""
 
     is_whole = True
     is_mark_only = False
@@ -206,15 +207,15 @@ def _limit_of(arguments: Mapping[str, Any]) -> str:
 
 
 def judges_by_order(operator: Any) -> bool:
-    """Return whether an operator of ours judges a row by the rows before it."""
+    """Return whether one of our operators judges a row by earlier rows."""
     return hasattr(operator, "new_memory")
 
 
 def start(operator: Any, arguments: Mapping[str, Any], earlier: Memory | None = None) -> Step:
-    """Return the step of an operator for one run, with the memory of earlier batches.
+    """Return the step that runs an operator, with the memory of earlier batches.
 
     Raises:
-        ConfigError: the operator makes other rows of rows, which is not possible for pairs.
+        ConfigError: the operator turns rows into other rows, which isn't possible for pairs.
     """
     if judges_by_order(operator):
         return OrderStep(operator, operator.new_memory(earlier))

@@ -1,4 +1,4 @@
-"""What an operator finds out about rows, and which of them it refuses and why."""
+"""The findings of an operator about rows, and which rows it refuses and why."""
 
 import json
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """One statistic of every row, and the closed range in which a row stays."""
+    """One statistic of every row, and the range of values (inclusive) with which a row stays."""
 
     field: str
     """`chosen`, `rejected` or `pair`."""
@@ -21,7 +21,7 @@ class Measure:
     minimum: float | None = None
     maximum: float | None = None
     notes: Sequence[str] = ()
-    """Per row what was found, in words; empty: the value speaks for itself."""
+    """The finding for each row in words. Empty if the value is enough."""
 
     @property
     def key(self) -> str:
@@ -67,7 +67,7 @@ class RowVerdict:
         )
 
     def reason(self, row: int) -> str:
-        """Return field, value and limit of a row that fails, as JSON; empty for one that passes."""
+        """Return the field, value, and limit of a failed row as JSON, or an empty text if it passes."""
         parts = [self.fields[row], self.values[row], self.limits[row]]
         return json.dumps(parts) if self.fails[row] else ""
 
@@ -82,7 +82,7 @@ class Memory(ABC):
     """An operator's memory of the rows that passed it.
 
     Args:
-        earlier: the memory of earlier batches, which counts too and stays as it is.
+        earlier: the memory of earlier batches. It counts too, and doesn't change.
     """
 
     def __init__(self, earlier: Self | None = None) -> None:
@@ -91,7 +91,7 @@ class Memory(ABC):
         self._layers = (self,) if earlier is None else (self, earlier)
 
     def refuse(self, key: bytes) -> tuple[str, str] | None:
-        """Return value and limit that a row breaks, or `None`: it passes and is remembered."""
+        """Return the value and limit that a row breaks. Return None, and remember the row, if it passes."""
         reason = self._reason(key)
         if reason is None:
             self.remember(key)
@@ -115,7 +115,7 @@ class SeenKeys(Memory):
         self._seen: set[bytes] = set()
 
     def remember(self, key: bytes) -> None:
-        """Refuse it from now on."""
+        """Refuse this key from now on."""
         self._seen.add(key)
 
     def _reason(self, key: bytes) -> tuple[str, str] | None:
@@ -127,7 +127,7 @@ class SeenKeys(Memory):
 
 
 class CountedKeys(Memory):
-    """Refuses a session, or an action of a session, above its limit."""
+    """Refuses pairs of a session, or of an action in a session, above a limit."""
 
     def __init__(self, max_pairs: int, max_repeats: int, earlier: Self | None = None) -> None:
         super().__init__(earlier)
@@ -148,7 +148,7 @@ class CountedKeys(Memory):
 
 
 N_BANDS = 16
-"""Bands of a signature: two rows are compared when one band is equal."""
+"""Bands of a signature. Two rows are compared only if one band is equal."""
 
 
 class SeenSketches(Memory):
@@ -160,7 +160,7 @@ class SeenSketches(Memory):
         self._bands: list[dict[bytes, list[bytes]]] = [{} for _ in range(N_BANDS)]
 
     def remember(self, key: bytes) -> None:
-        """Compare with it from now on."""
+        """Compare with this signature from now on."""
         for band, part in zip(self._bands, _bands_of(key), strict=True):
             band.setdefault(part, []).append(key)
 

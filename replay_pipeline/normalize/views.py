@@ -1,7 +1,7 @@
-"""What an operator looks at: the text of an action, its prose, or its canonical form.
+"""The views of an action for operators: its text, its prose, or its canonical form.
 
-An action at rest is text (`chosen`) and a JSON message (`chosen_action_json`). Judging the JSON
-text punishes a tool call for its quotes and braces, so operators choose a view:
+A stored action is a text (`chosen`) and a JSON message (`chosen_action_json`). A judgment of the
+JSON text would count a tool call's quotes and braces against it. So operators choose a view:
 
 - `text`: the column as it is;
 - `action`: prose, then tool names and argument values, without keys, quotes and escapes;
@@ -48,13 +48,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedAction:
-    """An assistant message, read from whichever form it was serialized in."""
+    """An assistant message, read from any of its serialized forms."""
 
     text: str
     calls: tuple[ToolCall, ...]
 
     def view(self, view: View) -> str:
-        """Return the action as the text of a view (any but `text`, which is the column itself)."""
+        """Return the action as the text of a view. `text` isn't one of them, because it is the column itself."""
         if view == "prose":
             return self.text
         if view == "canonical":
@@ -85,10 +85,10 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def parse_action(action_json: str | None, text: str = "") -> ParsedAction:
-    """Read an action from its message, or from its text when there is not a message.
+    """Read an action from its message, or from its text if there is no message.
 
-    Understood are OpenAI messages, lists of content blocks, single calls (`name` with `arguments`
-    or `input`), each compact or indented; anything else is prose.
+    It reads OpenAI messages, lists of content blocks, and single calls (`name` with `arguments` or
+    `input`), compact or indented. Anything else is prose.
     """
     source = action_json if action_json is not None else text
     if source[:1] in ("{", "[") or source[:1].isspace():
@@ -149,7 +149,7 @@ def _call(call: Any) -> ToolCall:
 
 
 def string_leaves(value: str) -> list[str]:
-    """Return every text in a JSON value. A text that isn't JSON is the only one."""
+    """Return every text in a JSON value. If the text isn't JSON, return only it."""
     if value[:1] not in ("{", "["):
         return [value]
     try:
@@ -192,7 +192,7 @@ def _message_texts(messages_json: str | None) -> list[str]:
 
 
 class PairBatch:
-    """Rows of the pair table, with each view of each side made once."""
+    """Rows of the pair table. Each view of each side is computed once."""
 
     def __init__(self, columns: Mapping[str, pa.Array]) -> None:
         self._columns = columns
@@ -206,7 +206,7 @@ class PairBatch:
 
     @classmethod
     def from_samples(cls, samples: Mapping[str, Sequence[Any]]) -> "PairBatch":
-        """Return a batch over lists of values, as data-juicer hands them to an operator."""
+        """Return a batch over lists of values, the form in which data-juicer calls an operator."""
         columns = {
             name: pa.array(samples[name], pa.large_string())
             for name in READ_COLUMNS
@@ -218,7 +218,7 @@ class PairBatch:
         return len(self._columns[SIDES[0]])
 
     def column(self, name: str) -> pa.Array:
-        """Return a column as it is, or nulls where the table has no such column."""
+        """Return a column unchanged, or nulls if the table doesn't have it."""
         if name in self._columns:
             return self._columns[name]
         return pa.nulls(len(self), pa.large_string())
@@ -238,7 +238,7 @@ class PairBatch:
         return self._views[key]
 
     def stats(self, side: str, view: View, special: str) -> TextStats:
-        """Return length, words and special characters of one side under a view."""
+        """Return the length, words, and special characters of one side under a view."""
         key = side, view
         if key not in self._stats:
             self._stats[key] = text_stats(self.view(side, view), special)
@@ -259,10 +259,10 @@ class PairBatch:
 
 
 def check_view(view: str) -> View:
-    """Return the view of that name.
+    """Return the view with a name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such view.
     """
     for known in get_args(View):
         if view == known:

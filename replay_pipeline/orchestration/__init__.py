@@ -1,1 +1,1 @@
-"""Dagster on one data root: its home, its records, and what a crash leaves in them."""
+"""Dagster on one data root: its home, its records, and the cleanup after a crash."""

@@ -1,8 +1,8 @@
-"""The gate before Dagster's web server, which by itself does what any page in any browser tells it.
+"""The gate in front of Dagster's web server, which alone would obey any page in any browser.
 
-Dagster executes mutations that come by GET, from any origin, under any host name. Here a request has to
-name this machine as host (or a name that a stranger's DNS leads here would do), has to come from our
-own pages, and has to bring the token that was printed where the server was started.
+Dagster executes mutations from GET requests of any origin, under any host name. The gate accepts a
+request only if its host is this machine (against DNS rebinding), if it comes from our own pages,
+and if it has the token that the server printed at its start.
 """
 
 import hmac
@@ -30,8 +30,9 @@ class Gate:
 
     Args:
         app: the application.
-        port: where it is served, on loopback.
-        token: what a browser has to show once, in the address; then it has it as a cookie.
+        port: port on loopback.
+        token: token that a browser must send once in the address. Then the browser has it as a
+            cookie.
     """
 
     def __init__(self, app: ASGIApp, *, port: int, token: str) -> None:

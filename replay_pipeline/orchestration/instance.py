@@ -74,14 +74,14 @@ _EVENT_BATCH = "500"
 
 
 def prepare_home(local_dir: Path) -> Path:
-    """Make `.dagster` under a folder of this machine, with settings unless there are others.
+    """Create `.dagster` below a local folder, with settings unless it already has some.
 
-    Returns the folder that was made.
+    Returns the created folder.
 
     Raises:
-        ConfigError: PostgreSQL is asked for, but its URL names no driver that works, or the
-            settings there were changed and do not say so.
-        MissingDependencyError: PostgreSQL is asked for, but what speaks to it is not installed.
+        ConfigError: you asked for PostgreSQL, but its URL names no supported driver, or the
+            existing settings don't use it.
+        MissingDependencyError: you asked for PostgreSQL, but its driver isn't installed.
         StorageError: the folder cannot be written.
     """
     home = local_dir.absolute() / ".dagster"
@@ -118,17 +118,17 @@ def _is_outdated(found: bytes, whole: bytes) -> bool:
 def open_instance(
     pipeline: Pipeline, *, runs_are_here: bool = False
 ) -> Iterator[dg.DagsterInstance]:
-    """Yield Dagster's records of a data root, after repairing the traces of a crash.
+    """Yield Dagster's records of a data root, after cleaning up after a crash.
 
     Args:
         pipeline: the pipeline on the data root.
-        runs_are_here: whether every run is a process of this machine. Taken for granted where the
-            records are in files; where they are on a server, a run that is not seen here may well
-            be alive on another machine, and is left alone.
+        runs_are_here: whether every run is a process of this machine. With records in files, this
+            is assumed. With records on a server, a run that isn't found here may be alive on
+            another machine, so it isn't touched.
 
     Raises:
-        ConfigError: nothing says where its home is on this machine.
-        StorageError: its home cannot be written, or its database cannot be reached.
+        ConfigError: the settings name no home for Dagster on this machine.
+        StorageError: Dagster's home can't be written, or its database can't be reached.
     """
     home = prepare_home(pipeline.settings.local_dir())
     with _opened(home) as instance:
@@ -156,7 +156,7 @@ def _opened(home: Path) -> dg.DagsterInstance:
 def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, str]]:
     """Return the command that serves Dagster on the data root, and its environment.
 
-    It passes on to every run that it is to end, and waits until they have.
+    When the command is told to stop, it stops every run and waits for their ends.
     """
     local_dir = settings.local_dir().absolute()
     home = prepare_home(local_dir)

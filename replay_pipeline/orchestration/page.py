@@ -1,4 +1,4 @@
-"""The page of `look` beside Dagster's pages, behind the same gate."""
+"""Serve the page of `look` next to Dagster's pages, behind the same gate."""
 
 from http import HTTPStatus
 from pathlib import Path
@@ -13,11 +13,11 @@ PLACE = "/look/"
 
 
 class WithPage:
-    """Dagster's web application with a page in it, to which its root leads.
+    """Dagster's web application with an added page at its root.
 
     Args:
         app: the application.
-        folder: of the page; it may come, change and go while it is served.
+        folder: folder of the page. It may appear, change, and disappear while it is served.
     """
 
     def __init__(self, app: ASGIApp, folder: Path) -> None:

@@ -1,9 +1,8 @@
-"""Runs whose process is gone: ended, and the places they held given back.
+"""End runs whose process is dead, and free the slots that they hold.
 
-Dagster learns that a run has ended from the run itself or from the server that started it. Where
-both died with the machine, the run stays "started" for ever, and so does its hold on the paid
-step. This looks at the processes instead. It is for one machine: the processes of another can't be
-seen from here.
+Dagster learns from the run, or from the server that started it, that the run has ended. If both
+died with the machine, the run stays "started" for good and blocks the paid step. This module looks
+at the processes instead. It works only for processes of this machine.
 """
 
 import contextlib
@@ -29,10 +28,10 @@ _WHAT_TO_DO = (
 
 
 def reconcile(instance: dg.DagsterInstance, *, runs_are_here: bool = False) -> list[str]:
-    """End the runs whose process is gone and free the pool slots that they hold.
+    """End the runs whose process is dead, and free the pool slots that they hold.
 
-    Only where every run is a process of this machine: it is where Dagster's records are SQLite
-    files, and where `runs_are_here` says so. Returns the ids of the runs that were ended.
+    Use it only if every run is a process of this machine, as with records in SQLite files or with
+    `runs_are_here`. Returns the ids of the ended runs.
     """
     ended: list[str] = []
     if not runs_are_here and not isinstance(instance.event_log_storage, SqliteEventLogStorage):
@@ -86,9 +85,9 @@ def _is_served(run: dg.DagsterRun) -> bool:
 
 
 def is_running(pid: int, *, since: float) -> bool:
-    """Return whether process `pid` runs and started at `since` (seconds since the epoch).
+    """Return whether the process `pid` is running and started at `since` (seconds since the epoch).
 
-    Without `/proc` a number that was given to another process since can't be told apart.
+    Without `/proc`, a process id that was reused by another process isn't noticed.
     """
     proc = Path("/proc")
     if not (proc / "stat").exists():

@@ -1,4 +1,4 @@
-"""The one Dagster resource: opens the pipeline on the settings of the process it is in."""
+"""The only Dagster resource. It opens the pipeline with the settings of its own process."""
 
 import contextvars
 import logging
@@ -19,20 +19,20 @@ from replay_pipeline.types import Progress
 console_progress: contextvars.ContextVar[OnProgress | None] = contextvars.ContextVar(
     "console_progress", default=None
 )
-"""Set by a program that runs jobs in its own process and wants to draw a bar."""
+"""A program that runs jobs in its own process sets this to draw a progress bar."""
 
 
 own_settings: contextvars.ContextVar[Settings | None] = contextvars.ContextVar(
     "own_settings", default=None
 )
-"""Set by a program that runs jobs in its own process, on settings that it has read already."""
+"""A program that runs jobs in its own process sets this to the settings that it has read."""
 
 
 class SettingsError(DagsterUserCodeProcessError, ConfigError):
-    """A mistake in the settings, which Dagster shows as its one sentence, without a stack.
+    """An error in the settings, which Dagster shows as one sentence without a stack.
 
-    Dagster takes it for an error of another process, whose words it shows as they are, wherever it
-    comes up: in a run, in a sensor, or while the code location is loaded.
+    Dagster treats it like an error of another process and shows its message unchanged: in a run, in
+    a sensor, or when it loads the code location.
     """
 
     def __init__(self, error: ConfigError) -> None:
@@ -67,14 +67,14 @@ def _without_stack(record: logging.LogRecord) -> bool:
 
 
 class PipelineResource(dg.ConfigurableResource):
-    """Opens the pipeline on this deployment's data root.
+    """The resource that opens the pipeline on this deployment's data root.
 
-    Has no field: a field is run configuration, which whoever may start a run could point at a file
-    or a data root of their own; and it is written to Dagster's database.
+    It has no fields on purpose. A field would be run configuration: anyone who may start a run
+    could point it at their own file or data root, and Dagster would store it in its database.
     """
 
     def settings(self) -> Settings:
-        """Read the settings that this process's environment names.
+        """Read the settings that the environment variables of this process name.
 
         Raises:
             ConfigError: a setting is wrong, or the settings file isn't trusted.
@@ -83,7 +83,7 @@ class PipelineResource(dg.ConfigurableResource):
             return own_settings.get() or Settings.load()
 
     def open(self, on_progress: OnProgress | None = None) -> Pipeline:
-        """Return the pipeline, reporting to `on_progress` and to a console bar if there is one."""
+        """Return the pipeline, which reports progress to `on_progress` and to the console's bar, if any."""
         console = console_progress.get()
 
         def both(progress: Progress) -> None:

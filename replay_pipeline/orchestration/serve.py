@@ -1,7 +1,7 @@
-"""Dagster behind the gate, on loopback: web server, daemon and code location of one data root.
+"""Serve Dagster behind the gate on loopback: web server, daemon, and code location of one data root.
 
-What `dagster dev` starts, too; but the web server runs here, where the gate can stand before it, and
-nowhere else: a second port would be a second door.
+`dagster dev` starts the same parts. But here the web server runs in this process, behind the gate,
+and opens no second port that would bypass the gate.
 """
 
 import secrets
@@ -47,12 +47,12 @@ _TELL_AGAIN_S = 10.0
 
 
 def main(workspace: str, port: int, page: Path) -> None:
-    """Serve until the process is stopped; print the address once it accepts connections.
+    """Serve until the process is stopped. Print the address when it accepts connections.
 
     Args:
         workspace: Dagster's file of code locations.
-        port: of this machine.
-        page: the folder of the page of `look`, on which the address opens if it is there.
+        port: port on this machine.
+        page: folder of the page of `look`. If it exists, the address opens it.
     """
     configure_loggers(formatter="colored", log_level="INFO")
     setup_interrupt_handlers()

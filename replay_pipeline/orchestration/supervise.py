@@ -1,11 +1,12 @@
-"""Run a program, and stop all of it at once: `python -P -m replay_pipeline.orchestration.supervise PROGRAM ...`.
+"""Run a program, and stop it with all its children: `python -P -m replay_pipeline.orchestration.supervise PROGRAM ...`.
 
-The first process of a container has to pass signals on and to take in processes whose parent is gone.
-Dagster's servers do neither: told to end, they leave the runs that they have started, and those go on
-buying. This hands SIGTERM to every process below it, and ends when the last one has: a run ends when
-the answers it has paid for are kept. It never kills.
+The first process of a container must forward signals and adopt orphaned processes. Dagster's
+servers do neither: when they stop, the runs that they started go on and spend money. This program
+sends SIGTERM to every process below it, and ends after the last of them. A run ends when its paid
+answers are stored. It never kills a process.
 
-Only the standard library is loaded here: until it listens, a first process is deaf to signals.
+It loads only the standard library, because a first process ignores signals until it has set its
+handlers.
 """
 
 import contextlib
@@ -23,10 +24,10 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main(command: Sequence[str]) -> int:
-    """Run `command` until it and all it has started have ended; gives back its exit status.
+    """Run `command` until it and all its children have ended, and return its exit status.
 
-    This process only stands before another one that does the work and is told to stop when this one
-    is killed, for then nobody could tell it any more.
+    A second process does the work. It gets a signal to stop if this process is killed, because
+    nobody else could tell it then.
     """
     asked: list[int] = []
     for number in _STOPS:

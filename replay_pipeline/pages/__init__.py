@@ -9,7 +9,7 @@ from replay_pipeline.pages.look import Contents, look, write_page
 from replay_pipeline.pages.marks import Mark, apply_marks, read_chances, read_marks
 from replay_pipeline.pages.order import doubts, rank_pairs, review_score
 from replay_pipeline.pages.pairs import in_portions, portion
-from replay_pipeline.pages.sides import differ, last_request, readable
+from replay_pipeline.pages.sides import differ, last_request, native_sides, readable
 from replay_pipeline.pages.text import show_state
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "in_portions",
     "last_request",
     "look",
+    "native_sides",
     "pooled_accuracy",
     "portion",
     "rank_pairs",

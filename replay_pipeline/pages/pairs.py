@@ -10,6 +10,7 @@ from replay_pipeline.pages.order import doubts, review_score
 from replay_pipeline.pages.sides import (
     headline_of,
     last_request,
+    native_sides,
     readable,
     shown_prefix,
     side_by_side,
@@ -63,7 +64,7 @@ def read_trials(trials_json: str | None) -> dict[str, dict[str, str]]:
 def pair_item(pair: DPOPair, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return one pair as the page shows it, with what became of its sides by the row of its state."""
     tried = read_trials(row.get("trials_json"))
-    chosen, rejected = pair.get("chosen_action"), pair.get("rejected_action")
+    rejected, chosen = native_sides(pair)
     messages = pair.get("state_messages", [])
     rows = side_by_side(readable(rejected, pair["rejected"]), readable(chosen, pair["chosen"]))
     return {

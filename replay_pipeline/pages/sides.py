@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
-from replay_pipeline.types import Message
+from replay_pipeline.actions.native import NativeForm
+from replay_pipeline.feasibility.state import cwd_of
+from replay_pipeline.types import DPOPair, Message
 
 _MAX_DIFF_LINES = 400
 _MAX_LINE_CHARS = 400
@@ -28,6 +30,14 @@ class DiffRow(NamedTuple):
 
     left: list[Segment] | None
     right: list[Segment] | None
+
+
+def native_sides(pair: DPOPair) -> tuple[Message | None, Message | None]:
+    """Return the rejected and the chosen message as they are trained on: as the state's client takes them."""
+    messages = pair.get("state_messages", [])
+    form = NativeForm(messages, pair.get("tools"), pair.get("cwd") or cwd_of(messages))
+    rejected, chosen = pair.get("rejected_action"), pair.get("chosen_action")
+    return rejected and form.rendered(rejected), chosen and form.rendered(chosen)
 
 
 def readable(action: Message | None, text: str = "") -> str:

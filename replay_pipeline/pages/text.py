@@ -5,9 +5,10 @@ from difflib import get_close_matches, unified_diff
 from typing import Any
 
 from replay_pipeline.actions import Action, agreement_level, canonical_action
+from replay_pipeline.actions.native import NativeForm
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.pages.pairs import read_trials
-from replay_pipeline.pages.sides import readable, shown_prefix
+from replay_pipeline.pages.sides import native_sides, readable, shown_prefix
 from replay_pipeline.types import DPOPair, TeacherAction, TraceState
 
 _RULE = "─" * 72
@@ -56,13 +57,15 @@ def show_state(
     if state is not None:
         student = canonical_action(state["student_action"], cwd=state.get("cwd"))
         lines += [_RULE, f"student ({state.get('student_model') or 'unknown model'})"]
-        lines += [*_action_lines(student), *_trial_lines(trials.get(student.render()))]
+        form = NativeForm(messages, state.get("tools"), state.get("cwd"))
+        lines += [*_action_lines(form, student), *_trial_lines(trials.get(student.render()))]
         if became := (outcome or {}).get("became"):
             lines.append(f"  later: {became}")
         for note in ("outcome", "hint"):
             if state.get(note):
                 lines.append(f"  {note}: {state[note]}")
-        lines += _answer_lines([r for r in rows if r.state_id == state_id], state, student, trials)
+        answers = [row for row in rows if row.state_id == state_id]
+        lines += _answer_lines(answers, state, student, trials, form)
     for pair in own_pairs:
         lines += [_RULE, *_pair_lines(pair)]
     return "\n".join(lines) + "\n"
@@ -101,6 +104,7 @@ def _answer_lines(
     state: TraceState,
     student: Action,
     trials: Mapping[str, Mapping[str, str]],
+    form: NativeForm,
 ) -> list[str]:
     lines: list[str] = []
     for row in sorted(rows, key=lambda row: row.teacher):
@@ -114,7 +118,7 @@ def _answer_lines(
             note = f"same as the student at level {found}" if found else "not the student's action"
         else:
             note = f"invalid, {action.invalid_reason}"
-        lines += ["", f"{head}: {note}", *_action_lines(action)]
+        lines += ["", f"{head}: {note}", *_action_lines(form, action)]
         lines += _trial_lines(trials.get(action.render()))
     return lines
 
@@ -127,8 +131,8 @@ def _trial_lines(trial: Mapping[str, str] | None) -> list[str]:
     return [f"  tried: {trial['result']}", *(f"    {line}" for line in shown.split("\n") if line)]
 
 
-def _action_lines(action: Action) -> list[str]:
-    return [f"  {line}" for line in readable(action.to_message()).split("\n")]
+def _action_lines(form: NativeForm, action: Action) -> list[str]:
+    return [f"  {line}" for line in readable(form.message(action)).split("\n")]
 
 
 def _pair_lines(pair: DPOPair) -> list[str]:
@@ -141,7 +145,8 @@ def _pair_lines(pair: DPOPair) -> list[str]:
         facts.append("checked: right" if is_right else "checked: wrong")
     trials = {side: pair.get(f"{side}_trial") for side in ("chosen", "rejected")}
     facts += [f"{side}, tried: {trial}" for side, trial in trials.items() if trial]
-    rejected = readable(pair.get("rejected_action"), pair["rejected"]).split("\n")
-    chosen = readable(pair.get("chosen_action"), pair["chosen"]).split("\n")
-    diff = unified_diff(rejected, chosen, "rejected", "chosen", n=99, lineterm="")
+    rejected, chosen = native_sides(pair)
+    left = readable(rejected, pair["rejected"]).split("\n")
+    right = readable(chosen, pair["chosen"]).split("\n")
+    diff = unified_diff(left, right, "rejected", "chosen", n=99, lineterm="")
     return [" · ".join(facts), *diff]

@@ -1,7 +1,7 @@
 """Preference pairs: where teachers agree on an action that the student did not take.
 
-Start with `extract.py`; `actions/votes.py` says what a consensus is, `natural.py` where pairs come from
-without any teacher, `report.py` what is counted.
+Start with `extract.py`. `actions/votes.py` defines a consensus, `natural.py` finds pairs without
+teachers, and `report.py` counts everything.
 """
 
 from replay_pipeline.families import family_of_model

@@ -1,4 +1,4 @@
-"""The answers of one extraction: who was asked where, what counts as a vote, what the student did."""
+"""The answers of one extraction: who was asked where, what counts as a vote, and what the student did."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ class Side:
 
 @dataclass(slots=True)
 class Answers:
-    """The answers at one state, sorted into those that vote and those that do not."""
+    """The answers at one state, divided into those with and without a vote."""
 
     asked: int = 0
     failed: int = 0
@@ -42,13 +42,13 @@ class Answers:
 
 
 class AnswerBook:
-    """The answers by state, read when their state is judged.
+    """The answers by state, read only when their state is judged.
 
     Args:
-        report: where answers are counted.
-        samples: by state, an action of the model to be trained instead of the recorded one.
-        count_own_family: let teachers of the student's own family vote.
-        same_text: judge of final texts that differ.
+        report: report that counts the answers.
+        samples: an action of the trainee by state, used instead of the recorded one.
+        count_own_family: whether teachers of the student's own family vote.
+        same_text: judges final texts that differ.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class AnswerBook:
     def file(
         self, teacher_actions: Iterable[TeacherAction], control: Iterable[TeacherAction]
     ) -> None:
-        """Take in answers; of several of one teacher at a state, the first counts."""
+        """Add answers. If a teacher has several at a state, the first counts."""
         for row in teacher_actions:
             by_teacher = self._answers.setdefault(row.state_id, {})
             if row.teacher in by_teacher:
@@ -81,7 +81,7 @@ class AnswerBook:
             self._control.setdefault(row.state_id, row)
 
     def families(self) -> list[str]:
-        """Return the families that answered anywhere."""
+        """Return the families that answered at any state."""
         rows = (row for by_teacher in self._answers.values() for row in by_teacher.values())
         return sorted({family_of_answer(row) for row in rows})
 
@@ -102,7 +102,7 @@ class AnswerBook:
         )
 
     def toolbox(self, state: TraceState) -> ToolList | None:
-        """Return the tools of a state; states of a session usually share one list."""
+        """Return the tools of a state. The states of a session usually share one list."""
         tools = state.get("tools")
         if not tools:
             return None
@@ -115,7 +115,7 @@ class AnswerBook:
         return known[1]
 
     def at(self, state: TraceState, side: Side) -> Answers:
-        """Sort the answers at a state, and count them by teacher."""
+        """Return the sorted answers at a state, and count them by teacher."""
         rows = self._answers.get(state["state_id"], {}).values()
         # Exact, so that the sum does not depend on the order of the answers.
         found = Answers(asked=len(rows), cost_usd=math.fsum(row.cost_usd for row in rows))
@@ -146,7 +146,7 @@ class AnswerBook:
         return found
 
     def control_mismatch(self, state: TraceState, answers: Answers) -> bool | None:
-        """Return whether the agent's own model left the recorded action when asked again."""
+        """Return whether the agent's own model, asked again, took another action."""
         toolbox, cwd = self.toolbox(state), state.get("cwd")
         row = self._control.get(state["state_id"])
         if row is not None and row.action is not None and row.error_code is None:

@@ -1,4 +1,4 @@
-"""How likely each pair is to be right, from all votes of an extraction together."""
+"""Estimate how likely each pair is to be right, from all votes of an extraction."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -49,14 +49,14 @@ class _Claim:
 
 
 class Claims:
-    """Collects evidence of who is right while states are judged, and rates each pair by it.
+    """The collector of evidence. It learns who is right while states are judged, and then rates each pair.
 
     Args:
         box: makes the ballots.
-        verdicts: what is known of answers and recorded actions by execution.
-        checked: by pair, whether a person found it to be right.
-        chances: with which probability each pair was drawn to be checked; equal where not given.
-        known: estimates made elsewhere, which are taken instead of one's own.
+        verdicts: results of executing answers and recorded actions.
+        checked: whether a person found a pair right, by pair.
+        chances: probability with which each pair was drawn to be checked. Equal by default.
+        known: estimates from elsewhere, used instead of new ones.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Claims:
     def file(
         self, state: TraceState, agent: Action, votes: Iterable[Vote], *, is_recorded: bool
     ) -> None:
-        """Note who did the same as whom at a state."""
+        """Record which raters took the same action at a state."""
         votes = list(votes)
         ballot = self._box.ballot(state, agent, votes, is_recorded=is_recorded) if votes else None
         if ballot is None:
@@ -95,12 +95,12 @@ class Claims:
                 self._marks[ballot.state_id] = _MarkedSide(group, marked, chance)
 
     def beliefs(self, state_id: str) -> tuple[Ballot, Beliefs] | None:
-        """Return the estimates made elsewhere for a state, or `None`."""
+        """Return the given estimates for a state, or None."""
         ballot = self._ballots.get(state_id)
         return (ballot, _beliefs(self._known, ballot)) if self._known and ballot else None
 
     def accepted(self, state_id: str) -> int | None:
-        """Return the group whose pair a person accepted, or `None`."""
+        """Return the group whose pair a person accepted, or None."""
         mark = self._marks.get(state_id)
         return mark.group if mark is not None and mark.is_right else None
 
@@ -113,13 +113,13 @@ class Claims:
         }
 
     def claim(self, pair: DPOPair, families: Iterable[str]) -> None:
-        """Record a pair, and the families that would take its chosen action."""
+        """Record a pair, and the families that took its chosen action."""
         ballot = self._ballots.get(pair["state_id"])
         group = self._box.group_of(ballot, families) if ballot is not None else None
         self._claims.append(_Claim(pair, group))
 
     def is_right(self, pair: DPOPair) -> bool | None:
-        """Return whether a pair is known to be right, from a person or by execution."""
+        """Return whether a pair is known to be right, from a person or from execution."""
         if (marked := self._checked.get(pair.get("pair_id", ""))) is not None:
             return marked
         state_id = pair["state_id"]
@@ -130,11 +130,11 @@ class Claims:
         return True if agent is False and True in told else None
 
     def fitted(self, n_control: int = 0, n_mismatch: int = 0) -> Reliability:
-        """Return the estimates that all ballots give, brought to what was found of checked pairs.
+        """Return the estimates from all ballots, calibrated by checked pairs.
 
         Args:
-            n_control: states at which the agent's own model was asked again.
-            n_mismatch: those at which it left its recorded action.
+            n_control: number of states at which the agent's own model was asked again.
+            n_mismatch: number of those at which it took another action.
         """
         ballots = dict(self._ballots)
         for state_id, mark in self._marks.items():
@@ -156,11 +156,12 @@ class Claims:
     def settle(
         self, pairs: Iterable[DPOPair], n_control: int = 0, n_mismatch: int = 0
     ) -> tuple[Reliability, dict[str, float]]:
-        """Put `p_chosen_right`, `p_better` and `weight` on every pair.
+        """Set `p_chosen_right`, `p_better`, and `weight` of every pair.
 
         Returns:
-            The estimates, and what votes and record alone claim of each pair: it can be held against
-            what is known of the pair itself, which goes into what is put on it.
+            The estimates, and each pair's claim from votes and record alone. The values that are
+            set on the pairs also use what is known about the pair itself, so only the claims can be
+            compared with that.
         """
         model = self._known or self.fitted(n_control, n_mismatch)
         groups = {id(claim.pair): claim.group for claim in self._claims}
@@ -194,9 +195,9 @@ class Claims:
         """Return the evidence for how many pairs are right.
 
         Args:
-            claims: what `settle` gave.
-            pairs: those that the claims are of.
-            min_p_better: the least claim by which pairs were kept, if any was.
+            claims: the claims from `settle`.
+            pairs: the pairs of these claims.
+            min_p_better: the least claim of a kept pair, if probability decides.
         """
         known = {
             pair.get("pair_id", ""): is_right

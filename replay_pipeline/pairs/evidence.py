@@ -1,7 +1,8 @@
-"""What speaks against a pair although the teachers agree: rules that look at both sides.
+"""Rules against a pair although the teachers agree, which look at both sides.
 
-Agreement alone makes pairs that teach nothing or the wrong thing: a refusal that two teachers share,
-an end where the other goes on. What the prompt says against a side is in `feasibility`.
+Agreement alone also makes pairs that teach nothing or the wrong thing, such as a refusal that two
+teachers share, or a final text against a tool call. Objections that come from the prompt are in
+`feasibility`.
 """
 
 import re
@@ -19,15 +20,15 @@ _REFUSAL = re.compile(
 
 
 def is_refusal(action: Action) -> bool:
-    """Return whether an action is a refusal in words."""
+    """Return whether an action is a text that refuses."""
     return not action.calls and _REFUSAL.match(action.text.strip()) is not None
 
 
 def stop_objection(chosen: Action, rejected: Action) -> Literal["early_stop", "late_stop"] | None:
-    """Name the side that ends the turn with a text where the other goes on with a tool; `None` if none.
+    """Return the side that ends the turn with a text while the other calls a tool, or None.
 
-    Both ways alike: whether the work is done cannot be told from the prompt, and pairs for one of them
-    alone would teach to stop, or never to stop.
+    Both directions count. The prompt doesn't show whether the work is done, and pairs in only one
+    direction would teach the model to stop always or never.
     """
     if bool(chosen.calls) == bool(rejected.calls):
         return None

@@ -1,4 +1,4 @@
-"""From states and teacher answers to preference pairs."""
+"""Make preference pairs from states and teacher answers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,42 +43,42 @@ from replay_pipeline.types import (
 
 
 class ExtractOptions(TypedDict, total=False):
-    """How states are judged; everything has a default."""
+    """Options for judging states. All have defaults."""
 
     level: AgreementLevel
-    """How strictly two actions must be the same; `effect`."""
+    """How similar two actions must be. Default: `effect`."""
     include_natural: bool
-    """Add pairs from rewinds and rejections, which need no teacher; they are added."""
+    """Whether to add pairs from rewinds and rejections, which need no teacher. Default: yes."""
     count_own_family: bool
-    """Let teachers of the student's own family vote for a consensus; they do not."""
+    """Whether teachers of the student's own family vote. Default: no."""
     look_ahead_steps: int
-    """A consensus that the student does within so many steps is `deferred`; 3."""
+    """If the student takes the consensus action within this many steps, the pair is `deferred`. Default: 3."""
     samples: Mapping[str, Message]
-    """By state, an action sampled from the model to be trained: it is then the student's side
-    instead of the recorded action."""
+    """An action sampled from the trainee, by state. It replaces the recorded action as the student's side."""
     control: Iterable[TeacherAction]
     """Answers of the student's own model at the same states. Rows of `teacher_actions` from the
-    student's model itself are taken as control too."""
+    student's model count as control too."""
     asked_again: tuple[int, int]
-    """Elsewhere, how often the student's own model was asked again, and left its action."""
+    """Counts from elsewhere: how often the student's own model was asked again, and how often it
+    took another action."""
     trials: Mapping[str, Mapping[str, Trial]]
-    """By state and rendered action, what became of actions that were tried: one effect is one vote,
-    and what would fail is no better side."""
+    """Results of tried actions, by state and rendered action. Actions with the same effect share
+    one vote, and an action that would fail can't be the better side."""
     became: Mapping[str, str]
-    """By state, what became of the lines that the agent's own action added."""
+    """What became of the lines that the agent's own action added, by state."""
     same_text: TextComparator | None
-    """Judge of final texts that differ."""
+    """Judges final texts that differ."""
     min_p_better: float | None
-    """Keep a pair by the probability that it is right, instead of by the number of families: then
-    `states` are gone through twice."""
+    """If set, pairs are kept by their probability of being right, and not by the number of
+    families. `states` are then read twice."""
     reliability: Reliability | None
-    """Estimates of who is right, made elsewhere; by default from these states and answers."""
+    """Estimates of who is right. By default, they are made from these states and answers."""
     verdicts: Verdicts
-    """By state and candidate (a teacher, or `agent`), whether its action is known to be right."""
+    """Whether an action is known to be right, by state and candidate (a teacher, or `agent`)."""
     checked: Mapping[str, bool]
-    """By pair, whether a person found it to be right."""
+    """Whether a person found a pair right, by pair."""
     chances: Mapping[str, float]
-    """By pair, with which probability it was drawn to be checked; equal where not given."""
+    """Probability with which a pair was drawn to be checked, by pair. Equal by default."""
     on_progress: Callable[[Progress], None] | None
     """Called every 1,000 states."""
 
@@ -117,21 +117,21 @@ def extract_pairs(
     agreement_threshold: int = 2,
     **options: Unpack[ExtractOptions],
 ) -> PairReport:
-    """Judge every state by the teachers' votes and by the record, and count everything.
+    """Judge every state by the teachers' votes and by the record, and count all outcomes.
 
-    A family of models has one vote. A failed call or an invalid action has none. Where at least
-    `agreement_threshold` families agree on an action that the student did not take, and nothing
-    in the prompt or the record speaks against it, a pair is born; where the student took it, a
-    positive.
+    Each family of models has one vote. Failed calls and invalid actions have none. If at least
+    `agreement_threshold` families agree on an action that the student did not take, and nothing in
+    the prompt or the record contradicts it, they make a pair. If the student took the action, they
+    make a positive.
 
     Args:
         states: The states to judge.
         teacher_actions: Answers of the teachers, in any order.
-        agreement_threshold: Families that make a consensus.
-        options: What `ExtractOptions` lists.
+        agreement_threshold: How many families make a consensus.
+        options: The fields of `ExtractOptions`.
 
     Raises:
-        ConfigError: the threshold is no positive whole number, or the level is unknown.
+        ConfigError: the threshold isn't a positive whole number, or the level is unknown.
     """
     if isinstance(agreement_threshold, bool) or not isinstance(agreement_threshold, int):
         raise ConfigError(f"agreement_threshold={agreement_threshold!r} is not a whole number")

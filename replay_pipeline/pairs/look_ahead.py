@@ -1,4 +1,4 @@
-"""What the student does by itself a few steps later: there only an order differs."""
+"""Find actions that the student takes by itself a few steps later, so that only the order differs."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -21,24 +21,24 @@ class AgentStep:
 
 @dataclass(frozen=True, slots=True)
 class DeferrablePair:
-    """A pair that may still be deferred, and its sides."""
+    """A pair that may turn out to be deferred, with its sides."""
 
     pair: DPOPair
     row: dict[str, Any]
-    """The row of `outcomes` of its state."""
+    """The state's row in `outcomes`."""
     chosen: Action
     rejected: Action
     place: tuple[str, int]
-    """Session and length of the prefix."""
+    """Session, and length of the prefix."""
     step: AgentStep | None
-    """Where the session stands; `None` where it cannot be told, or the side was sampled."""
+    """Step of the session. `None` if it is unknown, or if the side was sampled."""
 
 
 class LookAhead:
     """The recorded actions of each session by turn.
 
     Args:
-        n_steps: how far to look.
+        n_steps: how many steps to look ahead.
         is_same: whether two actions agree.
     """
 
@@ -48,7 +48,7 @@ class LookAhead:
         self._steps: dict[str, list[AgentStep]] = {}
 
     def note(self, state: TraceState, side: Side) -> AgentStep | None:
-        """Record the agent's action, for the look-ahead of earlier states, and return it."""
+        """Record the agent's action for the look-ahead of earlier states, and return it."""
         session_id, turn_idx = state.get("session_id"), state.get("turn_idx")
         if session_id is None or turn_idx is None or side.source != "recorded":
             return None
@@ -58,15 +58,15 @@ class LookAhead:
         return step
 
     def sort(self) -> None:
-        """Put the steps in order; due once, when all are noted."""
+        """Sort the steps. Call it once, after all are recorded."""
         for steps in self._steps.values():
             steps.sort(key=lambda step: step.turn_idx)
 
     def n_steps_to(self, found: DeferrablePair) -> int | None:
-        """Count the steps until the agent takes the chosen action of a pair; `None` if not soon.
+        """Return the number of steps until the agent takes the chosen action of a pair, or None if it doesn't soon.
 
-        Nor where the recorded action failed or was refused: doing the other thing next is then the
-        best evidence that it was better.
+        Also None if the recorded action failed or was refused. Taking the other action next is then
+        the best evidence that it was better.
         """
         now = found.step
         if now is None or found.pair.get("outcome") in FAILURES:

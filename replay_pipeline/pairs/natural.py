@@ -1,4 +1,4 @@
-"""Pairs that a session holds without any teacher: branches given up, actions the user rejected."""
+"""Find pairs in a session without any teacher: abandoned branches, and actions that the user rejected."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ class NaturalPair:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Return session and length of the prefix: the same for the two branches of a rewind."""
+        """Return the session and the length of the prefix, which both branches of a rewind share."""
         return self.state.get("session_id") or "", len(self.state["messages"])
 
     def objection(self, level: AgreementLevel) -> str | None:
-        """Return why the record alone makes no pair of it; `None` when nothing speaks against it.
+        """Return why the record alone makes no pair of it, or None if it does.
 
         Args:
             level: Actions that agree at this level or stricter make no pair.
@@ -59,12 +59,12 @@ class NaturalPair:
 def natural_pairs(states: Sequence[TraceState]) -> Iterator[NaturalPair]:
     """Find the preferences that rewinds and rejections show, each fact once.
 
-    A rewind: of two actions at the same prefix the abandoned one is rejected. A rejection: the
-    user refused an action, and the very next one that was not refused went through. Anything
-    later was decided with more in view than the prompt holds.
+    In a rewind, the abandoned one of two actions at the same prefix is the rejected side. In a
+    rejection, the user refused an action, and the next action that was not refused succeeded. Later
+    actions don't count, because the agent knew more by then than the prompt shows.
 
     Args:
-        states: In any order; steps of a session are put in order by `turn_idx`.
+        states: The states in any order. `turn_idx` sorts the steps of a session.
     """
     seen: set[tuple[tuple[str, int], str, str]] = set()
     sessions: dict[str, list[TraceState]] = {}

@@ -1,4 +1,4 @@
-"""Pairs whose worse side is what the model to be trained does itself."""
+"""Pairs whose worse side comes from the trainee, the model to be trained."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -9,10 +9,10 @@ from replay_pipeline.pairs.extract import ExtractOptions, extract_pairs
 from replay_pipeline.types import DPOPair, Message, TeacherAction, TraceState
 
 MIN_CALLS = 0.2
-"""Below this share of whole calls, samples say little about what a model would do."""
+"""Below this share of complete calls, samples tell little about a model."""
 
 WITH_CONSENSUS = frozenset({"pair", "agreement"})
-"""Outcomes of states at which the teachers agree and nothing speaks against what they say."""
+"""Outcomes of states at which the teachers agree and nothing contradicts them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,22 +23,22 @@ class OnPolicyReport:
     positives: list[dict[str, Any]]
     n_states: int
     n_samples: int
-    """Answers, failed ones included: the sum of all that follows but the first two."""
+    """All answers, including failed ones."""
     errors: dict[str, int]
     """Failed answers by their code."""
     outcomes: dict[str, int]
-    """Usable samples by what they came to: `pair`, `agreement`, `invalid_action`, `other_form`
-    (a text where the consensus is a call, or the other way round), …"""
+    """Usable samples by outcome: `pair`, `agreement`, `invalid_action`, `other_form` (a text where
+    the consensus is a call, or the other way round), …"""
     forms: dict[str, dict[str, int]]
-    """How often each tool, or `text`, is on the chosen and on the rejected side of the pairs."""
+    """How often each tool, or `text`, is on the chosen and on the rejected side of pairs."""
     n_calls: int
     """Usable samples that are calls."""
     n_repeated: int
-    """Pairs and positives of those that another sample, or the record, has made already."""
+    """Pairs and positives that another sample, or the record, already made."""
 
     @property
     def advice(self) -> str | None:
-        """Return the first thing to do where this model's samples make no useful pairs."""
+        """Return what to do first if this model's samples make no useful pairs."""
         if self.n_samples == 0 or self.n_calls >= MIN_CALLS * self.n_samples:
             return None
         return (
@@ -47,7 +47,7 @@ class OnPolicyReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as JSON; `agreement_rate` is a share of usable samples."""
+        """Return the figures as JSON. `agreement_rate` is a share of the usable samples."""
         n_usable = sum(self.outcomes.values())
         return {
             "n_states": self.n_states,
@@ -110,20 +110,19 @@ def on_policy_pairs(
     known_positives: Collection[str] = (),
     **options: Unpack[ExtractOptions],
 ) -> OnPolicyReport:
-    """Judge samples of the model to be trained against the teachers' consensus.
+    """Compare samples of the trainee with the teachers' consensus.
 
-    A sample that differs is the rejected side of a pair, one that agrees makes a positive. Each
-    pair and each positive is made once, however often it is sampled. A sample of another form than
-    the consensus, such as a text where a call is due, makes no pair: which side is better would
-    show without the prompt.
+    A sample that differs becomes the rejected side of a pair, and one that agrees makes a positive.
+    Repeated samples count once. A sample of another form, such as a text while the consensus is a
+    call, makes no pair, because the form alone would show which side is better.
 
     Args:
-        states: those that were sampled.
+        states: the sampled states.
         teacher_actions: answers of the teachers, in any order.
-        sampled: answers of the model; several at a state are told apart by `teacher`.
+        sampled: answers of the model. Several at one state differ in `teacher`.
         agreement_threshold: as for `extract_pairs`.
-        known_pairs: `pair_id` of pairs that are there already.
-        known_positives: `state_id` of positives that are there already.
+        known_pairs: `pair_id` of existing pairs.
+        known_positives: `state_id` of existing positives.
         options: as for `extract_pairs`.
 
     Raises:

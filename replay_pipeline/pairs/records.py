@@ -1,4 +1,4 @@
-"""Pairs and positives as they are written down."""
+"""Build the records of pairs and positives."""
 
 from typing import Any
 

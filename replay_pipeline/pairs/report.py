@@ -1,4 +1,4 @@
-"""What an extraction found, in numbers: nothing goes in that is not counted out."""
+"""The figures of an extraction. Every input is counted in some outcome."""
 
 import random
 import zlib
@@ -26,7 +26,7 @@ class TeacherTally:
     n_failed: int = 0
     """Calls that ended with an error."""
     n_invalid: int = 0
-    """Answers that are no action that could run."""
+    """Answers without a valid action."""
     n_valid: int = 0
     n_in_consensus: int = 0
     """Answers that belong to a winning group."""
@@ -34,78 +34,78 @@ class TeacherTally:
     """Valid answers that agree with the student's action."""
     cost_usd: float = 0.0
     family: str | None = None
-    """The family in whose name it votes."""
+    """The family for which it votes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevelAgreement:
-    """How often two answers agree at a level or stricter, and how often they would by chance."""
+    """How often two answers agree at a level or a stricter one, and how often they would by chance."""
 
     raw: float
-    """Share of teacher pairs at the same state."""
+    """Share of agreement among two teachers at the same state."""
     chance: float
-    """Share of answers paired at random over different states."""
+    """Share of agreement among answers paired at random across states."""
 
     @property
     def corrected(self) -> float:
-        """Return agreement beyond chance: 0 at chance, 1 when all agree."""
+        """Return agreement beyond chance: 0 at chance level, 1 if all agree."""
         return (self.raw - self.chance) / (1 - self.chance) if self.chance < 1 else 0.0
 
 
 @dataclass(kw_only=True)
 class PairReport:
-    """Pairs, positives, one outcome per state, and the statistics of the votes."""
+    """Pairs, positives, one outcome per state, and statistics of the votes."""
 
     level: AgreementLevel
     agreement_threshold: int
     pairs: list[DPOPair] = field(default_factory=list)
     positives: list[dict[str, Any]] = field(default_factory=list)
-    """States at which teachers and student agree: rows of the table `positives`."""
+    """States at which teachers and student agree, as rows of the table `positives`."""
     outcomes: list[dict[str, Any]] = field(default_factory=list)
-    """One row per state, of the table `outcomes`."""
+    """One row per state, for the table `outcomes`."""
     teachers: dict[str, TeacherTally] = field(default_factory=dict)
     n_duplicate_states: int = 0
     n_duplicate_answers: int = 0
-    """Further answers of a teacher at the same state; the first one counts."""
+    """Repeated answers of a teacher at a state. Only the first counts."""
     n_unmatched_answers: int = 0
     """Answers to states that were not among `states`."""
     n_control: int = 0
     """States at which the student's own model was asked again."""
     n_control_mismatch: int = 0
-    """Those at which it left its recorded action."""
+    """States at which it then took another action."""
     natural_left_out: Counter[str] = field(default_factory=Counter)
     """Rewinds and rejections that make no pair, by reason."""
     n_natural_joined: int = 0
-    """Rewinds and rejections that say what the teachers say: they are `evidence` of that pair."""
+    """Rewinds and rejections that match the teachers' pair, and count as its `evidence`."""
     matrix: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
-    """Teacher by teacher: (states at which both were valid, at which they agree)."""
+    """For each two teachers: states with valid answers of both, and states at which they agree."""
     agreement: dict[str, LevelAgreement] = field(default_factory=dict)
     reliability: Reliability | None = None
-    """Who is right how often, as far as the votes tell."""
+    """Estimates of who is right how often, from the votes."""
     poll: PrecisionEvidence = field(default_factory=PrecisionEvidence)
-    """What there is to say how many of `pairs` are right."""
+    """The evidence for how many of `pairs` are right."""
     refuted: list[DPOPair] = field(default_factory=list)
-    """Pairs that were checked and found to be wrong: they are not among `pairs`."""
+    """Pairs that were checked and found wrong. They aren't in `pairs`."""
     """Raw and chance agreement by level."""
 
     @property
     def n_states(self) -> int:
-        """Return states that were judged."""
+        """Return the number of judged states."""
         return len(self.outcomes)
 
     @property
     def outcome_counts(self) -> dict[str, int]:
-        """Return states by outcome."""
+        """Return the number of states by outcome."""
         return _counts(row["outcome"] for row in self.outcomes)
 
     @property
     def consensus_levels(self) -> dict[str, int]:
-        """Return states with a consensus by its level, the weakest agreement inside the group."""
+        """Return the number of states with a consensus, by the weakest agreement inside the group."""
         return _counts(row["level"] for row in self.outcomes if row["level"])
 
     @property
     def pairs_by_source(self) -> dict[str, int]:
-        """Return pairs by where they come from."""
+        """Return the number of pairs by source."""
         return _counts(pair.get("source", "consensus") for pair in self.pairs)
 
     @property
@@ -115,30 +115,30 @@ class PairReport:
 
     @property
     def n_ties(self) -> int:
-        """Return states at which two separate groups were equally large and large enough."""
+        """Return the number of states at which two separate groups have the same size and enough families."""
         return sum(bool(row["is_tie"]) for row in self.outcomes)
 
     @property
     def near_misses(self) -> dict[str, int]:
-        """Return states without consensus that would have one at a looser level, by that level."""
+        """Return the number of states without a consensus that have one at a looser level, by that level."""
         return _counts(row["near_level"] for row in self.outcomes if row["near_level"])
 
     @property
     def control_mismatch_rate(self) -> float | None:
-        """Share of control answers that leave the recorded action; `None` without a control.
+        """Share of control answers that differ from the recorded action. `None` without a control.
 
-        High means that a replayed state is not what the student saw, so a disagreement of
-        teachers says less about the student.
+        If it is high, a replayed state differs from what the student saw, so a disagreement of
+        teachers tells less about the student.
         """
         return self.n_control_mismatch / self.n_control if self.n_control else None
 
     @property
     def n_circular_pairs(self) -> int:
-        """Return pairs in which an agreeing teacher comes from the student's own vendor."""
+        """Return the number of pairs in which an agreeing teacher is from the student's own vendor."""
         return sum(bool(pair.get("shares_vendor")) for pair in self.pairs)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all statistics as plain numbers and names, without the pairs themselves."""
+        """Return all statistics as plain numbers and names, without the pairs."""
         return {
             "level": self.level,
             "agreement_threshold": self.agreement_threshold,
@@ -188,7 +188,7 @@ class PairReport:
 
 
 class AgreementStatistics:
-    """Counts which teachers agree with which, with a sample for agreement by chance."""
+    """The counts of which teachers agree with which, and a sample to measure agreement by chance."""
 
     def __init__(self, level: AgreementLevel) -> None:
         self._rank = strictness(level)
@@ -225,7 +225,7 @@ class AgreementStatistics:
         push(self._sample, (*rank, actions))
 
     def matrix(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """Return teacher by teacher, both ways: (states with both, states at which they agree)."""
+        """Return for each two teachers, in both orders, the states with both and the states at which they agree."""
         found: dict[str, dict[str, tuple[int, int]]] = {}
         for (one, other), (n, n_agreeing) in self._pairs.items():
             counts = (n, n_agreeing)
@@ -234,7 +234,7 @@ class AgreementStatistics:
         return found
 
     def by_level(self) -> dict[str, LevelAgreement]:
-        """Return raw and chance agreement; empty when no two answers could be compared."""
+        """Return raw and chance agreement. Empty if no two answers could be compared."""
         n = sum(self._by_strictness.values())
         chance = self._chance()
         if not n or not chance:

@@ -1,4 +1,4 @@
-"""Pairs, positives and outcomes as their tables."""
+"""Write pairs, positives, and outcomes as tables."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,16 +11,16 @@ from replay_pipeline.types import DPOPair
 
 
 def pairs_table(pairs: Iterable[DPOPair], name: str = "dpo_pairs") -> pa.Table:
-    """Put pairs into the table `dpo_pairs`, or one like it; `pairs_of` takes them out again."""
+    """Return pairs as the table `dpo_pairs`, or one like it. `pairs_of` reads them back."""
     return table_of([row_of_pair(pair) for pair in pairs], name)
 
 
 def positives_table(positives: Iterable[Mapping[str, Any]], name: str = "positives") -> pa.Table:
-    """Put states at which teachers and student agree into the table `positives`, or one like it."""
+    """Return the states at which teachers and student agree as the table `positives`, or one like it."""
     return table_of([row_of_pair(positive) for positive in positives], name)
 
 
 def outcomes_table(outcomes: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Put one row per state into the table `outcomes`."""
+    """Return one row per state as the table `outcomes`."""
     rows = [{**each, "trials_json": json_text(each.get("trials"))} for each in outcomes]
     return table_of(rows, "outcomes")

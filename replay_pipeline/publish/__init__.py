@@ -1,4 +1,4 @@
-"""Publish pairs as a dataset that `datasets.load_dataset` and TRL take as it is."""
+"""Publish pairs as a dataset that `datasets.load_dataset` and TRL can read directly."""
 
 from replay_pipeline.publish.batch_facts import CardFacts, TeacherFacts
 from replay_pipeline.publish.blind import BlindControl, blind_control, in_words

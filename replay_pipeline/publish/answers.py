@@ -1,4 +1,4 @@
-"""The teachers' answers with the probabilities of their tokens, as rows of a config of their own."""
+"""The teachers' answers with token probabilities, as rows of a separate config."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -16,25 +16,25 @@ _DECODER = msgspec.json.Decoder(TokenLogprobs)
 
 @dataclass
 class ScoredAnswers:
-    """The answers of a batch whose tokens came with probabilities, by state and teacher."""
+    """The answers of a batch that have token probabilities, by state and teacher."""
 
     logprobs: Mapping[tuple[str, str], str]
     """JSON of `TokenLogprobs`."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """Answers of a consensus that got no row, by reason."""
+    """Number of consensus answers without a row, by reason."""
     _seen: set[tuple[str, str]] = field(default_factory=set)
 
     @classmethod
     def of(cls, table: pa.Table) -> "ScoredAnswers":
-        """Take the rows of a table `token_logprobs`."""
+        """Read the rows of a table `token_logprobs`."""
         places = zip(table["state_id"].to_pylist(), table["teacher"].to_pylist(), strict=True)
         return cls(dict(zip(places, table["logprobs_json"].to_pylist(), strict=True)))
 
     def rows(self, states: pa.Table) -> pa.Table:
-        """Return the answers behind these rows of `pairs` or `positives`, each once.
+        """Return the answers behind these rows of `pairs` or `positives`, each only once.
 
-        The text is what the teacher wrote, token for token: a secret that is cut into tokens shows
-        in it alone. An answer with one, or with bytes that are not text, is left out and counted.
+        The text joins the teacher's tokens, because only there a secret that is split into tokens
+        shows. An answer with a secret, or with bytes that aren't text, is left out and counted.
         """
         found, texts = [], []
         for row in states.to_pylist():

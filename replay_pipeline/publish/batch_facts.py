@@ -1,4 +1,4 @@
-"""What is known about a dataset: a manifest of each batch, and facts that only the caller knows."""
+"""The facts about a dataset: a manifest of each batch, and facts from the caller."""
 
 import hashlib
 import json
@@ -25,10 +25,10 @@ class TeacherFacts(TypedDict, total=False):
     name: str
     model: str
     first_answer: str
-    """Date of its first answer in the dataset, e.g. `2026-11-01`."""
+    """Date of its first answer in the dataset, such as `2026-11-01`."""
     last_answer: str
     is_distillable: bool | None
-    """Whether its vendor's terms allow training on its answers; `None`: not known."""
+    """Whether its vendor's terms allow training on its answers. `None` if unknown."""
 
 
 class CardFacts(TypedDict, total=False):
@@ -36,19 +36,19 @@ class CardFacts(TypedDict, total=False):
 
     title: str
     license: str
-    """An identifier of the Hub; without it `other`, and the terms are described."""
+    """License identifier of the Hub. Without one, it is `other`, and the card describes the terms."""
     teachers: Sequence[TeacherFacts]
     accepted_terms: Sequence[str]
     """Models used although their vendor forbids training on answers."""
     control_run: Mapping[str, Any]
-    """What the students' own models did when they were asked again, by name."""
+    """Results of asking the students' own models again, by name."""
     pushes_client_texts: bool
-    """Whether the texts of clients, which belong to their makers, go to the Hub as well."""
+    """Whether the texts of clients, which belong to their makers, also go to the Hub."""
     notes: str
     url: str
-    """Where the software or the project is described."""
+    """Address of a page that describes the software or the project."""
     ingest: Mapping[str, Mapping[str, Any]]
-    """Reports of a stage by batch, as the pipeline's receipts hold them."""
+    """Reports of a stage by batch, from the pipeline's receipts."""
     replay: Mapping[str, Mapping[str, Any]]
     pairs: Mapping[str, Mapping[str, Any]]
     normalize: Mapping[str, Mapping[str, Any]]
@@ -85,7 +85,7 @@ STAGE_FACTS = {
     ),
     "normalize": ("recipe", "n_in", "n_kept", "dropped", "length_bias"),
 }
-"""What is told of each stage, out of its report."""
+"""The fields of each stage's report that are published."""
 
 
 def general_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def general_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stage_facts(facts: Mapping[str, Any], batch: str) -> dict[str, Any]:
-    """Return the facts of the stages about a batch, without those that change from run to run."""
+    """Return the stages' facts about a batch, without those that change from run to run."""
     stages = {}
     for stage, names in STAGE_FACTS.items():
         report = facts.get(stage, {}).get(batch)
@@ -105,23 +105,23 @@ def stage_facts(facts: Mapping[str, Any], batch: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Retracted:
-    """Sessions (by hash) and batches that are not to come back."""
+    """Sessions (by hash) and batches that must not be published again."""
 
     sessions: frozenset[str] = frozenset()
     batches: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Retracted":
-        """Return the retractions that the dataset's facts name."""
+        """Read the retractions from the dataset's facts."""
         noted = facts.get("retracted", {})
         return cls(frozenset(noted.get("sessions", ())), frozenset(noted.get("batches", ())))
 
     def facts(self) -> dict[str, Any]:
-        """Return the same as facts."""
+        """Return the retractions in the form of facts."""
         return {"retracted": {"sessions": sorted(self.sessions), "batches": sorted(self.batches)}}
 
     def without(self, table: pa.Table) -> pa.Table:
-        """Return the rows of a table that may stay."""
+        """Return the rows of a table without retracted ones."""
         if not self.sessions:
             return table
         pairs = zip(table["session_id"].to_pylist(), table["state_id"].to_pylist(), strict=True)
@@ -130,7 +130,7 @@ class Retracted:
 
 
 def merge_facts(there: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return new facts merged over the old ones. A retraction, or a place in train, stays."""
+    """Return new facts merged over the old ones. Retractions and train assignments stay."""
     one, other = Retracted.of(there), Retracted.of(new)
     both = Retracted(one.sessions | other.sessions, one.batches | other.batches)
     merged = {**there, **new}
@@ -147,7 +147,7 @@ _MOVED, _SIDES = "brought_to_train", "earlier_sides"
 def known_sides(
     manifests: Iterable[Mapping[str, Any]], facts: Mapping[str, Any]
 ) -> dict[str, Split]:
-    """Return the side of every conversation ever published, and of its shared messages, by hash."""
+    """Return the split of every conversation ever published, and of its shared messages, by hash."""
     published = (
         sides_in(manifest.get(name, {}))
         for manifest in manifests
@@ -159,12 +159,12 @@ def known_sides(
 def side_facts(
     sides: Mapping[str, Split], moved: Iterable[str], manifests: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the sides that no manifest has, as facts.
+    """Return, as facts, the splits that no manifest contains.
 
     Args:
-        sides: of conversations and what they share, by hash.
-        moved: conversations, by hash, that had rows on both sides and were brought to train.
-        manifests: those of the dataset.
+        sides: splits of conversations and of what they share, by hash.
+        moved: hashes of conversations that had rows in both splits and moved to train.
+        manifests: manifests of the dataset.
     """
     told = known_sides(manifests, {})
     gone = {sha: side for sha, side in sides.items() if sha not in told}
@@ -180,7 +180,7 @@ def n_with_message(manifests: Iterable[Mapping[str, Any]]) -> Counter[str]:
 
 
 def n_moved(facts: Mapping[str, Any]) -> int:
-    """Return how many conversations moved to train because an older version had cut them."""
+    """Return how many conversations moved to train because an older version had divided them."""
     return len(facts.get(_MOVED, ()))
 
 
@@ -204,7 +204,7 @@ class Summed:
         self.longest: dict[str, int] = {}
 
     def measure(self, config: str, pairs: pa.Table) -> None:
-        """Count how long the pairs of a config are; those of an older publication may not say."""
+        """Count the lengths of a config's pairs. Pairs of an older publication may lack them."""
         lengths = [n for n in pairs["n_tokens"].to_pylist() if n is not None]
         counts = self.tokens.setdefault(config, Counter())
         counts.update(str(max(_SHORTEST, 1 << (n - 1).bit_length())) for n in lengths)
@@ -241,17 +241,19 @@ def manifest_of(
     stages: Mapping[str, Any],
     cuts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the facts of one batch: its files with their rows, and sums that add up over batches.
+    """Return the facts of one batch: its files with row counts, and sums that can be added over batches.
 
     Args:
         batch: its key.
         files: rows by config, split and file.
-        pairs: what was counted of its pairs.
-        n_positives: rows of `positives`.
-        members: hashes of its `sessions`, its `conversations` and what these share (`ties`), by split.
-        test_fraction: share of new conversations that goes to the test split.
-        stages: what the stages reported about the batch.
-        cuts: how tokens were `counted`, in words, and which pairs were `not_cut`, by config and reason.
+        pairs: counts of its pairs.
+        n_positives: number of rows of `positives`.
+        members: hashes of its `sessions`, its `conversations`, and what these share (`ties`), by
+            split.
+        test_fraction: share of new conversations for the test split.
+        stages: the stages' facts about the batch.
+        cuts: how tokens were `counted`, in words, and how many pairs were `not_cut`, by config and
+            reason.
     """
     totals = ("n_pairs", "n_distillable", "n_sharing_vendor", "n_hints")
     return {
@@ -281,14 +283,14 @@ def manifest_of(
 
 
 def encode(facts: Any) -> bytes:
-    """Return facts as the bytes of a JSON file; equal facts give equal bytes."""
+    """Return facts as the bytes of a JSON file. Equal facts give equal bytes."""
     # `json` writes indented text a token at a time, in Python and three times as slowly.
     text = json.dumps(facts, sort_keys=True, ensure_ascii=False).encode()
     return msgspec.json.format(text, indent=1) + b"\n"
 
 
 def digest_of(manifests: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a name for the whole content of the dataset: the hash of `encode(manifests)`."""
+    """Return the hash of the dataset's whole content: that of `encode(manifests)`."""
     if not manifests:
         return hashlib.sha256(encode({})).hexdigest()[:12]
     digest = hashlib.sha256()
@@ -301,12 +303,12 @@ def digest_of(manifests: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def sessions_of(manifest: Mapping[str, Any], name: str = "sessions") -> list[str]:
-    """Return hashes of the sessions, or the conversations, of a batch."""
+    """Return the hashes of a batch's sessions or conversations."""
     return [sha for side in SPLITS for sha in manifest[name][side]]
 
 
 def rows_by_split(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return rows of each config and split, over all batches."""
+    """Return the number of rows of each config and split, over all batches."""
     return {
         config: {
             split: sum(

@@ -1,8 +1,8 @@
-"""The prompt-blind control: how often the chosen side can be told without seeing the prompt.
+"""The prompt-blind control: how often the chosen side can be guessed without the prompt.
 
 A pair teaches something about a state only if the prompt decides which side is better. So a small
-classifier is shown the two sides alone, and is asked about sessions that it was not fitted on. A
-coin is right half the time; what goes beyond that can be learnt without ever reading a prompt.
+classifier sees only the two sides, and predicts for sessions that it was not fitted on. Chance is
+right half the time. Anything above that can be learned without reading a prompt.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 WARN_ABOVE = 0.65
-"""From this accuracy on the pairs are mostly about how the sides look."""
+"""Above this accuracy, the pairs are mostly about how the sides look."""
 _MIN_PAIRS, _MAX_PAIRS = 20, 1_000
 _MAX_FOLDS = 5
 _MAX_CHARS = 2_000
@@ -24,22 +24,22 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _N_STEPS, _RATE, _RIDGE = 80, 4.0, 1e-3
 
 Features = tuple[np.ndarray, np.ndarray]
-"""Places among the weights, and how much each counts; both of one length."""
+"""Indexes of weights, and the value of each feature. Both have the same length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlindControl:
-    """Accuracies at telling the chosen side, 0 to 1, cross-validated by session."""
+    """Accuracies at guessing the chosen side, from 0 to 1, cross-validated by session."""
 
     n_pairs: int
-    """Pairs it was measured on."""
+    """Number of measured pairs."""
     n_sessions: int
     ngrams: float
-    """By the character n-grams of both sides."""
+    """Accuracy from the character n-grams of both sides."""
     length: float
-    """By the lengths of both sides alone."""
+    """Accuracy from the lengths of both sides."""
     tools: float
-    """By the names of the tools that both sides call."""
+    """Accuracy from the names of the tools that both sides call."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the control as plain numbers."""
@@ -49,11 +49,11 @@ class BlindControl:
 def blind_control(
     chosen: Sequence[str], rejected: Sequence[str], sessions: Sequence[str]
 ) -> BlindControl | None:
-    """Measure how well the chosen side can be told apart without the prompt.
+    """Measure how well the chosen side can be guessed without the prompt.
 
-    Logistic regression on the difference of the two sides' features, fitted by gradient descent;
-    no session is in both the part that is fitted and the part that is asked. Of more than 1,000
-    pairs that many are taken, by their hash, so that equal pairs give equal figures.
+    It uses logistic regression on the difference of the two sides' features, fitted by gradient
+    descent. No session is in both the fitted and the predicted part. From more than 1,000 pairs,
+    1,000 are drawn by hash, so that equal pairs give equal figures.
 
     Args:
         chosen: the better side of each pair, as the JSON of its message.
@@ -61,7 +61,7 @@ def blind_control(
         sessions: the session of each pair.
 
     Returns:
-        The accuracies; `None` for fewer than 20 pairs or a single session, which say nothing.
+        The accuracies, or None for fewer than 20 pairs or a single session, which tell nothing.
     """
     rows = sorted(zip(chosen, rejected, sessions, strict=True), key=_hash_of)[:_MAX_PAIRS]
     folds = _folds([session for _, _, session in rows])
@@ -82,7 +82,7 @@ def blind_control(
 
 
 def in_words(control: Mapping[str, Any] | None) -> str:
-    """Return the meaning of a control, from `to_json`, in one plain sentence."""
+    """Return one plain sentence on a control's result, in the form of `to_json`."""
     if not control:
         return "Too few pairs or sessions to tell whether the chosen side shows without the prompt."
     measured = (

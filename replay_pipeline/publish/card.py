@@ -1,7 +1,7 @@
-"""The dataset card, from the manifests of the batches that the dataset holds.
+"""Write the dataset card from the manifests of the dataset's batches.
 
-The text is in `card.md.jinja`; here are the figures that go into it. Whatever somebody else chose
-(names of models and teachers, texts of sessions) is made inert before it gets there.
+The text is in `card.md.jinja`, and this module computes its figures. All foreign text (names of
+models and teachers, texts of sessions) is made inert first.
 """
 
 import json
@@ -88,7 +88,7 @@ def _precision(batches: Sequence[Mapping[str, Any]]) -> str:
 
 
 def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> bytes:
-    """Write the whole card: metadata for the Hub, then the text for readers."""
+    """Return the whole card: metadata for the Hub, then the text for readers."""
     # A batch without a row is no part of what is described.
     batches = [manifests[key] for key in sorted(manifests) if _has_rows(manifests[key])]
     rows = {
@@ -212,7 +212,7 @@ def _column_names(configs: Iterable[str]) -> list[str]:
 
 
 def column_words(column: str) -> str:
-    """Return the description of a published column; raises KeyError where it has none."""
+    """Return the description of a published column. Raises KeyError if it has none."""
     return _COLUMNS.get(column) or describe("dpo_pairs", column)
 
 

@@ -1,8 +1,8 @@
-"""Texts of clients: their system prompts, reminders and tools, once each, in a file beside the dataset.
+"""Texts of clients (system prompts, reminders, tools) in a file next to the dataset, each only once.
 
-They belong to the makers of the clients. Rows have the neutral form in their place and name the texts by
-hash, so that a dataset without the file can be trained on as it is, and one that has it gives every
-prompt as its client sent it.
+These texts belong to the makers of the clients. Rows have the neutral form instead, and name the
+texts by hash. So you can train on a dataset without the file, and with it you get every prompt as
+its client sent it.
 """
 
 import hashlib
@@ -26,24 +26,24 @@ class ClientTextTable:
     """The texts of a batch, by hash.
 
     Args:
-        rows: of `layout.CLIENT_TEXT`.
+        rows: rows of `layout.CLIENT_TEXT`.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         self._rows = {row["hash"]: row for row in rows}
 
     def keep(self, text: Mapping[str, Any]) -> str:
-        """Keep a text, and return its hash."""
+        """Store a text, and return its hash."""
         data = msgspec.json.encode(text, order="sorted")
         name = hashlib.sha256(data).hexdigest()[:_HASH_CHARS]
         self._rows.setdefault(name, {"hash": name, **text})
         return name
 
     def write(self, folder: Path, batch: str, used: Collection[str]) -> dict[str, Path]:
-        """Write those texts that rows name; returns the file by its path in the dataset.
+        """Write the texts that rows name, and return the file by its path in the dataset.
 
         Raises:
-            SecretFoundError: there is a secret in one.
+            SecretFoundError: a text contains a secret.
         """
         rows = [self._rows[name] for name in sorted(used) if name in self._rows]
         if not rows:
@@ -61,7 +61,7 @@ class ClientTextTable:
 
 
 def texts_in(dataset: Path, batch: str = "*") -> dict[str, dict[str, Any]]:
-    """Read the texts beside a dataset folder, by hash; of one batch, or of all."""
+    """Return the texts in a dataset folder by hash, for one batch or for all."""
     files = sorted(dataset.glob(f"{layout.CLIENT_TEXTS}/{batch}/*.parquet"))
     rows = (row for file in files for row in pq.ParquetFile(file).read().to_pylist())
     return {row["hash"]: row for row in rows}
@@ -70,7 +70,7 @@ def texts_in(dataset: Path, batch: str = "*") -> dict[str, dict[str, Any]]:
 def with_client_texts(
     row: Mapping[str, Any], texts: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a row with the prompt and tools of its client, where the texts are there."""
+    """Return a row with the prompt and tools of its client, if the texts exist."""
     text = texts.get(row.get("client_texts") or "")
     if text is None:
         return dict(row)
@@ -84,11 +84,11 @@ def with_client_texts(
 
 
 def taken_out(rows: pa.Table, keep: layout.Keep | None) -> pa.Table:
-    """Return rows of an older version, whose prompts have texts of clients, in the neutral form.
+    """Return rows of an older version in the neutral form. Their prompts contain texts of clients.
 
     Args:
-        rows: of a config.
-        keep: where the texts go; without it they are lost, as for prompts that were cut.
+        rows: rows of a config.
+        keep: stores the texts. Without it they are dropped, as for cut prompts.
     """
     made = [_neutral(row, keep) for row in rows.to_pylist()]
     return pa.Table.from_pylist(made, schema=rows.schema)

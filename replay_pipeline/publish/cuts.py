@@ -1,8 +1,9 @@
-"""Pairs whose prompts are cut to a length, so that both sides stay possible in what is left.
+"""Cut the prompts of pairs to a length, so that both sides stay possible.
 
-A cut that takes away the text which an edit replaces teaches a model to invent it. So what a side needs
-stays: the messages that show it, later changes of the same file, the request behind a consequence, and
-always the system message, the first request, the user's last one and the last step.
+If a cut removed the text that an edit replaces, the model would learn to invent it. So the messages
+that a side needs stay: those that show the text, later changes of the same file, and the request
+behind a consequence. The system message, the first request, the user's last request, and the last
+step always stay.
 """
 
 import json
@@ -32,7 +33,7 @@ _ANCHOR = 8
 
 
 def with_needs(pairs: pa.Table) -> pa.Table:
-    """Fill in the column `needs` of `pairs` rows: the messages that a cut must keep."""
+    """Fill the column `needs` of `pairs` rows with the messages that a cut must keep."""
     rows = pairs.select(["prompt", "chosen", "rejected", "cwd"]).to_pylist()
     needs = [sorted(_Sides(row).needs(row["prompt"])) for row in rows]
     column = layout.PAIRS.get_field_index("needs")
@@ -41,18 +42,19 @@ def with_needs(pairs: pa.Table) -> pa.Table:
 
 
 def cut_pairs(pairs: pa.Table, n_tokens: int, sizes: TokenSizes, not_cut: Counter[str]) -> pa.Table:
-    """Return the pairs whose prompts fit, or can be cut until they do and leave both sides possible.
+    """Return the pairs whose prompts fit, or can be cut to fit with both sides still possible.
 
-    Definitions of tools that nothing uses go first, then whole steps, oldest first; at last long messages
-    lose their middle, and long results that a side needs what is far from the lines it needs.
+    First the definitions of unused tools go, then whole steps, the oldest first. At last, long
+    messages lose their middle, and long results lose the lines that are far from those that a side
+    needs.
 
-    A prompt that is cut stays neutral: with the texts of its client it would be longer than it is to be.
+    A cut prompt stays neutral, because the texts of its client would make it too long.
 
     Args:
         pairs: rows of the config `pairs`, with their `needs`.
-        n_tokens: length of prompt, tools and the longer side together.
-        sizes: how tokens are counted.
-        not_cut: how many pairs could not be cut, by reason; added to.
+        n_tokens: length of the prompt, the tools, and the longer side together.
+        sizes: the token counter.
+        not_cut: counts of pairs that could not be cut, by reason. The function adds to it.
     """
     rows = []
     for row in pairs.to_pylist():

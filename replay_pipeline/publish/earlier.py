@@ -1,4 +1,4 @@
-"""What was published before: in the folder of a dataset, and on the Hub."""
+"""Read what was published before, from the dataset folder and from the Hub."""
 
 import importlib
 import io
@@ -22,7 +22,7 @@ from replay_pipeline.publish.splits import SPLITS, Split, sha_of
 
 @dataclass(frozen=True, kw_only=True)
 class HubOptions:
-    """How the Hub is reached."""
+    """How to reach the Hub."""
 
     repo_id: str | None = None
     private: bool = True
@@ -31,7 +31,7 @@ class HubOptions:
     patience_s: float = 300.0
 
     def open(self) -> Any:
-        """Return the repository, which need not exist yet; `None` without a `repo_id`."""
+        """Return the repository, which may not exist yet, or None without a `repo_id`."""
         if self.repo_id is None:
             return None
         return hub_room().hub.HubDataset(
@@ -40,7 +40,7 @@ class HubOptions:
 
 
 def hub_room() -> Any:
-    """Return the modules that need the Hub's client, which a folder does not need.
+    """Return the modules that need the Hub's client. A plain folder doesn't need them.
 
     Raises:
         MissingDependencyError: the Hub's client is not installed.
@@ -65,11 +65,11 @@ def read_manifests(folder: Path) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """The dataset as folder and Hub have it."""
+    """The dataset as it is in the folder and on the Hub."""
 
     folder: Path
     hub: Any
-    """The repository; `None` where none is asked for."""
+    """The repository, or None if you don't use one."""
     before: dict[str, dict[str, Any]]
     """Manifests of the folder, by batch."""
     manifests: dict[str, dict[str, Any]]
@@ -78,7 +78,7 @@ class Published:
 
     @classmethod
     def at(cls, folder: Path, hub: Any) -> "Published":
-        """Read the manifests of all batches, and the facts, of folder and Hub together."""
+        """Read the manifests of all batches, and the facts, from the folder and the Hub."""
         before = read_manifests(folder)
         manifests = dict(before)
         path = folder / layout.FACTS
@@ -104,13 +104,13 @@ class Published:
         named: Mapping[str, str],
         texts: ClientTextTable,
     ) -> Iterator[pa.Table]:
-        """Yield the rows of a batch in a config, from the folder, or from the Hub if it is not there.
+        """Yield the rows of a batch in a config, from the folder or else from the Hub.
 
         Args:
-            manifest: that of the batch.
+            manifest: manifest of the batch.
             config: the config.
-            named: conversations of sessions, for rows that do not name theirs.
-            texts: takes the texts of clients that an older version has in the prompts.
+            named: conversation of each session, for rows without one.
+            texts: stores the client texts that prompts of an older version contain.
         """
         keep = None if layout.length_of(config) else texts.keep
         for side in SPLITS:
@@ -133,7 +133,7 @@ class Published:
         return is_older and bool(self.facts.get("client_texts"))
 
     def texts(self, manifest: Mapping[str, Any]) -> ClientTextTable:
-        """Return the texts of clients that lie beside the rows of a batch, from the folder or the Hub."""
+        """Return the client texts of a batch, from the folder or the Hub."""
         batch = manifest["trace_batch"]
         found = texts_in(self.folder, batch)
         if not found and manifest.get("client_texts") and self.hub is not None:
@@ -153,10 +153,11 @@ class Published:
             yield local if local.exists() else self.hub.read(path, revision="main")
 
     def sides(self, named: Mapping[str, str]) -> tuple[dict[str, Split], set[str]]:
-        """Return the side of all that was published, by hash, and the conversations that were cut.
+        """Return the split of everything published, by hash, and the conversations that were divided.
 
-        An older version split each session by itself, so a conversation could have rows on both sides.
-        It goes to train as a whole: what was ever in train is never in test.
+        An older version split each session separately, so a conversation could have rows in both
+        splits. Such a conversation moves to train as a whole, because what was ever in train must
+        never be in test.
         """
         sides = batch_facts.known_sides(self.manifests.values(), self.facts)
         cut: set[str] = set()

@@ -1,8 +1,8 @@
-"""The pairs as files of other trainers: a folder that each takes as it is.
+"""Export the pairs in the file formats of other trainers.
 
-Where a trainer's own form has no place for something, it is written as text, in the form that Hermes
-and Qwen were taught, so that nothing of a pair is lost: calls between `<tool_call>` tags, results
-between `<tool_response>` tags, tools between `<tools>` tags in the system message.
+If a format can't express a part of a pair, that part is written as text, in the form that Hermes
+and Qwen use. So nothing of a pair is lost: calls go between `<tool_call>` tags, results between
+`<tool_response>` tags, and tools between `<tools>` tags in the system message.
 """
 
 import json
@@ -38,11 +38,11 @@ class ExportReport:
     folder: str
     format: ExportFormat
     config: str
-    """The config of the dataset whose pairs these are."""
+    """The config that the pairs come from."""
     rows_by_split: dict[str, int]
-    """Every row of the config is in one of them."""
+    """Number of rows by split. Every row of the config is in one split."""
     max_length: int | None
-    """Tokens that the longest pair takes, by the dataset's own count; `None` if nobody counted."""
+    """Tokens of the longest pair, by the dataset's own count. `None` if they weren't counted."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain values."""
@@ -57,23 +57,23 @@ def export(
     config: str | None = None,
     model: Path | None = None,
 ) -> ExportReport:
-    """Write the pairs of a published dataset as files of another trainer.
+    """Write the pairs of a published dataset in another trainer's file format.
 
-    The folder goes from its old content to the new one at once; files of others in it stay.
+    The folder changes from its old content to the new one in one step. Other files in it stay.
 
     Args:
         dataset: the dataset folder.
-        folder: where the files go.
-        form: whose files.
-        config: which pairs; by default those cut to the smallest length, else all as they are.
-        model: folder of the model that will be trained. For `trl`: where its chat template has no
-            place for calls, they are written as text.
+        folder: folder for the files.
+        form: the trainer whose format to write.
+        config: config of the pairs. By default, the one with the shortest prompts, else all uncut
+            pairs.
+        model: folder of the model to train. For `trl`, calls are written as text if its chat
+            template can't show them.
 
     Raises:
-        ConfigError: there is no such format, the dataset has no such pairs, or the chat template of the
-            model cannot be used.
-        SecretFoundError: a secret is in the rows; nothing was written.
-        StorageError: the folder cannot be written; it is as before.
+        ConfigError: the format or config doesn't exist, or the model's chat template can't be used.
+        SecretFoundError: a secret is in the rows. Nothing was written.
+        StorageError: the folder can't be written. It is unchanged.
     """
     if form not in get_args(ExportFormat):
         raise ConfigError(f"format {form!r} is not one of {', '.join(get_args(ExportFormat))}")

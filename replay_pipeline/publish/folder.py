@@ -1,8 +1,8 @@
-"""A dataset folder that changes from one version to the next at once, or not at all.
+"""Change a dataset folder from one version to the next in one step, or not at all.
 
-The next version is built beside the folder, with hard links to what stays, and then both change
-names in one step. A publisher that is killed at any moment leaves the old version or the new one,
-and two publishers to one folder take turns.
+The next version is built next to the folder, with hard links to unchanged files. Then both swap
+names in one step. If a publisher is killed, the folder has the old version or the new one. Two
+publishers to one folder take turns.
 """
 
 import ctypes
@@ -35,10 +35,10 @@ class FolderChange:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold every other publisher to this folder off, here and in other processes.
+    """Lock the folder against other publishers, here and in other processes.
 
     Raises:
-        StorageError: the place of the folder cannot be made or read.
+        StorageError: the parent folder can't be created or read.
     """
     parent = folder.resolve().parent
     try:
@@ -59,12 +59,12 @@ def replace_files(
     removed: set[str],
     look: Callable[[Path], object] | None = None,
 ) -> FolderChange:
-    """Bring a folder to its next version: `files` are in it, `removed` are not, the rest stays.
+    """Change a folder to its next version: add `files`, remove `removed`, and keep the rest.
 
-    Nothing is touched when nothing would change, or when `look` raises at the next version.
+    The folder isn't touched if nothing would change, or if `look` raises for the next version.
 
     Raises:
-        StorageError: the folder cannot be written or the disk is full; it is as before.
+        StorageError: the folder can't be written, or the disk is full. It is unchanged.
     """
     folder = folder.resolve()
     recover(folder)
@@ -118,7 +118,7 @@ def read_files(folder: Path, under: str) -> dict[str, bytes]:
 
 
 def list_files(folder: Path) -> set[str]:
-    """Return paths of every file in the folder."""
+    """Return the paths of all files in the folder."""
     return {path for path, is_folder in _tree(folder) if not is_folder}
 
 

@@ -1,4 +1,4 @@
-"""The door to the Hugging Face Hub: one dataset repository, read and changed in whole commits."""
+"""The only module that talks to the Hugging Face Hub. It reads and changes one dataset repository in whole commits."""
 
 import hashlib
 import logging
@@ -42,14 +42,14 @@ _NETWORK_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2")
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file as a listing of the repository shows it."""
+    """A file in a listing of the repository."""
 
     git_oid: str
     sha256: str | None
-    """Of files in the large-file store."""
+    """Hash of a file in the large-file store."""
 
     def is_same(self, data: Data) -> bool:
-        """Return whether the file holds these bytes."""
+        """Return whether the file has these bytes."""
         content = data.read_bytes() if isinstance(data, Path) else data
         if self.sha256:
             return hashlib.sha256(content).hexdigest() == self.sha256
@@ -175,7 +175,7 @@ class HubDataset(_OnHub):
         return self.retry(lambda: self._api.repo_exists(self.repo_id, repo_type="dataset"))
 
     def ensure(self, *, private: bool) -> None:
-        """Create the repository if it is not there.
+        """Create the repository if it doesn't exist.
 
         Raises:
             PublishError: the Hub refused.
@@ -222,10 +222,10 @@ class HubDataset(_OnHub):
         message: str,
         parent: str | None,
     ) -> str:
-        """Make one commit; either all of it is there afterwards or nothing.
+        """Make one commit, which succeeds or fails as a whole.
 
         Raises:
-            ConflictError: another commit came in between; look at the head again.
+            ConflictError: another commit came in between. Read the head again.
             PublishError: the Hub refused.
         """
         operations = [CommitOperationDelete(path) for path in sorted(removed)]
@@ -243,7 +243,7 @@ class HubDataset(_OnHub):
         return self._call(create)
 
     def find_commits(self, message: str, *, since: str) -> list[str]:
-        """Return commits with that title after a version, oldest first."""
+        """Return the commits with a title after a version, oldest first."""
         history = self.retry(
             lambda: self._api.list_repo_commits(self.repo_id, repo_type="dataset", revision="main")
         )
@@ -251,7 +251,7 @@ class HubDataset(_OnHub):
         return [commit.commit_id for commit in newer if commit.title == message][::-1]
 
     def tag(self, name: str, *, revision: str, message: str) -> None:
-        """Name a version; a name that is there already stays where it is."""
+        """Tag a version. An existing tag doesn't move."""
         self.retry(
             lambda: self._api.create_tag(
                 self.repo_id,
@@ -264,10 +264,10 @@ class HubDataset(_OnHub):
         )
 
     def erase(self, is_erased: Callable[[str], bool]) -> None:
-        """Forget all earlier versions, and delete large files for good.
+        """Delete all earlier versions, and large files, for good.
 
         Args:
-            is_erased: which files of the store, by path.
+            is_erased: tells by path which stored files to delete.
         """
         self.retry(lambda: self._api.super_squash_history(self.repo_id, repo_type="dataset"))
         kept = {file.sha256 for file in self.head().files.values()}
@@ -285,20 +285,20 @@ class HubDataset(_OnHub):
 
 @dataclass(frozen=True, slots=True)
 class BucketEntry:
-    """A file as a listing of a bucket shows it."""
+    """A file in a listing of a bucket."""
 
     size_bytes: int
     changed_s: float | None
-    """When it was last written, in seconds since 1970."""
+    """Time of its last change, in seconds since 1970."""
 
     def is_same(self, path: Path) -> bool:
-        """Return whether a copy that was given this size and time is still the file."""
+        """Return whether a copy with this size and time is still up to date."""
         stat = path.stat()
         return (stat.st_size, stat.st_mtime) == (self.size_bytes, self.changed_s)
 
 
 class HubBucket(_OnHub):
-    """One bucket on the Hub: files without versions, to be read."""
+    """A bucket on the Hub (files without versions), for reading."""
 
     def exists(self) -> bool:
         """Return whether the bucket exists."""
@@ -313,7 +313,7 @@ class HubBucket(_OnHub):
         return self.retry(look)
 
     def files(self) -> dict[str, BucketEntry]:
-        """List the files, by path."""
+        """Return the files by path."""
 
         def read() -> dict[str, BucketEntry]:
             found = {}

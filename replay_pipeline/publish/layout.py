@@ -1,10 +1,10 @@
-"""What the dataset's folder and the rows of each config look like.
+"""The layout of the dataset folder, and the columns of each config.
 
-Messages are structs of text, so that every reader of parquet takes them: pandas, polars, duckdb and
-each version of `datasets`. What has no fixed shape stays JSON text: the arguments of a call, as in
-the form of OpenAI, and the list of tools. So a batch with tools that nobody had before never breaks
-the batches before it. A config has one form of a side only, messages: TRL decides by a single column
-whether a dataset is conversational.
+Messages are structs of text, which every parquet reader accepts: pandas, polars, duckdb, and each
+version of `datasets`. Parts without a fixed shape stay JSON text: the arguments of a call, as in
+OpenAI's form, and the list of tools. So a batch with new tools never conflicts with earlier
+batches. A side is always a list of messages, because TRL decides by one column whether a dataset is
+conversational.
 """
 
 import hashlib
@@ -20,16 +20,16 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replay_pipeline.actions import canonical_action
 from replay_pipeline.actions.native import NativeForm
 from replay_pipeline.feasibility.state import cwd_of
 from replay_pipeline.storage.pair_rows import ROWS_AT_ONCE, json_value
 from replay_pipeline.types import Message, conversation_of
 
 VERSION = 5
-"""Of the columns. In 1, messages and tools were lists of JSON texts; until 3, rows did not name their
-conversation, and each session was split by itself, subagents apart from who started them; until 4, both
-sides were in the canonical form, which no client takes; until 5, texts of clients stood in the prompts."""
+"""Version of the columns. In version 1, messages and tools were lists of JSON texts. Before version
+3, rows did not name their conversation, and each session was split separately, even subagents from
+their parents. Before version 4, both sides had the canonical form, which no client accepts. Before
+version 5, prompts contained the texts of clients."""
 
 _TEXT = pa.string()
 _FUNCTION = pa.struct([("name", _TEXT), ("arguments", _TEXT)])
@@ -42,7 +42,7 @@ MESSAGE = pa.struct(
         ("tool_call_id", _TEXT),
     ]
 )
-"""One message. Null is what it does not have: calls, or the id of the call that it answers."""
+"""One message. Missing parts are null: its calls, or the id of the call that it answers."""
 MESSAGES = pa.list_(MESSAGE)
 
 _COMMON = [
@@ -97,24 +97,24 @@ CONFIGS: dict[str, pa.Schema] = {
     "prompts": PROMPTS,
     "pairs_distillable": PAIRS,
 }
-"""Every config by name; the first is the default. Pairs that were cut come on top."""
+"""Every config by name. The first is the default. Configs with cut pairs are added to these."""
 
 TEACHER_LOGPROBS = pa.schema(
     [("prompt", MESSAGES), ("tools", _TEXT), ("answer", _TEXT), ("logprobs", _TEXT)]
     + [("teacher", _TEXT), *_KEYS, ("is_distillable", pa.bool_())]
 )
 ON_REQUEST: dict[str, pa.Schema] = {"teacher_logprobs": TEACHER_LOGPROBS}
-"""Configs that are there only where a publication was asked for them."""
+"""Configs that exist only if the publication asked for them."""
 
 
 def config_of_length(n_tokens: int) -> str:
-    """Name the config of pairs that are cut to a length: 8,192 tokens are `pairs_8k`."""
+    """Return the name of the config with pairs cut to a length, such as `pairs_8k` for 8,192 tokens."""
     size = f"{n_tokens // 1024}k" if n_tokens % 1024 == 0 else str(n_tokens)
     return f"pairs_{size}"
 
 
 def length_of(config: str) -> int | None:
-    """Return the length in tokens that a config is cut to; `None` where nothing is cut."""
+    """Return the length in tokens to which a config is cut, or None."""
     match = re.fullmatch(r"pairs_(\d+)(k?)", config)
     return int(match[1]) * (1024 if match[2] else 1) if match else None
 
@@ -125,7 +125,7 @@ def schema_of(config: str) -> pa.Schema:
 
 
 def configs_of(manifests: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Name the configs that batches can have rows in, those that are cut last."""
+    """Return the names of the configs in which batches can have rows, the cut ones last."""
     more = {name for manifest in manifests for name in manifest["files"]} - CONFIGS.keys()
     return [*CONFIGS, *sorted(more, key=lambda name: length_of(name) or 0)]
 
@@ -133,7 +133,7 @@ def configs_of(manifests: Iterable[Mapping[str, Any]]) -> list[str]:
 CLIENT_TEXT = pa.schema(
     [("hash", _TEXT), ("n_replaced", pa.int32()), ("messages", MESSAGES), ("tools", _TEXT)]
 )
-"""What a client's own prompt has in place of the first `n_replaced` messages of the neutral one."""
+"""The columns of a client's own texts, which replace the first `n_replaced` messages of the neutral prompt."""
 
 DATA = "data"
 CLIENT_TEXTS = "client_texts"
@@ -146,7 +146,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def features_of(schema: Iterable[pa.Field]) -> list[dict[str, Any]]:
-    """Return the columns as `dataset_info` declares them in the card."""
+    """Return the columns in the form of `dataset_info` in the card."""
     return [{"name": field.name, **_declared(field.type)} for field in schema]
 
 
@@ -168,9 +168,9 @@ _KINDS = {
 
 
 def batch_dir(config: str, split: str, batch: str, *, version: int = VERSION) -> str:
-    """Return the folder that the shards of a batch own, or owned in an older version.
+    """Return the folder of a batch's shards, in this version or an older one.
 
-    It is not called `trace_batch=…` any more: readers took that for a second column of this name.
+    The folder is no longer called `trace_batch=…`, because readers took that for a second column.
     """
     folder = batch if version > 1 else f"trace_batch={batch}"
     return f"{DATA}/{config}/{split}/{folder}"
@@ -182,7 +182,7 @@ def manifest_path(batch: str) -> str:
 
 
 def batch_of(path: str) -> str | None:
-    """Return the batch that owns a path of the dataset, if one does."""
+    """Return the batch that owns a path of the dataset, if any."""
     if match := re.fullmatch(rf"{DATA}/[^/]+/[^/]+/(?:trace_batch=)?([^/]+)/[^/]+", path):
         return match[1]
     if match := re.fullmatch(rf"{CLIENT_TEXTS}/([^/]+)/[^/]+", path):
@@ -193,14 +193,15 @@ def batch_of(path: str) -> str | None:
 
 
 def is_batch_key(batch: str) -> bool:
-    """Return whether a batch key can be a folder name on every file system and on the Hub."""
+    """Return whether a batch key is valid as a folder name on every file system and on the Hub."""
     return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", batch))
 
 
 class Shards:
-    """The files of one config and split of a batch, written as rows come in.
+    """The files of a batch in one config and split, written as rows arrive.
 
-    A file is named by its content; equal rows, in equal parts, give equal names and bytes.
+    The name of a file is a hash of its content. Equal rows in equal parts give equal names and
+    bytes.
     """
 
     def __init__(self, folder: Path, schema: pa.Schema, *, max_shard_bytes: int) -> None:
@@ -214,7 +215,7 @@ class Shards:
         """Rows by file."""
 
     def add(self, rows: pa.Table) -> None:
-        """Take rows in; a row group is written when enough have come together."""
+        """Add rows. A row group is written when there are enough."""
         if not len(rows):
             return
         self._waiting.append(rows)
@@ -241,7 +242,7 @@ class Shards:
         self._waiting.clear()
 
     def close(self) -> None:
-        """Finish the file at hand."""
+        """Finish the current file."""
         if self._waiting:
             self._write()
         if self._writer is None:
@@ -255,9 +256,9 @@ class Shards:
 
 
 def read_shard(file: Path | bytes, config: str) -> Iterator[pa.Table]:
-    """Yield the rows of a file that `Shards` made, in this version or an older one, in parts.
+    """Yield in parts the rows of a file from this version or an older one.
 
-    Sides of older versions are in the canonical form; here they come in the native one.
+    Sides in the canonical form of older versions are converted to the native form.
     """
     schema = schema_of(config)
     with pq.ParquetFile(file if isinstance(file, Path) else io.BytesIO(file)) as shard:
@@ -267,11 +268,11 @@ def read_shard(file: Path | bytes, config: str) -> Iterator[pa.Table]:
 
 
 def conversations_in(rows: pa.Table | pa.RecordBatch, named: Mapping[str, str]) -> list[str]:
-    """Return the conversation of each row, as far as the rows name it.
+    """Return the conversation of each row, if known.
 
     Args:
-        rows: with `session_id` and `state_id`; a row without a session is one of its own.
-        named: conversations of sessions, for rows that do not name theirs.
+        rows: rows with `session_id` and `state_id`. A row without a session counts as its own.
+        named: conversation of each session, for rows without one.
     """
     states, sessions = rows["state_id"].to_pylist(), rows["session_id"].to_pylist()
     known = (
@@ -304,7 +305,7 @@ def _column(part: pa.RecordBatch, field: pa.Field) -> pa.Array:
 
 
 Keep = Callable[[Mapping[str, Any]], str]
-"""Keeps the texts of a client, and returns their hash."""
+"""A function that stores the texts of a client and returns their hash."""
 
 
 def _texts_of(part: pa.Table) -> list[dict[str, Any] | None]:
@@ -334,7 +335,7 @@ def pair_rows(kept: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
     Args:
         kept: the table, with its prompts.
         batch: key of the batch of these rows.
-        keep: called with each client's own system text and tools, which are stored in a file of their own.
+        keep: stores each client's own system text and tools in a separate file.
     """
     prompts, tools = (
         _each(kept, "state_messages_json", messages_of),
@@ -362,7 +363,7 @@ def positive_rows(positives: pa.Table, batch: str, keep: Keep | None = None) -> 
     Args:
         positives: a table `positives`, with its prompts.
         batch: key of the batch of these rows.
-        keep: called with each client's own system text and tools, which are stored in a file of their own.
+        keep: stores each client's own system text and tools in a separate file.
     """
     actions = _each(positives, "action_json", lambda text: messages_of(f"[{text}]"))
     texts = positives["action"].to_pylist()
@@ -415,14 +416,9 @@ class _States:
     def in_native_form(self, sides: Iterable[list[Message] | None]) -> list[list[Message] | None]:
         """Return one side of each row as the client of its state takes it."""
         return [
-            side and [self._message(message, *place) for message in side]
-            for side, place in zip(sides, zip(self._forms, self.folders, strict=True), strict=True)
+            side and [message_of(form.rendered(message)) for message in side]
+            for side, form in zip(sides, self._forms, strict=True)
         ]
-
-    def _message(self, message: Message, form: NativeForm, folder: str | None) -> Message:
-        action = canonical_action(message, cwd=folder)
-        is_ours = action.is_valid and action.calls and message["role"] == "assistant"
-        return message_of(form.message(action)) if is_ours else message
 
 
 _SIDES = ("chosen", "rejected", "completion", "consensus")
@@ -449,12 +445,12 @@ def _given(table: pa.Table, name: str) -> list[Any]:
 
 
 def prompt_rows(rows: pa.Table, side: str, kind: str) -> pa.Table:
-    """Return rows of the config `prompts`: states with a consensus of teachers, which is on `side`.
+    """Return rows of the config `prompts`: states with a consensus, which is in the column `side`.
 
     Args:
-        rows: of the config `pairs` or `positives`.
-        side: the column that holds the consensus.
-        kind: what the column `kind` says.
+        rows: rows of the config `pairs` or `positives`.
+        side: the column with the consensus.
+        kind: value of the column `kind`.
     """
     if "source" in rows.column_names:
         by_consensus = [source in (None, "consensus") for source in rows["source"].to_pylist()]
@@ -486,10 +482,10 @@ def _each(table: pa.Table, name: str, convert: Callable[[str], Any]) -> list[Any
 
 
 def messages_of(messages_json: str) -> list[Message]:
-    """Return messages as they are published, from their JSON text.
+    """Return messages in their published form, from JSON text.
 
-    What a client said in the system's name in mid-conversation is the user's here: most chat templates
-    take a message of the system at the beginning alone.
+    A system message in the middle of a conversation becomes a user message, because most chat
+    templates allow a system message only at the beginning.
     """
     messages = [message_of(message) for message in json_value(messages_json)]
     for message in dropwhile(lambda each: each["role"] == "system", messages):
@@ -499,9 +495,9 @@ def messages_of(messages_json: str) -> list[Message]:
 
 
 def message_of(message: Mapping[str, Any]) -> Message:
-    """Return a message in its published form: no null content, and arguments of calls as JSON text.
+    """Return a message in its published form, without null content and with call arguments as JSON text.
 
-    Both sides of a pair write their arguments alike, whoever wrote them.
+    The arguments of both sides of a pair are formatted in the same way.
     """
     calls = message.get("tool_calls")
     return {
@@ -513,7 +509,7 @@ def message_of(message: Mapping[str, Any]) -> Message:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content, which may come in parts."""
+    """Return the text of a message's content, which may consist of parts."""
     if isinstance(content, list):
         parts = [part.get("text", "") if isinstance(part, Mapping) else part for part in content]
         return "\n".join(map(str, parts))
@@ -540,7 +536,7 @@ def arguments_of(call: Mapping[str, Any]) -> Any:
 
 
 def with_objects(message: Mapping[str, Any]) -> Message:
-    """Return a published message without nulls, arguments as objects, as chat templates write them."""
+    """Return a published message for chat templates, without nulls and with arguments as objects."""
     plain = {key: value for key, value in message.items() if value is not None}
     if calls := plain.get("tool_calls"):
         plain["tool_calls"] = [
@@ -556,11 +552,11 @@ def json_of(message: Mapping[str, Any]) -> str:
 
 
 def tool_name(tool: Mapping[str, Any]) -> str | None:
-    """Return the name of a tool, of the form of OpenAI or of Anthropic."""
+    """Return the name of a tool in OpenAI's or Anthropic's form."""
     return (tool.get("function") or tool).get("name")
 
 
 def tools_of(tools_json: str) -> str | None:
-    """Return the tools as one JSON text; `None` for a state without tools."""
+    """Return the tools as one JSON text, or None for a state without tools."""
     tools = json_value(tools_json)
     return _encode(tools).decode() if tools else None

@@ -1,7 +1,7 @@
-"""How long pairs are in tokens.
+"""Count the tokens of pairs.
 
-Trainers truncate or drop what is longer than their `max_length`, most of them without a word. So
-every pair says how long it is, and the dataset has pairs that fit (`cuts.py`).
+Trainers truncate or drop pairs that are longer than their `max_length`, mostly without a message.
+So every pair has its length, and the dataset has pairs that fit (`cuts.py`).
 """
 
 import math
@@ -35,20 +35,21 @@ _TOOL_FORM_TOKENS = 160
 """What templates write around a list of tools to say how they are called."""
 _GENERATION_TOKENS = 8
 FILLED = 0.96
-"""Of a length, by our own count. Templates differ, and two versions of one tokenizer were seen to
-differ by 2 % on the same text; a row that is a token too long is dropped, or its end cut off."""
+"""Fraction of a length to fill, by our own count. Chat templates differ, and two versions of one
+tokenizer differed by 2 % on the same text. A trainer drops a row that is one token too long, or
+cuts its end."""
 
 
 class TokenSizes:
-    """Counts tokens of messages: ChatML, with tools and calls in the form of Hermes and Qwen.
+    """The token counter for messages in ChatML, with tools and calls in the form of Hermes and Qwen.
 
     Args:
-        tokenizer: a `tokenizer.json`, or the folder of a model that has one; without it, tokens are
-            estimated by words and signs, rather too many.
+        tokenizer: a `tokenizer.json`, or the folder of a model with one. Without it, tokens are
+            estimated from words and punctuation, on the high side.
 
     Raises:
-        ConfigError: there is no tokenizer.
-        MissingDependencyError: a tokenizer is named, but the package that reads it is missing.
+        ConfigError: the tokenizer doesn't exist.
+        MissingDependencyError: the package that reads the tokenizer isn't installed.
     """
 
     def __init__(self, tokenizer: Path | None = None) -> None:
@@ -61,11 +62,11 @@ class TokenSizes:
         self._known: dict[int, int] = {}
 
     def of(self, message: Message) -> int:
-        """Count the tokens of one message, of the form that is published."""
+        """Count the tokens of one message in its published form."""
         return self._of_text(_chatml(message))
 
     def of_tools(self, tools: str | None) -> int:
-        """Count the tokens of a list of tools, as JSON text."""
+        """Count the tokens of a list of tools in JSON text."""
         return self._of_text(tools) + _TOOL_FORM_TOKENS if tools else 0
 
     def fixed(self, row: Mapping[str, Any]) -> int:
@@ -74,11 +75,11 @@ class TokenSizes:
         return self.of_tools(row["tools"]) + max(sides) + _GENERATION_TOKENS
 
     def whole(self, row: Mapping[str, Any]) -> int:
-        """Count all of a row: prompt, tools and the longer side."""
+        """Count all tokens of a row: the prompt, the tools, and the longer side."""
         return self.fixed(row) + sum(map(self.of, row["prompt"]))
 
     def counted(self, pairs: pa.Table) -> pa.Table:
-        """Fill in the column `n_tokens` of rows of the config `pairs`."""
+        """Fill the column `n_tokens` of rows of the config `pairs`."""
         rows = pairs.select(["prompt", "chosen", "rejected", "tools"]).to_pylist()
         column = layout.PAIRS.get_field_index("n_tokens")
         sizes = pa.array(map(self.whole, rows), pa.int32())

@@ -1,4 +1,4 @@
-"""The dataset in the hands of its readers: opened by `datasets.load_dataset`, as they do."""
+"""Open the dataset with `datasets.load_dataset`, as its users do."""
 
 import importlib
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ def problems_of_loading(
     """Load every config and split, as a whole and as a stream.
 
     Returns:
-        What went wrong, and how many rows were counted; `None` where `datasets` is not installed.
+        The problems and the number of counted rows, or None if `datasets` isn't installed.
 
     Args:
-        folder: the dataset.
-        rows: how many rows each config and split has.
+        folder: folder of the dataset.
+        rows: number of rows of each config and split.
     """
     try:
         datasets: Any = importlib.import_module("datasets")

@@ -1,4 +1,4 @@
-"""Rows that were made up in a rehearsal: counted in every version, and kept away from the Hub."""
+"""Count the rows that a rehearsal made up, and keep them away from the Hub."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +12,8 @@ from replay_pipeline.types import REHEARSAL
 def n_rehearsed(rows: pa.Table) -> int:
     """Count the rows of a config in which a made-up answer has a vote.
 
-    They are told by the rows themselves, not by anybody's settings: teachers may have been renamed
-    since, and batches of a rehearsal may lie between others.
+    The rows themselves say so, not the settings, because teachers may have been renamed, and
+    rehearsed batches may be mixed with others.
     """
     sources = rows["source"].to_pylist() if "source" in rows.column_names else [None] * len(rows)
     return sum(
@@ -23,10 +23,10 @@ def n_rehearsed(rows: pa.Table) -> int:
 
 
 def refuse_rehearsal(manifests: Mapping[str, Mapping[str, Any]], repo_id: str | None) -> None:
-    """Refuse to bring a dataset to the Hub that holds a single made-up row.
+    """Refuse to push a dataset with even one made-up row.
 
     Raises:
-        PublishError: a batch holds one; nothing was published.
+        PublishError: a batch has a made-up row. Nothing was published.
     """
     play = {key: n for key, each in manifests.items() if (n := each.get("n_rehearsed"))}
     if repo_id is not None and play:

@@ -55,47 +55,48 @@ def publish(
     endpoint: str | None = None,
     patience_s: float = 300.0,
 ) -> PublishReport:
-    """Bring batches into the dataset: new ones are added, known ones replaced, others stay.
+    """Publish batches to the dataset: add new ones, replace known ones, and keep the others.
 
-    The folder goes from its old version to the new one at once, and so does the Hub. Publishing
-    the same rows again changes nothing.
+    The folder changes from its old version to the new one in one step, and so does the Hub.
+    Publishing the same rows again changes nothing.
 
     Args:
-        batches: batch key and table `normalized_pairs`; or the pairs themselves, which become the
-            batch `pairs` and replace what it held before.
-        folder: the dataset folder; made when it is missing.
-        repo_id: Hub dataset `owner/name` to bring to the same content.
-        positives: batch key and table `positives` of the same or other batches.
-        prompts: where the states of a batch are, by its key; not needed for tables that hold the
-            columns of `PROMPT` themselves.
-        private: visibility of a repository that is created.
-        test_fraction: share of conversations, by hash, in the test split. Those that were published
-            before keep their side, whatever the fraction was.
-        projects: the project of each conversation of a batch, by its key, where those of one
-            project are to come to one side.
-        messages: hashes of the long messages of each conversation of a batch, by its key: two or three
-            that share one come to one side, and what more share is common.
-        look: called with the folder of the new version before it takes the place of the old one;
-            what it raises keeps the old one.
-        card_facts: what the card should say beyond what the rows say, as in `CardFacts`.
-        max_shard_bytes: size at which a batch is written as several files.
-        lengths: tokens to which prompts are cut in configs of their own, such as `pairs_8k`.
-        tokenizer: what counts the tokens, as in `TokenSizes`.
-        logprobs: tables `token_logprobs` by batch key: of their answers a config `teacher_logprobs`
-            is made; `None` makes none.
-        token: token for the Hub; by default `HF_TOKEN`, or what `hf auth login` has stored.
-        endpoint: address of the Hub, where it is not the public one.
-        patience_s: how long faults of the Hub are waited out, in seconds.
+        batches: batch keys and tables `normalized_pairs`. Or plain pairs, which become the batch
+            `pairs` and replace its earlier content.
+        folder: the dataset folder. It is created if missing.
+        repo_id: Hub dataset `owner/name` that gets the same content.
+        positives: batch keys and tables `positives`, of the same or other batches.
+        prompts: reader of the states' prompts, by batch key. Not needed for tables with the columns
+            of `PROMPT`.
+        private: whether a new repository is private.
+        test_fraction: share of conversations in the test split, by hash. Conversations that were
+            published before keep their split.
+        projects: the project of each conversation, by batch key. Set it to keep the conversations
+            of a project in one split.
+        messages: hashes of each conversation's long messages, by batch key. Two or three
+            conversations that share a message go to one split. A message in more conversations
+            counts as boilerplate.
+        look: called with the folder of the new version before it replaces the old one. If it
+            raises, the old version stays.
+        card_facts: further facts for the card, as in `CardFacts`.
+        max_shard_bytes: size above which a batch is written as several files.
+        lengths: lengths in tokens for configs with cut prompts, such as `pairs_8k`.
+        tokenizer: tokenizer for `TokenSizes`.
+        logprobs: tables `token_logprobs` by batch key, for the config `teacher_logprobs`. `None`
+            makes no such config.
+        token: token for the Hub. By default, `HF_TOKEN` or the one that `hf auth login` stored.
+        endpoint: address of the Hub, if it isn't the public one.
+        patience_s: seconds to wait for a Hub that is down.
 
     Raises:
-        ConfigError: a batch key cannot be a folder name or comes twice, the repository name is
-            none, or there is no such tokenizer.
-        SchemaError: there is nowhere to take the prompts from, or a pair was not normalized.
-        SecretFoundError: a secret is in the rows or in the card; nothing was published.
-        StorageError: the folder cannot be written; it is as before.
-        PublishError: a state is gone from its batch, and nothing was published; or the Hub
-            refused, and the folder has the new version, the Hub the old one.
-        MissingDependencyError: the Hub is asked for, but its client is not installed.
+        ConfigError: a batch key is invalid as a folder name or comes twice, the repository name is
+            invalid, or the tokenizer doesn't exist.
+        SchemaError: prompts are missing, or a pair was not normalized.
+        SecretFoundError: a secret is in the rows or in the card. Nothing was published.
+        StorageError: the folder can't be written. It is unchanged.
+        PublishError: a state is missing from its batch, and nothing was published. Or the Hub
+            refused: then the folder has the new version, and the Hub the old one.
+        MissingDependencyError: the Hub's client isn't installed.
     """
     folder = Path(folder)
     given, agreed = _by_key(_as_batches(batches)), _by_key(positives)
@@ -173,16 +174,16 @@ def shards_of(
     prompts: PromptsOf | None = None,
     logprobs: pa.Table | None = None,
 ) -> dict[str, Path]:
-    """Make the data files of a published batch again, of the same tables, with the splits it has.
+    """Rebuild the data files of a published batch from the same tables, with its splits.
 
     Args:
-        manifest: what was published of the batch.
+        manifest: manifest of the published batch.
         pairs: its table `normalized_pairs`.
         positives: its table `positives`.
-        facts: facts of the dataset, which say what was retracted.
-        folder: where the files are made.
-        cuts: the lengths that it was published in.
-        prompts: where the states of the batch are.
+        facts: facts of the dataset, including retractions.
+        folder: folder for the files.
+        cuts: the lengths in which it was published.
+        prompts: reader of the states' prompts.
         logprobs: its table `token_logprobs`, if that was published.
 
     Returns:
@@ -217,22 +218,22 @@ def retract(
     endpoint: str | None = None,
     patience_s: float = 300.0,
 ) -> PublishReport:
-    """Take sessions or batches out of the dataset, for good: later publications leave them out.
+    """Remove sessions or batches from the dataset for good. Later publications leave them out.
 
     Args:
         folder: the dataset folder.
         session_ids: sessions, of any batch.
         batches: whole batches.
-        repo_id: Hub dataset to take them out of as well.
-        erase: also forget the history of the Hub dataset and delete its old files there. Tags and
-            revisions that somebody pinned are gone then.
+        repo_id: Hub dataset to remove them from as well.
+        erase: also delete the history of the Hub dataset, with its old files. Pinned tags and
+            revisions are lost then.
         token: token for the Hub.
-        endpoint: address of the Hub, where it is not the public one.
-        patience_s: how long faults of the Hub are waited out, in seconds.
+        endpoint: address of the Hub, if it isn't the public one.
+        patience_s: seconds to wait for a Hub that is down.
 
     Raises:
-        StorageError: the folder cannot be written; it is as before.
-        PublishError: the Hub refused; the folder has the new version, the Hub the old one.
+        StorageError: the folder can't be written. It is unchanged.
+        PublishError: the Hub refused. The folder has the new version, the Hub the old one.
     """
     options = HubOptions(repo_id=repo_id, token=token, endpoint=endpoint, patience_s=patience_s)
     hub = options.open()
@@ -295,17 +296,16 @@ def problems_on_hub(
 ) -> list[str]:
     """Load a dataset from the Hub, as `problems_of_loading` does, and return the problems.
 
-    Of each config and split the first and the last shard are fetched, with the card that declares
-    them.
+    It downloads the first and last shard of each config and split, and the card that declares them.
 
     Args:
         repo_id: the dataset.
         token: token for the Hub.
-        endpoint: address of the Hub, where it is not the public one.
-        patience_s: how long faults of the Hub are waited out, in seconds.
+        endpoint: address of the Hub, if it isn't the public one.
+        patience_s: seconds to wait for a Hub that is down.
 
     Raises:
-        PublishError: it cannot be read.
+        PublishError: the dataset can't be read.
     """
     options = HubOptions(repo_id=repo_id, token=token, endpoint=endpoint, patience_s=patience_s)
     hub = options.open()

@@ -1,4 +1,4 @@
-"""No secret is published: every text of a batch is scanned once, and the first one stops all of it."""
+"""Scan every text of a batch for secrets, and stop the publication at the first one."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ _SCANNED_AT_ONCE, _MAX_CHARS_AT_ONCE = 2_000, 8_000_000
 
 
 class SecretScan:
-    """Scans every text of a batch once: states of one session share most of their messages."""
+    """The scanner of a batch. It scans equal texts only once, since states of a session share most messages."""
 
     def __init__(self, batch: str) -> None:
         self._batch = batch
@@ -23,7 +23,7 @@ class SecretScan:
         self._n_chars = 0
 
     def take(self, rows: pa.Table, config: str) -> None:
-        """Look at the texts of some rows; many are scanned at once.
+        """Collect the texts of rows, and scan many texts at once.
 
         Raises:
             SecretFoundError: there is a secret.
@@ -57,16 +57,16 @@ class SecretScan:
 
 
 def text_sha(text: str) -> int:
-    """Hash a text, fast and not against anybody."""
+    """Return a fast hash of a text that isn't cryptographically secure."""
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
 def refuse_secrets(texts: Sequence[str], places: Sequence[str]) -> None:
-    """Look for secrets; `places` say where each text is.
+    """Check texts for secrets. `places` says where each text is.
 
     Raises:
-        SecretFoundError: there is one.
-        PublishError: a text could not be looked at.
+        SecretFoundError: a text contains a secret.
+        PublishError: a text could not be scanned.
     """
     for start in range(0, len(texts), _SCANNED_AT_ONCE):
         try:

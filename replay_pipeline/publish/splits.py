@@ -1,4 +1,4 @@
-"""Which split a conversation belongs to: decided by its hash, and the same for ever."""
+"""Assign each conversation to a split by its hash. The assignment never changes."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -10,17 +10,17 @@ SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 def sha_of(name: str) -> str:
-    """Return the hash under which a session, a conversation or a project is in the manifests."""
+    """Return the hash that stands for a session, a conversation, or a project in the manifests."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 def position(sha: str) -> float:
-    """Return the position of a hash, from 0 to 1. Below the test fraction lies the test split."""
+    """Return the position of a hash, from 0 to 1. Positions below the test fraction belong to the test split."""
     return int(sha[:13], 16) / 16**13
 
 
 def joined(*sides: Mapping[str, Split]) -> dict[str, Split]:
-    """Return the sides of joined conversations. One that was ever in train stays in train."""
+    """Return the splits of joined conversations. One that was ever in train stays in train."""
     known: dict[str, Split] = {}
     for each in sides:
         for sha, side in each.items():
@@ -30,11 +30,11 @@ def joined(*sides: Mapping[str, Split]) -> dict[str, Split]:
 
 @dataclass(frozen=True, slots=True)
 class ConversationSplit:
-    """Splits whole conversations, so that train and test never share one."""
+    """The split of whole conversations, so that train and test never share one."""
 
     test_fraction: float
     sides: Mapping[str, Split]
-    """Conversations and projects, by hash, whose side is known: they were published, or set down."""
+    """Known splits of conversations and projects by hash, from earlier publications or this one."""
 
     def of(self, conversation: str) -> Split:
         """Return the split of a conversation."""
@@ -53,18 +53,19 @@ class ConversationSplit:
         sides: Mapping[str, Split],
         ties: Iterable[Iterable[str]] = (),
     ) -> "ConversationSplit":
-        """Return a split that keeps every side that is known.
+        """Return a split that keeps every known assignment.
 
-        What belongs together comes to one side: train if something of it is in train, else test if
-        something is in test, else by the hash of the first of it. When all that is known and all
-        that is new falls on one side, what is new and lies nearest to the other side is put there.
+        Conversations that belong together go to one split: to train if one of them is in train,
+        else to test if one is in test, else by the hash of the first. If everything would fall into
+        one split, the new group nearest to the other split moves there.
 
         Args:
-            projects: the conversations at hand, each with its project, or `None` where every
-                conversation is decided by itself.
-            test_fraction: share of what is new for the test split; at 0 all of it is train.
-            sides: conversations, projects and ties, by hash, that were published before.
-            ties: names that belong together beside that: a long message, and who has it.
+            projects: the conversations, each with its project, or with None to decide each
+                separately.
+            test_fraction: share of new conversations for the test split. With 0, all go to train.
+            sides: splits of earlier published conversations, projects, and ties, by hash.
+            ties: further groups that belong together: a long message, and the conversations with
+                it.
         """
         together = _Together()
         for conversation, project in projects.items():
@@ -119,5 +120,5 @@ class _Together:
 
 
 def sides_in(manifest: Mapping[str, Iterable[str]]) -> dict[str, Split]:
-    """Return the side of each hash, from hashes by side."""
+    """Return the split of each hash, from hashes by split."""
     return joined(*(dict.fromkeys(manifest.get(side, ()), side) for side in SPLITS))

@@ -1,9 +1,9 @@
-"""Bring a repository on the Hub to what a publication wants, whoever else publishes meanwhile.
+"""Push a publication to a repository on the Hub, even if others publish at the same time.
 
-A publication owns the files of its batches, so that nobody else writes them; the card belongs to
-all, and is made again from the manifests that the newest version holds. Everything goes into one
-commit on top of that version. If others are always faster, the owned files go in without naming a
-parent, which is safe, and the card follows.
+A publication owns the files of its batches, and nobody else writes them. The card belongs to all,
+and is rebuilt from the manifests of the newest version. Everything goes into one commit on top of
+that version. If others are always faster, the owned files are committed without a parent, which is
+safe, and the card follows.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ class Publication:
     """The batches, facts, and files of one publication."""
 
     batches: frozenset[str]
-    """Batches whose files it owns: files of theirs that it does not bring are removed."""
+    """Batches whose files it owns. Their other files are removed."""
     files: Mapping[str, Data]
     manifests: Mapping[str, Mapping[str, Any]]
     facts: Mapping[str, Any]
-    """What the card says beyond the manifests."""
+    """Facts on the card that aren't in the manifests."""
     known: Mapping[str, bytes] = field(default_factory=dict)
-    """Manifests at hand that need not be read from the Hub, by path."""
+    """Known manifests by path, which needn't be read from the Hub."""
 
     @property
     def digest(self) -> str:
@@ -45,7 +45,7 @@ class Publication:
 
     @property
     def message(self) -> str:
-        """Return title of the commit."""
+        """Return the title of the commit."""
         names = sorted(self.batches)
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         verb = "Publish" if self.manifests else "Retract"
@@ -57,13 +57,13 @@ class Synced:
     """The state of the Hub after a push."""
 
     commits: list[str]
-    """Commits that were made, oldest first."""
+    """The new commits, oldest first."""
     tag: str
     manifests: Mapping[str, Mapping[str, Any]]
 
 
 class Sync:
-    """One contribution on its way to the Hub."""
+    """The push of one publication to the Hub."""
 
     def __init__(self, hub: HubDataset, contribution: Publication) -> None:
         self._hub = hub
@@ -75,10 +75,10 @@ class Sync:
         self._commits: list[str] = []
 
     def run(self) -> Synced:
-        """Commit until the Hub holds everything, then tag that version.
+        """Commit until the Hub has everything, then tag that version.
 
         Raises:
-            PublishError: the Hub refused, or faults outlasted the patience.
+            PublishError: the Hub refused, or was faulty for too long.
         """
         sha, manifests = self._hub.retry(self._attempt, conflicts=True)
         if self._was_disturbed:  # answers were lost, or others did part of it: look what is ours
@@ -132,7 +132,7 @@ class Sync:
 def remote_manifests(
     hub: HubDataset, head: Head, brings: Publication, read: dict[str, bytes]
 ) -> dict[str, dict[str, Any]]:
-    """Return manifests of the batches that others own. `read` remembers what was downloaded."""
+    """Return the manifests of batches that others own. `read` caches downloads."""
     manifests: dict[str, dict[str, Any]] = {}
     for path, file in head.files.items():
         batch = layout.batch_of(path)
@@ -148,7 +148,7 @@ def remote_manifests(
 
 
 def remote_facts(hub: HubDataset, head: Head) -> dict[str, Any]:
-    """Return the facts on the Hub's card that no manifest has."""
+    """Return the facts on the Hub's card that aren't in a manifest."""
     if layout.FACTS not in head.files:
         return {}
     return json.loads(hub.read(layout.FACTS, revision=head.sha))

@@ -1,4 +1,4 @@
-"""Whether a chat template has a place for calls; one that has none drops them without a word."""
+"""Check whether a chat template can show calls. Some templates silently drop them."""
 
 import json
 from pathlib import Path
@@ -11,13 +11,13 @@ _CALL_NAME = "look_for_it"
 
 
 def has_place_for_calls(folder: Path) -> bool | None:
-    """Return whether the chat template of a model writes calls; `None` where there is no template.
+    """Return whether a model's chat template writes calls, or None without a template.
 
-    With one that does not, as SmolLM2's, both sides of a pair that differ in their calls alone are the
-    same tokens, and a trainer learns nothing from them.
+    With a template that doesn't, such as SmolLM2's, two sides that differ only in their calls
+    become the same tokens, and a trainer learns nothing from them.
 
     Args:
-        folder: of the model, with `chat_template.jinja` or `tokenizer_config.json`.
+        folder: folder of the model, with `chat_template.jinja` or `tokenizer_config.json`.
 
     Raises:
         ConfigError: the template cannot be read or rendered.

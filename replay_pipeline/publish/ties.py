@@ -1,4 +1,4 @@
-"""Which conversations are to come to one side: those of a project, and those that share a message."""
+"""Find conversations that must go to one split: those of a project, and those that share a message."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
@@ -8,7 +8,7 @@ from replay_pipeline.publish import layout
 from replay_pipeline.publish.splits import sha_of
 
 MAX_SHARING = 3
-"""Conversations that share a message: what more of them share comes from a program."""
+"""The most conversations that share a message. A message in more of them comes from a program."""
 
 
 def conversations_of(
@@ -17,7 +17,7 @@ def conversations_of(
     agreed: Mapping[str, pa.Table],
     projects: Callable[[str], Mapping[str, str]] | None,
 ) -> tuple[dict[str, str | None], dict[str, str]]:
-    """Return the conversations of tables with their projects, and the conversation of each session."""
+    """Return the tables' conversations with their projects, and the conversation of each session."""
     belong: dict[str, str | None] = {}
     named: dict[str, str] = {}
     for key in sorted(keys):
@@ -34,7 +34,7 @@ def messages_of(
     belong: Collection[str],
     messages: Callable[[str], Mapping[str, Collection[str]]] | None,
 ) -> dict[str, set[str]]:
-    """Return the long messages of the conversations at hand."""
+    """Return the long messages of these conversations."""
     said: dict[str, set[str]] = {}
     for key in sorted(keys) if messages else ():
         for name, hashes in messages(key).items() if messages else ():
@@ -46,7 +46,7 @@ def messages_of(
 def shared(
     said: Mapping[str, Iterable[str]], n_published: Mapping[str, int]
 ) -> Iterator[list[str]]:
-    """Yield conversations that share a message, with the message, except for common messages."""
+    """Yield each shared message with its conversations, without common messages."""
     having: dict[str, list[str]] = {}
     for name, hashes in said.items():
         for each in sorted(hashes):
@@ -58,7 +58,7 @@ def shared(
 
 
 def sessions_in(table: pa.Table) -> list[str]:
-    """Return the session of each row; a row without one is a session of its own."""
+    """Return the session of each row. A row without one counts as its own session."""
     return [
         session or state
         for session, state in zip(

@@ -1,4 +1,4 @@
-"""The next version of a dataset: its files are made aside, and take the place of the old ones at once."""
+"""Build the next version of a dataset in a separate folder, and then replace the old files in one step."""
 
 import logging
 from collections import Counter
@@ -42,20 +42,20 @@ class PublishReport:
     """The folder."""
     repo_id: str | None = None
     rows_by_split: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Rows of the whole dataset by config and split."""
+    """Number of rows in the whole dataset, by config and split."""
     batches: list[str] = field(default_factory=list)
-    """Batches that this publication brought."""
+    """Batches of this publication."""
     files_written: list[str] = field(default_factory=list)
     files_unchanged: list[str] = field(default_factory=list)
     files_removed: list[str] = field(default_factory=list)
     commits: list[str] = field(default_factory=list)
-    """Ids of the commits that were made on the Hub, oldest first; empty: it had all of it."""
+    """Ids of the new commits on the Hub, oldest first. Empty if the Hub was up to date."""
     blind: dict[str, Any] | None = None
-    """How often the chosen side is told without the prompt, as `BlindControl` has it."""
+    """How often the chosen side can be guessed without the prompt, from `BlindControl`."""
     answers_left_out: dict[str, int] = field(default_factory=dict)
-    """Answers of a consensus without a row in `teacher_logprobs`, by reason, where it was asked for."""
+    """Number of consensus answers without a row in `teacher_logprobs`, by reason, if that config is made."""
     tag: str | None = None
-    """Name of this content: equal content has an equal tag."""
+    """Tag of this content. Equal content has an equal tag."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain values."""
@@ -64,32 +64,32 @@ class PublishReport:
 
 @dataclass(frozen=True, kw_only=True)
 class NewBatch:
-    """The tables and facts of a batch that a version takes."""
+    """The tables and facts of a new batch."""
 
     key: str
     parts: Iterable[tuple[str, pa.Table]]
-    """Rows of `pairs`, `positives` and the configs that are cut, by config."""
+    """Rows of `pairs`, `positives`, and the configs with cut prompts, by config."""
     split: ConversationSplit
-    """Who is in which split."""
+    """The split of each conversation."""
     stages: Mapping[str, Any]
-    """What the stages reported about the batch."""
+    """The stages' facts about the batch."""
     ties: Mapping[str, Iterable[str | None]] = field(default_factory=dict)
-    """What each conversation shares with those that are to be on its side."""
+    """What each conversation shares with others in its split."""
     counted: str | None = None
     """How tokens were counted, in words."""
     not_cut: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Pairs too long for a config that is cut, by reason; known once the parts have passed."""
+    """Number of pairs too long for a cut config, by reason. Known after the parts are read."""
     max_shard_bytes: int = MAX_SHARD_BYTES
-    """Size at which a config is written as several files."""
+    """Size above which a config is written as several files."""
     scored: ScoredAnswers | None = None
-    """The teachers' answers, where their token probabilities are published too."""
+    """The teachers' answers, if their token probabilities are published."""
     texts: ClientTextTable = field(default_factory=ClientTextTable)
-    """The texts of clients that rows name; known once the parts have passed."""
+    """The client texts that rows name. Known after the parts are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cuts:
-    """In which lengths a dataset has its pairs, by which count, in files of which size."""
+    """The lengths of cut pairs, the tokenizer that counts them, and the size of files."""
 
     lengths: Sequence[int]
     tokenizer: Path | None = None
@@ -97,13 +97,13 @@ class Cuts:
 
     @cached_property
     def sizes(self) -> TokenSizes:
-        """Return the token counter. Raises ConfigError where there is no such tokenizer."""
+        """Return the token counter. Raises ConfigError if the tokenizer doesn't exist."""
         return TokenSizes(self.tokenizer)
 
     def of(
         self, key: str, pairs: Iterable[pa.Table], positives: Iterable[pa.Table], **told: Any
     ) -> NewBatch:
-        """Return a batch of these rows with the configs whose prompts are cut; `told` is the rest."""
+        """Return a batch of these rows with its cut configs. `told` contains the other fields."""
         not_cut: dict[str, Counter[str]] = {}
         return NewBatch(
             key=key,
@@ -212,15 +212,15 @@ class _BatchFiles:
 
 
 class Version:
-    """The next version of the dataset: new content of the batches that it owns.
+    """The next version of the dataset, with new content for the batches that it owns.
 
-    Its files are written to a folder of their own first, so that prompts pass through in parts.
+    Its files are first written to a separate folder, so that prompts are read in parts.
 
     Args:
-        aside: that folder.
+        aside: the separate folder.
         facts: facts of the dataset.
-        owned: batches that it replaces.
-        before: manifests of the dataset as it is.
+        owned: batches to replace.
+        before: manifests of the present dataset.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class Version:
         self._manifests: dict[str, dict[str, Any]] = {}
 
     def add(self, batch: NewBatch) -> None:
-        """Make the files and the manifest of a batch.
+        """Write the files and the manifest of a batch.
 
         Raises:
             SecretFoundError: there is a secret in the rows.
@@ -252,11 +252,11 @@ class Version:
 
     @property
     def new(self) -> list[dict[str, Any]]:
-        """Return the manifests of the batches that it owns."""
+        """Return the manifests of the owned batches."""
         return list(self._manifests.values())
 
     def know(self, facts: Mapping[str, Any]) -> None:
-        """Take in facts of the dataset."""
+        """Add facts of the dataset."""
         self._facts = batch_facts.merge_facts(self._facts, facts)
 
     def shards(self) -> dict[str, Path]:
@@ -264,10 +264,10 @@ class Version:
         return {name: data for name, data in self._files.items() if isinstance(data, Path)}
 
     def measure(self, folder: Path) -> None:
-        """Measure how much of the preference shows without the prompt, and store it in the facts.
+        """Measure how well the chosen side can be guessed without the prompt, and store it in the facts.
 
-        Of many batches some are looked at, by the hash of their keys. Batches that stay count as
-        far as their files are in the folder.
+        If there are many batches, some are drawn by the hash of their keys. Unchanged batches count
+        if their files are in the folder.
         """
         sides: list[tuple[str, str, str]] = []
         for key, manifest in sorted(
@@ -293,7 +293,7 @@ class Version:
     def write(
         self, folder: Path, options: HubOptions, look: Callable[[Path], object] | None = None
     ) -> PublishReport:
-        """Bring the folder to this version, if nothing is found at a look at it."""
+        """Change the folder to this version, if a check of it finds no problem."""
         here = {**self._stay, **self._manifests}
         refuse_rehearsal(here, options.repo_id)
         shared = {
@@ -319,7 +319,7 @@ class Version:
     def bring(
         self, folder: Path, hub: Any, options: HubOptions, report: PublishReport
     ) -> PublishReport:
-        """Bring the Hub, if it is asked for, to this version."""
+        """Push this version to the Hub, if a repository is named."""
         if hub is None:
             return report
         hub.ensure(private=options.private)

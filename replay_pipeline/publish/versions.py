@@ -1,9 +1,9 @@
-"""The dataset on an object store: whole versions side by side, each published by one request.
+"""A dataset on an object store: complete versions side by side, each published by one request.
 
-`<place>/000012-3f9a/` is a complete dataset folder that never changes again, and the object
-`<place>/000012.json` names it. The mark with the highest number says what the dataset is. A
-publisher that dies leaves a folder that nobody reads; of two publishers, the store lets one create
-the mark.
+`<place>/000012-3f9a/` is a complete dataset folder that never changes, and the object
+`<place>/000012.json` marks it as published. The mark with the highest number is the present
+version. A publisher that dies leaves a folder that nobody reads. Of two publishers, the store lets
+only one create the mark.
 """
 
 import json
@@ -32,9 +32,9 @@ _N_KEPT = 2
 
 
 def newest(place: Place) -> Place | None:
-    """Return the folder that holds the dataset now; `None` where nothing is published.
+    """Return the folder of the present version, or None if nothing is published.
 
-    On this machine that is `place` itself.
+    For a local dataset, this is `place` itself.
     """
     if isinstance(place, Path):
         return place if place.is_dir() else None
@@ -43,11 +43,11 @@ def newest(place: Place) -> Place | None:
 
 
 def fetch(place: Place, folder: Path) -> Path:
-    """Return the dataset as a folder of this machine: `place` itself, or a copy of the newest version.
+    """Return the dataset as a local folder: `place` itself, or a copy of the newest version.
 
     Args:
-        place: where the dataset lies.
-        folder: where a copy goes; what is in it already is not fetched again.
+        place: place of the dataset.
+        folder: folder for a copy. Existing files aren't downloaded again.
 
     Raises:
         StorageError: the store cannot be read.
@@ -67,15 +67,15 @@ def fetch(place: Place, folder: Path) -> Path:
 
 @contextmanager
 def to_be_published(place: Place, folder: Path) -> Iterator[Path]:
-    """Open the dataset as a local folder, and publish the changes at the end.
+    """Open the dataset as a local folder, and publish its changes at the end.
 
     Args:
-        place: where the dataset lies.
-        folder: where the copy of a dataset on an object store is worked on.
+        place: place of the dataset.
+        folder: folder for the working copy of a dataset on an object store.
 
     Raises:
-        StorageError: the store cannot be written, or somebody else published meanwhile; the
-            dataset there is as before, or theirs.
+        StorageError: the store can't be written, or somebody else published meanwhile. The store
+            has the old version, or theirs.
     """
     if isinstance(place, Path):
         yield place

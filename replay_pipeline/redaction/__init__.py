@@ -1,1 +1,1 @@
-"""Take secrets and personal data out of text, and keep text from steering a terminal."""
+"""Remove secrets and personal data from text, and make text harmless for terminals."""

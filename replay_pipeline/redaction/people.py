@@ -1,4 +1,4 @@
-"""Names of people, hosts and addresses: what is not secret, and tells who and where somebody is."""
+"""Find names of people, hosts, and addresses, which aren't secrets but reveal who and where somebody is."""
 
 import ipaddress
 import re
@@ -47,7 +47,7 @@ HOSTS_HEAD = (
     r"\d\.\d{1,3}\.\d{1,3}\.\d|\.(?:local|lan|internal|corp)\b|MacBook|DESKTOP-|LAPTOP-|iMac"
     r"|(?:Darwin|Linux) [\w.-]+ \d"
 )
-"""Found wherever a host or an address may stand, by a linear-time engine."""
+"""Matches wherever a host or an address may be, in a linear-time engine."""
 _HOST = re.compile(
     r"(?:(?<=://)|(?<![\w./@-]))(?P<mdns>[A-Za-z][\w-]*\.(?:local|lan|internal|corp))(?![\w/.(-])"
     r"|(?P<device>\b[\w-]*(?:MacBook|DESKTOP-[A-Z0-9]{5}|LAPTOP-[A-Z0-9]{5}|iMac)[\w-]*(?:\.\w+)?)"
@@ -61,7 +61,7 @@ _KNOWN_ADDRESSES = frozenset({"8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9
 
 
 class Mention(NamedTuple):
-    """Somebody or some place at `text[start:end]`."""
+    """A person or a place at `text[start:end]`."""
 
     start: int
     end: int
@@ -79,20 +79,21 @@ PEOPLE_SIGNALS = {
     r" [A-Z][a-z]{3}",
     "organization": r"ull request .{0,12}from [\w.-]{1,64}/[A-Za-z][\w-]{2,38}/",
 }
-"""Found wherever somebody may be named outside a home folder, by a linear-time engine."""
+"""Match wherever a person may be named outside a home folder, in a linear-time engine."""
 
 
 def names_in(text: str, pieces: str) -> frozenset[str]:
-    """Collect the people of a session: of home folders, commits, accounts and branches.
+    """Collect the people of a session from home folders, commits, accounts, and branches.
 
-    Login names and full names are given as they are. What begins with a tilde owns a home folder and was
-    told of nowhere else: an image's user may have one. What ends with a slash is a login name at the
-    head of branch names, alone or behind what stood before it; what begins with a space is a part of
-    a full name, and what begins with a question mark somebody's first name if `first_names` says so.
+    Login names and full names are returned unchanged. A leading tilde marks the owner of a home
+    folder who appears nowhere else, such as the user of a container image. A trailing slash marks a
+    login name at the head of branch names, with any prefix before it. A leading space marks a part
+    of a full name. A leading question mark marks a possible first name, which `first_names` decides
+    on.
 
     Args:
-        text: what was said and done in the session.
-        pieces: those of it that one of `PEOPLE_SIGNALS` begins.
+        text: text and calls of the session.
+        pieces: parts of the text that begin with one of `PEOPLE_SIGNALS`.
     """
     own, others = ({name.rstrip(".") for name in home.findall(text)} for home in _HOMES)
     found = own | {f"~{name}" for name in others - own}
@@ -131,9 +132,9 @@ def names_in(text: str, pieces: str) -> frozenset[str]:
 
 
 def first_names(people: frozenset[str]) -> frozenset[str]:
-    """Make login names of the first names that also head the names of branches.
+    """Turn first names that also begin branch names into login names.
 
-    A word behind "ask" or "coordinate with" may be a product's: alone it tells nothing.
+    A word after "ask" or "coordinate with" may be a product name, so alone it isn't enough.
     """
     asked = {name for name in people if name.startswith("?")}
     logins = {name[1:].lower() for name in asked}
@@ -174,7 +175,7 @@ def is_private_login(name: str) -> bool:
 
 
 class People:
-    """The people of one session, to be replaced in its texts."""
+    """The people of one session, whose names are replaced in its texts."""
 
     def __init__(self, people: frozenset[str]) -> None:
         self._full = sorted({name.strip() for name in people if " " in name})
@@ -208,7 +209,7 @@ class People:
         )
 
     def mentions(self, text: str) -> Iterator[Mention]:
-        """Find login names and full names, in no order; they may overlap."""
+        """Find login names and full names, in no particular order. They may overlap."""
         for name in self._full:
             yield from _found(text, name, _is_word, "name")
         for start, end in self._logins_in(text):
@@ -300,7 +301,7 @@ def _is_head(before: str, after: str) -> bool:
 
 @lru_cache(maxsize=64)
 def people(names: frozenset[str]) -> People:
-    """Return the people with these names, as `people_in` finds them."""
+    """Return the people with these names, which come from `people_in`."""
     return People(names)
 
 
@@ -343,7 +344,7 @@ _LOGINS_OF_HOMES = (
 
 
 def user_of(cwd: str | None) -> str | None:
-    """Return the login name in a home folder path, if there is one."""
+    """Return the login name in the path of a home folder, if there is one."""
     return (
         next(
             (cwd[m.start : m.end] for m in homes_in(cwd) if m.end - m.start >= _MIN_LOGIN_CHARS),

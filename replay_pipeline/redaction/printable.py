@@ -1,7 +1,7 @@
-"""Text of strangers, made harmless to look at.
+"""Make foreign text harmless to print.
 
-Sessions, answers, names and provider errors may hold terminal escapes, which move the cursor, set
-the clipboard or hide what was printed, and marks that turn the direction of text around.
+Sessions, answers, names, and provider errors may contain terminal escapes, which move the cursor,
+set the clipboard, or hide output. They may also contain marks that reverse the direction of text.
 """
 
 _KEPT = frozenset("\n\t\u200d")
@@ -10,7 +10,7 @@ _BLANKS = "\u00a0\u3000\u202f\u2007"
 
 
 def printable(text: str) -> str:
-    """Return `text` with a mark in place of each control character; other blanks become spaces."""
+    """Return `text` with each control character replaced by a mark, and unusual blanks by spaces."""
     # Whole texts at once: of almost all, nothing is replaced.
     if text.replace("\n", "").replace("\t", "").isprintable():
         return text

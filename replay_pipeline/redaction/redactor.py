@@ -1,8 +1,8 @@
-"""Secrets and personal data: found offline, replaced by stable typed placeholders.
+"""Find secrets and personal data offline, and replace them by stable typed placeholders.
 
-Equal secrets become equal placeholders, so that actions stay comparable after redaction. The
-scanner of kingfisher runs in this process and never opens a connection; its validators, which
-do, are not used. What its rules miss is found by the rules below.
+Equal secrets become equal placeholders, so actions stay comparable after redaction. The kingfisher
+scanner runs in this process and never opens a connection. Its validators, which do, aren't used.
+Our own rules find what it misses.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ def find_secrets(text: str) -> list[SecretHit]:
 
 
 def find_secrets_in(texts: Sequence[str]) -> list[list[SecretHit]]:
-    """Return the result of `find_secrets` for each text, several times faster than one by one."""
+    """Return the result of `find_secrets` for each text. This is several times faster than one call per text."""
     found: list[list[SecretHit]] = [[] for _ in texts]
     for index, suspect in suspects_in(texts):
         if len(texts[index]) >= _MIN_CHARS:
@@ -123,10 +123,10 @@ _Redacted = tuple[str, Counter[str]]
 
 
 class Redactor:
-    """Replaces secrets, people, e-mail addresses, home folders, hosts and addresses in text.
+    """The redactor replaces secrets, people, e-mail addresses, home folders, hosts, and addresses in text.
 
-    `salt` makes the placeholders of one installation unlike those of another: without it, a
-    guessed secret could be confirmed by its placeholder.
+    `salt` makes the placeholders of one installation different from those of another. Without it,
+    anyone could confirm a guessed secret by its placeholder.
     """
 
     def __init__(self, *, salt: str = "") -> None:
@@ -140,8 +140,8 @@ class Redactor:
     def text(self, text: str, *, users: frozenset[str] = frozenset()) -> str:
         """Return `text` with placeholders.
 
-        `users` are the people of the session, as `people_in` finds them: login names become
-        `user`, full names a placeholder.
+        `users` are the people of the session from `people_in`. Login names become `user`, and full
+        names a placeholder.
         """
         if len(text) < _MIN_CHARS:
             return text
@@ -160,9 +160,9 @@ class Redactor:
         return redacted
 
     def prepare(self, texts: Iterable[str], *, users: frozenset[str] = frozenset()) -> None:
-        """Redact many texts at once, which is faster; `text` then answers from memory.
+        """Redact many texts at once, which is faster. `text` then returns the cached results.
 
-        What was prepared before is forgotten.
+        Each call clears the texts of the call before.
         """
         self._forget(users)
         new: list[str] = []

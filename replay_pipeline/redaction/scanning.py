@@ -1,8 +1,8 @@
-"""One pass of a scanner over many texts side by side: which of them may hold what must go.
+"""Scan many texts in one pass, and find those that may contain secrets or personal data.
 
-kingfisher runs in this process and never opens a connection; its validators, which do, are not
-used. What our own rules start from is given to it as rules of its own, since it searches for some
-hundred expressions at once in the time that others take for one.
+kingfisher runs in this process and never opens a connection. Its validators, which do, aren't used.
+It also searches for the starting points of our own rules, since it finds hundreds of expressions at
+once in the time that other engines need for one.
 """
 
 import json
@@ -32,13 +32,13 @@ class Suspect(NamedTuple):
     """The kinds of secrets that a text may hold."""
 
     signals: set[str]
-    """Names in `SIGNALS`: a secret by our own rules."""
+    """Names in `SIGNALS` that were found. They may mean a secret by our own rules."""
     assigned: list[tuple[int, int]]
-    """Start and end of where a name may be given a value."""
+    """Start and end of places that may assign a value to a name."""
     is_known: bool
-    """A secret by the rules of kingfisher."""
+    """Whether kingfisher's rules may find a secret."""
     hosts: list[tuple[int, int]]
-    """Start and end of what may be a host name or an address."""
+    """Start and end of possible host names and addresses."""
 
 
 @cache
@@ -64,11 +64,10 @@ _PATTERNS = {**SIGNALS, _HOSTS: HOSTS_HEAD, **PEOPLE_SIGNALS}
 
 
 def suspects_in(texts: Sequence[str]) -> Iterator[tuple[int, Suspect]]:
-    """Yield the texts that may hold something, by their position, in order.
+    """Yield the texts with possible findings, by position, in order.
 
-    They are searched side by side, since most of a search is the same for a word and a page. What is
-    found is only a suspicion: a rule may look for its keyword at some distance, and find it in the
-    text before.
+    The texts are joined for the search, because a search takes almost as long for a word as for a
+    page. So a finding is only a suspicion: a rule may find its keyword in the preceding text.
     """
     blob, ends, first = bytearray(), list[int](), 0
     for number, text in enumerate(texts):
@@ -123,7 +122,7 @@ def _in_characters(
 
 
 def people_in(texts: Iterable[str]) -> frozenset[str]:
-    """Collect the people of a session from its texts and calls, as `names_in` returns them."""
+    """Collect the people of a session from its texts and calls, in the form of `names_in`."""
     found: frozenset[str] = frozenset()
     together, n_chars = list[str](), 0
     for text in chain(texts, [None]):
@@ -158,7 +157,7 @@ def _spans(data: bytes) -> list[tuple[int, int, str]]:
 
 
 def secrets_by_kingfisher(text: str) -> list[SecretHit]:
-    """Return the secrets in a text by the rules of kingfisher."""
+    """Return the secrets that kingfisher's rules find in a text."""
     data = text.encode("utf-8", "replace")
     is_ascii = len(data) == len(text)
     hits = []

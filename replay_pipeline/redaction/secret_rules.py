@@ -1,8 +1,8 @@
-"""Our own rules for secrets: what a general scanner misses in the texts of coding sessions.
+"""Our own rules for secrets that a general scanner misses in coding sessions.
 
-The rules themselves are data, in `secret_rules.toml`; here is how they are applied. Every rule
-starts from a literal that is found by plain search; a regular expression runs only where one
-stands. So most texts cost a few dozen searches and no expression at all.
+The rules are data in `secret_rules.toml`, and this module applies them. Every rule starts with a
+literal that a plain search finds. A regular expression runs only at such a place, so most texts
+cost a few dozen searches and no expression.
 """
 
 import base64
@@ -31,25 +31,25 @@ _Texts = Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)]
 
 
 class TokenRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """A token that is known by its own look."""
+    """A token with a recognizable form."""
 
     kind: _Kind
     literals: _Texts
     body: _Text
-    """What must follow a literal."""
+    """Pattern that must follow a literal."""
     before: str | None = None
-    """What must stand right before a literal from the middle of a token."""
+    """Pattern that must come right before a literal from the middle of a token."""
     is_wordlike: bool = False
-    """Whether a literal also begins ordinary names, so that the body must not read like words."""
+    """Whether ordinary names also begin with a literal, so that the body must not look like words."""
 
     @cached_property
     def expressions(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """Return the patterns after and before a literal. In ASCII, as both engines read it."""
+        """Return the patterns after and before a literal, in ASCII mode, so that both engines agree."""
         return re.compile(self.body, re.ASCII), re.compile(rf"(?:{self.before})\Z")
 
     @property
     def signal(self) -> str:
-        """Return the common beginning of such tokens, as an expression without look-around."""
+        """Return an expression, without look-around, for the common beginning of such tokens."""
         body = re.sub(r"\(\?[=!][^)]*\)", "", self.body)
         if counted := re.match(r"(.*?)\{(\d+)", body):
             body = f"{counted[1]}{{{min(int(counted[2]), _MAX_HEAD_CHARS)}}}"
@@ -57,14 +57,14 @@ class TokenRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tr
 
 
 class LineRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """A secret that is known by the line it stands in."""
+    """A secret that is recognizable by its line."""
 
     kind: _Kind
     literals: _Texts
     pattern: _Text
-    """What must follow a literal; its group `secret` is the value."""
+    """Pattern that must follow a literal. Its group `secret` is the value."""
     signal: _Text
-    """Found wherever the rule could hit, as an expression without look-around."""
+    """An expression, without look-around, that matches wherever the rule may."""
 
     @cached_property
     def expression(self) -> re.Pattern[str]:
@@ -89,7 +89,7 @@ def load_rules(text: str) -> Rules:
     """Read and check the rules.
 
     Raises:
-        ValueError: a field is missing, unknown or of another type, or an expression is none.
+        ValueError: a field is missing, unknown, or of the wrong type, or an expression is invalid.
     """
     try:
         rules = msgspec.convert(tomllib.loads(text), Rules)
@@ -121,13 +121,13 @@ def own_hits(
     signals: Collection[str] | None = None,
     assigned: Sequence[tuple[int, int]] | None = None,
 ) -> Iterator[SecretHit]:
-    """Find secrets by our rules, in no order; they may overlap.
+    """Find secrets by our rules, in no particular order. They may overlap.
 
     Args:
-        text: where they are looked for.
-        depth: how many encodings it was inside.
-        signals: which of `SIGNALS` were found in it, if that is known.
-        assigned: start and end of where a name may be given a value, likewise.
+        text: the text to search.
+        depth: number of encodings around the text.
+        signals: the `SIGNALS` found in it, if known.
+        assigned: start and end of places that may assign a value to a name, if known.
     """
     families = SIGNALS if signals is None else signals
     if "token" in families:
@@ -291,7 +291,7 @@ def _is_wordy(value: str) -> bool:
 
 
 def entropy(value: str) -> float:
-    """Return Shannon entropy in bits per character."""
+    """Return the Shannon entropy in bits per character."""
     counts = Counter(value)
     return -sum(n / len(value) * math.log2(n / len(value)) for n in counts.values())
 
@@ -384,7 +384,7 @@ def _is_text(head: str) -> bool:
 # is made from the rules, so that no rule can be forgotten here.
 
 ESCAPED_SIGNAL = "escaped"
-"""A sign that JSON, HTML or JavaScript writes otherwise, in an address or between letters."""
+"""Matches an escaped character of JSON, HTML, or JavaScript in an address or between letters."""
 _ESCAPES = {
     "\\/": "/", "\\u002F": "/", "\\u002f": "/", "\\u0026": "&", "\\u003D": "=", "\\u003d": "=",
     "&#x2F;": "/", "&#x2f;": "/", "&#47;": "/", "&amp;": "&", "&#38;": "&", "&quot;": '"', "&#34;": '"',
@@ -394,7 +394,7 @@ _ESCAPE = re.compile("|".join(map(re.escape, _ESCAPES)))
 
 
 def unescaped(text: str) -> tuple[str, list[int]]:
-    """Return a text with such signs as they are meant, and where each of its characters was."""
+    """Return a text with these characters unescaped, and the original position of each character."""
     parts: list[str] = []
     places: list[int] = []
     end = 0
@@ -407,7 +407,7 @@ def unescaped(text: str) -> tuple[str, list[int]]:
 
 
 CUT_SIGNAL = "cut"
-"""A value that ends where a query or an element goes on; not for our own rules, which know that."""
+"""Matches a value that ends where a query or an element continues. Our own rules don't need it."""
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 
 

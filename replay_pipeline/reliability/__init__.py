@@ -1,6 +1,7 @@
-"""Who is right, how often, and where that is worth a question: from who agreed with whom.
+"""Estimate from agreement who is right how often, and where another question is worth its price.
 
-Start with `model.py`; `ballots.py` says what is looked at, `precision.py` how checks correct it.
+Start with `model.py`. `ballots.py` defines the observations, and `precision.py` corrects the
+estimates by checked pairs.
 """
 
 from replay_pipeline.reliability.ballots import AGENT, Ballot, BallotBox, Verdicts

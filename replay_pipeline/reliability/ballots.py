@@ -1,4 +1,4 @@
-"""What was seen at a state, as far as it tells who is right: who did the same as whom."""
+"""The observations at a state: which raters took the same action."""
 
 import re
 from collections import Counter
@@ -10,19 +10,19 @@ from replay_pipeline.actions.votes import Vote
 from replay_pipeline.types import FAILURES, AgreementLevel, Message, TraceState
 
 AGENT = "agent"
-"""The rater that acted in the session; the others are teachers, by family."""
+"""The rater that acted in the session. The other raters are families of teachers."""
 
 Pattern = tuple[int, ...]
-"""Who did the same: for each rater the number of its group in order of appearance, the agent first;
--1 for a rater that was not asked or gave no action that could run."""
+"""The group of each rater, the agent first. Raters with the same action share a number, counted in
+order of appearance. A rater that wasn't asked, or gave no valid action, has -1."""
 
 Known = tuple[tuple[int, bool], ...]
-"""What is known of a ballot: groups, and whether they are right. `(-1 - n, x)` says instead whether
-group n is right and the agent's action is not."""
+"""Known facts about a ballot: groups, and whether each is right. `(-1 - n, x)` says whether group n
+is right and the agent's action is wrong."""
 
 Verdicts = Mapping[tuple[str, str], bool]
-"""By state and candidate (the name of a teacher, or `agent`), whether its action is known to be right.
-What is not known is left out."""
+"""Whether an action is known to be right, by state and candidate (a teacher's name, or `agent`).
+Unknown actions aren't included."""
 
 _MOST_TEACHERS = 8
 _OTHER_KIND = "other"
@@ -35,21 +35,22 @@ _ERROR = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """The raters' actions at one state, as groups of equal ones."""
+    """The raters' actions at one state, as groups of equal actions."""
 
     state_id: str
     kind: str
     pattern: Pattern
     has_failed: bool | None = None
-    """Whether the recorded action failed, was refused or taken back; `None` if that is not known."""
+    """Whether the recorded action failed, was refused, or was undone. `None` if unknown."""
     known: Known = ()
-    """What is known, by execution or from a person."""
+    """Facts that are known from execution or from a person."""
 
 
 def kind_of_state(state: TraceState) -> str:
-    """Return the kind of decision: the tool that the agent used, and whether after an error.
+    """Return the kind of decision: the tool that the agent used, and whether it came after an error.
 
-    It is known before any teacher is asked. An agent that ends with a text is of kind `text`.
+    The kind is known before any teacher is asked. If the agent ended with a text, the kind is
+    `text`.
     """
     action = state["student_action"]
     calls = (action.get("tool_calls") or ()) if isinstance(action, Mapping) else ()
@@ -68,7 +69,7 @@ def _shows_error(message: Message) -> bool:
 
 
 def merged_kinds(kinds: Iterable[str]) -> dict[str, str]:
-    """Map each kind to itself, or to one that holds all that are too rare to be estimated alone."""
+    """Map each kind to itself, or to a common kind if it is too rare for its own estimate."""
     counts = Counter(kinds)
     return {
         kind: kind if n >= _FEWEST_STATES else _OTHER_KIND for kind, n in sorted(counts.items())
@@ -76,17 +77,17 @@ def merged_kinds(kinds: Iterable[str]) -> dict[str, str]:
 
 
 def kind_in_words(kind: str) -> str:
-    """Name a kind of decision to a reader."""
+    """Return a readable name for a kind of decision."""
     return "rarer kinds of decision" if kind == _OTHER_KIND else kind
 
 
 def groups_of(
     actions: Sequence[Action], level: AgreementLevel, same_text: TextComparator | None = None
 ) -> list[int]:
-    """Number actions by the group of equal ones that each belongs to, the first being group 0.
+    """Return the group number of each action. The first action is in group 0.
 
-    Agreement need not be transitive: an action joins the first group all of whose members it
-    agrees with.
+    Agreement may not be transitive, so an action joins the first group in which it agrees with all
+    members.
     """
     members: list[list[Action]] = []
     found: list[int] = []
@@ -104,13 +105,14 @@ def groups_of(
 
 
 class BallotBox:
-    """Makes ballots of states, all with the same list of raters.
+    """The maker of ballots, which all have the same list of raters.
 
     Args:
-        families: the families of teachers; of many, those named first.
-        level: how strictly two actions must be the same.
-        same_text: judge of final texts that differ.
-        verdicts: by state and candidate (a teacher, or `agent`), whether it is known to be right.
+        families: the families of teachers. If there are too many, the first ones count.
+        level: how similar two actions must be.
+        same_text: judges final texts that differ.
+        verdicts: whether an action is known to be right, by state and candidate (a teacher, or
+            `agent`).
     """
 
     def __init__(
@@ -136,17 +138,18 @@ class BallotBox:
         is_recorded: bool = True,
         known: Known = (),
     ) -> Ballot | None:
-        """Return the ballot of a state; `None` where the agent's action could not run.
+        """Return the ballot of a state, or None if the agent's action is invalid.
 
-        Of a family one answer counts, that of the teacher whose name comes first: models of a
-        family err alike.
+        Only one answer of a family counts, from the teacher whose name comes first, because models
+        of a family make the same errors.
 
         Args:
             state: the decision point.
-            agent: what the agent did, or a sample of the trainee in its place.
+            agent: the agent's action, or a sample of the trainee instead.
             votes: valid answers.
-            is_recorded: whether `agent` is the recorded action, so that its outcome says something.
-            known: more that is known of the groups.
+            is_recorded: whether `agent` is the recorded action, so that the recorded outcome
+                applies.
+            known: further known facts about the groups.
         """
         if not agent.is_valid:
             return None
@@ -175,7 +178,7 @@ class BallotBox:
         )
 
     def group_of(self, ballot: Ballot, families: Iterable[str]) -> int | None:
-        """Return the group of a ballot in which most of these families are; `None` if none is."""
+        """Return the group that contains most of these families, or None if no group does."""
         places = (self._places.get(family) for family in families)
         numbers = Counter(ballot.pattern[place] for place in places if place is not None)
         del numbers[-1]

@@ -1,8 +1,8 @@
-"""Claims held against the pairs that were checked: two numbers that bring them to what was found.
+"""Calibrate claimed probabilities against checked pairs, with two numbers.
 
-The log-odds of a claim are shifted and stretched so that they foretell the checks best: Platt (1999),
-"Probabilistic outputs for support vector machines", with priors that leave the claims as they are where
-few pairs were checked. A pair that was likelier to be drawn counts for less (Hajek's estimator).
+The log-odds of a claim are shifted and scaled to predict the checks best: Platt (1999),
+"Probabilistic outputs for support vector machines". Priors keep the claims unchanged if few pairs
+were checked. A pair that was more likely to be drawn counts less (Hajek's estimator).
 """
 
 from collections.abc import Sequence
@@ -11,34 +11,34 @@ from dataclasses import dataclass
 import numpy as np
 
 FEWEST_CHECKED = 5
-"""From so many checked pairs on, they correct the claims."""
+"""The fewest checked pairs that correct the claims."""
 _SHIFT_SD, _SLOPE_SD = 1.5, 0.5
-"""How far the two numbers are expected from 0 and 1 before anything was checked."""
+"""Prior standard deviations of the two numbers around 0 and 1."""
 _SUREST = 1e-4
 _N_STEPS = 25
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A correction of claims by the pairs that were checked."""
+    """A correction of claims by checked pairs."""
 
     shift: float = 0.0
     slope: float = 1.0
     n_checked: int = 0
-    """Pairs that it rests on."""
+    """Number of checked pairs behind it."""
 
     def of(self, p: float) -> float:
-        """Return the probability that claims of `p` have shown."""
+        """Return the calibrated probability for a claim of `p`."""
         if not self.n_checked:
             return p
         return float(_expit(self.shift + self.slope * _logit(np.array(p))))
 
 
 def calibrated(checks: Sequence[tuple[float, bool, float]]) -> Calibration:
-    """Return the likeliest calibration by checked pairs; none where they are too few.
+    """Return the most likely calibration, or none if too few pairs were checked.
 
     Args:
-        checks: the claim of each, whether it is right, and the chance that it was drawn with.
+        checks: for each checked pair its claim, whether it is right, and its chance of being drawn.
     """
     if len(checks) < FEWEST_CHECKED:
         return Calibration()

@@ -1,4 +1,4 @@
-"""Every way in which the groups of a ballot can be right or wrong."""
+"""All ways in which the groups of a ballot can be right or wrong."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -8,8 +8,8 @@ import numpy as np
 from replay_pipeline.reliability.ballots import Known, Pattern
 
 RIGHT, ALSO_RIGHT, TEMPTING, OWN = range(4)
-"""What a group of equal actions can be: the commoner right action of the state, another right one,
-the wrong action that tempts several, or a wrong one that only its own rater takes."""
+"""The labels of a group: the most common right action, another right action, the wrong action that
+tempts several raters, or a wrong action of only one rater."""
 N_LABELS = 4
 
 
@@ -17,8 +17,8 @@ N_LABELS = 4
 def labelings(pattern: Pattern) -> tuple[tuple[int, ...], ...]:
     """Return all ways to label the groups of a pattern.
 
-    Each of the first three labels goes to one group at most; a group of several raters is one of
-    these, since nobody shares an action of its own.
+    Each of the first three labels goes to at most one group. A group of several raters has one of
+    these, since the last label is for a single rater.
     """
     sizes = [0] * (max(pattern) + 1)
     for number in pattern:
@@ -40,10 +40,10 @@ def labelings(pattern: Pattern) -> tuple[tuple[int, ...], ...]:
 
 
 class Rows:
-    """The labelings of many patterns below each other, as arrays.
+    """The labelings of many patterns, stacked as arrays.
 
-    `labels_N_R` has the label of each rater (or `N_LABELS`, where it has none), `pattern_N` the
-    number of the pattern, `starts_P` where each pattern begins.
+    `labels_N_R` has the label of each rater (or `N_LABELS` for none), `pattern_N` the index of the
+    pattern, and `starts_P` the first row of each pattern.
     """
 
     def __init__(

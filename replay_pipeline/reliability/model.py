@@ -1,16 +1,16 @@
-"""Who is right how often: expectation maximization over who agreed with whom.
+"""Estimate who is right how often, by expectation maximization over who agreed with whom.
 
-The raters are the agent and one teacher per family. At a state there are right actions and wrong ones.
-A rater takes a right one with its accuracy at this kind of decision; those that err take, with the
-probability `shared`, the one wrong action that tempts all at this state, else one of their own. Nobody
-sees which is which: only the partition of the raters into those that did the same. Dawid and Skene
-(1979), "Maximum likelihood estimation of observer error-rates using the EM algorithm", is the same
-without the partition; errors that raters share are what Joglekar, Garcia-Molina and Parameswaran
-(2013) warn of, and are modelled here by the tempting action. That some states are hard for everybody
-is a second class of states, after Whitehill et al. (2009), "Whose vote should count more".
+The raters are the agent and one teacher per family. Each state has right actions and wrong ones. A
+rater takes a right action with its accuracy at this kind of decision. If it errs, it takes the one
+tempting wrong action of the state with the probability `shared`, else a wrong action of its own.
+Only the partition is observed: which raters took the same action. Dawid and Skene (1979), "Maximum
+likelihood estimation of observer error-rates using the EM algorithm", have the same model without
+the partition. Joglekar, Garcia-Molina, and Parameswaran (2013) warn of shared errors, which the
+tempting action models here. A second class of states stands for those that are hard for everybody,
+after Whitehill et al. (2009), "Whose vote should count more".
 
-Accuracies of a kind are drawn towards those of all kinds, as if each rater had been seen at `_PRIOR`
-more states: Bayes' rule with a beta prior (Gelman et al., "Bayesian data analysis", 5.3).
+The accuracies of a kind are pulled toward the overall ones, as if each rater had `_PRIOR` more
+states: a beta prior (Gelman et al., "Bayesian data analysis", 5.3).
 """
 
 from collections import Counter
@@ -46,7 +46,7 @@ _HARD = (0.3, 10.0)
 _FAILS = (0.05, 0.2, 30.0)
 """How often a right and a wrong action fails before anything was seen, and the states it counts for."""
 SAME_RIGHT = 0.998
-"""How often one that is right takes the commonest right action, where nothing tells: votes cannot say it."""
+"""Default for how often a right rater takes the most common right action. Votes can't show this."""
 _MIN_KNOWN = 25
 """From so many states with a verdict on, hard states may be told from easy ones."""
 _TOLD_MORE = 1.0
@@ -54,36 +54,36 @@ _TOLD_MORE = 1.0
 _FEWEST_SEEN = 30
 """Answers of a teacher at a kind of decision below which nothing is said of it."""
 SAME = 0.03
-"""Accuracies that differ by less are taken for the same."""
+"""Accuracies that differ by less count as equal."""
 _TINY = 1e-300
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reliability:
-    """Estimates of who is right: arrays by kind (K), class of state (D) and rater (R)."""
+    """The estimates: arrays by kind (K), class of state (D), and rater (R)."""
 
     raters: tuple[str, ...]
     kinds: tuple[str, ...]
     accuracy_K_D_R: Array
     shared_K_D_R: Array
-    """How often one that errs takes the action that tempts all."""
+    """How often a rater that errs takes the tempting action."""
     same_right: float
-    """How often one that is right takes the commonest of several right actions."""
+    """How often a rater that is right takes the most common right action."""
     classes_D: Array
-    """Shares of the classes of states: alike, or easy and hard."""
+    """Shares of the classes of states: one class, or easy and hard."""
     fails: tuple[float, float]
-    """How often a right and a wrong recorded action fails."""
+    """How often a right recorded action fails, and how often a wrong one."""
     n_states: int = 0
     n_known: int = 0
-    """States with a verdict."""
+    """Number of states with a verdict."""
     seen_K_R: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    """Valid answers by kind and rater."""
+    """Number of valid answers by kind and rater."""
     merged: dict[str, str] = field(default_factory=dict)
     calibration: Calibration = field(default_factory=Calibration)
-    """What `better` is worth by the pairs that were checked."""
+    """The correction of `better` by checked pairs."""
 
     def kind(self, name: str) -> int:
-        """Return the place of a kind; one never seen is like the rarest."""
+        """Return the index of a kind. An unseen kind counts as the rarest one."""
         name = self.merged.get(name, name)
         return self.kinds.index(name) if name in self.kinds else len(self.kinds) - 1
 
@@ -117,7 +117,7 @@ class Reliability:
         }
 
     def words(self) -> list[str]:
-        """Describe in which decisions the teachers are better than the agent, and vice versa."""
+        """Describe at which decisions the teachers are better than the agent, and vice versa."""
         if len(self.raters) < 2:
             return []
         places: dict[str, list[str]] = {"stronger": [], "weaker": []}
@@ -155,17 +155,18 @@ def fit(
     n_steps: int = 300,
     tolerance: float = 1e-5,
 ) -> Reliability:
-    """Return the estimates that make the ballots likeliest, priors included.
+    """Return the estimates that maximize the likelihood of the ballots times the priors.
 
-    Ballots count by pattern, so the time hardly depends on how many there are.
+    Equal patterns are counted together, so the time hardly depends on the number of ballots.
 
     Args:
-        ballots: one per state, verdicts included where there are some.
+        ballots: one per state, with verdicts if there are some.
         raters: the agent and the families, in the order of the patterns.
-        self_agreement: how often the agent's own model, asked again, does what was recorded.
-        n_classes: 1 if states are alike, 2 if some are hard for everybody; by default what verdicts say.
-        n_steps: steps of the algorithm at most.
-        tolerance: it ends when no accuracy changes by more.
+        self_agreement: how often the agent's own model, asked again, repeats the recorded action.
+        n_classes: 1 if all states are alike, 2 if some are hard for everybody. By default, verdicts
+            decide.
+        n_steps: the most steps of the algorithm.
+        tolerance: the algorithm ends when no accuracy changes by more.
     """
     merged = merged_kinds(ballot.kind for ballot in ballots)
     kinds = tuple(dict.fromkeys(sorted(merged.values()))) or ("other",)
@@ -409,7 +410,7 @@ def posterior(
 ) -> "Beliefs":
     """Return the probability of each group of a ballot.
 
-    Bayes' rule over all labelings and classes of states.
+    Uses Bayes' rule over all labelings and classes of states.
     """
     rows = Rows([pattern], [known])
     likely = likelihoods(reliability, kind, rows, has_failed=has_failed)
@@ -435,19 +436,19 @@ def posterior(
 
 @dataclass(frozen=True, slots=True)
 class Beliefs:
-    """Probabilities about the groups of one ballot; group 0 is the agent's."""
+    """Probabilities for the groups of one ballot. Group 0 is the agent's."""
 
     right: tuple[float, ...]
-    """That what a group did is right."""
+    """Probability that the group's action is right."""
     better: tuple[float, ...]
-    """That it is right and what the agent did is not."""
+    """Probability that the group's action is right and the agent's is wrong."""
     likelihood: float
 
 
 def likelihoods(
     reliability: Reliability, kind: int, rows: Rows, *, has_failed: bool | None = None
 ) -> Array:
-    """Return the probability of each labeling together with the observations."""
+    """Return the joint probability of each labeling and the observations."""
     parameters = _Parameters(
         reliability.accuracy_K_D_R,
         reliability.shared_K_D_R,

@@ -1,10 +1,10 @@
-"""How many of the pairs are right: what is claimed, corrected by the pairs that were checked.
+"""Estimate how many pairs are right: the claims, corrected by checked pairs.
 
-Prediction-powered inference: the mean of all claims plus the mean error of the claims at pairs that were
-drawn and checked. It is right whatever the claims are; good claims make the interval narrow.
-Angelopoulos et al. (2023), "Prediction-powered inference", arXiv:2301.09633; the claims are weighed as in
-Angelopoulos, Duchi and Zrnic (2023), "PPI++", arXiv:2311.01453. Pairs that were drawn with unequal
-probabilities are weighed by their inverse (Hajek's estimator).
+The method is prediction-powered inference: the mean of all claims plus their mean error at pairs
+that were drawn and checked. It is valid for any claims, and good claims make the interval narrow.
+See Angelopoulos et al. (2023), "Prediction-powered inference", arXiv:2301.09633. Claims are
+weighted as in Angelopoulos, Duchi, and Zrnic (2023), "PPI++", arXiv:2311.01453. Pairs that were
+drawn with unequal probabilities are weighted by the inverse (Hajek's estimator).
 """
 
 import hashlib
@@ -19,26 +19,26 @@ from replay_pipeline.reliability.wilson import Z, wilson_interval
 _LEAST_CHANCE = 0.3
 """Of the chance of the most doubtful pair, so much has the surest one to be drawn."""
 _MISLED_BELOW, _MISLED_ABOVE = 0.2, 0.03
-"""By so much votes alone may claim too much or too little, beside chance. The same votes fit a world whose
-states are alike and one in which half of them are hard for everybody, so no estimate from votes can tell.
-These bounds hold in the worlds of `benchmarks/worlds.py`."""
+"""How much votes alone may claim too much or too little, besides chance. The same votes fit a world
+in which all states are alike, and one in which half of them are hard for everybody. No estimate
+from votes can tell these apart. The bounds hold in the worlds of `benchmarks/worlds.py`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
-    """Share of pairs whose chosen side is right and whose rejected side is not."""
+    """Share of pairs whose chosen side is right and whose rejected side is wrong."""
 
     share: float
     low: float
     high: float
-    """Both ends of an interval of 95 %; where nobody checked, of what votes alone leave open."""
+    """Upper end of the 95 % interval. If no pair was checked, it is the range that votes leave open."""
     claimed: float
     """Mean of the claims."""
     n_pairs: int
     n_checked: int
-    """Pairs that a person has checked."""
+    """Number of pairs that a person has checked."""
     n_proven: int = 0
-    """Pairs whose chosen side works where it was tried, and whose rejected side is refused there."""
+    """Number of pairs whose chosen side worked when it was tried, and whose rejected side was refused."""
 
     def words(self) -> str:
         """Return the figure in words."""
@@ -67,10 +67,10 @@ def _short(share: float) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrecisionEvidence:
-    """The evidence for how many pairs are right: sums of claims, and the checks. Polls add up.
+    """The evidence for the share of right pairs: sums of claims, and checks. Polls of batches can be added.
 
-    Pairs that execution has proven, and those that nothing but a person's mark has kept, are counted
-    apart: they are no sample of the others.
+    Pairs that execution has proven, and pairs that only a person's mark keeps, are counted
+    separately, because they aren't a sample of the others.
     """
 
     n_pairs: int = 0
@@ -79,10 +79,10 @@ class PrecisionEvidence:
     open: float = 0.0
     """Sum of `p (1 - p)`."""
     checks: tuple[tuple[float, bool, float], ...] = ()
-    """Of each pair that was checked the claim, whether it is right, and the chance of being drawn."""
+    """For each checked pair its claim, whether it is right, and its chance of being drawn."""
     n_proven: int = 0
     n_accepted: int = 0
-    """Pairs that are there because a person has found them to be right."""
+    """Number of pairs that exist only because a person found them right."""
 
     @classmethod
     def of(
@@ -97,12 +97,11 @@ class PrecisionEvidence:
         """Make a poll of claims and checks by pair.
 
         Args:
-            claims: `p_better` by pair, of those that were found wrong too.
-            checked: by pair, whether it was found to be right. Others than those of `claims` are left
-                out.
-            chances: with which probability each pair was drawn to be checked; equal where not given.
-            proven: pairs that execution has shown to be right. What a person says of one goes before.
-            accepted: pairs that are there only because a person has found them to be right.
+            claims: `p_better` by pair, including pairs that were found wrong.
+            checked: whether a pair was found right. Pairs outside `claims` are ignored.
+            chances: probability with which each pair was drawn to be checked. Equal by default.
+            proven: pairs that execution has shown to be right. A person's verdict has priority.
+            accepted: pairs that exist only because a person found them right.
         """
         apart = claims.keys() & set(proven) - checked.keys()
         sure = claims.keys() & set(accepted)
@@ -122,7 +121,7 @@ class PrecisionEvidence:
 
     @classmethod
     def pooled(cls, reports: Iterable[Mapping[str, Any]]) -> "PrecisionEvidence":
-        """Add up polls that `to_json` has written."""
+        """Add up polls in the form of `to_json`."""
         found = list(reports)
         return cls(
             n_pairs=sum(each["n_pairs"] for each in found),
@@ -147,7 +146,7 @@ class PrecisionEvidence:
     def precision(self) -> Precision:
         """Return the share of right pairs, and an interval for it.
 
-        Pairs that were found to be wrong are taken out: it is the share among the others.
+        Pairs that were found wrong are removed, so this is the share among the others.
         """
         mean = self.claimed / self.n_pairs if self.n_pairs else 0.0
         n_wrong = sum(not is_right for _, is_right, _ in self.checks)
@@ -228,11 +227,11 @@ def _interval(
 
 
 def draw(claims: Mapping[str, float], n: int) -> dict[str, float]:
-    """Return the `n` pairs that say most about the precision, each with its probability.
+    """Draw the `n` pairs that tell most about the precision, and return each with its probability.
 
-    The chance grows with the standard deviation of the claim, `sqrt(p (1 - p))` (Neyman's allocation);
-    no pair is without one, since the claims may be wrong. A hash of the pair decides, so that the same
-    pairs are drawn each time.
+    The chance grows with the standard deviation of the claim, `sqrt(p (1 - p))` (Neyman's
+    allocation). Every pair has some chance, since claims may be wrong. A hash of the pair decides,
+    so that the draw is repeatable.
     """
     if n >= len(claims):
         return dict.fromkeys(sorted(claims), 1.0)
@@ -244,15 +243,15 @@ def draw(claims: Mapping[str, float], n: int) -> dict[str, float]:
 
 
 def draw_next(claims: Mapping[str, float], n: int, before: Mapping[str, float]) -> dict[str, float]:
-    """Return `n` more pairs to check, and all that were checked, with chances that hold for all of them.
+    """Return `n` more pairs to check and all checked ones, with chances that are valid for all of them.
 
-    A pair's chance is that of being drawn by now, in one round or the other. The round in which it was not
-    drawn is taken to have had the same chance for it, but for how many it drew of how many.
+    A pair's chance is that of being drawn in any round so far. A round that didn't draw the pair is
+    assumed to have had the same chance for it, scaled by how many pairs it drew of how many.
 
     Args:
-        claims: `p_better` by pair, of those that nobody has checked.
-        n: how many to draw.
-        before: the chances of those that were checked.
+        claims: `p_better` of the pairs that nobody has checked.
+        n: number of pairs to draw.
+        before: the chances of the checked pairs.
     """
     drawn = draw(claims, n)
     if not before or not drawn:

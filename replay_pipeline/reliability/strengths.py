@@ -1,4 +1,4 @@
-"""How strong each teacher is beside the agent, from the reports of one or many batches."""
+"""Compare the strength of each teacher with the agent's, from the reports of one or more batches."""
 
 import math
 from collections import defaultdict
@@ -22,18 +22,18 @@ class Strength:
     n_asked: int
     n_valid: int
     n_with_agent: int
-    """Valid answers that do what the agent did."""
+    """Valid answers that agree with the agent's action."""
     right: float
     """Share of its valid answers that are right."""
     agent_right: float
     """Share of the agent's actions that are right, in the same batches."""
     usd_per_right: float | None
-    """What a right answer costs; None where nothing was paid."""
+    """Cost of a right answer. None if nothing was paid."""
     stronger_at: tuple[str, ...]
     weaker_at: tuple[str, ...]
-    """Kinds of decision at which it is right more, or less, often than the agent."""
+    """Kinds of decision at which it is right less often than the agent."""
     right_at: Mapping[str, tuple[float, float]]
-    """By kind of which enough was seen, shares of its answers and of the agent's that are right."""
+    """Shares of its answers and of the agent's that are right, by each kind with enough answers."""
 
     def row(self) -> dict[str, str]:
         """Return it as the cells of a table for people."""
@@ -64,11 +64,11 @@ class Strength:
 def strengths(reports: Iterable[Mapping[str, Any]]) -> list[Strength]:
     """Return the strength of each teacher, from the reports of the pairs stage.
 
-    Estimates of batches are weighed by the answers that they rest on. A teacher of which no batch has
-    an estimate is left out.
+    The estimates of batches are weighted by their numbers of answers. A teacher without an estimate
+    is left out.
 
     Args:
-        reports: as `PairReport.to_json` gives them.
+        reports: results of `PairReport.to_json`.
     """
     sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     kinds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0] * 3))

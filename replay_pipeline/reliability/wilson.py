@@ -1,17 +1,17 @@
-"""The interval of a share: one formula for everything that counts how often something was so."""
+"""The confidence interval of a share."""
 
 import math
 
 Z = 1.959964
-"""Of the normal distribution, 95 % lies within so many standard deviations."""
+"""95 % of a normal distribution lies within this many standard deviations."""
 
 
 def wilson_interval(share: float, n: float) -> tuple[float, float]:
-    """Return the 95 % score interval of a share of `n` (Wilson 1927); all of [0, 1] where `n` is 0.
+    """Return the 95 % score interval of a share of `n` (Wilson 1927), or [0, 1] if `n` is 0.
 
     Args:
         share: the share, from 0 to 1.
-        n: how many were looked at; weights may leave a broken number.
+        n: number of observations. Weights may make it a fraction.
     """
     if not n:
         return 0.0, 1.0

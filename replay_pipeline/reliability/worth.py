@@ -1,10 +1,11 @@
-"""What the next question at a state is worth: expected right pairs per dollar.
+"""Compute the value of the next question at a state: expected right pairs per dollar.
 
-A state whose teachers answer one after the other is a small decision problem: ask one more, or stop with
-the pair that stands or with none. For a price of a right pair, dynamic programming over the patterns of
-answers finds what to do; the highest price at which asking still pays is the index of a state, and asking
-where it is highest is what Gittins (1979), "Bandit processes and dynamic allocation indices", and Weitzman
-(1979), "Optimal search for the best alternative", do.
+A state whose teachers answer one after the other is a small decision problem: ask one more, or stop
+with the present pair or none. For a given value of a right pair, dynamic programming over the
+patterns of answers finds the best action. The index of a state tells how much it pays to ask there,
+and the next question goes where the index is highest. This follows Gittins (1979), "Bandit
+processes and dynamic allocation indices", and Weitzman (1979), "Optimal search for the best
+alternative".
 """
 
 import itertools
@@ -19,24 +20,24 @@ from replay_pipeline.reliability.labels import ALSO_RIGHT, Rows
 from replay_pipeline.reliability.model import Array, Reliability, likelihoods
 
 MOST_PLANNED = 5
-"""Teachers that are planned with; of more, the other ones are asked only where everybody is."""
+"""The most teachers to plan with. Further teachers are asked only where all are."""
 _N_PRICES = 40
 PRICES = np.geomspace(1e-4, 1e2, _N_PRICES)
-"""Right pairs per mean cost of a call, from what is hardly worth it to what is a bargain."""
+"""Right pairs per mean cost of a call, from hardly worth it to a bargain."""
 _OUTCOMES = (None, False, True)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When the answers at a state make a pair."""
+    """The rule for when the answers at a state make a pair."""
 
     threshold: int = 2
     min_p_better: float | None = None
-    """Where it is set, probability decides, and the families are not counted."""
+    """If set, probability decides and not the number of families."""
 
 
 def makes_pair(pattern: Pattern, threshold: int) -> int | None:
-    """Return the group whose families outvote the agent and everybody else; `None` if none does."""
+    """Return the group whose families outvote the agent and all others, or None."""
     counts: dict[int, int] = {}
     for number in pattern[1:]:
         if number >= 0:
@@ -63,14 +64,14 @@ def can_make_pair(pattern: Pattern, threshold: int) -> bool:
 
 
 def answers_at(pattern: Pattern, place: int) -> list[Pattern]:
-    """Return the patterns that an answer of the rater at `place` can lead to."""
+    """Return the patterns that an answer of the rater at index `place` can lead to."""
     n_groups = max(pattern) + 1
     found = [(*pattern[:place], number, *pattern[place + 1 :]) for number in range(n_groups + 1)]
     return [in_order(each) for each in found]
 
 
 def in_order(pattern: Pattern) -> Pattern:
-    """Number the groups of a pattern again in their order of appearance."""
+    """Renumber the groups of a pattern in their order of appearance."""
     numbers: dict[int, int] = {-1: -1}
     for number in pattern:
         numbers.setdefault(number, len(numbers) - 1)
@@ -79,7 +80,7 @@ def in_order(pattern: Pattern) -> Pattern:
 
 @cache
 def all_patterns(n_raters: int) -> tuple[Pattern, ...]:
-    """Return every pattern in which the agent acted, those with fewer answers first."""
+    """Return every pattern with an action of the agent, those with fewer answers first."""
     found: list[Pattern] = []
     for asked in itertools.product((False, True), repeat=n_raters - 1):
         grown: list[Pattern] = [(0,)]
@@ -95,20 +96,20 @@ def all_patterns(n_raters: int) -> tuple[Pattern, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Whom to ask next at a state, and how many right pairs a mean call's money brings there."""
+    """The teacher to ask next at a state, and the right pairs that the price of a mean call brings there."""
 
     place: int
-    """Of the rater."""
+    """Index of the rater."""
     index: float
 
 
 class Worth:
-    """The index of every pattern, for one set of estimates.
+    """The value of asking at every pattern, for one set of estimates.
 
     Args:
-        reliability: who is right how often.
-        costs: what a call of each teacher costs on average, in the order of the raters after the agent.
-        rule: when answers make a pair.
+        reliability: estimates of who is right how often.
+        costs: mean cost of a call of each teacher, in the order of the raters after the agent.
+        rule: the rule for when answers make a pair.
     """
 
     def __init__(self, reliability: Reliability, costs: Sequence[float], rule: Rule) -> None:
@@ -130,17 +131,17 @@ class Worth:
         self._gains: dict[tuple[int, bool | None], tuple[Array, Array]] = {}
 
     def advice(self, kind: int, pattern: Pattern, *, has_failed: bool | None) -> Advice | None:
-        """Return whom to ask next; `None` where no answer is worth anything."""
+        """Return the teacher to ask next, or None if no answer is worth anything."""
         key = (kind, has_failed)
         if key not in self._solved:
             self._solved[key] = self._solve(kind, has_failed=has_failed)
         return self._solved[key][self._places[in_order(pattern)]]
 
     def gains(self, kind: int, pattern: Pattern, *, has_failed: bool | None) -> tuple[Array, Array]:
-        """Return the gain of asking on, for each value of a right pair in `PRICES`.
+        """Return the gain of further questions, for each value of a right pair in `PRICES`.
 
         Returns:
-            Right pairs, and their cost in mean calls, by price; for the best way to ask at it.
+            The right pairs, and their cost in mean calls, for the best way to ask at each price.
         """
         key = (kind, has_failed)
         self.advice(kind, pattern, has_failed=has_failed)
@@ -149,7 +150,7 @@ class Worth:
         return gain_P_L[place] + PRICES * calls_P_L[place], calls_P_L[place]
 
     def right_pairs(self, kind: int) -> float:
-        """Return the expected number of right pairs at a state of this kind, if everybody is asked."""
+        """Return the expected number of right pairs at a state of this kind, if all teachers are asked."""
         rows = _all_rows(len(self._model.raters))
         likely = likelihoods(self._model, kind, rows)
         total_P = np.maximum(np.add.reduceat(likely, rows.starts_P), 1e-300)

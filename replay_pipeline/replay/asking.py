@@ -1,4 +1,4 @@
-"""How a run asks: the options that every replay takes, and what is refused before any cost."""
+"""The options that every replay takes, and the checks that run before any cost."""
 
 import difflib
 import logging
@@ -63,42 +63,43 @@ class Asking:
     """Windowing policy for long prefixes; see `replay_pipeline.windows`."""
     max_completion_tokens: int = DEFAULT_MAX_COMPLETION_TOKENS
     accepted_terms: Sequence[str] = ()
-    """Teachers whose vendors forbid training on their answers, and which are asked all the same."""
+    """Teachers that you accept although their vendors forbid training on their answers."""
     partition: str | None = None
     night: str | None = None
-    """Date of the night whose runs share a limit, however many they are."""
+    """Date of the night. All runs of one night share a limit."""
     tags: Sequence[str] = ()
     limits_usd: Mapping[str, float | None] = field(default_factory=dict)
-    """Further ceilings by scope: `day`, `partition`, `night`, `teacher:NAME`, `tag:NAME`. They belong
-    to the ledger and hold over all runs until another value is given here; `None` lifts one."""
+    """Further ceilings by scope: `day`, `partition`, `night`, `teacher:NAME`, `tag:NAME`. The
+    ledger keeps them: a limit holds over all runs until you set another one here. `None` removes a
+    limit."""
     gates: Sequence[str] = ()
-    """Presets of the policy by which a run buys, by name; see `replay_pipeline.replay.policy`."""
+    """Names of the presets that decide what a run buys; see `replay_pipeline.replay.policy`."""
     agreement_threshold: int = 2
-    """Votes of distinct families that make a consensus, for presets that look at votes."""
+    """How many families must agree to make a consensus, for presets that look at votes."""
     min_p_better: float | None = None
-    """The least probability of a pair that is kept, if probability decides; for buying by value."""
+    """Pairs below this probability are dropped, if probability decides. For buying by value."""
     level: AgreementLevel = "effect"
-    """How strictly two actions must be the same to be one vote, for presets that look at votes."""
+    """How similar two actions must be to count as one vote, for presets that look at votes."""
     count_own_family: bool = False
     """Whether teachers of the student's own family vote, for presets that look at votes."""
     counts_recorded: bool = True
     """Whether answers that were already in the ledger count against the ceiling of this run."""
     run_id: str | None = None
-    """Processes that share a run share its ceiling. By default a new run."""
+    """Processes with the same run id share its ceiling. By default, a new run."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     price_folder: Place | None = None
-    """Where price lists are kept; `None` fetches them again for each run."""
+    """Folder of the price lists. With `None`, each run fetches them again."""
     max_price_age_days: float = 7.0
-    """An older price list is refused when it can't be fetched again."""
+    """If a price list is older and can't be fetched again, the run refuses to use it."""
     is_durable: bool = True
-    """Wait for the disk at each booking, which also survives a power failure."""
+    """Wait for the disk at each booking, so that bookings survive a power failure."""
 
     @classmethod
     def of(cls, **options: Unpack[AskingOptions]) -> "Asking":
-        """Read options as the public functions take them.
+        """Read the keyword options of a public function.
 
         Raises:
-            ConfigError: one is misspelt.
+            ConfigError: no option has this name.
         """
         try:
             return cls(**options)
@@ -106,7 +107,7 @@ class Asking:
             raise ConfigError(f"replay: {error}") from error
 
     def policy(self) -> Policy:
-        """Make the policy by which a run buys."""
+        """Make the policy that decides what a run buys."""
         return parse_gates(
             self.gates,
             level=self.level,
@@ -124,10 +125,10 @@ class Asking:
         )
 
     def limits_nano(self, day: str, teachers: Iterable[str]) -> dict[str, int | None]:
-        """Return the limits that are set or lifted, by the name of their scope in the ledger.
+        """Return the limits to set or to remove, by the name of their scope in the ledger.
 
         Raises:
-            ConfigError: a limit is for something that no call of this run counts under.
+            ConfigError: a limit names a scope that no call of this run counts toward.
         """
         known = {day, *(f"teacher:{name}" for name in teachers), *self.scopes()}
         of_run = {
@@ -147,7 +148,7 @@ class Asking:
         return limits
 
     def request_options(self) -> RequestOptions:
-        """Take the part that decides the requests."""
+        """Return the options that change what is sent."""
         return RequestOptions(
             window=self.window,
             max_completion_tokens=self.max_completion_tokens,
@@ -161,7 +162,7 @@ def today() -> str:
 
 
 def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking) -> int:
-    """Refuse settings that are wrong before anything is sent; return the ceiling.
+    """Check the settings before anything is sent, and return the ceiling.
 
     Raises:
         ConfigError: says which teacher or option is wrong, and what to do.
@@ -172,14 +173,14 @@ def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking)
     if twice := [name for name, count in names.items() if count > 1]:
         raise ConfigError(f"two teachers are called {twice[0]}: give each its own name")
     if isinstance(max_total_usd, bool) or not 0 <= max_total_usd < math.inf:
-        raise ConfigError(f"max_total_usd={max_total_usd}: a number of dollars >= 0 is needed")
+        raise ConfigError(f"max_total_usd={max_total_usd} must be a number of dollars, at least 0")
     for scope, limit in asking.limits_usd.items():
         if limit is not None and not 0 <= limit < math.inf:
             raise ConfigError(f"limit {scope}={limit}: a number of dollars >= 0 is needed")
     asking.limits_nano(today(), names)
     for name in ("max_concurrency", "max_completion_tokens"):
         if getattr(asking, name) < 1:
-            raise ConfigError(f"{name}={getattr(asking, name)}: at least 1 is needed")
+            raise ConfigError(f"{name}={getattr(asking, name)} must be at least 1")
     window_messages([], asking.window)
     asking.policy()
     for teacher in teachers:
@@ -228,10 +229,10 @@ async def fetch_prices(
 ) -> dict[str, Price]:
     """Find the price of each teacher by name: its own, or today's from its endpoint.
 
-    Once `stop` is set, endpoints have `asking.retry.settle_s` to answer.
+    After `stop` is set, endpoints have `asking.retry.settle_s` to answer.
 
     Raises:
-        ConfigError: an endpoint does not serve a model, or can't be asked.
+        ConfigError: an endpoint doesn't serve the model, or can't be reached.
         PriceError: a price is not known.
     """
     book = PriceBook(
@@ -247,7 +248,7 @@ async def fetch_prices(
                 except TeacherError as error:
                     if not book.models(url):
                         raise PriceError(f"teacher {teacher.name}: no price: {error}") from error
-                    logger.warning("an older price list is used: %s", error)
+                    logger.warning("using an older price list: %s", error)
             _check_served(teacher, book.models(url))
     prices = {teacher.name: book.price(teacher) for teacher in teachers}
     for teacher in teachers:

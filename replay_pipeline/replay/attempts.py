@@ -1,4 +1,4 @@
-"""One reservation and the attempts made under it, through what all calls of a run go through."""
+"""A reservation and its attempts, and the dispatcher that sends all calls of a run."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Dispatcher:
-    """Sends the calls of a run: holds the slots, the endpoints, and the stop signal."""
+    """The sender of all calls of a run. It holds the slots, the endpoints, and the stop signal."""
 
     ledger: Ledger
     client: Client
@@ -45,12 +45,12 @@ class Dispatcher:
     retry: RetryPolicy
     stop: threading.Event
     total: Slots
-    """Room for all calls together."""
+    """The slots that all teachers share."""
     introductions: Introductions
     stopped_teachers: dict[str, Failure] = field(default_factory=dict)
 
     def reason_not_to_send(self, teacher: TeacherSpec) -> str | None:
-        """Return why nothing is sent to a teacher any more; `None` while something is."""
+        """Return why no more calls go to a teacher, or None while they do."""
         if self.stop.is_set():
             return "stopped"
         return "teacher_stopped" if teacher.name in self.stopped_teachers else None
@@ -70,25 +70,25 @@ class Dispatcher:
         )
 
     def meet(self, teacher: TeacherSpec, outcome: Answer | Failure) -> Failure | None:
-        """Check which model answered, and stop a teacher that is not the intended model."""
+        """Check which model answered, and stop the teacher if it is another one."""
         wrong = self.introductions.meet(teacher, outcome)
         if wrong is not None and self.introductions.is_unwelcome(teacher):
             self.stop_teacher(teacher, wrong)
         return wrong
 
     def stop_teacher(self, teacher: TeacherSpec, failure: Failure) -> None:
-        """Ask a teacher no more in this run."""
+        """Stop asking a teacher for the rest of this run."""
         if teacher.name not in self.stopped_teachers:
             self.stopped_teachers[teacher.name] = failure
             logger.error("%s is not asked again in this run: %s", teacher.name, failure.message)
 
     def resume(self) -> None:
-        """Let all that wait for room see that the run has been stopped."""
+        """Wake everything that waits for a slot, so that it sees that the run was stopped."""
         for slots in (self.total, *self.introductions.all_slots()):
             slots.resume()
 
     async def wait(self, seconds: float) -> None:
-        """Wait, but no longer than until the run is told to stop."""
+        """Wait for some seconds, or until the run is stopped."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while (left := until - loop.time()) > 0:
@@ -107,11 +107,11 @@ class Attempts:
     """One reservation and the attempts made under it.
 
     Args:
-        dispatcher: what all calls go through.
+        dispatcher: the sender of all calls.
         task: the question.
-        body: what is sent.
-        new: the reservation.
-        bound_nano: what it can cost at most by the price list.
+        body: the request body.
+        new: the call to reserve money for.
+        bound_nano: the most that it can cost by the price list.
     """
 
     def __init__(
@@ -133,10 +133,10 @@ class Attempts:
         self.refused: str | None = None
 
     async def make(self) -> None:
-        """Send until there is an outcome; only failures that surely cost nothing are retried.
+        """Send until there is an outcome. Only failures that surely cost nothing are retried.
 
-        The money is reserved before a slot is taken: whoever holds a slot waits for the endpoint
-        alone, so calls that wait for money and calls that hold it can't block each other.
+        Money is reserved before a slot is taken. So a call in a slot waits only for the endpoint,
+        and calls that wait for money can't block calls that hold it.
         """
         if not await self._reserve():
             return

@@ -1,10 +1,11 @@
 """Ask by batch: half the price, within a day, in no order.
 
-For what needs no order: short states, states of many sessions, a second pass. Long sessions are
-cheaper in lanes, since a batch reads nothing from the prompt cache.
+Use it where order doesn't matter: short states, states of many sessions, a second pass. Long
+sessions are cheaper one state after the other, because a batch gets no prompt-cache hits.
 
-A batch is noted in the ledger before it is handed in, under a key that goes along with it: whoever
-is killed in between finds it again at the provider by that key, so nothing is handed in twice.
+The ledger notes a batch before it is submitted, under a key that the batch carries. If the process
+dies in between, the next one finds the batch at the provider by that key, so no batch is submitted
+twice.
 """
 
 import asyncio
@@ -58,7 +59,7 @@ MAX_BATCH_CALLS = 1000
 _WINDOW_S = 24 * 3600.0
 """A batch is answered within so long, or never."""
 _MOST_ABOVE, _MOST_BELOW = 8, 2000
-"""A batch costs no more than so many times its bound, and no less than such a part of it."""
+"""A batch costs at most this many times its bound, and at least this fraction of it."""
 _FINAL = ("completed", "failed", "expired", "cancelled")
 
 
@@ -101,16 +102,16 @@ def replay_batch(
     stop: threading.Event | None = None,
     **options: Unpack[AskingOptions],
 ) -> ReplayReport:
-    """Replay states by batch API, for at most `max_total_usd`, and wait for the answers.
+    """Replay states by the batch API, for at most `max_total_usd`, and wait for the answers.
 
-    Answers in the ledger are not asked again, those of a batch that is still running included.
-    Setting `stop`, or an interrupt, ends the waiting; what was handed in goes on, and the next
-    run takes its answers. Works with and without an event loop.
+    A question that is answered in the ledger, or that a running batch contains, isn't asked again.
+    `stop` or an interrupt ends the waiting. The submitted batch goes on, and the next run takes its
+    answers. This works with and without an event loop.
 
     Args:
         states: decision points, in any order.
         teachers: models at endpoints with a batch API (OpenRouter).
-        max_total_usd: hard ceiling in US dollars; reserved at half the price of single calls.
+        max_total_usd: hard ceiling in US dollars. A batch reserves half the price of single calls.
         ledger: as for `replay_states`.
         poll_s: seconds between two looks at a running batch.
         stop: set it from any thread to stop waiting.
@@ -119,7 +120,7 @@ def replay_batch(
     Raises:
         ConfigError: a teacher or option is wrong; raised before any cost.
         PriceError: a teacher's price is not known; raised before any cost.
-        TeacherError: an endpoint did not take a batch, or can't be reached.
+        TeacherError: an endpoint rejected a batch, or can't be reached.
     """
     asking = Asking.of(**options)
     limit_nano = check(teachers, max_total_usd, asking)
@@ -282,7 +283,7 @@ class _BatchRun:
         await self._note(pending)
         n_calls = len(pending.calls)
         self.n_sent += n_calls
-        logger.info("%s: %d calls handed in as %s", pending.teacher, n_calls, pending.batch_id)
+        logger.info("%s: submitted %d calls as %s", pending.teacher, n_calls, pending.batch_id)
 
     async def _reserve(self, task: LaneQuestion, price: Price) -> Reserved | None:
         question = task.question

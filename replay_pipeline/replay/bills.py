@@ -1,8 +1,8 @@
-"""Whether what an endpoint says of a call's cost can be true.
+"""Check whether the cost that an endpoint reports for a call can be true.
 
-Usage, price and the size of what was sent and received bound each other from both sides: no prompt of
-100 kB has no tokens, and none has 10⁹. A cost is believed when it agrees with what else is known; a
-cost that is not is booked at its bound, and flagged.
+Usage, price, and the number of bytes bound each other from both sides: a prompt of 100 kB has
+neither 0 tokens nor 10⁹. A cost that agrees with the rest is believed. Any other cost is booked at
+its bound and flagged.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class BookedCost:
 
     cost_nano: int
     disputed: str | None = None
-    """Why what the endpoint said is not believed; the cost is the bound then."""
+    """Why the endpoint isn't believed, in which case the cost is the bound."""
 
 
 def judged(
@@ -40,12 +40,13 @@ def judged(
     """Decide the cost at which an answer is booked.
 
     Args:
-        answer: what came back.
-        size: of the prompt.
-        price: of the model.
-        bound_nano: the most that the call should cost; what a cost that is not believed is booked at.
+        answer: the endpoint's answer.
+        size: size of the prompt.
+        price: prices of the model.
+        bound_nano: the most that the call should cost. A cost that isn't believed is booked at
+            this.
         n_limit: limit on completion tokens.
-        n_reply_bytes: bytes that came back.
+        n_reply_bytes: size of the reply.
     """
     usage = answer.usage
     problem = token_problem(usage, size, n_limit, n_reply_bytes, has_action=bool(answer.action))
@@ -76,7 +77,7 @@ def judged(
 def token_problem(
     usage: Usage, size: Size, n_limit: int, n_reply_bytes: int, *, has_action: bool = True
 ) -> str | None:
-    """Return why the tokens that an endpoint counted can't be those of the call; `None` if they can."""
+    """Return why an endpoint's token counts can't be right, or None if they can."""
     n_prompt, n_completion = usage.n_prompt_tokens, usage.n_completion_tokens
     if n_prompt is not None and not (
         least_tokens(size) <= n_prompt <= _MOST_TOKENS * size.bound_tokens
@@ -95,14 +96,14 @@ def token_problem(
 
 
 def least_tokens(size: Size) -> int:
-    """Count the tokens that a prompt has at least."""
+    """Return the least number of tokens that a prompt can have."""
     return max(1, (size.n_bytes - _FREE_BYTES) // _MOST_BYTES_PER_TOKEN)
 
 
 def replayed_bound(answer: Answer, size: Size, *, price: Price, n_limit: int) -> int:
     """Return an upper bound on the original cost of an answer from the router's cache, from its size.
 
-    What a model thought and did not show can't be seen; where it may think, its limit counts.
+    Hidden thinking can't be seen in the answer. If the model may think, its token limit counts.
     """
     n_written = n_limit
     if not {"reasoning", "include_reasoning"} & {*price.supported_parameters}:

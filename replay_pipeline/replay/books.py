@@ -1,4 +1,4 @@
-"""What calls cost, and what is learned from them: each is settled with the ledger once."""
+"""Settle each call with the ledger once, and learn from what it cost."""
 
 import asyncio
 import logging
@@ -41,19 +41,19 @@ _MOST_OVERRUN = 8.0
 
 @dataclass(kw_only=True)
 class Books:
-    """Settles the calls of a run, and reserves more where a provider charged more than can be."""
+    """The bookkeeper of a run. It settles calls, and reserves more if a provider overcharges."""
 
     ledger: Ledger
     client: Client
     keys: Mapping[str, SecretStr | None]
     prices: Mapping[str, Price]
     kept_s: float
-    """How long a router was told to keep an answer for a free re-send."""
+    """How long the router was asked to keep an answer for a free re-send."""
     newly_spent_nano: int = 0
     n_overruns: int = 0
     n_disputed: int = 0
     n_found_out: int = 0
-    """Lost calls whose outcome has become known, so that what they held is free."""
+    """Lost calls whose outcome is known by now, so that their reserved money is free again."""
     newly_learned: dict[str, Learned] = field(default_factory=dict)
     _ratios: dict[str, float] = field(default_factory=dict)
     _without_cache: set[str] = field(default_factory=set)
@@ -64,14 +64,14 @@ class Books:
         return price.bound_nano(task.bound_tokens(), task.question.max_completion_tokens)
 
     def reserved_nano(self, teacher: TeacherSpec, bound_nano: int) -> int:
-        """Return the reservation of a call; above its bound where other calls cost more than theirs."""
+        """Return the reservation of a call. It is above the bound if earlier calls cost more than theirs."""
         return round(bound_nano * self._ratios.get(teacher.name, 1.0))
 
     def takes_over(self, task: LaneQuestion, body_sha: str) -> bool:
-        """Return whether a repeated question may use the money reserved for its lost calls.
+        """Return whether a repeated question may use the money that its lost calls hold.
 
-        A router that broke a call itself may have charged it without keeping its answer; one
-        whose caller died has not.
+        A router that itself failed during a call may have charged for it without keeping the
+        answer. If only the caller died, the router has the answer.
         """
         went_on = all(lost.was_left_alone for lost in task.lost)
         return bool(task.lost) and went_on and self.keeps_answers(task, body_sha)
@@ -79,9 +79,9 @@ class Books:
     def keeps_answers(self, task: LaneQuestion, body_sha: str) -> bool:
         """Return whether the endpoint charges lost calls and their repetitions only once.
 
-        OpenRouter keeps the answer to an equal request (`X-OpenRouter-Cache`) for as long as it
-        was told to, so it is charged by the first call or, where that failed, by the second. It
-        knows a request by its bytes: where they changed, as with a price, it says nothing of the first.
+        OpenRouter keeps the answer to an equal request (`X-OpenRouter-Cache`) for as long as asked.
+        So only the first call is charged or, if that failed, the second. It compares requests byte
+        by byte. If the bytes changed, for example with a price, the second call is a new one.
         """
         oldest = min((lost.sent_at for lost in task.lost), default=datetime.now(UTC))
         return (
@@ -92,7 +92,7 @@ class Books:
         )
 
     async def find_out(self, task: LaneQuestion, body_sha: str) -> TeacherAction | None:
-        """Settle the lost calls of a question as far as possible; return the row of the last."""
+        """Settle the lost calls of a question as far as possible, and return the row of the last."""
         row: TeacherAction | None = None
         left, keeps = [], self.keeps_answers(task, body_sha)
         for lost in task.lost:
@@ -118,7 +118,7 @@ class Books:
     async def lose(
         self, task: LaneQuestion, call: Attempts, reserved: Reserved, failure: Failure
     ) -> tuple[LostCall, ...]:
-        """Book a call whose outcome is unknown at its full reservation; returns all that are lost."""
+        """Book a call with an unknown outcome at its full reservation, and return all lost calls."""
         logger.warning("%s: %s", task.teacher.name, failure.message)
         await asyncio.wrap_future(
             self.ledger.settle(
@@ -139,7 +139,7 @@ class Books:
     async def keep_unread(
         self, task: LaneQuestion, reply: Reply, reserved: Reserved, error: Exception
     ) -> TeacherAction:
-        """Book a reply that this program can't digest, once and for all, with its bytes."""
+        """Book a reply that this program can't read, for good, and keep its bytes."""
         usage = reply.outcome.usage if isinstance(reply.outcome, Answer) else None
         cost = usage.cost_nano if usage else None
         if cost is None or cost > _MOST_OVERRUN * reserved.reserved_nano:
@@ -168,7 +168,7 @@ class Books:
     async def settle(
         self, task: LaneQuestion, call: Attempts, reserved: Reserved, outcome: Answer | Failure
     ) -> TeacherAction:
-        """Book a call whose outcome is known; returns its row."""
+        """Book a call whose outcome is known, and return its row."""
         assert call.reply is not None
         made: dict[str, Any] = {"n_attempts": call.n_attempts, "latency_s": call.latency_s}
         takes_over, cost = call.new.takes_over, 0
@@ -271,7 +271,7 @@ class Books:
         name, factor = task.teacher.name, cost / max(1, call.bound_nano)
         self._ratios[name] = min(_MOST_OVERRUN, max(self._ratios.get(name, 1.0), factor * 1.05))
         logger.warning(
-            "%s: a call cost $%.6f, more than its bound of $%.6f; it is booked as it is",
+            "%s: a call cost $%.6f, more than its bound of $%.6f; its full cost is booked",
             name, usd(cost), usd(call.bound_nano),
         )  # fmt: skip
 

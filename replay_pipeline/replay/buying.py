@@ -1,7 +1,7 @@
-"""Which questions to buy next, round by round: a first part that is spread, then where it pays most.
+"""Choose which questions to buy next: at first spread over all states, then where they pay most.
 
-What a round asks depends on the states, the prices and the answers of the rounds before alone, never on
-time or on what runs beside it: a run that was stopped and goes on buys the same calls.
+The questions of a round depend only on the states, the prices, and earlier answers. They never
+depend on time or on other processes, so a run that was stopped and continued buys the same calls.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from replay_pipeline.replay.policy import GateDecision, Policy, Poll
 from replay_pipeline.types import TeacherSpec
 
 BY_VALUE = "value"
-"""The preset that buys where it pays most."""
+"""The preset that buys where a dollar brings most."""
 _N_FIRST = 120
 """States of the first part, of which everybody is asked."""
 _FIRST_SHARE = 0.25
@@ -39,22 +39,23 @@ _EXPLORED = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A question to ask."""
+    """A question that was chosen to be asked."""
 
     state: int
     teacher: int
     propensity: float = 1.0
     gate: str | None = None
-    """The preset that makes the call by chance, with this propensity."""
+    """The preset that drew this call by chance, with this propensity."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Market:
     """The questions for sale, with their expected costs.
 
-    `cost_usd(state, teacher, is_warm)` says what a call should cost, where a prompt cache holds the
-    step before it or not; `bound_usd(state, teacher)` the most that it can; `open_poll(state)` opens
-    the poll of a state; `is_open(state, teacher)` says whether it may be asked at all.
+    `cost_usd(state, teacher, is_warm)` returns the expected cost of a call, with or without a warm
+    prompt cache. `bound_usd(state, teacher)` returns the most that it can cost. `open_poll(state)`
+    opens the poll of a state. `is_open(state, teacher)` says whether the question may be asked at
+    all.
     """
 
     places: Sequence[Place]
@@ -65,7 +66,7 @@ class Market:
     is_open: Callable[[int, int], bool] = lambda state, teacher: True  # noqa: ARG005
 
     def mean_usd(self, some: Sequence[int], teacher: int) -> float:
-        """Return the mean cost of a teacher's call at some states, the prompt cache warm."""
+        """Return the mean cost of a teacher's calls at some states, with a warm prompt cache."""
         costs = [
             self.cost_usd(state, teacher, True) for state in some if self.is_open(state, teacher)
         ]
@@ -81,7 +82,7 @@ class Market:
         )
 
     def steps_before(self) -> dict[int, int]:
-        """Return the step before each state in its session, where there is one."""
+        """Return the previous step in the session for each state that has one."""
         last: dict[str, int] = {}
         found: dict[int, int] = {}
         for number, place in enumerate(self.places):
@@ -91,7 +92,7 @@ class Market:
         return found
 
     def by_session(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Order choices so that each session is asked in its own order, where it was first chosen."""
+        """Group choices by session, in the order of the session's steps."""
         turns: dict[str, int] = {}
         for choice in choices:
             turns.setdefault(self.places[choice.state].session, len(turns))
@@ -102,11 +103,12 @@ class Market:
 
 
 class Buyer:
-    """Chooses the questions of each round, and learns from their answers.
+    """The buyer chooses the questions of each round, and learns from their answers.
 
     Args:
         market: states, teachers and costs.
-        policy: by which rules; with none, everybody is asked everywhere, in an order that is spread.
+        policy: the rules for buying. With none, every teacher is asked at every state, in spread
+            order.
     """
 
     def __init__(self, market: Market, policy: Policy) -> None:
@@ -141,9 +143,9 @@ class Buyer:
         """Whether something is left that was worth its money, and that there was none for."""
 
     def next_round(self, left_usd: float) -> list[Choice]:
-        """Return the questions of the next round, which `left_usd` is sure or likely to pay for.
+        """Return the questions of the next round, as many as `left_usd` should pay for.
 
-        Empty: nothing is left that is worth its money, or the money is used up.
+        The list is empty if nothing left is worth its price, or if the money is used up.
         """
         self._money_usd = max(self._money_usd, left_usd)
         if self._policy.is_in_turn:
@@ -169,7 +171,7 @@ class Buyer:
 
     @property
     def n_states_asked(self) -> int:
-        """Return states at which somebody was asked."""
+        """Count the states at which at least one teacher was asked."""
         return len(self._asked)
 
     def worth(self) -> Worth:

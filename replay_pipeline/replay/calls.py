@@ -1,4 +1,4 @@
-"""The records of a call's way through the ledger: reserved, settled, known, lost."""
+"""The records of a call in the ledger: reserved, settled, known, or lost."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -25,43 +25,43 @@ class NewCall:
     scopes: tuple[str, ...]
     reserved_nano: int
     timeout_s: float = 600.0
-    """So long after its last byte was sent, the endpoint is sure to have ended the call."""
+    """After this many seconds without an answer, the endpoint has surely ended the call."""
     body_sha: str | None = None
-    """Name of the bytes that are sent: a router knows an answer by them."""
+    """Hash of the request body. A router identifies its stored answer by these bytes."""
     partition: str | None = None
     is_patient: bool = True
-    """Wait while money that is held may come back; otherwise be refused at once."""
+    """Whether to wait for money that other calls hold. Otherwise the call is refused at once."""
     lost: tuple[int, ...] = ()
-    """Lost calls for the same request that the caller knows of and asks again."""
+    """Lost calls for the same request that the caller knows about and now repeats."""
     takes_over: bool = False
-    """Take the reservations of `lost` over: at most one of all these calls is charged."""
+    """Take over the reservations of `lost`, since at most one of these calls is charged."""
 
     @property
     def slack(self) -> timedelta:
-        """Return the longest time between a reservation and its call, unless the ledger is told more."""
+        """Return the longest time between a reservation and its call, unless the ledger is told otherwise."""
         return timedelta(seconds=min(_MOST_SLACK_S, self.timeout_s * _SLACK))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reserved:
-    """The money is held and the intent is on disk: the request may leave."""
+    """The money is reserved and the intent is on disk, so the request may leave."""
 
     call_id: int
     reserved_nano: int
     sent_by: datetime | None = None
-    """Until then it may leave without a further word to the ledger (`Ledger.sending`)."""
+    """Until this time the call may leave. Later it must call `Ledger.sending` first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refused:
-    """The call can never fit under `scope`, or waiting for it was given up."""
+    """The call can never fit under `scope`, or the run gave up waiting."""
 
     scope: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """A call that was decided before."""
+    """A call whose outcome is already in the ledger."""
 
     request_sha: str
     run_id: str
@@ -83,25 +83,25 @@ class LostCall:
     scopes: tuple[str, ...]
     reserved_nano: int
     sent_at: datetime
-    """Its last byte left no later."""
+    """Latest time at which its last byte can have left."""
     due_at: datetime
-    """From then on it can't be running any more."""
+    """After this time it can't be running any more."""
     error_code: str | None = None
     """How it was lost; `None` when its process died."""
     generation_id: str | None = None
-    """Under this name the endpoint may know what it cost."""
+    """The id under which the endpoint may know its cost."""
     body_sha: str | None = None
-    """Name of the bytes that were sent, where it is known."""
+    """Hash of the request body, if known."""
 
     @property
     def was_left_alone(self) -> bool:
-        """Return whether only this side lost the call, so that the endpoint went on with it."""
+        """Return whether only this side lost the call, so that the endpoint finished it."""
         return self.error_code in (None, "given_up")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DisputedCall:
-    """A call whose cost was not believed, so that it was booked at its bound."""
+    """A call whose reported cost wasn't believed, so it was booked at its bound."""
 
     call_id: int
     state_id: str
@@ -116,7 +116,7 @@ class DisputedCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InDoubt:
-    """Earlier calls for the same request are lost. The caller must decide about them."""
+    """Earlier calls for the same request are lost, and the caller must decide what to do."""
 
     lost: tuple[LostCall, ...]
 
@@ -128,9 +128,9 @@ class LedgerEntries:
     decided: dict[str, Known]
     lost: dict[str, tuple[LostCall, ...]]
     booked: dict[str, bytes]
-    """Rows of calls that were paid for without an answer, and may be asked again."""
+    """Rows of calls that were paid for without an answer. They may be asked again."""
     paid_nano: Counter[str]
-    """What all their calls have cost, by run."""
+    """The cost of all their calls, by run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +139,7 @@ class Settlement:
 
     call_id: int
     state: Literal["answered", "failed", "unknown", "withdrawn"]
-    """`withdrawn`: nothing was sent; the call is forgotten."""
+    """With `withdrawn`, nothing was sent, and the ledger forgets the call."""
     cost_nano: int = 0
     n_attempts: int = 1
     is_lasting: bool = False
@@ -148,24 +148,23 @@ class Settlement:
     response: bytes | None = None
     generation_id: str | None = None
     sent_at: datetime | None = None
-    """Of an unknown call: when its last byte left."""
+    """When the last byte of a call with an unknown outcome left."""
     disputed: str | None = None
-    """Why the cost that came with the answer is not believed; it is booked at its bound."""
+    """Why the reported cost isn't believed. The call is then booked at its bound."""
     recovers: tuple[int, ...] = ()
-    """Lost calls of which it is known now that they need no money of their own."""
+    """Lost calls that are now known to need no money of their own."""
 
 
 _ROW = msgspec.json.Decoder(TeacherAction)
 decode_row = _ROW.decode
-"""A row as the ledger keeps it, back as a `TeacherAction`."""
+"""Read a row of the ledger as a `TeacherAction`."""
 
 
 def encode_row(row: TeacherAction) -> bytes:
-    """Write a row as the ledger keeps it.
+    """Return a row in the form that the ledger stores.
 
     Raises:
-        msgspec.ValidationError: a field has another type than it was declared with, so that the
-            row could not be read again.
+        msgspec.ValidationError: a field has the wrong type, so the row could not be read again.
     """
     told = msgspec.to_builtins(row)
     if row.logprobs is None:  # a row without them is the row of a program that knew none

@@ -1,8 +1,8 @@
-"""How often a student, asked again, leaves its own recorded action.
+"""Measure how often a student, asked again, takes another action than the recorded one.
 
-A replay does not rebuild the student's harness: system prompt, tools and sampling differ. Where the
-student's own model disagrees with its recording, a disagreement of the teachers says little. This
-figure belongs with the dataset.
+A replay may differ from the original call in its system prompt, tools, and sampling. If even the
+student's own model disagrees with its recording, a teacher's disagreement means little. So publish
+this figure with the dataset.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _OLD_CLAUDE = re.compile(r"claude-(?P<major>\d+)(?:-(?P<minor>\d{1,2}))?-(?P<nam
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlReport:
-    """How a sample of states came out when their own model was asked again."""
+    """The results of asking the student's own model again at a sample of states."""
 
     n_states: int
     """States in the sample."""
@@ -46,12 +46,13 @@ class ControlReport:
     same: Mapping[str, float]
     """Share of valid answers that repeat the recorded action, by level of agreement."""
     left: float | None
-    """Share that left the recorded action at `level`; `None` without a valid answer."""
+    """Share of valid answers that differ from the recorded action at `level`, or None without
+    answers."""
     left_interval: tuple[float, float] | None
     """95 % interval of `left` (Wilson)."""
     level: str
     models: dict[str, int]
-    """States of the sample by the model that was asked."""
+    """Number of sampled states by the model that was asked."""
     errors: dict[str, int]
     spent_usd: float
 
@@ -72,21 +73,21 @@ def control(
 ) -> ControlReport:
     """Ask the student's own model again at a sample of states, and compare.
 
-    The answers only measure: they are kept in the ledger under `control:MODEL` and are no
-    teacher's answers, so no terms on training apply.
+    The answers are only for measuring. The ledger keeps them under `control:MODEL`. They are never
+    training data, so no vendor's terms on training apply.
 
     Args:
-        states: replayed states; those without a `student_model` are left out.
+        states: replayed states. States without a `student_model` are left out.
         max_total_usd: hard ceiling in US dollars.
-        n_states: size of the sample, drawn by hash, the same on every run.
-        teacher: how the student is asked (its address, key, parameters); its model is
-            replaced by the student's. By default OpenRouter.
+        n_states: size of the sample. It is drawn by hash, so every run draws the same states.
+        teacher: address, key, and parameters for asking the student. Its model is replaced by the
+            student's. By default, OpenRouter.
         ledger: as for `replay_states`.
-        tick: called with progress about once a second.
-        options: how to ask, see `Asking`; by `level` an answer agrees with the recording.
+        tick: called with the progress about once a second.
+        options: how to ask, see `Asking`. `level` decides when an answer agrees with the recording.
 
     Raises:
-        ConfigError: no state names its model.
+        ConfigError: no state says which model wrote it.
     """
     sample = _sample(states, n_states)
     if not sample:
@@ -113,7 +114,7 @@ def control(
 
 
 def slug_of(model: str) -> str:
-    """Return a recorded model name as OpenRouter knows it.
+    """Return OpenRouter's name for a recorded model.
 
     >>> slug_of("claude-opus-4-5-20251101"), slug_of("claude-3-5-sonnet-20241022"), slug_of("a/b")
     ('anthropic/claude-opus-4.5', 'anthropic/claude-3.5-sonnet', 'a/b')

@@ -1,8 +1,7 @@
-"""The ledger's database: SQLite by path, PostgreSQL by URL, behind the few verbs it needs.
+"""The ledger's database: SQLite for a path, PostgreSQL for a URL, behind one small interface.
 
-An owner is one open ledger. It is alive for as long as it holds a lock that the operating system
-(SQLite) or the database server (PostgreSQL) drops by itself when the process dies, however it
-dies.
+An owner is one open ledger. It counts as alive while it holds a lock. When the process dies for any
+reason, the operating system (SQLite) or the database server (PostgreSQL) releases the lock.
 """
 
 import os
@@ -31,13 +30,13 @@ def connect(url: str | Path, *, is_durable: bool = True, is_read_only: bool = Fa
 
     Args:
         url: a path or a database URL.
-        is_durable: wait for the disk at each commit, which also survives a power failure.
-        is_read_only: only look, which a read-only file system allows too.
+        is_durable: wait for the disk at each commit, so that commits survive a power failure.
+        is_read_only: only read, which works on a read-only file system too.
 
     Raises:
         ConfigError: the URL has an unknown scheme.
-        LedgerError: the database cannot be opened or is no ledger of this version.
-        MissingDependencyError: PostgreSQL without its driver.
+        LedgerError: the database can't be opened, or isn't a ledger of this version.
+        MissingDependencyError: the driver for PostgreSQL isn't installed.
     """
     text = str(url)
     if text.startswith(("postgresql://", "postgres://", "postgresql+psycopg://")):
@@ -46,7 +45,7 @@ def connect(url: str | Path, *, is_durable: bool = True, is_read_only: bool = Fa
         text = text.removeprefix("sqlite:///")
     elif "://" in text:
         raise ConfigError(
-            f"ledger {_without_password(text)}: a path, sqlite:///path or postgresql://... is needed"
+            f"ledger {_without_password(text)} must be a path, sqlite:///path, or postgresql://..."
         )
     return _Sqlite(Path(text), is_durable=is_durable, is_read_only=is_read_only)
 

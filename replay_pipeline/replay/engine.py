@@ -1,4 +1,4 @@
-"""The replay itself: lanes of questions, each asked once, under one budget."""
+"""The replay itself: it asks each question once, in order, under one budget."""
 
 import asyncio
 import logging
@@ -46,7 +46,7 @@ _MAX_SENT_AGAIN = 2
 
 @dataclass(kw_only=True)
 class Engine:
-    """Asks the questions of one run. On a stop it sends no more, and waits for paid calls."""
+    """The engine that asks the questions of one run. On a stop, it sends no more and waits for paid calls."""
 
     ledger: Ledger
     client: Client
@@ -61,7 +61,7 @@ class Engine:
     n_sent: int = 0
     n_cached: int = 0
     answered_before: frozenset[str] = frozenset()
-    """Teachers of whom the ledger has answers."""
+    """Teachers that have answers in the ledger."""
 
     def __post_init__(self) -> None:
         self.run_id = self.asking.run_id or uuid.uuid4().hex[:12]
@@ -80,7 +80,7 @@ class Engine:
 
     @cached_property
     def dispatcher(self) -> Dispatcher:
-        """Return the dispatcher of all calls, once the earlier answers are known."""
+        """Return the sender of all calls, after the earlier answers are loaded."""
         return Dispatcher(
             ledger=self.ledger,
             client=self.client,
@@ -99,7 +99,7 @@ class Engine:
         )
 
     def know(self, task: LaneQuestion, known: Known) -> None:
-        """Take over a call that was decided before."""
+        """Take over a call that the ledger already decided."""
         row = decode_row(known.row)
         is_asked = self.dispatcher.introductions.is_asked
         if row.error_code == OTHER_MODEL and is_asked(task.teacher, row.model):
@@ -112,22 +112,22 @@ class Engine:
         self.n_cached += 1
 
     def lose(self, task: LaneQuestion, lost: Iterable[LostCall]) -> None:
-        """Write a row for each lost call, until its fate is known."""
+        """Write a row for each lost call until its outcome is known."""
         task.lost = tuple(lost)
         task.is_asked |= bool(task.lost)
         if task.lost:
             self.decided[task.index] = lost_row(task)
 
     def skip(self, task: LaneQuestion, reason: str) -> None:
-        """Count a question that is not asked; one with a lost call has its row already."""
+        """Count a question that isn't asked. If it has a lost call, its row exists already."""
         if task.index not in self.decided:
             self.skipped[reason] += 1
 
     async def run(self, lanes: Lanes) -> None:
-        """Ask every question, lane by lane, and those again that a lost call stood in the way of.
+        """Ask every question, lane by lane, then repeat those that a lost call blocked.
 
         Raises:
-            LedgerError: the ledger can't be written; what is paid for was drained first.
+            LedgerError: the ledger can't be written. Calls in flight were awaited first.
         """
         try:
             while lanes:
@@ -168,7 +168,7 @@ class Engine:
         wait_until = datetime.now(UTC) + timedelta(seconds=self.asking.retry.settle_s)
         ready = [task for task in later if due(task.lost) <= wait_until]
         if ready:
-            logger.info("%d lost calls are asked again once they are surely over", len(ready))
+            logger.info("%d lost calls will be asked again once they have surely ended", len(ready))
             left = max(due(task.lost) for task in ready) - datetime.now(UTC)
             await self.dispatcher.wait(left.total_seconds())
         again = [] if self.stop.is_set() else ready
@@ -189,7 +189,7 @@ class Engine:
             if self.stop.is_set() and not has_stopped:
                 has_stopped = True
                 n_in_flight = self.dispatcher.total.n_in_use
-                logger.info("stopping: %d calls in flight are awaited", n_in_flight)
+                logger.info("stopping: waiting for %d calls in flight", n_in_flight)
                 self.ledger.give_up(self.run_id)
                 self.dispatcher.resume()
 

@@ -1,4 +1,4 @@
-"""What a replay would take, before anything is paid."""
+"""Estimate what a replay would cost, before you pay."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,15 @@ from replay_pipeline.replay.tasks import LaneQuestion
 from replay_pipeline.types import TeacherSpec
 
 ASSUMED_STUDENT = 0.5
-"""How often the cheapest teacher is assumed to do what the student did."""
+"""Assumed share of states at which the cheapest teacher does what the student did."""
 ASSUMED_TEACHERS = 0.6
-"""How often two teachers are assumed to agree."""
+"""Assumed share of states at which two teachers agree."""
 ASSUMED_PAIRS = 0.2
-"""Pairs per state that are assumed where every teacher is asked."""
+"""Assumed number of pairs per state if every teacher is asked."""
 ASSUMED_KEPT = 0.9
-"""Share of these pairs that the recommended gates are assumed to keep."""
+"""Assumed share of these pairs that the recommended gates keep."""
 EXAMPLE_USD = 5.0
-"""An estimate says what so much money buys."""
+"""The amount for which an estimate says what it buys."""
 
 _MIN_CACHED_TOKENS = 1024
 
@@ -39,15 +39,15 @@ class TeacherEstimate:
     n_completion_tokens: int
     expected_usd: float
     bound_usd: float
-    """The sum of the reservations, in the order in which they are made."""
+    """The sum of the reservations, if no call settles for less."""
     price_source: str
     price_date: str
     spread: float = 0.0
-    """By which share the cost may be lower or higher."""
+    """Fraction by which the cost may be lower or higher."""
     adaptations: tuple[str, ...] = ()
-    """Fields that its endpoint is not sent, and why."""
+    """Fields that are left out for its endpoint, and why."""
     n_logprobs: int = 0
-    """Token probabilities that are asked for. No price list charges for them beside the tokens."""
+    """Number of token probabilities to request. No price list charges extra for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,16 +70,16 @@ class Estimate:
     teachers: tuple[TeacherEstimate, ...]
     low_usd: float = 0.0
     high_usd: float = 0.0
-    """The cost should lie between these two."""
+    """The upper end of the likely cost."""
     buys: Purchase | None = None
     """What five dollars buy."""
     prospect: Prospect = field(default_factory=Prospect)
-    """How many right pairs a state should bring."""
+    """Expected number of right pairs per state."""
     added_by_clients: float | None = None
-    """Which share the clients' own prompts and tools add to the cost of the neutral ones, at the first
-    states; `None` where no state has them."""
+    """Share that the clients' own prompts and tools add to the cost of the neutral ones, measured
+    at the first states. `None` if no state has them."""
     gated: "Estimate | None" = None
-    """The same with the recommended gates, where none are set."""
+    """The same estimate with the recommended gates, if you set none."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a report."""
@@ -95,18 +95,18 @@ def forecast(
     adaptations: Mapping[str, tuple[str, ...]] | None = None,
     is_full: bool = False,
 ) -> Estimate:
-    """Sum the estimates for the questions of these lanes.
+    """Sum the estimates over the questions of these lanes.
 
-    Equal requests count once. Gates about states are applied; for gates about votes the share of
-    states at which each teacher is still asked is assumed (`ASSUMED_STUDENT`, `ASSUMED_TEACHERS`).
+    Equal requests count once. Gates on states are applied. Gates on votes depend on answers, so the
+    share of states that they let through is assumed (`ASSUMED_STUDENT`, `ASSUMED_TEACHERS`).
 
     Args:
-        lanes: the questions, in the order in which a teacher is asked them.
+        lanes: the questions, in the order of asking.
         prices: price by teacher.
         gates: gates by name.
-        learned: what is known of each teacher's prompts and answers.
-        adaptations: what each teacher's endpoint is not sent.
-        is_full: give the same with the recommended gates too.
+        learned: token counts learned from each teacher's earlier answers.
+        adaptations: fields that are left out for each teacher's endpoint.
+        is_full: also estimate with the recommended gates.
     """
     asked = _asked_once(lanes)
     by_teacher: dict[str, list[Sequence[LaneQuestion]]] = {}

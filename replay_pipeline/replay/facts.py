@@ -1,4 +1,4 @@
-"""What a replay came to, as its receipt has it."""
+"""The figures of a replay for its receipt."""
 
 from collections import Counter
 from typing import Any
@@ -7,7 +7,7 @@ from replay_pipeline.errors import TeacherAuthError
 from replay_pipeline.types import ReplayReport
 
 NOT_ASKED = ("budget", "stopped", "teacher_stopped", "in_batch", "ledger_failed")
-"""Why a question waits for the next run; the other reasons are gates, which saved it."""
+"""Reasons for which a question waits for the next run. All other reasons are gates."""
 
 _REFUSALS = frozenset({"key_rejected", "forbidden", "credit_exhausted"})
 
@@ -53,7 +53,7 @@ def refuse_if_nobody_answers(report: ReplayReport) -> None:
     """Raise an error if no teacher of a run could be used.
 
     Raises:
-        TeacherAuthError: the teachers refused, and none gave an action.
+        TeacherAuthError: the endpoints refused access, and no teacher gave an action.
     """
     refusals = [row for row in report.actions if row.error_code in _REFUSALS]
     if refusals and not any(row.action for row in report.actions):

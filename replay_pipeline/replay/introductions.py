@@ -1,4 +1,4 @@
-"""What is let through to an endpoint before it has shown that it is the one that was meant."""
+"""Limit the calls to an endpoint until it has shown that it serves the intended model."""
 
 import asyncio
 import logging
@@ -23,13 +23,13 @@ _CHOSEN_FOR_YOU = re.compile(r"^(openrouter/|@)")
 
 
 class Introductions:
-    """The room for each teacher's calls, which is narrow until its endpoint has introduced itself.
+    """The slots of each teacher, which stay few until its endpoint has proven itself.
 
     Args:
-        prices: price by teacher, which may say what else its model is called.
-        answered_before: teachers of whom the ledger has answers. Their endpoints open as soon as
-            they list models, which costs nothing: a login page cannot.
-        lists_models: asks an endpoint for its list of models. Raises TeacherError where none comes.
+        prices: price by teacher. A price may contain another name of the model.
+        answered_before: teachers with answers in the ledger. Their endpoints get all slots as soon
+            as they list their models, which costs nothing.
+        lists_models: asks an endpoint for its list of models. Raises TeacherError if it sends none.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Introductions:
         self._looks: set[asyncio.Task[None]] = set()
 
     def slots(self, teacher: TeacherSpec) -> Slots:
-        """Return the room for a teacher's calls."""
+        """Return the slots of a teacher."""
         if teacher.name not in self._slots:
             self._slots[teacher.name] = Slots(teacher.max_concurrency, n_first=_N_FIRST)
             if teacher.name in self._answered_before:
@@ -56,29 +56,29 @@ class Introductions:
         return self._slots[teacher.name]
 
     def all_slots(self) -> Collection[Slots]:
-        """Return the room of each teacher that has some."""
+        """Return the slots of each teacher that has some."""
         return self._slots.values()
 
     async def _look(self, teacher: TeacherSpec) -> None:
         try:
             await self._lists_models(teacher)
         except TeacherError as error:
-            logger.info("%s: its first answer is awaited (%s)", teacher.name, error)
+            logger.info("%s: waiting for its first answer (%s)", teacher.name, error)
         else:
             self._slots[teacher.name].open()
 
     async def close(self) -> None:
-        """Wait for no endpoint any more."""
+        """Stop waiting for endpoints."""
         for look in self._looks:
             look.cancel()
         if self._looks:
             await asyncio.wait(self._looks)
 
     def meet(self, teacher: TeacherSpec, outcome: Answer | Failure) -> Failure | None:
-        """Check which model answered, and refuse further money to one that wasn't asked.
+        """Check which model answered, and stop paying if it is the wrong one.
 
         Returns:
-            What is wrong with the reply, if it is of no chat endpoint or of another model.
+            What is wrong with the reply if no chat endpoint or another model sent it.
         """
         name, wrong = teacher.name, None
         if isinstance(outcome, Failure):
@@ -102,7 +102,7 @@ class Introductions:
         return wrong
 
     def is_unwelcome(self, teacher: TeacherSpec) -> bool:
-        """Return whether the teacher sent so many wrong replies in a row that it is asked no more."""
+        """Return whether the teacher is out because of too many wrong replies in a row."""
         return self._n_wrong[teacher.name] >= _N_FIRST
 
     def is_asked(self, teacher: TeacherSpec, answered: str | None) -> bool:
@@ -114,12 +114,12 @@ class Introductions:
 def is_model(teacher: TeacherSpec, answered: str | None, *, also: str | None = None) -> bool:
     """Return whether an answer comes from the requested model, by its name.
 
-    Endpoints add a date, a size or a folder, and put words in another order (`claude-sonnet-4.5`
-    answers as `anthropic/claude-4.5-sonnet-20250929`).
+    Endpoints add a date, a size, or a folder to the name, and may reorder its words
+    (`claude-sonnet-4.5` answers as `anthropic/claude-4.5-sonnet-20250929`).
 
     Args:
-        teacher: who was asked.
-        answered: the name in the answer; `None` where it says none.
+        teacher: the teacher that was asked.
+        answered: the model's name in the answer, or None.
         also: another name of the model.
     """
     asked = teacher.answers_as or teacher.model

@@ -1,4 +1,4 @@
-"""How many calls run at once: bounded in total and per teacher, and adapting to the endpoint."""
+"""Limit how many calls run at once, in total and per teacher, and adapt to the endpoint."""
 
 import asyncio
 import time
@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 
 
 class Slots:
-    """Room for calls in flight, which shrinks when an endpoint asks for less and grows back.
+    """The number of calls in flight. It shrinks when an endpoint asks for less, and grows back.
 
-    Additive increase, multiplicative decrease: one more slot per round of successes, a third
-    less at most once per cooldown, and nothing is sent while the endpoint asked for a pause.
+    Additive increase, multiplicative decrease: a round of successes adds one slot, and a request to
+    slow down removes a third, at most once per cooldown. Nothing is sent during a pause.
 
     Args:
-        size: calls in flight at most.
-        n_first: so many of them until `open` is called.
-        decrease: what is left of the room when the endpoint asks for less.
+        size: the most calls in flight.
+        n_first: the most calls in flight until `open` is called.
+        decrease: the fraction of slots that stays when the endpoint asks for less.
         cooldown_s: seconds between two cuts.
     """
 
@@ -73,24 +73,24 @@ class Slots:
         self._wake()
 
     def open(self) -> None:
-        """Let all calls go that there is room for; has no effect the second time."""
+        """Allow as many calls as there are slots. A second call has no effect."""
         if not self._is_open:
             self._is_open = True
             self.limit = float(self.size)
             self._wake()
 
     def narrow(self, n_first: int) -> None:
-        """Let fewer calls go until `open` is called, but always one."""
+        """Allow fewer calls, but at least one, until `open` is called."""
         if not self._is_open:
             self.limit = float(max(1, min(self.size, n_first)))
 
     def succeeded(self) -> None:
-        """A call went through: room for a little more."""
+        """Add a fraction of a slot after a successful call."""
         if self._is_open and self.limit < self.size:
             self.limit = min(self.size, self.limit + 1 / self.limit)
 
     def slow_down(self, pause_s: float | None) -> None:
-        """The endpoint asks for fewer calls at once, and for a pause."""
+        """Remove slots and pause, because the endpoint asks for it."""
         now = time.perf_counter()
         if pause_s:
             self._paused_until = max(self._paused_until, now + pause_s)
@@ -100,7 +100,7 @@ class Slots:
             self.n_cuts += 1
 
     def resume(self) -> None:
-        """Forget a pause, so that whoever waits can see that the run has been stopped."""
+        """End a pause, so that waiting calls see that the run was stopped."""
         self._paused_until = float("-inf")
         self._wake()
 

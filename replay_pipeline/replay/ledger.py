@@ -1,21 +1,22 @@
 """The ledger: no limit is ever passed, no paid answer is lost, nothing is paid twice.
 
-Before a request leaves, the most it can cost is reserved and the intent is on disk; after it, the
-real cost settles the reservation together with the answer, in one transaction. Every limit is a
-scope (`run:…`, `day:…`, `night:…`, `teacher:…`, `partition:…`, `tag:…`), and for each of them
+Before a request leaves, the ledger reserves the most that it can cost and writes the intent to
+disk. Afterwards one transaction stores the answer and replaces the reservation by the real cost.
+Every limit is a scope (`run:…`, `day:…`, `night:…`, `teacher:…`, `partition:…`, `tag:…`), and for
+each of them
 
     spent + held + unknown <= limit
 
-holds at every instant, across processes: `held` is reserved by calls in flight, `unknown` by lost
-calls, which were sent and whose outcome nobody knows. A cost above its reservation is booked as it
-is and flagged (`overrun`); no further reservation is made above the limit.
+holds at every instant, across processes. Calls in flight reserve `held`. Lost calls, which were
+sent and whose outcome nobody knows, reserve `unknown`. A cost above its reservation is booked in
+full and flagged (`overrun`), and nothing more is reserved above the limit.
 
-A lost call keeps its reservation until something is known. Where the endpoint is sure to charge an
-equal request once only (a router that keeps answers), asking again takes the reservation over
-instead of adding one: without that, a few crashes would hold all the money for ever.
+A lost call keeps its reservation until its outcome is known. A router that keeps answers charges an
+equal request only once. There, a repeated question takes over the reservation instead of adding
+one. Otherwise a few crashes would hold all the money for good.
 
-One thread writes. It takes whatever has been asked since its last transaction and commits it as
-one, so that a hundred calls share one wait for the disk.
+One thread writes. It commits everything that was requested since its last transaction at once, so a
+hundred calls share one wait for the disk.
 """
 
 import contextlib
@@ -61,7 +62,7 @@ _ORPHAN_CHECKS_EVERY = 20
 
 
 class Ledger:
-    """One open ledger. Every method may be called from any thread and gives back a future."""
+    """One open ledger. You can call every method from any thread, and each returns a future."""
 
     def __init__(self, url: str | Path, *, is_durable: bool = True) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -87,7 +88,7 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Finish open writes, then close. Calls still open become unknown."""
+        """Finish open writes, then close. Calls that are still open become unknown."""
         if self._thread.is_alive():
             self._queue.put(_STOP)
             self._thread.join()
@@ -95,9 +96,9 @@ class Ledger:
     def reserve(self, call: NewCall) -> "Future[Reserved | Refused | Known | InDoubt]":
         """Hold `call.reserved_nano` in every scope of `call`, first come first served.
 
-        Waits while money that is held may come back. Gives back `Refused` once the call can
-        never fit, and `Known` when the same request was answered meanwhile; a request that
-        another living process has in flight is waited for.
+        This waits while held money may come free, and while another living process has the same
+        request in flight. The result is `Refused` if the call can never fit, and `Known` if the
+        request was answered meanwhile.
         """
         future: Future[Reserved | Refused | Known | InDoubt] = Future()
         self._queue.put(Waiting(call, future))
@@ -110,7 +111,7 @@ class Ledger:
         return future
 
     def sending(self, call_id: int, sent_by: datetime) -> "Future[None]":
-        """Record that a call leaves later than its reservation said: by `sent_by`."""
+        """Record that a call may leave later than its reservation said, up to `sent_by`."""
         future: Future[None] = Future()
         self._queue.put(Leaving(call_id, sent_by, future))
         return future
@@ -132,14 +133,14 @@ class Ledger:
     def open_scopes(
         self, names: Iterable[str], limits: Mapping[str, int | None], *, by: str
     ) -> None:
-        """Create scopes, and set or lift the limits that are named.
+        """Create scopes, and set or remove the named limits.
 
-        A limit belongs to the ledger: a scope that `limits` does not name keeps the one it has.
+        The ledger keeps limits: a scope that `limits` doesn't name keeps its limit.
 
         Args:
-            names: scopes to count under, created without a limit where they are new.
-            limits: nano-dollars by scope; `None` lifts the limit.
-            by: who sets them: a run, or a command. Every change is kept in the table `limits`.
+            names: scopes to count under. New ones start without a limit.
+            limits: nano-dollars by scope. `None` removes a limit.
+            by: the run or command that sets them. The table `limits` keeps every change.
         """
         self.do(lambda database: open_scopes(database, names, limits, by=by)).result()
 
@@ -149,11 +150,11 @@ class Ledger:
         """Create the scope of a run.
 
         Args:
-            run_id: names the run; processes that share it share its limit.
-            limit: nano-dollars.
-            carried_nano: what earlier runs paid for answers that this run takes over.
-            lost: calls of earlier runs for the requests of this one; until it is known what
-                became of them they count here too.
+            run_id: name of the run. Processes with the same name share its limit.
+            limit: limit in nano-dollars.
+            carried_nano: cost of the earlier answers that this run reuses.
+            lost: lost calls of earlier runs for the same requests. They count here too, until their
+                outcome is known.
         """
         name = f"run:{run_id}"
 
@@ -176,7 +177,7 @@ class Ledger:
         self.do(open_it).result()
 
     def held_by_lost(self, scope: str) -> tuple[int, datetime | None]:
-        """Return the money that lost calls hold under `scope`, and when the last of them has ended."""
+        """Return the money that lost calls hold under `scope`, and the time when the last has surely ended."""
 
         def read(database: Database) -> tuple[int, datetime | None]:
             lost = [call for calls in find_lost(database).values() for call in calls]

@@ -1,4 +1,4 @@
-"""What the ledger knows of calls: answered, in flight, lost, disputed."""
+"""Look up calls in the ledger: answered, in flight, lost, or disputed."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,14 +13,14 @@ from replay_pipeline.replay.calls import DisputedCall, Known, LedgerEntries, Los
 from replay_pipeline.replay.schema import Database
 
 BATCH_KEY = "batch:"
-"""Under this key and its name the ledger notes a batch that was handed in."""
+"""Prefix of the keys under which the ledger notes submitted batches."""
 SEPARATOR = "\n"
-"""Between the scopes of a call."""
+"""Separates the scopes of a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """The columns of a call that settling it needs."""
+    """The columns of a call that are needed to settle it."""
 
     id: int
     request_sha: str
@@ -88,7 +88,7 @@ def find_lost(
 
 
 def find_disputed(database: Database) -> list[DisputedCall]:
-    """Find the calls that are booked at their bound because their cost is not believed."""
+    """Find the calls that were booked at their bound because their reported cost wasn't believed."""
     rows = database.query(
         "select id, state_id, teacher, model, cost, disputed, coalesce(sent_at, intent_at), "
         "coalesce(due_at, intent_at), generation_id from calls where disputed is not null order by id"
@@ -110,13 +110,13 @@ def find_disputed(database: Database) -> list[DisputedCall]:
 
 
 def batched_requests(database: Database) -> set[str]:
-    """Return the requests that wait in a batch for their answer."""
+    """Return the requests that a running batch contains."""
     rows = database.query("select value from ledger where key like ?", (f"{BATCH_KEY}%",))
     return {sha for (value,) in rows for sha in msgspec.json.decode(value)["calls"]}
 
 
 def elsewhere(database: Database, shas: list[str]) -> tuple[dict[str, Known], set[str]]:
-    """Return requests that were answered meanwhile, and requests that are in flight."""
+    """Return the requests that were answered meanwhile, and those in flight."""
     decided: dict[str, Known] = {}
     busy: set[str] = set()
     for chunk in chunks(shas):
@@ -134,7 +134,7 @@ def elsewhere(database: Database, shas: list[str]) -> tuple[dict[str, Known], se
 
 
 def load_calls(database: Database, ids: Sequence[int]) -> dict[int, CallRow]:
-    """Read calls by their ids; those that are not there are left out."""
+    """Read calls by id. Missing ids are left out."""
     calls = {}
     for chunk in chunks(ids):
         rows = database.query(
@@ -147,22 +147,22 @@ def load_calls(database: Database, ids: Sequence[int]) -> dict[int, CallRow]:
 
 
 def chunks(items: Iterable[Any], size: int = 500) -> Iterable[list[Any]]:
-    """Cut a list in parts that a statement can take."""
+    """Split a list into parts that fit into one SQL statement."""
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk
 
 
 def marks(chunk: Sequence[Any]) -> str:
-    """Return a place in a statement for each item."""
+    """Return one SQL placeholder for each item."""
     return ",".join("?" * len(chunk))
 
 
 def now() -> datetime:
-    """Return this moment, in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 def iso(moment: datetime) -> str:
-    """Spell a moment as the ledger keeps it."""
+    """Return a time in the ledger's text form."""
     return moment.isoformat(timespec="milliseconds")

@@ -1,4 +1,4 @@
-"""What presets of the buying policy save and lose, measured on answers that are all there."""
+"""Measure what presets of the buying policy save and lose, on a complete set of answers."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,17 +32,17 @@ def measure_gates(
 ) -> tuple[GateReport, ...]:
     """Return the savings and losses of presets, measured on complete answers.
 
-    The recorded answers are bought as a run with these presets and money enough would have bought
-    them. The last report, `all`, has the presets together: the calls and dollars that would have been
-    saved, and how many of the pairs of asking everyone would have been lost.
+    It simulates a run with these presets and enough money on the recorded answers. The last report,
+    `all`, applies all presets together. It says how many calls and dollars they would have saved,
+    and how many of the pairs from asking everyone they would have lost.
 
     Args:
         states: the states that were replayed.
         teachers: the teachers that were asked.
         actions: their answers.
         names: presets by name.
-        level: how strictly actions must agree.
-        threshold: families that make a consensus.
+        level: how similar actions must be to agree.
+        threshold: how many families make a consensus.
         count_own_family: whether teachers of the student's own family vote.
     """
     names = tuple(names)
@@ -64,7 +64,7 @@ def measure_gates(
 def numbered(
     states: Sequence[TraceState], teachers: Sequence[TeacherSpec], actions: Iterable[TeacherAction]
 ) -> dict[tuple[int, int], TeacherAction]:
-    """Return answers by number of their state and teacher."""
+    """Return answers by the indexes of their state and teacher."""
     by_name = {(action.state_id, action.teacher): action for action in actions}
     return {
         (i, j): answer
@@ -82,14 +82,14 @@ def bought(
     *,
     max_total_usd: float | None = None,
 ) -> dict[tuple[int, int], float]:
-    """Return the recorded answers that a policy would have bought, with the propensity of each.
+    """Return the recorded answers that a policy would have bought, each with its propensity.
 
     Args:
         states: the states that were replayed.
         teachers: the teachers that were asked.
-        answers: their answers, with what each has cost.
-        policy: by which rules to buy.
-        max_total_usd: the ceiling; without one there is money enough.
+        answers: their answers, with the cost of each.
+        policy: the rules for buying.
+        max_total_usd: the ceiling. Without one, the money is unlimited.
     """
     costs: dict[int, list[float]] = defaultdict(list)
     for (_, teacher), answer in answers.items():

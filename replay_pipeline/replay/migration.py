@@ -1,4 +1,4 @@
-"""Ledgers of earlier versions, brought up to date when they are opened."""
+"""Upgrade ledgers of earlier versions when they are opened."""
 
 import types
 from dataclasses import fields
@@ -20,8 +20,8 @@ _ROWS_AT_ONCE = 1000
 def from_version_1(database: Database) -> None:
     """Add the columns of version 2, and repair rows that version 1 could not read again.
 
-    Version 1 put what an endpoint sent into rows as it was: one reply with a number for its id
-    made every later run over its state fail.
+    Version 1 stored an endpoint's values unchecked. One reply with a number as its id made every
+    later run over its state fail.
     """
     for column in ("due_at", "generation_id"):
         database.query(f"alter table calls add column {column} text")
@@ -49,18 +49,18 @@ def from_version_1(database: Database) -> None:
 
 
 def from_version_2(database: Database) -> None:
-    """Add the columns of version 3: the time and request of a call, and whether its cost is believed."""
+    """Add the columns of version 3: the time and request of a call, and why its cost was disputed."""
     for column in ("sent_at", "body_sha", "disputed"):
         database.query(f"alter table calls add column {column} text")
     database.query("update ledger set value = '3' where key = 'schema_version'")
 
 
 UPGRADES = {"1": from_version_1, "2": from_version_2}
-"""What brings a ledger of each earlier version to the one after it."""
+"""The upgrade from each earlier version to the next."""
 
 
 def mend(row: bytes) -> bytes | None:
-    """Return a row with its declared types, or `None` if it has them or can't be read.
+    """Return a row with its declared types, or None if it needs no change or can't be read.
 
     >>> mend(b'{"state_id": "s", "teacher": "t", "generation_id": 123, "n_prompt_tokens": "10"}')
     b'{"state_id":"s","teacher":"t","action":null,"model":null,"family":null,...

@@ -1,10 +1,10 @@
-"""The one module that speaks HTTP: sends a request once, and says what became of it.
+"""The one module that speaks HTTP. It sends a request once, and reports the outcome.
 
-It never retries and never gives up early: an aborted call is paid for. Foreign errors end here; a
-`Failure` tells apart a request that never left from one whose outcome is unknown.
+It never retries and never gives up early, because an aborted call still costs money. It catches the
+errors of httpx. A `Failure` says whether the request never left, or left with an unknown outcome.
 
-It is an httpx client whose bytes go through the transport of `httpx-aiohttp`, since httpx's own pool
-takes longer the more connections it holds.
+It is an httpx client with the transport of `httpx-aiohttp`, because httpx's own pool gets slower
+with more connections.
 """
 
 import asyncio
@@ -67,19 +67,18 @@ class Reply:
     outcome: Answer | Failure
     body: bytes = b""
     has_cache: bool = False
-    """The router said whether its response cache had the answer, so it keeps one."""
+    """The reply says whether it came from the router's response cache, so the router has one."""
     sent_at: datetime | None = None
-    """When the last byte left; `None` where it never did."""
+    """When the last byte left, or None if it never did."""
 
 
 class Client:
     """Connections to endpoints, shared by all teachers of a run.
 
     Args:
-        max_connections: calls at once; whoever makes more waits for nothing but the endpoint.
-        stop: once it is set, calls in flight have `settle_s` to end; then they are given up, whatever
-            their endpoints do.
-        settle_s: seconds between the two.
+        max_connections: the most calls at once.
+        stop: after it is set, calls in flight have `settle_s` to end. Then they are given up.
+        settle_s: seconds that calls in flight have after `stop` is set.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class Client:
         self.give_up()
 
     def give_up(self) -> None:
-        """End every open call now. Its cost is then unknown."""
+        """End every open call now. Their costs are then unknown."""
         self._has_given_up = True
         for limit in self._limits:
             if not limit.expired():
@@ -134,9 +133,9 @@ class Client:
         timeout_s: float,
         on_sent: Callable[[], None] | None = None,
     ) -> Reply:
-        """Send one chat completion, exactly once, and wait `timeout_s` from its last byte at most.
+        """Send one chat completion, exactly once, and wait at most `timeout_s` after its last byte.
 
-        `on_sent` is called when that leaves.
+        `on_sent` is called when the last byte leaves.
         """
         sending = _Sending(body, timeout_s, on_sent)
         url = base_url.rstrip("/") + dialect.path
@@ -248,7 +247,7 @@ class Client:
         Raises:
             TeacherAuthError: the endpoint rejected the key.
             TeacherTimeoutError: the endpoint can't be reached.
-            TeacherResponseError: its answer is no list of models.
+            TeacherResponseError: its answer isn't a list of models.
         """
         headers = (dialect or Dialect()).authorization(key)
         reply = await self._get(f"{base_url.rstrip('/')}/models", key, headers=headers)
@@ -271,10 +270,10 @@ class Client:
         return nano(round(cost, 12)) if isinstance(cost, int | float) and cost >= 0 else None
 
     async def submit_batch(self, base_url: str, body: bytes, key: SecretStr | None) -> str:
-        """Hand in a batch of requests and return its name. Raises as `models` does.
+        """Submit a batch of requests and return its id. Raises the errors of `models`.
 
         Raises:
-            TeacherResponseError: the answer has no id of the batch.
+            TeacherResponseError: the answer contains no batch id.
         """
         reply = await self._get(f"{base_url.rstrip('/')}/batches", key, body=body)
         if not isinstance(reply.get("id"), str):
@@ -282,7 +281,7 @@ class Client:
         return reply["id"]
 
     async def find_batch(self, base_url: str, name: str, key: SecretStr | None) -> str | None:
-        """Find the batch that was handed in with `name` as its key. Raises as `models` does."""
+        """Find the batch that was submitted under the key `name`. Raises the errors of `models`."""
         after = ""
         while True:
             url = f"{base_url.rstrip('/')}/batches?limit=100{after}"
@@ -298,7 +297,7 @@ class Client:
     async def read_batch(
         self, base_url: str, batch_id: str, key: SecretStr | None
     ) -> dict[str, Any]:
-        """Return a batch as it stands. Raises as `models` does."""
+        """Return the current state of a batch. Raises the errors of `models`."""
         return await self._get(f"{base_url.rstrip('/')}/batches/{batch_id}", key)
 
     async def _get(
@@ -401,7 +400,7 @@ def _trusted() -> ssl.SSLContext:
 
 
 def run_apart(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end in a loop of its own, also where a loop is running already."""
+    """Run `work` to its end in a new event loop, even if one is already running."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay") as pool:
         return pool.submit(asyncio.run, work).result()
 

@@ -1,4 +1,4 @@
-"""What came of a question, as a row: an answer that is paid, a failure, a call that was lost."""
+"""Turn the outcome of a question into a row: a paid answer, a failure, or a lost call."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,15 +17,15 @@ _LEAST_BYTES_CHECKED = 8192
 
 
 def due(lost: Iterable[LostCall]) -> datetime:
-    """Return the time by which the last of these calls has ended."""
+    """Return the time by which the last of these calls has surely ended."""
     return max((each.due_at for each in lost), default=datetime.now(UTC))
 
 
 def has_too_short_a_limit(lost: Sequence[LostCall], teacher: TeacherSpec) -> bool:
-    """Return whether calls outlasted a teacher's time limit, which nobody has raised since.
+    """Return whether calls exceeded a teacher's time limit, and the limit hasn't been raised since.
 
-    Every further call would be lost too, and paid for. An endpoint that keeps its answers is
-    asked once more, since the answer may be there by now.
+    Then every further call would be lost too, and paid for. An endpoint that keeps its answers is
+    asked once more, since it may have the answer by now.
     """
     timed_out = [each for each in lost if each.error_code == "no_reply"]
     most = 2 if dialect_of(teacher).name == "openrouter" else 1
@@ -34,7 +34,7 @@ def has_too_short_a_limit(lost: Sequence[LostCall], teacher: TeacherSpec) -> boo
 
 
 def settled_lost(lost: LostCall, cost: int) -> Settlement:
-    """Book a lost call at its known cost, or at its bound. Its answer stays lost."""
+    """Book a lost call at its known cost, or else at its bound. Its answer stays lost."""
     is_too_slow = lost.error_code == "no_reply"
     waited_s = (lost.due_at - lost.sent_at).total_seconds()
     row = TeacherAction(
@@ -62,9 +62,9 @@ def settled_lost(lost: LostCall, cost: int) -> Settlement:
 
 
 def checked(task: LaneQuestion, answer: Answer, wrong: Failure | None) -> Answer:
-    """Flag an answer of another model, or to a prompt that the server cut short without a word, as Ollama does.
+    """Flag an answer from another model, or to a prompt that the server silently cut, as Ollama does.
 
-    A chat template that knows no tools leaves them out as silently (SmolLM2's, Gemma's).
+    A chat template without tool support silently drops the tools (SmolLM2's, Gemma's).
     """
     if wrong is not None:
         return replace(answer, error_code=wrong.code, error_message=wrong.message)
@@ -86,7 +86,7 @@ def checked(task: LaneQuestion, answer: Answer, wrong: Failure | None) -> Answer
 
 
 def plausible(task: LaneQuestion, n_tokens: int | None) -> int | None:
-    """Trust a count of prompt tokens only where it can be the count of the whole prompt."""
+    """Return a count of prompt tokens only if it can be that of the whole prompt."""
     least = task.question.size.n_bytes / _MOST_BYTES_PER_TOKEN
     return n_tokens if n_tokens is not None and n_tokens >= least else None
 
@@ -115,7 +115,7 @@ def answered_row(task: LaneQuestion, answer: Answer, cost: int, **made: Any) -> 
 
 
 def failed_row(task: LaneQuestion, failure: Failure, **made: Any) -> TeacherAction:
-    """Make the row of a call that brought no answer and cost nothing."""
+    """Make the row of a call that got no answer and cost nothing."""
     return row_of(task, error_code=failure.code, error_message=failure.message, **made)
 
 

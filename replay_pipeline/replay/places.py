@@ -1,4 +1,4 @@
-"""What is known of states before anybody is asked, and orders that cover all of them."""
+"""The facts about states that are known before any teacher is asked, and orders that cover all states."""
 
 import math
 from collections import Counter
@@ -20,28 +20,28 @@ _SEGMENT = 5
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The facts about a state that are known before anybody is asked."""
+    """The facts about a state that are known before any teacher is asked."""
 
     session: str
     project: str
     kind: str
     has_failed: bool | None = None
     family: str | None = None
-    """The student's."""
+    """The student's family."""
     n_answer_bytes: int = 0
-    """Of what the student wrote."""
+    """Size of what the student wrote."""
     has_gone_wrong: bool = False
     """Whether the recorded action failed, was rejected or taken back."""
 
 
 def outcome_of(state: TraceState) -> bool | None:
-    """Return whether the recorded action failed; `None` where that is not known."""
+    """Return whether the recorded action failed, or None if that isn't known."""
     outcome = state.get("outcome")
     return True if outcome in FAILURES else False if outcome == "ok" else None
 
 
 def place_of(state: TraceState, number: int) -> Place:
-    """Return the facts about a state that a buyer needs before anybody is asked."""
+    """Return the facts about a state that the buyer needs before any teacher is asked."""
     session = state.get("session_id") or f"\0{number}"
     return Place(
         session=session,
@@ -55,7 +55,7 @@ def place_of(state: TraceState, number: int) -> Place:
 
 
 def coverage(places: Sequence[Place], asked: Iterable[int]) -> dict[str, dict[str, int]]:
-    """Count the states, and those where somebody was asked."""
+    """Count the states, and those at which a teacher was asked."""
     numbers = set(asked)
     names: dict[str, list[str]] = {
         "projects": [place.project for place in places],
@@ -70,7 +70,7 @@ def coverage(places: Sequence[Place], asked: Iterable[int]) -> dict[str, dict[st
 
 
 def asked_by(places: Sequence[Place], asked: Iterable[int]) -> dict[str, dict[str, int]]:
-    """Count the states at which somebody was asked by project and by kind of decision, 0 included."""
+    """Count the states at which a teacher was asked, by project and kind of decision. Includes zeros."""
     numbers = Counter(set(asked))
     found: dict[str, Counter[str]] = {"projects": Counter(), "kinds": Counter()}
     for number, place in enumerate(places):
@@ -80,10 +80,10 @@ def asked_by(places: Sequence[Place], asked: Iterable[int]) -> dict[str, dict[st
 
 
 def errors_first(places: Sequence[Place]) -> list[list[int]]:
-    """Put sessions first of which most states went wrong, each as far as the last of these.
+    """Order sessions by their share of failed states, each up to its last failed state.
 
-    The states between are asked as well: error sites alone would each pay for the steps between
-    them, which no prompt cache holds then, and cost three times as much a state as a lane does.
+    The states in between are included. Without them, the prompt cache would lack the steps between
+    two failed states, and a state would cost three times as much.
     """
     sessions: dict[str, list[int]] = {}
     for number, place in enumerate(places):
@@ -102,10 +102,10 @@ def errors_first(places: Sequence[Place]) -> list[list[int]]:
 
 
 def spread(places: Sequence[Place], n_steps: int = _SEGMENT) -> list[list[int]]:
-    """Cut sessions into short runs of steps, in an order that covers projects and time from the start.
+    """Cut sessions into short runs of steps, ordered so that any beginning covers projects and time.
 
-    Projects take turns; those of a project come from its sessions far apart first, and of a session
-    the beginning, the middle and the quarters: van der Corput's sequence (1935).
+    Projects take turns. Within a project, and within a session, runs that lie far apart come first:
+    the beginning, the middle, then the quarters (van der Corput's sequence, 1935).
     """
     sessions: dict[str, dict[str, list[int]]] = {}
     for number, place in enumerate(places):
@@ -129,7 +129,7 @@ def _turns(queues: Sequence[Sequence[list[int]]]) -> Iterator[list[int]]:
 
 
 def far_apart(items: Sequence[T]) -> list[T]:
-    """Order items so that each beginning of the list is spread over all of them."""
+    """Order items so that any first part of the list is spread over all items."""
     n_bits = max(1, math.ceil(math.log2(max(2, len(items)))))
     order = (int(f"{i:0{n_bits}b}"[::-1], 2) for i in range(1 << n_bits))
     return [items[i] for i in order if i < len(items)]

@@ -1,18 +1,15 @@
-"""By which rules a replay buys: presets with a name, and the votes that they look at.
+"""The rules by which a replay buys: named presets, and the votes that they look at.
 
-The setting `gates` names them. What is asked next, at which state and of whom, `replay/buying.py`
-chooses by them. Every preset counts what it saves, and a call that was made by chance carries its
-propensity, so that later estimates can weigh it.
+The setting `gates` names the presets. `replay/buying.py` follows them when it chooses the next
+state and teacher. Every preset counts its savings. A call that was drawn by chance records its
+propensity, so that later estimates can weight it.
 
-    error_sites_first     where the money is short, sessions of which most states went wrong are
-                          asked first, each as far as the last of these
-    cheap_first           cheapest teacher first; stop once no pair can come of it
-    cheap_screen:E        stop when the cheapest teacher does what the student did, but for a share
-                          E of such states, which are asked on
-    value                 buy where a dollar brings most right pairs: states and teachers are chosen
-                          by what the answers so far say of who is right
-    max_usd_per_pair:X    buy by value, and pay no more than X dollars for a right pair
-    free_vote             does nothing by itself any more: the recorded action always counts
+    error_sites_first if money is short, sessions with the largest share of failed states come
+    first, each up to its last failed state cheap_first cheapest teacher first; stop when no pair is
+    possible any more cheap_screen:E stop when the cheapest teacher does what the student did,
+    except at a random share E of such states value buy where a dollar brings most right pairs, as
+    judged from the answers so far max_usd_per_pair:X as `value`, and pay at most X dollars for a
+    right pair free_vote has no effect any more: the recorded action always counts as a vote
 """
 
 import hashlib
@@ -36,18 +33,18 @@ from replay_pipeline.types import (
 logger = logging.getLogger(__name__)
 
 DEFAULT_GATES = ("error_sites_first", "cheap_screen:0.1", "cheap_first")
-"""What most runs want: little lost, most of the money saved."""
+"""The recommended presets, which lose few pairs and save most of the money."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateDecision:
-    """A decision on whether to ask the next teacher. `gate` names the preset that decided; `None` if none did."""
+    """A decision on whether to ask the next teacher. `gate` is the preset that decided, or None."""
 
     gate: str | None = None
     reason: str | None = None
-    """Why not to ask; `None` to ask."""
+    """Why not to ask, or None to ask."""
     propensity: float = 1.0
-    """With which probability this call is made."""
+    """Probability with which this call is made."""
 
 
 ASK = GateDecision()
@@ -55,7 +52,7 @@ ASK = GateDecision()
 
 @dataclass(slots=True)
 class Poll:
-    """The votes at one state so far. They are counted as they are when pairs are made."""
+    """The votes at one state so far, counted by the same rules as when pairs are made."""
 
     state: TraceState
     level: AgreementLevel
@@ -63,7 +60,7 @@ class Poll:
     count_own_family: bool = False
     votes: list[Vote] = field(default_factory=list)
     own: list[Vote] = field(default_factory=list)
-    """Valid answers of the student's own family, where it has no vote."""
+    """Valid answers of the student's own family, if it has no vote."""
     siding: set[str] = field(default_factory=set)
     """Families, voting or not, that would do what the student did."""
     n_asked: int = 0
@@ -76,7 +73,7 @@ class Poll:
         self.student = _read_student(self.state, self.toolbox)
 
     def add(self, answer: TeacherAction) -> None:
-        """Count an answer; one without a usable action is asked but no vote."""
+        """Count an answer. Without a usable action, it counts as asked but not as a vote."""
         self.n_asked += 1
         family = family_of_answer(answer)
         try:
@@ -106,7 +103,7 @@ class Poll:
         return agrees_at(self.level, agreement_level(action, self.student))
 
     def makes_pair(self) -> bool:
-        """Return whether enough teachers agree, undisputed, on an action that the agent did not take."""
+        """Return whether enough teachers agree on an action that the agent did not take."""
         if not self.student.is_valid:
             return False
         verdict = Panel(self.votes).verdict(self.level, self.threshold)
@@ -121,10 +118,10 @@ class Poll:
         return not self.siding or len(families) > max(n_next, 1 + len(self.siding))
 
     def is_hopeless(self, asked_next: Set[str]) -> bool:
-        """Return whether no answers of these families can make a pair.
+        """Return whether no answer of these families could still make a pair.
 
-        That a pair stands says nothing: the next answer may side with the student, or join the
-        winners and be what the student did in other words.
+        A state that has a pair so far isn't settled either. The next answer may side with the
+        student, or show that the winning action is the student's in other words.
         """
         if not self.student.is_valid:
             return True
@@ -152,22 +149,22 @@ class Policy:
     """The rules by which one run buys answers."""
 
     names: tuple[str, ...] = ()
-    """The presets, as they are set."""
+    """The presets as written in the settings."""
     level: AgreementLevel = "effect"
     threshold: int = 2
     min_p_better: float | None = None
-    """Where it is set, probability decides which pairs are kept, and the families are not counted."""
+    """If set, pairs are kept by their probability and not by the number of families."""
     count_own_family: bool = False
     """Whether teachers of the student's own family vote."""
     is_ordered_by_errors: bool = False
     is_by_value: bool = False
     max_usd_per_pair: float | None = None
     stops_in_vain: str | None = None
-    """The preset that stops where no pair can come of it."""
+    """The preset that stops when no pair is possible any more."""
     screens: str | None = None
-    """The preset that stops where the cheapest teacher does what the student did."""
+    """The preset that stops when the cheapest teacher does what the student did."""
     explored_share: float = 0.0
-    """Of the states that are screened, so many are asked on."""
+    """Share of the screened states at which the other teachers are asked all the same."""
 
     @property
     def is_in_turn(self) -> bool:
@@ -180,10 +177,10 @@ class Policy:
         return Poll({**state, "messages": []}, self.level, self.threshold, self.count_own_family)
 
     def verdict(self, poll: Poll, left: Iterable[str]) -> GateDecision:
-        """Return whether to ask the next teacher, where families `left` can still be asked.
+        """Decide whether to ask the next teacher, if families `left` can still be asked.
 
-        A verdict with a propensity below 1 holds for all that are left: what was cut short would
-        teach nothing.
+        A decision with a propensity below 1 holds for all remaining teachers, since a partial set
+        of answers would teach nothing.
         """
         for name in self.names:
             if name == self.stops_in_vain and poll.is_hopeless(set(left)):
@@ -205,7 +202,7 @@ def parse_gates(
     min_p_better: float | None = None,
     count_own_family: bool = False,
 ) -> Policy:
-    """Return the policy that presets of these names make, in order.
+    """Return the policy that these presets make, in order.
 
     Raises:
         ConfigError: a name is unknown or its number is missing or out of range.

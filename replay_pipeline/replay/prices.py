@@ -1,7 +1,7 @@
-"""What a call costs: token prices in integers, so that sums are exact.
+"""The cost of a call: token prices as integers, so that sums are exact.
 
-Money is counted in nano-dollars. A price per token is kept in pico-dollars, since the cheapest
-cached tokens cost less than one nano-dollar each.
+Amounts are in nano-dollars. Prices per token are in pico-dollars, because the cheapest cached
+tokens cost less than one nano-dollar each.
 """
 
 import logging
@@ -27,7 +27,7 @@ _PICO = Decimal(10) ** 12
 
 
 def nano(usd: float | str | Decimal) -> int:
-    """Return dollars as nano-dollars, rounded up: a cost is never booked too low."""
+    """Return dollars as nano-dollars, rounded up, so that no cost is booked too low."""
     return int((Decimal(str(usd)) * NANO).to_integral_value(ROUND_CEILING))
 
 
@@ -56,7 +56,7 @@ class Price:
     reasoning: int
     request: int = 0
     source: str = "configured"
-    """Where the price comes from: `configured`, or the address of a price list."""
+    """Source of the price: `configured`, or the address of a price list."""
     date: str = ""
     """When the list was fetched, ISO 8601 in UTC."""
     canonical_slug: str | None = None
@@ -65,14 +65,14 @@ class Price:
     max_completion_tokens: int | None = None
     supported_parameters: tuple[str, ...] = ()
     has_cache: bool = False
-    """The list has a price for prompt tokens that are read from a cache."""
+    """Whether the list has a price for cached prompt tokens."""
 
     @classmethod
     def of(cls, prices: Mapping[str, float | str], **about: Any) -> "Price":
         """Read prices under OpenRouter's names, in dollars per token.
 
-        Cached tokens cost what is given, else the full prompt price; `overrides` (long contexts,
-        hours of the day) count at their dearest.
+        Without a price for cached tokens, they cost the full prompt price. If there are `overrides`
+        (long contexts, hours of the day), the highest price counts.
         """
 
         def dearest(*names: str, default: int = 0) -> int:
@@ -110,7 +110,7 @@ class Price:
         n_cached_tokens: int = 0,
         n_written_tokens: int = 0,
     ) -> int:
-        """Return cost of a call in nano-dollars; cached and written tokens are part of the prompt's."""
+        """Return the cost of a call in nano-dollars. Cached and written tokens are part of the prompt tokens."""
         n_fresh = max(0, n_prompt_tokens - n_cached_tokens - n_written_tokens)
         pico = (
             n_fresh * self.prompt
@@ -149,24 +149,24 @@ class _PriceList(msgspec.Struct):
 
 @dataclass(kw_only=True)
 class PriceBook:
-    """Price lists of endpoints, kept on disk with the date they were fetched."""
+    """The price lists of endpoints, stored on disk with the date of each."""
 
     folder: Place | None = None
-    """Where lists are kept; `None` keeps them in memory only."""
+    """Folder of the lists. With `None`, they stay in memory."""
     max_age: timedelta = timedelta(hours=24)
     """A list older than this is fetched again."""
     max_stale: timedelta = timedelta(days=7)
-    """A list that can't be fetched again is used up to this age, then refused."""
+    """A list that can't be fetched again is used up to this age, and refused afterwards."""
     now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
     _lists: dict[str, _PriceList] = field(default_factory=dict)
 
     def fresh(self, base_url: str) -> bool:
-        """Return whether the list of `base_url` is recent enough to use."""
+        """Return whether the list of `base_url` is recent enough."""
         known = self._load(base_url)
         return known is not None and self.now() - known.fetched_at <= self.max_age
 
     def remember(self, base_url: str, models: list[dict[str, Any]]) -> None:
-        """Keep the answer of `/models` as the price list of `base_url`."""
+        """Store the answer of `/models` as the price list of `base_url`."""
         listed = {
             str(model["id"]): _Listed(
                 pricing=model.get("pricing") or {},
@@ -186,10 +186,10 @@ class PriceBook:
                 with written_whole(path) as file:
                     file.write(msgspec.json.encode(self._lists[base_url]))
             except StorageError as error:
-                logger.warning("the price list is not kept: %s", error)
+                logger.warning("could not save the price list: %s", error)
 
     def models(self, base_url: str) -> list[str]:
-        """Return names of the models that `base_url` serves, as far as its list is known."""
+        """Return the names of the models on the list of `base_url`, or none without a list."""
         known = self._load(base_url)
         return sorted(known.models) if known else []
 

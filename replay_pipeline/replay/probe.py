@@ -1,7 +1,7 @@
-"""Ask each teacher three tiny questions, to see what its price list does not say.
+"""Ask each teacher three tiny questions, to find out what its price list doesn't say.
 
-A template without tools drops them without a word, a server may report no usage, a cache may never
-hit. The questions go through a replay like all others: under a ceiling, and booked in the ledger.
+A chat template may silently drop tools, a server may report no usage, and a cache may never hit.
+The questions go through a normal replay, under a ceiling and booked in the ledger.
 """
 
 import uuid
@@ -47,14 +47,14 @@ class Probe:
     teacher: str
     cost_usd: float
     has_tools: bool | None = None
-    """Its prompt grows when tools are sent with it."""
+    """Whether the prompt grows when tools are sent with it."""
     has_usage: bool | None = None
     is_cached: bool | None = None
-    """The second of two prompts that begin alike was read from the cache."""
+    """Whether the second of two prompts with the same beginning hit the cache."""
     is_price_right: bool | None = None
-    """It charged what its tokens cost by the price that is known."""
+    """Whether it charged what its tokens cost by the known price."""
     problem: str | None = None
-    """Why it gave no answer, or why its answers are of no use; `None` if they are."""
+    """Why it gave no answer or no useful one, or None if all is well."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a report."""
@@ -62,7 +62,7 @@ class Probe:
 
 
 def probe_estimate(teachers: Sequence[TeacherSpec], **options: Unpack[AskingOptions]) -> Estimate:
-    """Return the estimated cost of a probe of these teachers. Raises as `estimate` does."""
+    """Return the estimated cost of a probe of these teachers. Raises the errors of `estimate`."""
     return estimate(_states(), teachers, **_tiny(options))
 
 
@@ -75,7 +75,7 @@ def probe_teachers(
     """Ask every teacher three tiny questions, and report the results.
 
     Args:
-        teachers: who is asked.
+        teachers: the teachers to ask.
         ledger: as for `replay_states`.
         options: how to ask, see `Asking`.
 

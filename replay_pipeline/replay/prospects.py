@@ -1,4 +1,4 @@
-"""How many right pairs a replay should bring: assumed at first, then from the answers that are there."""
+"""Estimate how many right pairs a replay will bring: from assumptions at first, then from answers."""
 
 import math
 from collections import Counter
@@ -25,34 +25,34 @@ _SPREAD = 0.15
 
 
 NEXT_USD = 10.0
-"""An estimate says what so much more money would bring."""
+"""The amount for which an estimate says what it would bring."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Next:
-    """The expected result of more money that is spent by value."""
+    """The expected result of spending more money by value."""
 
     usd: float
-    """What can be spent of it before nothing is left to ask."""
+    """How much of it can be spent before no question is left."""
     low: float
     high: float
-    """Right pairs, as an interval."""
+    """Upper end of the interval of right pairs."""
     usd_per_last: float | None
-    """What the last of them costs: below the price at which a pair is worth it to you, go on."""
+    """Cost of the last of these pairs. Go on while it is below what a pair is worth to you."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prospect:
-    """Interval of the right pairs per state if all teachers answer there."""
+    """The expected right pairs per state, as an interval, if all teachers answer there."""
 
     low: float = _ASSUMED[0]
     high: float = _ASSUMED[1]
     n_states: int = 0
-    """States whose answers it rests on; 0: it is assumed."""
+    """Number of states with answers behind this estimate. 0 means that it is assumed."""
     words: tuple[str, ...] = ()
-    """Whether these teachers can teach this agent, and what to buy of them."""
+    """A sentence for people: whether these teachers can teach this agent, and what to buy."""
     next: Next | None = None
-    """None before there are answers to go by."""
+    """What more money would bring, or None before there are answers."""
 
 
 def prospect(
@@ -65,15 +65,15 @@ def prospect(
 ) -> Prospect:
     """Return the expected number of right pairs at a state.
 
-    Accuracies by kind of decision come from the answers there are; the kinds are counted over all
-    states, so that it does not matter which of them were asked.
+    Answers give the accuracies by kind of decision. The kinds are counted over all states, so the
+    choice of the asked states doesn't matter.
 
     Args:
-        states: all of them.
-        teachers: those that would be asked.
-        rows: answers by number of their state.
+        states: all states.
+        teachers: the teachers that would be asked.
+        rows: answers by the index of their state.
         asking: how a run would ask.
-        usd_per_call: mean cost of the calls that are left, by teacher.
+        usd_per_call: mean cost of the remaining calls, by teacher.
     """
     policy = asking.policy()
     families = list(dict.fromkeys(teacher.vendor for teacher in teachers))[:MOST_PLANNED]

@@ -1,4 +1,4 @@
-"""Lost calls and disputed costs: shown one by one, and settled where that is wanted."""
+"""List lost calls and disputed costs one by one, and settle them on request."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,23 +22,23 @@ from replay_pipeline.types import TeacherSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LostCallReport:
-    """One call that was sent and whose outcome, or whose cost, is not known."""
+    """One sent call whose outcome or cost isn't known."""
 
     state_id: str
     teacher: str
     model: str
     sent_at: str
     due_at: str
-    """From then on it is surely over."""
+    """After this time it has surely ended."""
     reserved_usd: float
-    """What it holds, or is booked at."""
+    """The money that it holds, or the cost at which it is booked."""
     why: str
-    """How it was lost: `its process died`, `no_reply`, `connection_lost`, `truncated_reply`,
+    """How the call was lost: `its process died`, `no_reply`, `connection_lost`, `truncated_reply`,
     `no_completion`, `given_up`; or `disputed: ` and why its reported cost can't be true."""
     cost_usd: float | None
-    """What it cost, by the endpoint's own record; `None` where there is none."""
+    """Its cost by the endpoint's own record, or None without a record."""
     what: str
-    """What was done, or can be."""
+    """What was done, or what you can do."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a report."""
@@ -48,15 +48,15 @@ class LostCallReport:
 def reconcile(
     ledger: str | Path, teachers: Sequence[TeacherSpec] = (), *, settle: bool = False
 ) -> list[LostCallReport]:
-    """List the lost calls and disputed costs of a ledger, and settle those that are over.
+    """List the lost calls and disputed costs of a ledger, and settle those that have ended.
 
     Args:
         ledger: path or database URL.
-        teachers: whose endpoints may be asked for their record of a call.
-        settle: book each call that is over at what its endpoint says, or else at the most it can
-            have cost, so that it holds no more money than that. Its question is asked again by the
-            next run. A disputed cost becomes what the endpoint's record says, or else stays at its
-            bound for good. Without it nothing is changed.
+        teachers: teachers whose endpoints may be asked for their record of a call.
+        settle: book each ended call at the cost that its endpoint recorded, or else at the most
+            that it can have cost. The next run asks its question again. A disputed cost becomes the
+            endpoint's recorded cost, or else stays at its bound for good. If false, nothing
+            changes.
 
     Raises:
         LedgerError: there is no ledger, or it can't be read or written.

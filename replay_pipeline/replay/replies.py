@@ -1,9 +1,9 @@
-"""What came back from a teacher: an answer that is paid for, or a failure with a code.
+"""Read a teacher's reply: a paid answer, or a failure with a code.
 
-This is the one place where a provider's words become values of ours. Nothing here raises, whatever
-the bytes: a field of the wrong type is read where its meaning is plain (`"10"` tokens) and left out
-where it is not; a reply whose action can't be read is an answer without one, so that its cost is
-booked. What leaves this module can be written to the ledger and read back.
+Only this module reads what providers send. It never raises, for any bytes. A field of the wrong
+type is read if its meaning is plain (`"10"` tokens), and left out otherwise. A reply with an
+unreadable action is an answer without one, so that its cost is booked. The ledger can store and
+read back everything that leaves this module.
 """
 
 import email.utils
@@ -23,7 +23,7 @@ from replay_pipeline.types import Message, TokenLogprobs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """The usage that an endpoint reports for a call. `None` means not reported."""
+    """The usage that an endpoint reports for a call. `None` means that it isn't reported."""
 
     cost_nano: int | None = None
     n_prompt_tokens: int | None = None
@@ -35,7 +35,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """A completed, paid call. `error_code` marks an answer that holds no usable action."""
+    """A completed, paid call. `error_code` marks an answer without a usable action."""
 
     action: Message | None = None
     model: str | None = None
@@ -46,11 +46,11 @@ class Answer:
     error_code: str | None = None
     error_message: str | None = None
     is_replayed: bool = False
-    """Served from the router's response cache: an earlier call paid for it."""
+    """Whether the answer came from the router's response cache, so that an earlier call paid for it."""
     paid_generation_id: str | None = None
     """The earlier call that paid for a replayed answer."""
     logprobs: TokenLogprobs | None = None
-    """Of its tokens, as far as the endpoint sent them."""
+    """Log-probabilities of its tokens, if the endpoint sent them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +62,16 @@ class Failure:
     _: KW_ONLY
     is_retryable: bool = False
     may_be_paid: bool = False
-    """The request left, and no word came back: it counts at its full reservation."""
+    """Whether the request left without a reply. It then counts at its full reservation."""
     stops_teacher: bool = False
-    """Every further call to this teacher would fail alike."""
+    """Whether every further call to this teacher would fail in the same way."""
     slows_down: bool = False
-    """The endpoint asks for fewer calls at once."""
+    """Whether the endpoint asks for fewer calls at once."""
     is_lasting: bool = False
-    """The same request would fail again: no need to ask on the next run."""
+    """Whether the same request would fail again, so that the next run needn't ask it."""
     retry_after_s: float | None = None
     generation_id: str | None = None
-    """Under this name the endpoint may know what the call cost."""
+    """The id under which the endpoint may know the cost of the call."""
 
 
 _RATE = Failure("rate_limited", "too many requests", is_retryable=True, slows_down=True)
@@ -182,12 +182,12 @@ LASTING_CODES = frozenset(
     kind.code
     for kind in (_CONTEXT, _MAX_TOKENS, _TOO_LARGE, _INVALID, _MODERATED, _REFUSED, _IMAGE)
 )
-"""Failures that the same request would meet again."""
+"""Codes of failures that the same request would meet again."""
 
 NO_COMPLETION = "no_completion"
 """The code of a reply that no chat endpoint sends."""
 OTHER_MODEL = "other_model"
-"""The code of a first answer that another model gave than the one that was asked."""
+"""The code of a first answer that came from another model than the requested one."""
 
 _CONTEXT_WORDS = re.compile(
     r"context (length|window|size)|maximum context|too many tokens|prompt is too long|"
@@ -593,7 +593,7 @@ def _content(value: Any) -> str | None:
 
 
 def generation_of(headers: Mapping[str, str]) -> str | None:
-    """Read the name under which the endpoint keeps a call, in a form that can be stored."""
+    """Return the id under which the endpoint keeps a call, in a form that can be stored."""
     return _clean(headers.get("x-generation-id"))
 
 

@@ -1,8 +1,8 @@
-"""From a state and a teacher to the bytes that are sent, and to the name of the question.
+"""Build the request for a state and a teacher, and the hash that identifies the question.
 
-The question (messages, tools, parameters) decides what is paid for: equal questions have equal
-hashes and are paid once. What only dresses the request (routing, price limits, cache markers,
-metadata) is no part of the hash.
+The hash covers the question: messages, tools, and parameters. Equal questions have equal hashes and
+are paid once. The rest of the request (routing, price limits, cache marks, metadata) isn't part of
+the hash.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ from replay_pipeline.types import Message, TeacherSpec, Tool, TraceState
 from replay_pipeline.windows import window_messages
 
 CATALOGUE_VERSION = "1"
-"""Version of how tools and parameters are put to a teacher; part of every request hash.
+"""Version of the form in which tools and parameters are sent. It is part of every request hash.
 
-What changes the wire alone (names of fields, cache marks, leave for parallel calls) is no reason for
-another one: it would throw away answers that are paid for.
+Don't raise it for changes to the transport alone (names of fields, cache marks, permission for
+parallel calls): a new version makes paid answers useless.
 """
 
 _json = msgspec.json.Encoder(order="deterministic")
@@ -44,7 +44,7 @@ class Question:
     sha: str
     """Hash of the canonical request, 32 hexadecimal digits."""
     size: Size
-    """Of the prompt as it is sent."""
+    """Size of the prompt as sent."""
     max_completion_tokens: int
 
 
@@ -54,7 +54,7 @@ Prefix = tuple[int, bytes]
 
 @dataclass(slots=True)
 class RequestBuilder:
-    """Builds questions and request bodies; serializes the messages of a state once."""
+    """The builder of questions and request bodies. It serializes the messages of a state once."""
 
     options: RequestOptions
     _state: TraceState | None = None
@@ -63,7 +63,7 @@ class RequestBuilder:
     )
 
     def question(self, state: TraceState, teacher: TeacherSpec) -> Question:
-        """Name the question that `state` puts to `teacher`."""
+        """Return the question that `state` puts to `teacher`."""
         prompt = self.prompt(state)
         params = self._params(teacher)
         head = {
@@ -105,25 +105,25 @@ class RequestBuilder:
         """Return the request for `state` in the dialect of `teacher`.
 
         Args:
-            state: where the teacher is asked.
-            teacher: who is asked.
-            price: what is known of its endpoint; decides which fields are sent.
-            n_asked: so many of the messages were sent before, in this order: the prompt cache is
-                marked there.
+            state: the state at which the teacher is asked.
+            teacher: the teacher to ask.
+            price: the facts about its endpoint, which decide the fields to send.
+            n_asked: number of leading messages that were sent before. The cache mark goes after
+                them.
         """
         prompt = self.prompt(state)
         ask = self._ask(teacher, price, state, n_asked)
         return _json.encode(dialect_of(teacher).body(prompt, ask))
 
     def broken_rule(self, body: bytes, teacher: TeacherSpec, price: Price | None) -> str | None:
-        """Return why no endpoint would accept a request; `None` if it keeps the published rules."""
+        """Return why an endpoint would reject a request, or None if it keeps the published rules."""
         listed = price.supported_parameters if price else ()
         if self._prompt.tools and listed and "tools" not in listed:
             return "no endpoint of this model lists tools"
         return broken_rule(body, dialect_of(teacher).path)
 
     def adaptations(self, teacher: TeacherSpec, price: Price | None) -> tuple[str, ...]:
-        """Return the fields that the endpoint isn't sent, with the reasons."""
+        """Return the fields that are left out for the endpoint, with the reasons."""
         return dialect_of(teacher).adapted(self._ask(teacher, price, None, 0))[1]
 
     def headers(self, teacher: TeacherSpec) -> dict[str, str]:
@@ -155,7 +155,7 @@ class RequestBuilder:
         return params
 
     def prompt(self, state: TraceState) -> Prompt:
-        """Return the prompt of a state as every provider takes it; the last one is kept."""
+        """Return the prompt of a state in a form that every provider accepts. The last one is cached."""
         if self._state is state:
             return self._prompt
         messages = well_formed(window_messages(state["messages"], self.options.window))
@@ -173,7 +173,7 @@ class RequestBuilder:
 
 
 def with_recorded_names(action: Message | None, state: TraceState) -> Message | None:
-    """Return an answer with the session's names for its tools."""
+    """Return an answer with the session's own tool names."""
     names = recorded_names(state.get("tools") or []) if action else {}
     if not names or action is None or not action.get("tool_calls"):
         return action

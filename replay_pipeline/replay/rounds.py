@@ -1,4 +1,4 @@
-"""A replay in rounds: what a buyer chooses is asked, and its answers decide what is chosen next."""
+"""A replay in rounds: the buyer chooses questions, and their answers decide what it chooses next."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +25,8 @@ _MIN_CACHED_TOKENS = 1024
 class Rounds:
     """The rounds of one run.
 
-    Answers that the ledger has count when their question is chosen, not before: so a run that was
-    stopped goes the way of one that was not.
+    An answer from the ledger counts only when its question is chosen. So a run that was stopped and
+    continued makes the same choices as one that wasn't.
     """
 
     engine: Engine
@@ -39,18 +39,17 @@ class Rounds:
     limit_nano: int
     found: LedgerEntries
     take_known: Callable[[Lanes], Lanes] | None
-    """Gives what is known of questions already; None where that was done, and they are not among the
-    lanes."""
+    """Returns the known answers. None if that was done already and the lanes leave these questions out."""
     tasks: dict[tuple[int, int], LaneQuestion] = field(default_factory=dict)
     n_rounds: int = 0
     buyer: Buyer | None = None
-    """None until the run has begun."""
+    """The buyer, or None before the run begins."""
 
     async def run(self, lanes: Lanes) -> None:
-        """Ask round after round until nothing is worth its money, or the money is used up.
+        """Ask round after round until nothing is worth its price, or the money is used up.
 
         Raises:
-            LedgerError: the ledger can't be written; what is paid for was drained first.
+            LedgerError: the ledger can't be written. Calls in flight were awaited first.
         """
         numbers = {teacher.name: number for number, teacher in enumerate(self.teachers)}
         self.tasks = {

@@ -1,4 +1,4 @@
-"""Teacher answers as records of `types.py` to rows of the table at rest, and back."""
+"""Convert teacher answers between the records of `types.py` and the rows of the stored table."""
 
 import json
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ def teacher_actions_table(
 
 
 def token_logprobs_table(actions: Iterable[TeacherAction]) -> pa.Table:
-    """Return one row per answer whose tokens came with probabilities, by state, then by teacher."""
+    """Return one row per answer with token probabilities, by state, then by teacher."""
     rows = sorted(
         (row for row in actions if row.logprobs is not None),
         key=lambda row: (row.state_id, row.teacher),

@@ -1,8 +1,8 @@
-"""Whether a request keeps the published rules of its protocol. Run on every body before money moves.
+"""Check each request against the published rules of its protocol, before money moves.
 
-What one provider lets pass another refuses, and a router may ask either: the strictest of the
-published rules holds. Sources: OpenAI's API reference, chat completions; Anthropic's, messages and
-tool use; OpenRouter's, request schema.
+Providers differ in what they refuse, and a router may ask any of them, so the strictest published
+rule counts. Sources: OpenAI's API reference, chat completions; Anthropic's, messages and tool use;
+OpenRouter's, request schema.
 """
 
 from collections.abc import Sequence
@@ -177,7 +177,7 @@ def broken_rule(body: bytes, path: str = "/chat/completions") -> str | None:
 
     Args:
         body: the request as it would be sent.
-        path: the address below the base URL, which decides the protocol.
+        path: the path below the base URL, which decides the protocol.
     """
     try:
         if path == "/messages":

@@ -1,4 +1,4 @@
-"""Replay states through teachers under a ceiling in dollars: the public functions."""
+"""The public functions that replay states through teachers, under a ceiling in dollars."""
 
 import asyncio
 import gc
@@ -61,8 +61,8 @@ async def replay_trace(
 ) -> list[TeacherAction]:
     """Ask every teacher for its action at every state, for at most `max_total_usd`.
 
-    Answers that are already in the ledger are returned and not asked again; they count against
-    the ceiling. When the ceiling is reached nothing more is sent, and what is there is returned.
+    Answers that are already in the ledger are returned without asking again, and count against the
+    ceiling. When the ceiling is reached, the function sends no more and returns what it has.
 
     >>> import asyncio
     >>> from replay_pipeline.testing import TeacherServer
@@ -80,15 +80,15 @@ async def replay_trace(
     [('deepseek', 'I read the test first.')]
 
     Args:
-        states: decision points; those of one session go to a teacher in the order given. A
-            sequence is not copied: it may put its states together as they are asked for.
+        states: decision points. A teacher gets those of one session in the given order. A sequence
+            isn't copied, so it may build its states on demand.
         teachers: models to ask.
         max_total_usd: hard ceiling in US dollars. 0 sends nothing.
         ledger: path or database URL; by default `ledger.sqlite` under the data root.
         options: how to ask, e.g. `max_concurrency=64`; see `Asking`.
 
     Returns:
-        One row per question that was decided, failed ones included, in order of the states.
+        One row per decided question, failed ones included, in the order of the states.
 
     Raises:
         ConfigError: a teacher, key, budget or option is wrong; raised before any cost.
@@ -125,11 +125,11 @@ async def replay_states(
     stop: threading.Event | None = None,
     **options: Unpack[AskingOptions],
 ) -> ReplayReport:
-    """Replay states like `replay_trace`, and say all that was done, skipped and spent.
+    """Replay states like `replay_trace`, and report everything done, skipped, and spent.
 
-    Setting `stop` (from any thread) or cancelling the awaiting task, however often, stops sending;
-    calls in flight are paid for, so they are awaited and kept, for `RetryPolicy.settle_s` at most. It
-    all runs in a thread with a loop of its own; `on_progress` is called in the loop that awaits.
+    To stop sending, set `stop` from any thread or cancel the awaiting task. Calls in flight are
+    paid for, so their answers are awaited for up to `RetryPolicy.settle_s` and kept. The work runs
+    in a thread with its own event loop. `on_progress` is called in the caller's loop.
     """
     asking, limit_nano = _checked(teachers, max_total_usd, options)
     replay = _Replay(indexed(states), teachers, limit_nano, _url(ledger), asking)
@@ -216,12 +216,12 @@ def replay_in_thread(
     stop: threading.Event | None = None,
     **options: Unpack[AskingOptions],
 ) -> ReplayReport:
-    """Run `replay_states` in a thread of its own, so that signals can't break it.
+    """Run `replay_states` in its own thread, so that signals can't break it.
 
-    The calling thread waits and calls `tick` with the latest progress. Whatever interrupts it
-    (Ctrl-C, Dagster's termination, an error in `tick`) stops the sending, waits until every call
-    in flight is answered and booked, and is raised again. Further interrupts change nothing: only
-    a kill loses what is in flight.
+    The calling thread waits and calls `tick` with the latest progress. An interrupt (Ctrl-C,
+    Dagster's termination, an error in `tick`) stops the sending. The function then waits until
+    every call in flight is answered and booked, and raises the interrupt again. Further interrupts
+    have no effect. Only a kill loses calls in flight.
     """
     asking, limit_nano = _checked(teachers, max_total_usd, options)
     latest = [Progress(stage="replay", n_done=0, cost_usd=0.0)]
@@ -239,7 +239,7 @@ def drained(
     tick: Callable[[], None] | None = None,
     tick_s: float = 1.0,
 ) -> ReplayReport:
-    """Run `work` in a thread of its own; an interrupt sets `stop` and waits until it has ended."""
+    """Run `work` in its own thread. An interrupt sets `stop` and waits until the thread has ended."""
     running = _Running(work)
     try:
         # An event, not `Thread.join`: an interrupted join loses track of the thread.
@@ -262,7 +262,9 @@ def _wait_however_often_told(done: threading.Event) -> None:
         try:
             done.wait()
         except BaseException:  # noqa: BLE001 (the first one is raised again)
-            logger.warning("stopping: calls in flight are paid for, so their answers are awaited")
+            logger.warning(
+                "stopping: waiting for the answers of calls in flight, which are paid for"
+            )
 
 
 def estimate(
@@ -274,9 +276,9 @@ def estimate(
 ) -> Estimate:
     """Return the estimated tokens and cost of replaying `states`, per teacher. Costs nothing.
 
-    With `ledger`, answers already in it are left out. Works with and without an event loop. A price list
-    that was fetched before serves without a network, however old it is: its date is in the estimate, and
-    nothing is paid by it.
+    With `ledger`, answers that it already has are left out. This works with and without an event
+    loop. Without a network, a stored price list of any age is used, and the estimate shows its
+    date.
 
     Raises:
         ConfigError: a teacher or option is wrong.
@@ -319,7 +321,7 @@ _ANY_AGE_DAYS = 36_500.0
 
 
 def indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:
-    """Return states with random access. A sequence is returned unchanged."""
+    """Return the states as a sequence. A sequence is returned unchanged."""
     return states if isinstance(states, Sequence) else list(states)
 
 
@@ -329,9 +331,9 @@ def lanes_of(
     asking: Asking,
     places: list[Place] | None = None,
 ) -> list[tuple[TeacherSpec, deque[LaneQuestion]]]:
-    """Put questions in lanes, one per session and teacher; states of no session each in its own.
+    """Group questions into lanes, one per session and teacher. A state without a session gets its own lane.
 
-    What a buyer needs to know of each state is added to `places`.
+    Adds the facts that the buyer needs about each state to `places`.
     """
     builder = RequestBuilder(asking.request_options())
     lanes: dict[tuple[str, str], tuple[TeacherSpec, deque[LaneQuestion]]] = {}

@@ -1,4 +1,4 @@
-"""What a ledger is made of: its tables, their version, and the few verbs it needs of a database."""
+"""The tables of a ledger, their version, and the interface that it needs from a database."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -53,15 +53,15 @@ create index if not exists calls_by_request on calls(request_sha);
 create index if not exists calls_by_owner on calls(owner) where state = 'open';
 create index if not exists calls_by_state on calls(state_id, teacher);
 """
-"""`spent`, `held` (open calls), `unknown` (lost calls at their reservation) and `overrun` (cost
-above a reservation, booked in `spent`) in nano-dollars. The check makes the database itself refuse
-a reservation above a limit, whichever process asks. `limit_nano` is the limit that was set,
-`ceiling_nano` what the check holds: it is higher where a limit was lowered below what was in use.
-`limits` has every change of a limit, and who made it.
+"""The sums `spent`, `held` (open calls), `unknown` (lost calls at their reservation), and `overrun`
+(cost above a reservation, part of `spent`) are in nano-dollars. By the check, the database itself
+refuses a reservation above a limit, from any process. `limit_nano` is the limit that was set.
+`ceiling_nano` is the one that the check uses; it is higher if a limit was lowered below what was in
+use. `limits` records every change of a limit, and who made it.
 
-Of a call: its last byte left no later than `sent_at`, from `due_at` on it can't be running any more,
-`body_sha` names the bytes that were sent, and `disputed` says why its cost was not believed, where it
-was booked at its bound instead."""
+The last byte of a call left no later than `sent_at`, and after `due_at` the call can't be running
+any more. `body_sha` is the hash of the request body. `disputed` says why the reported cost wasn't
+believed; the call is then booked at its bound."""
 
 SCHEMA_VERSION = "3"
 
@@ -69,12 +69,12 @@ Row = tuple[Any, ...]
 
 
 class Database(Protocol):
-    """One connection. SQL is written with `?` for parameters."""
+    """One connection. SQL statements use `?` for parameters."""
 
     name: str
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """Run one statement and give back its rows."""
+        """Run one statement and return its rows."""
         ...
 
     def run_many(self, sql: str, rows: Sequence[Row]) -> None:
@@ -83,11 +83,11 @@ class Database(Protocol):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Hold the right to write; commit at the end, roll back on an error."""
+        """Open a write transaction, which commits at the end and rolls back on an error."""
         yield
 
     def claim(self, owner: int) -> bool:
-        """Take the lock that shows that `owner` lives; false if another holds it."""
+        """Take the lock that marks `owner` as alive. Return false if another process holds it."""
         ...
 
     def is_alive(self, owner: int) -> bool:
@@ -95,5 +95,5 @@ class Database(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the connection and let go of the lock."""
+        """Close the connection and release the lock."""
         ...

@@ -1,4 +1,4 @@
-"""Limits of money, and what is spent, held and unknown under each."""
+"""Money limits, and the money spent, held, and unknown under each."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,25 +29,25 @@ class Scope:
     overrun: int
 
     def fits(self, amount: int) -> bool:
-        """Return whether this much more can be reserved now."""
+        """Return whether this amount can be reserved now."""
         return self.limit is None or self.spent + self.held + self.unknown + amount <= self.limit
 
     def can_ever_fit(self, amount: int) -> bool:
-        """Return whether this much could be reserved once the open calls cost less than reserved."""
+        """Return whether this amount could be reserved if open calls cost less than they reserved."""
         # Held money may come back, all but what calls cost; lost calls may keep theirs.
         return self.limit is None or self.spent + self.unknown + amount <= self.limit
 
 
 @dataclass(slots=True)
 class Scopes:
-    """The scopes that one transaction touches, changed in memory and saved once."""
+    """The scopes that one transaction changes in memory and saves once."""
 
     database: Database
     known: dict[str, Scope] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
 
     def load(self, names: Iterable[str]) -> None:
-        """Read scopes that are not known yet, and lock them in order."""
+        """Read scopes that aren't loaded yet, and lock them in order."""
         missing = sorted(set(names) - self.known.keys())
         if missing:
             self.known |= load_scopes(self.database, missing)
@@ -74,7 +74,7 @@ class Scopes:
             self.changed.add(name)
 
     def never(self, call: NewCall, taken: Sequence[LostCall]) -> str | None:
-        """Return a scope that a call can never fit into, even with the money reserved by others."""
+        """Return a scope that the call can never fit into, even if other calls free their money."""
         for name in call.scopes:
             if not self.known[name].can_ever_fit(_asked(call, taken, name)):
                 return name
@@ -118,7 +118,7 @@ def open_scopes(
     by: str | None = None,
     carried_nano: int = 0,
 ) -> None:
-    """Create scopes, and set or lift the limits that are named: see `Ledger.open_scopes`."""
+    """Create scopes, and set or remove the named limits. See `Ledger.open_scopes`."""
     for name in sorted({*names, *limits}):
         database.query("insert into scopes(name) values(?) on conflict(name) do nothing", (name,))
         if name not in limits:
@@ -139,7 +139,7 @@ def open_scopes(
 
 
 def load_scopes(database: Database, names: Sequence[str]) -> dict[str, Scope]:
-    """Read scopes, locked in order.
+    """Read scopes and lock them in order.
 
     Raises:
         LedgerError: a scope is missing.
@@ -159,19 +159,19 @@ def load_scopes(database: Database, names: Sequence[str]) -> dict[str, Scope]:
 
 
 def unknown_calls(database: Database, ids: Sequence[int]) -> list[CallRow]:
-    """Return those of some calls that are lost."""
+    """Return the lost calls among these."""
     return [call for call in load_calls(database, ids).values() if call.state == "unknown"]
 
 
 def count_under(database: Database, call: CallRow, scope: str) -> int:
-    """Count a lost call under one more scope; return its reservation."""
+    """Count a lost call under one more scope, and return its reservation."""
     scopes = SEPARATOR.join((*call.scopes, scope))
     database.query("update calls set scopes = ? where id = ?", (scopes, call.id))
     return call.reserved
 
 
 def end_dispute(database: Database, call: DisputedCall, cost_nano: int) -> None:
-    """Book a disputed call at `cost_nano` for good, in all its scopes and in its row."""
+    """Book a disputed call at `cost_nano` for good, in its row and all its scopes."""
     [(scopes, reserved, cost, row)] = database.query(
         "select scopes, reserved, cost, row from calls where id = ?", (call.call_id,)
     )

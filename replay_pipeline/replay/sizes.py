@@ -1,9 +1,9 @@
-"""How many tokens a prompt has: guessed from its bytes at first, then learned from what was counted.
+"""Estimate the tokens of a prompt: from its bytes at first, then from the counts of earlier answers.
 
-A tokenizer is not at hand for most teachers. What their endpoints counted in earlier answers is: the
-tokens per byte of each teacher, the length of its answers, and how much its prompt cache served.
-They are kept in the ledger and decide forecasts. They decide no reservation, which must not be passed:
-what was dense in tokens so far says nothing of a table of figures that comes next.
+Most teachers have no public tokenizer, but their endpoints report token counts. From these the
+ledger learns each teacher's tokens per byte, the length of its answers, and its share of cache
+hits. Forecasts use them. Reservations don't, because they must never be too low: the next prompt
+may have more tokens per byte than any before it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,9 +15,9 @@ from replay_pipeline.replay.schema import Database
 from replay_pipeline.types import Message, TeacherSpec
 
 ASSUMED_TOKENS_PER_BYTE = 0.27
-"""Of agent sessions as JSON, by tokenizers of open models; see `benchmarks/cost.py`."""
+"""Measured on agent sessions as JSON with tokenizers of open models; see `benchmarks/cost.py`."""
 ASSUMED_SPREAD = 0.25
-"""Real counts lie within this share of what is assumed for a teacher that nothing is known of."""
+"""For an unknown teacher, real counts lie within this share of the assumed ones."""
 
 _MESSAGE_TOKENS = 16
 _PROMPT_TOKENS = 1024
@@ -34,15 +34,15 @@ class Size:
     n_bytes: int = 0
     n_messages: int = 0
     n_tool_bytes: int = 0
-    """Those of the bytes that are tools."""
+    """How many of the bytes are tools."""
 
     @property
     def bound_tokens(self) -> int:
-        """Return tokens that can't be passed: no tokenizer makes more tokens than bytes."""
+        """Return an upper bound on the tokens. No tokenizer makes more tokens than bytes."""
         return self.n_bytes + self.n_messages * _MESSAGE_TOKENS + _PROMPT_TOKENS
 
     def added_bound_tokens(self, before: "Size") -> int:
-        """Count the tokens that this prompt can have at most beyond one that it begins with."""
+        """Return the most tokens that this prompt can have beyond a prompt that it starts with."""
         n_messages = self.n_messages - before.n_messages
         return self.n_bytes - before.n_bytes + (n_messages + 1) * _MESSAGE_TOKENS
 
@@ -51,7 +51,7 @@ class Learned(msgspec.Struct, frozen=True):
     """The ratios learned from one teacher's settled answers: tokens, lengths, and cache hits."""
 
     n: int = 0
-    """Answers to prompts long enough to tell."""
+    """Number of answers to prompts that were long enough to learn from."""
     n_bytes: int = 0
     n_tokens: int = 0
     n_answers: int = 0
@@ -66,27 +66,27 @@ class Learned(msgspec.Struct, frozen=True):
 
     @property
     def tokens_per_byte(self) -> float:
-        """Return tokens per byte of a prompt; an assumption where nothing is known."""
+        """Return tokens per byte of a prompt, assumed if nothing is known."""
         return self.n_tokens / self.n_bytes if self.n else ASSUMED_TOKENS_PER_BYTE
 
     @property
     def spread(self) -> float:
-        """Return by which share the tokens of a prompt may differ from the estimate."""
+        """Return the share by which the tokens of a prompt may differ from the estimate."""
         return 0.1 if self.is_known else ASSUMED_SPREAD
 
     @property
     def cache_share(self) -> float:
-        """Return the share of expected cache hits that the provider serves, from 0 to 1."""
+        """Return the share of possible cache hits that the provider really serves, from 0 to 1."""
         if self.n_expected_cached < 50_000:
             return 1.0
         return min(1.0, self.n_cached / self.n_expected_cached)
 
     def expected_tokens(self, size: Size) -> int:
-        """Return prompt tokens as they are likely to be counted."""
+        """Return the expected number of prompt tokens."""
         return min(size.bound_tokens, round(size.n_bytes * self.tokens_per_byte))
 
     def answer_tokens(self, n_student_bytes: int, limit: int) -> int:
-        """Return tokens of an answer: as long as the teacher's were, else as the student's action."""
+        """Return the expected tokens of an answer, from the teacher's earlier answers or else from the student's action."""
         if self.n_answers >= _MIN_LEARNED:
             return min(limit, round(self.n_answer_tokens / self.n_answers))
         return min(limit, max(_MIN_ANSWER_TOKENS, n_student_bytes // 4))
@@ -100,7 +100,7 @@ class Learned(msgspec.Struct, frozen=True):
         n_expected_cached: int = 0,
         n_cached: int | None = None,
     ) -> "Learned":
-        """Learn from one settled answer; a count that can't be the whole prompt's says nothing."""
+        """Learn from one settled answer. A count that can't be the whole prompt's is ignored."""
         learned = self
         if n_answer_tokens is not None:
             learned = msgspec.structs.replace(
@@ -121,7 +121,7 @@ class Learned(msgspec.Struct, frozen=True):
 
 
 def merged(one: Learned, other: Learned) -> Learned:
-    """Merge the sizes that several runs learned."""
+    """Merge the ratios that several runs learned."""
     return Learned(
         **{name: getattr(one, name) + getattr(other, name) for name in one.__struct_fields__}
     )
@@ -131,7 +131,7 @@ _KEY = "size:"
 
 
 def read_learned(database: Database, teachers: Iterable[TeacherSpec]) -> dict[str, Learned]:
-    """Read the learned sizes of teachers from a ledger, by the name of the teacher."""
+    """Read the learned ratios from a ledger, by teacher."""
     rows = database.query("select key, value from ledger where key like ?", (f"{_KEY}%",))
     kept = {key: msgspec.json.decode(value, type=Learned) for key, value in rows}
     return {t.name: kept[_KEY + t.model] for t in teachers if _KEY + t.model in kept}
@@ -140,7 +140,7 @@ def read_learned(database: Database, teachers: Iterable[TeacherSpec]) -> dict[st
 def add_learned(
     database: Database, teachers: Iterable[TeacherSpec], new: Mapping[str, Learned]
 ) -> None:
-    """Add the learned sizes of a run to the ledger."""
+    """Add the learned ratios of a run to the ledger."""
     known = read_learned(database, teachers)
     for teacher in teachers:
         if teacher.name in new:

@@ -1,4 +1,4 @@
-"""What a ledger holds: money by scope, calls by state."""
+"""The contents of a ledger: money by scope, calls by state."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -21,15 +21,15 @@ class ScopeStatus:
     held_usd: float
     """Reserved for calls in flight."""
     unknown_usd: float
-    """Reserved for calls whose process died before it knew their outcome."""
+    """Reserved for calls whose process died before it learned their outcome."""
     overrun_usd: float
-    """Part of the spend that was above its reservation."""
+    """Part of the spent money that exceeded its reservation."""
     limit_usd: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LimitChange:
-    """A limit that was set, changed or (`None`) lifted, and by which run."""
+    """A limit that was set, changed, or removed (`None`), and the run that did it."""
 
     set_at: str
     scope: str
@@ -45,22 +45,22 @@ class LedgerStatus:
     spent_usd: float
     held_usd: float
     unknown_usd: float
-    """Held by lost calls, until something is known of them."""
+    """Held by lost calls until their outcome is known."""
     calls: dict[str, int]
     """Calls by state: `open`, `answered`, `failed`, `unknown`, `recovered`."""
     errors: dict[str, int]
-    """Decided calls without a usable action, by error code."""
+    """Finished calls without a usable action, by error code."""
     teachers: dict[str, dict[str, int]]
     """Calls by teacher and state."""
     scopes: tuple[ScopeStatus, ...]
     limits: tuple[LimitChange, ...] = ()
     """Every change of a limit, oldest first."""
     held_until: str | None = None
-    """When the last lost call is surely over: from then on a run settles them (ISO 8601, UTC)."""
+    """When the last lost call has surely ended, so that a run can settle them all (ISO 8601, UTC)."""
     n_disputed: int = 0
-    """Calls whose reported cost can't be true; `reconcile` says which, and can settle them."""
+    """Calls whose reported cost can't be true. `reconcile` lists them, and can settle them."""
     disputed_usd: float = 0.0
-    """What they are booked at, which is the most they should cost."""
+    """Their booked cost, which is the most that they should cost."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a report."""
@@ -68,7 +68,7 @@ class LedgerStatus:
 
 
 def spent_since(url: str | Path, since: datetime) -> float:
-    """Return US dollars booked since then, as the ledger has them; 0 without a ledger.
+    """Return the US dollars that the ledger booked since then, or 0 without a ledger.
 
     Raises:
         LedgerError: the ledger can't be read.
@@ -77,7 +77,7 @@ def spent_since(url: str | Path, since: datetime) -> float:
 
 
 def counted_usd(url: str | Path, scope: str) -> float:
-    """Return US dollars that are spent, held or unknown under a scope; 0 without a ledger.
+    """Return the US dollars that are spent, held, or unknown under a scope, or 0 without a ledger.
 
     Raises:
         LedgerError: the ledger can't be read.
@@ -98,7 +98,7 @@ def _usd(url: str | Path, query: str, value: str) -> float:
 
 
 def ledger_status(url: str | Path) -> LedgerStatus:
-    """Read the contents of a ledger, while others may be writing to it.
+    """Read the contents of a ledger, even while others write to it.
 
     Raises:
         LedgerError: there is no ledger, or it can't be read.

@@ -1,4 +1,4 @@
-"""A question on its way: what is asked of whom, and what is known of its earlier calls."""
+"""A question during a run: its state, its teacher, and its earlier calls."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ class LaneQuestion:
     """A question in its lane."""
 
     index: int
-    """Place in the report: states in order, teachers in order."""
+    """Index in the report, which is ordered by state, then teacher."""
     states: Sequence[TraceState]
-    """All states of the run, which may be put together only when they are asked for."""
+    """All states of the run. They may be built only on access."""
     state_index: int
     teacher: TeacherSpec
     question: Question
@@ -26,19 +26,19 @@ class LaneQuestion:
     gate: str | None = None
     propensity: float = 1.0
     previous: "LaneQuestion | None" = None
-    """The step before in its lane, if this prompt begins with the whole of that one's."""
+    """The previous step in its lane, if this prompt starts with that whole prompt."""
     n_read_tokens: int | None = None
-    """Prompt tokens that the teacher read, once it has answered."""
+    """Prompt tokens that the teacher counted, after it has answered."""
     is_left_out: bool = False
-    """The policy saved this call; `gate` is why."""
+    """Whether the policy skipped this call. `gate` is the reason."""
     n_lost: int = 0
     """How often a call of this run was lost."""
     is_asked: bool = False
-    """The endpoint has seen this prompt, in this run or before."""
+    """Whether the endpoint has seen this prompt, in this run or before."""
 
     @property
     def state(self) -> TraceState:
-        """Put the state together with its messages, which can be large: not to be kept."""
+        """Build the state with its messages. It can be large, so don't keep it."""
         return self.states[self.state_index]
 
     @property
@@ -47,10 +47,10 @@ class LaneQuestion:
         return self.question.state_id
 
     def bound_tokens(self) -> int:
-        """Count prompt tokens that can't be passed.
+        """Return an upper bound on the prompt tokens.
 
-        A teacher that has read the beginning of this prompt has counted it: only what was added
-        is taken at one token a byte.
+        If the teacher has already counted the beginning of this prompt, only the rest is taken at
+        one token per byte.
         """
         bound = self.question.size.bound_tokens
         if self.previous is None or self.previous.n_read_tokens is None:
@@ -59,7 +59,7 @@ class LaneQuestion:
         return min(bound, self.previous.n_read_tokens + added)
 
     def last_asked(self) -> "LaneQuestion | None":
-        """Find the nearest step before whose prompt the endpoint has seen and this one begins with."""
+        """Find the latest earlier step whose prompt the endpoint has seen and this prompt starts with."""
         step = self.previous
         while step is not None and not step.is_asked:
             step = step.previous

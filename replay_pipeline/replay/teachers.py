@@ -1,4 +1,4 @@
-"""Whether teachers can be asked: reachable, served, priced, with a key, and with which terms."""
+"""Check whether teachers can be asked: reachable, served, priced, with a key, and with which terms."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,10 +28,10 @@ class TeacherCheck:
     base_url: str
     dialect: str
     has_key: bool
-    """A key is present, or none is needed."""
+    """Whether a key is present, or none is needed."""
     is_reachable: bool
     is_served: bool
-    """Its endpoint lists the model."""
+    """Whether its endpoint lists the model."""
     prompt_usd_per_mtok: float | None
     completion_usd_per_mtok: float | None
     cached_usd_per_mtok: float | None
@@ -39,7 +39,7 @@ class TeacherCheck:
     price_date: str | None
     is_distillable: bool | None
     problem: str | None
-    """Why it can't be asked, or `None` when it can."""
+    """Why it can't be asked, or None if it can."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a report."""
@@ -49,7 +49,7 @@ class TeacherCheck:
 def check_teachers(
     teachers: Sequence[TeacherSpec] = DEFAULT_TEACHERS, *, price_folder: Place | None = None
 ) -> list[TeacherCheck]:
-    """Look at every teacher without asking it anything that costs."""
+    """Check every teacher without a call that costs money."""
 
     async def look() -> list[TeacherCheck]:
         book = PriceBook(folder=price_folder)

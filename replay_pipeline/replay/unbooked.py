@@ -1,7 +1,7 @@
-"""Answers that could not be booked: kept beside the ledger until a later process books them.
+"""Keep answers that could not be booked next to the ledger, until a later process books them.
 
-A disk may be full or a file system gone at the very moment when a paid answer arrives. The answer
-is written next to the ledger or, where that fails too, under the user's cache folder.
+The disk may be full or the file system gone when a paid answer arrives. Then the answer is written
+next to the ledger or, if that fails too, to the user's cache folder.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ Pair = tuple[NewCall, Settlement]
 
 
 def name_of(pair: Pair) -> str:
-    """Name an answer by its contents, since it may have been written to two places."""
+    """Return a name for an answer from its contents, since it may have been written twice."""
     return hashlib.sha256(msgspec.json.encode(pair)).hexdigest()[:32]
 
 
 class Unbooked:
-    """The side files of one ledger. Each is written by one process, named by its owner."""
+    """The side files of one ledger. One process writes each, and the name says which."""
 
     def __init__(self, ledger: str, owner: int) -> None:
         self.owner = owner
@@ -36,10 +36,10 @@ class Unbooked:
             self._stems.insert(0, path.with_name(f"{path.name}-unbooked-"))
 
     def keep(self, pairs: Sequence[Pair]) -> Path:
-        """Write calls with their outcomes, and wait for the disk.
+        """Write calls and their outcomes, and wait for the disk.
 
         Raises:
-            LedgerError: none of the places takes them.
+            LedgerError: they can't be written to any of the places.
         """
         data = b"".join(b"\n" + msgspec.json.encode(pair) for pair in pairs)
         errors = []

@@ -1,9 +1,9 @@
 """Bring a recorded prefix into the form that every provider accepts.
 
-A session log holds what a model wrote, also where no provider would take it back: a tool name with
-half a tag in it, a message with nothing in it, a call without a result. Each is mended as far as its
-meaning is plain, in a way that depends on the messages before it alone, so that the prefix of a
-state stays, byte for byte, the beginning of the next one's and a prompt cache hits.
+A session log contains what a model wrote, even if no provider would accept it: a tool name with
+half a tag in it, an empty message, a call without a result. This module repairs each of these if
+its meaning is plain. A repair depends only on earlier messages. So the prefix of a state stays,
+byte for byte, the beginning of the next one, and the prompt cache hits.
 
 Sources of the rules: OpenAI's API reference (chat completions: `tools`, `messages`) and Anthropic's
 (messages, tool use), the stricter of the two wherever they differ.
@@ -20,11 +20,11 @@ import msgspec
 from replay_pipeline.types import Message, Tool
 
 NO_TEXT = "[no text]"
-"""Stands for a message, or a part of one, that has nothing in it."""
+"""Replaces an empty message, or an empty part of one."""
 NO_RESULT = "[no result was recorded]"
 LOST_CALL = "[result of a call that is not shown]"
 NO_BEGINNING = "[the session goes on]"
-"""Stands in front of a prefix that begins with the assistant."""
+"""Goes before a prefix that begins with the assistant."""
 MAX_NAME = 64
 MAX_CALL_ID = 40
 MAX_TOOLS = 128
@@ -39,7 +39,7 @@ _arguments_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def well_formed(messages: list[Message]) -> list[Message]:
-    """Return messages that no provider refuses; those that are fine stay the same objects."""
+    """Return messages that no provider refuses. Messages that need no repair stay the same objects."""
     kept: list[Message] = []
     open_calls: dict[str, str] = {}
     used: set[str] = set()
@@ -86,14 +86,14 @@ def well_formed_tools(tools: list[Tool]) -> list[Tool]:
 
 
 def recorded_names(tools: list[Tool]) -> dict[str, str]:
-    """Return names of tools that are sent under another one: the name that is sent to the recorded."""
+    """Return the recorded name of each tool that is sent under another name, by the sent name."""
     names = (str(_mapping(_mapping(tool).get("function")).get("name")) for tool in tools)
     return {sent_name(name): name for name in names if not _NAME.fullmatch(name)}
 
 
 @lru_cache(maxsize=4_096)
 def sent_name(name: Any) -> str:
-    r"""Return a tool name that every provider takes.
+    r"""Return a tool name that every provider accepts.
 
     >>> sent_name("Read"), sent_name('Task" >\n<parameter name="description'), sent_name("")
     ('Read', 'Task', 'unknown_tool')
@@ -276,7 +276,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 def cleaned(value: Any) -> Any:
-    """Return plain JSON without lone surrogates, which UTF-8 can't say."""
+    """Return plain JSON without lone surrogates, which UTF-8 can't encode."""
     return _plain(value)
 
 

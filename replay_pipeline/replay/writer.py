@@ -1,4 +1,4 @@
-"""What the ledger's one thread writes: reservations and settlements, many in one transaction."""
+"""The work of the ledger's one writing thread: many reservations and settlements per transaction."""
 
 import logging
 from collections import defaultdict, deque
@@ -74,11 +74,11 @@ class Leaving:
 
 
 class Writer:
-    """Settles and reserves. Everything here runs in the thread that writes the ledger.
+    """The writer that settles and reserves. All of it runs in the thread that writes the ledger.
 
     Args:
         database: the ledger.
-        owner: this process, as the ledger names it.
+        owner: this process's name in the ledger.
     """
 
     def __init__(self, database: Database, owner: int) -> None:
@@ -96,7 +96,7 @@ class Writer:
         self._given_up.add(run_id)
 
     def note_leaving(self, leaving: list[Leaving]) -> None:
-        """Write until when calls may have left."""
+        """Record the time until which calls may leave."""
         if not leaving:
             return
         rows = [
@@ -119,7 +119,7 @@ class Writer:
                 each.future.set_result(None)
 
     def book(self, settling: list[Settling]) -> None:
-        """Settle and reserve in one transaction. Callers hear of it once it is committed."""
+        """Settle and reserve in one transaction. Callers get their results after the commit."""
         if not settling and not self.waiting:
             return
         try:
@@ -175,14 +175,12 @@ class Writer:
             each.future.set_exception(told)
 
     def book_unbooked(self) -> None:
-        """Book the answers that an earlier process could not book, each one once."""
+        """Book the answers that an earlier process could not book, each only once."""
         with self._database.transaction():
             for path, pairs in self._unbooked.left_behind(self._database.is_alive):
                 self._book_kept(self._not_yet_booked(pairs))
                 path.unlink(missing_ok=True)
-                logger.warning(
-                    "%s: %d answers of %s are booked", self._database.name, len(pairs), path
-                )
+                logger.warning("%s: booked %d answers of %s", self._database.name, len(pairs), path)
 
     def _not_yet_booked(self, pairs: Iterable[Pair]) -> list[Pair]:
         """Leave out what a process booked that died before its file was gone."""
@@ -342,7 +340,7 @@ class Writer:
         return (self._owner << 32) + self._n_issued
 
     def adopt_orphans(self, database: Database) -> int:
-        """Mark the calls of dead owners as unknown; their reservations stay."""
+        """Mark the calls of dead owners as unknown. Their reservations stay."""
         owners = database.query("select distinct owner from calls where state = 'open'")
         dead = [
             owner for (owner,) in owners if owner != self._owner and not database.is_alive(owner)

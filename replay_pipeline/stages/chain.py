@@ -13,11 +13,11 @@ from replay_pipeline.stages.stage import Stage
 from replay_pipeline.stages.train import TRAIN
 
 STAGES: list[Stage] = [INGEST, REPLAY, PAIRS, SAMPLE, NORMALIZE, PUBLISH, TRAIN]
-"""Every stage. Who adds one here has it in every command, in every figure and in Dagster."""
+"""Every stage. A stage that you add here appears in every command, in every figure, and in Dagster."""
 
 
 def named(name: str) -> Stage:
-    """Return the stage of a name. Raises KeyError for none."""
+    """Return the stage with a name. Raises KeyError if there is none."""
     return {stage.name: stage for stage in STAGES}[name]
 
 
@@ -32,16 +32,16 @@ def on_all() -> list[Stage]:
 
 
 def wanted(settings: Settings) -> list[Stage]:
-    """Return the stages that these settings have something to do for."""
+    """Return the stages that have work under these settings."""
     return [stage for stage in STAGES if stage.is_wanted(settings)]
 
 
 def upstream(stage: Stage, among: Sequence[Stage] | None = None) -> list[Stage]:
-    """Return the stages before a stage: those that write its inputs, or that it names.
+    """Return the stages right before a stage: those that write its inputs, or those that it names.
 
     Args:
         stage: the stage.
-        among: where to look for them; by default among all.
+        among: the stages to search. By default, all.
     """
     return [
         each

@@ -1,7 +1,7 @@
-"""What earlier batches have kept, so that deduplication holds across batches.
+"""The keys of pairs that earlier batches kept, so that deduplication works across batches.
 
-One file per recipe and batch. A batch knows the batches whose keys sort before its own and no
-others, so running any batch again gives the same rows, in whatever order batches are run.
+There is one file per recipe and batch. A batch sees only the batches whose keys sort before its
+own. So a batch gives the same rows on every run, in any order of batches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,18 +31,18 @@ class _Left:
 
 
 Keep = Callable[[Callable[[_Left], bytes], Callable[[bytes], _Left]], Kept[_Left]]
-"""Gives how what batches have left outlives the process, from how it is written and read."""
+"""Makes a store that outlives the process, from a function that writes and one that reads."""
 
 
 class DedupIndex:
-    """The keys that every batch left under one recipe. Each file is read once in a pass.
+    """The keys that all batches stored under one recipe. Each file is read once per pass.
 
     Args:
-        folder: where the files lie; every recipe has its own.
+        folder: folder of the files. Every recipe has its own.
         batches: the keys of all batches, sorted.
-        start: an empty memory for each step, by its label.
-        into: where files are written, if not where they are read.
-        kept: how the keys of all batches outlive the process.
+        start: an empty index for each step, by its label.
+        into: another folder to write to, if not the one to read from.
+        kept: stores the keys of all batches beyond this process.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class DedupIndex:
         """Replace the entries of a batch.
 
         Raises:
-            StorageError: the file cannot be written; it is as before.
+            StorageError: the file can't be written. It is unchanged.
         """
         rows = [(step, key) for step, step_keys in keys.items() for key in step_keys]
         columns = [pa.array([row[place] for row in rows], _SCHEMA.types[place]) for place in (0, 1)]
@@ -119,12 +119,12 @@ class BatchIndex:
     index: DedupIndex
     batch: str
     earlier: Mapping[str, Memory]
-    """What the batches before it left, by step."""
+    """The keys from earlier batches, by step."""
 
     def save(self, keys: Mapping[str, Sequence[bytes]]) -> None:
         """Replace the entries of this batch.
 
         Raises:
-            StorageError: the file cannot be written; it is as before.
+            StorageError: the file can't be written. It is unchanged.
         """
         self.index.save(self.batch, keys)

@@ -1,4 +1,4 @@
-"""New sessions: found, grouped into batches, and kept."""
+"""Find new sessions, group them into batches, and keep their bytes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from replay_pipeline.stages.project import Project
 def find_batches(project: Project, *, settle_s: float = 0.0) -> list[TraceBatch]:
     """Group new session bytes into batches and write their manifests. Returns the new ones.
 
-    Files written to less than `settle_s` seconds ago are left for the next time.
+    A file that changed less than `settle_s` seconds ago waits for the next time.
     """
     options = project.settings.ingest
     new = discover(
@@ -36,7 +36,7 @@ def find_batches(project: Project, *, settle_s: float = 0.0) -> list[TraceBatch]
 
 
 def keep_bytes(project: Project, batch: TraceBatch) -> None:
-    """Keep the bytes of a batch's sessions, if they are to be kept: agents delete their logs."""
+    """Keep the bytes of a batch's sessions, if the settings say so, because agents delete their logs."""
     if folder := project.kept_folder():
         keep(batch, folder)
 

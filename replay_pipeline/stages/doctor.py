@@ -1,4 +1,4 @@
-"""What may keep a run from working, found before it starts."""
+"""Find what would stop a run, before it starts."""
 
 import importlib.metadata
 import importlib.util
@@ -44,14 +44,14 @@ _NEEDED_OF_DAGSTER = (
 
 
 def in_one_line(error: ModuleNotFoundError) -> str | None:
-    """Return a sentence that names the extra of a missing package, or `None` if no extra has it."""
+    """Return a sentence that names the extra with a missing package, or None if no extra has it."""
     name = (error.name or "").partition(".")[0]
     extra = {**_EXTRAS, **_FURTHER_EXTRAS}.get(name)
     return extra and f"{name} is not installed: pip install 'replay-pipeline[{extra}]'"
 
 
 def require_trainer() -> None:
-    """Refuse to train where the packages for it are missing.
+    """Check that the packages for training are installed.
 
     Raises:
         MissingDependencyError: the trainer's packages are not installed.
@@ -64,10 +64,10 @@ def require_trainer() -> None:
 
 
 def require_extras(settings: Settings, *, with_training: bool) -> None:
-    """Refuse a whole run that a missing package would stop, before anything is paid for.
+    """Check that no missing package would stop the run, before anything is paid.
 
     Raises:
-        MissingDependencyError: packages are not installed; names all of their extras at once.
+        MissingDependencyError: packages are missing. The message names all of their extras.
     """
     wanted = {"data_juicer": "recipe = 'none' in [normalize] keeps every pair"}
     if settings.normalize.recipe == "none":

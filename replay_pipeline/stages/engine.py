@@ -1,7 +1,7 @@
-"""Does stages: what has not changed is not done again, and what is done leaves a receipt.
+"""Run stages. Unchanged work isn't done again, and finished work leaves a receipt.
 
-A receipt says what the stage was given (code, settings, and what it read), what it wrote, what it counted
-and how long it took. Any run may be repeated: it does what is stale or open, and pays for nothing twice.
+A receipt records the inputs of a stage (code, settings, and tables), its outputs, its counts, and
+its time. You can repeat any run: it does only stale or open work, and pays for nothing twice.
 """
 
 import logging
@@ -25,14 +25,14 @@ from replay_pipeline.storage.tables import DataRoot
 logger = logging.getLogger(__name__)
 
 COPIED = ("batches", "dataset/manifests")
-"""Folders whose files have a copy in the index, since nothing else says what they say."""
+"""Folders whose files are copied into the index, since they can't be rebuilt from anything else."""
 
 
 def do(stage: Stage, project: Project, batch: str = ALL) -> Receipt:
-    """Do the work of a stage for a batch and write its receipt, unless the last one still holds.
+    """Do the work of a stage for a batch and write its receipt, unless the last receipt is still valid.
 
     Raises:
-        ReplayPipelineError: what the stage raises.
+        ReplayPipelineError: the stage failed.
     """
     given = given_of(stage, project, batch)
     last = project.receipts.read(stage.name, batch)
@@ -99,7 +99,7 @@ def _receipt(
 
 
 def file_digests(project: Project, names: Sequence[str]) -> dict[str, str]:
-    """Digest files by their names below the root; those that are small and alone are copied."""
+    """Return the digests of files by their names below the root, and copy the small, irreplaceable ones."""
     digests: dict[str, str] = {}
     copies: dict[str, list[tuple[str, bytes]]] = {}
     for name in names:
@@ -126,7 +126,8 @@ def do_aside(stage: Stage, project: Project, batch: str, folder: Path) -> None:
     """Repeat the work of a stage on a batch in another folder. Writes no receipt.
 
     Raises:
-        ReplayPipelineError: it cannot be done, such as when the bytes of a session are gone.
+        ReplayPipelineError: the work can't be repeated, for example because a session's bytes are
+            gone.
     """
     into = DataRoot(folder)
     stage.work(Task(project=project, batch=batch, into=into, is_aside=True, chain=chain.STAGES))
@@ -135,13 +136,13 @@ def do_aside(stage: Stage, project: Project, batch: str, folder: Path) -> None:
 def upgrade(project: Project) -> dict[str, Any]:
     """Convert the tables and receipts of an older version, without logs and without paying.
 
-    Tables get the columns of today, and their texts the secret rules of today. Receipts are
-    taken over as they are: the settings of the root are taken for those it was made with.
-    Returns what was done: tables by name, and receipts by stage.
+    Tables get today's columns, and their texts today's secret rules. Receipts are converted
+    unchanged, on the assumption that the root was made with its present settings. Returns the
+    number of converted tables by name, and of receipts by stage.
 
     Raises:
-        SchemaError: a table cannot be read, or is of a version that is not known.
-        LedgerError: so is the ledger.
+        SchemaError: a table can't be read, or has an unknown version.
+        LedgerError: the ledger can't be read, or has an unknown version.
     """
     if has_ledger(project.settings.ledger_url()):
         Ledger(project.settings.ledger_url()).close()  # brings itself up to date as it opens

@@ -1,4 +1,4 @@
-"""States with a check, offered as an environment: what runs its commands, and the server."""
+"""Serve states that have a check as an environment."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""Harnesses of a data root: learned, listed, shown."""
+"""Learn, list, and show the harnesses of a data root."""
 
 import json
 import shlex
@@ -28,17 +28,16 @@ def learn_harness(
 
     Args:
         project: the data root.
-        agent: whose client it is.
-        command: how it is started; by default as it is installed.
-        version: the version that npm is asked for; with `request`, the one that sent it; with `command`,
-            what it is called.
+        agent: name of the client.
+        command: command that starts the client. By default, the installed one.
+        version: the version to get from npm, or else the version behind `request` or `command`.
         request: a file with a request that was recorded elsewhere, instead of a client.
-        timeout_s: how long a start may take.
+        timeout_s: longest time for a start, in seconds.
 
     Raises:
-        ConfigError: the client cannot be started or sent nothing, or the file holds no request.
-        MissingDependencyError: npm or node is wanted, and is not there.
-        StorageError: it cannot be kept.
+        ConfigError: the client can't be started or sent nothing, or the file contains no request.
+        MissingDependencyError: npm or node is needed and isn't installed.
+        StorageError: the harness can't be written.
     """
     from replay_pipeline.harness import learn, packages
     from replay_pipeline.harness.clients import CLIENTS
@@ -73,7 +72,7 @@ def learn_harness(
 
 
 def list_harnesses(project: "Project") -> dict[str, Any]:
-    """Return the harnesses that were learned, and the client of each session with the one it gets."""
+    """Return the learned harnesses, and the harness that the sessions of each client use."""
     store = HarnessStore(project.root.path)
     sessions: Counter[tuple[str, str]] = Counter()
     for batch in project.root.batches("sessions"):
@@ -92,10 +91,10 @@ def list_harnesses(project: "Project") -> dict[str, Any]:
 
 
 def show_harness(project: "Project", version: str, *, agent: str = "claude_code") -> dict[str, Any]:
-    """Return all of a harness.
+    """Return a whole harness.
 
     Raises:
-        ConfigError: that version was not learned.
+        ConfigError: no harness of that version was learned.
     """
     for harness in HarnessStore(project.root.path):
         if (harness.agent, harness.version) == (agent, version):

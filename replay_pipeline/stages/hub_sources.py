@@ -1,4 +1,4 @@
-"""Sessions that lie on the Hub, in a dataset repository or a bucket: brought here and kept up to date."""
+"""Download sessions from a dataset repository or a bucket on the Hub, and keep them up to date."""
 
 import logging
 import os
@@ -25,12 +25,12 @@ def repository_of(source: Path) -> str | None:
 def fetch_sessions(source: Path, folder: Path) -> Path:
     """Download the files of a source, and return their folder.
 
-    A path of this machine is given back as it is. Of a repository or bucket the files that may be sessions
-    are fetched into a folder of its own below `folder`, for its owner alone; those that are there
-    already are left. A file that has left it stays here.
+    A local path is returned unchanged. From a repository or bucket, the files that may be sessions
+    are downloaded into their own private folder below `folder`. Existing files aren't downloaded
+    again. A file that was deleted on the Hub stays here.
 
     Raises:
-        PublishError: the Hub cannot be reached, or refused.
+        PublishError: the Hub can't be reached, or denies access.
         MissingDependencyError: the extra `publish` is not installed.
     """
     place = repository_of(source)

@@ -36,16 +36,16 @@ TABLES = ("sessions", "turns", "states", "tools")
 def read_sessions(task: Task, *, ahead: "ReadAhead | None" = None) -> Report:
     """Read the sessions of a batch into `sessions`, `turns`, `states` and `tools`.
 
-    A decision that an earlier batch had before it was complete moves here; of that batch only
-    what depends on it is made again, and no answer is paid twice. A log that is gone is read
-    from the bytes that were kept of it; if none were, it is counted, and the rest is read.
+    If an earlier batch has an incomplete form of a decision, the decision moves to this batch. Only
+    what depends on it is redone there, and no answer is paid for twice. If a log no longer exists,
+    its kept bytes are read. Without kept bytes, it is counted as lost and the rest is read.
 
     Args:
         task: the batch.
-        ahead: where it may have been read already.
+        ahead: reads batches ahead, and may have this one already.
 
     Raises:
-        IngestError: a log is gone and its bytes were not kept.
+        IngestError: a log no longer exists, and its bytes were not kept.
     """
     from replay_pipeline.ingesters import read_manifest
 
@@ -63,7 +63,10 @@ def read_sessions(task: Task, *, ahead: "ReadAhead | None" = None) -> Report:
     if lost and task.is_aside:
         raise IngestError(f"{lost[0].path}: the file no longer exists, and its bytes were not kept")
     for source in lost:
-        logger.warning("%s: gone, and its bytes were not kept: left out", source.path)
+        logger.warning(
+            "%s: left out, because the file no longer exists and its bytes were not kept",
+            source.path,
+        )
         result.report.skipped_files["gone"] += 1
     if not task.is_aside:
         _supersede(task, result.state_ids)
@@ -127,14 +130,14 @@ def _with_earlier_conversations(task: Task, result: "IngestResult") -> "IngestRe
             names[name] = min(known)
         if len(known) > 1:
             logger.warning(
-                "%s: %s goes on with several conversations (%s) and counts as part of the first",
+                "%s: %s continues several conversations (%s) and counts as part of the first",
                 task.batch, name, ", ".join(sorted(known)),
             )  # fmt: skip
     return result.renamed(names)
 
 
 def lost_sources(project: "Project", manifest: "TraceBatch") -> "list[SourceSlice]":
-    """Return the logs of a batch that are gone, and of which no bytes were kept."""
+    """Return the logs of a batch that no longer exist and have no kept bytes."""
     from replay_pipeline.ingesters import is_kept, is_there
 
     folder = project.kept_folder()
@@ -147,12 +150,12 @@ def lost_sources(project: "Project", manifest: "TraceBatch") -> "list[SourceSlic
 
 
 def redact_again(task: Task, *, n_lost: int | None = None) -> Report:
-    """Redact the tables of a batch as they are; its sessions are not read again."""
+    """Redact the tables of a batch in place, without reading its sessions again."""
     from replay_pipeline.ingesters import read_manifest
     from replay_pipeline.stages.redacting import redacted_again
 
     assert task.last is not None
-    logger.info("%s: not read again; its tables are redacted as they are", task.batch)
+    logger.info("%s: redacting its tables without reading its sessions again", task.batch)
     if n_lost is None:
         n_lost = len(lost_sources(task.project, read_manifest(task.batch, task.project.root.path)))
     tables = {name: task.read(name) for name in TABLES}
@@ -182,7 +185,9 @@ def _supersede(task: Task, state_ids: set[str]) -> None:
         left = without_states({name: project.root.read(name, owner) for name in TABLES}, taken)
         for name, table in left.items():
             project.write(name, owner, table)
-        logger.info("%s: %d states are complete in %s now", owner, len(taken), task.batch)
+        logger.info(
+            "%s: moved %d states to %s, which has them complete", owner, len(taken), task.batch
+        )
         if receipt := project.receipts.read("ingest", owner):
             outcomes = Counter(left["states"]["outcome"].to_pylist())
             report = {

@@ -1,7 +1,7 @@
-"""Finding every byte of a data root that is not what was written, and making it again.
+"""Find every changed byte of a data root, and rebuild the files with damage.
 
-Each stage's receipt has a digest of every file that the stage wrote, and one of itself. Files of the
-dataset are named by their content, or have their digest in the receipt of the publication.
+Each receipt has a digest of every file that its stage wrote, and one of itself. Dataset files have
+their digest in their name or in the receipt of the publication.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class Damage:
     stage: str
     batch: str = "all"
     digest: str = ""
-    """What it should have."""
+    """The digest that the file should have."""
 
 
 _INDEX = Damage(FILE, _CHANGED, "index")
@@ -60,11 +60,11 @@ class Verified:
 
     damaged: list[Damage] = field(default_factory=list)
     n_files: Counter[str] = field(default_factory=Counter)
-    """Files that are as they were written, by the stage that wrote them."""
+    """Number of intact files, by the stage that wrote them."""
     n_without_digest: int = 0
-    """Receipts of an older version, which say nothing of what was written."""
+    """Number of receipts from older versions, which contain no digests."""
     n_not_recorded: Counter[str] = field(default_factory=Counter)
-    """Files of which no receipt says anything, by their folder."""
+    """Number of files that no receipt names, by folder."""
 
     def add(self, damage: Damage) -> None:
         """Add a damaged file, once."""
@@ -82,7 +82,7 @@ class Verified:
 
 
 def verify(work: Project) -> dict[str, Any]:
-    """Check every file that a receipt names. Returns the damaged ones and the counts.
+    """Check every file that a receipt names, and return the counts and the damaged files.
 
     Raises:
         StorageError: the object store that holds the root cannot be reached.
@@ -116,7 +116,7 @@ def _verified(work: Project) -> Verified:
 
 
 def is_copied(name: str) -> bool:
-    """Return whether the index has a copy of a file that can't be rebuilt otherwise."""
+    """Return whether a file can only be restored from its copy in the index."""
     return name.rpartition("/")[0] in COPIED
 
 
@@ -212,9 +212,9 @@ def _verify_ledger(work: Project, found: Verified, seen: set[str]) -> None:
 def repair(work: Project) -> dict[str, Any]:
     """Rebuild the files that `verify` finds damaged. Asks no teacher and pays nothing.
 
-    Receipts and manifests are restored from their copies in the index, tables are made from the
-    kept bytes of sessions and the ledger, and the dataset from the tables. What does not come
-    out as its receipt says is left as it is. Returns what was repaired and what is left.
+    Receipts and manifests come from their copies in the index, tables from the kept bytes of
+    sessions and the ledger, and the dataset from the tables. If a rebuilt file doesn't match its
+    receipt, the old file stays. Returns the repaired files and the remaining damage.
 
     Raises:
         StorageError: the object store that holds the root cannot be reached.
@@ -287,7 +287,7 @@ def _restore(work: Project, damage: Damage) -> None:
 def _put(work: Project, name: str, data: bytes) -> None:
     with written_whole(work.place_of(name)) as file:
         file.write(data)
-    logger.info("%s: as it was written again", name)
+    logger.info("%s: restored exactly", name)
 
 
 def _make_again(

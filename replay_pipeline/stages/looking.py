@@ -1,4 +1,4 @@
-"""What people look at in a data root: pairs side by side, one state, the sums of a run and of a night."""
+"""Views of a data root for people: ranked pairs, one state, and the figures of a run or a night."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -17,7 +17,7 @@ def show(project: Project, state_id: str) -> str:
     """Return one state as text: the messages before it, the agent's action, and each answer.
 
     Raises:
-        ConfigError: no state, or more than one, begins with `state_id`.
+        ConfigError: no state id, or more than one, begins with `state_id`.
     """
     batches = [
         batch
@@ -43,17 +43,17 @@ def show(project: Project, state_id: str) -> str:
 
 
 def ranked_pairs(project: Project) -> list[Mapping[str, Any]]:
-    """Return the rows of all pairs, those first that are most worth a person's look.
+    """Return the rows of all pairs, those first that most need a review.
 
     Raises:
-        ConfigError: no batch has come as far as pairs.
+        ConfigError: no batch has pairs yet.
     """
     project.batches_with("dpo_pairs")
     return rank_pairs(project.root.read_all("dpo_pairs").to_pylist())
 
 
 def summary(project: Project, *, since: Mapping[tuple[str, str], str]) -> dict[str, Any]:
-    """Return the figures of all stages. Work after `since` counts as done now."""
+    """Return the figures of all stages. Work after `since` counts as new."""
     receipts = list(project.receipts.figures(since=since))
     figures = summarize(receipts, n_teachers=project.n_teachers())
     figures["max_total_usd"] = project.settings.replay.max_total_usd
@@ -66,7 +66,7 @@ def summary(project: Project, *, since: Mapping[tuple[str, str], str]) -> dict[s
 def night(
     project: Project, *, since: datetime, failures: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the work since then and the open work. `failures` are runs that failed."""
+    """Return the finished work since then, and the open work. `failures` are failed runs."""
     return summarize_night(
         [each for each in project.receipts.figures() if each.at >= since.isoformat()],
         since=since,

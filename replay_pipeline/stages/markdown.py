@@ -1,6 +1,7 @@
 """Markdown for people, in Dagster and elsewhere.
 
-Text of sessions and answers is untrusted: it reaches Markdown through `inert` or `code_block` only.
+Text of sessions and answers is untrusted, so it enters Markdown only through `inert` or
+`code_block`.
 """
 
 import html
@@ -29,7 +30,7 @@ class Location(str):
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> Markdown:
-    """Return `rows` as a Markdown table; all text is inert."""
+    """Return `rows` as a Markdown table in which all text is inert."""
     if not rows:
         return Markdown("*none*")
     names = list(rows[0])
@@ -42,7 +43,7 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> Markdown:
 
 
 def inert(value: object) -> str:
-    """Return `value` as Markdown text that is shown and never interpreted, cut to a readable length."""
+    """Return `value` as literal Markdown text, cut to a readable length."""
     text = f"{value:,.4g}" if isinstance(value, float) else str(value)
     text = text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + " …"
     shown = html.escape(printable(text).replace("\n", " ⏎ "), quote=False)
@@ -52,7 +53,7 @@ def inert(value: object) -> str:
 
 
 def code_block(text: str, language: str = "text") -> str:
-    """Return `text` as a Markdown block in which nothing is interpreted, cut to a readable length."""
+    """Return `text` as a literal Markdown code block, cut to a readable length."""
     text = text if len(text) <= _BLOCK_CHARS else text[:_BLOCK_CHARS] + "\n…"
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)

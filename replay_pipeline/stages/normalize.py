@@ -34,7 +34,7 @@ def normalize_pairs(task: Task) -> Report:
 
 
 def normalizer_of(project: "Project") -> "DJNormalizer":
-    """Return the normalizer of the settings; a recipe and its operators take a moment to load.
+    """Return the normalizer that the settings name. Loading its recipe and operators takes a moment.
 
     Raises:
         ConfigError: the recipe is wrong.

@@ -1,4 +1,4 @@
-"""States in, normalized pairs out: replay, agreement and normalization in one call."""
+"""From states to normalized pairs in one call: replay, agreement, and normalization."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -39,14 +39,14 @@ async def replay_and_normalize_trace(
     Args:
         states: decision points of recorded sessions.
         teachers: models to ask.
-        agreement_threshold: votes of distinct model families that make a consensus.
+        agreement_threshold: how many model families must agree to make a consensus.
         max_total_usd: hard ceiling for new answers, in US dollars.
         recipe: bundled data-juicer recipe by name, or a path.
         ledger: path or URL of the ledger; by default under the data root.
 
     Raises:
-        ConfigError: a teacher, the recipe or the threshold is wrong; nothing was paid.
-        ReplayError: the ledger or a price is not usable.
+        ConfigError: a teacher, the recipe, or the threshold is wrong. Nothing was paid.
+        ReplayError: the ledger can't be used, or a price isn't known.
     """
     states = list(states)
     extract_dpo_pairs([], [], agreement_threshold)  # refuses a wrong threshold before any cost

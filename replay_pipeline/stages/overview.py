@@ -1,7 +1,7 @@
-"""What a data root says of itself without a look at a table: its batches and receipts.
+"""The batches and receipts of a data root, without reading any table.
 
-Apart from everything that reads tables or asks somebody, so that who only looks waits for no import
-of those.
+This module is separate from those that read tables or call endpoints, so that a quick look doesn't
+wait for their imports.
 """
 
 import hashlib
@@ -17,17 +17,17 @@ from replay_pipeline.storage.root_index import FILE, RootIndex
 from replay_pipeline.storage.store import check_reachable, names_of_json
 
 FOLDER = "folder"
-"""In the report of `publish`: the place of a dataset that was put elsewhere than into the data root."""
+"""Key in the report of `publish`: the place of a dataset outside the data root."""
 
 
 class Overview:
     """The batches of a data root, with their receipts.
 
     Args:
-        settings: everything the stages are told.
+        settings: the settings of the stages.
 
     Raises:
-        StorageError: the data root is on an object store that cannot be reached.
+        StorageError: the object store with the data root can't be reached.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -48,26 +48,26 @@ class Overview:
         return None
 
     def batches(self) -> list[str]:
-        """Return keys of all batches that have a manifest, in order.
+        """Return the keys of all batches with a manifest, in order.
 
-        They are listed once; `find_batches` looks again, and so does a new `Pipeline`.
+        The list is cached. `find_batches` and a new `Pipeline` refresh it.
         """
         if self._keys is None:
             self._keys = names_of_json(self.settings.data_dir / "batches")
         return self._keys
 
     def n_teachers(self) -> int:
-        """Return the number of teachers to ask. Those of a rehearsal don't count."""
+        """Return the number of teachers to ask, without those of a rehearsal."""
         is_play = self.settings.played == "rehearsal"
         return len(self.settings.replay.teachers if is_play else self.settings.teachers())
 
     def forget_batches(self) -> None:
-        """Look for the batches again when they are asked for next."""
+        """Clear the cached list of batches."""
         self._keys = None
 
 
 def hash_of(parts: Iterable[str]) -> str:
-    """Hash texts in their order."""
+    """Return a hash of texts in their order."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(part.encode() + b"\0")

@@ -1,4 +1,4 @@
-"""A data root as a page: its sessions, what teachers answered, the pairs, the dataset, the training."""
+"""Show a data root as a page: its sessions, answers, pairs, dataset, and training."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,15 +43,15 @@ def page_of(settings: Settings) -> Path:
 def write_page_of(
     project: Project, to: Path | None = None, *, is_single_file: bool = False
 ) -> dict[str, Any]:
-    """Write the page of a data root. Returns the figures of its overview.
+    """Write the page of a data root, and return the figures of its overview.
 
     Args:
         project: the data root.
-        to: the folder of the page, or its file; by default `look` in the data root.
-        is_single_file: whether it is one file.
+        to: folder or file of the page. By default, `look` in the data root.
+        is_single_file: whether to write one file.
 
     Raises:
-        ConfigError: the folder holds something else.
+        ConfigError: the folder has other files.
         StorageError: the page cannot be written.
     """
     return write_page(
@@ -63,7 +63,7 @@ def write_page_of(
 
 
 def compare(project: Project) -> dict[str, Any]:
-    """Return the similarity of each teacher to the agent, and its cost, as the page shows them.
+    """Return how often each teacher took the agent's action, and its cost, as the page shows them.
 
     Raises:
         ConfigError: no teacher has answered yet.
@@ -82,7 +82,7 @@ def _accuracy(project: Project) -> dict[str, float]:
 
 
 def contents_of(project: Project) -> Contents:
-    """Return everything that a data root has to show."""
+    """Return everything that the page shows."""
     rows = _SessionRows(project)
     portions = list(_portions(project))
     return Contents(

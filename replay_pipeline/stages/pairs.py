@@ -1,4 +1,4 @@
-"""The stage that makes pairs of what the teachers would have done."""
+"""The stage that makes pairs from the teachers' answers."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -80,7 +80,7 @@ def _inputs(project: "Project", batch: str) -> Mapping[str, str]:
 
 
 def decisive(settings: Settings) -> Mapping[str, Any]:
-    """Return the settings that decide when teachers agree, and which pairs that makes."""
+    """Return the settings that decide when teachers agree and which pairs result."""
     options = settings.pairs.model_dump(mode="json", exclude={"marks"})
     return {"pairs": options, **shown_below(settings)}
 
@@ -113,7 +113,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
 
 
 def check_marks(settings: Settings) -> None:
-    """Find a marks file that cannot be read, before the replay is paid for. Raises ConfigError."""
+    """Check that the marks file can be read, before the replay is paid for. Raises ConfigError."""
     _checked(settings)
 
 
@@ -176,11 +176,12 @@ def _matrix(matrix: dict[str, dict[str, dict[str, float]]]) -> Markdown:
 
 def _sample(pair: DPOPair) -> Markdown:
     """Draw what was asked, and how what the student did differs from what the teachers would do."""
-    from replay_pipeline.pages import last_request, readable
+    from replay_pipeline.pages import last_request, native_sides, readable
 
-    rejected = readable(pair.get("rejected_action"), pair["rejected"]).split("\n")
-    chosen = readable(pair.get("chosen_action"), pair["chosen"]).split("\n")
-    diff = unified_diff(rejected, chosen, "rejected", "chosen", n=99, lineterm="")
+    rejected, chosen = native_sides(pair)
+    left = readable(rejected, pair["rejected"]).split("\n")
+    right = readable(chosen, pair["chosen"]).split("\n")
+    diff = unified_diff(left, right, "rejected", "chosen", n=99, lineterm="")
     by = ", ".join(pair.get("teachers_agreeing") or ()) or pair.get("source", "")
     return Markdown(
         f"**{inert(pair['state_id'])}** · {inert(by)} · {inert(pair.get('agreement_level') or '—')}"

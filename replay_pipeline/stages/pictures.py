@@ -1,7 +1,7 @@
-"""Small pictures for Markdown metadata: bars as text, lines as SVG in a data address.
+"""Small pictures for Markdown metadata: bars as text, curves as SVG in a data URL.
 
-Dagster shows Markdown of up to 1,000 characters in place, and anything longer behind a click. So
-a picture is drawn in few bytes: no title (the key is one), whole pixels, one path.
+Dagster shows up to 1,000 characters of Markdown in place, and hides the rest behind a click. So a
+picture takes few bytes: no title (the key is one), whole pixels, and one path.
 """
 
 import base64
@@ -41,7 +41,7 @@ def _bar(share: float) -> str:
 
 
 def curve(name: str, values: Sequence[float]) -> Markdown:
-    """Return a line over the steps of a run."""
+    """Return a curve over the steps of a run."""
     if not values:
         return Markdown("*none*")
     shown = _thinned(values)
@@ -90,7 +90,7 @@ def histogram(
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the value below which this share of the ordered values lies; 0 of none."""
+    """Return the value below which this share of the ordered values lies, or 0 without values."""
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 

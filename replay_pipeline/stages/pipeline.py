@@ -1,7 +1,7 @@
-"""The whole pipeline as plain calls: every stage by its name, over one data root. Start reading here.
+"""The whole pipeline as plain calls, one method per stage. Start reading here.
 
-Dagster and the command line only schedule these. What a stage does, reads and depends on is in its own
-file beside this one; how stages are done at all is in `replay_pipeline.stages.engine`.
+Dagster and the command line only schedule these calls. Each stage has its own file in this folder,
+which says what it does, reads, and depends on. `replay_pipeline.stages.engine` runs them.
 """
 
 import logging
@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 
 
 class Pipeline(Project):
-    """The stages over one data root. They may be called in any order that has its inputs."""
+    """The stages over one data root. Call them in any order in which their inputs exist."""
 
     failed: Mapping[str, str] = {}
-    """Why batches could not be ingested, by batch."""
+    """Why a batch could not be ingested, by batch."""
 
     find_batches = find_batches
     status = status_of
@@ -66,13 +66,13 @@ class Pipeline(Project):
     export = export_dataset
 
     def ingest_new(self) -> list[str]:
-        """Find new sessions and ingest every batch that is not. Returns all that are ingested.
+        """Find new sessions, ingest every batch that isn't yet, and return all ingested batches.
 
-        What went wrong with the others is in `failed`, by batch.
+        `failed` says why the other batches failed.
 
         Raises:
             ConfigError: there is no session at all.
-            ReplayPipelineError: every batch has failed; the error is that of the last.
+            ReplayPipelineError: every batch failed. This is the error of the last one.
         """
         self.find_batches()
         batches, manifests = self.batches(), self.manifests()
@@ -120,9 +120,9 @@ class Pipeline(Project):
 
         Args:
             batch: the batch.
-            max_total_usd: the ceiling for new answers; by default the setting, and 0 takes what is
-                in the ledger.
-            night: date of the night whose money is spent.
+            max_total_usd: the ceiling for new answers, by default from the settings. With 0, only
+                answers from the ledger are used.
+            night: date of the night whose budget pays.
         """
         return engine.do(
             chain.named("replay").told_to(max_total_usd=max_total_usd, night=night), self, batch
@@ -133,7 +133,7 @@ class Pipeline(Project):
         return engine.do(chain.named("pairs"), self, batch)
 
     def sample(self, batch: str) -> Receipt:
-        """Sample the model to be trained where the teachers agree: see `stages.sample`."""
+        """Sample the trainee at states where the teachers agree: see `stages.sample`."""
         return engine.do(chain.named("sample"), self, batch)
 
     def normalize(self, batch: str) -> Receipt:
@@ -145,7 +145,7 @@ class Pipeline(Project):
         return engine.do(chain.named("publish"), self)
 
     def train(self, *, launch: Launch = run_trainer) -> Receipt:
-        """Train on the published dataset, in a process that `launch` runs: see `stages.train`."""
+        """Train on the published dataset, in a process that `launch` starts: see `stages.train`."""
         if launch is run_trainer:
             require_trainer()
         return engine.do(chain.named("train").told_to(launch=launch), self)
@@ -153,9 +153,9 @@ class Pipeline(Project):
     def retract(
         self, *, session_ids: Sequence[str] = (), batches: Sequence[str] = (), erase: bool = False
     ) -> PublishReport:
-        """Take sessions or batches out of the published dataset, for good.
+        """Remove sessions or batches from the published dataset for good.
 
-        They stay out of every later publication; the pipeline's own tables keep them.
+        They are never published again. The pipeline's own tables keep them.
 
         Args:
             session_ids: sessions, of any batch.
@@ -163,8 +163,8 @@ class Pipeline(Project):
             erase: also forget the history of the Hub dataset.
 
         Raises:
-            ConfigError: nothing is named, or there is no dataset.
-            PublishError: the Hub refused; the folder has the new version, the Hub the old one.
+            ConfigError: no session or batch is named, or there is no dataset.
+            PublishError: the Hub refused. The folder has the new version, the Hub the old one.
         """
         report = retract_rows(self, session_ids=session_ids, batches=batches, erase=erase)
         engine.amend_files(chain.named("publish"), self)
@@ -174,8 +174,8 @@ class Pipeline(Project):
         """Check the settings of later stages before the replay is paid for.
 
         Raises:
-            ConfigError: a recipe, marks file or trainer config is wrong, or there is no folder for
-                what must be on this machine.
+            ConfigError: a recipe, marks file, or trainer config is wrong, or there is no folder for
+                the files that must be on this machine.
         """
         self.settings.ledger_url()
         normalizer_of(self)
@@ -190,19 +190,19 @@ def run(
     since: Mapping[tuple[str, str], str] | None = None,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """Find new sessions and take every batch through all stages. Returns the summary.
+    """Find new sessions, take every batch through all stages, and return the summary.
 
-    The budget is for the run as a whole: what one batch pays is not there for the next.
+    All batches of the run share one budget.
 
     Args:
-        settings: everything the stages are told.
+        settings: the settings of the stages.
         with_training: whether to train on the dataset at the end.
-        since: stamps of the receipts before the run began, if it has begun with something else.
-        on_progress: called as long work moves on.
+        since: stamps of the receipts from before the run, if the run has already begun.
+        on_progress: called with the progress of long work.
 
     Raises:
-        ConfigError: a setting is wrong, or no session was found; nothing was paid.
-        MissingDependencyError: an extra that a stage needs is not installed; nothing was paid.
+        ConfigError: a setting is wrong, or no session was found. Nothing was paid.
+        MissingDependencyError: an extra that a stage needs isn't installed. Nothing was paid.
     """
     pipeline = Pipeline(settings, on_progress=on_progress)
     since = pipeline.receipts.stamps() if since is None else since

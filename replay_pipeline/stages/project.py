@@ -1,6 +1,6 @@
-"""A data root under its settings, as the stages see it: batches, tables, prompts, digests, teachers.
+"""A data root with its settings, as the stages use it: batches, tables, prompts, digests, teachers.
 
-What changes it is in the stages; what people look at is in `replay_pipeline.stages.looking`.
+The stages change it. Views for people are in `replay_pipeline.stages.looking`.
 """
 
 import hashlib
@@ -56,11 +56,11 @@ class Project(Overview):
     """One data root with its settings: the tables that stages read and write.
 
     Args:
-        settings: everything the stages are told.
-        on_progress: called as long work moves on.
+        settings: the settings of the stages.
+        on_progress: called with the progress of long work.
 
     Raises:
-        StorageError: the data root is on an object store that cannot be reached.
+        StorageError: the object store with the data root can't be reached.
     """
 
     def __init__(self, settings: Settings, *, on_progress: OnProgress | None = None) -> None:
@@ -95,7 +95,7 @@ class Project(Overview):
         )
 
     def place_of(self, name: str) -> Place:
-        """Return the place of a file that a receipt names."""
+        """Return the path of a file that a receipt names."""
         top, _, rest = name.partition("/")
         if top == "dataset":
             place = self.settings.dataset_dir()
@@ -125,7 +125,7 @@ class Project(Overview):
         ]
 
     def kept_folder(self) -> Path | None:
-        """Return the folder for the bytes that were read; `None` if they are not kept."""
+        """Return the folder for the bytes of sessions, or None if they aren't kept."""
         if not self.settings.ingest.keeps_bytes:
             return None
         # Unredacted logs never go to an object store.
@@ -135,17 +135,17 @@ class Project(Overview):
 
     @cached_property
     def owners(self) -> "Owners":
-        """Return the batch that has each state: the last one that read it again."""
+        """Return the batch that owns each state: the last one that read it."""
         return Owners(self)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """Return the result of `make`, which runs once for all batches."""
+        """Return the result of `make`, which runs only once for all batches."""
         if name not in self._once:
             self._once[name] = make()
         return self._once[name]
 
     def watch(self, on_progress: OnProgress) -> None:
-        """Report to `on_progress`, from now on, how far long work has come."""
+        """Report the progress of long work to `on_progress` from now on."""
         self.on_progress = on_progress
 
     def tell_part(self, part: str, **more: Any) -> OnProgress:
@@ -154,10 +154,11 @@ class Project(Overview):
 
     @contextmanager
     def teachers(self, batches: Iterable[str] = ()) -> Iterator[tuple[TeacherSpec, ...]]:
-        """Hold the teachers ready: those that are played have a server for as long.
+        """Keep the teachers ready while they are used. Recorded or made-up teachers get a server for that time.
 
         Args:
-            batches: those at whose states they are asked, for which answers are made up.
+            batches: the batches whose states they are asked at. A rehearsal makes up answers for
+                these.
         """
         if self.settings.played is None:
             yield self.settings.replay.teachers
@@ -177,7 +178,7 @@ class Project(Overview):
             yield server.served(self.settings.teachers())
 
     def states(self, batches: Iterable[str], *, is_neutral: bool = False) -> Sequence[TraceState]:
-        """Return the states of these batches, each put together when it is looked at."""
+        """Return the states of these batches. Each is built on access."""
         keys = list(batches)
         sizes = [self.root.n_rows("states", key) for key in keys]
         return LazyStates(
@@ -187,7 +188,7 @@ class Project(Overview):
         )
 
     def traces(self, batch: str, *, is_neutral: bool = False) -> Traces:
-        """Open the sessions of a batch; in the neutral form, texts of clients are beside the prompts."""
+        """Open the sessions of a batch. In the neutral form, the texts of clients come separately from the prompts."""
         tables = {name: self.root.read(name, batch) for name in ("sessions", "turns", "states")}
         # Reading takes twice what the tables hold, and Arrow would keep it for the next time.
         pa.default_memory_pool().release_unused()
@@ -204,7 +205,7 @@ class Project(Overview):
         return harnesses_of(self.settings)
 
     def prompts(self, batch: str, *, is_neutral: bool = False) -> PromptsOf:
-        """Return a reader of the shown messages of a batch's states. Opens the tables on first use."""
+        """Return a reader of the messages that a batch's states show. It opens the tables on first use."""
         traces: list[Traces] = []
 
         def prompts(state_ids: Sequence[str]) -> Iterator[TraceState]:
@@ -215,12 +216,12 @@ class Project(Overview):
         return prompts
 
     def tables_of_pairs(self, batch: str) -> tuple[str, ...]:
-        """Name the tables with pairs of a batch: the record's, and the samples' where there are."""
+        """Return the names of the tables with a batch's pairs: the recorded ones, and the sampled ones if any."""
         names = ("dpo_pairs", "sampled_pairs")
         return names[: 1 + self.root.has("sampled_pairs", batch)]
 
     def accounts(self, night: str | None = None) -> AskingOptions:
-        """Return the ceilings and price lists that everything that pays shares."""
+        """Return the ceilings and price lists that all paying calls share."""
         replay = self.settings.replay
         limits = {"day": replay.max_daily_usd, "night": replay.max_nightly_usd if night else None}
         return {
@@ -257,7 +258,7 @@ class Project(Overview):
         encode: Callable[[T], bytes],
         decode: Callable[[bytes], T],
     ) -> Fold[T]:
-        """Fold over the batches that `table` holds."""
+        """Fold over the batches that have `table`."""
 
         def add_batch(value: T, key: str) -> T:
             return add(value, self.root.read(table, key)) if self.root.has(table, key) else value
@@ -269,7 +270,7 @@ class Project(Overview):
     def kept_fold(
         self, name: str, table: str, encode: Callable[[T], bytes], decode: Callable[[bytes], T]
     ) -> Kept[T]:
-        """Return a fold that outlives the process, as long as `table` of its batches is unchanged."""
+        """Return a fold that is stored on disk, and stays valid while `table` of its batches is unchanged."""
         return Kept(
             index=self.index,
             name=name,
@@ -279,7 +280,7 @@ class Project(Overview):
         )
 
     def write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> None:
-        """Write a table of a batch, and drop the cached one."""
+        """Write a table of a batch, and clear its cache."""
         self.root.write(name, batch, table)
         self.outputs.get(WRITTEN_BY[name], {}).pop((batch, name), None)
         if name in self.folds:
@@ -289,7 +290,7 @@ class Project(Overview):
         """Return the batches that have the table.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: no batch has it.
         """
         batches = self.root.batches(name)
         if not batches:
@@ -299,7 +300,7 @@ class Project(Overview):
         return batches
 
     def tools_until(self, batch: str) -> pa.Table:
-        """Return tools seen in this batch or an earlier one: a small batch does not show them all."""
+        """Return the tools of this and earlier batches, since a small batch doesn't show all tools."""
         rows = dict(self.seen_tools.before(batch))
         if self.root.has("tools", batch):
             rows = _with_tools(rows, self.root.read("tools", batch))
@@ -314,21 +315,21 @@ class Project(Overview):
         )
 
     def tools_digest(self, batch: str) -> dict[str, str]:
-        """Digest the tools below which states of a batch are shown, those of earlier batches too."""
+        """Return a digest of the tools that a batch's states show, including tools from earlier batches."""
         if not self.root.has("tools", batch):
             return {}
         return {"tools": hash_of(self.tools_until(batch)["tool_json"].to_pylist())}
 
     def digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
-        """Digest tables of a batch by their bytes; `-` for one that is not there."""
+        """Return a digest of each table of a batch from its bytes, or `-` if it doesn't exist."""
         return {name: digest_of(self.root.part(name, batch)) for name in names}
 
     def known_digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
-        """Return the result of `digests`, without reading tables that their receipt vouches for."""
+        """Return the result of `digests`, taken from receipts where they are up to date."""
         return {name: self.known_digest(batch, name) for name in names}
 
     def known_digest(self, batch: str, name: str) -> str:
-        """Digest one table as `known_digests` does."""
+        """Return the digest of one table, as `known_digests` does."""
         stage = WRITTEN_BY[name]
         if stage not in self.outputs:
             self.outputs[stage] = {
@@ -343,7 +344,7 @@ class Project(Overview):
         return digest_of(self.root.part(name, batch))
 
     def tables_of(self, batch: str, *stages: str) -> list[str]:
-        """Name the tables of a batch that `Receipt.data_version` covers."""
+        """Return the names of the tables that `Receipt.data_version` covers."""
         return [
             name
             for name, stage in WRITTEN_BY.items()
@@ -352,7 +353,7 @@ class Project(Overview):
 
 
 def paired(project: Project, batches: Iterable[str]) -> Iterator[DPOPair]:
-    """Yield the pairs of batches with their prompts, one after the other."""
+    """Yield the pairs of each batch with their prompts."""
     for batch in batches:
         yield from pairs_of(project.root.read("dpo_pairs", batch), project.prompts(batch))
 
@@ -393,7 +394,7 @@ def _decoded_tools(data: bytes) -> dict[_ToolRow, int]:
 
 
 class Owners:
-    """The batch that each state belongs to, by one look into the index for each question."""
+    """The batch that owns each state, looked up in the index."""
 
     def __init__(self, work: Project) -> None:
         self._work = work
@@ -408,11 +409,11 @@ class Owners:
         work.index.bring_ids(versions, ids)
 
     def get(self, state_id: str, default: str | None = None) -> str | None:
-        """Return the batch of a state."""
+        """Return the batch that owns a state."""
         return self._moved.get(state_id) or self._work.index.batch_of(state_id) or default
 
     def update(self, owners: Mapping[str, str]) -> None:
-        """Take in states that were read since."""
+        """Add states that were read since."""
         self._moved |= owners
 
 
@@ -421,7 +422,7 @@ def _version_of(receipt: Written, table: str) -> str:
 
 
 def named(digests: Mapping[str, str]) -> list[str]:
-    """Put each digest behind its name."""
+    """Return each digest after its name."""
     return [f"{name}:{digest}" for name, digest in digests.items()]
 
 
@@ -441,7 +442,7 @@ def _is_newer(root: Place, name: str, at_s: float) -> bool:
 
 
 def digest_of(path: Place) -> str:
-    """Hash the bytes of a file; `-` for none."""
+    """Return the hash of a file's bytes, or `-` without a file."""
     if not isinstance(path, Path):
         return bytes_digest(path.read_bytes()) if path.exists() else "-"
     try:
@@ -452,7 +453,7 @@ def digest_of(path: Place) -> str:
 
 
 def bytes_digest(data: bytes) -> str:
-    """Hash bytes as `digest_of` does."""
+    """Return the hash of bytes, as `digest_of` does."""
     return _blake2b(data).hexdigest()
 
 

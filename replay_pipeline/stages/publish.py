@@ -1,4 +1,4 @@
-"""The stage that publishes all normalized pairs as one dataset, and what is done to that dataset."""
+"""The stage that publishes all normalized pairs as one dataset, and later changes to that dataset."""
 
 import gc
 import json
@@ -37,10 +37,10 @@ def publish_dataset(task: Task) -> Report:
 
     Raises:
         ConfigError: there is nothing to publish yet.
-        SecretFoundError: a secret is in the data; nothing was published.
-        CheckFailedError: a batch breaks a contract, or was redacted by older rules; nothing was
+        SecretFoundError: a secret is in the data. Nothing was published.
+        CheckFailedError: a batch fails a check, or was redacted by older rules. Nothing was
             published.
-        PublishError: the Hub refused, or what it holds now cannot be loaded.
+        PublishError: the Hub refused, or the pushed dataset can't be loaded.
     """
     from replay_pipeline.publish import problems_on_hub, publish, to_be_published
     from replay_pipeline.stages.audit.dataset import refuse_unfit_dataset
@@ -241,13 +241,13 @@ def _card_facts(project: "Project") -> "CardFacts":
 
 
 def digest_of_shards(project: "Project") -> str:
-    """Digest the names of the dataset's shards, which are named by their content."""
+    """Return a digest of the names of the dataset's shards, which contain their own digests."""
     names = files_below(project.place_of("dataset"))
     return hash_of(sorted(name for name in names if name.endswith(".parquet")))
 
 
 def dataset_files(project: "Project") -> list[str]:
-    """Name the files of the dataset that do not bear their digest in their name."""
+    """Return the names of the dataset's files that don't contain their own digest."""
     from replay_pipeline.publish.layout import CARD, MANIFESTS
 
     folder = project.dataset_copy()
@@ -269,17 +269,17 @@ def _is_there(project: "Project", receipt: Receipt) -> bool:
 def export_dataset(
     project: "Project", form: "ExportFormat", *, config: str | None = None
 ) -> "ExportReport":
-    """Write the published pairs as files of another trainer, into a folder of this machine.
+    """Write the published pairs in another trainer's file format, into a local folder.
 
     Args:
-        project: whose dataset.
-        form: whose files.
-        config: which pairs; by default those cut to the smallest length.
+        project: the data root with the dataset.
+        form: the trainer whose format to write.
+        config: config of the pairs. By default, the one with the shortest prompts.
 
     Raises:
-        ConfigError: there is no such format, or the dataset has no such pairs.
-        SecretFoundError: a secret is in the rows; nothing was written.
-        StorageError: the folder cannot be written; it is as before.
+        ConfigError: the format or config doesn't exist.
+        SecretFoundError: a secret is in the rows. Nothing was written.
+        StorageError: the folder can't be written. It is unchanged.
     """
     from replay_pipeline.publish import export, fetch
 
@@ -293,10 +293,10 @@ def export_dataset(
 def retract_rows(
     project: "Project", *, session_ids: Sequence[str], batches: Sequence[str], erase: bool
 ) -> "PublishReport":
-    """Take sessions or batches out of the published dataset: see `Pipeline.retract`.
+    """Remove sessions or batches from the published dataset: see `Pipeline.retract`.
 
     Raises:
-        ConfigError: nothing is named.
+        ConfigError: no session or batch is named.
     """
     from replay_pipeline.publish import retract, to_be_published
 
@@ -304,7 +304,7 @@ def retract_rows(
     if not (session_ids or batches):
         raise ConfigError("nothing to retract: name a session or a batch")
     if not place.exists():
-        raise ConfigError(f"{place}: no dataset yet, so there is nothing to take out of it")
+        raise ConfigError(f"{place}: no dataset yet, so there is nothing to retract")
     with to_be_published(place, project.dataset_copy()) as folder:
         return retract(
             folder=folder,
@@ -316,7 +316,7 @@ def retract_rows(
 
 
 def published_manifests(project: "Project", receipt: Receipt) -> dict[str, dict[str, Any]]:
-    """Read the manifests of the dataset, by batch; of one that is damaged, its copy."""
+    """Return the manifests of the dataset by batch. A damaged one is read from its copy."""
     from replay_pipeline.publish.layout import FACTS, MANIFESTS
     from replay_pipeline.stages.project import bytes_digest
 
@@ -363,7 +363,7 @@ def _make_again(project: "Project", receipt: Receipt, wanted: Sequence[str], fol
 
 
 def published_rows(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
-    """Return the rows of a state in the shards of the dataset, by config and split."""
+    """Return a state's rows in the dataset, by config and split."""
     import polars as pl
 
     place, found = project.place_of("dataset"), dict[str, Any]()

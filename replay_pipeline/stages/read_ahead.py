@@ -1,7 +1,7 @@
-"""Batches that are read ahead by other processes, one batch each.
+"""Read batches ahead in other processes, one batch per process.
 
-What comes out is what reading them here, one after the other, gives: whoever asks for a result
-checks that no decision in it belongs to another batch, and reads the batch again if one does.
+The result equals reading the batches here one after the other. The caller checks that no decision
+in a result belongs to another batch, and otherwise reads the batch again.
 """
 
 import json
@@ -33,18 +33,18 @@ from replay_pipeline.storage.tables import WrittenTable
 logger = logging.getLogger(__name__)
 
 WORTH_BYTES = 64_000_000
-"""Of logs: a process takes as long to start as it takes to read some ten megabytes."""
+"""Smallest size of logs for a process. Starting one takes as long as reading some ten megabytes."""
 
 
 class ReadAhead:
-    """Reads batches in processes of their own, a few ahead of the one that is asked for.
+    """The readers of batches, which stay a few batches ahead of the caller.
 
     Args:
-        batches: what is read, in the order in which it will be asked for.
+        batches: the batches, in the order in which the caller wants them.
         redact: whether texts are redacted.
-        hash_project: whether the project folder becomes a hash.
-        salt: what makes the placeholders of this installation unlike others.
-        n_processes: how many; by default as many as this process may use cores.
+        hash_project: whether to replace the project folder by a hash.
+        salt: makes the placeholders of this installation different from others.
+        n_processes: number of processes. By default, one for each usable core.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ReadAhead:
         self._folder.cleanup()
 
     def result(self, batch: TraceBatch) -> IngestResult | None:
-        """Return the rows read for a batch, or `None` if they were not or could not be read."""
+        """Return the rows of a batch, or None if they weren't or couldn't be read."""
         self._waiting.pop(batch.key, None)
         future = self._running.pop(batch.key, None)
         self._go_on()

@@ -1,4 +1,4 @@
-"""Receipts: what each stage was given and did, kept as JSON beside the tables."""
+"""Receipts: JSON files next to the tables that record the inputs and results of each stage."""
 
 import hashlib
 import json
@@ -52,39 +52,39 @@ class _Replayed(_Figures):
 
 
 ALL = "all"
-"""The batch of a stage that works on all of them at once."""
+"""The batch name of stages that work on all batches at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """The record of one stage for one batch, or for `all` when it publishes or trains."""
+    """The record of one stage for one batch, or for `all` if it publishes or trains."""
 
     stage: str
     batch: str
     fingerprint: str
-    """Hash of everything the stage was given."""
+    """Hash of all inputs of the stage."""
     report: dict[str, Any]
     seconds: float
     versions: dict[str, str] = field(default_factory=dict)
-    """Digest of each part of the code that decided what was written; empty in receipts of 0.1.0."""
+    """Digest of each part of the code that decides the output. Empty in receipts of 0.1.0."""
     code_version: str = ""
-    """Digest of that code and of the settings that decided; empty where they are not all known."""
+    """Digest of that code and the deciding settings. Empty if some are unknown."""
     settings: dict[str, Any] | None = None
-    """The settings that decided, by name; `None` in receipts that do not say."""
+    """The settings that decide the output, by name. `None` in receipts without them."""
     inputs: dict[str, str] = field(default_factory=dict)
-    """Digest of each table of the batch, and of all else, that was read."""
+    """Digest of each table and other input that was read."""
     outputs: dict[str, str] = field(default_factory=dict)
-    """Digest of each table of the batch that was written."""
+    """Digest of each table that was written."""
     files: dict[str, str] = field(default_factory=dict)
-    """Digest of each other file that was read or written for good, by its path below the root."""
+    """Digest of each other file that was read or written, by its path below the root."""
     data: str = ""
-    """Hash of what later stages read of its files, where they say more than that."""
+    """Hash of the parts of its files that later stages read, if they read only parts."""
     digest: str = ""
-    """Hash of the receipt's own text with nothing in this place; receipts up to 0.2.0 have none."""
+    """Hash of the receipt's own text with this field empty. Receipts up to 0.2.0 have none."""
     is_reused: bool = False
-    """Whether nothing had changed, so that the stage did nothing this time."""
+    """Whether nothing had changed, so that the stage did no work this time."""
     at: str = ""
-    """When it was written, in UTC."""
+    """Time of writing, in UTC."""
 
     @property
     def data_version(self) -> str:
@@ -101,8 +101,8 @@ class Receipts:
 
     Args:
         root: the data root.
-        index: where copies of the receipts are; by default in the root, or in memory for a root on
-            an object store.
+        index: holds copies of the receipts. By default it is in the root, or in memory for a root
+            on an object store.
     """
 
     def __init__(self, root: Place, index: RootIndex | None = None) -> None:
@@ -111,7 +111,7 @@ class Receipts:
         self._index = index or RootIndex(root, default)
 
     def read(self, stage: str, batch: str) -> Receipt | None:
-        """Return the last receipt, or `None`. An unreadable one counts as none.
+        """Return the last receipt, or None if there is none that can be read.
 
         Raises:
             StorageError: the object store that holds it cannot be reached.
@@ -124,11 +124,11 @@ class Receipts:
             return None
 
     def write(self, receipt: Receipt) -> Receipt:
-        """Keep `receipt` in place of the last one."""
+        """Replace the last receipt by `receipt`."""
         return self.amend(replace(receipt, at=datetime.now(UTC).isoformat()))
 
     def amend(self, receipt: Receipt) -> Receipt:
-        """Replace the last receipt by `receipt`, dated as it says."""
+        """Replace the last receipt by `receipt`, and keep its date."""
         receipt = replace(receipt, digest="")
         digest = hashlib.blake2b(_text_of(receipt), digest_size=16).hexdigest()
         receipt = replace(receipt, digest=digest)
@@ -143,7 +143,7 @@ class Receipts:
         self._index.put(f"receipts/{stage}", [(file, text)], slim=_figures_of)
 
     def stamps(self, stage: str | None = None) -> dict[tuple[str, str], str]:
-        """Return a stamp for each receipt (of `stage`), so that you can see later which are new."""
+        """Return a stamp for each receipt (of `stage`), to tell later which ones are new."""
         return {
             (folder.removeprefix("receipts/"), name.removesuffix(".json")): stamp
             for folder in self._brought(stage)
@@ -153,7 +153,7 @@ class Receipts:
     def all(
         self, *, since: Mapping[tuple[str, str], str] | None = None, stage: str | None = None
     ) -> list[Receipt]:
-        """Return every receipt; those not written after the stamps `since` are marked as reused."""
+        """Return every receipt. Those that haven't changed since the stamps `since` are marked as reused."""
         found = []
         for key, stamp, text in self._copies(stage):
             if (receipt := receipt_in(text)) is not None:
@@ -177,7 +177,7 @@ class Receipts:
         return self._parts(stage, Written)
 
     def reports(self, stage: str, *, names: Collection[str] | None = None) -> dict[str, _Report]:
-        """Return the reports of a stage by batch, without their long parts, or only the part `names`."""
+        """Return the reports of a stage by batch, without their long parts, or only the fields `names`."""
         if names is None:
             return {each.batch: each.report for each in self._parts(stage, _Reported)}
         part = msgspec.defstruct("Part", [(name, Any, msgspec.UNSET) for name in names])
@@ -261,7 +261,7 @@ def _figures_of(text: bytes) -> bytes:
 
 
 def digest_in(text: bytes) -> str | None:
-    """Return the digest that a receipt states, or an empty text; `None` if it isn't a receipt."""
+    """Return the digest in a receipt, which may be empty, or None if this isn't a receipt."""
     try:
         return msgspec.json.decode(text, type=_Digested).digest
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -273,7 +273,7 @@ class _Digested(msgspec.Struct):
 
 
 def is_intact(text: bytes) -> bool:
-    """Return whether every byte that a receipt names is as it was written."""
+    """Return whether every file that a receipt names is unchanged."""
     digest = digest_in(text)
     if not digest:
         return digest is not None
@@ -293,8 +293,7 @@ def receipt_in(text: bytes) -> Receipt | None:
     """Read a receipt, or return `None` for a damaged one, so that its stage runs again."""
     if not is_intact(text):
         logger.warning(
-            "a receipt is damaged, so its stage counts as not done; `replay-pipeline verify` finds "
-            "what is, and `replay-pipeline repair` brings it back"
+            "a receipt is damaged, so its stage counts as not done; `replay-pipeline verify` lists the damage, and `replay-pipeline repair` fixes it"
         )
         return None
     try:
@@ -304,5 +303,5 @@ def receipt_in(text: bytes) -> Receipt | None:
         msgspec.convert(receipt.report, _Replayed if receipt.stage == "replay" else _Figures)
         return replace(receipt, is_reused=True)
     except msgspec.DecodeError as error:
-        logger.warning("a receipt is not read, so its stage counts as not done: %s", error)
+        logger.warning("a receipt can't be read, so its stage counts as not done: %s", error)
         return None

@@ -1,4 +1,4 @@
-"""Redaction of tables at rest, for sessions whose logs are gone."""
+"""Redact stored tables, for sessions whose logs no longer exist."""
 
 from collections.abc import Callable, Mapping
 
@@ -20,13 +20,13 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
 def redacted_again(
     tables: Mapping[str, pa.Table], *, salt: str
 ) -> tuple[dict[str, pa.Table], dict[str, int]]:
-    """Redact the tables of an ingestion by today's rules. Returns them and the replacements.
+    """Redact ingested tables by today's rules, and return them with the number of replacements.
 
-    Placeholders stay as they are, so that tables without anything new come back equal.
+    Placeholders don't change, so tables without new findings come back equal.
 
     Args:
         tables: `sessions`, `turns`, `states` and `tools` of one batch.
-        salt: what makes the placeholders of this installation unlike others.
+        salt: makes the placeholders of this installation different from others.
     """
     redactor = Redactor(salt=salt)
     cleaner = Cleaner(redactor, frozenset())

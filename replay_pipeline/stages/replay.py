@@ -1,4 +1,4 @@
-"""The stage that asks teachers: the one that spends money."""
+"""The stage that asks teachers, the only one that spends money."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ OPEN_WORK = (
     "errors",
     "stop_reason",
 )
-"""What `open_work` looks at in the report of a replay."""
+"""The fields of a replay's report that `open_work` reads."""
 
 _LOGPROBS = "token_logprobs"
 
@@ -38,12 +38,12 @@ def ask_teachers(
 ) -> Report:
     """Ask teachers at the states of a batch, paying at most `max_total_usd` for new answers.
 
-    A stage that stopped before every question was asked is not final: the next run goes on.
-    Without `max_total_usd` the ceiling is the setting; 0 takes what is in the ledger. All calls
-    for one `night`, of whatever run, cost at most `max_nightly_usd`.
+    If the stage stops before every question is asked, the next run continues. The ceiling is by
+    default the one in the settings. With 0, only answers from the ledger are used. All calls of one
+    `night`, over all its runs, cost at most `max_nightly_usd`.
 
     Raises:
-        ConfigError: a teacher cannot be used.
+        ConfigError: a teacher can't be used.
     """
     from replay_pipeline.replay import replay_in_thread
     from replay_pipeline.replay.rows import teacher_actions_table, token_logprobs_table
@@ -76,7 +76,7 @@ def ask_teachers(
 
 
 def asked(teachers: Sequence[TeacherSpec]) -> Mapping[str, Any]:
-    """Return the fields of teachers that decide their answers: no address, key, price, or speed."""
+    """Return the fields of teachers that decide their answers, without address, key, price, and speed."""
     left_out = {"answers_as", "base_url", "api_key_env", "price", "max_concurrency", "timeout_s"}
     return {
         teacher.name: teacher.model_dump(mode="json", exclude=left_out | {"name"})
@@ -117,7 +117,7 @@ def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
 
 
 def is_play(replay: Mapping[str, Any]) -> bool:
-    """Return whether a rehearsal made up the answers in a replay's report."""
+    """Return whether the answers in a replay's report come from a rehearsal."""
     return bool(replay.get("n_rehearsed"))
 
 
@@ -127,16 +127,16 @@ def open_work(
     """Return the open questions of the replays, why they are open, and the cost to finish them.
 
     Args:
-        replays: reports of the replays of all batches, those of rehearsals among them.
-        n_teachers: how many real teachers there are to ask.
-        n_states_waiting: states of the batches that were never replayed.
+        replays: reports of the replays of all batches, rehearsals included.
+        n_teachers: number of real teachers to ask.
+        n_states_waiting: number of states in batches that were never replayed.
 
     Returns:
-        Questions that were not asked though no gate saved them, what they cost in US dollars if
-        they cost what the answers did (what was expected where nothing was answered, `None` where
-        nothing was expected either), the reasons for which
-        the replays ended, and failed calls by error. Questions that no real teacher was ever asked
-        have a figure of their own, before gates; what a rehearsal made up counts nowhere else.
+        The open questions that no gate skipped, their cost, the reasons why replays ended, and
+        failed calls by error. The cost, in US dollars, follows from that of earlier answers, else
+        from the estimate, and is `None` without either. Questions that no real teacher was ever
+        asked are counted separately, before gates. Made-up answers of a rehearsal count nowhere
+        else.
     """
     played = [report for report in replays if is_play(report)]
     replays = [report for report in replays if not is_play(report)]
@@ -159,7 +159,7 @@ def open_work(
 
 
 def answer_facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
-    """Return calls, dollars, latencies and failures of a batch."""
+    """Return the calls, dollars, latencies, and failures of a batch."""
     report = receipt.report
     latencies = sorted(report["latency_s"])
     marks = {name: quantile(latencies, share) for name, share in (("p50", 0.5), ("p95", 0.95))}
@@ -183,7 +183,40 @@ def answer_facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
     }
 
 
-def _prompts_sent(project: "Project", _: str, state: TraceState) -> Mapping[str, Any]:
+def _teachers_asked(project: "Project", batch: str) -> Sequence[TeacherSpec]:
+    """Return the teachers that a batch was put to, as its receipt has them; else those of the settings."""
+    settings = project.settings
+    receipt = project.receipts.read("replay", batch)
+    kept = (receipt.settings if receipt else None) or {}
+    if not (names := kept.get("replay.teachers")):
+        return settings.teachers()
+    set_now = {teacher.name: teacher for teacher in settings.teachers()}
+    found = [_teacher_in(kept, name) for name in names]
+    # A receipt has no address. Where the settings have the same teacher, it is the one to ask.
+    same = [
+        now if now and asked([now]) == asked([teacher]) else teacher
+        for teacher, now in ((teacher, set_now.get(teacher.name)) for teacher in found)
+    ]
+    # The server that plays teachers speaks the language of OpenRouter.
+    spoken = {"dialect": "openrouter"} if kept.get("replay.played") else {}
+    return [teacher.model_copy(update=spoken) for teacher in same]
+
+
+def _teacher_in(kept: Mapping[str, Any], name: str) -> TeacherSpec:
+    """Return a teacher as the settings of a receipt have it: each of its fields by a path of names."""
+    start = f"replay.teachers.{name}."
+    fields: dict[str, Any] = {"name": name}
+    for path, value in kept.items():
+        keys = path.removeprefix(start).split(".")
+        if path.startswith(start) and keys[0] in TeacherSpec.model_fields:
+            place = fields
+            for key in keys[:-1]:
+                place = place.setdefault(key, {})
+            place[keys[-1]] = value
+    return TeacherSpec.model_validate(fields)
+
+
+def _prompts_sent(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
     """Build the request of each teacher again; an equal hash says that it is what was sent."""
     from replay_pipeline.replay.dialects.base import RequestOptions
     from replay_pipeline.replay.requests import RequestBuilder
@@ -192,14 +225,13 @@ def _prompts_sent(project: "Project", _: str, state: TraceState) -> Mapping[str,
     terms = frozenset(settings.replay.accepted_terms)
     builder = RequestBuilder(RequestOptions(accepted_terms=terms))
     shown = {"harness": state["harness"]} if "harness" in state else {}
-    with project.teachers() as teachers:
-        return shown | {
-            f"prompt for {teacher.name}": {
-                "request_sha": builder.question(state, teacher).sha,
-                "body": json.loads(builder.body(state, teacher, None)),
-            }
-            for teacher in teachers
+    return shown | {
+        f"prompt for {teacher.name}": {
+            "request_sha": builder.question(state, teacher).sha,
+            "body": json.loads(builder.body(state, teacher, None)),
         }
+        for teacher in _teachers_asked(project, batch)
+    }
 
 
 def _checks() -> tuple[Check, ...]:

@@ -1,4 +1,4 @@
-"""The stage that samples the model to be trained where the teachers agree."""
+"""The stage that samples the trainee at states where the teachers agree."""
 
 import json
 import logging
@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 
 def sample_trainee(task: Task) -> Report:
-    """Sample the model to be trained where the teachers agree, and make pairs of it.
+    """Sample the trainee at states where the teachers agree, and make pairs of the samples.
 
-    What it does otherwise than they is the worse side of a pair in `sampled_pairs`, what it
-    does like them a row of `sampled_positives`. Samples are kept in the ledger like answers
-    that were paid for: a stage that stopped goes on, and other weights are sampled again.
+    If the trainee differs from the teachers, its action becomes the worse side of a pair in
+    `sampled_pairs`. If it agrees, it becomes a row of `sampled_positives`. The ledger keeps samples
+    like paid answers, so a stopped stage continues. Changed weights are sampled again.
 
     Raises:
-        ConfigError: no model to be trained is named, or it cannot be asked.
+        ConfigError: no trainee is named, or it can't be asked.
         TrainError: the model in the folder can't be served.
     """
     from replay_pipeline.pairs import on_policy_pairs, pairs_table, positives_table

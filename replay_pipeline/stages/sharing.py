@@ -1,4 +1,4 @@
-"""How money is shared: over the batches of a run, and over the runs of a night."""
+"""Share money over the batches of a run, and over the runs of a night."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +17,10 @@ _N_PROJECTS = 20
 
 
 def covering(project: Project, batches: Sequence[str]) -> tuple[list[str], int]:
-    """Order batches so that each beginning of the list covers projects and time.
+    """Order batches so that any first part of the list covers projects and time.
 
     Returns:
-        The order, and how many of its first batches each have a project that those before lack.
+        The order, and how many batches at its beginning each add a new project.
     """
     folders = {
         each.key: {_project_folder(slice_.path) for slice_ in each.slices}
@@ -45,11 +45,11 @@ def _project_folder(path: Path) -> str:
 
 
 def fitting(project: Project, batches: Sequence[str], *, max_total_usd: float) -> list[str]:
-    """Return the batches that `max_total_usd` should go to, by the cost of earlier ones.
+    """Return the batches to spend `max_total_usd` on, judged by the cost of earlier ones.
 
-    They are from far apart, and from as many projects as there is money for. Costs are taken to grow
-    with the bytes of the sessions. At least one batch is given, and all as long as none was paid for.
-    It is a plan only: what holds the ceiling is the replay.
+    They lie far apart, and come from as many projects as the money allows. The cost of a batch is
+    assumed to grow with the bytes of its sessions. At least one batch is returned, and all batches
+    if none was paid for yet. This is only a plan: the replay enforces the ceiling.
     """
     sizes = _sizes(project)
     reports = project.receipts.reports("replay")
@@ -74,13 +74,13 @@ def fitting(project: Project, batches: Sequence[str], *, max_total_usd: float) -
 def shares(
     project: Project, batches: Sequence[str], left_usd: float, found: Estimate | None
 ) -> dict[str, int]:
-    """Return the states of each batch that has a share where the money is short; nothing where it is not.
+    """Return the number of states of each batch that gets a share of scarce money. Empty if there is enough.
 
     Args:
-        project: whose batches they are.
-        batches: those of a run that have questions left.
-        left_usd: what there is for them.
-        found: what they should cost; `None` if that is not known.
+        project: the data root.
+        batches: the batches of a run with open questions.
+        left_usd: money for them.
+        found: their estimated cost, or None.
     """
     if len(batches) < 2 or found is None or found.expected_usd <= left_usd:
         return {}
@@ -98,14 +98,15 @@ def left_of_night(
 ) -> float:
     """Return how much of a night's money a run may spend, in US dollars.
 
-    What is left is shared by the bytes of the sessions with those batches of other runs that were not
-    replayed that night yet. What a run leaves is there for those after it.
+    The rest of the money is divided, in proportion to the bytes of their sessions, among this run
+    and those batches of other runs that weren't replayed that night yet. Money that a run leaves
+    goes to later runs.
 
     Args:
-        project: whose batches they are.
-        night: its date.
-        batches: those of the run.
-        shared_with: those of the other runs.
+        project: the data root.
+        night: date of the night.
+        batches: the batches of the run.
+        shared_with: the batches of the other runs.
     """
     options = project.settings.replay
     spent_usd = counted_usd(project.settings.ledger_url(), f"night:{night}")

@@ -1,4 +1,4 @@
-"""What the settings decide of how states are shown, to teachers and in datasets."""
+"""The settings that decide how states are shown to teachers and in datasets."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def harnesses_of(settings: Settings) -> HarnessStore | None:
 def shown_below(settings: Settings) -> dict[str, Any]:
     """Return the window and harnesses, which decide how states are shown.
 
-    A harness counts by what it says, so that `ingest.harness` changes nothing where none was learned.
+    A harness counts by its contents. So `ingest.harness` changes nothing if no harness was learned.
 
     Raises:
         ConfigError: a harness cannot be read.

@@ -1,4 +1,4 @@
-"""What asking costs beyond one batch: one ceiling for all, estimates, plans of a night, batch APIs."""
+"""Spending beyond one batch: a common ceiling, estimates, plans for a night, and batch APIs."""
 
 import time
 from collections import Counter
@@ -33,13 +33,13 @@ from replay_pipeline.types import Progress, ReplayReport, TeacherSpec
 _MUCH_CHEAPER = 0.5
 """Below this share of what the agent costs, a teacher is said to be much cheaper."""
 _POLL_S, _PLAYED_POLL_S = 30.0, 0.1
-"""Seconds between two looks at a batch that was handed in."""
+"""Seconds between two looks at a submitted batch."""
 
 
 def completed_batches(project: Project) -> set[str]:
-    """Return the batches at which every question has its answer; the others go on in the next run.
+    """Return the batches in which every question has its answer. The others continue in the next run.
 
-    Not those that lost states to a later batch since: they are made again, and pay nothing.
+    Batches that later lost states to another batch don't count. They are redone for free.
     """
     reports = project.receipts.reports("replay", names=("is_complete",))
     is_complete = {batch for batch, report in reports.items() if report["is_complete"]}
@@ -49,12 +49,11 @@ def completed_batches(project: Project) -> set[str]:
 def stale(project: Project) -> dict[str, Any]:
     """Return the reasons why results are stale, by batch and stage.
 
-    Stages that follow are done again where the rows before them come out different. `cost` is
-    the estimate of the questions that have not been asked in this form; `None` where no
-    question changes.
+    A later stage is redone only if its input rows change. `cost` is the estimated cost of questions
+    that weren't asked in this form yet, or None if no question changes.
 
     Raises:
-        PriceError: a teacher has no price, so the cost is not known.
+        PriceError: a teacher's price isn't known.
     """
     batches = reasons_by_batch(project, chain.STAGES)
     asked_otherwise = [
@@ -65,7 +64,7 @@ def stale(project: Project) -> dict[str, Any]:
 
 
 def check_keys(project: Project) -> None:
-    """Check that every teacher has its key, before any question or price is asked for.
+    """Check that every teacher has its key, before any request is sent.
 
     Raises:
         ConfigError: a key is missing.
@@ -122,11 +121,11 @@ def _added_by_clients(
 
 
 def words_beforehand(found: Estimate, agents: Mapping[str, int]) -> list[str]:
-    """Describe, before any answer is there, whether these teachers are likely to teach this agent.
+    """Describe, before there are answers, whether these teachers are likely to teach this agent.
 
-    All that is known then are public scores, and what the same calls cost at list price: cheap models are
-    often the weaker ones, and where the agent is better the teachers' agreement teaches little. At which
-    kinds of decision a teacher is stronger, only answers tell.
+    At this point only public scores and list prices are known. Cheap models are often weaker, and
+    if the agent is better, the teachers' agreement teaches little. Only answers show at which kinds
+    of decision a teacher is stronger.
 
     Args:
         found: the estimate of the calls.
@@ -159,14 +158,14 @@ def words_beforehand(found: Estimate, agents: Mapping[str, int]) -> list[str]:
 
 
 def hand_in(project: Project, batches: Sequence[str]) -> ReplayReport:
-    """Ask by batch API, at half the price and within a day, and wait for the answers.
+    """Ask by the batch API, at half the price and within a day, and wait for the answers.
 
-    They are kept in the ledger; `replay` takes them from there. Stopped while it waits, it
-    leaves what was handed in running, and the next call takes the answers over.
+    The ledger keeps the answers, and `replay` takes them from there. If you stop the waiting, the
+    submitted batch goes on, and the next call takes its answers.
 
     Raises:
         ConfigError: a teacher has no batch API.
-        TeacherError: an endpoint did not take a batch, or can't be reached.
+        TeacherError: an endpoint rejected a batch, or can't be reached.
     """
     replay = project.settings.replay
     with project.teachers(batches) as teachers:
@@ -190,13 +189,13 @@ def replay_within(
     batches: Sequence[str] = (),
     shared_with: Sequence[str] = (),
 ) -> Callable[[str], Receipt]:
-    """Return `replay` under one ceiling for all batches, which they share.
+    """Return `replay` with one ceiling that all batches share.
 
-    Calls with an unknown outcome count as paid. Without `max_total_usd` the ceiling is the
-    setting: that of a `night`, which all its runs share, or that of a run. Where it is known which
-    `batches` will be replayed, and there is no money for all, each has its share by its states, and
-    what one leaves goes to those after it. So have the runs of a night: `shared_with` are the batches
-    of the others.
+    Calls with an unknown outcome count as paid. By default, the ceiling comes from the settings:
+    the one for a `night`, which all its runs share, or the one for a run. If the money isn't enough
+    for all `batches`, each gets a share by its number of states, and its unspent money goes to
+    later ones. The runs of a night share in the same way: `shared_with` are the batches of the
+    other runs.
     """
     left_usd = project.settings.replay.max_total_usd if max_total_usd is None else max_total_usd
     if night:
@@ -242,7 +241,7 @@ def estimate_samples(project: Project, batches: Sequence[str]) -> Estimate:
     """Return the further cost of sampling the trainee.
 
     Raises:
-        ConfigError: no model to be trained is named.
+        ConfigError: no trainee is named.
     """
     states = [state for batch in batches for state in states_with_consensus(project, batch)]
     specs = samplers(project.settings.trainee)
@@ -250,12 +249,13 @@ def estimate_samples(project: Project, batches: Sequence[str]) -> Estimate:
 
 
 def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -> Receipt:
-    """Ask the students' own models again: how often do they leave their recorded action?
+    """Ask the students' own models again, and report how often they take another action.
 
     A sample of states is enough. The figure goes into the dataset card.
 
     Raises:
-        ConfigError: the teachers are played, by a server that does not play the students.
+        ConfigError: the teachers are recorded or made up, so there are no answers of the students'
+            models.
     """
     if project.settings.played:
         raise ConfigError(
@@ -284,18 +284,18 @@ def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -
 
 
 def estimate_probe(project: Project) -> Estimate:
-    """Return the cost of `probe`. Raises as `estimate` does."""
+    """Return the cost of `probe`. Raises the errors of `estimate`."""
     with project.teachers() as teachers:
         return probe_estimate(teachers, **project.options())
 
 
 def probe(project: Project) -> list[dict[str, Any]]:
-    """Ask every teacher three tiny questions. One finding each, as of `examine`."""
+    """Ask every teacher three tiny questions, and return one finding for each, as `examine` does."""
     with project.teachers() as teachers:
         ledger = project.settings.ledger_url()
         return examine_probes(probe_teachers(teachers, ledger=ledger, **project.options()))
 
 
 def examined(project: Project) -> list[dict[str, Any]]:
-    """Check this machine and these settings. Returns one finding for each check."""
+    """Check this machine and these settings, and return one finding per check."""
     return examine(project.settings, checked_teachers(project))

@@ -1,9 +1,11 @@
-"""What a stage is: one value that says all of a step, so that everything else follows from it.
+"""The definition of a stage: one value that describes a whole step.
 
-Plan, run, staleness, `status`, `verify`, `repair`, `upgrade` and Dagster's assets read these values and
-know no stage by name. `replay_pipeline.stages.chain` lists them; `replay_pipeline.stages.engine` runs them.
+Planning, running, staleness, `status`, `verify`, `repair`, `upgrade`, and Dagster's assets read
+these values and know no stage by name. `replay_pipeline.stages.chain` lists them;
+`replay_pipeline.stages.engine` runs them.
 
-Importing a stage imports nothing that it works with: who only looks at a data root waits for none of it.
+Importing a stage imports none of the modules that do its work, so that a quick look at a data root
+is fast.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,10 +27,10 @@ if TYPE_CHECKING:
     from replay_pipeline.types import TraceState
 
 Report = dict[str, Any]
-"""What a stage counted, as plain values."""
+"""The counts of a stage, as plain values."""
 
 Part = str | Callable[..., Any]
-"""Code that decides rows: a part that `versions` names, or a function of one's own."""
+"""Code that decides rows: the name of a part in `versions`, or a function."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +39,9 @@ class Check:
 
     name: str
     look: "Callable[[DataRoot, Sequence[str]], AuditResult]"
-    """Looks at some batches; its docstring is the question."""
+    """Checks some batches. Its docstring is the question that people see."""
     is_blocking: bool = False
-    """Whether a run ends where it does not hold."""
+    """Whether a failure ends the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +51,11 @@ class Changes:
     code: tuple[str, ...] = ()
     """Parts of the code, by name."""
     settings: tuple[str, ...] = ()
-    """Settings with both values, such as `pairs.agreement_threshold: 2 → 3`."""
+    """Changed settings with both values, such as `pairs.agreement_threshold: 2 → 3`."""
     inputs: tuple[str, ...] = ()
-    """Tables and files that are read."""
+    """Changed tables and files among the inputs."""
     is_unknown: bool = False
-    """Whether an older version left no record of what it was given."""
+    """Whether an older version left no record of the inputs."""
 
     def __bool__(self) -> bool:
         return bool(self.code or self.settings or self.inputs or self.is_unknown)
@@ -66,22 +68,22 @@ class Task:
     project: "Project"
     batch: str
     into: "DataRoot"
-    """Where tables and files are written: another place than they are read, to compare them."""
+    """Another folder for the output, if it is only made to be compared."""
     is_aside: bool = False
-    """Whether it is done to compare it with what was written: nobody is asked, no receipt is left."""
+    """Whether the output is only made to be compared. Then no teacher is asked, and no receipt is written."""
     last: Receipt | None = None
-    """What was done before."""
+    """The receipt of the last time."""
     changes: Changes = Changes()
-    """What differs since then."""
+    """The differences since then."""
     chain: "Sequence[Stage]" = ()
     """All stages, in order."""
 
     def read(self, table: str) -> "pa.Table":
-        """Read a table of the batch. Raises what `DataRoot.read` raises."""
+        """Read a table of the batch. Raises the errors of `DataRoot.read`."""
         return self.project.root.read(table, self.batch)
 
     def write(self, table: str, rows: "pa.Table | Iterable[pa.Table]") -> None:
-        """Write a table of the batch. Raises what `DataRoot.write` raises."""
+        """Write a table of the batch. Raises the errors of `DataRoot.write`."""
         if self.is_aside:
             self.into.write(table, self.batch, rows)
         else:
@@ -94,69 +96,70 @@ class Stage:
 
     name: str
     about: str
-    """What it makes, in a sentence or two, for people."""
+    """A sentence or two on what the stage makes."""
     work: Callable[[Task], Report]
-    """Reads, calls one function of a room, writes, and returns its report."""
+    """The work: reads tables, calls one library function, writes tables, and returns a report."""
     is_by_batch: bool = True
     """Whether it works batch by batch, and not on all of them at once."""
     reads: tuple[str, ...] = ()
-    """Tables of the batch that decide what comes out, with those that are written together with them:
-    Dagster knows one version of all that a stage has written, and is to call the same stages stale."""
+    """Tables of the batch that decide the output, and tables that are written together with them.
+    Dagster has one version for everything that a stage writes, and must find the same stages
+    stale."""
     writes: tuple[str, ...] = ()
     """Tables of the batch that it writes."""
     code: tuple[Part, ...] | Callable[[Settings], tuple[Part, ...]] = ()
-    """The code that decides what comes out."""
+    """The code that decides the output."""
     settings: Callable[[Settings], Mapping[str, Any]] = lambda _: {}
-    """The settings that decide what comes out, by their names; a mapping stands for what is below it."""
+    """The settings that decide the output, by name. A mapping stands for all settings below it."""
     inputs: "Callable[[Project, str], Mapping[str, str]]" = lambda *_: {}
-    """Digests of what else decides what comes out, by a name for people."""
+    """Digests of all other inputs that decide the output, by a readable name."""
     files: "Callable[[Project, str], list[str]]" = lambda *_: []
-    """Names of what it reads or writes for good beside tables, below the root."""
+    """Names of the other files that it reads or writes, below the root."""
     data: "Callable[[Project], str]" = lambda _: ""
-    """Digest of what later stages read of its files, where those say more."""
+    """Digest of the parts of its files that later stages read, if they read only parts."""
     is_there: "Callable[[Project, Receipt], bool]" = lambda *_: True
-    """Whether what it wrote beside tables is still there."""
+    """Whether its output besides tables still exists."""
     is_final: "Callable[[Project, Receipt], bool]" = lambda *_: True
-    """Whether nothing is left to do of what it was given."""
+    """Whether no work on its inputs is left."""
     is_wanted: Callable[[Settings], bool] = lambda _: True
-    """Whether a run has it."""
+    """Whether a run includes it."""
     pays: bool = False
-    """Whether it spends money, so that it is never tried again by itself."""
+    """Whether it spends money, so that it is never retried automatically."""
     pool: str | None = None
-    """What only one run at a time may use."""
+    """A resource that only one run at a time may use."""
 
     told: tuple[str, ...] = ()
-    """The figures of its report that `status` looks at; the first stands for the batch."""
+    """The figures of its report that `status` shows. The first one represents the batch."""
     figures: Callable[[Sequence[Receipt]], Mapping[str, Any]] = lambda _: {}
-    """What the summary of a run says of it; receipts of earlier runs are marked as reused."""
+    """Makes its figures for the summary of a run. Receipts of earlier runs are marked as reused."""
     facts: "Callable[[Project, Receipt], Mapping[str, Any]]" = lambda *_: {}
-    """What Dagster shows of a batch: numbers, texts, paths, and pictures in Markdown."""
+    """Makes what Dagster shows for a batch: numbers, texts, paths, and pictures in Markdown."""
     trace: "Callable[[Project, str, TraceState], Mapping[str, Any]]" = lambda *_: {}
-    """What it made of one state of a batch beside the rows of its tables, for `trace`."""
+    """Returns what it made for one state besides table rows, for `trace`."""
     checks: Callable[[], tuple[Check, ...]] = tuple
-    """What must hold of its tables, beside their schemas."""
+    """Checks of its tables, besides their schemas."""
     asset: str = ""
-    """The name of its asset in Dagster; by default its own."""
+    """Name of its asset in Dagster. By default, its own name."""
     table: str = ""
-    """The table whose columns its asset shows; by default the first that it writes."""
+    """The table whose columns its asset shows. By default, the first that it writes."""
     kinds: tuple[str, ...] = ("python", "parquet")
-    """What its asset is made with and of, as Dagster's badges."""
+    """Dagster's badges for its asset."""
     after: tuple[str, ...] = ()
-    """Stages that it follows; by default those that write what it reads."""
+    """Stages that it follows. By default, those that write its inputs."""
 
     unsafe: tuple[str, ...] = ()
-    """Beginnings of reasons to be stale for which nothing of it may be published."""
+    """If a reason for staleness begins with one of these texts, its output can't be published."""
     take_over: Callable[[Task], Report] | None = None
-    """Brings what an older version wrote to the rules of today, without its sources."""
+    """Converts the output of an older version to today's rules, without its sources."""
     make_again: "Callable[[Project, Receipt, Sequence[str], Path], None] | None" = None
-    """Makes some of its files again below a folder, where doing it all again would not."""
+    """Rebuilds some of its files below a folder, if a full repetition would not."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "asset", self.asset or self.name)
         object.__setattr__(self, "table", self.table or next(iter(self.writes), ""))
 
     def told_to(self, **options: Any) -> "Stage":
-        """Return the same stage with further arguments for its work."""
+        """Return a copy of the stage with more arguments for its work."""
         return replace(self, work=partial(self.work, **options))
 
     def parts(self, settings: Settings) -> tuple[Part, ...]:

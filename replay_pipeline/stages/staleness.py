@@ -1,6 +1,7 @@
-"""Why work is done again: what a stage was given when it was last done, and what it is given today.
+"""Find out why work must be redone: compare the inputs of a stage then and now.
 
-`run`, `status --stale`, what publishing refuses and the code versions in Dagster all come from here.
+`run`, `status --stale`, the checks before publishing, and the code versions in Dagster use this
+module.
 """
 
 import json
@@ -19,13 +20,13 @@ from replay_pipeline.stages.stage import Changes, Stage
 from replay_pipeline.stages.versions import versions_of
 
 UNKNOWN = "unknown"
-"""Reason of a receipt that does not say of what it was made, as those of older versions."""
+"""The reason if a receipt of an older version doesn't name its inputs."""
 
 NEW_ROWS = "new rows of {}"
-"""Reason of a receipt whose inputs have been written again since."""
+"""The reason if the inputs were rewritten after the receipt."""
 
 _MAX_NAMED, _MAX_SHOWN = 3, 60
-"""Inputs that are named one by one, and characters of a value that are shown."""
+"""The most inputs to name one by one, and the most characters of a value to show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +38,16 @@ class Given:
     settings: Mapping[str, Any]
     """Values by the full names of the settings."""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """Digests of what is read."""
+    """Digests of the inputs."""
 
     @cached_property
     def code_version(self) -> str:
-        """Return one word for the code and the settings, whatever is read."""
+        """Return one digest of the code and the settings, without the inputs."""
         return hash_of([json.dumps([self.versions, self.settings], sort_keys=True)])
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return one word for all of it."""
+        """Return one digest of everything."""
         return hash_of([self.code_version, json.dumps(dict(self.inputs), sort_keys=True)])
 
 
@@ -70,7 +71,7 @@ def given_of(stage: Stage, project: Project, batch: str, *, declares: Given | No
         stage: the stage.
         project: the data root.
         batch: the batch.
-        declares: what `declared` gives, where it is known.
+        declares: the result of `declared`, if known.
     """
     inputs = {**project.known_digests(batch, stage.reads), **stage.inputs(project, batch)}
     return replace(declares or declared(stage, project.settings), inputs=inputs)
@@ -135,8 +136,8 @@ def reasons_by_batch(
 
     Args:
         project: the data root.
-        stages: which stages to look at; those that a run would not have are left out.
-        batches: which batches to look at; by default all of them.
+        stages: the stages to check, without those that a run would leave out.
+        batches: the batches to check. By default, all.
 
     Raises:
         ConfigError: a file that the settings name cannot be read.
@@ -156,15 +157,15 @@ def reasons_by_batch(
 
 
 def told_reasons(project: Overview, stage: Stage, declares: Given) -> dict[str, int]:
-    """Return the reasons by code and settings alone why batches are stale, with their counts.
+    """Return why batches are stale by code and settings alone, with counts.
 
-    It reads no table, so that Dagster's pages can say at once why they call a batch stale. What is
-    read again they say themselves.
+    It reads no table, so Dagster's pages can quickly show why a batch is stale. Dagster itself
+    shows which inputs changed.
 
     Args:
         project: the data root.
         stage: the stage.
-        declares: what `declared` gives.
+        declares: the result of `declared`.
     """
     found: Counter[str] = Counter()
     for receipt in _receipts(project, stage):
@@ -182,7 +183,7 @@ def _receipts(project: Overview, stage: Stage) -> Iterator[Receipt | Written]:
 
 
 def read_again(project: Project, stages: Iterable[Stage]) -> set[str]:
-    """Return the batches that have a table which was written again since another stage has read it."""
+    """Return the batches with a table that was rewritten after a later stage read it."""
     tables = {
         (receipt.batch, table): digest
         for receipt in project.receipts.written()
@@ -202,7 +203,7 @@ def refuse_stale(project: Project, stages: Iterable[Stage], batches: Collection[
     """Check that today's rules redacted everything that these batches would publish.
 
     Raises:
-        CheckFailedError: one was not, or its pairs come from rows that were redacted again since.
+        CheckFailedError: a batch was redacted by older rules, or its pairs come from such rows.
     """
     stages = [stage for stage in stages if stage.unsafe]
     for batch, found in reasons_by_batch(project, stages, batches=batches).items():
@@ -210,7 +211,7 @@ def refuse_stale(project: Project, stages: Iterable[Stage], batches: Collection[
             for reason in found.get(stage.name, ()):
                 if reason.startswith(stage.unsafe):
                     raise CheckFailedError(
-                        f"nothing was published: what batch {batch} has of stage `{stage.name}` is "
-                        f"stale ({reason}), so its texts may lack the redactions of today's rules. `replay-pipeline run` redoes stale work and pays for nothing twice; "
+                        f"nothing was published: the result of stage `{stage.name}` for batch {batch} is "
+                        f"stale ({reason}), so its texts may contain secrets that today's rules would remove. `replay-pipeline run` redoes stale work and pays for nothing twice; "
                         "`replay-pipeline status --stale` lists it"
                     )

@@ -1,4 +1,4 @@
-"""What was done for each batch of a data root and what it cost, without a look at a table."""
+"""Report what was done for each batch and what it cost, without reading any table."""
 
 from typing import Any
 

@@ -12,13 +12,14 @@ from replay_pipeline.stages.sums import added, total
 
 
 def summarize(receipts: Sequence[Receipt], *, n_teachers: int = 0) -> dict[str, Any]:
-    """Add up the receipts of all batches. Calls, new dollars and seconds are of this run alone.
+    """Add up the receipts of all batches. Calls, new dollars, and seconds count this run only.
 
-    What was made up in a rehearsal has figures of its own, and is in no sum of real answers.
+    The made-up answers of a rehearsal have their own figures, and aren't in any sum of real
+    answers.
 
     Args:
         receipts: the last receipts of all stages.
-        n_teachers: how many real teachers there are to ask.
+        n_teachers: number of real teachers to ask.
     """
     of: dict[str, list[Receipt]] = defaultdict(list)
     for receipt in receipts:
@@ -45,15 +46,15 @@ def summarize_night(
     n_open: int,
     failures: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the work since then, for a person who looks in the morning.
+    """Return the work of a night, for people to read in the morning.
 
     Args:
-        receipts: all receipts; older ones are left out.
+        receipts: all receipts. Older ones are left out.
         since: when the night began.
-        spent_usd: what the ledger booked since then.
-        max_nightly_usd: what one night may spend.
-        n_open: batches that still wait for answers.
-        failures: runs that failed.
+        spent_usd: money that the ledger booked since then.
+        max_nightly_usd: the most that one night may spend.
+        n_open: number of batches that still wait for answers.
+        failures: failed runs.
     """
     began = since.isoformat()
     of: dict[str, list[Receipt]] = defaultdict(list)

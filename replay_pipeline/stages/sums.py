@@ -1,4 +1,4 @@
-"""Adding up what receipts counted."""
+"""Add up the counts of receipts."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

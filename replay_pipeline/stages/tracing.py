@@ -1,4 +1,4 @@
-"""The life of one state through every stage, from what the stages themselves read and wrote."""
+"""Follow one state through every stage, from the stages' own inputs and outputs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ def trace_state(project: Project, beginning: str) -> dict[str, Any]:
         beginning: the id of the state, or its first characters.
 
     Raises:
-        ConfigError: no state, or more than one, begins so.
+        ConfigError: no state id, or more than one, begins with this.
     """
     batch, state_id = _found(project, beginning)
     state = next(each for each in project.states([batch]) if each["state_id"] == state_id)

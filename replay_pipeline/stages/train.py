@@ -1,4 +1,4 @@
-"""The stage that trains on the published dataset, in a process of its own."""
+"""The stage that trains on the published dataset, in its own process."""
 
 import json
 import subprocess
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 def train_model(task: Task, *, launch: Launch = run_trainer) -> Report:
-    """Train a model on the published dataset, in a process of its own that `launch` runs.
+    """Train a model on the published dataset, in a process that `launch` starts.
 
-    A training that was stopped or killed goes on from its last checkpoint.
+    A training that was stopped or killed continues from its last checkpoint.
 
     Raises:
-        ConfigError: there is no dataset, or no such configuration.
+        ConfigError: there is no dataset, or the configuration doesn't exist.
         MissingDependencyError: the trainer's packages are not installed on this machine.
         TrainError: the trainer failed; the message ends with its last words.
     """
@@ -65,7 +65,7 @@ def trainer_config(settings: Settings) -> Path | None:
     """Return the trainer's own file, if the settings name one.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: the file doesn't exist.
     """
     config = settings.train.config
     if config is not None and not config.is_file():

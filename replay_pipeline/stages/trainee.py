@@ -1,4 +1,4 @@
-"""The model that is to be trained, held ready as an endpoint that can be sampled."""
+"""The trainee (the model to be trained), served as an endpoint so that it can be sampled."""
 
 import hashlib
 import json
@@ -21,13 +21,13 @@ def trainee_of(trainee: TraineeSettings) -> TeacherSpec:
 
 
 def samplers(trainee: TraineeSettings) -> list[TeacherSpec]:
-    """Name the model once for each sample, so that every sample is a question of its own.
+    """Return one name of the model for each sample, so that every sample is a separate question.
 
-    A folder counts by the bytes of its model: what was sampled of other weights is not taken for
-    a sample of these. Where a folder is served, only `serving` knows.
+    A name contains a hash of the model's bytes, so samples of other weights don't count. Only
+    `serving` knows the address of a served folder.
 
     Raises:
-        ConfigError: neither a folder with a model nor an endpoint is named, or both.
+        ConfigError: the settings name neither a folder nor an endpoint, or both.
     """
     spec = trainee_of(trainee)
     limit = {"max_completion_tokens": trainee.max_completion_tokens}
@@ -49,10 +49,10 @@ def samplers(trainee: TraineeSettings) -> list[TeacherSpec]:
 
 @contextmanager
 def serving(trainee: TraineeSettings) -> Iterator[list[TeacherSpec]]:
-    """Serve the model of a folder while it is used. An endpoint is already running.
+    """Serve the model of a folder while it is used. A named endpoint is used as it is.
 
     Raises:
-        ConfigError: as `samplers`.
+        ConfigError: the trainee can't be asked, as in `samplers`.
         TrainError: the model in the folder can't be served.
     """
     if trainee.endpoint is not None:
@@ -84,7 +84,7 @@ def serving(trainee: TraineeSettings) -> Iterator[list[TeacherSpec]]:
 
 
 def without_addresses(specs: Sequence[TeacherSpec]) -> list[str]:
-    """Spell the questions without where they are asked: a port changes with every start."""
+    """Return the questions without their addresses, since a port changes with every start."""
     return [spec.model_dump_json(exclude={"base_url", "price"}) for spec in specs]
 
 

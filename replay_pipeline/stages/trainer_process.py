@@ -1,4 +1,4 @@
-"""The trainer as a process of its own: started, watched, asked to stop, killed only if it must be."""
+"""Run the trainer in its own process: start it, watch it, ask it to stop, and kill it only if it doesn't."""
 
 import fcntl
 import json
@@ -19,7 +19,7 @@ _POLL_S = 0.5
 _N_LAST_WORDS = 3
 _MAX_POINTS = 200
 TRAINER_LOCK = "trainer.lock"
-"""In the output folder: which process trains there, as the trainer itself says it."""
+"""File in the output folder in which the trainer names its process."""
 CURVES = (
     "loss/objective",
     "policy/loss",
@@ -34,32 +34,32 @@ CURVES = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerJob:
-    """A trainer process that is to be run."""
+    """A trainer process to run."""
 
     command: Sequence[str]
     output: Path
-    """Where the trainer writes `metrics.jsonl` and `report.json`; its words go to `trainer.log`."""
+    """Folder for the trainer's `metrics.jsonl` and `report.json`. Its output goes to `trainer.log`."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that are set for it, over the few that every program gets."""
+    """Environment variables to set, besides the few that every program gets."""
     variables: Sequence[str] = ()
-    """Further variables of this process that it gets, by name."""
+    """Names of variables of this process to pass on."""
     stop_timeout_s: float = 300.0
-    """How long it may take to save a checkpoint when it is asked to stop, before it is killed."""
+    """Seconds to save a checkpoint after a request to stop. Then it is killed."""
 
 
 Launch = Callable[[TrainerJob, Callable[[Progress], None]], None]
-"""Runs a job to its end, calling back as it moves on."""
+"""Runs a job to its end, and reports progress."""
 
 
 def run_trainer(job: TrainerJob, on_progress: Callable[[Progress], None]) -> None:
     """Run the trainer on this machine and wait for it.
 
-    Whatever interrupts the waiting asks the trainer to stop (SIGTERM), and waits for its
-    checkpoint; a second interruption, or the timeout, kills it.
+    An interrupt asks the trainer to stop (SIGTERM) and waits for its checkpoint. A second
+    interrupt, or the timeout, kills it.
 
     Raises:
-        TrainError: the trainer failed or was stopped, and the message ends with its last words; or
-            another one is at work in the folder, and nothing was touched.
+        TrainError: the trainer failed or was stopped (the message ends with its last output), or
+            another trainer is using the folder.
     """
     job.output.mkdir(parents=True, exist_ok=True)
     log_path = job.output / "trainer.log"
@@ -102,7 +102,9 @@ def _lock(log: BinaryIO, output: Path) -> None:
             f"{output}: another trainer is at work here ({owner or 'it has just begun'}); wait until it ends, stop it, or set `train.output` to another folder"
         ) from error
     except OSError as error:  # a file system without locks
-        logger.warning("%s: cannot be locked (%s): nothing keeps others out", output, error)
+        logger.warning(
+            "%s: cannot be locked (%s), so nothing prevents a second trainer", output, error
+        )
 
 
 def _stop(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
@@ -112,7 +114,7 @@ def _stop(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
         _wait(process, timeout_s)
     finally:
         if process.poll() is None:
-            logger.warning("the trainer did not stop: killed")
+            logger.warning("the trainer did not stop in time and was killed")
             process.kill()
             process.wait()
 
@@ -152,7 +154,7 @@ class _StepCount:
 
 
 def training_curves(path: Path) -> dict[str, list[float]]:
-    """Return the metrics worth a picture, by name, one value per step or thinned to a few hundred.
+    """Return the metrics to plot, by name, with one value per step or a few hundred.
 
     Raises:
         TrainError: the file cannot be read.

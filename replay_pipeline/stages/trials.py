@@ -1,7 +1,7 @@
-"""Trying actions at states: the agent's own and the teachers', on copies of the files as they were.
+"""Try the actions of the agent and the teachers, on copies of the files as they were.
 
-Answers were written to redacted prompts. Folders are put back to what they are called here; an action
-that fails where redaction may be the reason is not counted as tried.
+Teachers saw redacted prompts, so their actions name redacted folders. These get their real names
+back. If an action may have failed because of redaction, it doesn't count as tried.
 """
 
 import logging
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 _PLACEHOLDER = re.compile(r"<[A-Z]+:[\w-]+:[0-9a-f]+>")
 
 Trials = dict[str, dict[str, Trial]]
-"""What became of actions that were tried, by state and rendered action."""
+"""The results of tried actions, by state and rendered action."""
 
 
 class TriedStates(NamedTuple):
@@ -51,7 +51,7 @@ def sandbox_of(options: WorkspaceSettings) -> Sandbox:
     """Return the sandbox of the settings.
 
     Raises:
-        ConfigError: there can be none on this machine.
+        ConfigError: this machine can't run a sandbox.
     """
     limits = CommandLimits(
         timeout_s=options.timeout_s,
@@ -66,7 +66,7 @@ def judge_of(options: WorkspaceSettings, *, kept: Path | None = None) -> Judge:
     """Return the judge of actions under these settings.
 
     Raises:
-        ConfigError: commands may run, and there can be no sandbox on this machine.
+        ConfigError: the settings let commands run, but this machine can't run a sandbox.
     """
     sandbox = sandbox_of(options) if options.execute == "commands" else None
     return Judge(options.execute, sandbox=sandbox, kept=kept, checks=options.checks)
@@ -101,16 +101,16 @@ def try_actions(
 ) -> TriedStates:
     """Try the agent's action and every teacher's at each state that has answers.
 
-    Among the results are counts: `n_states` that were found in the logs, `n_tried`
-    actions, `n_would_fail` of them, `n_not_known` that nothing can be said of, `n_run` commands,
-    and, where checks were run, how many actions they `n_checked` and `n_fixed`.
+    Returns the results and counts: `n_states` found in the logs, `n_tried` actions, `n_would_fail`
+    among them, `n_not_known` without a result, `n_run` commands and, if checks were run, the
+    actions that they `n_checked` and `n_fixed`.
 
     Args:
         workspaces: the logs and repositories.
-        judge: what may be executed.
-        states: where.
-        answers: of the teachers.
-        redactor: takes secrets and people out of what is kept of answers and files.
+        judge: says what may be executed.
+        states: the states to try actions at.
+        answers: answers of the teachers.
+        redactor: removes secrets and people from stored answers and files.
     """
     asked: dict[str, list[TeacherAction]] = defaultdict(list)
     for row in answers:
@@ -198,11 +198,11 @@ def _trial(verdict: CandidateResult, hidden: Callable[[str], str]) -> Trial:
 def verdicts_of(
     trials: Trials, states: Iterable[TraceState], answers: Iterable[TeacherAction]
 ) -> dict[tuple[str, str], bool]:
-    """Return whose actions are known to be wrong or right, by state and candidate.
+    """Return which actions are known to be wrong or right, by state and candidate.
 
-    One that its tool refuses is wrong. That an action works does not say that it is right, so of those
-    that work nothing is known, but where the agent's own is refused: there one that works is better.
-    Where the project's check fails before and passes after it, an action is right.
+    An action that its tool refuses is wrong. An action that works may still be wrong, so nothing is
+    known about it. But if the tool refuses the agent's own action, an action that works is better.
+    If the project's check fails before an action and passes after it, the action is right.
     """
     cwds: dict[str, str | None] = {}
     found: dict[tuple[str, str], bool] = {}

@@ -1,12 +1,12 @@
-"""Versions of the code that decides what a stage writes, so that work of older code is found.
+"""Versions of the code that decides what a stage writes, so that results of older code are found.
 
-A version is a digest over source files without comments, docstrings and layout. It is computed and
-not counted up by hand, since the one change that somebody takes for harmless is the one that leaves
-old rows standing. The price is that a change of code which changes no row makes its stages run once
-more: that takes time and no money, and a stage that writes the same bytes again stops there.
+A version is a digest of source files without comments, docstrings, and layout. A number that people
+raise by hand would be forgotten for just the change that matters. The drawback: a code change that
+changes no row still makes its stages run again. That takes time but no money, and if a stage writes
+the same bytes, later stages don't run.
 
-Left out is code that only carries rows (storage, the ledger, HTTP, Dagster): paid answers are kept
-by the hash of their request, which covers whatever is asked.
+Code that only moves rows isn't included (storage, the ledger, HTTP, Dagster). Paid answers are
+stored by the hash of their request, which covers the whole question.
 """
 
 import ast
@@ -83,20 +83,20 @@ PARTS: dict[str, tuple[str, ...]] = {
         "ingesters/base.py",
     ),
 }
-"""What may change, by the name that people are told: files of this package (`!` leaves some out),
-single constants, and packages of others by their installed version."""
+"""The parts that can change, by a readable name: files of this package (`!` excludes some), single
+constants, and the installed versions of other packages."""
 
 _PACKAGE = Path(__file__).parents[1]
 _NOT_CODE = frozenset({".md", ".pyc"})
 
 
 def versions_of(parts: Iterable[str | Callable[..., Any]]) -> dict[str, str]:
-    """Digest code, part by part.
+    """Return a digest of each part of the code.
 
-    The sources are read on the first call: some hundredths of a second.
+    The first call reads the sources, which takes some hundredths of a second.
 
     Args:
-        parts: names of `PARTS`, or functions whose own source counts.
+        parts: names in `PARTS`, or functions whose source to digest.
     """
     return {
         part if isinstance(part, str) else part.__name__: (

@@ -1,8 +1,8 @@
 """Tell people that something happened: one JSON message to the webhook of their choice.
 
-The message has a `text`, which chat services show as it is, and a few plain facts beside it. It
-holds no key, no session text and no address of ours. Telling is never worth a failed run: whatever
-goes wrong is logged, without the address, since whoever knows it may post there.
+The message has a `text`, which chat services show, and a few plain facts. It contains no key, no
+session text, and no address of this machine. A failed message never fails a run. It is logged
+without the webhook's address, because anyone who knows the address can post there.
 """
 
 import json
@@ -30,13 +30,13 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def notify(settings: NotifySettings, event: str, text: str, facts: Mapping[str, Any]) -> bool:
-    """Post a message to the webhook, if there is one. Returns whether it was taken.
+    """Post a message to the webhook, if there is one, and return whether it was accepted.
 
     Args:
-        settings: the webhook and how long to wait for it, all in all.
-        event: what happened, for programs: `run_failed` or `night`.
-        text: the same for people.
-        facts: numbers and names beside it.
+        settings: the webhook, and how long to wait for it in total.
+        event: the event for programs, `run_failed` or `night`.
+        text: the event in words.
+        facts: numbers and names.
     """
     if settings.webhook_url is None:
         return False
@@ -52,7 +52,7 @@ def notify(settings: NotifySettings, event: str, text: str, facts: Mapping[str, 
     thread.join(settings.timeout_s)
     problem = outcome[0] if outcome else f"no answer within {settings.timeout_s:g} s"
     if problem:
-        logger.warning("the webhook was not told of %s: %s", event, problem)
+        logger.warning("could not tell the webhook about %s: %s", event, problem)
     return not problem
 
 
@@ -74,11 +74,11 @@ def _post(url: SecretStr | None, body: bytes, timeout_s: float) -> str:
 
 
 def shown(reasons: Sequence[str], *, secrets: Sequence[str]) -> list[str]:
-    """Return error messages as they may leave this machine: without secrets, and not too long.
+    """Return error messages without secrets and cut to length, so that they may leave this machine.
 
     Args:
         reasons: the messages.
-        secrets: keys that are in use; others are known by their form.
+        secrets: keys in use. Other secrets are found by their form.
     """
     redactor = Redactor()
     texts = []

@@ -1,1 +1,1 @@
-"""What lies on disk or on an object store: paths, tables, their schemas and columns."""
+"""Storage on disk or on an object store: paths, tables, and their schemas and columns."""

@@ -1,4 +1,4 @@
-"""Arrow arrays from Python lists, built from buffers.
+"""Build Arrow arrays from Python lists.
 
 `pyarrow.array` imports pandas on its first call, which takes as much memory as a whole ingester.
 """
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 
 def array_of(values: list[Any], type_: pa.DataType) -> pa.Array:
-    """Return an array of strings, numbers, timestamps (in the unit of the type) or lists of strings."""
+    """Return an array of strings, numbers, timestamps (in the unit of the type), or lists of strings."""
     if pa.types.is_list(type_):
         items = [item for value in values if value for item in value]
         offsets = _offsets([len(value) if value else 0 for value in values])
@@ -30,7 +30,7 @@ def array_of(values: list[Any], type_: pa.DataType) -> pa.Array:
 
 
 def string_array(values: Sequence[str | bytes | None]) -> pa.Array:
-    """Return an array of strings; bytes are taken for UTF-8."""
+    """Return an array of strings. Bytes are read as UTF-8."""
     data, lengths = _ascii(values) or _utf8(values)
     buffers = [_validity(values), _offsets(lengths), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.string(), len(values), buffers)

@@ -1,4 +1,4 @@
-"""Folds over the batches in their order, so that going through thousands of them is one pass."""
+"""Folds over the batches in order, which need one pass even over thousands of batches."""
 
 import hashlib
 from bisect import bisect_left
@@ -19,12 +19,12 @@ _KEPT_BEHIND = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Kept(Generic[T]):
-    """How the value of a fold outlives its process."""
+    """The store that keeps the value of a fold beyond this process."""
 
     index: RootIndex
     name: str
     version_of: Callable[[str], str]
-    """What differs once a batch adds something else."""
+    """Returns a version that changes when a batch's contribution does."""
     encode: Callable[[T], bytes]
     decode: Callable[[bytes], T]
 
@@ -38,7 +38,7 @@ class Kept(Generic[T]):
         return None
 
     def save(self, value: T, keys: list[str]) -> None:
-        """Keep the value over these keys, and two that lie behind: not everybody begins at the newest."""
+        """Save the value over these keys, and two earlier values for passes that don't start at the newest batch."""
         is_behind = len(keys) % _KEPT_BEHIND == 0
         name = self._behind(len(keys) // _KEPT_BEHIND) if is_behind else self.name
         self.index.keep_fold(name, keys[-1], self._chain(keys), self.encode(value))
@@ -56,14 +56,14 @@ class Kept(Generic[T]):
 class Fold(Generic[T]):
     """The combined value of all batches before a given one, extended from batch to batch.
 
-    Asked in the order of the batches, each batch is read once. Asked for a batch that lies behind,
-    or after `forget`, it starts over.
+    If you ask in the order of the batches, each batch is read once. If you ask for an earlier
+    batch, or after `forget`, the fold starts over.
 
     Args:
         keys: the keys of all batches, sorted.
-        start: what no batch at all comes to.
-        add: adds one batch; gives back the new value.
-        kept: where the value of a long pass is kept for the next process.
+        start: the value without any batch.
+        add: adds one batch, and returns the new value.
+        kept: stores the value of a long pass for the next process.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Fold(Generic[T]):
         self._last = ""
 
     def before(self, batch: str) -> T:
-        """Return the value over every batch whose key is below `batch`. Not to be changed."""
+        """Return the value over every batch whose key is below `batch`. Don't change it."""
         keys = self._keys()
         end = bisect_left(keys, batch)
         if end < self._next or (self._next and keys[self._next - 1] != self._last):
@@ -105,6 +105,6 @@ class Fold(Generic[T]):
         return self._value
 
     def forget(self, batch: str) -> None:
-        """`batch` was written again: if it has been added, start over."""
+        """Start over if `batch`, which was rewritten, has been added."""
         if batch <= self._last:
             self._value, self._next, self._last = self._start(), 0, ""

@@ -1,4 +1,4 @@
-"""The cyclic garbage collector, put aside for work that makes many small objects and no cycles."""
+"""Pause the cyclic garbage collector for work that makes many small objects and no cycles."""
 
 import ctypes
 import gc
@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Leave garbage to reference counts: the collector would take a fifth of the time or more."""
+    """Turn the collector off, which would take a fifth of the time or more."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -19,7 +19,7 @@ def without_collector() -> Iterator[None]:
 
 
 def give_back_memory() -> None:
-    """Hand memory that is free back to the system, which allocators keep for the next time."""
+    """Return free memory, which allocators would keep, to the system."""
     import pyarrow as pa  # noqa: PLC0415 - `status` goes without
 
     pa.default_memory_pool().release_unused()

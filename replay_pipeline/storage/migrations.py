@@ -1,4 +1,4 @@
-"""Tables of older versions brought to the schemas of this one, from nothing but themselves."""
+"""Convert tables of older versions to the present schemas, without any other source."""
 
 from collections import Counter
 
@@ -21,12 +21,12 @@ _LATER = frozenset({
 
 
 def upgrade_tables(root: DataRoot) -> dict[str, int]:
-    """Rewrite the tables that an older version wrote. Returns how many of each.
+    """Rewrite the tables of an older version, and return the number of each.
 
-    A table is replaced whole, so an upgrade that was stopped goes on where it was.
+    Each table is replaced as a whole, so a stopped upgrade continues where it was.
 
     Raises:
-        SchemaError: a table cannot be read, or is of a version that is not known.
+        SchemaError: a table can't be read, or has an unknown version.
     """
     done: Counter[str] = Counter()
     for name in TABLES:

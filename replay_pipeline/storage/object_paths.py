@@ -1,4 +1,4 @@
-"""A path on an object store whose every request ends in an answer or in a `StorageError`."""
+"""A path on an object store. Every request returns an answer or raises a `StorageError`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,8 +32,8 @@ def _asked(path: "ObjectPath", what: str) -> Iterator[None]:
 class ObjectPath(ProxyUPath):
     """A `UPath` that reports the errors of the store's client in plain words.
 
-    A question whether something is there is answered by the store or not at all: a store that
-    cannot be reached is no empty one.
+    An existence check is either answered by the store or fails. A store that can't be reached
+    doesn't count as empty.
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""What a client of an object store raises, as one plain error: what, where, what to do."""
+"""Translate the errors of object-store clients into one plain error: what, where, and what to do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +10,11 @@ CHECK = "Check the address, and credentials, endpoint and region in the environm
 
 @contextmanager
 def translated(path: object, what: str) -> Iterator[None]:
-    """Turn whatever the client of an object store raises into one plain error.
+    """Turn any error of an object-store client into one plain error.
 
     Raises:
-        FileExistsError: the store answers that there is such an object already.
-        StorageError: `path` cannot be `what`.
+        FileExistsError: the store says that the object already exists.
+        StorageError: the action `what` on `path` failed.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""A preference pair as a row of its table, and back: the one place where messages become JSON text."""
+"""Convert preference pairs to table rows and back. Only here do messages become JSON text."""
 
 import hashlib
 import json
@@ -34,14 +34,14 @@ _NOT_UTF8 = (UnicodeEncodeError, TypeError, OverflowError)
 """Raised for what UTF-8 JSON cannot hold: half of a surrogate pair, or a very large number."""
 
 ROWS_AT_ONCE = 16
-"""Pairs whose prompts are in memory together: real ones take 180 KB each, some a megabyte."""
+"""Number of pairs whose prompts are in memory at once. A real prompt takes about 180 KB, and some a megabyte."""
 
 PromptsOf = Callable[[Sequence[str]], Iterable[Mapping[str, Any]]]
-"""Gives the states of these ids, with `messages` and `tools`; ids that it does not know are left out."""
+"""Returns the states with these ids, with `messages` and `tools`. Unknown ids are left out."""
 
 
 def json_text(value: Any) -> str | None:
-    """Return a value as JSON text, or `None`."""
+    """Return a value as JSON text, or None."""
     if value is None:
         return None
     try:
@@ -52,10 +52,10 @@ def json_text(value: Any) -> str | None:
 
 
 def json_value(text: str) -> Any:
-    """Read JSON text; half of a surrogate pair, which UTF-8 cannot hold, becomes a question mark.
+    """Read JSON text. Half of a surrogate pair, which UTF-8 can't encode, becomes a question mark.
 
     Raises:
-        ValueError: it is not JSON.
+        ValueError: the text isn't JSON.
     """
     try:
         return msgspec.json.decode(text)
@@ -65,20 +65,20 @@ def json_value(text: str) -> Any:
 
 
 def pair_id_of(state_id: str, chosen: str, rejected: str) -> str:
-    """Name a pair by its state and its two sides, so that a mark on it means these sides."""
+    """Return the id of a pair, made from its state and both sides, so that a mark applies to exactly these sides."""
     parts = json.dumps([state_id, chosen, rejected]).encode()
     return f"p_{hashlib.blake2b(parts, digest_size=8).hexdigest()}"
 
 
 def id_of_pair(pair: Mapping[str, Any]) -> str:
-    """Return the id of a pair; one that was made elsewhere is named as ours are."""
+    """Return the id of a pair. A pair from elsewhere gets an id by the same rule."""
     return pair.get("pair_id") or pair_id_of(pair["state_id"], pair["chosen"], pair["rejected"])
 
 
 def row_of_pair(pair: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn a pair (or positive) into a row: its actions become JSON text, its prompt stays away.
+    """Convert a pair (or positive) to a row, with actions as JSON text and without its prompt.
 
-    In a plain text, which has no escapes, half of a surrogate pair becomes a question mark.
+    In plain text, which has no escapes, half of a surrogate pair becomes a question mark.
     """
     return {
         _JSON_COLUMNS.get(key, key): json_text(value) if key in _JSON_COLUMNS else _storable(value)
@@ -94,7 +94,7 @@ def _storable(value: Any) -> Any:
 
 
 def pairs_of(table: pa.Table, prompts: PromptsOf) -> Iterator[DPOPair]:
-    """Turn rows of `dpo_pairs` back into pairs, one after the other; null columns are left out."""
+    """Yield the pairs in rows of `dpo_pairs`. Null columns are left out."""
     for start in range(0, len(table), ROWS_AT_ONCE):
         rows = table.slice(start, ROWS_AT_ONCE).to_pylist()
         states = _by_id(prompts, [row["state_id"] for row in rows])
@@ -111,10 +111,10 @@ def pairs_of(table: pa.Table, prompts: PromptsOf) -> Iterator[DPOPair]:
 
 
 def table_with_prompts(pairs: Iterable[NormalizedDPOPair]) -> pa.Table:
-    """Put normalized pairs into a table `normalized_pairs` that holds its prompts as well.
+    """Return normalized pairs as a table `normalized_pairs` with its prompts.
 
     Raises:
-        SchemaError: something is no pair, was not normalized, or does not fit its column.
+        SchemaError: an item isn't a pair, was not normalized, or doesn't fit its column.
     """
     given = list(pairs)
     for pair in given:
@@ -144,15 +144,15 @@ def table_with_prompts(pairs: Iterable[NormalizedDPOPair]) -> pa.Table:
 def with_prompts(
     table: pa.Table, prompts: PromptsOf | None, *, n_rows: int = ROWS_AT_ONCE
 ) -> Iterator[pa.Table]:
-    """Yield a table in parts, with the shown messages of each state in the columns of `PROMPT`.
+    """Yield a table in parts, with each state's messages in the columns of `PROMPT`.
 
     Args:
-        table: rows that name their state; with the columns already there it is cut up as it is.
-        prompts: where the states are.
-        n_rows: rows of a part.
+        table: rows that name their state. If it already has these columns, it is only divided.
+        prompts: returns the states.
+        n_rows: number of rows per part.
 
     Raises:
-        SchemaError: the rows hold no prompts, and there is nowhere to take them from.
+        SchemaError: the rows have no prompts, and `prompts` isn't given.
     """
     is_full = set(PROMPT.names) <= set(table.column_names)
     if len(table) and prompts is None and not is_full:

@@ -1,4 +1,4 @@
-"""Who may read what is kept: the umask decides for tables, nobody else for what is private."""
+"""File permissions: the umask decides for tables, and private files are for their owner only."""
 
 import functools
 import logging
@@ -16,10 +16,10 @@ _MARK = "receipts"
 
 
 def make_private_file(path: Path) -> None:
-    """Make `path` a file that only its owner may read; one that is there keeps its contents.
+    """Make `path` a file that only its owner may read. An existing file keeps its contents.
 
-    Before a database is opened there, so that no moment is left in which others may read it: what
-    SQLite writes beside it gets the same mode.
+    Call it before a database is opened there, so that others can never read it. SQLite gives its
+    side files the same mode.
     """
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, _PRIVATE_FILE))
     _tighten(path, _PRIVATE_FILE)
@@ -32,10 +32,10 @@ def make_private_folder(path: Path) -> None:
 
 
 def tighten_root(root: Place) -> None:
-    """Remove from a data root's tables the permissions that this user's umask denies, once.
+    """Remove the permissions that this user's umask denies from the tables of a data root, once.
 
-    Tables of earlier versions were readable by all, whatever the umask said. A folder is put right
-    after everything in it, so that one that is right need not be walked again.
+    Earlier versions made tables readable by all, regardless of the umask. A folder is corrected
+    after its contents, so a correct folder needn't be checked again.
     """
     if not isinstance(root, Path) or not (root / _MARK).is_dir() or not os.access(root, os.W_OK):
         return
@@ -47,15 +47,14 @@ def tighten_root(root: Place) -> None:
             n_changed += sum(_chmod(path, granted) for path in [*inside, top])
     if n_changed:
         logger.warning(
-            "%s: %d files and folders were open to more people than your umask (%04o) allows, and "
-            "are not any more", root, n_changed, _umask()
+            "%s: made %d files and folders private, which were open to more people than your umask (%04o) allows", root, n_changed, _umask()
         )  # fmt: skip
 
 
 def _tighten(path: Path, allowed: int) -> None:
     before = path.stat().st_mode & 0o777
     if _chmod(path, allowed):
-        logger.warning("%s: was open to others (mode %04o), and is not any more", path, before)
+        logger.warning("%s: made private; it was open to others (mode %04o)", path, before)
 
 
 def _chmod(path: Path, allowed: int) -> bool:

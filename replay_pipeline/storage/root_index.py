@@ -1,7 +1,7 @@
-"""One database with what thousands of small files say: copies of receipts and manifests, and ids.
+"""One database with the contents of thousands of small files: copies of receipts and manifests, and ids.
 
-It lies beside them and is made from them, so it may be deleted at any time. Reading all of them takes
-one query, and a file that was damaged is restored from its copy.
+It is next to these files and made from them, so you can delete it at any time. One query reads all
+files, and a damaged file is restored from its copy.
 """
 
 import logging
@@ -40,7 +40,7 @@ create table folds(name text primary key, last text not null, chain text not nul
 
 IsIntact = Callable[[bytes], bool]
 Slim = Callable[[bytes], bytes]
-"""Gives the part of a file that is read for all files at once."""
+"""Returns the part of a file that is read for all files at once."""
 
 
 class RootIndex:
@@ -48,7 +48,7 @@ class RootIndex:
 
     Args:
         root: the data root.
-        path: the database; `None` keeps it in memory, for as long as the process lives.
+        path: the database. With `None`, it stays in memory while the process lives.
     """
 
     def __init__(self, root: Place, path: Path | None) -> None:
@@ -59,12 +59,12 @@ class RootIndex:
     def bring(
         self, folder: str, *, is_intact: IsIntact = lambda _: True, slim: Slim | None = None
     ) -> None:
-        """Update the copies of a folder's files. Reads only the changed ones.
+        """Update the copies of a folder's files, reading only changed files.
 
-        A file that is not intact does not replace its copy.
+        A damaged file doesn't replace its copy.
 
         Raises:
-            StorageError: the object store that holds the files cannot be reached.
+            StorageError: the object store with the files can't be reached.
         """
         place = self._root / folder
         if isinstance(place, Path) and not place.is_dir():
@@ -112,7 +112,7 @@ class RootIndex:
             database.executemany("insert or replace into copies values(?, ?, ?, ?, ?)", rows)
 
     def copies(self, folder: str) -> list[tuple[str, str, bytes]]:
-        """Return name, stamp and bytes of every copy of a folder, sorted by name."""
+        """Return the name, stamp, and bytes of each copy in a folder, sorted by name."""
         with self._open() as database:
             rows = database.execute(
                 "select name, stamp, data from copies where folder = ? order by name", (folder,)
@@ -120,18 +120,18 @@ class RootIndex:
         return [(name, stamp, _unpacked(data)) for name, stamp, data in rows]
 
     def figures(self, folder: str) -> list[tuple[str, str, bytes]]:
-        """Return name, stamp and slim part of every copy of a folder, sorted by name."""
+        """Return the name, stamp, and slim part of each copy in a folder, sorted by name."""
         with self._open() as database:
             return database.execute(
                 "select name, stamp, figures from copies where folder = ? order by name", (folder,)
             ).fetchall()
 
     def bring_ids(self, versions: Mapping[str, str], read: Callable[[str], Iterable[str]]) -> None:
-        """Update the ids of all batches from their tables. Reads only the changed ones.
+        """Update the ids of all batches from their tables, reading only changed tables.
 
         Args:
-            versions: by batch, what differs once its table is another.
-            read: gives the ids of a batch.
+            versions: a version of each batch's table, which changes with the table.
+            read: returns the ids of a batch.
         """
         with self._open() as database:
             known = dict(database.execute("select batch, version from batches_of_ids"))
@@ -151,14 +151,14 @@ class RootIndex:
         return row[0] if row else None
 
     def fold(self, name: str) -> tuple[str, str, bytes] | None:
-        """Return the last batch of a fold that was kept, the chain of versions up to it, its value."""
+        """Return the last batch of a stored fold, the chain of versions up to it, and its value."""
         with self._open() as database:
             return database.execute(
                 "select last, chain, value from folds where name = ?", (name,)
             ).fetchone()
 
     def keep_fold(self, name: str, last: str, chain: str, value: bytes) -> None:
-        """Keep a fold up to a batch, so that the next process begins there."""
+        """Store a fold up to a batch, so that the next process starts there."""
         with self._open() as database, database:
             database.execute(
                 "insert or replace into folds values(?, ?, ?, ?)", (name, last, chain, value)
@@ -173,7 +173,7 @@ class RootIndex:
         return _unpacked(row[0]) if row else None
 
     def is_sound(self) -> bool:
-        """Return whether the database itself is whole."""
+        """Return whether the database itself is undamaged."""
         if self._path is None or not self._path.exists():
             return True
         try:
@@ -183,7 +183,7 @@ class RootIndex:
             return False
 
     def forget(self) -> None:
-        """Delete the database. The next question rebuilds it."""
+        """Delete the database. The next access rebuilds it."""
         with self._lock:
             if self._database is not None:
                 self._database.close()
@@ -201,7 +201,7 @@ class RootIndex:
                 yield self._database
             except sqlite3.Error as error:
                 raise StorageError(
-                    f"{self._path}: {error}; `replay-pipeline repair` makes the index again"
+                    f"{self._path}: {error}; `replay-pipeline repair` rebuilds the index"
                 ) from error
 
     def _connected(self) -> sqlite3.Connection:
@@ -216,7 +216,7 @@ class RootIndex:
             except sqlite3.OperationalError as error:
                 logger.info("%s: not used (%s)", self._path, error)  # such as a read-only disk
             except sqlite3.DatabaseError as error:
-                logger.warning("%s: damaged (%s), so it is made again", self._path, error)
+                logger.warning("%s: damaged (%s), so it is rebuilt", self._path, error)
                 self._path.unlink()
                 return _usable(self._path)
             except OSError as error:

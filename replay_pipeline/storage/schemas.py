@@ -1,9 +1,9 @@
-"""Arrow schemas of the tables at rest: the contract with everything outside this package.
+"""The Arrow schemas of stored tables, which other programs rely on.
 
-They are declared in `tables.toml`, with what each column means. Messages, tool lists and statistics
-are kept as JSON text: their shape differs from row to row, and a struct column would merge the
-shapes. Each table is written by `replay_pipeline.storage.tables`, which stamps `schema_version` into
-the file and checks it on reading.
+`tables.toml` declares them, with the meaning of each column. Messages, tool lists, and statistics
+are JSON text, because their shape differs from row to row and a struct column would merge the
+shapes. `replay_pipeline.storage.tables` writes each table with a `schema_version`, and checks it on
+reading.
 """
 
 import tomllib
@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 SCHEMA_VERSION = "3"
-"""Raised when a column changes its meaning or goes; a new nullable column does not raise it."""
+"""It increases when a column changes its meaning or is removed. A new nullable column doesn't increase it."""
 
 _KINDS: dict[str, pa.DataType] = {
     **dict.fromkeys(("text", "name", "json"), pa.string()),
@@ -34,28 +34,28 @@ _COLUMNS: dict[str, dict[str, list[str]]] = {}
 """Kind and meaning of each column, by table."""
 
 TABLES: dict[str, pa.Schema] = {}
-"""Every table at rest by name."""
+"""Every stored table by name."""
 
 REPEATING: dict[str, list[str]] = {}
-"""Columns of names and labels: a dictionary shortens them, unlike texts, ids and numbers."""
+"""Columns of names and labels, which dictionary encoding shortens, unlike texts, ids, and numbers."""
 
 ABOUT: dict[str, str] = {}
-"""What a row of each table is."""
+"""The meaning of a row of each table."""
 
 WRITTEN_BY: dict[str, str] = {}
 """The command that writes each table."""
 
 
 def declare(table: str, declared: Mapping[str, Any]) -> None:
-    """Declare a table from `tables.toml`: its rows, its writer, and its columns.
+    """Declare a table from its entry in `tables.toml`.
 
     Args:
         table: its name.
-        declared: `about`, `written_by`, `columns` (kind and meaning by name), and `extends` where
-            the columns of another table come first.
+        declared: `about`, `written_by`, `columns` (kind and meaning by name), and `extends` if the
+            columns of another table come first.
 
     Raises:
-        KeyError: a kind is not known.
+        KeyError: a kind is unknown.
     """
     inherited = _COLUMNS[declared["extends"]] if "extends" in declared else {}
     columns = _COLUMNS[table] = {**inherited, **declared["columns"]}
@@ -69,17 +69,17 @@ for _table, _declared in _DECLARED["tables"].items():
     declare(_table, _declared)
 
 INGESTED = tuple(name for name, command in WRITTEN_BY.items() if command == "ingest")
-"""The tables of an ingestion."""
+"""The tables that ingestion writes."""
 
 PROMPT = pa.schema([("state_messages_json", pa.string()), ("tools_json", pa.string())])
-"""What a state had shown. At rest a pair names its state; these are put in where they are needed,
-since a prefix in every row takes two hundred times the room of the turns it is made of."""
+"""The prompt of a state. A stored pair only names its state, and these columns are added when
+needed. A prefix in every row would take two hundred times the space of its turns."""
 
 DPO_PAIRS, POSITIVES, OUTCOMES = TABLES["dpo_pairs"], TABLES["positives"], TABLES["outcomes"]
 NORMALIZED_PAIRS, DROPPED_PAIRS = TABLES["normalized_pairs"], TABLES["dropped_pairs"]
 
 
 def describe(table: str, column: str) -> str:
-    """Return the description of `column` in `table`; raises KeyError where there is none."""
+    """Return the description of `column` in `table`. Raises KeyError if there is none."""
     _, *own = _COLUMNS[table][column]
     return own[0] if own else _DECLARED["everywhere"][column]

@@ -1,7 +1,7 @@
-"""Where tables lie: a folder of this machine, or a prefix of an object store, by the same code.
+"""Access the place of tables, a local folder or a prefix on an object store, by the same code.
 
-A URL such as `s3://bucket/root` is opened by fsspec. Credentials, endpoint and region are what the
-store's own client finds in the environment; none is ever taken from a setting.
+fsspec opens a URL such as `s3://bucket/root`. The store's own client takes credentials, endpoint,
+and region from the environment, never from a setting.
 """
 
 import io
@@ -35,11 +35,11 @@ _N_COPIES_AT_ONCE = 16
 
 
 def as_path(place: object) -> Place:
-    """Open the path that `place` names: a local path, a `file://` path, or a URL for fsspec.
+    """Return the path that `place` names: a local path, a `file://` path, or a URL for fsspec.
 
     Raises:
-        ConfigError: no store is known for the scheme of the URL.
-        MissingDependencyError: the package that speaks to the store is not installed.
+        ConfigError: the scheme of the URL is unknown.
+        MissingDependencyError: the package for the store isn't installed.
     """
     text = str(place)
     scheme, mark, rest = text.partition("://")
@@ -67,7 +67,7 @@ def check_reachable(root: Place) -> None:
     """Check that an object store answers and has the bucket. A missing local folder is fine.
 
     Raises:
-        StorageError: it does not answer, refuses the credentials, or has no such bucket.
+        StorageError: the store doesn't answer, refuses the credentials, or doesn't have the bucket.
     """
     if isinstance(root, Path) or not root.drive:
         return
@@ -83,20 +83,20 @@ def check_reachable(root: Place) -> None:
 def written_whole(
     path: Place, *, is_new: bool = False, is_private: bool = False
 ) -> Iterator[BinaryIO]:
-    """Open a file that appears under `path` complete, or not at all.
+    """Open a file that appears at `path` as a whole or not at all.
 
-    On this machine it is written beside its place and gets its name at the end; on an object store
-    it is one request.
+    A local file is written under another name and renamed at the end. On an object store, it is one
+    request.
 
     Args:
-        path: where.
-        is_new: refuse to replace a file, by the store's own conditional request.
-        is_private: whether nobody but its owner may read it; else that is up to the umask.
+        path: path of the file.
+        is_new: refuse to replace a file, by a conditional request to the store.
+        is_private: whether only its owner may read it. Otherwise the umask decides.
 
     Raises:
-        FileExistsError: `is_new`, and there is such a file.
-        StorageError: the folder cannot be written, the disk is full, or the store refused; `path`
-            is as before.
+        FileExistsError: `is_new` is set, and the file exists.
+        StorageError: the folder can't be written, the disk is full, or the store refused. `path` is
+            unchanged.
     """
     if isinstance(path, Path):
         with _renamed(path, is_new=is_new, mode=0o600 if is_private else 0o666) as file:
@@ -139,9 +139,9 @@ def _renamed(path: Path, *, is_new: bool, mode: int) -> Iterator[BinaryIO]:
 
 
 def stamps_below(folder: Place) -> dict[str, str]:
-    """Return a stamp for each file below a folder, which changes when the file is written again.
+    """Return a stamp for each file below a folder, which changes when the file is rewritten.
 
-    One listing on an object store; nothing is read.
+    On an object store, it takes one listing and reads no file.
     """
     files, start = _opened(folder)
     with translated(folder, "listed"):
@@ -152,19 +152,19 @@ def stamps_below(folder: Place) -> dict[str, str]:
 
 
 def files_below(folder: Place) -> list[str]:
-    """Name every file below a folder, by its path inside it, sorted."""
+    """Return the relative paths of all files below a folder, sorted."""
     return list(stamps_below(folder))
 
 
 def folders_in(folder: Place) -> list[str]:
-    """Name the folders right in a folder, sorted; none where it is not there."""
+    """Return the names of the folders directly in a folder, sorted. Empty if it doesn't exist."""
     if not folder.is_dir():
         return []
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
 
 def names_of_json(folder: Place) -> list[str]:
-    """Name the JSON files right in a folder, without their ending, sorted; none where it is not there."""
+    """Return the names, without suffix, of the JSON files directly in a folder, sorted. Empty if it doesn't exist."""
     if not isinstance(folder, Path):
         names = [path.name for path in folder.glob("*.json")]
     elif folder.is_dir():
@@ -176,12 +176,12 @@ def names_of_json(folder: Place) -> list[str]:
 
 
 def read_files(folder: Place, names: Sequence[str]) -> list[bytes | None]:
-    """Read files below a folder, in the order of `names`; `None` for one that is not there.
+    """Read files below a folder, in the order of `names`. A missing file is None.
 
-    On an object store many requests are under way at once.
+    On an object store, many requests run at once.
 
     Raises:
-        StorageError: the store does not answer, or refuses.
+        StorageError: the store doesn't answer, or refuses.
     """
     files, start = _opened(folder)
     paths = [f"{start}/{name}" for name in names]
@@ -197,10 +197,10 @@ def read_files(folder: Place, names: Sequence[str]) -> list[bytes | None]:
 def copy_files(source: Place, target: Place, names: Iterable[str]) -> None:
     """Copy files from one folder to another, many at once.
 
-    The folders are on this machine, on an object store, or one on each.
+    Each folder is on this machine or on an object store.
 
     Raises:
-        StorageError: one cannot be copied; the others may have been.
+        StorageError: a file can't be copied. Others may have been.
     """
 
     def one(name: str) -> None:
@@ -218,10 +218,10 @@ def copy_files(source: Place, target: Place, names: Iterable[str]) -> None:
 
 
 def remove_tree(folder: Place) -> None:
-    """Delete a folder and everything below it, if it is there.
+    """Delete a folder and everything below it, if it exists.
 
     Raises:
-        StorageError: it cannot be deleted.
+        StorageError: it can't be deleted.
     """
     files, start = _opened(folder)
     with translated(folder, "deleted"):

@@ -1,4 +1,4 @@
-"""Tables at rest: parquet files of one schema each, written whole or not at all.
+"""Stored tables: parquet files with one schema each, written as a whole or not at all.
 
 Layout under the data root: `<table>/trace_batch=<key>/part-0.parquet`.
 """
@@ -23,12 +23,12 @@ _WORTH_THREADS = 1_000
 
 
 def write_table(table: pa.Table | Iterable[pa.Table], path: Place, name: str) -> Place:
-    """Write `table` as parquet with the schema of `TABLES[name]`; equal rows give equal bytes.
+    """Write `table` as parquet with the schema of `TABLES[name]`. Equal rows give equal bytes.
 
-    Of a table in parts, at least one, only the part at hand is in memory.
+    A table may come in parts, at least one, of which only one is in memory at a time.
 
     Raises:
-        SchemaError: a column is missing, unknown or of another type.
+        SchemaError: a column is missing, unknown, or of the wrong type.
         StorageError: the file cannot be written.
     """
     if isinstance(table, WrittenTable):
@@ -57,7 +57,7 @@ def write_table(table: pa.Table | Iterable[pa.Table], path: Place, name: str) ->
 
 
 class WrittenTable:
-    """A table that `write_table` wrote elsewhere: its bytes are taken over, and read if asked for."""
+    """A table that `write_table` wrote elsewhere. Its bytes are copied, and only read on request."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path = path
@@ -77,7 +77,7 @@ def _as_declared(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
 
 
 def readable(path: Place) -> Path | BinaryIO:
-    """Return the input for a parquet reader. An object is fetched in one request."""
+    """Return the input for a parquet reader. An object takes one request."""
     return path if isinstance(path, Path) else io.BytesIO(path.read_bytes())
 
 
@@ -86,7 +86,7 @@ def read_table(path: Place, name: str, *, columns: Sequence[str] | None = None) 
 
     Raises:
         StorageError: the file does not exist or cannot be read.
-        SchemaError: it is no parquet file, or of another schema or version.
+        SchemaError: it isn't a parquet file, or has another schema or version.
     """
     # A third of the time that `pq.read_table` takes for the small tables that most batches have.
     with _reading(path, name), pq.ParquetFile(readable(path)) as file:
@@ -97,7 +97,7 @@ def read_table(path: Place, name: str, *, columns: Sequence[str] | None = None) 
     if (version := version_of(table)) != SCHEMA_VERSION:
         raise SchemaError(
             f"{path}: schema version {version or 'unknown'}, this program reads {SCHEMA_VERSION}; "
-            "`replay-pipeline upgrade` brings older tables over"
+            "`replay-pipeline upgrade` converts older tables"
         )
     wanted = TABLES[name].names if columns is None else list(columns)
     if missing := set(wanted) - set(table.column_names):
@@ -109,7 +109,7 @@ def read_table(path: Place, name: str, *, columns: Sequence[str] | None = None) 
 
 
 def version_of(table: pa.Table) -> str:
-    """Return the schema version that a table was written with; empty for a file of another program."""
+    """Return the schema version of a stored table, or an empty text for a file of another program."""
     return (table.schema.metadata or {}).get(_VERSION_KEY, b"").decode()
 
 
@@ -125,13 +125,12 @@ def _reading(path: Place, name: str) -> Iterator[None]:
         raise
     except (OSError, pa.ArrowInvalid) as error:
         raise SchemaError(
-            f"{path}: not a readable parquet file ({error}); `replay-pipeline verify` finds all that "
-            "is damaged, and `replay-pipeline repair` makes it again"
+            f"{path}: not a readable parquet file ({error}); `replay-pipeline verify` lists all damage, and `replay-pipeline repair` fixes it"
         ) from error
 
 
 def table_of(rows: list[dict[str, Any]], name: str) -> pa.Table:
-    """Build the table `name` from one dict per row; absent keys are null.
+    """Build the table `name` from one dict per row. Missing keys become null.
 
     Raises:
         SchemaError: a value does not fit its column.
@@ -152,30 +151,30 @@ def table_of(rows: list[dict[str, Any]], name: str) -> pa.Table:
 class DataRoot:
     """The folder or bucket with every table, manifest, receipt, and the dataset.
 
-    A folder, or a prefix of an object store: what `as_path` gives.
+    It is a local folder or a prefix on an object store, as returned by `as_path`.
     """
 
     def __init__(self, path: Place) -> None:
         self.path = path
 
     def part(self, name: str, batch: str) -> Place:
-        """Return the path of the rows of `batch` in table `name`."""
+        """Return the path of the rows of `batch` in the table `name`."""
         return self.path / self.name_of(name, batch)
 
     def name_of(self, name: str, batch: str) -> str:
-        """Return the path of `part` below the root."""
+        """Return the path of `part` relative to the root."""
         return f"{name}/trace_batch={batch}/part-0.parquet"
 
     def write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> Place:
-        """Replace the rows of `batch`. Raises what `write_table` raises."""
+        """Replace the rows of `batch`. Raises the errors of `write_table`."""
         return write_table(table, self.part(name, batch), name)
 
     def read(self, name: str, batch: str, *, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the rows of `batch`, or some of their columns. Raises what `read_table` raises."""
+        """Return the rows of `batch`, or some of their columns. Raises the errors of `read_table`."""
         return read_table(self.part(name, batch), name, columns=columns)
 
     def n_rows(self, name: str, batch: str) -> int:
-        """Return how many rows `batch` has, without reading them. Raises what `read_table` raises."""
+        """Return the number of rows of `batch` without reading them. Raises the errors of `read_table`."""
         path = self.part(name, batch)
         with _reading(path, name):
             return pq.read_metadata(readable(path)).num_rows
@@ -185,13 +184,13 @@ class DataRoot:
         return self.part(name, batch).exists()
 
     def batches(self, name: str) -> list[str]:
-        """Return keys of the batches that table `name` holds, sorted."""
+        """Return the keys of the batches in the table `name`, sorted."""
         return sorted(
             part.parent.name.removeprefix("trace_batch=")
             for part in (self.path / name).glob("trace_batch=*/part-0.parquet")
         )
 
     def read_all(self, name: str) -> pa.Table:
-        """Return the rows of all batches, in order of their keys."""
+        """Return the rows of all batches, in the order of their keys."""
         parts = [self.read(name, batch) for batch in self.batches(name)]
         return pa.concat_tables(parts) if parts else TABLES[name].empty_table()

@@ -1,7 +1,7 @@
-"""What this user trusts: which hosts may be sent which key, and which settings files are used.
+"""What this user trusts: the hosts that may get a key, and the settings files that may be used.
 
-It is kept in `trust.json` in the user's own configuration folder. No settings file, data root, run
-configuration or URL names that folder, so none of them can add to what is trusted.
+`trust.json` in the user's configuration folder stores it. No settings file, data root, run
+configuration, or URL names that folder, so none of them can extend the trust.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ KNOWN_HOSTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "HF_TOKEN": ("huggingface.co", "router.huggingface.co"),
     }
 )
-"""Where keys are at home that need no binding, by variable."""
+"""The hosts of well-known keys, which need no binding, by variable."""
 
 _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?")
 _DEFAULT_PORT = {"https": 443, "http": 80}
@@ -36,13 +36,13 @@ class Trust(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     hosts: dict[str, tuple[str, ...]] = {}
-    """Hosts by the variable whose key they may be sent: `host`, or `host:port`."""
+    """Hosts that may get a key, by its variable: `host`, or `host:port`."""
     settings: dict[str, str] = {}
-    """SHA-256 of each settings file that was trusted, by its path."""
+    """SHA-256 of each trusted settings file, by path."""
 
 
 def host_of(url: str) -> str:
-    """Name the host that a URL leads to, with the port unless it is the scheme's own.
+    """Return the host of a URL, with the port unless it is the scheme's default.
 
     >>> host_of("https://OpenRouter.ai:443/api/v1"), host_of("http://127.0.0.1:8000/v1")
     ('openrouter.ai', '127.0.0.1:8000')
@@ -58,7 +58,7 @@ def check_binding(key: str, url: str, *, folder: Path) -> None:
     """Check that the key in variable `key` may be sent to `url`.
 
     Raises:
-        UntrustedError: it is not bound to that host; says how to bind it.
+        UntrustedError: it isn't bound to that host. The message says how to bind it.
         ConfigError: `trust.json` cannot be used.
     """
     host = host_of(url)
@@ -82,10 +82,10 @@ def check_binding(key: str, url: str, *, folder: Path) -> None:
 
 
 def trust_host(host: str, *, key: str, folder: Path) -> None:
-    """Let the key in variable `key` be sent to `host` (`name`, or `name:port`) from now on.
+    """Allow the key in the variable `key` to be sent to `host` (`name`, or `name:port`).
 
     Raises:
-        ConfigError: `host` is not a host, or the key is one that has a home and no other.
+        ConfigError: `host` isn't a host, or the key may only go to its own host.
         StorageError: the folder cannot be written.
     """
     host = host.lower()
@@ -99,10 +99,10 @@ def trust_host(host: str, *, key: str, folder: Path) -> None:
 
 
 def trust_file(path: Path, *, folder: Path) -> bytes:
-    """Trust the settings file `path` as it is now. Returns its bytes.
+    """Trust the settings file `path` in its present form, and return its bytes.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: it can't be read.
         StorageError: the folder cannot be written.
     """
     try:
@@ -116,10 +116,10 @@ def trust_file(path: Path, *, folder: Path) -> bytes:
 
 
 def check_file(path: Path, data: bytes, *, folder: Path) -> None:
-    """Check that the settings file `path`, which holds `data`, is trusted as it is.
+    """Check that the settings file `path` is trusted with its present content `data`.
 
     Raises:
-        UntrustedError: it never was, or has changed since.
+        UntrustedError: it was never trusted, or has changed since.
         ConfigError: `trust.json` cannot be used.
     """
     before = read_trust(folder).settings.get(str(path.resolve()))
@@ -137,10 +137,10 @@ def check_file(path: Path, data: bytes, *, folder: Path) -> None:
 
 
 def read_trust(folder: Path) -> Trust:
-    """Read the list of trusted hosts and files. It is empty where there is no file.
+    """Read the trusted hosts and files. Empty if the file doesn't exist.
 
     Raises:
-        ConfigError: the file is damaged, or somebody else may write to it.
+        ConfigError: the file is damaged, or others may write to it.
     """
     path = folder / "trust.json"
     try:

@@ -1,4 +1,4 @@
-"""Switching a SQLite database to its write-ahead log, while others open it too."""
+"""Switch a SQLite database to its write-ahead log, even while others open it."""
 
 import sqlite3
 import time
@@ -7,13 +7,13 @@ _POLL_S = 0.01
 
 
 def use_wal(connection: sqlite3.Connection, *, timeout_s: float) -> None:
-    """Let writers of a database not wait for its readers, nor readers for its writer.
+    """Turn on the write-ahead log, so that readers and the writer don't wait for each other.
 
-    Of two connections that open a new file at once, SQLite refuses one without waiting, whatever
-    its timeout: waiting with a read lock in hand could be a deadlock. So it is asked again.
+    If two connections open a new file at once, SQLite refuses one immediately, regardless of its
+    timeout, because waiting with a read lock could be a deadlock. So this function retries.
 
     Raises:
-        sqlite3.OperationalError: it is still refused after `timeout_s`, or fails otherwise.
+        sqlite3.OperationalError: SQLite still refuses after `timeout_s`, or fails in another way.
     """
     until = time.monotonic() + timeout_s
     while True:

@@ -1,4 +1,4 @@
-"""Teachers on loopback, in OpenRouter's protocol: for the demo, for tests and for a dry run."""
+"""Teachers on loopback that speak OpenRouter's protocol, for the demo, for tests, and for dry runs."""
 
 from replay_pipeline.testing.faults import Fault
 from replay_pipeline.testing.rehearsal import rehearsed_answers

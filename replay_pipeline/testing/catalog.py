@@ -11,8 +11,8 @@ SUPPORTED_PARAMETERS = (
     "response_format", "seed", "stop", "structured_outputs", "temperature", "tool_choice", "tools",
     "top_k", "top_p",
 )  # fmt: skip
-"""What OpenRouter lists for models that take tools: neither `max_completion_tokens` nor
-`parallel_tool_calls` is among it."""
+"""The parameters that OpenRouter lists for models with tools, without `max_completion_tokens` and
+`parallel_tool_calls`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,15 +23,15 @@ class ServedModel:
     prompt: int
     completion: int
     cache_read: int | None
-    """`None` where the model's prompts are not cached."""
+    """`None` if the model's prompts aren't cached."""
     cache_write: int | None = None
-    """Set where writing the prompt cache costs extra and the request must ask for it."""
+    """Set if writing to the prompt cache costs extra and the request must ask for it."""
     context_length: int = 262_144
     is_distillable: bool = True
     provider: str = "Loopback"
 
     def cost_nano(self, n_prompt: int, n_cached: int, n_written: int, n_completion: int) -> int:
-        """Return cost of one call in nano-dollars, rounded up."""
+        """Return the cost of one call in nano-dollars, rounded up."""
         write = self.prompt if self.cache_write is None else self.cache_write
         pico = (
             (n_prompt - n_cached - n_written) * self.prompt
@@ -42,7 +42,7 @@ class ServedModel:
         return -(-pico // 1000)
 
     def listing(self) -> dict[str, Any]:
-        """Return the model as `/models` lists it."""
+        """Return the model's entry in `/models`."""
         pricing = {
             "prompt": _per_token(self.prompt),
             "completion": _per_token(self.completion),
@@ -96,14 +96,14 @@ CATALOG: dict[str, ServedModel] = {
         _usd_per_mtok("openai/gpt-5", 1.25, 10.0, 0.125, is_distillable=False),
     )
 }
-"""Dollars per million tokens: prompt, completion, cached prompt. Alibaba caches listed models
-only, and qwen3-coder is none of them."""
+"""Prices in dollars per million tokens: prompt, completion, cached prompt. Alibaba caches only some
+models, and qwen3-coder isn't one of them."""
 
 
 def served(model: str) -> ServedModel:
-    """Return `model` as served. A model outside the catalog gets a medium price.
+    """Return the served form of `model`. A model outside the catalog gets a medium price.
 
-    Models of a rehearsal cost nothing, and their answers name it as their provider.
+    Models of a rehearsal cost nothing, and their answers name the rehearsal as their provider.
     """
     if model.startswith(f"{REHEARSAL}/"):
         return _usd_per_mtok(model, 0, 0, None, context_length=10**8, provider=REHEARSAL)

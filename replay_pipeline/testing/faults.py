@@ -1,4 +1,4 @@
-"""Faults on demand: each way in which an OpenRouter-like endpoint fails, by name."""
+"""Faults on demand: the ways in which an endpoint like OpenRouter fails, by name."""
 
 import random
 from collections.abc import Iterable, Mapping
@@ -9,13 +9,13 @@ PAID_FAULTS = frozenset(
     {"length", "content_filter", "malformed_arguments", "empty_paid", "refusal", "overcharge",
      "drop_after", "truncate", "stall", "stream", "truncate_stream", "no_usage", "hidden_cost"}
 )  # fmt: skip
-"""Faults of calls that are charged all the same."""
+"""Faults after which the call is charged anyway."""
 
 FREE_FAULTS = frozenset(
     {"status", "error_200", "choice_error", "empty_choices", "empty_answer", "drop_before",
      "not_json", "capacity", "stream_error"}
 )  # fmt: skip
-"""Faults of calls that cost nothing."""
+"""Faults after which the call costs nothing."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Fault:
     kind: str
     probability: float = 1.0
     times: int | None = None
-    """How many calls it hits at most."""
+    """The most calls that it hits."""
     model: str | None = None
     state_id: str | None = None
     status: int = 500
@@ -34,9 +34,9 @@ class Fault:
     metadata: dict[str, Any] = field(default_factory=dict)
     retry_after_s: float | None = None
     factor: float = 2.0
-    """How many times its price an overcharged call costs."""
+    """Factor by which an overcharged call exceeds its price."""
     max_in_flight: int = 0
-    """Calls at once above which `capacity` answers 429."""
+    """Number of calls at once above which `capacity` answers 429."""
 
     @classmethod
     def parse(cls, rules: Iterable[Mapping[str, Any]]) -> list[Self]:
@@ -58,7 +58,7 @@ class Fault:
         return faults
 
     def hits(self, model: str, state_id: str, n_in_flight: int, chance: random.Random) -> bool:
-        """Return whether this call fails; counts down `times`."""
+        """Return whether this call fails, and count down `times`."""
         if self.model not in (None, model) or self.state_id not in (None, state_id):
             return False
         if self.times == 0 or (self.kind == "capacity" and n_in_flight <= self.max_in_flight):

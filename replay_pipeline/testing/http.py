@@ -1,6 +1,6 @@
 """A small HTTP/1.1 server that can also misbehave: cut a reply short, or hang up.
 
-Ordinary frameworks hide the connection; the faults of a flaky endpoint need it.
+Ordinary frameworks hide the connection, but the faults of a flaky endpoint need it.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import h11
 
 @dataclass(slots=True)
 class Request:
-    """One request, read in full."""
+    """One complete request."""
 
     method: str
     target: str
@@ -35,7 +35,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Connection(asyncio.Protocol):
-    """One client connection; requests are answered one after the other."""
+    """One client connection, which answers requests one after the other."""
 
     def __init__(self, handler: Handler, tasks: set[asyncio.Task[None]]) -> None:
         self._handler = handler
@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
         self._advance()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Continue after the client left: its request is computed and charged all the same."""
+        """Continue after the client left. Its request is still computed and charged."""
         self._transport = None
 
     def _advance(self) -> None:

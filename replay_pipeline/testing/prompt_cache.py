@@ -1,4 +1,4 @@
-"""A model of a provider's prompt cache: prefixes are found again block by block."""
+"""A simulation of a provider's prompt cache, which matches prefixes block by block."""
 
 import hashlib
 from collections import OrderedDict
@@ -9,10 +9,10 @@ BYTES_PER_TOKEN = 4
 
 
 class PromptCache:
-    """Remembers prompts by cumulative block hashes, per model and session, for a while.
+    """The cache of prompts, by cumulative block hashes per model and session, with an expiry time.
 
-    As with a real provider a prompt can be read only after a call with it has completed, calls
-    without a session land on any machine and find nothing, and short prompts are not cached.
+    As with a real provider, a prompt can be read only after a call with it has completed. Calls
+    without a session go to any machine and find nothing, and short prompts aren't cached.
     """
 
     def __init__(self, *, ttl_s: float = 300.0, max_blocks: int = 2_000_000) -> None:
@@ -21,7 +21,7 @@ class PromptCache:
         self._seen: OrderedDict[bytes, float] = OrderedDict()
 
     def blocks(self, model: str, session: str, prompt: bytes) -> list[bytes]:
-        """Return names of the whole blocks of `prompt`, each naming all that comes before it too."""
+        """Return hashes of the complete blocks of `prompt`. Each covers everything up to its end."""
         digest = hashlib.blake2b(f"{model}\0{session}\0".encode(), digest_size=16)
         names = []
         for start in range(0, len(prompt) - BLOCK_BYTES + 1, BLOCK_BYTES):
@@ -30,7 +30,7 @@ class PromptCache:
         return names
 
     def n_cached_tokens(self, blocks: list[bytes], now: float) -> int:
-        """Return tokens of the longest prefix that is known and still warm."""
+        """Return the number of tokens of the longest prefix that is still cached."""
         n = 0
         for name in blocks:
             if self._seen.get(name, float("-inf")) < now - self.ttl_s:
@@ -40,7 +40,7 @@ class PromptCache:
         return tokens if tokens >= MIN_CACHED_TOKENS else 0
 
     def store(self, blocks: list[bytes], now: float) -> None:
-        """Remember a prompt that was just read."""
+        """Store a prompt that was just read."""
         for name in blocks:
             self._seen[name] = now
             self._seen.move_to_end(name)

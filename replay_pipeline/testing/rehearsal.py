@@ -1,7 +1,7 @@
-"""Made-up answers for sessions that nobody has recorded any for: the whole chain without a key.
+"""Made-up answers for your own sessions, which let you try the whole chain without a key.
 
-They are play. Every one says so by its model and its provider, which is how the rest of the pipeline
-knows it, whatever the teacher is called in somebody's settings.
+Every answer is marked as made up by its model and provider. The rest of the pipeline knows it by
+these marks, independent of the teacher's name in the settings.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ another one (`a`). So there are agreements, pairs, a dispute and states without 
 
 
 def rehearsed_answers(states: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Message]]:
-    """Make up the action of each rehearsal teacher at each state. Repeatable.
+    """Make up the action of each rehearsal teacher at each state. The result is repeatable.
 
     Args:
         states: rows of the table `states`, whole sessions.

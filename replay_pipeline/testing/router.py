@@ -1,4 +1,4 @@
-"""What the loopback server answers: the OpenRouter protocol with recorded or scripted answers."""
+"""The answers of the loopback server, in OpenRouter's protocol, from a recording or a script."""
 
 import asyncio
 import hashlib
@@ -47,7 +47,7 @@ class ModelBill:
     n_requests: int = 0
     n_charged: int = 0
     n_duplicates: int = 0
-    """Charged calls for a question that had been charged before."""
+    """Charged calls for a question that was already charged before."""
     nano: int = 0
     n_prompt_tokens: int = 0
     n_cached_tokens: int = 0
@@ -63,7 +63,7 @@ class Bill:
     n_charged: int = 0
     n_duplicates: int = 0
     n_replayed: int = 0
-    """Calls served free of charge from the response cache."""
+    """Calls that the response cache answered for free."""
     max_in_flight: int = 0
     models: dict[str, ModelBill] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
@@ -77,25 +77,25 @@ class Bill:
 
 @dataclass(kw_only=True)
 class Script:
-    """Everything that decides the server's answers."""
+    """All settings that decide the server's answers."""
 
     answers: Path | None = None
     script: dict[str, Any] | None = None
     """The assistant message for states without a recorded answer, or messages by model."""
     latency: float | dict[str, float] = 0.0
-    """Seconds; or `{"median_s", "p95_s"}` of a log-normal distribution; or `{"scale"}` of the
-    recorded latencies."""
+    """Seconds per call, or `{"median_s", "p95_s"}` of a log-normal distribution, or a `{"scale"}`
+    for the recorded latencies."""
     faults: list[dict[str, Any]] = field(default_factory=list)
     seed: int = 0
     key: str | None = None
     """If set, the only API key that is accepted."""
     credit_usd: float | None = None
-    """If set, calls are refused once this much was charged."""
+    """If set, calls are refused after this much was charged."""
     prompt_cache_ttl_s: float = 300.0
 
 
 class Router:
-    """Answers requests and keeps the bill."""
+    """The router that answers requests and keeps the bill."""
 
     def __init__(self, script: Script) -> None:
         self.script = script

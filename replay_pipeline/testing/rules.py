@@ -1,7 +1,7 @@
-"""What real providers refuse, as the loopback server refuses it.
+"""Refuse the requests that real providers refuse.
 
-Written from the published rules alone, and with none of the code that builds requests: a mistake
-made there is not made here again. Sources: OpenAI's API reference and error messages for chat
+This module follows only the published rules, and shares no code with the builder of requests. So a
+mistake there isn't repeated here. Sources: OpenAI's API reference and error messages for chat
 completions, Anthropic's for messages and tool use, OpenRouter's request schema.
 """
 
@@ -32,14 +32,14 @@ _BODY = frozenset(
 
 
 def complaint(body: Any) -> str | None:
-    """Return a provider's words on why a chat completion is refused; `None` if it is not."""
+    """Return a provider's message on why it refuses a chat completion, or None if it doesn't."""
     if not isinstance(body, dict):
         return "the body is not an object"
     return next(_complaints(body), None)
 
 
 def unsupported(body: Mapping[str, Any], supported: set[str]) -> list[str]:
-    """Name the fields that an endpoint with these parameters lacks, as a router looks at them."""
+    """Return the fields that an endpoint with these parameters doesn't support, by a router's rules."""
     sent = body.keys() - {"model", "messages", "provider", "metadata", "session_id", "stream",
                           "cache_control", "user", "usage", "transforms", "plugins", "models",
                           "route", "trace"}  # fmt: skip

@@ -1,4 +1,4 @@
-"""The loopback teacher server: a real process that speaks the OpenRouter protocol."""
+"""The loopback teacher server, a real process that speaks OpenRouter's protocol."""
 
 import asyncio
 import contextlib
@@ -28,23 +28,24 @@ _START = (
 
 
 class TeacherServer:
-    """Teachers on loopback, in a process of their own, for tests, benchmarks and the demo.
+    """Teachers on loopback in a separate process, for tests, benchmarks, and the demo.
 
     Args:
         answers: recorded answers: a JSON-lines file with `state_id`, `model`, `message`,
             `finish_reason` and `latency_s` per line, or the same as `{state_id: {model: message}}`.
-        script: the assistant message for every other state (or messages by model); without it
-            such a state gets a 404, "no recorded answer".
-        latency: seconds per call; or `{"median_s": ..., "p95_s": ...}` of a log-normal
-            distribution; or `{"scale": ...}` of the recorded latencies.
-        faults: rules as `replay_pipeline.testing.faults.Fault` describes them.
+        script: the assistant message for every other state (or messages by model). Without a
+            script, such a state gets a 404, "no recorded answer".
+        latency: seconds per call, or `{"median_s": ..., "p95_s": ...}` of a log-normal
+            distribution, or a `{"scale": ...}` for the recorded latencies.
+        faults: rules in the form of `replay_pipeline.testing.faults.Fault`.
         seed: makes faults and latencies reproducible.
         port: 0 takes a free one.
-        key: the only API key that is accepted; by default none is needed.
-        credit_usd: calls are refused with 402 once this much was charged.
+        key: the only accepted API key. By default, no key is needed.
+        credit_usd: after this much was charged, calls are refused with 402.
 
     Raises:
-        ConfigError: on entering, when the server can't start: a bad file, a port in use.
+        ConfigError: the server can't start, because of a bad file or a used port. Raised on
+            entering.
     """
 
     def __init__(
@@ -115,11 +116,11 @@ class TeacherServer:
 
     @property
     def base_url(self) -> str:
-        """Return address for `TeacherSpec.base_url`."""
+        """Return the address for `TeacherSpec.base_url`."""
         return self._base_url
 
     def teachers(self, models: Sequence[str] | None = None) -> tuple[TeacherSpec, ...]:
-        """Return the sample's teachers, or `models`, as served here; they need no key."""
+        """Return the sample's teachers, or `models`, with this server's address and without a key."""
         specs = (
             SAMPLE_TEACHERS
             if models is None
@@ -128,18 +129,18 @@ class TeacherServer:
         return self.served(specs)
 
     def served(self, specs: Sequence[TeacherSpec]) -> tuple[TeacherSpec, ...]:
-        """Return these teachers as served here; they need no key."""
+        """Return these teachers with this server's address and without a key."""
         here = {"base_url": self.base_url, "api_key_env": None, "dialect": "openrouter"}
         return tuple(spec.model_copy(update=here) for spec in specs)
 
     def bill(self) -> Bill:
-        """Return the server's own accounting; after the server has ended, its last."""
+        """Return the server's own accounting, or its last one after the server has ended."""
         if self._process is None and self._bill is not None:
             return self._bill
         return Bill.from_json(self._control("_bill"))
 
     def latencies(self) -> list[float]:
-        """Return seconds that each call was made to wait, in order of arrival."""
+        """Return the added seconds of each call, in order of arrival."""
         return self._control("_latencies")
 
     def set_faults(self, faults: Sequence[Mapping[str, Any]]) -> None:
@@ -182,14 +183,15 @@ def serve(
     until_eof: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> Bill:
-    """Serve teachers until the process is stopped; return the bill.
+    """Serve teachers until the process is stopped, and return the bill.
 
     Args:
         script: what to answer.
         host: address to listen on.
         port: 0 takes a free one.
-        until_eof: also end when standard input ends, so that no server outlives its parent.
-        on_ready: called with the base URL once connections are accepted.
+        until_eof: whether to end with standard input, so that the server doesn't outlive its
+            parent.
+        on_ready: called with the base URL when the server accepts connections.
 
     Raises:
         ConfigError: the answers or faults can't be read, or the port is in use.
@@ -235,7 +237,7 @@ def _wait_for_eof() -> None:
 
 
 def script_of(options: Mapping[str, Any] | Path) -> Script:
-    """Read a script from plain data; a path alone is a file of recorded answers.
+    """Read a script from plain data. A path alone means a file of recorded answers.
 
     Raises:
         ConfigError: a field is unknown.

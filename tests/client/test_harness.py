@@ -136,7 +136,7 @@ def test_the_system_prompt_differs_in_what_the_log_does_not_hold(version: str):
         assert sorted(lines) == sorted([*known, *commit])
 
 
-@pytest.mark.parametrize(("version", "n"), [*zip(ASKED, (7, 7, 7, 13), strict=True)])
+@pytest.mark.parametrize(("version", "n"), [*zip(ASKED, (11, 11, 13, 13), strict=True)])
 def test_messages_are_equal_until_a_client_says_what_only_it_knows(version: str, n: int):
     decisions = had(version, "tools")
     assert len(decisions) == 13

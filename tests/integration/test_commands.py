@@ -61,7 +61,7 @@ def test_a_retracted_session_is_gone_and_stays_away(root):
     work.publish()
     rows = work.root.read_all("normalized_pairs")["session_id"].to_pylist()
     gone = max(set(rows), key=rows.count)
-    with pytest.raises(ConfigError, match="give --yes"):
+    with pytest.raises(ConfigError, match="pass --yes"):
         command("retract", "--session", gone, "--data", root)
     with pytest.raises(ConfigError, match="name a session or a batch"):
         command("retract", "--yes", "--data", root)

@@ -10,7 +10,8 @@ from replay_pipeline.inert_html import inert
 from replay_pipeline.pages import apply_marks, in_portions, portion, read_marks, show_state
 from replay_pipeline.pages.sides import last_request, readable, shown_prefix, side_by_side
 from replay_pipeline.pairs import extract_pairs
-from replay_pipeline.storage.pair_rows import id_of_pair
+from replay_pipeline.publish.layout import pair_rows
+from replay_pipeline.storage.pair_rows import id_of_pair, table_with_prompts
 from replay_pipeline.types import TeacherAction
 
 ATTACK = "</script><script>alert(1)</script><!-- \u2028 & <img src=x onerror=alert(1)>"
@@ -237,3 +238,41 @@ def test_prefix_keeps_its_first_and_last_messages():
     cut = shown_prefix([{"role": "user", "content": "y" * 9_000}], max_chars=100)
     assert re.search(r"5,000 characters are not shown", cut[0]["text"])
     assert shown_prefix([], max_chars=100) == []
+
+
+def test_sides_are_shown_as_they_are_published():
+    path = {"type": "string", "description": "The absolute path to the file"}
+    schema = {
+        "type": "object",
+        "properties": {"offset": {"type": "integer"}, "file_path": path},
+        "required": ["file_path"],
+    }
+    pair = {
+        "state_id": "cc1_abc",
+        "state_messages": [{"role": "user", "content": "Read on."}],
+        "tools": [{"type": "function", "function": {"name": "Read", "parameters": schema}}],
+        "cwd": "/work/shop",
+        "chosen": "chosen",
+        "rejected": "rejected",
+        "chosen_action": read("src/cart.py", offset=5),
+        "rejected_action": read("/work/shop/src/tax.py"),
+        "n_teachers_agreeing": 2,
+    }
+    messages = {f"{side}_messages": [pair[f"{side}_action"]] for side in ("chosen", "rejected")}
+    published = pair_rows(table_with_prompts([pair | messages]), "batch").to_pylist()[0]
+    item = portion("pairs", [pair])["items"][0]
+    for side, column in (("rejected", 0), ("chosen", 1)):
+        lines = [row[column] for row in item["diff"] if row[column] is not None]
+        said = "\n".join("".join(text for text, _ in line) for line in lines)
+        assert said == readable(published[side][-1])
+    assert item["headline"] == "Read /work/shop/src/cart.py"
+    text = show_state("cc1_abc", pairs=[pair])
+    end = (
+        "-  file_path: /work/shop/src/tax.py\n+  file_path: /work/shop/src/cart.py\n+  offset: 5\n"
+    )
+    assert text.endswith(end)
+
+
+def read(path, **more):
+    function = {"name": "Read", "arguments": json.dumps({"file_path": path, **more})}
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}

@@ -1,1 +1,1 @@
-"""From the rows of a published dataset to tensors. Nothing here knows a framework."""
+"""Turn the rows of a published dataset into tensors, independent of any training framework."""

@@ -1,7 +1,7 @@
-"""How a model acts: its greedy actions at held-out states, and its loss on plain text.
+"""Measure how a model acts: its greedy actions at held-out states, and its loss on plain text.
 
 Preference accuracy only compares two given actions. A model can get better at that and worse at
-writing either of them, so both are measured, before and after, on the same states.
+writing either of them. So both are measured on the same states, before and after training.
 """
 
 import math
@@ -32,11 +32,12 @@ __all__ = [
 Agreement = Callable[[Message, Message], str | None]
 
 SURE = 0.05
-"""One-sided error at which a model counts as acting worse."""
+"""One-sided error probability at which a model counts as acting worse."""
 SURE_LEARNED = 0.01
-"""The same for having learned: labels by a coin must not pass by luck, states hang together."""
+"""One-sided error probability at which a model counts as having learned. It is stricter, so that
+random labels don't pass by luck on correlated states."""
 MAX_GENERAL_RISE = 0.1
-"""Share by which the loss on general text may rise before a report calls it a loss of language."""
+"""Relative rise of the loss on general text above which a report warns of lost language."""
 _N_TEXTS, _TEXT_TOKENS = 12, 128
 _N_CODE = 40
 """Files of Python's library whose text a model is held to."""
@@ -55,9 +56,10 @@ def consensus_rate(
     """Measure the greedy actions at held-out states, and report each one to `on_acted`.
 
     Returns:
-        The share of states that agree with the consensus by level, and `any` of them; `valid`, the
-        share of well-formed calls where the consensus is a call; `n` and `n_calls`, the states of
-        both shares; `agreed` and `valid_at`, the same state by state; `acts`, what was written at each.
+        The share of states that agree with the consensus, by level and in total (`any`). `valid` is
+        the share of well-formed calls at states where the consensus is a call. `n` and `n_calls`
+        count the states of both shares. `agreed` and `valid_at` give the same per state, and `acts`
+        the written actions.
     """
     was_training = model.training
     model.eval()
@@ -117,17 +119,17 @@ _ACT_CHARS = 2_000
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """List the ids that end a generation: the model's own, and the end of a turn in the template."""
+    """List the ids that end a generation: the model's own, and the template's end of a turn."""
     own = model.generation_config.eos_token_id
     ids = set(own if isinstance(own, list) else [own]) | {tokenizer.eos_token_id}
     return sorted(i for i in ids if i is not None)
 
 
 def general_texts(tokenizer: Any) -> list[list[int]]:
-    """Return token ids of plain English: of every second one the loss is measured.
+    """Return token ids of plain English. The loss is measured on every second text.
 
-    They are from Python's own manual, which comes with every Python and has nothing to do with
-    anybody's sessions.
+    The texts are from Python's manual, which comes with every Python and is unrelated to anybody's
+    sessions.
     """
     names = sorted(topics)
     chosen = names[:: max(len(names) // (2 * _N_TEXTS), 1)][: 2 * _N_TEXTS]
@@ -136,9 +138,10 @@ def general_texts(tokenizer: Any) -> list[list[int]]:
 
 
 def other_texts(tokenizer: Any) -> list[list[int]]:
-    """Return token ids of text to hold a model to, none of which the general loss is measured on.
+    """Return token ids of text that regularizes a model. The general loss isn't measured on it.
 
-    Prose is the rest of Python's manual, code is from its library: `_N_CODE` files of every kind.
+    The prose is the rest of Python's manual. The code is from its library: `_N_CODE` files of each
+    kind.
     """
     names = sorted(topics)
     step = max(len(names) // (2 * _N_TEXTS), 1)
@@ -162,7 +165,7 @@ def _first_tokens(tokenizer: Any, text: str) -> list[int]:
 def general_loss(model: Any, tokenizer: Any) -> float:
     """Return the mean negative log-likelihood per token, in nats, on plain English.
 
-    Figures compare within one version of Python and one tokenizer.
+    Figures are comparable only for the same version of Python and the same tokenizer.
     """
     was_training = model.training
     model.eval()
@@ -177,7 +180,7 @@ def general_loss(model: Any, tokenizer: Any) -> float:
 
 
 def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a report: before, after, their 95 % intervals, and the verdict."""
+    """Return a report's figures: before, after, their 95 % intervals, and the verdict."""
     figures: dict[str, Any] = {}
     for when, scores in (("before", before), ("after", after)):
         for name in ("preference", "blank_prompt", "shuffled_prompt"):
@@ -203,19 +206,19 @@ def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, A
 def verdict(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Compare a model's actions before and after training, state by state.
 
-    A model acts worse where it lost more states than it gained, by a one-sided exact sign test
-    (McNemar 1947) at 5 %: of agreements with the consensus, or of well-formed calls. It has learned
-    something where the margin of the chosen side rose for more held-out pairs than it fell for, by the
-    same test at 1 %. The rate of consensus actions tells less: who only learned to write calls hits
-    some of them.
+    A model acts worse if it lost more states than it gained, in agreement with the consensus or in
+    well-formed calls, by a one-sided exact sign test (McNemar 1947) at 5 %. It has learned
+    something if the margin of the chosen side rose for more held-out pairs than it fell for, by the
+    same test at 1 %. The rate of consensus actions tells less, because a model that only learned to
+    write calls hits some of them.
 
     Args:
-        before: as `evaluate` returns it, with `consensus`, `general_loss` and `preference`.
-        after: the same of the trained model, on the same states.
+        before: result of `evaluate`, with `consensus`, `general_loss`, and `preference`.
+        after: the same for the trained model, on the same states.
 
     Returns:
-        `acts_worse`; `learned`, which is none where there are too few pairs to tell; and `findings`,
-        which are sentences.
+        `acts_worse`, `learned` (None if there are too few pairs to tell), and `findings` in
+        sentences.
     """
     findings = []
     acts_worse = False
@@ -262,7 +265,7 @@ def _nothing_learned(before: Mapping[str, Any], after: Mapping[str, Any]) -> str
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share of `n` (Wilson 1927); all of [0, 1] where `n` is 0."""
+    """Return the 95 % interval of a share of `n` (Wilson 1927), or [0, 1] if `n` is 0."""
     if n == 0 or math.isnan(share):
         return 0.0, 1.0
     z2 = 1.96**2
@@ -272,7 +275,7 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
 
 
 def sign_test(more: int, fewer: int) -> float:
-    """Return the chance of at least `more` of one kind among all changes if both were as likely."""
+    """Return the probability of at least `more` changes of one kind, if both kinds are equally likely."""
     n = more + fewer
     return sum(math.comb(n, k) for k in range(more, n + 1)) / 2**n
 

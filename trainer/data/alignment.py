@@ -1,8 +1,8 @@
-"""Two tokenizers on one text: which of their tokens cover the same bytes, and which they share.
+"""Align two tokenizers on one text: which tokens cover the same bytes, and which tokens they share.
 
-Tokens of two tokenizers meet only in bytes. Both walk through the text, and a group closes wherever
-both have a boundary: mostly a token on either side, sometimes several that only together are the same
-text. The probability of a group is the product of those of its tokens.
+Tokens of two tokenizers can be compared only by bytes. A group of tokens ends where both tokenizers
+have a boundary. Mostly it is one token on each side, and sometimes several that are the same text
+only together. The probability of a group is the product of its tokens' probabilities.
 
 Source: GOLD, "Unlocking On-Policy Distillation for Any Model Family", Hugging Face 2025 (alignment by
 text, the chain rule within a group, tokens matched by what they spell), after ULD, arXiv:2402.12030.
@@ -16,7 +16,7 @@ from typing import Any
 __all__ = ["AlignedAnswer", "TokenAlignment", "byte_spans", "vocabulary_bytes"]
 
 Group = tuple[range, range]
-"""Places of the first tokenizer's tokens and of the second's that are the same text."""
+"""Indexes of the first tokenizer's tokens, and of the second's, that are the same text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,21 +24,21 @@ class AlignedAnswer:
     """An answer in the tokens of a second tokenizer."""
 
     ids: list[int]
-    """Its tokens there; none where that tokenizer does not give the text back as it was."""
+    """Its tokens in the second tokenizer. Empty if that tokenizer doesn't reproduce the text."""
     groups: list[Group]
 
 
 @dataclass
 class TokenAlignment:
-    """Two tokenizers, with the tokens that they share."""
+    """Two tokenizers and the tokens that they share."""
 
     mine: Any
-    """A fast tokenizer; its `eos_token` ends a turn."""
+    """A fast tokenizer. Its `eos_token` ends a turn."""
     theirs: Any
     is_same: bool = field(init=False)
-    """Whether both give equal ids to equal tokens."""
+    """Whether both tokenizers give equal ids to equal tokens."""
     common: list[tuple[int, int]] = field(init=False, repr=False)
-    """Ids of the tokens that spell the same bytes, here and there, and of the end of a turn."""
+    """Ids, in both tokenizers, of the tokens with the same bytes, and of the end of a turn."""
 
     def __post_init__(self) -> None:
         """Spell both vocabularies out in bytes."""
@@ -54,9 +54,10 @@ class TokenAlignment:
         self.common = sorted(pairs.items())
 
     def answer(self, ids: Sequence[int]) -> AlignedAnswer:
-        """Tokenize an answer of the first tokenizer again, and group tokens with the same bytes.
+        """Tokenize an answer of the first tokenizer with the second, and group tokens with the same bytes.
 
-        Bytes that are not text, which a model may write, and all behind them are in no group.
+        A model may write bytes that aren't text. These bytes and everything after them are in no
+        group.
         """
         if self.is_same:
             places = range(len(ids))
@@ -99,7 +100,7 @@ def _groups(mine: Sequence[tuple[int, int]], theirs: Sequence[tuple[int, int]]) 
 
 
 def byte_spans(tokens: Sequence[bytes]) -> list[tuple[int, int]]:
-    """Return first and last byte of each token; an empty one has no place of its own."""
+    """Return the first and last byte of each token."""
     return list(pairwise(accumulate(map(len, tokens), initial=0)))
 
 
@@ -112,13 +113,13 @@ def _by_bytes(tokenizer: Any) -> Mapping[bytes, int]:
 
 
 def vocabulary_bytes(tokenizer: Any) -> dict[int, bytes]:
-    """Spell each token of a fast tokenizer out in the bytes that it stands for.
+    """Return the bytes of each token of a fast tokenizer.
 
-    Of several for the same bytes the one that a tokenizer writes comes last: no token of a single
-    byte that stands in for a character, and the one learned first.
+    If several tokens have the same bytes, the one that the tokenizer writes comes last. That is the
+    token that was learned first, and not a single-byte fallback.
 
-    Byte-level tokenizers write a byte as a printable character, SentencePiece a blank as `▁` and a
-    byte that is no character as `<0xNN>`.
+    Byte-level tokenizers write a byte as a printable character. SentencePiece writes a blank as
+    `▁`, and a byte that isn't a character as `<0xNN>`.
 
     Source: GPT-2's `bytes_to_unicode`; the `ByteLevel`, `Metaspace` and `ByteFallback` decoders of
     the library tokenizers.

@@ -1,4 +1,4 @@
-"""One pair as the model really sees it."""
+"""Show one pair as the model sees it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +14,8 @@ def as_seen(row: Mapping[str, Any], renderer: Renderer, tokenizer: Any) -> dict[
 
     Args:
         row: a row of a dataset of pairs.
-        renderer: what makes tokens of it.
-        tokenizer: whose tokens they are.
+        renderer: renders the pair to tokens.
+        tokenizer: tokenizer of these tokens.
     """
     prompt, cut = renderer.prompt(row["prompt"], row.get("tools"), sides=sides_of(row))
     found: dict[str, Any] = {
@@ -40,7 +40,7 @@ def as_seen(row: Mapping[str, Any], renderer: Renderer, tokenizer: Any) -> dict[
 
 
 def parts_of(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the texts of a pair from `as_seen`, each below a line that names its use."""
+    """Return the texts of a pair from `as_seen`, each below a heading line."""
     budget, cut = seen["budget"], seen["cut by max_response_tokens"]
     prompt = seen["prompt (read, not scored)"]
     parts = [

@@ -1,14 +1,16 @@
-"""What of a conversation fits into a budget of tokens.
+"""Fit a conversation into a token budget.
 
-A prompt that fits is left as it is. Of one that does not, in this order: definitions of tools lose
-their descriptions where they and the system message take more than half of the budget, then the
-system message is shortened; long texts of steps are shortened in the middle, down to a sixteenth of
-the budget; whole steps are left out, oldest first. What is left out is marked where it stood.
+A prompt that fits isn't changed. Otherwise it is cut in this order: If tool definitions and the
+system message take more than half of the budget, the definitions lose their descriptions, and then
+the system message is shortened. Long texts of steps lose their middle, down to a sixteenth of the
+budget. Whole steps are removed, the oldest first. A mark replaces each removed part.
 
-What the sides of a pair need is never left out: the text that an edit replaces, the file that a call
-names, the last request, and the newest step. A prompt too small for these is refused, with the reason.
+Parts that the sides of a pair need always stay: the text that an edit replaces, the file that a
+call names, the last request, and the newest step. If these don't fit, the prompt is refused with
+the reason.
 
-Limits move in coarse steps, so that the states of one session are cut alike and share their start.
+Limits move in coarse steps, so that the states of one session get the same cuts and share their
+beginning.
 """
 
 import json
@@ -27,7 +29,7 @@ __all__ = ["Cut", "Fitted", "Fitting", "Measures", "needs_of", "sides_of", "span
 FILES = ("file_path", "path", "notebook_path", "filePath", "target_file")
 """Arguments that name a file."""
 REPLACED = ("old_string", "old_str", "oldString")
-"""Arguments that must be found in a file."""
+"""Arguments whose text must be in a file."""
 
 _STEPS = 17
 _LADDER = [0.84**k for k in range(_STEPS)]
@@ -47,11 +49,11 @@ class Cut:
     n_dropped_steps: int = 0
     n_shortened_texts: int = 0
     n_smaller_tools: int = 0
-    """Tools whose definitions were shortened or left out."""
+    """Number of tools whose definitions were shortened or removed."""
     n_dropped_tokens: int = 0
-    """Tokens behind the end of a response, or before the start of a tail."""
+    """Number of tokens cut from the end of a response, or from the beginning of a prompt."""
     refusal: str | None = None
-    """Why nothing could be kept."""
+    """Why the prompt was refused."""
 
     def __bool__(self) -> bool:
         """Return whether anything was taken."""
@@ -77,7 +79,7 @@ class Fitted(NamedTuple):
     tools: list[Tool] | None
     cut: Cut
     n_estimated: int
-    """Tokens as added up, before they are counted."""
+    """Estimated tokens, as the sum of the parts."""
 
 
 _Frame = tuple[list[Message], list[Tool] | None, int, int]
@@ -85,7 +87,7 @@ _Frame = tuple[list[Message], list[Tool] | None, int, int]
 
 
 class Measures(Protocol):
-    """Counts tokens: `trainer.data.rendering.Renderer`."""
+    """The token counter: `trainer.data.rendering.Renderer`."""
 
     def block_size(self, block: Sequence[Message]) -> int:
         """Count the tokens that messages add to a prompt."""
@@ -98,7 +100,7 @@ class Measures(Protocol):
 
 
 def sides_of(row: Mapping[str, Any]) -> list[Message]:
-    """List the actions at a row's state: of both sides, the consensus, or those kept as `sides`."""
+    """List the actions at a row's state: both sides, the consensus, or the field `sides`."""
     if "sides" in row:
         return list(row["sides"])
     found: list[Message] = []
@@ -109,7 +111,7 @@ def sides_of(row: Mapping[str, Any]) -> list[Message]:
 
 
 def needs_of(sides: Iterable[Message]) -> dict[str, list[str]]:
-    """Return the texts and tools that a prompt must keep for these actions to be possible."""
+    """Return the texts and tools that a prompt must keep so that these actions are possible."""
     texts: set[str] = set()
     tools: set[str] = set()
     for message in sides:
@@ -133,7 +135,7 @@ def _named(value: Any) -> Iterator[str]:
 
 
 def span_of(text: str, needed: str) -> tuple[int, int] | None:
-    """Find a needed text in another: as it stands, or line by line behind line numbers."""
+    """Find a needed text in another, either exactly or line by line after line numbers."""
     if (start := text.rfind(needed)) >= 0:
         return start, start + len(needed)
     lines = [line.strip() for line in needed.splitlines() if line.strip()]
@@ -218,7 +220,7 @@ class _LongText:
 
 
 class Fitting:
-    """One conversation, with the parts that may be cut."""
+    """One conversation and the parts that may be cut."""
 
     def __init__(
         self,
@@ -246,7 +248,7 @@ class Fitting:
 
     @cached_property
     def whole_size(self) -> int:
-        """Return tokens of everything, added up."""
+        """Return the sum of the tokens of all parts."""
         return sum(self.sizes) + self.measures.fixed_size(self.system, self.tools)
 
     def _pinned(self) -> set[int]:
@@ -291,16 +293,16 @@ class Fitting:
         return None
 
     def refusal(self, whole: int) -> Cut:
-        """Return why nothing is kept."""
+        """Return why the prompt is refused."""
         why = "the last request, the newest step and what the sides name take more than"
         return Cut(refusal=f"{why} {whole} tokens")
 
     def within(self, budget: int, *, whole: int) -> Fitted | None:
-        """Cut to the budget, and drop the tools if nothing else fits; `None` if that isn't enough.
+        """Cut to the budget, and drop the tools if necessary. Return None if that isn't enough.
 
         Args:
-            budget: tokens, as they add up here.
-            whole: tokens of the budget itself, of which limits are parts.
+            budget: tokens, as the sum of the parts.
+            whole: tokens of the whole budget. Limits are fractions of it.
         """
         room = max(whole // 2, budget - sum(self.sizes))
         least = budget - self._size(sorted(self.pinned), 1, 1)

@@ -1,4 +1,4 @@
-"""Dataset rows to one padded batch of all three channels.
+"""Turn dataset rows into one padded batch for all three channels.
 
 Dimensions in names: `B` rows, `T` tokens.
 """
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def padded(rows: Sequence[Sequence[int]], fill: int) -> Tensor:
-    """Return rows of ids or marks as one right-padded tensor, [B, T]."""
+    """Return rows of ids or masks as one right-padded tensor, [B, T]."""
     return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], True, fill)
 
 
@@ -31,10 +31,10 @@ _SIDE = ("input_ids", "attention_mask", "response_mask")
 
 
 class ComposerDataCollator:
-    """Rows of `pairs` to the batch that `compose_loss` takes.
+    """The collator that turns rows of `pairs` into the batch for `compose_loss`.
 
-    Channel 1 reads the chosen action behind its prompt, channel 2 the same action behind the
-    hinted prompt, channel 3 chosen against rejected. Rows without a hint have `sdpo_mask` 0.
+    Channel 1 reads the chosen action after its prompt. Channel 2 reads the same action after the
+    hinted prompt. Channel 3 compares chosen and rejected. Rows without a hint have `sdpo_mask` 0.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ComposerDataCollator:
         return batch
 
     def pairs(self, rows: Sequence[PairRow | Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Build only the tensors of a batch that channel 3 reads."""
+        """Build only the tensors for channel 3."""
         prompts = [
             self.renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row))
             for row in rows
@@ -103,7 +103,7 @@ class ComposerDataCollator:
 def add_reference_logps(
     model: nn.Module, batch: Batch, *, forward: PairForward = pair_logps
 ) -> dict[str, Tensor]:
-    """Add summed log-probs of both responses under `model`, without gradient, to the batch."""
+    """Add the summed log-probs of both responses under `model`, without gradient, to the batch."""
     with torch.no_grad():
         (chosen, _), (rejected, _) = forward(model, batch)
     return {
@@ -152,7 +152,7 @@ EXAMPLE_ROW: PairRow = {
     "rejected": [{"role": "assistant", "content": "The test is flaky, nothing is wrong."}],
     "hint": "Error: file has not been read yet",
 }
-"""A decision point of a coding agent, for a first batch."""
+"""An example state of a coding agent, for a first batch."""
 
 
 def build_batch(
@@ -164,11 +164,11 @@ def build_batch(
 ) -> dict[str, Tensor]:
     """Build a batch of all three channels, by default of one built-in example.
 
-    With `reference` the pair's log-probs under it are filled in, as `dpo_variant="dpo"` needs;
-    without it use `dpo_variant="simpo"` or call `add_reference_logps`.
+    With `reference`, the batch has the pair's log-probs under it, which `dpo_variant="dpo"` needs.
+    Without it, use `dpo_variant="simpo"` or call `add_reference_logps`.
 
     Raises:
-        TypeError: `rows` is given by its place, which is the device's.
+        TypeError: `rows` was passed by position, where the device belongs.
     """
     if not isinstance(device, str | torch.device):
         raise TypeError("name the rows: build_batch(tokenizer, rows=[...])")

@@ -1,4 +1,4 @@
-"""The published dataset, from a folder or the Hub. The only room that imports `datasets`."""
+"""Read the published dataset from a folder or the Hub. Only this module imports `datasets`."""
 
 import errno
 import json
@@ -33,7 +33,7 @@ REQUIRED_COLUMNS: dict[str, tuple[str, ...]] = {
     "positives": ("prompt", "completion"),
     "teacher_logprobs": ("prompt", "logprobs"),
 }
-"""Columns that a channel cannot do without, by configuration of the dataset."""
+"""Columns that a channel needs, by config of the dataset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class PreferenceData:
     test_prompts: list[PromptRow]
 
     def sft_pairs(self, on: str) -> list[PairRow]:
-        """Return rows whose `chosen` is the action to imitate: see `SharedSettings.sft_on`.
+        """Return rows whose `chosen` is the action to imitate. See `SharedSettings.sft_on`.
 
         Args:
             on: `chosen`, `consensus` or `recorded`.
@@ -67,10 +67,10 @@ class PreferenceData:
 def load_preference_data(source: str | Path, *, revision: str | None = None) -> PreferenceData:
     """Read `pairs`, `prompts` and `positives` of a dataset folder or Hub id.
 
-    Only the train split of `pairs` is needed; whatever else is missing is an empty list.
+    Only the train split of `pairs` is required. Other missing parts become empty lists.
 
     Raises:
-        DatasetError: nothing there, no `pairs`, or a column is missing.
+        DatasetError: the dataset, its `pairs`, or a column is missing.
     """
     disable_progress_bars()
     pairs = _rows(source, "pairs", "train", revision)
@@ -93,7 +93,7 @@ def load_teacher_logprobs(
     """Read the train split of `teacher_logprobs`: the teachers' answers, token by token.
 
     Raises:
-        DatasetError: it has none, which is how datasets are published unless asked for.
+        DatasetError: the dataset has none. They are published only on request.
     """
     try:
         return _rows(source, "teacher_logprobs", "train", revision)
@@ -142,7 +142,7 @@ def _rows(
             place = (
                 f"its rows are copied to {Path(cache or HF_DATASETS_CACHE).parent} as they are read"
             )
-            raise DatasetError(f"{failed}: {bottom}: {place}; make room there") from error
+            raise DatasetError(f"{failed}: {bottom}: {place}; free some space there") from error
         fault = _fault_of_files(_files(source, name)) if is_folder else None
         raise DatasetError(fault or f"{failed}: {_reason(error)}") from error
     except OSError as error:
@@ -191,8 +191,7 @@ def _client_texts(
         texts = {}
     if n_missing := sum(name is not None and name not in texts for name in named):
         logger.warning(
-            "%s: %d of %d prompts have the neutral form: the texts of their clients are not beside "
-            "the dataset",
+            "%s: %d of %d prompts use the neutral form, because the texts of their clients are not in the dataset folder",
             source,
             n_missing,
             len(table),
@@ -209,8 +208,7 @@ def _missing(failed: str, error: Exception, *, is_optional: bool) -> list[Any]:
         return []
     if str(error).startswith('Unknown split "train"'):
         raise DatasetError(
-            f"{failed}: there is no split train, so all of its rows are held out: publish more sessions, "
-            "or with a smaller test_fraction"
+            f"{failed}: it has no train split, so all rows are held out. Publish more sessions, or lower test_fraction"
         ) from error
     raise DatasetError(f"{failed}: {error}") from error
 
@@ -285,7 +283,7 @@ def _file_of_row(files: Sequence[Path], row: int) -> tuple[Path | None, int]:
 
 
 class RowError(DatasetError):
-    """A row that cannot be read, and the column that is at fault."""
+    """A row that can't be read, and the faulty column."""
 
     def __init__(self, where: object, row: int, what: str) -> None:
         """Name where the row lies, its number from 0, and what is wrong."""
@@ -293,7 +291,7 @@ class RowError(DatasetError):
         self.row, self.what, self._where = row, what, where
 
     def at(self, path: Path | None, row: int) -> "RowError":
-        """Return it of a file and a row of that file."""
+        """Return the error with a file and a row number in it."""
         return RowError(path or self._where, row, self.what)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -302,14 +300,14 @@ class RowError(DatasetError):
 
 
 def checked_rows(rows: Sequence[Mapping[str, Any]], where: str) -> list[Any]:
-    """Return rows as messages without nulls, whichever way their publisher wrote them.
+    """Return rows as messages without nulls, from any form in which they were published.
 
     Args:
-        rows: of a dataset or of a caller; JSON text is read as what it holds.
-        where: what a message calls them.
+        rows: rows of a dataset or of a caller. JSON text is parsed.
+        where: name of the rows in error messages.
 
     Raises:
-        RowError: a column holds something else; the message names the row and the column.
+        RowError: a column has the wrong form. The message names the row and the column.
     """
     checked = []
     for number, row in enumerate(rows):

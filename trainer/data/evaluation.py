@@ -1,10 +1,10 @@
-"""What a model learned, on sessions it never saw.
+"""Measure what a model learned, on sessions that it never saw.
 
 Preference accuracy is the share of held-out pairs whose chosen side has the higher log-probability
-per token. Three controls ask the same about the same pairs. With a blank prompt, and with the prompt
-of another pair, a model can only go by how the two actions look; what it gains with the true prompt
-over the blank one is what it learned to read, and the figure to judge it by. With all content of the
-actions replaced by filler it can only go by form (length, text or call).
+per token. Three controls measure the same on the same pairs. With a blank prompt, and with the
+prompt of another pair, a model can only use the looks of the two actions. Its gain from a blank
+prompt to the true prompt is what it learned to read, and the figure to judge it by. With all
+content of the actions replaced by filler, it can only use their form (length, text or call).
 """
 
 import random
@@ -33,11 +33,11 @@ class PreferenceScore:
 
     n_pairs: int
     accuracy: float
-    """In [0, 1]; an exact tie counts half."""
+    """From 0 to 1. An exact tie counts half."""
     margin: float
     """Mean difference of log-probability per token, in nats."""
     margins: list[float]
-    """The same pair by pair."""
+    """The margin of each pair."""
 
 
 @torch.no_grad()
@@ -49,7 +49,7 @@ def preference_score(
     batch_size: int = 4,
     forward: PairForward = pair_logps,
 ) -> PreferenceScore:
-    """Score pairs; NaN without any."""
+    """Score pairs. The result is NaN without pairs."""
     asked = {"preference": rows}
     scores = preference_scores(model, collator, asked, batch_size=batch_size, forward=forward)
     return scores["preference"]
@@ -65,15 +65,15 @@ def preference_scores(
     forward: PairForward = pair_logps,
     on_scored: Callable[[int], object] = lambda _n: None,
 ) -> dict[str, PreferenceScore]:
-    """Score several lists of pairs, those with the same prompt together, whose tokens may be shared.
+    """Score several lists of pairs. Pairs with the same prompt run together, so that they can share tokens.
 
     Args:
-        model: who prefers.
-        collator: of the run.
+        model: the model to score with.
+        collator: collator of the run.
         asked: lists of pairs by name.
-        batch_size: pairs of one call of `forward`.
-        forward: how both sides of pairs run.
-        on_scored: told after each call how many pairs were scored.
+        batch_size: pairs per call of `forward`.
+        forward: runs both sides of pairs.
+        on_scored: called with the number of scored pairs after each call.
     """
     was_training = model.training
     model.eval()
@@ -114,8 +114,8 @@ def _score(margins: Sequence[float]) -> PreferenceScore:
 def format_only(rows: Sequence[PairRow]) -> list[PairRow]:
     """Replace every word of both actions by filler of the same length.
 
-    Form stays: text or calls, how many calls and arguments, how long each is. Prompts stay too.
-    A pair whose two sides become equal says nothing and is left out.
+    The form stays: text or calls, the number of calls and arguments, and their lengths. Prompts
+    stay too. If both sides become equal, the pair is left out.
     """
     masked: list[PairRow] = []
     for row in rows:
@@ -133,7 +133,7 @@ def with_blank_prompts(rows: Sequence[PairRow]) -> list[PairRow]:
 
 
 def with_shuffled_prompts(rows: Sequence[PairRow]) -> list[PairRow]:
-    """Return every pair with the prompt of the pair half the list away; one pair alone keeps its own."""
+    """Return every pair with the prompt of the pair half the list away. A single pair keeps its own."""
     half = len(rows) // 2
     others = [*rows[half:], *rows[:half]]
     # The prompt is cut as it is where it belongs.
@@ -166,22 +166,22 @@ def _filler(message: Message) -> Message:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
-    """How much of the held-out sessions is scored."""
+    """How much of the held-out sessions to score."""
 
     max_pairs: int | None = None
-    """Pairs that are scored; none: what `max_share` pays for, and at most 200."""
+    """Number of pairs to score. By default, as many as `max_share` allows, at most 200."""
     max_prompts: int | None = None
-    """States at which the model acts; none: what `max_share` pays for, and at most 64."""
+    """Number of states at which the model acts. By default, as many as `max_share` allows, at most 64."""
     max_new_tokens: int = 64
     max_share: float = 0.1
-    """Share of the run's work that both evaluations together may take, counted in tokens."""
+    """Share of the run's work, in tokens, that both evaluations together may take."""
     seed: int = 0
-    """Of the sample, where there is more than is scored."""
+    """Seed of the sample, if not everything is scored."""
 
     def within(self, cost: "EvaluationCost") -> "EvaluationOptions":
-        """Fill in the missing limits: half of the share for pairs, and half for acting.
+        """Fill in the missing limits, with half of the share for pairs and half for acting.
 
-        At least eight of each are looked at, whatever they take.
+        At least eight of each are scored at any cost.
         """
         paid = self.max_share * cost.run_tokens / 4
         acting = cost.prompt_tokens + DECODED * self.max_new_tokens
@@ -195,8 +195,8 @@ class EvaluationOptions:
 
 
 DECODED = 16
-"""Tokens of a prompt that take as long as one that is written, which waits for the one before: 17 for a
-model of 135M parameters on one core of a CPU."""
+"""Number of prompt tokens that take as long as one generated token, since generation is sequential.
+Measured: 17 for a model of 135M parameters on one CPU core."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,24 +204,24 @@ class EvaluationCost:
     """The cost of a run and its evaluations, in tokens of a forward pass."""
 
     pair_tokens: float
-    """Mean of a held-out pair with its controls."""
+    """Mean tokens of a held-out pair with its controls."""
     prompt_tokens: float
-    """Mean of a held-out state."""
+    """Mean tokens of a held-out state."""
     run_tokens: float
-    """All steps; a step counts three times its tokens, for the way back."""
+    """Tokens of all steps. A step counts three times its tokens, because of the backward pass."""
 
 
 def stratified(rows: Sequence[Row], n: int, *, seed: int, side: str) -> list[Row]:
-    """Draw `n` rows so that every kind of action and every session has its share, give or take one.
+    """Draw `n` rows in which every kind of action and every session has its share, give or take one.
 
-    Rows are put in order by kind and session, at random within both, and every so-manieth is taken
-    from a random start (systematic sampling). They come back in the order in which they were given.
+    This is systematic sampling: rows are sorted by kind and session, in random order within each,
+    and every k-th row is taken from a random start. They are returned in their original order.
 
     Args:
         rows: pairs or prompts.
-        n: how many; all where there are no more.
-        seed: of the draw.
-        side: the field with the action that says the kind, `chosen` or `consensus`.
+        n: number of rows. If there are fewer, all are returned.
+        seed: seed of the draw.
+        side: the field with the action that decides the kind, `chosen` or `consensus`.
     """
     if n >= len(rows):
         return list(rows)
@@ -253,10 +253,10 @@ def evaluate(
     forward: PairForward = pair_logps,
     batch_size: int = 4,
 ) -> dict[str, Any]:
-    """Measure preference score, its controls, greedy actions and general loss of one model.
+    """Measure a model's preference score with controls, its greedy actions, and its general loss.
 
-    `prompt_gain` is the accuracy with the true prompt minus that with a blank one. On a terminal it
-    shows how much there is to score, and how long that will take.
+    `prompt_gain` is the accuracy with the true prompt minus that with a blank one. In a terminal,
+    this shows the progress and the remaining time.
     """
     n_pairs = 200 if options.max_pairs is None else options.max_pairs
     n_prompts = 12 if options.max_prompts is None else options.max_prompts

@@ -1,7 +1,7 @@
-"""What would go wrong with this tokenizer and these rows: counted before any forward pass.
+"""Count what would go wrong with this tokenizer and these rows, before any forward pass.
 
-Nothing here needs weights. A pair whose two sides are the same tokens, or one of which is empty,
-teaches nothing; it is taken out and counted, and a run in which there are too many is refused.
+No weights are needed. A pair teaches nothing if both sides have the same tokens, or if a side is
+empty. Such pairs are removed and counted, and a run with too many of them is refused.
 """
 
 import logging
@@ -18,8 +18,8 @@ from trainer.errors import DatasetError, TrainerConfigError
 logger = logging.getLogger(__name__)
 
 N_PROMPTS = 200
-"""Prompts that are rendered before weights are loaded to see how many are cut: enough for a share,
-and quick. A run looks at all of them."""
+"""Number of prompts to render before weights are loaded, to estimate how many are cut. The run
+itself checks all of them."""
 
 NEEDED_BY: dict[str, str] = {
     "has_system": "system messages",
@@ -27,7 +27,7 @@ NEEDED_BY: dict[str, str] = {
     "has_tool_calls": "tool calls",
     "has_tool_results": "tool results",
 }
-"""Feature of a template to what rows may have that asks for it."""
+"""The parts of rows that need each template feature."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,12 @@ class PreflightOptions:
     """The limits above which a run is refused."""
 
     plain_rendering: bool = True
-    """Whether what the chat template has no place for is rendered as text; if not, a model whose
-    template lacks what the rows have is refused."""
+    """Whether parts that the chat template can't show are rendered as text. Otherwise a model with
+    such a template is refused."""
     max_unusable_pairs: float = 0.05
-    """Share of pairs that may have two identical sides or an empty one."""
+    """Allowed share of pairs with two identical sides or an empty side."""
     max_cut_prompts: float = 0.9
-    """Share of prompts that may lose messages to the token budget."""
+    """Allowed share of prompts that lose messages to the token budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,36 +48,36 @@ class Preflight:
     """The findings of a preflight."""
 
     rendered_as_text: dict[str, str]
-    """What rows have and the template has no place for, with how it is rendered."""
+    """Parts of rows that the template can't show, and how they are rendered."""
     notes: list[str]
-    """What else is worth knowing of the template."""
+    """Further notes on the template."""
     n_pairs: int
     n_identical_sides: int
     n_empty_completions: int
     n_cut_responses: int
-    """Pairs of which at least one side is longer than `max_response_tokens`."""
+    """Pairs with a side that is longer than `max_response_tokens`."""
     n_prompts: int
-    """Prompts that were looked at."""
+    """Number of checked prompts."""
     n_cut_prompts: int
-    """Of those: prompts that lost anything to the budget."""
+    """Number of checked prompts that lost anything to the budget."""
     n_dropped_steps: int
-    """Steps of a session that they lost, over all of them."""
+    """Number of session steps that all prompts lost."""
     n_shortened_texts: int
-    """Long texts that were shortened in the middle."""
+    """Number of long texts that lost their middle."""
     n_smaller_tools: int
-    """Tools whose definition was shortened or left out."""
+    """Number of tools whose definition was shortened or removed."""
     budget_used: float | None
-    """Mean share of `max_prompt_tokens` that prompts have which lost something."""
+    """Mean share of `max_prompt_tokens` that cut prompts use."""
     refused: dict[str, int]
-    """Kind of rows to how many are left out, since what must stay in their prompt does not fit."""
+    """Number of rows that are left out because the required parts of their prompt don't fit, by kind of row."""
     refusal: str | None
-    """The first reason why."""
+    """The reason for the first of them."""
     n_with_special_tokens: int
-    """Of those: prompts whose text has special tokens in it, which are broken up."""
+    """Number of checked prompts whose text contains special tokens, which are broken up."""
     usable: list[int] = field(repr=False)
     """Pairs that can teach something."""
     fitting: dict[str, list[int]] = field(repr=False)
-    """Kind of rows to those whose prompt fits."""
+    """Rows whose prompt fits, by kind of row."""
 
     def as_report(self) -> dict[str, Any]:
         """Return the figures as JSON."""
@@ -93,17 +93,17 @@ def preflight(
     own_features: TemplateFeatures | None = None,
     n_prompts: int | None = None,
 ) -> Preflight:
-    """Render all texts of a run, count the faults, and refuse if there are too many.
+    """Render all texts of a run, count the faults, and refuse the run if there are too many.
 
     Args:
-        renderer: with the token budgets of the run.
+        renderer: renderer with the token budgets of the run.
         data: the dataset.
-        options: what is put up with.
-        own_features: of the template that the model came with, if another stands in for it.
-        n_prompts: how many are looked at, for a first look; none: all of them.
+        options: the limits.
+        own_features: features of the model's own template, if another one replaces it.
+        n_prompts: number of prompts to check. By default, all.
 
     Raises:
-        TrainerConfigError: the template lacks what rows have, and plain rendering is forbidden.
+        TrainerConfigError: the template can't show parts of the rows, and plain rendering is off.
         DatasetError: too many pairs are unusable, or too many prompts are cut.
     """
     features = own_features or renderer.features
@@ -152,7 +152,7 @@ def _missing(
         missing["generation prompts"] = "a template of ours stands in for the model's"
     if missing and not options.plain_rendering:
         raise TrainerConfigError(
-            "the model's chat template has no place for "
+            "the model's chat template can't show "
             + ", ".join(missing)
             + ": the training data would lose them. Allow plain text for them (preflight.plain_rendering=true), or use a model whose template supports them"
         )
@@ -162,7 +162,7 @@ def _missing(
 def look_at_pairs(
     renderer: Renderer, pairs: Sequence[Mapping[str, Any]]
 ) -> tuple[list[int], int, int, int]:
-    """Find the usable pairs; count identical sides, empty sides, and pairs with a cut side."""
+    """Find the usable pairs, and count identical sides, empty sides, and pairs with a cut side."""
     usable, n_identical, n_empty, n_cut = [], 0, 0, 0
     for index, row in enumerate(pairs):
         (chosen, cut), (rejected, other) = (
@@ -211,7 +211,7 @@ def _look_at_prompts(renderer: Renderer, data: PreferenceData, chosen: set[int])
 def log_findings(found: Preflight) -> None:
     """Log the findings, as warnings where something was lost or replaced."""
     for what, how in found.rendered_as_text.items():
-        logger.warning("the chat template has no place for %s: %s", what, how)
+        logger.warning("the chat template can't show %s: %s", what, how)
     for note in found.notes:
         logger.info("chat template: %s", note)
     for count, total, what in (

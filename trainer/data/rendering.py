@@ -1,9 +1,9 @@
-"""Messages to token ids: the same response tokens behind every context.
+"""Render messages to token ids, with the same response tokens after every context.
 
-A response is rendered on its own, behind the template's generation prompt, so its ids do not depend
-on what stands before it. What the model's chat template has no place for is rendered as text, see
-`trainer.data.template`. A prompt that fits into the budget is rendered as it is; what a longer one
-keeps is said in `trainer.data.budget`.
+A response is rendered alone, after the template's generation prompt, so its ids don't depend on the
+context. Parts that the model's chat template can't show are rendered as text (see
+`trainer.data.template`). A prompt that fits into the budget isn't changed. `trainer.data.budget`
+says what a longer one keeps.
 """
 
 import hashlib
@@ -43,30 +43,30 @@ from trainer.types import Message, Tool
 logger = logging.getLogger(__name__)
 
 RENDERING_FILE = "rendering.json"
-"""Beside a checkpoint: how the prompts of its training were shown."""
+"""File in a checkpoint that says how its training rendered prompts."""
 
 BUDGET_VERSION = 4
-"""Of what a budget keeps: token ids at rest that an older one kept are made again."""
+"""Version of the cutting rules. Stored token ids of an older version are rendered again."""
 
 
 @dataclass(kw_only=True)
 class Renderer:
-    """Renders prompts and responses of one tokenizer under a token budget."""
+    """The renderer of prompts and responses for one tokenizer and token budget."""
 
     tokenizer: Tokenizer
     max_prompt_tokens: int = 1024
     max_response_tokens: int = 256
     with_tools: bool = True
-    """Whether tool schemas are rendered; real schemas alone can pass a small budget."""
+    """Whether to render tool schemas. Real schemas alone can exceed a small budget."""
     window: str = "decision"
-    """What of a long prompt is kept: `decision`, see `trainer.data.budget`, or `tail`, its last tokens
-    alone, for models that cannot read more."""
+    """The part of a long prompt to keep: `decision` (see `trainer.data.budget`), or `tail`, only
+    its last tokens, for models with a short context."""
     features: TemplateFeatures = field(init=False)
-    """What the tokenizer's chat template has a place for."""
+    """The features of the tokenizer's chat template."""
     special_tokens: re.Pattern[str] | None = field(init=False, repr=False)
-    """Special tokens as text: in a session's own words they are broken up."""
+    """Special tokens as text. If a session's text contains them, they are broken up."""
     store: TokenStore = field(default_factory=TokenStore, init=False, repr=False)
-    """What was rendered before; see `trainer.data.tokens`."""
+    """Stored token ids; see `trainer.data.tokens`."""
     _response_text: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _sizes: dict[str, int] = field(default_factory=dict, init=False, repr=False)
     """Tokens of messages and tools: a state has those of the states before it, and some more."""
@@ -92,14 +92,13 @@ class Renderer:
 
         Args:
             messages: the conversation.
-            tools: definitions in the OpenAI form.
-            hint: one more user message at the very end, so that the hinted context starts with the
-                same tokens as the plain one. It comes on top of the budget.
-            sides: actions that are scored behind it: what they need is kept, see
-                `trainer.data.budget`.
+            tools: definitions in OpenAI's form.
+            hint: one more user message at the end, so that the hinted context starts with the
+                tokens of the plain one. It isn't part of the budget.
+            sides: actions that are scored after the prompt. The parts that they need stay.
 
         Raises:
-            DatasetError: the chat template refuses the messages, or what must stay does not fit.
+            DatasetError: the chat template refuses the messages, or the required parts don't fit.
         """
         ids, cut = self.prompt(messages, tools, hint=hint, sides=sides)
         if cut.refusal:
@@ -114,7 +113,7 @@ class Renderer:
         hint: str | None = None,
         sides: Sequence[Message] = (),
     ) -> tuple[list[int], Cut]:
-        """Return the ids of `prompt_ids`, or none where it would raise, and the cuts."""
+        """Return the ids of `prompt_ids`, or no ids if it would raise, and the cuts."""
         request = prompt_request(messages, tools if self.with_tools else None, hint, sides)
         return self.store.get(request) or self.render(request)
 
@@ -122,7 +121,7 @@ class Renderer:
         """Render an assistant action as ids, ending with the template's end of turn.
 
         Raises:
-            DatasetError: the chat template does not render a response behind its own generation
+            DatasetError: the chat template doesn't render a response right after its generation
                 prompt.
         """
         return self.response(action)[0]
@@ -134,7 +133,7 @@ class Renderer:
 
     @property
     def identity(self) -> str:
-        """Return the tokenizer, template, and budgets, which decide the ids, as one line."""
+        """Return, as one line, everything that decides the ids: tokenizer, template, and budgets."""
         tokenizer: Any = self.tokenizer
         parts = [
             tokenizer.backend_tokenizer.to_str(),
@@ -187,7 +186,7 @@ class Renderer:
         text = self._text([QUESTION, *plain], None, with_generation_prompt=False)
         if not text.startswith(before):
             raise DatasetError(
-                "the chat template does not put a response right behind its generation prompt: "
+                "the chat template does not put a response right after its generation prompt: "
                 "use a training template (trl.chat_template_utils.get_training_chat_template)"
             )
         response, features = text[len(before) :], self.features
@@ -202,7 +201,7 @@ class Renderer:
         """Return the messages that a prompt keeps, in the template's form.
 
         Raises:
-            DatasetError: what must stay does not fit.
+            DatasetError: the required parts don't fit.
         """
         fitted, _ = self._fitted(messages, tools if self.with_tools else None, None)
         if fitted.cut.refusal:
@@ -216,7 +215,7 @@ class Renderer:
         *,
         sides: Sequence[Message] = (),
     ) -> tuple[list[Message], list[Tool] | None]:
-        """Return the messages and tools that `prompt_ids` renders; where that is a tail, all of them."""
+        """Return the messages and tools that `prompt_ids` renders. If it keeps only a tail, return all of them."""
         request = prompt_request(messages, tools if self.with_tools else None, None, sides)
         if self.window == "decision":
             fitted, _ = self._fitted(request["messages"], request["tools"], request["needs"])
@@ -298,7 +297,7 @@ class Renderer:
         return self._remembered({"messages": system, "tools": tools}, measure)
 
     def block_size(self, block: Sequence[Message]) -> int:
-        """Count the tokens of messages; roughly, where the template refuses them on their own."""
+        """Count the tokens of messages. The count is rough if the template refuses them alone."""
         return self._remembered({"messages": block}, lambda: self._block_size(block))
 
     def _remembered(self, request: Request, measure: Callable[[], int]) -> int:
@@ -353,7 +352,7 @@ class Renderer:
 
 
 def template_message(message: Message) -> Message:
-    """Turn a message into a template's form: text content, and call arguments as an object."""
+    """Convert a message to a template's form: text content, and call arguments as an object."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [part.get("text", "") if isinstance(part, Mapping) else part for part in content]

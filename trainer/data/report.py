@@ -1,4 +1,4 @@
-"""What a run leaves behind for people: a plot and a model card."""
+"""Write a run's plot and model card."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def plot_metrics(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Plot losses, reward and gradient norm over the steps, as one PNG."""
+    """Plot losses, reward, and gradient norm over the steps, as one PNG."""
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots(2, 2).flat
     for axis, (title, keys) in zip(axes, PANELS, strict=True):

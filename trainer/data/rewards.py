@@ -1,4 +1,4 @@
-"""A verifiable reward: how well an action agrees with the one that the teachers agreed on."""
+"""A verifiable reward: how well an action agrees with the teachers' consensus."""
 
 import importlib
 import json
@@ -10,7 +10,7 @@ from trainer.errors import TrainerConfigError
 from trainer.types import Message
 
 RowReward = Callable[[Message, Mapping[str, Any]], float]
-"""From an assistant message and its dataset row to a reward, at best 1.0."""
+"""A function from an assistant message and its dataset row to a reward, at most 1.0."""
 
 _TAGGED = re.compile(
     r"<tool_call>\s*(?P<tagged>.*?)\s*</tool_call>"  # Hermes, Qwen, and our plain form
@@ -27,7 +27,7 @@ def parse_action(text: str) -> Message:
 
     Hermes and Qwen write `<tool_call>` around JSON, Qwen's coders `<function=name>` with
     `<parameter=name>`, Mistral `[TOOL_CALLS]` and a list, Llama 3 a bare object with `parameters`.
-    A call that is not JSON stays in the text: it is not an action.
+    A call that isn't JSON stays text, and isn't an action.
     """
     calls: list[dict[str, Any]] = []
 
@@ -79,7 +79,7 @@ def _calls_in(value: Any) -> list[dict[str, Any]]:
 
 
 def canonical_calls(message: Message) -> list[tuple[str, str]]:
-    """Return the tool calls as sorted (name, arguments) with arguments as canonical JSON."""
+    """Return the tool calls as sorted (name, arguments), with arguments as canonical JSON."""
     calls = []
     for call in message.get("tool_calls") or ():
         arguments = call["function"].get("arguments") or "{}"
@@ -93,9 +93,9 @@ def canonical_calls(message: Message) -> list[tuple[str, str]]:
 
 
 def agreement(action: Message, consensus: Message) -> str | None:
-    """Compare two actions: `exact` (equal calls, or equal text without calls), `tool` or `None`.
+    """Compare two actions: `exact` (equal calls, or equal text without calls), `tool`, or None.
 
-    A plain stand-in for the pipeline's matcher, which also knows equal effects and targets.
+    This is simpler than the pipeline's matcher, which also knows equal effects and targets.
     """
     ours, theirs = canonical_calls(action), canonical_calls(consensus)
     if not ours and not theirs:
@@ -132,7 +132,7 @@ def load_function(path: str) -> Callable[..., Any]:
 
 
 def load_reward(path: str) -> RowReward:
-    """Load a reward: `consensus` is built in, else `package.module:function(message, row)`.
+    """Load a reward: the built-in `consensus`, or `package.module:function(message, row)`.
 
     Raises:
         TrainerConfigError: it cannot be imported.
@@ -143,7 +143,7 @@ def load_reward(path: str) -> RowReward:
 def as_trl_reward(reward: RowReward) -> Callable[..., list[float]]:
     """Put a reward into TRL's calling convention.
 
-    A decision on record brings its message in the column `action`; other completions are parsed.
+    A recorded decision has its message in the column `action`. Other completions are parsed.
     """
 
     def consensus(completions: list[Any], **columns: Any) -> list[float]:
@@ -163,7 +163,7 @@ def as_trl_reward(reward: RowReward) -> Callable[..., list[float]]:
 
 
 def as_message(completion: Any) -> Message:
-    """Turn a completion as TRL hands it over (text, or a list of messages) into one message."""
+    """Turn a completion from TRL (text, or a list of messages) into one message."""
     if isinstance(completion, str):
         return parse_action(completion)
     message = completion[-1]

@@ -1,14 +1,14 @@
-"""Recorded actions as rollouts: policy optimization without generating anything.
+"""Use recorded actions as rollouts, for policy optimization without generation.
 
-A rollout is one decision on record with its reward: how well it agrees with the consensus. A group,
-over which rewards become advantages, is several decisions. By default these are the student's own,
-of one session where possible, so the baseline is how well that session went: the policy channel
-sees no teacher's action. In "contrast" groups it does: a group is the student's and the teachers'
-action at one state.
+A rollout is one recorded decision with its reward, the agreement with the consensus. A group of
+several decisions turns rewards into advantages. By default, a group has the student's own
+decisions, from one session if possible, so the baseline is how well that session went. The policy
+channel then sees no teacher's action. In "contrast" groups it does: a group has the student's and
+the teachers' action at one state.
 
-The provider never told us the probability of a recorded action, so the behaviour policy is the
-model as it was when the run began: its log-probs are taken once, and the importance ratio
-`p / p_old` is against them for the whole run.
+The provider never reported the probability of a recorded action. So the behavior policy is the
+model at the start of the run. Its log-probs are computed once, and the importance ratio `p / p_old`
+uses them for the whole run.
 """
 
 import random
@@ -27,12 +27,13 @@ from trainer.losses.compose import response_token_logps
 from trainer.types import Message
 
 Decision = dict[str, Any]
-"""A state with an action on record: `prompt`, `tools`, `hint`, `state_id`, `session_id`,
-`consensus`, `action`, all `sides` of its row, the ids `prompt_ids` and `action_ids`, and `old_logps` (per token)."""
+"""A state with a recorded action. Its keys are `prompt`, `tools`, `hint`, `state_id`, `session_id`,
+`consensus`, `action`, all `sides` of its row, the ids `prompt_ids` and `action_ids`, and
+`old_logps` (per token)."""
 
 
 ResponseLogps = Callable[..., Tensor]
-"""Log-probability of every response token, in the form of `response_token_logps`."""
+"""A function that returns the log-probability of every response token, as `response_token_logps` does."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,9 @@ class RecordedRollouts:
         ]
 
     def expand(self, rows: Sequence[Mapping[str, Any]], *, first: int, n: int) -> list[Decision]:
-        """Return the decision behind each row, when every row stands n times in a row.
+        """Return the decision of each row, if every row is repeated n times.
 
-        `first` is the position of `rows[0]` in the batch of all processes.
+        `first` is the index of `rows[0]` in the batch of all processes.
         """
         expanded = []
         for i, row in enumerate(rows):
@@ -71,7 +72,7 @@ class RecordedRollouts:
         logps_of: ResponseLogps = response_token_logps,
         temperature: float = 1.0,
     ) -> None:
-        """Fill `old_logps` of every decision from the current `model`."""
+        """Compute `old_logps` of every decision with the current `model`."""
         was_training = model.training
         model.eval()
         device = next(model.parameters()).device
@@ -88,10 +89,10 @@ class RecordedRollouts:
 def student_rollouts(
     data: PreferenceData, renderer: Renderer, *, group_size: int, seed: int = 0
 ) -> RecordedRollouts:
-    """Group the student's own decisions wherever there is a consensus, `group_size` a group.
+    """Group the student's own decisions at states with a consensus, `group_size` per group.
 
     Raises:
-        DatasetError: there is no such decision.
+        DatasetError: there are no such decisions.
     """
     consensus = {row.get("state_id"): row["consensus"] for row in data.prompts}
     decisions: dict[Any, Decision] = {}
@@ -160,7 +161,7 @@ def _by_session(decisions: list[Decision], seed: int) -> list[Decision]:
 
 
 def replay_rollouts(_prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-    """Return the recorded rollouts of a batch, as TRL's `rollout_func` does."""
+    """Return the recorded rollouts of a batch, in the form of TRL's `rollout_func`."""
     rows = trainer.rollout_rows
     return {
         "prompt_ids": [row["prompt_ids"] for row in rows],

@@ -1,4 +1,4 @@
-"""Which pairs and rollouts a step sees: pure functions of step and epoch, so resuming needs no state."""
+"""Choose the pairs and rollouts of a step by pure functions of step and epoch, so that resuming needs no state."""
 
 import itertools
 import json
@@ -10,22 +10,22 @@ from trainer.errors import DatasetError
 
 
 def weight_of(row: Mapping[str, Any]) -> float:
-    """Return the weight of a pair, 1 where none is given."""
+    """Return the weight of a pair, by default 1."""
     weight = row.get("weight")
     return 1.0 if weight is None else float(weight)
 
 
 def preference_weight(row: Mapping[str, Any]) -> float:
-    """Return the weight of a row as a pair: 0 where both sides are one action, which is only imitated."""
+    """Return the weight of a row as a pair: 0 if both sides are the same action, which is only imitated."""
     return weight_of(row) if row["chosen"] != row["rejected"] else 0.0
 
 
 def groups_of(rows: Sequence[Mapping[str, Any]], by: str = "session") -> list[str]:
-    """Name the group of every pair: its session, or with `actions` the same two actions.
+    """Return the group of every pair: its session, or with `actions` the pairs with the same two actions.
 
-    Where one state prefers an action to another and a second state the other way round, what the
-    actions look like cancels out within a step, and what is left is what the prompts say. Drawn apart,
-    each step first learns to like one of the two.
+    If one state prefers an action to another, and a second state prefers the reverse, then in one
+    step the looks of the actions cancel out and only the prompts matter. In separate steps, each
+    step would first learn to like one of the two actions.
     """
     sessions = [f"session:{row.get('session_id') or i}" for i, row in enumerate(rows)]
     if by == "session":
@@ -51,11 +51,11 @@ def _action_key(side: Any) -> str:
 
 
 class PairSampler:
-    """Walks through all pairs in epochs of random order, `batch_size` a step.
+    """The sampler of pairs in epochs of random order, `batch_size` per step.
 
-    Pairs of one group (see `groups_of`) stay together, up to as many as a step has: their prompts share a
-    prefix, and no session is all that a run sees for many steps. Every process of a run builds the
-    same sampler and takes its own part of each step.
+    Pairs of one group (see `groups_of`) stay together in a step, up to its size, because their
+    prompts share a prefix. No session fills many steps. Every process of a run builds the same
+    sampler, and takes its own part of each step.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class PairSampler:
         self._orders: dict[int, list[int]] = {}
 
     def step(self, index: int) -> list[int]:
-        """Return indices of the pairs of optimizer step `index`, counted from 0."""
+        """Return the indexes of the pairs in optimizer step `index`, counted from 0."""
         start = index * self.batch_size
         return [
             self._order(position // self.n_pairs)[position % self.n_pairs]
@@ -96,7 +96,7 @@ class PairSampler:
         ]
 
     def part(self, index: int, *, part: int, n_parts: int) -> list[int]:
-        """Return the share of one process and micro-batch of step `index`; may be empty."""
+        """Return the part of one process and micro-batch in step `index`. It may be empty."""
         drawn = self.step(index)
         return drawn[len(drawn) * part // n_parts : len(drawn) * (part + 1) // n_parts]
 
@@ -113,11 +113,11 @@ class PairSampler:
 
 
 class RolloutOrder:
-    """Puts groups of rollouts into the batches whose pairs are of the same session, where it can.
+    """The order of rollout groups, which join the batches with pairs of the same session if possible.
 
-    A random order is cut into windows of `within` batches, and each batch takes from its window first
-    the groups of its own sessions. So every group has its place once in an epoch, as in the random
-    order, at most a window away from it; and an epoch's order depends on nothing but its number.
+    A random order is divided into windows of `within` batches. Each batch first takes the groups of
+    its own sessions from its window. So every group comes once per epoch, at most a window away
+    from its random place. The order of an epoch depends only on its number.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class RolloutOrder:
 
     @property
     def n_batches(self) -> int:
-        """Return the full batches of an epoch. The rest waits for the next epoch."""
+        """Return the number of full batches of an epoch. The rest may come in the next one."""
         return len(self.sessions) // self.batch_size
 
     def epoch(self, epoch: int, wanted: Callable[[int], Sequence[Hashable]]) -> list[int]:
@@ -137,7 +137,7 @@ class RolloutOrder:
 
         Args:
             epoch: its number, counted from 0.
-            wanted: sessions of the pairs of a batch of this epoch.
+            wanted: returns the sessions of the pairs in a batch of this epoch.
         """
         order = list(range(len(self.sessions)))
         random.Random(f"{self.seed}:{epoch}").shuffle(order)

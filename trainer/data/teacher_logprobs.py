@@ -1,9 +1,9 @@
-"""Recorded token probabilities of a teacher, in the tokens of the student.
+"""Convert a teacher's recorded token probabilities to the student's tokens.
 
-Two tokenizers meet only in bytes. A token of the student counts where the teacher wrote a token of
-the very same bytes at the very same place; everywhere else the teacher's numbers are about another
-event, and the position is masked and counted. With one tokenizer family that is nearly every token;
-with two it is the short and common words.
+Two tokenizers can be compared only by bytes. A student's token counts if the teacher wrote a token
+with the same bytes at the same place. Elsewhere the teacher's numbers are about another event, so
+the position is masked and counted. Within one tokenizer family nearly every token counts, and
+across families mostly short and common words.
 """
 
 import json
@@ -17,8 +17,8 @@ from trainer.data.budget import sides_of
 from trainer.data.rendering import Renderer
 
 TokenLogprobs = Sequence[Sequence[Sequence[Any]]]
-"""By token the written one and its alternatives, each as `[token, log-probability]`; a token is its
-text, or its bytes as numbers."""
+"""For each token, the written one and its alternatives, each as `[token, log-probability]`. A token
+is text, or bytes as numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,23 +28,24 @@ class ScoredAnswer:
     prompt_ids: list[int]
     answer_ids: list[int]
     places: list[int]
-    """Tokens of the answer that the teacher cut alike."""
+    """Indexes of answer tokens with the same boundaries in the teacher's tokenizer."""
     support: list[list[int]]
-    """By place, ids that the teacher's probabilities are about, the written one first."""
+    """For each of these, the ids with a teacher's probability, the written one first."""
     logps: list[list[float]]
-    """By place, their natural log-probabilities."""
+    """For each of these, the natural log-probabilities."""
 
 
 @dataclass
 class AnswerReader:
-    """Turns rows of the dataset's `teacher_logprobs` into `ScoredAnswer`s, and counts the rest."""
+    """The reader that turns rows of `teacher_logprobs` into `ScoredAnswer`s, and counts the rest."""
 
     renderer: Renderer
     counts: Counter[str] = field(default_factory=Counter)
-    """`tokens`: all tokens of the student; `aligned` of them count; the others by why they do not:
-    `other_cut` (no token of the teacher has these bytes here), `too_long` (beyond the budget).
-    `answers` and `answers_not_lossless`: the tokenizer does not give a text back as it was.
-    `alternatives` and `alternatives_unknown`: no token of the student; they stay in the rest."""
+    """Counts: `tokens` are all tokens of the student, of which `aligned` count. The others are
+    counted by reason: `other_cut` (the teacher has no token with these bytes here), `too_long`
+    (beyond the budget). `answers_not_lossless` are those of the `answers` that the tokenizer
+    doesn't reproduce. `alternatives_unknown` are those of the `alternatives` that aren't a token of
+    the student; they stay in the rest."""
 
     def __post_init__(self) -> None:
         """Spell the vocabulary out in bytes."""
@@ -54,7 +55,7 @@ class AnswerReader:
             self._ids[spelled] = token_id
 
     def read(self, rows: Iterable[Mapping[str, Any]]) -> list[ScoredAnswer]:
-        """Return the answers of which at least one token counts."""
+        """Return the answers with at least one token that counts."""
         return [answer for row in rows if (answer := self._read(row)) is not None]
 
     def _read(self, row: Mapping[str, Any]) -> ScoredAnswer | None:

@@ -1,18 +1,17 @@
-"""What a model's chat template has a place for, and the plain form of what it has none for.
+"""Find out what a model's chat template can show, and write the rest as plain text.
 
-A template silently leaves out what its author did not think of: many know no tool calls, no tool
-results, no list of tools. Chosen and rejected action are then rendered to the same tokens and
-nothing is learnt. So the template is asked, with words that no template contains, and whatever does
-not come back is written into the messages as text, in one form for prompts, both sides of a pair
-and generation:
+A template silently drops what its author did not provide for. Many can't show tool calls, tool
+results, or a list of tools. Then both sides of a pair can become the same tokens, and nothing is
+learned. So this module renders test words that no template contains. Parts whose words don't come
+back are written into the messages as text, in the same form for prompts, both sides of a pair, and
+generation:
 
-- a tool call: `<tool_call>`, the JSON object with `name` and `arguments`, `</tool_call>`, on lines
-  of their own, behind the message's text;
-- a tool's result: a user message with `<tool_response>` and `</tool_response>` around it;
-- the list of tools: their JSON schemas, one a line between `<tools>` and `</tools>`, at the end of
-  the system message, with the form of a call;
-- a system message: in front of the first user message;
-- where roles must alternate: neighbours of one role become one message.
+- a tool call: `<tool_call>`, the JSON object with `name` and `arguments`, `</tool_call>`, on
+  separate lines after the message's text; - a tool's result: a user message with `<tool_response>`
+  and `</tool_response>` around it; - the list of tools: their JSON schemas, one a line between
+  `<tools>` and `</tools>`, at the end of the system message, with the form of a call; - a system
+  message: in front of the first user message; - consecutive messages of one role, if roles must
+  alternate: one message.
 
 A tokenizer without a usable template gets `PLAIN_TEMPLATE`.
 """
@@ -37,7 +36,7 @@ PLAIN_TEMPLATE = r"""
   {{- '### assistant\n' -}}
 {%- endif -%}
 """.strip()
-"""For a tokenizer without a chat template: a heading for each role, the end token after each."""
+"""The template for a tokenizer without one: a heading for each role, and the end token after each message."""
 
 CALL_FORM = '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>'
 LEFT_OUT = "[earlier messages are left out]"
@@ -50,7 +49,7 @@ _WORDS = {
 
 
 class Tokenizer(Protocol):
-    """The methods of a Hugging Face tokenizer that this room needs."""
+    """The methods of a Hugging Face tokenizer that this package needs."""
 
     chat_template: Any
     pad_token: Any
@@ -74,27 +73,27 @@ class TemplateFeatures:
     """The features of a chat template, found by rendering."""
 
     puts_response_behind_prompt: bool
-    """Whether an answer stands right behind the generation prompt, as in a generation."""
+    """Whether an answer comes right after the generation prompt, as in generation."""
     has_system: bool
     has_tools: bool
     has_tool_calls: bool
     has_parallel_calls: bool
-    """Whether a message may have several calls; Llama 3.1's template refuses them."""
+    """Whether a message may have several calls. Llama 3.1's template refuses them."""
     has_tool_results: bool
     has_free_order: bool
     """Whether roles need not alternate."""
     keeps_prefix: bool
-    """Whether earlier messages stay as they are, whatever follows; else trees share less."""
+    """Whether the tokens of earlier messages never depend on later ones. Otherwise prefix trees share less."""
     keeps_thinking: bool
     has_default_system: bool
-    """Whether a system message is made up where none is given."""
+    """Whether the template adds a system message of its own if there is none."""
     ending: str
-    """What stands behind an answer, up to and with the token that ends the turn."""
+    """The text after an answer, up to and including the token that ends the turn."""
     tail: str
-    """All that stands behind an answer."""
+    """The whole text after an answer."""
 
     def missing(self) -> dict[str, str]:
-        """Name the parts that the template can't render, and how each is written instead."""
+        """Return the parts that the template can't show, and how each is written instead."""
         plain = {
             "has_system": "system messages go in front of the first user message",
             "has_tools": "tools are listed in the system message",
@@ -109,10 +108,11 @@ class TemplateFeatures:
 def prepare_tokenizer(tokenizer: Any) -> TemplateFeatures:
     """Add to a tokenizer the parts it lacks: a template, an end token of turns, or a pad token.
 
-    What is set is saved with the tokenizer, so a trained model generates as it was trained.
+    The additions are saved with the tokenizer, so a trained model generates in the form of its
+    training.
 
     Raises:
-        TrainerConfigError: it has neither an end token nor a pad token.
+        TrainerConfigError: the tokenizer has neither an end token nor a pad token.
     """
     if tokenizer.eos_token is None and tokenizer.pad_token is None:
         raise TrainerConfigError(
@@ -137,7 +137,7 @@ def prepare_tokenizer(tokenizer: Any) -> TemplateFeatures:
 
 
 def probe(tokenizer: Tokenizer) -> TemplateFeatures:
-    """Find out by rendering which features a chat template has."""
+    """Render test messages to find the features of a chat template."""
     w = _WORDS
     answer = {"role": "assistant", "content": w["answer"]}
     call = {"type": "function", "function": {"name": w["call"], "arguments": {"p": w["value"]}}}
@@ -199,7 +199,7 @@ def rendered(
     tools: Sequence[Tool] | None = None,
     with_generation_prompt: bool = False,
 ) -> str | None:
-    """Render messages as text; `None` where the template refuses them."""
+    """Render messages as text, or return None if the template refuses them."""
     try:
         return rendered_or_refused(
             tokenizer, messages, tools=tools, with_generation_prompt=with_generation_prompt
@@ -218,7 +218,7 @@ def rendered_or_refused(
     """Render messages as text.
 
     Raises:
-        DatasetError: the template refuses them, with what it says.
+        DatasetError: the template refuses them. Contains the template's own message.
     """
     try:
         return tokenizer.apply_chat_template(
@@ -240,7 +240,7 @@ def rendered_or_refused(
 def plain_messages(
     messages: Sequence[Message], tools: Sequence[Tool] | None, features: TemplateFeatures
 ) -> list[Message]:
-    """Write as text the parts that the template can't render, all but the order of roles."""
+    """Write the parts that the template can't show as text. The order of roles doesn't change."""
     plain = [_plain(message, features) for message in messages]
     if tools and not features.has_tools:
         listed = tools_text(tools)
@@ -268,7 +268,7 @@ def calls_text(calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def with_object_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the function of a call with its arguments as an object, however they were written."""
+    """Return the function of a call with its arguments as an object, from text or an object."""
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
@@ -291,10 +291,10 @@ def _plain(message: Message, features: TemplateFeatures) -> Message:
 
 
 def in_order(messages: Sequence[Message], features: TemplateFeatures) -> list[Message]:
-    """Put messages into the order that the template takes; nothing is left out.
+    """Change messages to an order that the template accepts, without dropping any.
 
-    Last, because it looks at neighbours: which messages are neighbours depends on what was cut and
-    on a hint at the end.
+    Call it last. It joins adjacent messages, and cuts and a hint change which messages are
+    adjacent.
     """
     ordered = list(messages)
     if not features.has_system:
@@ -334,20 +334,20 @@ def _system_first(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def special_tokens(tokenizer: Tokenizer) -> list[str]:
-    """List the special tokens as text, without the reserved ones that stand for nothing."""
+    """List the special tokens as text, without unused reserved ones."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     texts = {str(t) for t in tokenizer.all_special_tokens} | {str(t) for t in added if t.special}
     return sorted(t for t in texts if t and not re.fullmatch(r"<unused\d+>", t))
 
 
 def special_token_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Compile a pattern of the special tokens as text; `None` when there is none."""
+    """Compile a pattern that matches the special tokens, or return None without any."""
     tokens = sorted((t for t in special_tokens(tokenizer) if len(t) > 2), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, tokens))) if tokens else None
 
 
 def without_special_tokens(value: Any, pattern: re.Pattern[str] | None) -> Any:
-    """Break up special tokens in the text of a session, which would be read as structure."""
+    """Break up special tokens in the text of a session, so that they aren't read as structure."""
     if pattern is None:
         return value
     if isinstance(value, str):

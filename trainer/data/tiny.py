@@ -1,4 +1,4 @@
-"""A tiny model and tokenizer made on the spot, for runs that need no download and no GPU."""
+"""Make a tiny model and tokenizer, for runs without a download and without a GPU."""
 
 import json
 import random
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainer.data.collator import ComposerDataCollator
 
 MAX_CHARS = 4000
-"""Of one text: a tokenizer learns no more from the rest of a long file."""
+"""The most characters of one text. A tokenizer learns little from the rest of a long file."""
 
 CHAT_TEMPLATE = r"""
 {%- if tools -%}
@@ -46,8 +46,8 @@ CHAT_TEMPLATE = r"""
   {{- '<|im_start|>assistant\n' -}}
 {%- endif -%}
 """.strip()
-"""Chat template with tools (names and parameter names), tool calls in the Hermes form and tool
-results. It preserves prefixes: earlier messages are rendered the same whatever follows."""
+"""Chat template with tools (names and parameter names), tool calls in Hermes's form, and tool
+results. It preserves prefixes: later messages never change the rendering of earlier ones."""
 
 RESPONSE_TEMPLATE: dict[str, Any] = {
     "defaults": {"role": "assistant"},
@@ -63,7 +63,7 @@ RESPONSE_TEMPLATE: dict[str, Any] = {
         "content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"},
     },
 }
-"""The same the other way round: how transformers reads tool calls out of a generated response."""
+"""The reverse template, by which transformers parses tool calls in a generated response."""
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
@@ -104,9 +104,9 @@ def make_model(
 ) -> "Qwen2ForCausalLM":
     """Build a Qwen2 model of random weights in float32 for this tokenizer.
 
-    With `is_mimetic`, value and output projections start out as each other's transpose, so that
-    attention hands on the tokens it looks at, as trained models do: a handful of steps is then
-    enough to learn what to look for (Trockman and Kolter 2023, arXiv:2305.09828).
+    With `is_mimetic`, value and output projections start as each other's transpose, so that
+    attention copies the tokens that it looks at, as in trained models. Then a few steps are enough
+    to learn where to look (Trockman and Kolter 2023, arXiv:2305.09828).
     """
     from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: PLC0415 - slow to load
 
@@ -157,17 +157,17 @@ def pretrain(
 ) -> None:
     """Teach a randomly initialized model the form of actions, but none of the preference.
 
-    Both sides of each pair are learned alike behind their prompt, as next tokens: a stand-in for the
+    It learns both sides of each pair equally, as next tokens after their prompt. This replaces the
     pretraining that a tiny model never had.
 
     Args:
-        model: changed in place.
+        model: the model, which changes in place.
         collator: renders the pairs.
         rows: pairs of the train split.
-        n_steps: updates.
-        n_rows: pairs of one update.
-        learning_rate: of AdamW, reached after five updates.
-        seed: of the order in which pairs are drawn.
+        n_steps: number of updates.
+        n_rows: pairs per update.
+        learning_rate: learning rate of AdamW, reached after five updates.
+        seed: seed of the order of pairs.
         forward: runs the model on pairs.
     """
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
@@ -185,9 +185,10 @@ def pretrain(
 
 
 def corpus(rows: Sequence[Any]) -> list[str]:
-    """Collect the texts of dataset rows to train a tokenizer on: messages, calls, hints.
+    """Collect the texts of dataset rows for training a tokenizer: messages, calls, and hints.
 
-    System prompts are left out: one that all rows share would take the few words that there are.
+    System prompts are left out, because a prompt that all rows share would take up the small
+    vocabulary.
     """
     texts = []
     for row in rows:

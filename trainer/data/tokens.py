@@ -1,8 +1,8 @@
-"""Token ids of what a run renders, made once, at rest in a memory-mapped file.
+"""Store the token ids of a run's texts, rendered once, in a memory-mapped file.
 
-Rendering a long session through a chat template takes a third of a CPU second at 9,000 tokens, each
-time that a pair is drawn. `TokenStore` does it before the first step, in as many processes as there
-are cores, and from then on a text is looked up by what it is made of.
+A chat template takes a third of a CPU second for a session of 9,000 tokens, each time that a pair
+is drawn. `TokenStore` renders all texts before the first step, in one process per core. Afterwards,
+ids are looked up by a hash of the request.
 """
 
 import hashlib
@@ -33,18 +33,18 @@ _WORTH_PROCESSES = 20_000_000
 _PER_BATCH = 16
 
 Request = dict[str, Any]
-"""A prompt (`messages`, `tools`, `hint`, `needs`) or a response (`messages` alone)."""
+"""A prompt (`messages`, `tools`, `hint`, `needs`) or a response (only `messages`)."""
 
 
 class Renders(Protocol):
-    """A renderer of requests to ids, such as `trainer.data.rendering.Renderer`."""
+    """A renderer of requests, such as `trainer.data.rendering.Renderer`."""
 
     @property
     def identity(self) -> str:
-        """Return one line that changes whenever the ids would."""
+        """Return one line that changes whenever the ids would change."""
 
     def render(self, request: Request) -> tuple[list[int], Cut]:
-        """Return the ids of a request, and the cuts that its budget made."""
+        """Return the ids of a request, and the cuts by its budget."""
 
 
 def prompt_request(
@@ -53,7 +53,7 @@ def prompt_request(
     hint: str | None,
     sides: Iterable[Message] = (),
 ) -> Request:
-    """Return the request of a prompt. It must stay sufficient for the actions in `sides`."""
+    """Return the request of a prompt, which must keep what the actions in `sides` need."""
     if isinstance(tools, str):  # as a column of JSON text has it
         tools = json.loads(tools)
     return {"messages": messages, "tools": tools, "hint": hint, "needs": needs_of(sides)}
@@ -81,7 +81,7 @@ def requests_of(
 
 
 class TokenStore:
-    """The ids of requests. The caller renders a request that it lacks."""
+    """The stored ids of requests. The caller renders missing requests."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -100,10 +100,10 @@ class TokenStore:
         return self._table["ids"][place].as_py(), Cut(**json.loads(cut)) if cut else Cut()
 
     def fill(self, requests: Iterable[Request], renderer: Renders, folder: Path) -> None:
-        """Render requests into a file of `folder`, or take the file that did so before.
+        """Render requests into a file in `folder`, or reuse an earlier file.
 
-        The file is named after the tokenizer, its template, the budgets and the requests, so that
-        another of any of them is another file.
+        The name of the file is a hash of the tokenizer, its template, the budgets, and the
+        requests. A change of any of them gives another file.
         """
         wanted = {key_of(request): request for request in requests}
         identity = hashlib.sha256("\n".join([renderer.identity, *sorted(wanted)]).encode())

@@ -1,1 +1,1 @@
-"""Other RL engines behind one small interface: a folder each, beside what several of them share."""
+"""Other RL engines behind one small interface. Each has a folder, and shared modules are next to these."""

@@ -1,4 +1,4 @@
-"""Which engine can do what of the three channels, and a check before anything is started."""
+"""The capabilities of each engine for the three channels, and a check before a run starts."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,25 +12,25 @@ __all__ = ["ENGINES", "TrainingEngine", "check"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingEngine:
-    """The capabilities of one engine. The first entry of a tuple is the default, and `auto`."""
+    """The capabilities of one engine. The first entry of a tuple is the default, and the choice of `auto`."""
 
     name: str
     title: str
     objectives: Mapping[str, Mapping[str, Any]]
-    """Policy objectives by our names, in the engine's words: channel 1 is always its own code."""
+    """The engine's names of policy objectives, by our names. Channel 1 is always the engine's own code."""
     rollouts: tuple[str, ...]
     estimators: tuple[str, ...]
-    """Forms of channel 2: anything but `sampled` compares distributions."""
+    """Supported forms of channel 2. All but `sampled` compare distributions."""
     wrappers: tuple[str, ...] = ("none", "taid", "entropy_opd")
     teachers: tuple[str, ...] = ("live",)
     outer: tuple[str, ...] = ("none",)
 
     @property
     def sees_logits(self) -> bool:
-        """Return whether the loss sees both models' logits; else a server scores the hinted context.
+        """Return whether the loss sees the logits of both models. Otherwise a server scores the hinted context.
 
-        Such a server holds the current policy and scores at temperature 1, and TAID's target moves
-        by the step alone.
+        Such a server has the current policy and scores at temperature 1. TAID's target then moves
+        only with the step.
         """
         return "full" in self.estimators
 
@@ -94,14 +94,14 @@ ENGINES: dict[str, TrainingEngine] = {
     "prime_rl": PRIME_RL,
     "tinker": TINKER,
 }
-"""Engines by the name that settings and `engines.<name>` use."""
+"""Engines by their name in settings and in `engines.<name>`."""
 
 
 def check(settings: RunConfig) -> TrainingEngine:
-    """Return the engine of these settings, if it can do all that they ask for.
+    """Return the engine of these settings, if it supports all of them.
 
     Raises:
-        TrainerConfigError: it cannot; the message lists everything, with what to change.
+        TrainerConfigError: it doesn't. The message lists every problem and what to change.
     """
     engine = ENGINES[settings.engine]
     problems = [*_run_problems(engine, settings), *_channel_problems(engine, settings)]

@@ -1,4 +1,4 @@
-"""The same for every engine that trains in programs of its own, from files that we write."""
+"""The common parts of engines that train in their own programs, from files that we write."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ __all__ = ["check_startable", "make_renderer", "n_states_of_step", "require_hint
 
 
 def check_startable(settings: RunConfig) -> None:
-    """Check that the engine supports the settings, and has everything it needs.
+    """Check that the engine supports the settings, and that all needed settings are there.
 
     Raises:
-        TrainerConfigError: it cannot, or is not.
+        TrainerConfigError: a setting isn't supported, or one is missing.
     """
     title = check(settings).title
     if settings.model is None:
@@ -26,7 +26,7 @@ def check_startable(settings: RunConfig) -> None:
 
 
 def make_renderer(settings: RunConfig) -> Renderer:
-    """Build the renderer of the model's own tokenizer, cut as under TRL."""
+    """Build the renderer for the model's own tokenizer, with the same cuts as under TRL."""
     tokenizer: Any = AutoTokenizer.from_pretrained(settings.model, padding_side="left")
     shared = settings.shared
     return Renderer(
@@ -42,7 +42,7 @@ def require_hints(settings: RunConfig, n_hints: int) -> None:
     """Check that channel 2 has hints to learn from, if it has a weight.
 
     Raises:
-        DatasetError: it has nothing.
+        DatasetError: no row has a hint.
     """
     alpha = settings.shared.alpha_sdpo
     if alpha > 0 and n_hints == 0:
@@ -53,7 +53,7 @@ def require_hints(settings: RunConfig, n_hints: int) -> None:
 
 
 def n_states_of_step(shared: SharedSettings, *, n_ranks: int = 1) -> int:
-    """Count the states of one step: each gives a group of rollouts.
+    """Return the number of states in one step. Each gives a group of rollouts.
 
     Raises:
         TrainerConfigError: the rollouts of a step do not fill whole groups.

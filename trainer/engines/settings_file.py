@@ -1,4 +1,4 @@
-"""What a settings file says to one engine: all of it is understood, or refused."""
+"""Read a settings file for one engine. Unknown settings are refused."""
 
 import logging
 from collections.abc import Mapping
@@ -33,17 +33,17 @@ SPEED_ONLY = frozenset(
         "use_cpu",
     }
 )
-"""Fields of the `trl` section that change speed or looks there, and nothing that is learnt."""
+"""Fields of the `trl` section that change only speed or output, and nothing that is learned."""
 
 LEASH = frozenset({"drift_tokens", "drift_weight"})
-"""Fields of the `trl` section that keep a model near its first weights; TRL alone has that term."""
+"""Fields of the `trl` section that keep a model near its first weights. Only TRL has this term."""
 
 
 def read_settings(values: Mapping[str, Any], engine: str = "trl") -> RunConfig:
     """Read the settings of `engine`. An unknown setting is an error.
 
     Raises:
-        TrainerConfigError: a field is missing, unknown or of another type, or has no counterpart
+        TrainerConfigError: a field is missing, unknown, or of the wrong type, or has no counterpart
             in the engine.
     """
     told = without_engines(values)
@@ -88,8 +88,7 @@ def _without_unused(values: Mapping[str, Any], engine: str) -> dict[str, Any]:
         logger.info("%s: %s is not used", engine, name)
     if trl.get("drift_weight"):
         logger.warning(
-            "%s: trl.drift_weight is not used, nothing keeps calls as they were; compare greedy "
-            "actions before and after",
+            "%s ignores trl.drift_weight, so nothing keeps the model's calls well formed; compare greedy actions before and after",
             engine,
         )
     kept = {name: value for name, value in values.items() if name not in about_evaluation}

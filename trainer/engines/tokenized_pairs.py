@@ -1,8 +1,8 @@
-"""Tokenized pairs at rest, their reference log-probs, and the part of a step that a rank trains on.
+"""Stored tokenized pairs, their reference log-probs, and the part of a step for each rank.
 
-The pairs are rendered once, before the workers start, so that no worker needs the renderer. Which
-pairs a step sees is `PairSampler`'s pure function of the step: the same as under TRL, whatever the
-number of ranks.
+Pairs are rendered once before the workers start, so that no worker needs the renderer.
+`PairSampler` chooses the pairs of a step as a pure function of the step: the same as under TRL, for
+any number of ranks.
 """
 
 import hashlib
@@ -39,10 +39,10 @@ SCHEMA = pa.schema(
 
 
 def write_pairs(path: Path, rows: Sequence[Mapping[str, Any]], renderer: Renderer) -> int:
-    """Render the rows of `pairs`; returns how many there are.
+    """Render the rows of `pairs`, and return their number.
 
     Raises:
-        DatasetError: there is none.
+        DatasetError: there is no usable pair.
     """
     usable, n_identical, n_empty, _ = look_at_pairs(renderer, rows)
     if n_identical or n_empty:
@@ -71,7 +71,7 @@ def write_pairs(path: Path, rows: Sequence[Mapping[str, Any]], renderer: Rendere
 
 
 def fitting_rows(rows: Sequence[Any], renderer: Renderer) -> list[Any]:
-    """Return the rows whose prompt can keep its required parts, and log the number of others."""
+    """Return the rows whose prompt can keep its required parts, and log the number of the others."""
     cuts = [
         renderer.prompt(row["prompt"], row.get("tools"), sides=sides_of(row))[1] for row in rows
     ]
@@ -82,16 +82,16 @@ def fitting_rows(rows: Sequence[Any], renderer: Renderer) -> list[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class PairPart:
-    """The pairs of one rank in one step; all ranks have equally many, some of weight 0."""
+    """The pairs of one rank in one step. All ranks have equally many, some with weight 0."""
 
     indices: tuple[int, ...]
     weights: tuple[float, ...]
     total_weight: float
-    """Summed weight of the step over all ranks."""
+    """Sum of the step's weights over all ranks."""
 
 
 class TokenizedPairs:
-    """Pairs as `write_pairs` left them."""
+    """The pairs that `write_pairs` wrote."""
 
     def __init__(self, path: str | Path) -> None:
         """Read the file.
@@ -114,7 +114,7 @@ class TokenizedPairs:
         return len(self.rows)
 
     def sampler(self, *, batch_size: int, seed: int) -> PairSampler:
-        """Make the sampler of an optimizer step's pairs; those of one session stay together."""
+        """Make the sampler of the pairs for optimizer steps. Pairs of one session stay together."""
         if (batch_size, seed) not in self._samplers:
             groups = [row["session_id"] or i for i, row in enumerate(self.rows)]
             self._samplers[batch_size, seed] = PairSampler(
@@ -123,10 +123,10 @@ class TokenizedPairs:
         return self._samplers[batch_size, seed]
 
     def part(self, drawn: Sequence[int], *, rank: int, n_ranks: int, multiple: int) -> PairPart:
-        """Return the share of `rank` in the pairs of a step.
+        """Return the part of `rank` in the pairs of a step.
 
-        Collective operations want every rank to do equally many passes, of `multiple` pairs each:
-        short shares are filled up with pairs of weight 0.
+        Collective operations need equally many passes on every rank, of `multiple` pairs each.
+        Short parts are filled up with pairs of weight 0.
         """
         mine = list(drawn[len(drawn) * rank // n_ranks : len(drawn) * (rank + 1) // n_ranks])
         longest = -(-len(drawn) // n_ranks)
@@ -140,7 +140,7 @@ class TokenizedPairs:
         )
 
     def tensors(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """Pad rows chosen, rejected, chosen, …: prompts on the left, responses on the right."""
+        """Return padded rows (chosen, rejected, chosen, …), with prompts padded on the left and responses on the right."""
         rows = [(self.rows[i], f"{side}_ids") for i in indices for side in ("chosen", "rejected")]
         prompts = [torch.tensor(row["prompt_ids"]) for row, _ in rows]
         responses = [torch.tensor(row[name]) for row, name in rows]
@@ -166,7 +166,7 @@ def _joined(prompts: list[Tensor], responses: list[Tensor]) -> Tensor:
 
 
 def read_reference(path: str | Path, pairs: TokenizedPairs) -> list[list[float]] | None:
-    """Read reference log-probs of both sides of every pair; `None` when the file has none."""
+    """Read the reference log-probs of both sides of every pair, or return None if the file lacks them."""
     path = Path(path)
     if not path.is_file():
         return None
@@ -175,7 +175,7 @@ def read_reference(path: str | Path, pairs: TokenizedPairs) -> list[list[float]]
 
 
 def write_reference(path: str | Path, pairs: TokenizedPairs, logps: list[list[float]]) -> None:
-    """Keep summed log-probs under the weights that a run began with: a resumed run reads them."""
+    """Write the summed log-probs under the first weights of a run, so that a resumed run can read them."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"pairs": pairs.fingerprint, "logps": logps}), "utf-8")

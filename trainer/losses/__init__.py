@@ -1,4 +1,4 @@
-"""Loss functions. Tensors in, scalar out; nothing here knows a framework."""
+"""Loss functions from tensors to a scalar, independent of any training framework."""
 
 from trainer.losses.compose import LossComponents, compose_loss
 from trainer.losses.divergence import generalized_jsd_loss

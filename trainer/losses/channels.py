@@ -1,4 +1,4 @@
-"""The two extra channels as numbers per token and per pair: one core for every framework.
+"""Channels 2 and 3 as losses per token and per pair, shared by all engines.
 
 Dimensions in names: `B` pairs, `N` response tokens, `V` vocabulary.
 """
@@ -18,28 +18,29 @@ from trainer.losses.taid import taid_per_token
 Wrapper = Literal["none", "taid", "entropy_opd"]
 DPOVariant = Literal["dpo", "dpo_norm", "simpo"]
 DEFAULT_TOP_K = 100
-"""Entries of a top-k estimator when none are given."""
+"""Default number of entries of a top-k estimator."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SDPOOptions:
-    """How the student is drawn to its hinted self."""
+    """Options of channel 2, which pulls the student toward its hinted self."""
 
     jsd_beta: float = 0.5
-    """Mixture weight: 0 is KL(teacher || student), 1 is KL(student || teacher)."""
+    """Mixture weight. 0 gives KL(teacher || student), and 1 gives KL(student || teacher)."""
     temperature: float = 1.0
     wrapper: Wrapper = "none"
-    """What stands in for the plain divergence: a TAID target, or the entropy-gated KLs."""
+    """Variant of the divergence: plain, a TAID target, or the entropy-gated KLs."""
     taid_t: float | None = None
     """Weight of the teacher in the TAID target, in [0, 1]."""
     entropy_opd_h_max: float | None = None
-    """Entropy (nats) at which the soft gate is fully forward KL; `None`: log V."""
+    """Entropy (nats) at which the soft gate is fully forward KL. `None` means log V."""
     estimator: Estimator = "full"
     top_k: int | None = None
-    """With estimator "full": teacher's top-k, renormalized. With "topk" (the student's) and
-    "teacher_topk": this many, and the rest as one more entry; `None`: 100."""
+    """With the estimator "full", only the teacher's top-k count, renormalized. With "topk" (the
+    student's) and "teacher_topk", this many entries count, and the rest is one more entry. `None`
+    means 100."""
     token_clip: float | None = None
-    """Cap on every vocabulary entry of the divergence; `None`: no cap."""
+    """Upper limit on every vocabulary entry's part of the divergence. `None` means no limit."""
 
     def __post_init__(self) -> None:
         """Check what a step would only find out later.
@@ -78,21 +79,21 @@ class SDPOOptions:
         )
 
     def at(self, taid_t: float) -> "SDPOOptions":
-        """Copy the options with another `taid_t`."""
+        """Return a copy of the options with another `taid_t`."""
         return replace(self, taid_t=taid_t)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions:
-    """How a pair becomes a loss."""
+    """Options of channel 3's loss for a pair."""
 
     variant: DPOVariant = "dpo"
     dpo_beta: float = 0.1
-    """Scale of "dpo" (summed log-probs) and of "dpo_norm" (averaged ones, wants about 2)."""
+    """Scale of "dpo" (summed log-probs) and of "dpo_norm" (averaged log-probs, for which about 2 is good)."""
     simpo_beta: float = 2.0
     simpo_gamma: float = 1.0
     rpo_alpha: float = 0.0
-    """Weight of the chosen side's own log-likelihood per token, for any variant (RPO)."""
+    """Weight of the chosen side's log-likelihood per token, for any variant (RPO)."""
 
     def __post_init__(self) -> None:
         """Check the name of the variant and the weight.
@@ -154,8 +155,8 @@ def divergence_per_token(
 ) -> Tensor:
     """Compute channel 2 from log-distributions over one support, [N].
 
-    The support is a part of the vocabulary and the rest as one entry (`with_tail`): what a scoring
-    server sends of a teacher. Temperature, estimator and top-k were the sender's concern.
+    The support is a part of the vocabulary, with the rest as one entry (`with_tail`), as a scoring
+    server returns it. The server has already applied temperature, estimator, and top-k.
 
     Raises:
         TrainerConfigError: the TAID wrapper without a `taid_t`.
@@ -193,8 +194,8 @@ def replay_per_pair(
 ) -> Tensor:
     """Compute the loss of channel 3 for each pair, [B]. Log-probs are sums; `n_*` count tokens.
 
-    A preference loss asks only for a difference, and often meets it by making both sides less
-    likely. `rpo_alpha` times the chosen side's negative log-likelihood per token holds that side up.
+    A preference loss only wants a difference, and often gets it by making both sides less likely.
+    `rpo_alpha` times the chosen side's negative log-likelihood per token prevents that.
 
     Source: Pang et al. 2024 (iterative reasoning preference optimization), arXiv:2404.19733, eq. 1.
 

@@ -1,4 +1,4 @@
-"""The verification harness: three channels on one batch, without any framework.
+"""The reference implementation: three channels on one batch, without any framework.
 
 total = LM cross-entropy + alpha_sdpo * self-distillation + beta_replay * trace-replay preference.
 
@@ -30,7 +30,7 @@ from trainer.losses.logps import align_responses, response_logps, token_logps
 logger = logging.getLogger(__name__)
 
 Batch = Mapping[str, Tensor]
-"""Tensors by name: what `trainer.ComposerDataCollator` makes.
+"""Tensors by name, as `trainer.ComposerDataCollator` makes them.
 
 - channel 1: `input_ids` [B, T], `attention_mask`, and `response_mask` or `labels` (-100: ignored)
 - channel 2: `ctx_teacher_input_ids` [B, S], `ctx_teacher_attention_mask`,
@@ -44,21 +44,21 @@ PairLogps = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Summed log-probability and token count of the chosen sides, then of the rejected ones, each [P]."""
 
 PairForward = Callable[[nn.Module, Batch], PairLogps]
-"""Runs a model on the pairs of a batch: `pair_logps`, or what computes the same with less memory."""
+"""Runs a model on the pairs of a batch: `pair_logps`, or an equivalent function with less memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossComponents:
-    """One step's loss, whole and by channel. A channel that is off is 0."""
+    """One step's loss, in total and by channel. A channel that is off is 0."""
 
     total: Tensor
     lm_ce: Tensor
     sdpo_jsd: Tensor
     trace_replay_dpo: Tensor
     metrics: dict[str, float]
-    """`group/name` to value: loss, tokens or pairs, and gradient norms on request."""
+    """Values by `group/name`: losses, tokens or pairs, and gradient norms on request."""
     off: dict[str, str] = field(default_factory=dict)
-    """Channel that is off (`sdpo`, `replay`) to the reason."""
+    """The reason for each channel that is off (`sdpo`, `replay`)."""
 
 
 def compose_loss(
@@ -82,12 +82,12 @@ def compose_loss(
     teacher: nn.Module | None = None,
     with_gradient_norms: bool = False,
 ) -> LossComponents:
-    """Add LM cross-entropy, alpha * hinted self-distillation and beta * trace-replay preference.
+    """Return the sum of LM cross-entropy, alpha * hinted self-distillation, and beta * trace-replay preference.
 
     `model` maps `input_ids` and `attention_mask` to an object with `.logits` [B, T, V]. Each
-    channel is a mean over its own tokens or pairs, so none dilutes another. A channel with weight
-    0 or without its inputs is off: it is 0, `off` names the reason, and the log says it once.
-    `teacher` sees the hinted context; by default it is the model itself, without gradient.
+    channel is a mean over its own tokens or pairs, so they don't dilute each other. A channel with
+    weight 0 or without its inputs is off: its loss is 0, `off` has the reason, and the log says so
+    once. `teacher` sees the hinted context; by default it is the model itself, without gradient.
 
     >>> class Even(nn.Module):  # gives each of four tokens the same probability
     ...     def forward(self, input_ids, attention_mask):
@@ -99,8 +99,8 @@ def compose_loss(
     {'sdpo': 'alpha_sdpo is 0', 'replay': 'beta_replay is 0'}
 
     Raises:
-        TrainerConfigError: an option out of range, or no `input_ids`.
-        AlignmentError: student and teacher responses are not the same tokens.
+        TrainerConfigError: an option is out of range, or `input_ids` are missing.
+        AlignmentError: student and teacher responses have different tokens.
     """
     sdpo_options = SDPOOptions(
         jsd_beta=jsd_beta,
@@ -164,7 +164,7 @@ def _composed(
 
 
 def model_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Compute the logits [B, T, V] of a causal LM; `None` attends to everything."""
+    """Compute the logits [B, T, V] of a causal LM. Without a mask, it attends to everything."""
     if attention_mask is None:
         attention_mask = torch.ones_like(input_ids)
     output: Any = model(input_ids=input_ids, attention_mask=attention_mask)
@@ -185,9 +185,9 @@ def response_token_logps(
 
 
 def pair_logps(model: nn.Module, batch: Batch) -> PairLogps:
-    """Sum log-probs of chosen and rejected sides, and their tokens, each [P]: a forward a side.
+    """Sum the log-probs of chosen and rejected sides, and count their tokens, each [P], with one forward pass per side.
 
-    The plain path: every pair pays for its own prompt twice.
+    This is the plain path, in which every pair runs its prompt twice.
     """
     sides = []
     for side in ("chosen", "rejected"):
@@ -198,7 +198,7 @@ def pair_logps(model: nn.Module, batch: Batch) -> PairLogps:
 
 
 def gradient_norms(model: nn.Module, losses: Mapping[str, Tensor]) -> dict[str, float]:
-    """Measure the norm of each loss's own gradient, under `grad_norm/<name>`."""
+    """Return the norm of each loss's gradient, under `grad_norm/<name>`."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     norms = {}
     for name, loss in losses.items():
@@ -272,7 +272,7 @@ def _replay(
 
 
 def preference_metrics(chosen_avg_logps: Tensor, rejected_avg_logps: Tensor) -> dict[str, float]:
-    """Measure the share of pairs whose chosen side is likelier, the mean margin, and the count."""
+    """Return the share of pairs whose chosen side is more likely, the mean margin, and the count."""
     margin = (chosen_avg_logps - rejected_avg_logps).detach()
     n_pairs = margin.numel()
     return {

@@ -1,8 +1,8 @@
-"""The replay channel as credit per token, for engines that take advantages and nothing else.
+"""Channel 3 as credit per token, for engines that only accept advantages.
 
-An engine whose loss is `-sum(advantage * ratio)` cannot see two responses at once, so it cannot
-compute a preference loss. It need not: at the policy that scored the pair, the gradient of any
-preference loss is a policy gradient in which every token of a side has the same advantage.
+An engine with the loss `-sum(advantage * ratio)` can't see two responses at once, so it can't
+compute a preference loss. But at the policy that scored the pair, the gradient of any preference
+loss equals a policy gradient in which every token of a side has the same advantage.
 
 Dimensions in names: `B` pairs, `N` tokens.
 """
@@ -22,12 +22,12 @@ def replay_credit(
     ref_rejected_logps_B: Tensor | None,
     options: ReplayOptions,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the advantage of each token of the chosen [B] and of the rejected side [B] of pairs.
+    """Compute the advantages of the tokens in the chosen [B] and the rejected side [B] of pairs.
 
-    It is minus the derivative of `replay_per_pair` by the side's summed log-probability: for plain
-    DPO `beta * sigmoid(-beta * h)` and its opposite. With these advantages `credit_per_token` has
-    exactly the pairwise gradient, as long as the policy is the one that scored the pair; after an
-    optimizer step, score again. A weight per pair multiplies its credit.
+    It is the negative derivative of `replay_per_pair` by the side's summed log-probability: for
+    plain DPO, `beta * sigmoid(-beta * h)` and its negative. With these advantages,
+    `credit_per_token` has exactly the pairwise gradient while the policy is the one that scored the
+    pair. Score again after an optimizer step. The weight of a pair multiplies its credit.
 
     Source: DPO, arXiv:2305.18290, sec. 4 (gradient of eq. 7), for any of our variants.
 
@@ -53,8 +53,8 @@ def replay_credit(
 def credit_per_token(logps_N: Tensor, credit_N: Tensor, *, old_logps_N: Tensor | None) -> Tensor:
     """Compute the plain importance-weighted policy loss of each token, [N].
 
-    `-credit * exp(logps - old)`; `old_logps_N` are those of the policy that scored the pair,
-    `None` for the policy as it is now.
+    The loss is `-credit * exp(logps - old)`. `old_logps_N` come from the policy that scored the
+    pair. `None` means the present policy.
     """
     old_logps_N = logps_N.detach() if old_logps_N is None else old_logps_N
     return -credit_N * (logps_N - old_logps_N).exp()

@@ -1,4 +1,4 @@
-"""Divergence from a frozen teacher whose vocabulary may be another one.
+"""Divergence from a frozen teacher, which may have another vocabulary.
 
 Dimensions in names: `N` tokens or groups of tokens, `V` and `W` the two vocabularies, `K` entries that
 both have.
@@ -14,7 +14,7 @@ from trainer.losses.channels import SDPOOptions, divergence_per_token
 from trainer.losses.divergence import log_probs, with_tail
 
 LEAST_REST = 1e-7
-"""Probability of all tokens that are not compared, at least; as in `with_tail`."""
+"""Smallest probability of the tokens that aren't compared, as in `with_tail`."""
 
 __all__ = ["common_support_per_token", "span_per_group", "vocabulary_wide"]
 
@@ -26,16 +26,17 @@ def common_support_per_token(
     teacher_ids_K: Tensor | None,
     options: SDPOOptions,
 ) -> Tensor:
-    """Compute the divergence of two next-token distributions on the tokens that both have, [N].
+    """Compute the divergence of two next-token distributions on their shared tokens, [N].
 
-    All other tokens of a side are one more entry, so that both stay distributions.
+    All other tokens of a side form one more entry, so that both sides stay distributions.
 
     Args:
-        student_logits_NV: they predict the student's token.
-        teacher_logits_NW: they predict the teacher's token that covers the same text.
-        student_ids_K: the shared tokens in the student's vocabulary; none: all, in the same order.
-        teacher_ids_K: the same tokens in the teacher's.
-        options: the divergence, its temperature, its wrapper and its cap.
+        student_logits_NV: logits that predict the student's token.
+        teacher_logits_NW: logits that predict the teacher's token for the same text.
+        student_ids_K: ids of the shared tokens in the student's vocabulary. By default, all ids are
+            shared.
+        teacher_ids_K: ids of the same tokens in the teacher's vocabulary.
+        options: the divergence, its temperature, its wrapper, and its limit.
 
     >>> student, teacher = torch.zeros(1, 4), torch.tensor([[0.5, 0.25, 0.25]]).log()
     >>> ids = torch.tensor([0, 2]), torch.tensor([0, 1])
@@ -69,12 +70,12 @@ def _with_rest(logp_NV: Tensor, ids_K: Tensor) -> Tensor:
 
 
 def span_per_group(student_logp_N: Tensor, teacher_logp_N: Tensor, options: SDPOOptions) -> Tensor:
-    """Compute the divergence where several tokens are the same text: that text, or any other, [N].
+    """Compute the divergence for groups of tokens with the same text, as a choice between this text and any other, [N].
 
     Args:
-        student_logp_N: log-probability of the text, which is the sum over its tokens.
-        teacher_logp_N: the same of the teacher's tokens.
-        options: as in `common_support_per_token`; the temperature was the caller's concern.
+        student_logp_N: log-probability of the text, as the sum over its tokens.
+        teacher_logp_N: the same for the teacher's tokens.
+        options: as in `common_support_per_token`. The caller has already applied the temperature.
 
     >>> half, quarter = torch.tensor([0.5]).log(), torch.tensor([0.25]).log()
     >>> span_per_group(half, quarter, SDPOOptions(jsd_beta=1.0))
@@ -90,7 +91,7 @@ def span_per_group(student_logp_N: Tensor, teacher_logp_N: Tensor, options: SDPO
 
 
 def vocabulary_wide(options: SDPOOptions, n_entries: int) -> SDPOOptions:
-    """Let the entropy gate open at the log of a vocabulary, and not of the entries compared."""
+    """Set the entropy gate to open at the log of a vocabulary's size, and not of the number of compared entries."""
     if options.entropy_opd_h_max is not None:
         return options
     return replace(options, entropy_opd_h_max=math.log(n_entries))

@@ -1,9 +1,9 @@
 """Divergences between a student's and a teacher's next-token distribution.
 
 Dimensions in names: `B` sequences, `T` tokens, `V` vocabulary (or a top-k support of it), `N` any
-leading dimensions. Student and teacher logits name the *same* target token at the same position:
-the shift by one is the caller's. Gradients flow to the student only where the teacher's logits
-carry none; detach them.
+leading dimensions. Student and teacher logits at the same position must predict the *same* target
+token: the caller does the shift by one. Detach the teacher's logits, so that gradients flow only to
+the student.
 """
 
 import math
@@ -15,13 +15,13 @@ from torch import Tensor
 from trainer.errors import ShapeError, TrainerConfigError
 
 IGNORED_LABEL = -100
-"""Label of a position that counts for nothing, as in `torch.nn.functional.cross_entropy`."""
+"""Label of a position that doesn't count, as in `torch.nn.functional.cross_entropy`."""
 
 
 def log_probs(logits_NV: Tensor, temperature: float = 1.0) -> Tensor:
-    """Compute a log-softmax in at least float32 that stays finite where a logit is minus infinity.
+    """Compute a log-softmax in at least float32, which stays finite even if a logit is minus infinity.
 
-    bf16 logits are widened first: a log-softmax rounded to bf16 turns small divergences negative.
+    bf16 logits are converted first, because a log-softmax in bf16 makes small divergences negative.
     """
     widened_NV = logits_NV.float() if logits_NV.element_size() < 4 else logits_NV
     if temperature != 1.0:
@@ -33,7 +33,7 @@ def log_probs(logits_NV: Tensor, temperature: float = 1.0) -> Tensor:
 def kl_entries(p_logp_NV: Tensor, q_logp_NV: Tensor) -> Tensor:
     """Compute the terms `p (log p - log q)` of KL(p || q), one for each vocabulary entry.
 
-    An entry that `q` forbids and `p` does not is infinite, so that a run notices.
+    If `q` gives an entry no probability but `p` does, its term is infinite, so that a run notices.
     """
     entries_NV = p_logp_NV.exp() * (p_logp_NV - q_logp_NV)
     is_infinite = ~_is_possible(q_logp_NV) & _is_possible(p_logp_NV)
@@ -41,7 +41,7 @@ def kl_entries(p_logp_NV: Tensor, q_logp_NV: Tensor) -> Tensor:
 
 
 def taken(logp_NV: Tensor, ids_N: Tensor) -> Tensor:
-    """Return the log-probabilities of the tokens that were taken; minus infinity if impossible."""
+    """Return the log-probabilities of the given tokens, or minus infinity if impossible."""
     logp_N = logp_NV.gather(-1, ids_N.unsqueeze(-1)).squeeze(-1)
     return logp_N.masked_fill(~_is_possible(logp_N), -math.inf)
 
@@ -53,15 +53,15 @@ def _is_possible(logp: Tensor) -> Tensor:
 def jsd_entries(student_logp_NV: Tensor, teacher_logp_NV: Tensor, beta: float) -> Tensor:
     """Compute the terms of the generalized Jensen-Shannon divergence, one per vocabulary entry.
 
-    With the mixture `m = (1 - beta) p_s + beta p_t` it is `beta KL(p_t || m) + (1 - beta) KL(p_s ||
-    m)`; at `beta = 0` KL(p_t || p_s), at `beta = 1` KL(p_s || p_t). The two ends are *not* the
-    limits of the middle, which go to zero: a sweep over `beta` also changes the scale.
+    With the mixture `m = (1 - beta) p_s + beta p_t`, it is `beta KL(p_t || m) + (1 - beta) KL(p_s
+    || m)`. At `beta = 0` it is KL(p_t || p_s), and at `beta = 1` KL(p_s || p_t). These ends are
+    *not* the limits of the middle, which go to zero. So a sweep over `beta` also changes the scale.
 
     Source: Agarwal et al. 2023, arXiv:2306.13649, eq. 1, with the convention of OPSD
     (arXiv:2601.18734).
 
     Raises:
-        TrainerConfigError: `beta` is not between 0 and 1.
+        TrainerConfigError: `beta` isn't between 0 and 1.
     """
     if not 0.0 <= beta <= 1.0:
         raise TrainerConfigError(f"beta={beta} is not in [0, 1]")
@@ -89,24 +89,24 @@ def renormalized(logp_NK: Tensor) -> Tensor:
 
 
 def without_uncounted(logits_NV: Tensor, mask_N: Tensor) -> Tensor:
-    """Replace the logits of uncounted positions by zeros, whatever they hold.
+    """Replace the logits of uncounted positions by zeros, even NaN.
 
-    Leaving a position out of the sum is not enough: the gradient of a log-softmax of NaN is NaN,
-    and 0 times NaN is NaN.
+    Leaving a position out of the sum isn't enough, because the gradient of a log-softmax of NaN is
+    NaN, and 0 times NaN is NaN.
     """
     return logits_NV.masked_fill((mask_N == 0).unsqueeze(-1), 0.0)
 
 
 def masked_sum(values_N: Tensor, mask_N: Tensor) -> Tensor:
-    """Sum where the mask is non-zero; NaN and infinities elsewhere do not leak in."""
+    """Sum where the mask isn't zero. NaN and infinities elsewhere have no effect."""
     return torch.where(mask_N != 0, values_N * mask_N, values_N.new_zeros(())).sum()
 
 
 def check_same_shape(student: Tensor, teacher: Tensor) -> None:
-    """Compare two logits tensors.
+    """Check that two logits tensors have the same shape.
 
     Raises:
-        ShapeError: they differ in any dimension, e.g. because the vocabularies differ.
+        ShapeError: a dimension differs, for example because the vocabularies differ.
     """
     if student.shape != teacher.shape:
         raise ShapeError(
@@ -127,14 +127,14 @@ def generalized_jsd_loss(
 ) -> Tensor:
     """Compute the generalized Jensen-Shannon divergence of logits [B, T, V] (or [N, V]).
 
-    `labels` [B, T] already name the token of each position; -100 leaves a position out.
-    `top_k` keeps the teacher's k likeliest entries and renormalizes both sides on them.
-    `token_clip` caps every single vocabulary entry, as OPSD's later scripts do: the value may then
-    be negative, and its gradient is that of no divergence.
+    `labels` [B, T] are already shifted, and -100 leaves a position out. `top_k` keeps the teacher's
+    k most likely entries and renormalizes both sides on them. `token_clip` limits every vocabulary
+    entry, as OPSD's later scripts do. The value may then be negative, and its gradient isn't that
+    of a divergence.
 
-    "batchmean" divides the sum by the number of counted tokens, or by B without labels; "mean"
-    averages over all entries, "sum" adds, "none" returns the entries ([B, T, V], or [n_tokens, V]
-    with labels). Neither T**2 nor the vocabulary size scales the value.
+    "batchmean" divides the sum by the number of counted tokens, or by B without labels. "mean"
+    averages over all entries, "sum" adds them, and "none" returns them ([B, T, V], or [n_tokens, V]
+    with labels). The value isn't scaled by T**2 or by the vocabulary size.
 
     >>> student, teacher = torch.zeros(1, 2), torch.tensor([[0.9, 0.1]]).log()
     >>> generalized_jsd_loss(student, teacher, beta=0.0)  # log 2 - 0.325, the teacher's entropy

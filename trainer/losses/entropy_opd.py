@@ -1,4 +1,4 @@
-"""Entropy-aware on-policy distillation: which KL counts where the teacher is unsure.
+"""Entropy-aware on-policy distillation, which chooses the KL by the teacher's certainty.
 
 Dimensions in names: `B` sequences, `T` tokens, `V` vocabulary, `N` counted tokens.
 """
@@ -27,11 +27,11 @@ def soft_gated_kl_per_token(
 ) -> Tensor:
     """Compute `w KL(t || s) + (1 - w) KL(s || t)` with `w = clamp(H(t) / h_max, 0, 1)`, per token.
 
-    `h_max` defaults to `log V`, which for a large vocabulary makes `w` small nearly everywhere:
-    almost pure reverse KL. Set it to about the largest entropy the teacher really shows.
+    `h_max` defaults to `log V`. For a large vocabulary, `w` is then small nearly everywhere, which
+    is almost pure reverse KL. Set it to about the largest entropy of the teacher.
 
     Raises:
-        TrainerConfigError: `h_max` is not positive.
+        TrainerConfigError: `h_max` isn't positive.
     """
     check_same_shape(student_logits, teacher_logits)
     if h_max is not None and h_max <= 0:
@@ -53,9 +53,9 @@ def gated_forward_kl_per_token(
     top_k: int = 16,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Compute KL(t || s) on the teacher's top-k where its entropy exceeds the threshold, else 0.
+    """Compute KL(t || s) on the teacher's top-k if its entropy exceeds the threshold, else 0.
 
-    The top-k sum is neither renormalized nor clamped; the entropy (nats) is that of the teacher's
+    The top-k sum is neither renormalized nor clamped. The entropy (nats) is that of the teacher's
     full distribution.
     """
     student_logp = log_probs(student_logits, temperature)
@@ -102,11 +102,12 @@ def entropy_aware_opd_loss(
 ) -> Tensor:
     """Compute entropy-aware on-policy distillation of logits [B, T, V].
 
-    mode="additive" is the paper's: a clipped policy-gradient surrogate on the sampled token's
-    reverse KL over all tokens, plus `alpha` times the top-k forward KL where the teacher's entropy
-    exceeds `entropy_threshold` (nats). It needs `labels` with the sampled ids (-100: not counted).
-    mode="soft" blends both full KLs by the teacher's relative entropy, see
-    `soft_gated_kl_per_token`. "batchmean" divides by the counted tokens; also "sum" and "none".
+    mode="additive" is the paper's form. It adds a clipped policy-gradient surrogate on the sampled
+    token's reverse KL, over all tokens, and `alpha` times the top-k forward KL where the teacher's
+    entropy exceeds `entropy_threshold` (nats). It needs `labels` with the sampled ids (-100 isn't
+    counted). mode="soft" blends both full KLs by the teacher's relative entropy; see
+    `soft_gated_kl_per_token`. The reduction "batchmean" divides by the counted tokens. "sum" and
+    "none" work too.
 
     >>> even, sure = torch.zeros(1, 1, 2), torch.tensor([[[0.9, 0.1]]]).log()
     >>> entropy_aware_opd_loss(sure, even)  # an even teacher opens the gate: KL(t || s)
@@ -115,7 +116,7 @@ def entropy_aware_opd_loss(
     Source: Entropy-Aware On-Policy Distillation, arXiv:2603.07079, eq. 6 (additive form).
 
     Raises:
-        TrainerConfigError: unknown mode or reduction, or additive mode without labels.
+        TrainerConfigError: the mode or reduction is unknown, or additive mode has no labels.
     """
     check_same_shape(student_logits, teacher_logits)
     if labels is not None:

@@ -1,4 +1,4 @@
-"""Log-probabilities of recorded tokens, and which position of one context is which of another.
+"""Compute log-probabilities of recorded tokens, and align the positions of two contexts.
 
 Dimensions in names: `B` sequences, `T` tokens, `V` vocabulary, `N` selected tokens.
 """
@@ -14,11 +14,11 @@ from trainer.losses.divergence import log_probs, taken
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alignment:
-    """The same N response tokens in two contexts, by explicit index."""
+    """The positions of the same N response tokens in two contexts."""
 
     rows: Tensor
     student_positions: Tensor
-    """Index of the token itself; its logits are one position earlier."""
+    """Index of the token itself. Its logits are one position earlier."""
     teacher_positions: Tensor
     ids: Tensor
 
@@ -34,14 +34,14 @@ def align_responses(
     *,
     row_mask_B: Tensor | None = None,
 ) -> Alignment:
-    """Pair the response tokens of two contexts that differ before the response (a hint, padding).
+    """Align the response tokens of two contexts that differ before the response (by a hint or padding).
 
-    The k-th masked position of a row on one side is the k-th of the other. Rows where
-    `row_mask_B` is 0 are left out.
+    The k-th masked position of a row on one side matches the k-th on the other. Rows with
+    `row_mask_B` 0 are left out.
 
     Raises:
-        AlignmentError: a row has different numbers of response tokens, or a pair of positions
-            holds different ids, or a response starts at position 0 and so has no logits.
+        AlignmentError: a row has different numbers of response tokens, aligned positions have
+            different ids, or a response starts at position 0 and so has no logits.
     """
     keep_B1 = _row_mask(student_ids_BT, row_mask_B).unsqueeze(-1)
     student_BT, teacher_BS = (student_mask_BT != 0) & keep_B1, (teacher_mask_BS != 0) & keep_B1
@@ -77,10 +77,10 @@ def _row_mask(ids_BT: Tensor, row_mask_B: Tensor | None) -> Tensor:
 
 
 def token_logps(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0) -> Tensor:
-    """Compute the log-prob of each token but the first, given the tokens before it: [B, T - 1].
+    """Compute the log-prob of each token except the first, given the tokens before it, [B, T - 1].
 
     Raises:
-        ShapeError: logits and ids do not have matching shapes.
+        ShapeError: the shapes of logits and ids don't match.
     """
     if logits_BTV.shape[:2] != ids_BT.shape:
         raise ShapeError(f"logits {tuple(logits_BTV.shape)} do not fit ids {tuple(ids_BT.shape)}")

@@ -1,8 +1,8 @@
 """Preference losses on the log-probability of whole responses.
 
-Dimensions in names: `B` pairs, `T` tokens. `logps` are summed over a response, `avg_logps` are
-divided by its length. Agent actions differ tenfold in length between the two sides, so the
-length-normalized forms are the safer choice for them.
+Dimensions in names: `B` pairs, `T` tokens. `logps` are summed over a response, and `avg_logps` are
+divided by its length. The two sides of an agent's pair may differ tenfold in length, so the
+length-normalized losses are the safer choice.
 """
 
 import torch.nn.functional as F
@@ -36,10 +36,10 @@ def simpo_loss(
     gamma: float = 1.0,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Compute SimPO: length-normalized, without a reference model; mean over pairs [B].
+    """Compute SimPO (length-normalized, without a reference model), as a mean over pairs [B].
 
-    `-log sigmoid(beta (chosen - rejected) - gamma)`. The authors' scripts give the target margin as
-    the ratio `gamma / beta`.
+    `-log sigmoid(beta (chosen - rejected) - gamma)`. The authors' scripts specify the target margin
+    as the ratio `gamma / beta`.
 
     >>> import torch
     >>> chosen, rejected = torch.tensor([-1.0]), torch.tensor([-1.5])
@@ -120,7 +120,7 @@ def length_normalized_dpo_loss(
 ) -> Tensor:
     """Compute DPO on averaged log-probabilities: SimPO with a reference and no margin.
 
-    `beta` lives on SimPO's scale (about 2), not on DPO's. The same as TRL's `sigmoid_norm`.
+    `beta` is on SimPO's scale (about 2), not on DPO's. This equals TRL's `sigmoid_norm`.
 
     >>> import torch
     >>> same = torch.tensor([-1.0])

@@ -1,4 +1,4 @@
-"""A teacher of whom only the likeliest tokens were recorded, as channel 2's target.
+"""Channel 2 with a teacher whose most likely tokens were recorded.
 
 Dimensions in names: `N` tokens, `V` vocabulary, `K` recorded entries of a token.
 """
@@ -11,7 +11,7 @@ from trainer.losses.distill import vocabulary_wide
 from trainer.losses.divergence import log_probs, with_tail
 
 NO_ENTRY = -1
-"""Fills up the ids of a token with fewer recorded entries than another."""
+"""Pads the ids of a token with fewer recorded entries."""
 
 
 def recorded_teacher_per_token(
@@ -22,14 +22,15 @@ def recorded_teacher_per_token(
 ) -> Tensor:
     """Compute the loss of channel 2 from a teacher's recorded top-k, [N].
 
-    All that was not recorded is one more entry on both sides, as in `divergence_per_token`. Servers
-    record probabilities at temperature 1, so that is the student's too, whatever `options` say.
+    Everything that was not recorded is one more entry on both sides, as in `divergence_per_token`.
+    Servers record probabilities at temperature 1, so the student's temperature is also 1,
+    regardless of `options`.
 
     Args:
-        student_logits_NV: they predict the token that the teacher's entries are about.
-        support_NK: the entries' ids in the student's vocabulary; `NO_ENTRY` where there is none.
-        teacher_logp_NK: natural log-probabilities of the entries; anything where there is none.
-        options: the divergence, its wrapper and its cap.
+        student_logits_NV: logits that predict the token of the teacher's entries.
+        support_NK: ids of the entries in the student's vocabulary, padded with `NO_ENTRY`.
+        teacher_logp_NK: natural log-probabilities of the entries. Padding may have any value.
+        options: the divergence, its wrapper, and its limit.
 
     >>> student = torch.zeros(1, 4)
     >>> ids, logp = torch.tensor([[2, 0]]), torch.tensor([[0.5, 0.25]]).log()

@@ -1,4 +1,4 @@
-"""Self-distillation from a teacher that saw a hint (SDPO), in its four estimators.
+"""Self-distillation from a teacher that saw a hint (SDPO), with its four estimators.
 
 Dimensions in names: `B` sequences, `T` response tokens, `V` vocabulary, `K` top-k support.
 """
@@ -36,13 +36,13 @@ def sdpo_per_token(
 ) -> Tensor:
     """Compute the divergence of every response token, [B, T].
 
-    "full" sums over the vocabulary. "topk" keeps the *student's* k likeliest entries, with the
-    rest in one tail bucket (`add_tail`) or renormalized away; "teacher_topk" keeps the teacher's,
-    which is what a scoring server can send. "sampled" needs `ids_BT` and is
+    "full" sums over the vocabulary. "topk" keeps the *student's* k most likely entries, and puts
+    the rest into one more entry (`add_tail`) or renormalizes without it. "teacher_topk" keeps the
+    teacher's entries, which a scoring server can return. "sampled" needs `ids_BT` and is
     `sampled_reverse_kl_per_token`.
 
-    `alpha` is the mixture weight `beta` of `jsd_entries`: 0 is KL(teacher || student), 1 is
-    KL(student || teacher); "sampled" knows only 1.
+    `alpha` is the mixture weight `beta` of `jsd_entries`: 0 gives KL(teacher || student), and 1
+    gives KL(student || teacher). "sampled" supports only 1.
 
     >>> even, sure = torch.zeros(1, 1, 2), torch.tensor([[[0.9, 0.1]]]).log()
     >>> sdpo_per_token(even, sure, alpha=1.0)  # KL(s || t): log(0.5 / 0.3)
@@ -51,7 +51,7 @@ def sdpo_per_token(
     Source: SDPO, arXiv:2601.20802, sec. 3.
 
     Raises:
-        TrainerConfigError: "sampled" without ids or with another `alpha`.
+        TrainerConfigError: "sampled" has no ids, or another `alpha`.
     """
     check_same_shape(student_logits_BTV, teacher_logits_BTV)
     student_logp = log_probs(student_logits_BTV, temperature)
@@ -79,9 +79,10 @@ def on_support(
     top_k: int,
     add_tail: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Keep the k entries that one log-distribution finds likeliest of both, [N, K + 1].
+    """Keep, in both log-distributions, the k entries that are most likely in one of them, [N, K + 1].
 
-    The last entry is all the rest; without `add_tail` it is missing and the others are scaled up.
+    The last entry is the rest. Without `add_tail` there is no such entry, and the others are scaled
+    up.
     """
     chooser_NV = teacher_logp_NV if estimator == "teacher_topk" else student_logp_NV
     support_NK = chooser_NV.topk(min(top_k, chooser_NV.size(-1)), dim=-1).indices
@@ -93,11 +94,11 @@ def on_support(
 
 
 def sampled_reverse_kl_per_token(student_logps_BT: Tensor, teacher_logps_BT: Tensor) -> Tensor:
-    """Estimate KL(student || teacher) from the sampled tokens alone, by score function, [B, T].
+    """Estimate KL(student || teacher) from the sampled tokens alone, by the score function, [B, T].
 
-    `(log p_s - log p_t).detach() log p_s`: over tokens that the student sampled, its gradient is
-    the divergence's; its value means nothing and is negative half of the time. It is all that is
-    left of channel 2 where no logits are at hand.
+    The formula is `(log p_s - log p_t).detach() log p_s`. Over tokens that the student sampled, its
+    expected gradient is that of the divergence. Its value has no meaning, and is negative half of
+    the time. Use it for channel 2 if there are no logits.
 
     Source: SDPO, arXiv:2601.20802, sec. 3 (token-level credit).
     """
@@ -107,7 +108,7 @@ def sampled_reverse_kl_per_token(student_logps_BT: Tensor, teacher_logps_BT: Ten
 def importance_weights(
     logps_BT: Tensor, old_logps_BT: Tensor, *, max_ratio: float, max_log_ratio: float = 20.0
 ) -> Tensor:
-    """Compute the detached ratio `p / p_old` of each token, cut at `max_ratio`."""
+    """Compute the detached ratio `p / p_old` of each token, limited to `max_ratio`."""
     log_ratio_BT = (logps_BT - old_logps_BT).detach().clamp(-max_log_ratio, max_log_ratio)
     return log_ratio_BT.exp().clamp(max=max_ratio)
 
@@ -129,8 +130,8 @@ def sdpo_loss(
 ) -> Tensor:
     """Compute hint-conditioned self-distillation, as one scalar.
 
-    `mask_BT` is the response mask times "this row has a hint". With `is_clip` each token's loss is
-    weighted by its importance ratio against `old_logps_BT` (needs `ids_BT`), cut at `is_clip`.
+    `mask_BT` is the response mask times "this row has a hint". With `is_clip`, each token's loss is
+    weighted by its importance ratio against `old_logps_BT` (needs `ids_BT`), limited to `is_clip`.
     An empty mask gives 0 with a graph, never NaN.
 
     >>> even, sure = torch.zeros(1, 2, 2), torch.tensor([[[0.9, 0.1], [0.5, 0.5]]]).log()
@@ -140,7 +141,7 @@ def sdpo_loss(
     Source: SDPO, arXiv:2601.20802; aggregations as in verl's `agg_loss`.
 
     Raises:
-        TrainerConfigError: `is_clip` without ids and old logps, or an unknown aggregation.
+        TrainerConfigError: `is_clip` has no ids or old logps, or the aggregation is unknown.
     """
     check_same_shape(student_logits_BTV, teacher_logits_BTV)
     student_logits_BTV = without_uncounted(student_logits_BTV, mask_BT)
@@ -165,9 +166,9 @@ def sdpo_loss(
 
 
 def aggregate(per_token_BT: Tensor, mask_BT: Tensor, aggregation: Aggregation) -> Tensor:
-    """Reduce per-token values: over all counted tokens, or per sequence first.
+    """Reduce per-token values over all counted tokens, or first per sequence.
 
-    A sequence without a counted token is left out of a mean over sequences.
+    A mean over sequences leaves out sequences without a counted token.
 
     Raises:
         TrainerConfigError: the aggregation is unknown.

@@ -1,4 +1,4 @@
-"""TAID: a target that moves from the student's own distribution to the teacher's.
+"""TAID, whose target moves from the student's own distribution to the teacher's.
 
 Dimensions in names: `B` sequences, `T` tokens, `V` vocabulary.
 """
@@ -18,7 +18,7 @@ def taid_per_token(student_logits: Tensor, teacher_logits: Tensor, *, t: float) 
     """Compute the cross-entropy of the interpolated target, per token: [..., V] to [...].
 
     The target is `softmax((1 - t) student.detach() + t teacher)`. The gradient on the student's
-    logits is `q - p_t`: none at all at `t = 0`, that of the forward KL at `t = 1`.
+    logits is `q - p_t`. It is zero at `t = 0`, and that of the forward KL at `t = 1`.
 
     Source: TAID, Shing et al. 2025, arXiv:2501.16937, eq. 3.
 
@@ -49,8 +49,8 @@ def taid_loss(
 ) -> Tensor:
     """Compute temporally adaptive interpolated distillation of logits [B, T, V], mean over [B, T].
 
-    A cross-entropy, so the entropy of the moving target is part of the value: watch the gradient,
-    or `taid_per_token` minus that entropy, rather than the level.
+    It is a cross-entropy, so its value contains the entropy of the moving target. Watch the
+    gradient, or `taid_per_token` minus that entropy, instead of the value.
 
     >>> student = torch.zeros(1, 1, 2, requires_grad=True)
     >>> taid_loss(student, torch.tensor([[[0.9, 0.1]]]).log(), t=1.0).backward()
@@ -69,12 +69,12 @@ def taid_loss(
 
 
 class TAIDScheduler:
-    """Moves `t` from `t_start` to `t_end`, faster while the loss falls.
+    """The schedule that moves `t` from `t_start` to `t_end`, faster while the loss falls.
 
-    Every update moves at least to the linear schedule. The momentum term adds
-    `alpha sigmoid(m) (1 - t)`; with the paper's `alpha = 5e-4` it is inert below a few thousand
-    steps, 0.1 is visibly adaptive. Under data parallelism give `update_t` the *all-reduced* loss,
-    or the replicas drift apart.
+    Every update moves at least to the linear schedule. The momentum term adds `alpha sigmoid(m) (1
+    - t)`. With the paper's `alpha = 5e-4`, it has no effect below a few thousand steps; with 0.1,
+    it visibly adapts. Under data parallelism, pass the *all-reduced* loss to `update_t`, or the
+    replicas drift apart.
 
     >>> scheduler = TAIDScheduler(10, disable_adaptive=True)
     >>> for step in range(6):
@@ -114,11 +114,11 @@ class TAIDScheduler:
 
     @property
     def t(self) -> float:
-        """Return current interpolation weight of the teacher."""
+        """Return the present interpolation weight of the teacher."""
         return self._t
 
     def update_t(self, loss: Tensor | float, global_step: int) -> float | None:
-        """Advance after an optimizer step; returns the adaptive step, `None` at the first call."""
+        """Advance after an optimizer step, and return the adaptive step, or None at the first call."""
         loss = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
         linear = self.t_start + (self.t_end - self.t_start) * global_step / self.num_train_steps
         if self._previous_loss is None:

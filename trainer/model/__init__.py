@@ -1,1 +1,1 @@
-"""What runs a causal language model fast and exactly: loading, trees, packing, cached prefixes, head."""
+"""Run a causal language model fast and exactly: loading, prefix trees, packing, cached prefixes, and the head."""

@@ -1,4 +1,4 @@
-"""What the exact speed-ups need to know of a Hugging Face causal LM."""
+"""The properties of a Hugging Face causal LM that the exact speed-ups need."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -23,7 +23,7 @@ __all__ = [
 
 
 class CompletionOutput(NamedTuple):
-    """Per-token outputs of a padded batch of completions, each of them differentiable."""
+    """Differentiable per-token outputs of a padded batch of completions."""
 
     logps_B_C: Tensor
     entropy_B_C: Tensor
@@ -35,7 +35,7 @@ def causal_lm_of(model: nn.Module) -> PreTrainedModel:
     """Return the transformers model inside `model`: itself, or the one that PEFT wraps.
 
     Raises:
-        TrainerConfigError: there is none.
+        TrainerConfigError: there is no such model.
     """
     unwrap = getattr(model, "get_base_model", None)
     bare = unwrap() if callable(unwrap) else model
@@ -48,11 +48,11 @@ def causal_lm_of(model: nn.Module) -> PreTrainedModel:
 
 
 def length_dependent_positions(model: nn.Module) -> str | None:
-    """Return how a token's rotary position depends on the length of the call, if it does.
+    """Return how a token's rotary position depends on the length of the call, or None if it doesn't.
 
     Packed trees and shared caches run tokens in calls of other lengths than their own sequence.
-    Dynamic NTK and LongRoPE then turn keys and queries by other angles, without any error: the
-    gradient was seen more than half wrong.
+    Dynamic NTK and LongRoPE then silently use other rotation angles. We measured a gradient that
+    was more than half wrong.
     """
     config = causal_lm_of(model).config.get_text_config()
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
@@ -68,7 +68,7 @@ def length_dependent_positions(model: nn.Module) -> str | None:
 
 
 def cache_obstacle(model: nn.Module) -> str | None:
-    """Return why a teacher cannot go on from the student's key-value cache, if it cannot."""
+    """Return why a teacher can't continue from the student's key-value cache, or None if it can."""
     config = causal_lm_of(model).config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds or (not hasattr(config, "layer_types") and getattr(config, "sliding_window", None)):
@@ -80,7 +80,7 @@ def lm_head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Return the weight and bias of a model's language-model head.
 
     Raises:
-        TrainerConfigError: the model has none, or an adapter sits on it.
+        TrainerConfigError: the model has none, or an adapter is on it.
     """
     causal_lm = causal_lm_of(model)
     head = causal_lm.get_output_embeddings()
@@ -96,7 +96,7 @@ def lm_head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def has_plain_head(model: nn.Module) -> bool:
-    """Return whether `lm_head_of` can return a weight, so that the fused head can replace it."""
+    """Return whether the model has a plain head, which the fused head can replace."""
     try:
         lm_head_of(model)
     except TrainerConfigError:
@@ -105,7 +105,7 @@ def has_plain_head(model: nn.Module) -> bool:
 
 
 def logit_rule(model: nn.Module) -> tuple[float, float | None]:
-    """Read factor and soft cap between a model's head and its logits from its configuration."""
+    """Return the factor and the soft cap between a model's head and its logits, from its configuration."""
     config = causal_lm_of(model).config.get_text_config()
     softcap = getattr(config, "final_logit_softcapping", None)
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
@@ -130,7 +130,7 @@ def model_head_outputs(
 ) -> HeadOutput:
     """Call `trainer.model.head.head_outputs` with the model's own head and logit rule.
 
-    `teacher` gives the teacher's head; without it the model's own head is used for both.
+    `teacher` is the model with the teacher's head. Without it, both use the model's own head.
 
     Raises:
         ShapeError: two inputs do not line up.
@@ -167,16 +167,16 @@ def completion_outputs(
 ) -> CompletionOutput:
     """Compute log-probabilities and entropies of completions, and the divergence at hints.
 
-    What a trainer that computes its policy loss from per-token log-probabilities needs, in one
-    pass per chunk and without logits `[B, C, V]`. The teacher is projected at hinted tokens only.
+    These are the inputs of a policy loss from per-token log-probabilities. They take one pass per
+    chunk, and no logits `[B, C, V]`. The teacher is projected only at hinted tokens.
 
     Args:
-        model: gives the head and the logit rule.
+        model: model with the head and the logit rule.
         hidden_B_C_H: the states that predict `ids_B_C`.
         ids_B_C: the completions.
-        hinted_B_C: true at the tokens that `teacher_hidden_N_H` belongs to, in row order. On the
-            CPU it spares a wait for the device, which has to say how many there are.
-        teacher: gives the teacher's head.
+        hinted_B_C: true at the tokens of `teacher_hidden_N_H`, in row order. Pass it on the CPU:
+            counting them on the device would force a wait.
+        teacher: model with the teacher's head.
         teacher_hidden_N_H: the teacher's states at the hinted tokens.
         beta: as in `fused_policy_distillation`.
         temperature: both models' logits are divided by it.

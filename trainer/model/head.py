@@ -1,18 +1,17 @@
-"""The language-model head and the losses behind it in one pass, without the logits of a batch.
+"""Compute the language-model head and its losses in one pass, without the logits of a batch.
 
-The logits of a batch, `N x V`, are the largest tensor of a training step. Here they exist for one
-chunk of tokens at a time. One projection of the student serves the policy loss and the
-distillation, and each of the student's and the teacher's normalizers is local to a token, so the
-gradient of a chunk is known as soon as the chunk has been projected: nothing is recomputed.
+The logits of a batch, `N x V`, are the largest tensor of a training step. Here they exist for only
+one chunk of tokens at a time. The policy loss and the distillation share one projection of the
+student. All normalizers are local to a token, so the gradient of a chunk is known right after its
+projection, and nothing is recomputed.
 
-Two modes, the same numbers:
+Two modes give the same numbers:
 
 - `"fused"`: the policy loss of a chunk depends on that chunk's log-probabilities only (every
-  token-level objective). The gradient is formed in the forward pass. Four products of size
-  `N x V x H` with a teacher, three without.
-- `"recompute"`: the loss may mix tokens (sequence-level ratios, entropy bonus, preference sums).
-  Log-probabilities, entropies and divergences come back differentiable; the backward pass
-  projects each chunk again. Six products with a teacher, four without.
+  token-level objective). The gradient is formed in the forward pass. Four products of size `N x V x
+  H` with a teacher, three without. - `"recompute"`: the loss may mix tokens (sequence-level ratios,
+  entropy bonus, preference sums). Log-probabilities, entropies, and divergences are differentiable,
+  and the backward pass projects each chunk again. Six products with a teacher, four without.
 
 Shapes: `N` tokens, `C` tokens of one chunk, `R` tokens of one block of rows, `H` hidden, `V`
 vocabulary. Row `n` of `hidden_N_H` is the state that predicts `target_ids_N[n]`.
@@ -47,8 +46,9 @@ __all__ = [
 HeadMode = Literal["fused", "recompute"]
 
 PolicyLoss = Callable[[Tensor, slice], Tensor]
-"""`policy_loss(logps_C, rows)`: the summed, already normalized loss of the tokens `rows`, whose
-log-probabilities are `logps_C`. In `"recompute"` mode it is called once, with all tokens."""
+"""A function `policy_loss(logps_C, rows)` that returns the summed, normalized loss of the tokens
+`rows` with the log-probabilities `logps_C`. In `"recompute"` mode, it is called once with all
+tokens."""
 
 
 class FusedOutput(NamedTuple):
@@ -61,7 +61,7 @@ class FusedOutput(NamedTuple):
 
 
 class HeadOutput(NamedTuple):
-    """Per-token outputs of a head, each of them differentiable."""
+    """Differentiable per-token outputs of a head."""
 
     logps_N: Tensor
     entropy_N: Tensor
@@ -226,11 +226,11 @@ def head_outputs(
     softcap: float | None = None,
     chunk: int | None = None,
 ) -> HeadOutput:
-    """Compute log-probability, entropy and divergence from the teacher, differentiable per token.
+    """Compute differentiable log-probability, entropy, and divergence from the teacher, for each token.
 
-    Any loss can follow, also one that sums over a sequence first. The backward pass projects each
-    chunk again. The teacher never gets a gradient; without one `divergence_N` is zero. Arguments
-    as in `fused_policy_distillation`.
+    Any loss can follow, even one that first sums over a sequence. The backward pass projects each
+    chunk again. The teacher never gets a gradient. Without a teacher, `divergence_N` is zero. The
+    arguments are those of `fused_policy_distillation`.
 
     Raises:
         ShapeError: two inputs do not line up.
@@ -268,27 +268,28 @@ def fused_policy_distillation(
     chunk: int | None = None,
     mode: HeadMode = "fused",
 ) -> FusedOutput:
-    """Add policy loss and weighted distillation from hidden states, without logits of a batch.
+    """Compute policy loss plus weighted distillation from hidden states, without the logits of a batch.
 
     `loss = policy_loss(logps_N) + sum(divergence_weights_N * divergence_N)`, where the divergence
     is the generalized Jensen-Shannon divergence of the two next-token distributions.
 
     Args:
-        hidden_N_H: the student's states; row n predicts `target_ids_N[n]`.
+        hidden_N_H: the student's states. Row n predicts `target_ids_N[n]`.
         weight_V_H: the student's head, trainable or frozen.
         bias_V: the head's bias.
-        target_ids_N: the tokens that were taken.
-        policy_loss: see `PolicyLoss`; `None` leaves the channel off.
-        teacher_hidden_N_H: the teacher's states at the same tokens; `None` leaves the channel off.
-        teacher_weight_V_H: the teacher's head; by default the student's own, detached.
+        target_ids_N: the target tokens.
+        policy_loss: see `PolicyLoss`. `None` turns the channel off.
+        teacher_hidden_N_H: the teacher's states at the same tokens. `None` turns the channel off.
+        teacher_weight_V_H: the teacher's head. By default, the student's own, detached.
         teacher_bias_V: the bias of `teacher_weight_V_H`.
-        divergence_weights_N: weight of each token's divergence (mask, channel weight and
-            normalizer in one); by default 1/N each.
-        beta: 0 is the forward KL(teacher || student), 1 the reverse, between them the JSD.
+        divergence_weights_N: weight of each token's divergence (mask, channel weight, and
+            normalizer in one). By default, 1/N each.
+        beta: 0 gives the forward KL(teacher || student), 1 the reverse KL, and values between them
+            the JSD.
         temperature: both models' logits are divided by it.
         logit_scale: factor on both models' projections.
         softcap: both models' logits are capped by `softcap * tanh(logits / softcap)`.
-        chunk: tokens whose logits exist at once; by default the device's own choice.
+        chunk: tokens whose logits exist at once. By default, the device decides.
         mode: `"recompute"` for a policy loss that mixes tokens of different chunks.
 
     Raises:

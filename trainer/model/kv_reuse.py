@@ -1,13 +1,13 @@
-"""The hint-conditioned teacher on the student's own key-value cache.
+"""Run the hint-conditioned teacher on the student's own key-value cache.
 
-The self-teacher is the student that has also seen a hint. With the hint at the *end* of the
-context, `prompt + hint + completion`, both share the prompt, and causal attention makes the
-prompt's keys and values the same numbers in both. The teacher then runs the hint and the completion
-only: for a long agent prompt that is a small part of the forward pass. A hint in front of the
-prompt, or a teacher with other weights (EMA, base model), shares nothing: use `teacher_hidden`.
+The self-teacher is the student that has also seen a hint. If the hint is at the *end* of the
+context, `prompt + hint + completion`, both share the prompt. Causal attention then gives the prompt
+the same keys and values in both. So the teacher only runs the hint and the completion, a small part
+of the forward pass for a long agent prompt. A hint before the prompt, or a teacher with other
+weights (EMA, base model), shares nothing: use `teacher_hidden`.
 
-Batches are best on the CPU, wherever the model is: how they line up is found there, and what a pass
-needs is moved by the pass. On the device the host would wait for every such question.
+Keep batches on the CPU, wherever the model is. The alignment is computed there, and each pass moves
+the tensors that it needs. On the device, the host would wait for every comparison.
 
 Shapes: `B` sequences, `P` prompt tokens (padded on the left), `C` completion tokens (padded on the
 right), `T` all tokens of the longest sequence, in whole blocks, `H` hidden.
@@ -27,9 +27,9 @@ from trainer.model.causal_lm import causal_lm_of
 from trainer.model.tree_layout import common_prefix
 
 BLOCK = 64
-"""Forward passes run whole blocks of this many tokens. Matrix kernels treat the last, incomplete
-rows of a product in another order, so that without it the two ways to the teacher's states differ
-in the last digit."""
+"""Forward passes run whole blocks of this many tokens. Matrix kernels process incomplete blocks in
+another order, so without this the two ways to compute the teacher's states would differ in the last
+digit."""
 
 __all__ = [
     "HintedBatch",
@@ -57,20 +57,20 @@ class HintedBatch:
 
     ids_B_T: Tensor
     prompt_mask_B_P: Tensor
-    """False at the padding on the left; everything after column `P` is attended."""
+    """False at the padding on the left. Everything after column `P` is attended to."""
     predictors_B_C: Tensor
     """Index in `ids_B_T` of the token that predicts each completion token."""
     n_shared: int
-    """Leading columns that are the student's own."""
+    """Number of leading columns that come from the student."""
 
     @property
     def n_tokens(self) -> int:
-        """Return length of every row, in whole blocks."""
+        """Return the length of every row, in whole blocks."""
         return self.ids_B_T.shape[1]
 
     @property
     def n_reused(self) -> int:
-        """Return columns whose keys and values can come from the student, in whole blocks."""
+        """Return the number of columns whose keys and values can come from the student, in whole blocks."""
         # The token before the completion runs again in any case: its state is the first that is
         # asked for, and a cache holds keys and values but no states.
         n_usable = min(self.n_shared, int(self.predictors_B_C.min()))
@@ -89,15 +89,15 @@ def hinted_batch(
 
     Args:
         prompt_ids_B_P: the student's prompts, padded on the left.
-        hinted_prompts: the same prompts with the hint, without padding. What follows the first
-            difference (the hint, the start of the answer) runs again; a row without a hint has
-            its own prompt here.
+        hinted_prompts: the same prompts with the hint, without padding. Everything after the first
+            difference (the hint, the start of the answer) runs again. A row without a hint has its
+            plain prompt here.
         completion_ids_B_C: the student's completions, padded on the right.
         prompt_mask_B_P: false at the padding of `prompt_ids_B_P`.
-        pad_token_id: fills the rows up.
+        pad_token_id: id of the padding.
 
     Raises:
-        ShapeError: the rows do not line up, or a prompt ends in padding.
+        ShapeError: the rows don't match, or a prompt ends in padding.
     """
     n_rows, n_completion = completion_ids_B_C.shape
     if len(prompt_ids_B_P) != n_rows or len(hinted_prompts) != n_rows:
@@ -136,9 +136,9 @@ def student_hidden(
 ) -> StudentStates:
     """Run the student's forward pass, with the cache that the teacher reuses.
 
-    Gradients flow through `hidden_B_C_H`, as without a cache. With `n_tokens=batch.n_tokens` the
-    student's sequences are padded on the right to the teacher's length: kernels then run the same
-    shapes in both, and the reused states equal the teacher's own to the last bit.
+    Gradients flow through `hidden_B_C_H`, as without a cache. `n_tokens=batch.n_tokens` pads the
+    student's sequences on the right to the teacher's length. Kernels then run the same shapes in
+    both, and the reused states equal the teacher's own to the last bit.
 
     Raises:
         ShapeError: a prompt ends in padding.
@@ -164,7 +164,7 @@ def student_hidden(
 def teacher_hidden(model: nn.Module, batch: HintedBatch) -> Tensor:
     """Compute the teacher's states before the completion, `[B, C, H]`, by a full forward pass.
 
-    For any teacher; `teacher_hidden_with_prefix_reuse` gives the same numbers for less.
+    This works for any teacher. `teacher_hidden_with_prefix_reuse` computes the same numbers faster.
     """
     outputs = causal_lm_of(model).base_model(
         input_ids=_moved(batch.ids_B_T, model),
@@ -180,15 +180,15 @@ def teacher_hidden_with_prefix_reuse(
 ) -> Tensor:
     """Compute the teacher's states before the completion, `[B, C, H]`, on the student's cache.
 
-    The student's cache is read, not changed; nothing of its graph is kept.
+    The student's cache is only read, and its graph isn't kept.
 
     Args:
-        model: the same weights that filled `student_cache`.
-        batch: its prompts are the student's, padded alike.
+        model: model with the weights that filled `student_cache`.
+        batch: batch with the student's prompts, padded in the same way.
         student_cache: from `student_hidden`, of the same step.
 
     Raises:
-        ShapeError: the cache holds other sequences than `batch`.
+        ShapeError: the cache has other sequences than `batch`.
         TrainerConfigError: the model keeps no cache that can be shared.
     """
     backbone = _cacheable_backbone(model)

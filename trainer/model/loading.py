@@ -1,4 +1,4 @@
-"""A tokenizer and a causal LM from a settings file: what is loaded, in which form, with adapters."""
+"""Load a tokenizer and a causal LM as a settings file says, with adapters."""
 
 import contextlib
 import importlib.util
@@ -29,7 +29,7 @@ def load_tokenizer(config: RunConfig, data: PreferenceData) -> Any:
     """Load the named model's tokenizer, or train a tiny one on the dataset's own text.
 
     Raises:
-        TrainerConfigError: there is no tokenizer at that place.
+        TrainerConfigError: the tokenizer doesn't exist.
     """
     if config.model is None:
         return train_tokenizer(corpus(data.pairs), vocab_size=config.tiny.vocab_size)
@@ -47,9 +47,9 @@ def inspect(
     n_prompts: int | None = None,
     store: TokenStore | None = None,
 ) -> tuple[Preflight, Renderer]:
-    """Look at tokenizer, rows and the model's configuration together, before weights are loaded.
+    """Check the tokenizer, rows, and model configuration together, before weights are loaded.
 
-    `n_prompts` are looked at, or all of them; `store` has what was rendered before.
+    It checks `n_prompts` prompts, or all of them. `store` has already rendered ids.
 
     Raises:
         TrainerConfigError: the template, the context or a budget does not fit.
@@ -75,7 +75,7 @@ def inspect(
 def usable_data(
     config: RunConfig, tokenizer: Any, data: PreferenceData, *, store: TokenStore | None = None
 ) -> tuple[PreferenceData, Preflight]:
-    """Leave out the rows that teach nothing or do not fit, and log the findings.
+    """Remove the rows that teach nothing or don't fit, and log the findings.
 
     Raises:
         TrainerConfigError: the template, the context or a budget does not fit.
@@ -97,12 +97,12 @@ def _check_context(config: Any, shared: SharedSettings) -> None:
         raise TrainerConfigError(
             f"the model has {n_positions} positions, and max_prompt_tokens="
             f"{shared.max_prompt_tokens} with max_response_tokens={shared.max_response_tokens} and "
-            f"max_completion_length={shared.max_completion_length} would take {longest}"
+            f"max_completion_length={shared.max_completion_length} would need {longest}"
         )
 
 
 def load_model(config: RunConfig, tokenizer: Any, *, seed: int) -> Any:
-    """Load the named causal LM, with an adapter if there is to be one, or make a tiny one.
+    """Load the named causal LM, with an adapter if the settings say so, or make a tiny one.
 
     Raises:
         TrainerConfigError: it cannot be loaded in this form.
@@ -125,7 +125,7 @@ def load_model(config: RunConfig, tokenizer: Any, *, seed: int) -> Any:
 
 
 def load_base(config: RunConfig, *, is_quantized: bool | None = None) -> Any:
-    """Load the named causal LM itself; `is_quantized=False` loads it in full for a merge.
+    """Load the named causal LM itself. `is_quantized=False` loads it unquantized for a merge.
 
     Raises:
         TrainerConfigError: it cannot be loaded in this form.
@@ -165,7 +165,7 @@ def _quantization(config: RunConfig) -> Any:
 
 
 def with_adapter(model: Any, options: PeftOptions, *, is_quantized: bool = False) -> Any:
-    """Freeze a model and put LoRA on it.
+    """Freeze a model and add LoRA adapters.
 
     Raises:
         TrainerConfigError: the model has no such layers.
@@ -196,7 +196,7 @@ def with_adapter(model: Any, options: PeftOptions, *, is_quantized: bool = False
 
 @contextlib.contextmanager
 def without_peft_warnings() -> Iterator[None]:
-    """Hide the warning about peft's use of a deprecated name, and nothing else."""
+    """Hide only the warning about peft's use of a deprecated name."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
         yield
@@ -229,14 +229,14 @@ _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 def layer_range(layers: str | None, n_layers: int) -> list[int] | None:
     """Parse `12-29` as layers 12 to 29, `last 10` as the last ten, and `None` as all layers.
 
-    `last 60%` is that share of the layers, whatever the depth, and one layer at least.
+    `last 60%` means that share of the layers, and at least one layer.
 
     Args:
-        layers: what the settings say.
-        n_layers: how many the model has.
+        layers: the setting.
+        n_layers: number of the model's layers.
 
     Raises:
-        TrainerConfigError: it is no such range, or reaches beyond the model.
+        TrainerConfigError: the range is invalid, or exceeds the model.
     """
     if layers is None:
         return None
@@ -259,9 +259,9 @@ def layer_range(layers: str | None, n_layers: int) -> list[int] | None:
 
 
 def merged(config: RunConfig, adapter: Any) -> Any:
-    """Merge a saved adapter into the model it was trained on, loaded again and unquantized.
+    """Merge a saved adapter into its base model, which is loaded again without quantization.
 
-    Merging into quantized weights would round the sum; and the run's own model stays as it is.
+    A merge into quantized weights would round the sum. The run's own model doesn't change.
     """
     from peft import PeftModel  # noqa: PLC0415 - only for those who train adapters
 

@@ -1,4 +1,4 @@
-"""The logits of one chunk of tokens: projection, statistics, and their gradient in place.
+"""The logits of one chunk of tokens: projection, statistics, and gradient in place.
 
 Shapes: `N` tokens, `C` tokens of one chunk, `R` tokens of one block of rows, `H` hidden, `V`
 vocabulary, `K` vocabulary entries of one block of columns.
@@ -27,10 +27,10 @@ __all__ = [
 
 
 class PortableBackend:
-    """The matrix products and the memory of a device that has only plain products.
+    """The matrix products for a device that has only plain ones.
 
-    Blocks of four rows keep the element-wise work in the processor's cache. Half-precision weights
-    are widened a block of columns at a time, so that logits are never rounded to 16 bits.
+    Blocks of four rows keep element-wise work in the processor's cache. Half-precision weights are
+    converted one block of columns at a time, so that logits are never rounded to 16 bits.
     """
 
     chunk = 256
@@ -60,7 +60,10 @@ class PortableBackend:
 
 
 class CudaBackend(PortableBackend):
-    """CUDA: 16-bit products that accumulate and return 32 bits (torch 2.8 or newer), no Triton."""
+    """The matrix products on CUDA: 16-bit inputs, accumulated and returned in 32 bits.
+
+    It needs torch 2.8 or newer, and no Triton.
+    """
 
     chunk = 1024
     rows = 256
@@ -88,7 +91,7 @@ def backend_for(device: torch.device) -> PortableBackend:
 
 
 def slices(n: int, size: int) -> Iterator[slice]:
-    """Cut `range(n)` into slices of `size`; the last one may be shorter."""
+    """Divide `range(n)` into slices of `size`. The last one may be shorter."""
     return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
 
@@ -97,7 +100,7 @@ def slices(n: int, size: int) -> Iterator[slice]:
 
 @dataclass(frozen=True, slots=True)
 class LogitRule:
-    """From projection to logits: scale, soft cap, temperature."""
+    """The steps from a projection to logits: scale, soft cap, and temperature."""
 
     scale: float
     softcap: float | None
@@ -141,9 +144,9 @@ class TilePlan:
     backend: PortableBackend
     chunk: int
     dtype: torch.dtype
-    """Type of logits and sums: float32, or float64 when the inputs are float64."""
+    """Type of logits and sums: float32, or float64 for float64 inputs."""
     is_grad_on: bool
-    """Whether a backward pass can follow; inside a `Function` torch always says no."""
+    """Whether a backward pass can follow. Inside a `Function`, torch can't tell."""
 
     def logits(
         self, hidden_N_H: Tensor, weight_V_H: Tensor, bias_V: Tensor | None, rows: slice
@@ -157,7 +160,7 @@ class TilePlan:
     def tile(
         self, hidden_N_H: Tensor, weight_V_H: Tensor, bias_V: Tensor | None, rows: slice
     ) -> "LogitTile":
-        """Project both models' states of the tokens `rows`; state and head are the student's."""
+        """Project both models' states of the tokens `rows`. The state and head arguments are the student's."""
         logits_C_V = self.logits(hidden_N_H, weight_V_H, bias_V, rows)
         teacher_logits_C_V = None
         if self.teacher is not None:
@@ -170,7 +173,7 @@ class TilePlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenGradients:
-    """Derivative of the loss with respect to each per-token output; `None`: zero."""
+    """Derivatives of the loss with respect to each per-token output. `None` means zero."""
 
     logps_C: Tensor | None = None
     entropy_C: Tensor | None = None

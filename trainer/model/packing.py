@@ -1,8 +1,8 @@
-"""Hugging Face causal LMs on packed preference pairs.
+"""Run Hugging Face causal LMs on packed preference pairs.
 
-`packed_logps` runs a model once over a `PackedTree` and gives each completion's log-probability,
-equal to running one pair at a time. The tree reaches the model's attention layers as a keyword
-argument, through the model's own attention interface; calls without a tree run as before.
+`packed_logps` runs a model once over a `PackedTree`, and returns each completion's log-probability,
+equal to running one pair at a time. The tree is passed to the attention layers as a keyword
+argument, through the model's own attention interface. Calls without a tree don't change.
 """
 
 import sys
@@ -55,15 +55,15 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def packed_logps(model: nn.Module, tree: PackedTree) -> tuple[Tensor, Tensor]:
-    """Sum the log-probabilities of every chosen and every rejected completion, both `[B]`.
+    """Return the summed log-probabilities of the chosen and of the rejected completions, both `[B]`.
 
-    Divide by `tree.chosen_lengths` and `tree.rejected_lengths` for per-token averages. The logits
-    exist for one chunk of tokens at a time, in the forward and in the backward pass.
+    Divide by `tree.chosen_lengths` and `tree.rejected_lengths` for per-token averages. In both
+    passes, logits exist for only one chunk of tokens at a time.
 
     Args:
-        model: a causal LM, bare or under PEFT. Under DDP or FSDP call this inside the wrapper's
-            forward, or gradients are not synchronized.
-        tree: moved to the model's device when it is elsewhere.
+        model: a causal LM, with or without PEFT. Under DDP or FSDP, call this inside the wrapper's
+            forward, or gradients aren't synchronized.
+        tree: the tree, which is moved to the model's device if necessary.
 
     Raises:
         TrainerConfigError: the model's attention cannot follow a tree exactly.
@@ -81,7 +81,7 @@ def logps_of_tree(model: nn.Module, tree: PackedTree, hidden_N_H: Tensor) -> tup
 def states_of_sequences(tree: PackedTree, hidden_N_H: Tensor, n_columns: int) -> Tensor:
     """Pick the states that predict the completions of a tree's further sequences, `[R, C, H]`.
 
-    Columns behind the end of a completion hold states of no meaning.
+    Columns after the end of a completion have meaningless states.
     """
     index_R_C = pad_sequence(list(tree.predictors_R), batch_first=True)
     return hidden_N_H[F.pad(index_R_C, (0, n_columns - index_R_C.shape[1]))]
@@ -90,17 +90,17 @@ def states_of_sequences(tree: PackedTree, hidden_N_H: Tensor, n_columns: int) ->
 def packed_pair_logps(
     model: nn.Module, batch: Mapping[str, Tensor], *, max_tokens: int | None = None
 ) -> PairLogps:
-    """Sum the log-probs of chosen and rejected sides, with their tokens, each `[B]`, in trees.
+    """Return the summed log-probs and token counts of chosen and rejected sides, each `[B]`, computed in trees.
 
-    Takes the place of one padded forward pass per side: `batch` holds
+    This replaces one padded forward pass per side. `batch` has
     `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}` (without an attention mask no
-    token is padding). Responses must end their sequence. The graphs of all trees live until the
-    backward pass; where that is too much, go through `trees_of` one by one.
+    token is padding). Responses must be at the end of their sequence. The graphs of all trees stay
+    in memory until the backward pass. If that is too much, run the trees of `trees_of` one by one.
 
     Args:
         model: as for `packed_logps`.
         batch: the padded pairs, on the model's device.
-        max_tokens: packed tokens of one pass; pairs beyond it go into further passes.
+        max_tokens: packed tokens per pass. More pairs take more passes.
 
     Raises:
         ShapeError: a prompt or response is empty, or the sides have different prompts.
@@ -123,9 +123,9 @@ def trees_of(
     max_tokens: int | None = None,
     sequences: Sequence[TokenSequence] = (),
 ) -> list[PackedTree]:
-    """Pack the pairs of a padded batch, in order; arguments and errors of `packed_pair_logps`.
+    """Pack the pairs of a padded batch, in order. Arguments and errors are those of `packed_pair_logps`.
 
-    `sequences` go into the first tree; the batch may then be empty.
+    `sequences` go into the first tree. With them, the batch may be empty.
     """
     pairs = _token_pairs(batch) if batch else []
     if max_tokens is None:
@@ -134,12 +134,12 @@ def trees_of(
 
 
 def tree_pair_logps(model: nn.Module, tree: PackedTree) -> PairLogps:
-    """Sum log-probs of both sides of a tree's pairs, with their tokens, on the model's device."""
+    """Return the summed log-probs and token counts of both sides of a tree's pairs, on the model's device."""
     return with_lengths(tree, packed_logps(model, tree))
 
 
 def with_lengths(tree: PackedTree, logps: tuple[Tensor, Tensor]) -> PairLogps:
-    """Add the tokens of both sides of a tree's pairs to their summed log-probs."""
+    """Return summed log-probs together with the token counts of both sides of a tree's pairs."""
     chosen, rejected = logps
     return (
         (chosen, tree.chosen_lengths.to(chosen.device)),
@@ -215,12 +215,13 @@ def packed_hidden(model: nn.Module, tree: PackedTree) -> Tensor:
 
 
 def enable_tree_attention(model: nn.Module) -> None:
-    """Let `model` follow a tree where it is given one; all other calls stay as they are.
+    """Enable `model` to run trees. Calls without a tree don't change.
 
-    The change lasts, because activation checkpointing attends again in the backward pass.
+    The change is permanent, because activation checkpointing runs attention again in the backward
+    pass.
 
     Raises:
-        TrainerConfigError: the model does not take its attention from the attention interface.
+        TrainerConfigError: the model doesn't use the attention interface.
     """
     causal_lm = causal_lm_of(model)
     # A registered name, not a patched module: checkpointing, PEFT and `save_pretrained` go on as

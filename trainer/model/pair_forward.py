@@ -1,4 +1,4 @@
-"""How the two sides of pairs run through a model: as prefix trees where that is exact, else padded."""
+"""Run both sides of pairs through a model: as prefix trees if that is exact, else padded."""
 
 import contextlib
 import logging
@@ -20,29 +20,30 @@ __all__ = ["Autocast", "PairForward", "choose_pair_forward", "longest_of", "wind
 logger = logging.getLogger(__name__)
 
 Autocast = Callable[[], AbstractContextManager[object]]
-"""Makes the context in which the policy runs."""
+"""A function that makes the autocast context of the policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairForward:
-    """A choice for one model; calling it gives log-probs of both sides, without gradient."""
+    """The choice for one model. A call returns the log-probs of both sides, without gradient."""
 
     choice: str
-    """`packed`, or padded with the reason."""
+    """`packed`, or `padded` with the reason."""
     max_tokens: int
-    """Packed tokens of one pass."""
+    """Packed tokens per pass."""
     autocast: Autocast = contextlib.nullcontext
-    """In which the policy runs: what is compared with it must be computed alike."""
+    """Autocast context of the policy. Values that are compared must be computed in the same way."""
 
     @property
     def batch_size(self) -> int:
-        """Return pairs that are worth one call: trees are cut by their tokens, padded batches are not."""
+        """Return a good number of pairs per call. Trees are divided by tokens, padded batches aren't."""
         return 64 if self.choice == "packed" else 4
 
     def is_packed(self, model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
         """Return whether a batch runs as trees.
 
-        Within the window a sliding layer sees all there is; beyond it, trees are not exact.
+        A layer with a sliding window sees everything up to its length. Beyond that, trees aren't
+        exact.
         """
         return self.choice == "packed" and longest_of(batch) <= window_of(model)
 
@@ -63,17 +64,17 @@ def choose_pair_forward(
     max_tokens: int,
     autocast: Autocast = contextlib.nullcontext,
 ) -> PairForward:
-    """Pack pairs where the model's attention can follow a tree and is seen to do so.
+    """Choose packing if the model's attention supports trees and passes a test.
 
     Args:
-        model: bare, or under PEFT.
+        model: a model, with or without PEFT.
         batch: a few real pairs, on the model's device.
         setting: `auto`, `packed` or `padded`.
         max_tokens: packed tokens of one pass.
-        autocast: in which the policy runs.
+        autocast: autocast context of the policy.
 
     Raises:
-        TrainerConfigError: `setting` is `packed`, and the model cannot.
+        TrainerConfigError: `setting` is `packed`, but the model doesn't support it.
     """
     if setting == "padded":
         return PairForward(choice="padded: as set", max_tokens=max_tokens, autocast=autocast)
@@ -136,7 +137,7 @@ def longest_of(batch: Mapping[str, Tensor]) -> int:
 
 
 def window_of(model: nn.Module) -> float:
-    """Return the narrowest sliding window of a model's layers; infinite without one."""
+    """Return the narrowest sliding window of a model's layers, or infinity without one."""
     config = causal_lm_of(model).config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and "sliding_attention" not in kinds:

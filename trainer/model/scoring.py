@@ -1,7 +1,7 @@
-"""Log-probabilities of responses from a Hugging Face causal LM, without the logits of a batch.
+"""Compute log-probabilities of responses with a Hugging Face causal LM, without the logits of a batch.
 
-The states that predict a response are picked first, and projected a chunk at a time. What
-`trainer.losses.compose.pair_logps` computes for any module, with tensors of another size.
+The states that predict a response are selected first, and then projected one chunk at a time. The
+results equal `trainer.losses.compose.pair_logps`, with smaller tensors.
 
 Dimensions in names: `B` sequences, `T` tokens, `H` hidden, `V` vocabulary, `N` response tokens.
 """
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 CHUNK = 256
-"""Tokens whose logits exist at a time."""
+"""Number of tokens whose logits exist at the same time."""
 
 
 def project(model: Any, hidden: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def project(model: Any, hidden: Tensor) -> Tensor:
 
 
 def response_states(model: nn.Module, ids_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """Compute the last hidden state of every token, [B, T, H]; no mask attends to everything."""
+    """Compute the last hidden state of every token, [B, T, H]. Without a mask, it attends to everything."""
     if mask_BT is None:
         mask_BT = torch.ones_like(ids_BT)
     body = causal_lm_of(model).base_model
@@ -63,11 +63,11 @@ def response_logps(
     """Compute the log-probability of every response token, [N], row after row.
 
     Args:
-        model: a causal LM, bare or under PEFT.
+        model: a causal LM, with or without PEFT.
         ids_BT: the sequences.
-        attention_mask_BT: 0 at padding; `None` where there is none.
-        response_mask_BT: 1 at the tokens that are asked for; none may be the first of its row. On
-            the CPU it spares a wait for the device, which has to say how many there are.
+        attention_mask_BT: 0 at padding, or None without padding.
+        response_mask_BT: 1 at the requested tokens. None may be the first of its row. Pass it on
+            the CPU: counting them on the device would force a wait.
         temperature: the logits are divided by it.
     """
     hidden_BTH = response_states(model, ids_BT, attention_mask_BT)
@@ -100,10 +100,11 @@ def _called_head(model: nn.Module, hidden_NH: Tensor, ids_N: Tensor, temperature
 
 
 def pair_logps(model: nn.Module, batch: Batch) -> PairLogps:
-    """Sum log-probs of chosen and rejected sides, and their tokens, each [B]: a pass a side.
+    """Return the summed log-probs and token counts of chosen and rejected sides, each [B], with one pass per side.
 
     Args:
-        model: a causal LM, bare or under PEFT; called as a whole where its layers are sharded.
+        model: a causal LM, with or without PEFT. If its layers are sharded, it is called as a
+            whole.
         batch: `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}`.
     """
     if isinstance(model, FSDPModule):  # only its own forward call gathers the head
@@ -117,7 +118,7 @@ def pair_logps(model: nn.Module, batch: Batch) -> PairLogps:
 
 
 def summed_by_row(logps_N: Tensor, response_mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum the response tokens' log-probabilities of each row [B], and count its tokens [B]."""
+    """Return each row's sum of response log-probabilities [B], and its number of response tokens [B]."""
     rows_N, _ = _asked(response_mask_BT, logps_N.device)
     sums_B = logps_N.new_zeros(len(response_mask_BT)).index_add(0, rows_N, logps_N)
     n_asked_B = (response_mask_BT[:, 1:] != 0).sum(-1)
@@ -139,7 +140,7 @@ def chunked_distillation(
     ids_N: Tensor,
     options: SDPOOptions,
 ) -> Tensor:
-    """Sum the loss of channel 2 over response tokens, with one head for both sides; no gradient."""
+    """Return the sum of channel 2's loss over response tokens, with one head for both sides and without gradient."""
     chunks = zip(student_NH.split(CHUNK), teacher_NH.split(CHUNK), ids_N.split(CHUNK), strict=True)
     charged = [
         distillation_per_token(project(model, student), project(model, teacher), ids, options).sum()

@@ -1,11 +1,12 @@
-"""A causal LM of this machine behind the OpenAI protocol, rendered as it is in training.
+"""Serve a local causal LM by the OpenAI protocol, with the same rendering as in training.
 
     python -m trainer serve --model FOLDER
 
-prints one JSON line (`base_url`, `model`) and answers until it is ended. `/v1/completions` gives log-probabilities of a prompt's tokens in vLLM's
-form (`prompt_logprobs`), so that a model can be a teacher of `trl.replay: distill`. What the model's chat
-template has no place for is written as text, and calls are read out of the text again, so a small
-model can be sampled like any endpoint. It listens on this machine alone.
+The command prints one JSON line (`base_url`, `model`), and serves until you stop it.
+`/v1/completions` returns log-probabilities of prompt tokens in vLLM's form (`prompt_logprobs`), so
+the model can be a teacher of `trl.replay: distill`. Parts that the model's chat template can't show
+are written as text, and calls are parsed from text, so you can sample a small model like any
+endpoint. The server listens only on this machine.
 """
 
 import argparse
@@ -34,11 +35,11 @@ logger = logging.getLogger(__name__)
 DEFAULT_NEW_TOKENS = 256
 DEFAULT_PROMPT_TOKENS = 1024
 N_PROMPTS = 64
-"""Rendered prompts that are kept."""
+"""Number of rendered prompts in the cache."""
 
 
 class LocalModel:
-    """Answers requests of the OpenAI protocol; one at a time."""
+    """The model that answers requests of the OpenAI protocol, one at a time."""
 
     def __init__(self, folder: str | Path, *, max_prompt_tokens: int | None = None) -> None:
         """Load the model.
@@ -115,13 +116,13 @@ class LocalModel:
 
     @torch.no_grad()
     def scored(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return log-probabilities of the tokens of `prompt`, ids or lists of ids; nothing is sampled.
+        """Return log-probabilities of the tokens of `prompt` (ids, or lists of ids), without sampling.
 
-        By position the `prompt_logprobs` likeliest tokens and the one that stands there, in vLLM's
-        form: by id `logprob` and `rank`. The first position has none.
+        Each position has its `prompt_logprobs` most likely tokens and the actual token, in vLLM's
+        form: `logprob` and `rank` by id. The first position has none.
 
         Raises:
-            ValueError: there is nothing to score, or the request asks for a text.
+            ValueError: there is nothing to score, or the request wants generated text.
         """
         top_k, prompts = int(request.get("prompt_logprobs") or 0), request.get("prompt") or []
         prompts = prompts if prompts and isinstance(prompts[0], list) else [prompts]
@@ -175,7 +176,7 @@ class LocalModel:
 
 
 def as_stream(answer: Mapping[str, Any]) -> str:
-    """Return a chat completion as server-sent events: the whole message, why it ended, and its usage."""
+    """Return a chat completion as server-sent events: the whole message, the finish reason, and the usage."""
     [choice] = answer["choices"]
     calls = [
         {"index": i} | call for i, call in enumerate(choice["message"].get("tool_calls") or ())
@@ -192,7 +193,7 @@ def as_stream(answer: Mapping[str, Any]) -> str:
 
 
 class ModelServer(ThreadingHTTPServer):
-    """Serves one model on this machine."""
+    """The server of one model on this machine."""
 
     daemon_threads = True
     request_queue_size = (
@@ -206,7 +207,7 @@ class ModelServer(ThreadingHTTPServer):
 
     @property
     def base_url(self) -> str:
-        """Return address without `/chat/completions`."""
+        """Return the address without `/chat/completions`."""
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
 

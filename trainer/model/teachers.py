@@ -1,7 +1,7 @@
-"""Frozen teachers: what they make of an answer, token for token, here or at a server.
+"""Frozen teachers, which score each token of an answer, in this process or on a server.
 
-A teacher sees the conversation that the trainee sees, in its own chat template, and behind it the
-trainee's answer, cut by its own tokenizer (`trainer.data.alignment`).
+A teacher sees the trainee's conversation in its own chat template, and then the trainee's answer in
+its own tokens (`trainer.data.alignment`).
 """
 
 import logging
@@ -31,28 +31,28 @@ __all__ = ["FrozenTeacher", "ScoringServer", "TeacherView", "load_teachers"]
 logger = logging.getLogger(__name__)
 
 TokenScores = Mapping[int, float]
-"""Log-probabilities by token id: the likeliest, and the token that stands there."""
+"""Log-probabilities by token id: the most likely tokens, and the actual token."""
 
 ATTEMPTS = 4
-"""How often a server is asked that does not answer."""
+"""The most attempts at a server that doesn't answer."""
 FIRST_PAUSE_S = 1.0
 TIMEOUT_S = 600.0
 LEAST = -100.0
-"""Log-probability that stands for minus infinity, as servers write it of what they rule out."""
+"""Log-probability that stands for minus infinity, as servers write it for impossible tokens."""
 CONCURRENCY = 8
-"""Requests to a server at a time, of one process."""
+"""The most concurrent requests of one process to a server."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherView:
-    """A rollout as a teacher reads it."""
+    """A rollout in a teacher's tokens."""
 
     prompt_ids: list[int]
     answer_ids: list[int]
     groups: list[Group]
-    """Tokens of the trainee's answer, and of this one, that are the same text."""
+    """Groups of tokens with the same text, in the trainee's and the teacher's tokenization."""
     scores: list[TokenScores] | None = None
-    """By token of `answer_ids`, where a server said so."""
+    """Scores of each token of `answer_ids`, if they come from a server."""
 
 
 @dataclass(kw_only=True)
@@ -61,32 +61,32 @@ class FrozenTeacher:
 
     name: str
     weight: float
-    """Its share in what is charged; those of all teachers add up to 1."""
+    """Its share of the loss. The weights of all teachers add up to 1."""
     alignment: TokenAlignment
     renderer: Renderer
-    """Renders prompts in its own template."""
+    """Renders prompts in the teacher's template."""
     reader: Renderer
     """Renders the trainee's prompts."""
     n_positions: int | None
     model: nn.Module | None
-    """None where a server has it."""
+    """The model, or None if it is on a server."""
     server: "ScoringServer | None" = None
     counts: Counter[str] = field(default_factory=Counter)
-    """`tokens`: of the trainee's answers; `aligned` of them stand alone for a token of the teacher,
-    `in_spans` with others; `answers`, `cut_prompts` (longer than the teacher's context), and
-    `answers_not_lossless` (its tokenizer does not give them back)."""
+    """Counts of `tokens` in the trainee's answers: `aligned` ones match one token of the teacher,
+    and `in_spans` match in a group. Also `answers`, `cut_prompts` (longer than the teacher's
+    context), and `answers_not_lossless` (its tokenizer doesn't reproduce them)."""
 
     def views(
         self, rows: Sequence[Mapping[str, Any]], answers: Sequence[tuple[list[int], list[int]]]
     ) -> list[TeacherView]:
-        """Read rollouts as this teacher does, scored where it is at a server.
+        """Return rollouts in this teacher's tokens, with scores if it is on a server.
 
         Args:
-            rows: `prompt`, `tools` and the sides of each rollout's state.
-            answers: the trainee's ids of prompt and answer, by rollout.
+            rows: `prompt`, `tools`, and sides of each rollout's state.
+            answers: the trainee's ids of prompt and answer, for each rollout.
 
         Raises:
-            TrainerError: the server does not answer, or gives no log-probabilities of prompts.
+            TrainerError: the server doesn't answer, or returns no log-probabilities of prompts.
         """
         found = [self._view(row, *ids) for row, ids in zip(rows, answers, strict=True)]
         if self.server is None:
@@ -95,7 +95,7 @@ class FrozenTeacher:
         return [replace(one, scores=scores) for one, scores in zip(found, scored, strict=True)]
 
     def as_report(self) -> dict[str, Any]:
-        """Return the facts about the teacher as JSON. Counts cover this process's rollouts."""
+        """Return the facts about the teacher as JSON. Counts are for this process's rollouts."""
         return {
             "name": self.name,
             "weight": round(self.weight, 4),
@@ -133,7 +133,7 @@ class FrozenTeacher:
 
 
 class ScoringServer:
-    """Asks a server for the log-probabilities of a prompt's tokens, in vLLM's form."""
+    """The client of a server that returns log-probabilities of prompt tokens, in vLLM's form."""
 
     def __init__(self, url: str, name: str, *, top_k: int) -> None:
         """Keep where it is; nothing is sent yet."""
@@ -143,7 +143,7 @@ class ScoringServer:
         """Return, for each prompt and answer, the scores of the answer's tokens.
 
         Raises:
-            TrainerError: it does not answer, or gives no log-probabilities of prompts.
+            TrainerError: it doesn't answer, or returns no log-probabilities of prompts.
         """
         with httpx.Client(timeout=TIMEOUT_S) as client, ThreadPoolExecutor(CONCURRENCY) as pool:
             return list(pool.map(lambda one: self._scores(client, *one), sequences))
@@ -189,11 +189,11 @@ class ScoringServer:
             failure = f"status {reply.status_code}: {reply.text[:200]}"
         else:
             raise TrainerError(
-                f"{self._url}: no answer of the teacher in {ATTEMPTS} tries ({failure})"
+                f"{self._url}: no answer from the teacher after {ATTEMPTS} tries ({failure})"
             )
         if not reply.is_success:
             raise TrainerError(
-                f"{self._url}: the teacher refuses ({reply.status_code}): {reply.text[:300]}"
+                f"{self._url}: the teacher's server refused the request ({reply.status_code}): {reply.text[:300]}"
             )
         try:
             return reply.json()
@@ -206,15 +206,15 @@ class ScoringServer:
 def load_teachers(
     config: RunConfig, reader: Renderer, device: torch.device | str
 ) -> list[FrozenTeacher]:
-    """Load the teachers of a run, each with its tokenizer, and with its weights unless served.
+    """Load the teachers of a run: each one's tokenizer and, unless it is on a server, its weights.
 
     Args:
-        config: names them.
+        config: settings that name the teachers.
         reader: renders the trainee's prompts.
-        device: where weights go.
+        device: device for the weights.
 
     Raises:
-        TrainerConfigError: one cannot be loaded, or has no token of the trainee's.
+        TrainerConfigError: a teacher can't be loaded, or shares no token with the trainee.
     """
     named = config.teachers or []
     told = [1.0 if one.accuracy is None else one.accuracy for one in named]

@@ -1,13 +1,13 @@
-"""Attention over a `PackedTree`: each token sees its own ancestors and nothing else.
+"""Attention over a `PackedTree`, in which each token sees only its ancestors.
 
-Three backends, the same numbers:
+Three backends give the same numbers:
 
-- CUDA: one FlexAttention call with the block mask `k <= q < subtree_end[k]`.
-- CPU: flash attention chain by chain. A chain attends to itself and to each run of its ancestors in
-  separate calls on views of the keys; the parts are joined by their log-normalizers. Nothing is
-  copied per branch, and what is kept for the backward pass does not grow with the number of
-  branches. (FlexAttention has no backward pass on CPU.)
-- Any other device: one plain scaled-dot-product call per chain, on a copy of the keys it can see.
+- CUDA: one FlexAttention call with the block mask `k <= q < subtree_end[k]`. - CPU: flash attention
+  chain by chain. A chain attends to itself and to each run of its ancestors in separate calls on
+  views of the keys, and the parts are joined by their log-normalizers. Nothing is copied per
+  branch, and the memory for the backward pass doesn't grow with the number of branches.
+  (FlexAttention has no backward pass on CPU.) - Any other device: one plain scaled-dot-product call
+  per chain, on a copy of its visible keys.
 
 Shapes: `A` query heads, `G` key and value heads, `N` packed tokens, `D` head dimension, `L` tokens
 of one chain, `K` tokens it can see.
@@ -58,7 +58,7 @@ class TreeAttention(ABC):
 
 
 def attention_for(tree: PackedTree) -> TreeAttention:
-    """Return the backend of the device that `tree` lies on."""
+    """Return the backend for the device of `tree`."""
     backends = {"cuda": FlexAttention, "cpu": FlashTreeAttention}
     return backends.get(tree.input_ids_N.device.type, ChainAttention)(tree)
 
@@ -131,7 +131,7 @@ def _attend(
 
 
 class FlashTreeAttention(TreeAttention):
-    """Flash attention on CPU, chain by chain, without copies of the keys."""
+    """Flash attention on the CPU, chain by chain, without copies of the keys."""
 
     def _attend(
         self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, scale: float
@@ -239,7 +239,7 @@ def _join(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 class FlexAttention(TreeAttention):
-    """One FlexAttention call with a block mask; compiled on CUDA."""
+    """One FlexAttention call with a block mask, compiled on CUDA."""
 
     def _attend(
         self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, scale: float
@@ -256,21 +256,21 @@ class FlexAttention(TreeAttention):
 
     @cached_property
     def block_mask(self) -> BlockMask:
-        """Return the tree's mask by blocks, made once and shared by all layers."""
+        """Return the tree's block mask, which is computed once and shared by all layers."""
         return tree_block_mask(self.tree.subtree_end_N)
 
 
 def tree_block_mask(subtree_end_N: Tensor, *, block: int = 128) -> BlockMask:
-    """Return which blocks of tokens see each other, from the ends of subtrees alone.
+    """Compute from the ends of subtrees which blocks of tokens see each other.
 
-    Token `k` is visible from `q` when `k <= q < end[k]`. So a block of earlier keys is seen by some
-    of a block's queries when its largest end lies behind the first of them, and by all when its
-    smallest end does not lie before their last. `create_block_mask` makes the mask of all tokens
-    first, a gibibyte at 32,768 of them; this needs a number for each two blocks.
+    Token `k` is visible from `q` if `k <= q < end[k]`. So some queries of a block see a block of
+    earlier keys if the largest end of the keys is after the first query. All queries see it if the
+    smallest end is after the last query. `create_block_mask` first makes the mask of all tokens,
+    which takes a gibibyte for 32,768 tokens. This needs only one number per pair of blocks.
 
     Args:
-        subtree_end_N: of a `PackedTree`, on the device of the mask.
-        block: tokens of a block.
+        subtree_end_N: field of a `PackedTree`, on the device of the mask.
+        block: number of tokens per block.
     """
     n_tokens, device = len(subtree_end_N), subtree_end_N.device
     n_blocks = -(-n_tokens // block)

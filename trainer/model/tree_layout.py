@@ -1,16 +1,16 @@
-"""The preference pairs of a trace as one prefix tree: each shared token once.
+"""Pack the preference pairs of a trace into one prefix tree, with each shared token only once.
 
-The states of a session are prefixes of each other, and the rejected action of a state is where the
-session itself went on. A trace of T states is therefore one trunk with T short branches, while one
-pair at a time runs the whole prefix 2 T times.
+The states of a session are prefixes of each other, and the session continues with the rejected
+action of each state. So a trace of T states is one trunk with T short branches. Without the tree,
+the whole prefix would run 2 T times.
 
-Tokens are laid out in pre-order, the longest continuation of a node first. Two things follow. A
-root-to-leaf path is mostly one contiguous *chain*. And token `k` is visible from token `q` exactly
-when `k <= q < subtree_end_N[k]`, which is the whole attention mask.
+Tokens are in pre-order, with the longest continuation of a node first. So a root-to-leaf path is
+mostly one contiguous *chain*. And the whole attention mask is one condition: token `k` is visible
+from token `q` exactly if `k <= q < subtree_end_N[k]`.
 
-The tree is built on runs of tokens (a radix tree), so that comparing prefixes costs list
-comparisons and not a step of the interpreter per token. Everything here is exact: a token sees what
-it would see in its own sequence, at the same position.
+The tree is built on runs of tokens (a radix tree), so that prefixes are compared as lists and not
+token by token in the interpreter. The result is exact: a token sees the same tokens, at the same
+positions, as in its own sequence.
 
 Shapes: `N` packed tokens, `E` predicted tokens (each once, however many sequences share it), `S`
 completion tokens of all sequences, `B` pairs.
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 TokenPair = tuple[Sequence[int], Sequence[int], Sequence[int]]
-"""Token ids of prompt, chosen completion and rejected completion."""
+"""Token ids of the prompt, the chosen completion, and the rejected completion."""
 
 TokenSequence = tuple[Sequence[int], Sequence[int]]
 """Token ids of prompt and completion."""
@@ -50,7 +50,7 @@ class Chain:
     start: int
     stop: int
     prefix: tuple[tuple[int, int], ...]
-    """Packed ranges of the ancestors, root first; empty for a chain that starts a tree."""
+    """Packed ranges of the ancestors, root first. Empty for a chain that starts a tree."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,25 +61,25 @@ class PackedTree:
     position_ids_N: Tensor
     """Position of each token in its own sequence."""
     subtree_end_N: Tensor
-    """Packed index after the last descendant of each token."""
+    """For each token, the packed index after its last descendant."""
     chains: tuple[Chain, ...]
     predictors_E: Tensor
     """Packed index of the token whose state predicts `target_ids_E`."""
     target_ids_E: Tensor
     edges_S: Tensor
-    """Row of `target_ids_E` of each completion token."""
+    """For each completion token, its row in `target_ids_E`."""
     sequences_S: Tensor
-    """Sequence of each completion token: pair b's chosen is b, its rejected is B + b."""
+    """For each completion token, its sequence. For pair b, chosen is b and rejected is B + b."""
     lengths_2B: Tensor
-    """Completion tokens of each sequence."""
+    """Number of completion tokens of each sequence."""
     pair_idx: tuple[int, ...]
-    """Which of the given pairs these are, in order."""
+    """Indexes of these pairs among the given ones, in order."""
     n_unpacked_tokens: int
-    """Tokens that one sequence at a time would run."""
+    """Number of tokens without packing."""
     n_positions: int
-    """Tokens of the longest sequence."""
+    """Number of tokens of the longest sequence."""
     predictors_R: tuple[Tensor, ...] = ()
-    """Packed indices of the tokens whose states predict the completion of each further sequence."""
+    """For each further sequence, the packed indexes of the tokens whose states predict its completion."""
 
     @property
     def n_pairs(self) -> int:
@@ -93,7 +93,7 @@ class PackedTree:
 
     @property
     def chosen_lengths(self) -> Tensor:
-        """Return completion tokens of each chosen side."""
+        """Return the number of completion tokens of each chosen side."""
         return self.lengths_2B[: self.n_pairs]
 
     @property
@@ -102,7 +102,7 @@ class PackedTree:
         return self.lengths_2B[self.n_pairs :]
 
     def to(self, device: torch.device | str) -> "PackedTree":
-        """Copy the tree with its tensors on `device`."""
+        """Return a copy of the tree with its tensors on `device`."""
         names = [name for name in self.__slots__ if isinstance(getattr(self, name), Tensor)]
         # What is copied from the CPU is staged at once: nobody need wait until it has arrived.
         move = partial(Tensor.to, device=device, non_blocking=True)
@@ -110,13 +110,13 @@ class PackedTree:
         return replace(self, **moved, predictors_R=tuple(move(one) for one in self.predictors_R))
 
     def sum_logps(self, logps_E: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum the log-probability of each chosen and each rejected completion from its tokens'."""
+        """Return the log-probabilities of the chosen and rejected completions, as sums over their tokens."""
         sums_2B = logps_E.new_zeros(2 * self.n_pairs)
         sums_2B = sums_2B.index_add(0, self.sequences_S, logps_E[self.edges_S])
         return sums_2B[: self.n_pairs], sums_2B[self.n_pairs :]
 
     def visible(self) -> Tensor:
-        """Return the attention mask, dense: `[q, k]` is true where token q sees token k."""
+        """Return the dense attention mask: `[q, k]` is true if token q sees token k."""
         index_N = torch.arange(self.n_tokens, device=self.input_ids_N.device)
         is_before_N_N = index_N[None, :] <= index_N[:, None]
         return is_before_N_N & (index_N[:, None] < self.subtree_end_N[None, :])
@@ -125,10 +125,10 @@ class PackedTree:
 def pack_pairs(
     pairs: Sequence[TokenPair], *, sequences: Sequence[TokenSequence] = ()
 ) -> PackedTree:
-    """Pack every prompt, chosen and rejected completion of `pairs` into one tree.
+    """Pack all prompts and completions of `pairs` into one tree.
 
-    `sequences` go into it as well: rollouts, say, at states of the same trace. Sequences that share
-    no first token share nothing: the tree is then a forest, still exact.
+    `sequences` are included, for example rollouts at states of the same trace. If sequences don't
+    share their first token, the tree becomes a forest, which is still exact.
 
     Raises:
         ShapeError: there is nothing to pack, or a prompt or a pair's completion is empty.
@@ -149,12 +149,12 @@ def _tree_of(sequences: Sequence[TokenSequence]) -> "_RadixTree":
 def pack_pairs_within(
     pairs: Sequence[TokenPair], *, max_tokens: int, sequences: Sequence[TokenSequence] = ()
 ) -> list[PackedTree]:
-    """Pack pairs into trees of at most `max_tokens` packed tokens, which together hold each once.
+    """Pack pairs into trees of at most `max_tokens` packed tokens, each pair once.
 
-    Pairs are taken in order, and a new tree starts where the next pair would pass the budget. The
-    prefix is then paid once per tree. A pair that alone passes the budget gets a tree of its own:
-    check `n_tokens` where that must not happen. All `sequences` go into the first tree, however
-    many they are.
+    Pairs are taken in order, and a new tree starts if the next pair would exceed the budget. A
+    shared prefix then runs once per tree. A pair that alone exceeds the budget gets its own tree:
+    check `n_tokens` if that must not happen. All `sequences` go into the first tree, regardless of
+    the budget.
 
     Raises:
         ShapeError: there is nothing to pack, or a prompt or a pair's completion is empty.
@@ -276,7 +276,7 @@ class _RadixTree:
 
 
 def common_prefix(left: list[int], right: list[int]) -> int:
-    """Measure the common prefix by halving: list comparisons are fast, loops are not."""
+    """Return the length of the common prefix, found by bisection, because list comparisons are faster than loops."""
     low, high = 0, min(len(left), len(right))
     if left[:high] == right[:high]:
         return high

@@ -1,6 +1,6 @@
 """The outer loop: replicas that share nothing but an object store.
 
-Public names are loaded on first use, so that who only watches replicas needs no torch.
+Public names are loaded on first use, so that watching replicas doesn't need torch.
 """
 
 import importlib

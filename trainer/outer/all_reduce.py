@@ -24,29 +24,29 @@ Vector = NDArray[np.float32]
 Tensors = TypeVar("Tensors", Tensor, Sequence[Tensor], Mapping[str, Tensor])
 
 OPEN_BASE = "open"
-"""What contributions to a plain all-reduce start from: there is no state to agree on."""
+"""The base of contributions to a plain all-reduce, which has no common state."""
 
 
 class ObjectStoreAllReduce(RoundDriver):
-    """Averages tensors over replicas, in place, by way of an object store.
+    """An in-place average of tensors over replicas, through an object store.
 
-    Each call is one round. Whoever is late for a round still gets its mean, the same bits as
-    everybody, and its own contribution is dropped.
+    Each call is one round. A replica that is late for a round still gets its mean, with the same
+    bits as the others, but its own contribution is dropped.
 
     Args:
-        uri: The store; all replicas name the same one. See `open_store`.
+        uri: The store, which all replicas share. See `open_store`.
         rank: This replica, from 0.
-        world_size: Number of replicas. With 1 nothing is stored and values stay as they are.
-        round_id: The first round; None starts at 0. A restarted process passes where it was.
-        timeout_s: How long a round may stay undecided, in seconds.
-        codec: Wire format; what a lossy one keeps back rides along in the next call.
-        quorum: Fewest contributions; None waits for all replicas.
-        first_grace_s: How long the first round waits for stragglers once a quorum is there.
+        world_size: Number of replicas. With 1, nothing is stored and values don't change.
+        round_id: The first round. None starts at 0. A restarted process passes its last round.
+        timeout_s: Longest time that a round may stay undecided, in seconds.
+        codec: Wire format. The error of a lossy one is added to the next call.
+        quorum: Fewest contributions per round. None waits for all replicas.
+        first_grace_s: Seconds that the first round waits for stragglers after it has a quorum.
         options: Options of the fsspec file system.
-        store: An open store, instead of what `uri` names.
+        store: An open store, instead of the one at `uri`.
 
     Raises:
-        TrainerConfigError: The rank is not in the world, or the store cannot decide a race.
+        TrainerConfigError: The rank is out of range, or the store can't decide a race.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class ObjectStoreAllReduce(RoundDriver):
         return tensors
 
     def reduce_vector(self, vector: Vector, *, weight: int = 1, channel: int = 0) -> Vector:
-        """Average one flat vector; the round is over when this returns.
+        """Average one flat vector. When this returns, the round is over.
 
         Args:
-            vector: The own values.
-            weight: What they count in the mean.
-            channel: Which of several vectors that take turns; each has its own error feedback.
+            vector: This replica's values.
+            weight: Their weight in the mean.
+            channel: Index among several vectors that take turns. Each has its own error feedback.
 
         Raises:
             OuterTimeoutError: Too few replicas contributed in time.
@@ -111,9 +111,9 @@ class ObjectStoreAllReduce(RoundDriver):
         return mean
 
     def decided(self, n: int) -> Vector | None:
-        """Return the mean of the present round if it is decided already, and move on.
+        """Return the mean of the present round if it is already decided, and advance.
 
-        A joining replica replays what it missed this way, without contributing.
+        In this way a joining replica replays the rounds that it missed, without contributing.
 
         Args:
             n: Number of values of the round.

@@ -1,10 +1,10 @@
-"""Rounds in which nobody waits: a delta is folded in when it comes, by its tokens and its age.
+"""Rounds without waiting: a delta is merged when it arrives, weighted by its tokens and its age.
 
-A replica that has made its inner steps uploads its delta, merges it with whatever else is there,
-creates the next manifest and trains on from the newest state. The log of manifests is one for all,
-so all replicas hold the same bits after the same manifest. In the midst of its round a replica takes
-up what the others have committed and adds to it what it has trained itself, so that even a slow one
-trains from a state that is one inner step old. What comes from an older state counts less.
+After its inner steps, a replica uploads its delta, merges it with all other new deltas, creates the
+next manifest, and trains on from the newest state. All replicas share one log of manifests, so they
+have the same bits after the same manifest. In the middle of its round, a replica also adopts the
+state that others committed, and adds its own progress. So even a slow replica trains from a state
+that is at most one inner step old. Deltas from older states count less.
 
 Source: Shen et al. 2019, arXiv:1906.12043 (others' progress + what was trained meanwhile);
 Xie et al. 2019, arXiv:1903.03934 (weights that fall as a power of the age, from a hinge on);
@@ -38,15 +38,16 @@ logger = logging.getLogger(__name__)
 PENDING = "pending/"
 AGE_POWER = 0.5
 MAX_AGE = 4
-"""Deltas that are older than so many rounds of all replicas are dropped."""
+"""Deltas that are older than this many rounds of all replicas are dropped."""
 
 
 class AsyncReplica(OuterReplica):
-    """A replica that never waits for another one; the arguments are those of `OuterReplica`.
+    """A replica that never waits for another one. The arguments are those of `OuterReplica`.
 
-    With N replicas, a delta of age a (manifests since the state it was trained from, or since the
-    last `take_up`) counts tokens · (1 + max(0, a − N + 1) / N)^−½: in full up to the age that
-    replicas of equal pace have. N deltas of age 0 at once are the mean of a synchronous round.
+    With N replicas, a delta of age a (the number of manifests since its base state or the last
+    `take_up`) counts tokens · (1 + max(0, a − N + 1) / N)^−½. So it counts in full up to the age
+    that replicas of equal speed have. N deltas of age 0 together give the mean of a synchronous
+    round.
 
     Raises:
         TrainerConfigError: The outer optimizer has momentum.
@@ -84,20 +85,20 @@ class AsyncReplica(OuterReplica):
     def n_trained(self) -> int:
         """Return the number of rounds whose inner steps this replica may skip.
 
-        Who has no state of its own starts where the others are on average.
+        A replica without its own state starts at the average round of the others.
         """
         return self._n_made if self._has_kept else self.round_id // self.world_size
 
     def join(self) -> None:
-        """Agree on the run, load the newest state and follow the log of manifests.
+        """Agree on the run, load the newest state, and follow the log of manifests.
 
-        A contribution that an earlier process of this rank has made and that is in no manifest is
-        sent again.
+        If an earlier process of this rank made a contribution that is in no manifest, it is sent
+        again.
 
         Raises:
             TrainerConfigError: The run was started with other settings, or the store ignores the
                 condition of a conditional write.
-            OuterTimeoutError: There is no first snapshot.
+            OuterTimeoutError: The first snapshot didn't appear in time.
         """
         self.patience.begin_wait()
         self.retried(self._agree)
@@ -115,12 +116,12 @@ class AsyncReplica(OuterReplica):
     def exchange(
         self, local: Vector, *, weight: int = 1, inner_state: Mapping[str, NDArray] | None = None
     ) -> RoundReport:
-        """Send θ_initial − θ_local, fold it in, and take up the newest state.
+        """Send θ_initial − θ_local, merge it, and adopt the newest state.
 
         Args:
             local: The parameters after the inner steps.
-            weight: What this replica counts in the mean; usually the tokens it saw.
-            inner_state: Private arrays to keep with the contribution.
+            weight: Weight of this replica in the mean, usually its number of tokens.
+            inner_state: Private arrays to store with the contribution.
 
         Raises:
             OuterLoopError: The parameters are not finite, or a newer process has this rank.
@@ -157,10 +158,10 @@ class AsyncReplica(OuterReplica):
         return self._up_bytes, self._down_bytes, self._n_applied
 
     def take_up(self) -> Vector | None:
-        """Follow the log in the midst of a round.
+        """Follow the log in the middle of a round.
 
         Returns:
-            How far the state has moved, to be added to the local parameters; None if it has not.
+            The change of the state, to be added to the local parameters, or None without a change.
 
         Raises:
             OuterLoopError: A manifest is damaged.
@@ -170,7 +171,7 @@ class AsyncReplica(OuterReplica):
         return None if self.round_id == first else self.theta - before
 
     def settle(self, manifest: Manifest) -> None:
-        """Close the own account if a manifest names the own contribution."""
+        """Close this replica's error account if a manifest names its contribution."""
         self.has_reduced = (manifest.by, manifest.incarnation) == (self.rank, self.incarnation)
         self._merged |= set(manifest.contributions)
         if self.own is not None and manifest.names(self.own):

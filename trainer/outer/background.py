@@ -1,4 +1,4 @@
-"""Work on a thread of its own."""
+"""Run work in a separate thread."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ Result = TypeVar("Result")
 
 
 def in_background(work: Callable[[], Result]) -> "Future[Result]":
-    """Begin to work on a thread that does not outlive the process, as a pool's would."""
+    """Start work in a thread that ends with the process. A pool's thread would outlive it."""
     future: Future[Result] = Future()
 
     def run() -> None:

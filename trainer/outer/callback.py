@@ -1,4 +1,4 @@
-"""The outer loop as a callback of the Hugging Face `Trainer`, TRL's trainers among them."""
+"""The outer loop as a callback of the Hugging Face `Trainer`, including TRL's trainers."""
 
 import logging
 import shutil
@@ -39,13 +39,13 @@ logger = logging.getLogger(__name__)
 Row = TypeVar("Row")
 
 OWN_MARK = "outer-round"
-"""In a checkpoint that is there for the outer loop alone."""
+"""File in a checkpoint that exists only for the outer loop."""
 ROUNDS: dict[str, type[OuterReplica]] = {
     "synchronous": OuterReplica,
     "asynchronous": AsyncReplica,
 }
 ONE_MACHINE = frozenset({"", "file", "local", "memory"})
-"""Schemes of stores that are on one machine, as far as one can tell."""
+"""Schemes of stores that are presumably on one machine."""
 OUTER_KINDS = ("none", "torchft", "object_store")
 
 
@@ -58,32 +58,33 @@ class OuterOptions:
     sync_every: int = 50
     """Optimizer steps per round."""
     rounds: str = "auto"
-    """`synchronous`: equal bits, at the pace of the quorum; `asynchronous`: nobody waits; `auto`:
-    asynchronous over a store that joins machines, synchronous in a folder."""
+    """`synchronous` gives all replicas equal bits, at the pace of the quorum. In `asynchronous`, no
+    replica waits. `auto` is asynchronous over a store that joins machines, and synchronous in a
+    folder."""
     fragments: int = 1
-    """From 2 on: parts of the parameters that are exchanged in turn, each while training goes on."""
+    """Number of parts of the parameters. From 2 on, parts are exchanged in turn while training goes on."""
     inner: str = ""
-    """Inner optimizer: `muon` from scratch, or `adamw`; none: the trainer's own."""
+    """Inner optimizer: `muon` for training from scratch, or `adamw`. By default, the trainer's own."""
     codec: str = "ternary"
     """Wire format: fp32, bf16, int8, int4 or ternary."""
     optimizer: str = "average"
-    """Outer optimizer: `average` for fine-tuning, `nesterov` from scratch, or `diloco`."""
+    """Outer optimizer: `average` for fine-tuning, `nesterov` for training from scratch, or `diloco`."""
     quorum: int | None = None
-    """Fewest replicas per round; none: half of them, rounded up."""
+    """Fewest replicas per round. By default, half of them, rounded up."""
     timeout_s: float = 1800.0
-    """A round without decision for this long ends the replica."""
+    """Seconds without a decision of the round after which the replica ends."""
     first_grace_s: float = 120.0
-    """How long the first round waits for machines that are still booting."""
+    """Seconds that the first round waits for machines that are still booting."""
     snapshot_every: int = 5
-    """Rounds between snapshots; deltas are kept at least as long, to heal what is damaged."""
+    """Rounds between snapshots. Deltas are kept at least as long, to repair damage."""
     state_uri: str | None = None
-    """Where a replica's own state is kept, for exact restarts; none keeps none."""
+    """Store for each replica's own state, for exact restarts. By default, none is kept."""
     lighthouse: str = ""
     """Address of `torchft_lighthouse` (`torchft`)."""
 
     @property
     def exchange_every(self) -> int:
-        """Return optimizer steps between exchanges: of everything, or of one fragment after the other."""
+        """Return the optimizer steps between exchanges, of everything or of one fragment at a time."""
         return self.sync_every // self.fragments
 
 
@@ -94,13 +95,13 @@ def outer_callbacks(
     place: ReplicaPlace | None = None,
     store: ObjectStore | None = None,
 ) -> list[TrainerCallback]:
-    """Return the callbacks that join this replica to the others: an empty list for the kind `none`.
+    """Return the callbacks that join this replica to the others, or an empty list for `none`.
 
     Args:
         kind: `none`, `torchft` or `object_store`.
-        options: How.
-        place: Which replica this is; None takes what the launcher told this process.
-        store: Joins the replicas (`object_store`) instead of the one at `options.uri`.
+        options: Options of the outer loop.
+        place: Which replica this is. With None, the launcher's variables decide.
+        store: Store that joins the replicas (`object_store`), instead of the one at `options.uri`.
 
     Raises:
         TrainerConfigError: A setting is missing or unknown.
@@ -131,7 +132,7 @@ def outer_callbacks(
 
 
 def rounds_of(options: OuterOptions) -> str:
-    """Return the kind of rounds, synchronous or asynchronous, and log the choice that `auto` makes."""
+    """Return `synchronous` or `asynchronous`, and log the choice of `auto`."""
     if options.rounds != "auto":
         return options.rounds
     if urlsplit(options.uri).scheme in ONE_MACHINE:
@@ -149,12 +150,12 @@ def rounds_of(options: OuterOptions) -> str:
 def inner_optimizers(
     kind: str, options: OuterOptions, model: nn.Module, args: TrainingArguments
 ) -> tuple[torch.optim.Optimizer | None, None]:
-    """Return the inner optimizer of a replica, in the form that a `Trainer` takes.
+    """Return the inner optimizer of a replica, in the form for a `Trainer`.
 
-    Without an outer loop, or if the options name none, the trainer makes its own.
+    Without an outer loop, or without a named optimizer, the trainer makes its own.
 
     Raises:
-        TrainerConfigError: There is no such optimizer.
+        TrainerConfigError: The optimizer is unknown.
     """
     if kind == "none" or not options.inner:
         return None, None
@@ -165,7 +166,7 @@ def inner_optimizers(
 
 
 def shard(rows: Sequence[Row], place: ReplicaPlace | None = None) -> Sequence[Row]:
-    """Return this replica's share of the rows: every N-th, so shards differ by at most one.
+    """Return this replica's share of the rows: every N-th row, so that shards differ by at most one.
 
     Raises:
         TrainerConfigError: There are fewer rows than replicas.
@@ -179,7 +180,7 @@ def shard(rows: Sequence[Row], place: ReplicaPlace | None = None) -> Sequence[Ro
 
 
 def sharded(data: PreferenceData, place: ReplicaPlace | None = None) -> PreferenceData:
-    """Return this replica's share of the training rows; held-out rows stay whole.
+    """Return the data with this replica's share of the training rows and all held-out rows.
 
     Raises:
         TrainerConfigError: There are fewer pairs than replicas.
@@ -198,13 +199,12 @@ def sharded(data: PreferenceData, place: ReplicaPlace | None = None) -> Preferen
 
 
 class ObjectStoreLoop(TrainerCallback):
-    """Exchanges the trainable parameters over an object store every so many optimizer steps.
+    """The callback that exchanges the trainable parameters over an object store at regular steps.
 
-    The run has ⌈max_steps / sync_every⌉ rounds; of fragments, one is exchanged at each P-th part of
-    a round. What a replica has for itself alone (step, schedule,
-    optimizer, samplers, random states, the moving average, TAID) is the trainer's own checkpoint at
-    the end of a round; with a `state_uri` it is kept with the contribution, and `train_replica` goes
-    on from there.
+    The run has ⌈max_steps / sync_every⌉ rounds. With P fragments, one fragment is exchanged after
+    each P-th of a round. A replica's private state (step, schedule, optimizer, samplers, random
+    states, the moving average, TAID) is the trainer's checkpoint at the end of a round. With a
+    `state_uri`, it is stored with the contribution, and `train_replica` continues from it.
     """
 
     def __init__(
@@ -221,10 +221,10 @@ class ObjectStoreLoop(TrainerCallback):
         self._is_due = False
 
     def join(self, trainer: Trainer) -> tuple[ReplicaGroup, Path | None]:
-        """Join the run and take up its state, before the trainer begins.
+        """Join the run and load its state, before the trainer begins.
 
         Returns:
-            The replica, and the checkpoint that the trainer must go on from; None at step 0.
+            The replica, and the checkpoint from which the trainer must continue, or None at step 0.
 
         Raises:
             TrainerConfigError: The run was started with other settings.
@@ -300,13 +300,15 @@ class ObjectStoreLoop(TrainerCallback):
         return folder, n_missed
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> None:
-        """Put the schedule where the run is, if rounds went by without this replica.
+        """Advance the schedule to the run's round, if rounds passed without this replica.
 
         Raises:
             TrainerConfigError: The replica has not joined the run.
         """
         if self.replica is None:
-            raise TrainerConfigError("an outer loop is trained with train_replica(trainer, ...)")
+            raise TrainerConfigError(
+                "to train with an outer loop, call train_replica(trainer, ...)"
+            )
         schedule = context.get("lr_scheduler")
         if schedule is not None and self._n_missed_steps > 0:
             inner = getattr(schedule, "scheduler", schedule)
@@ -318,7 +320,7 @@ class ObjectStoreLoop(TrainerCallback):
                 inner.step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
-        """Count a step; at the end of a round, exchange, or first ask for a checkpoint."""
+        """Count a step. At the end of a round, exchange, or first request a checkpoint."""
         self._n_steps += 1
         self._take_up()
         is_last = state.global_step >= state.max_steps
@@ -331,7 +333,7 @@ class ObjectStoreLoop(TrainerCallback):
             self._exchange(control, dict)
 
     def on_save(self, args: Any, state: Any, control: Any, **context: Any) -> None:
-        """Exchange, and keep the checkpoint with the contribution."""
+        """Exchange, and store the checkpoint with the contribution."""
         if not self._is_due:
             return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
@@ -353,7 +355,7 @@ class ObjectStoreLoop(TrainerCallback):
         }
 
     def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
-        """Leave no checkpoint behind that nobody has asked for."""
+        """Remove checkpoints that the user didn't request."""
         self._discard_checkpoints(args)
 
     @staticmethod
@@ -403,12 +405,12 @@ class ObjectStoreLoop(TrainerCallback):
 def train_replica(
     trainer: Trainer, loops: Sequence[TrainerCallback], *, resume_from: str | None = None
 ) -> None:
-    """Train as `Trainer.train` does; a replica of an object store first finds its place in the run.
+    """Train as `Trainer.train` does. A replica on an object store first finds its place in the run.
 
     Args:
-        trainer: Has the loops among its callbacks.
-        loops: What `outer_callbacks` gave.
-        resume_from: A checkpoint to go on from, if the run itself keeps nothing of this replica.
+        trainer: Trainer with the loops among its callbacks.
+        loops: Result of `outer_callbacks`.
+        resume_from: A checkpoint to continue from, if the run has no stored state of this replica.
 
     Raises:
         TrainerConfigError: The run was started with other settings.
@@ -433,7 +435,7 @@ def train_replica(
 
 
 class TorchftLoop(TrainerCallback):
-    """Runs torchft's DiLoCo around the trainer's inner optimizer, under a lighthouse."""
+    """The callback that runs torchft's DiLoCo around the trainer's inner optimizer, under a lighthouse."""
 
     def __init__(self, options: OuterOptions, place: ReplicaPlace) -> None:
         self.options = options
@@ -477,7 +479,7 @@ class TorchftLoop(TrainerCallback):
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
-        """Take the hooks off and leave."""
+        """Remove the hooks and leave."""
         if self._loop is not None:
             self._loop.__exit__(None, None, None)
             self.manager.shutdown(wait=False)

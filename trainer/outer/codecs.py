@@ -1,10 +1,10 @@
-"""Pseudo-gradients on the wire: safetensors in every case, from 32 bits a value to below one.
+"""Wire formats of pseudo-gradients: safetensors with 32 bits down to less than one bit per value.
 
-What a codec loses is not lost for good: the sender keeps the difference and adds it to its next
-pseudo-gradient (error feedback), so a lossy codec delays information instead of dropping it.
+The sender keeps the error of a lossy codec and adds it to its next pseudo-gradient (error
+feedback). So the codec delays information instead of dropping it.
 
-Blocks are runs of consecutive values of the flat vector. Scales are bfloat16, rounded up, for
-their range is that of float32: a post-training delta of 1e-9 still has one.
+Blocks are runs of consecutive values of the flat vector. Scales are bfloat16, rounded up. Their
+range is that of float32, so even a post-training delta of 1e-9 has a scale.
 """
 
 import zlib
@@ -22,14 +22,14 @@ Vector = NDArray[np.float32]
 Parts = dict[str, NDArray]
 
 CHUNK_ROWS_BYTES = 4 << 20
-"""Float32 bytes handled at a time, so that several passes find them in the cache."""
+"""Float32 bytes to process at a time, so that several passes find them in the cache."""
 
 
 @dataclass(frozen=True)
 class Codec:
     """One wire format for a flat float32 vector.
 
-    `encode` gives named arrays, `decode` takes them and the length and gives the values that
+    `encode` returns named arrays. `decode` takes these and the length, and returns the values that
     every reader will see.
     """
 
@@ -43,7 +43,7 @@ def codec_named(name: str) -> Codec:
     """Return a codec by its name.
 
     Raises:
-        TrainerConfigError: There is no such codec.
+        TrainerConfigError: The codec is unknown.
     """
     if name not in CODECS:
         raise TrainerConfigError(f"codec {name!r} is unknown: choose one of {', '.join(CODECS)}")
@@ -54,7 +54,7 @@ def encode_payload(codec: Codec, vector: Vector) -> bytes:
     """Return a vector as the bytes of a safetensors file.
 
     Raises:
-        OuterLoopError: A value is not finite; such a delta would poison every replica.
+        OuterLoopError: A value isn't finite, so the delta would spoil every replica.
     """
     if not np.isfinite(np.dot(vector, vector)) and not np.isfinite(vector).all():
         raise OuterLoopError("a pseudo-gradient is not finite: lower the inner learning rate")
@@ -65,7 +65,8 @@ def decode_payload(codec: Codec, payload: bytes, n: int) -> Vector:
     """Return the vector of a payload made by `encode_payload`.
 
     Raises:
-        OuterLoopError: The bytes are no such file, of another codec or length, or not finite.
+        OuterLoopError: The bytes aren't such a file, have another codec or length, or have values
+            that aren't finite.
     """
     header, parts = unpack_tensors(payload)
     if header != {"codec": codec.name, "n": n}:

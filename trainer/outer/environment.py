@@ -1,4 +1,4 @@
-"""The one place of the trainer that reads or hands on environment variables."""
+"""The only module of the trainer that reads or passes on environment variables."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ def replica_place() -> ReplicaPlace | None:
     """Return the place that an executor gave this process, or None if there is no executor.
 
     Raises:
-        TrainerConfigError: The variables are there and make no sense.
+        TrainerConfigError: The variables have invalid values.
     """
     if "REPLICA_RANK" not in os.environ:
         return None
@@ -45,7 +45,7 @@ def variables_named(names: Iterable[str]) -> dict[str, str]:
     """Return variables of this process, such as keys that replicas need.
 
     Raises:
-        TrainerConfigError: One is not set.
+        TrainerConfigError: A variable isn't set.
     """
     wanted = list(names)
     if missing := [name for name in wanted if not os.environ.get(name)]:

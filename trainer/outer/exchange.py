@@ -1,7 +1,7 @@
-"""A replica's side of a round: what travels between it and the store, checked and counted.
+"""A replica's part of a round: its checked and counted transfers to and from the store.
 
-`RoundDriver` performs the actions of the protocol, `ErrorFeedback` keeps what a codec lost,
-`Patience` measures how long rounds take and says how many graces have passed.
+`RoundDriver` performs the actions of the protocol. `ErrorFeedback` keeps the errors of a codec.
+`Patience` measures the time of rounds, and counts the grace periods that have passed.
 """
 
 import logging
@@ -55,20 +55,20 @@ Vector = NDArray[np.float32]
 Result = TypeVar("Result")
 
 RUN_KEY = "run.safetensors"
-"""What all replicas of a run must have in common; written once."""
+"""Key of the settings that all replicas of a run share. It is written once."""
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
 DAMAGE_S = 5.0
-"""An object that is damaged for so long, in seconds, will not become whole by itself."""
+"""Seconds after which a damaged object won't become complete by itself."""
 POLL_SHARE = 0.05
 MIN_POLL_S, MAX_POLL_S = 0.02, 2.0
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One finished round, as one replica saw it.
+    """One finished round, from the view of one replica.
 
-    `n_missed` counts the rounds before it that this replica applied without having taken part.
-    `base` is the hash of the state after it.
+    `n_missed` counts the earlier rounds that this replica applied without contributing. `base` is
+    the hash of the state after the round.
     """
 
     round_id: int
@@ -85,9 +85,10 @@ class RoundReport:
 class ErrorFeedback:
     """The part of earlier deltas that lossy codecs left out. The next delta includes it.
 
-    What the codec lost of a round's mean is added to one contributor's account, times the whole
-    weight over its own, so the mean of the next round makes up for it. Who that is follows from
-    the manifest and not from who merged: whichever replica was quicker, the bits are the same.
+    The codec's error of a round's mean is added to one contributor's account, times the total
+    weight over its own, so that the next round's mean corrects it. The manifest decides which
+    contributor, and not the replica that merged. So the bits are the same, regardless of which
+    replica was faster.
     """
 
     codec: Codec
@@ -95,7 +96,7 @@ class ErrorFeedback:
     candidate: Vector | None = None
 
     def encode(self, delta: Vector) -> bytes:
-        """Return the payload for this delta plus all that was kept back."""
+        """Return the payload for this delta plus the stored error."""
         if not self.codec.is_lossy:
             return encode_payload(self.codec, delta)
         total = delta + self.residual
@@ -105,11 +106,11 @@ class ErrorFeedback:
         return payload
 
     def settle(self, *, was_included: bool, owed: Vector | None = None) -> None:
-        """Close the round: a delta that was left out is dropped, with nothing kept of it.
+        """Close the round. A delta that was left out is dropped completely.
 
         Args:
             was_included: Whether the last delta was part of the round.
-            owed: What the merged delta lost, if this replica answers for it.
+            owed: Error of the merged delta, if this replica must correct it.
         """
         if was_included and self.candidate is not None:
             self.residual = self.candidate
@@ -118,17 +119,17 @@ class ErrorFeedback:
         self.candidate = None
 
     def tensors(self) -> dict[str, Vector]:
-        """Return all vectors by name, to be set again in another process."""
+        """Return all vectors by name, to be restored in another process."""
         return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
 
 
 @dataclass
 class Patience:
-    """Measures rounds and decides how long is long.
+    """The clock that measures rounds and decides how long to wait.
 
     Args:
-        timeout_s: A round without decision for this long is an error.
-        first_grace_s: Grace of the first round.
+        timeout_s: Seconds without a decision of the round after which an error is raised.
+        first_grace_s: Grace period of the first round, in seconds.
     """
 
     timeout_s: float
@@ -139,16 +140,16 @@ class Patience:
     _wait_began: float | None = None
 
     def begin_round(self) -> None:
-        """The inner steps of a round begin."""
+        """Note the start of a round's inner steps."""
         self._round_began = time.monotonic()
         self._wait_began = None
 
     def begin_wait(self) -> None:
-        """The own delta is ready."""
+        """Note that this replica's delta is ready."""
         self._wait_began = time.monotonic()
 
     def end_round(self) -> float:
-        """Return a round is decided; return how long we waited for that, in seconds."""
+        """Note that a round is decided, and return the seconds of waiting."""
         waited = self.waited_s
         if self._wait_began is not None and self._round_began is not None:
             self._waits_s.append(waited)
@@ -159,20 +160,20 @@ class Patience:
 
     @property
     def waited_s(self) -> float:
-        """Return seconds since the own delta was ready."""
+        """Return the seconds since this replica's delta was ready."""
         return 0.0 if self._wait_began is None else time.monotonic() - self._wait_began
 
     @property
     def graces(self) -> int:
-        """Return whole graces that have passed since the own delta was ready."""
+        """Return the number of whole grace periods since this replica's delta was ready."""
         grace = adaptive_grace_s(self._waits_s, self._rounds_s, first_s=self.first_grace_s)
         return int(self.waited_s / max(grace, 1e-3))
 
     def poll(self, waiting_for: str) -> None:
-        """Wait a share of the time waited so far before the next look.
+        """Wait for a fraction of the time waited so far.
 
         Raises:
-            OuterTimeoutError: The whole timeout has passed.
+            OuterTimeoutError: The timeout has passed.
         """
         waited = self.waited_s
         if waited > self.timeout_s:
@@ -186,15 +187,15 @@ class Patience:
 def agree_on_run(
     store: ObjectStore, description: Mapping[str, Any], first: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Write a run's description, or check the given one against that of the first replica.
+    """Write a run's description, or compare it with that of the first replica.
 
     Args:
         store: Where the run lives.
-        description: What all replicas must have in common.
-        first: What is the first replica's to say.
+        description: Settings that all replicas must share.
+        first: Settings that the first replica decides.
 
     Returns:
-        The description, with what the first replica has said.
+        The description, with the decisions of the first replica.
 
     Raises:
         ObjectStoreError: the description cannot be read back.
@@ -226,7 +227,7 @@ def read_run(store: ObjectStore) -> tuple[bytes, dict[str, Any]] | None:
     """Return a run's description, as bytes and parsed, or None if there is none.
 
     Raises:
-        OuterLoopError: It is damaged.
+        OuterLoopError: The description is damaged.
     """
     return read_whole(store, RUN_KEY, lambda data: (data, unseal_tensors(data)[0]))
 
@@ -234,12 +235,12 @@ def read_run(store: ObjectStore) -> tuple[bytes, dict[str, Any]] | None:
 def read_whole(store: ObjectStore, key: str, parse: Callable[[bytes], Result]) -> Result | None:
     """Return the contents of an object, or None if there is none.
 
-    A read that was cut short is made again; what is still damaged after `DAMAGE_S` stays so.
+    An incomplete read is repeated. After `DAMAGE_S`, the object counts as damaged.
 
     Args:
         store: Where it is.
         key: Which.
-        parse: Makes of the bytes what is returned; raises OuterLoopError if they are damaged.
+        parse: Converts the bytes to the result. Raises OuterLoopError if they are damaged.
 
     Raises:
         ObjectStoreError: the store fails, or the object is damaged.
@@ -259,7 +260,7 @@ def read_whole(store: ObjectStore, key: str, parse: Callable[[bytes], Result]) -
 
 
 def until_whole(request: Callable[[], Result]) -> Result:
-    """Return the result of a request, and repeat it for `DAMAGE_S` while the result is damaged."""
+    """Return the result of a request, repeated for up to `DAMAGE_S` while the result is damaged."""
     attempts = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(OuterLoopError)
         & tenacity.retry_if_not_exception_type(ObjectStoreError),
@@ -271,30 +272,30 @@ def until_whole(request: Callable[[], Result]) -> Result:
 
 
 def check_condition(store: ObjectStore, key: str, data: bytes) -> None:
-    """Check on an object that exists, with the bytes it has, that the store keeps its word.
+    """Check, on an existing object and its own bytes, that the store honors conditional writes.
 
     Raises:
-        TrainerConfigError: It creates what exists: two replicas could commit two truths.
+        TrainerConfigError: The store overwrites an existing object, so two replicas could commit
+            different decisions.
     """
     if store.put_if_absent(key, data):
         raise TrainerConfigError(
-            f"the store overwrites {key} although asked to create it only if it is absent: "
-            "use a store that honours conditional writes"
+            f"the store overwrites {key} although asked to create it only if it is absent: use a store with conditional writes"
         )
 
 
 def mean_of(
     given: Sequence[tuple[Contribution, bytes | None]], codec: Codec, n: int
 ) -> tuple[Vector, tuple[Contribution, ...]]:
-    """Average payloads by weight; return also the contributions that are missing or damaged.
+    """Return the weighted mean of payloads, and the contributions that are missing or damaged.
 
     Args:
-        given: Contributions with their payloads, in the order in which they are added.
+        given: Contributions with their payloads, in the order of addition.
         codec: Wire format of the payloads.
-        n: Values of each.
+        n: Number of values in each.
 
     Raises:
-        OuterLoopError: no payload is whole.
+        OuterLoopError: no payload is undamaged.
     """
     total = sum(contribution.weight for contribution, _ in given)
     mean = np.zeros(n, np.float32)
@@ -313,14 +314,14 @@ def mean_of(
 
 
 class RoundDriver:
-    """Performs the actions of the protocol on a store, for every kind of replica.
+    """The driver that performs the protocol's actions on a store, for every kind of replica.
 
     Args:
         store: Where the run lives.
         codec: Wire format of deltas and of their mean.
-        patience: How long is long.
+        patience: Decides how long to wait.
         rank: This replica's rank.
-        n: Values that are exchanged.
+        n: Number of exchanged values.
     """
 
     def __init__(
@@ -343,7 +344,7 @@ class RoundDriver:
         self._lost: tuple[tuple[Contribution, ...], Vector] | None = None
 
     def contribute(self, vector: Vector, *, round_id: int, base: str, weight: int) -> Contribution:
-        """Make the own contribution to a round; nothing leaves the replica yet.
+        """Make this replica's contribution to a round. Nothing is uploaded yet.
 
         Raises:
             OuterLoopError: A value is not finite.
@@ -356,15 +357,15 @@ class RoundDriver:
         return self.own
 
     def drive(self, protocol: Protocol[Result], reply: Any = None) -> Result | Train:
-        """Perform a protocol's actions until it wants to train, or has ended.
+        """Perform a protocol's actions until the replica must train, or the protocol ends.
 
         Args:
-            protocol: A new protocol, or one that has stopped at `Train`.
-            reply: What the protocol waits for: the own contribution after `Train`.
+            protocol: A new protocol, or one that waits at `Train`.
+            reply: This replica's contribution, if the protocol waits at `Train`.
 
         Raises:
             OuterTimeoutError: A round was not decided in time.
-            ObjectStoreError: The store has failed for as long.
+            ObjectStoreError: The store failed for as long as the timeout.
         """
         while True:
             try:
@@ -376,7 +377,7 @@ class RoundDriver:
             reply = self.retried(lambda action=action: self.perform(action))
 
     def retried(self, request: Callable[[], Result]) -> Result:
-        """Return the result of a request, and repeat it as often as needed."""
+        """Return the result of a request, repeated as often as needed."""
         attempts = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(ObjectStoreError),
             stop=tenacity.stop_after_delay(self.patience.timeout_s),
@@ -387,7 +388,7 @@ class RoundDriver:
         return attempts(request)
 
     def perform(self, action: ProtocolAction) -> Any:
-        """Perform one action of `decide_round`, or ask to join; return its reply.
+        """Perform one action of `decide_round`, or a request to join, and return its reply.
 
         Raises:
             OuterLoopError: the action is unknown.
@@ -420,15 +421,15 @@ class RoundDriver:
         return read_whole(self.store, key, counted)
 
     def read_manifest(self, round_id: int, *, is_thorough: bool = False) -> Manifest | None:
-        """Return a round's decision, if there is one; one that is damaged is put back.
+        """Return a round's decision, if there is one. A damaged one is restored.
 
         Args:
             round_id: The round.
-            is_thorough: Look for the copy, too, if there is no decision: it may be gone.
+            is_thorough: Whether to look for the copy too, in case the decision was lost.
 
         Raises:
             ObjectStoreError: the store fails.
-            OuterLoopError: It is damaged, and so is its copy.
+            OuterLoopError: The decision and its copy are damaged.
         """
         key = manifest_key(round_id)
         try:
@@ -454,15 +455,15 @@ class RoundDriver:
             logger.warning("%s: %s", copy_key(round_id), error)
             return None
         if manifest is not None and data is not None:
-            logger.warning("%s is put back from its copy", manifest_key(round_id))
+            logger.warning("%s is restored from its copy", manifest_key(round_id))
             self.put(manifest_key(round_id), data)
         return manifest
 
     def read_merged(self, manifest: Manifest, *, n: int) -> Vector | None:
-        """Return a decided round's merged delta; one that is damaged is made again.
+        """Return a decided round's merged delta. A damaged one is rebuilt.
 
         Returns:
-            The values; None if neither the object nor the deltas of which it was made are there.
+            The values, or None if neither the object nor its source deltas exist.
 
         Raises:
             ObjectStoreError: the store fails.
@@ -490,12 +491,12 @@ class RoundDriver:
         payload = b"" if damaged else encode_payload(self.codec, mean)
         if sha256(payload) != manifest.merged.sha:
             return None
-        logger.warning("%s is made again from its deltas", key)
+        logger.warning("%s is rebuilt from its deltas", key)
         self.put(key, payload)
         return checked(payload)
 
     def settle(self, manifest: Manifest) -> None:
-        """Close a round that is decided, and the own account of it."""
+        """Close a decided round and this replica's error account for it."""
         self.has_reduced = (manifest.by, manifest.incarnation) == (self.rank, self.incarnation)
         # Two rounds have one base if nothing moved in the first: the round has to be the own one too.
         is_own = manifest.round_id == self._own_round
@@ -539,7 +540,7 @@ class RoundDriver:
     def report(
         self, manifest: Manifest, own: Contribution, base: str, *, n_missed: int = 0
     ) -> RoundReport:
-        """Return the results of a round and its cost since `contribute`."""
+        """Return the results of a round, and its transfers since `contribute`."""
         return RoundReport(
             round_id=manifest.round_id,
             n_contributions=len(manifest.contributions),
@@ -552,13 +553,13 @@ class RoundDriver:
         )
 
     def get(self, key: str) -> bytes | None:
-        """Read an object, counted."""
+        """Read an object and count its bytes."""
         data = self.store.get(key)
         self._down_bytes += len(data or b"")
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Write an object, counted."""
+        """Write an object and count its bytes."""
         self._up_bytes += len(data)
         self.store.put(key, data)
 

@@ -1,4 +1,4 @@
-"""From an outer loop's store to a model: what a snapshot lacks, and how it becomes a folder."""
+"""Export a model from an outer loop's store: add the files that a snapshot lacks, and write a folder."""
 
 import argparse
 import sys
@@ -20,15 +20,15 @@ from trainer.outer.stores import open_store
 from trainer.outer.tensor_file import seal_tensors, sha256, unseal_tensors
 
 TEMPLATE = "model/"
-"""Where a run keeps the model's files: configuration, tokenizer, and what is not trained."""
+"""Folder of the model's other files in the store: configuration, tokenizer, and untrained weights."""
 COMPLETE = f"{TEMPLATE}complete.safetensors"
 HUB = "hub:"
 
 
 def publish_template(store: ObjectStore, trainer: Trainer) -> None:
-    """Put the model's files into the store, unless they are there; its weights are the run's own.
+    """Put the model's other files into the store, unless they are there. The run has the trained weights.
 
-    A snapshot is one vector of the trained parameters: these files say which model it belongs to.
+    A snapshot is only a vector of the trained parameters. These files define the model around it.
     """
     if store.get(COMPLETE) is not None or trainer.processing_class is None:
         return
@@ -49,19 +49,19 @@ def publish_template(store: ObjectStore, trainer: Trainer) -> None:
 def export_model(
     uri: str, output: str, *, round_id: int | None = None, options: dict[str, Any] | None = None
 ) -> int:
-    """Write the model of an outer loop's store, as `from_pretrained` loads it.
+    """Write the model in an outer loop's store in the form for `from_pretrained`.
 
     Args:
         uri: The run's store.
         output: A folder, or `hub:owner/name` for a private repository.
-        round_id: The state after so many rounds; None takes the newest.
+        round_id: The state after this many rounds. None takes the newest.
         options: Options of the store's file system.
 
     Returns:
-        How many rounds the model has had.
+        The number of rounds of the model.
 
     Raises:
-        OuterLoopError: The store holds no such state, or no model's files.
+        OuterLoopError: The store lacks this state or the model's files.
     """
     store = open_store(uri, options=options)
     found, theta, run = newest_state(store, round_id)
@@ -99,7 +99,7 @@ def _loaded(folder: str) -> Any:
 
 
 def export_command(arguments: Sequence[str]) -> int:
-    """Run `export` from the command line; 0 on success, 2 if the store holds no such model."""
+    """Run `export` from the command line, and return 0 on success or 2 if the store has no such model."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer export",
         description="Write the model of an outer loop's store, as from_pretrained loads it.",

@@ -1,9 +1,9 @@
-"""Fragments: a part of the parameters is exchanged while the next inner steps are computed.
+"""Fragments: exchange one part of the parameters while the next inner steps run.
 
-The parameters are cut into P parts, and each part is an outer loop of its own in a folder of the
-store. P times a round, one fragment's exchange begins in the background; what came of it is taken
-up when the next one begins, and what was trained meanwhile is kept. When that happens depends on
-steps alone, never on how quick the store is: synchronous rounds keep equal bits.
+The parameters are divided into P parts, and each part has its own outer loop in a folder of the
+store. P times per round, the exchange of one fragment starts in the background. Its result is
+adopted when the next exchange starts, and the training in between is kept. The times depend only on
+steps and never on the speed of the store, so synchronous rounds give equal bits.
 
 Source: Douillard et al. 2025, arXiv:2501.18512 (fragments that take turns, overlapped with inner
 steps); Shen et al. 2019, arXiv:1906.12043 (mean + what was trained during the exchange).
@@ -26,24 +26,24 @@ from trainer.outer.replica import OuterReplica, OuterSettings, Vector, fragment_
 from trainer.outer.tensor_file import sha256
 
 BEAT, LOCAL, BASE = "fragments.beat", "fragments.local", "fragments.base"
-"""Names in the private state, beside what the caller keeps there."""
+"""Names in the private state, next to the caller's."""
 
 
 class FragmentedReplica:
-    """A replica that exchanges its parameters in parts, each while it trains on.
+    """A replica that exchanges its parameters in parts while it trains on.
 
-    It is used as an `OuterReplica` is, but `exchange` is called P times a round, and `theta` is
-    what this replica trains on from; all replicas hold the same one only after the last exchange.
+    Use it like an `OuterReplica`, but call `exchange` P times per round. `theta` is the state to
+    train on from. Only after the last exchange do all replicas have the same one.
 
     Args:
-        kind: What each fragment is: a replica that is synchronous, or asynchronous.
-        n_fragments: How many parts, P.
+        kind: Class of each fragment's replica, synchronous or asynchronous.
+        n_fragments: Number of parts, P.
         store: Where the run lives.
         theta: The initial parameters.
         rank: This replica's rank, from 0.
-        world_size: Replicas that the first round waits for.
-        settings: What the run agrees on; `n_rounds` counts calls of `exchange`.
-        state: Where private state is kept between processes; None keeps none.
+        world_size: Number of replicas that the first round waits for.
+        settings: The common settings of the run. `n_rounds` counts calls of `exchange`.
+        state: Store for private state between processes. None keeps none.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class FragmentedReplica:
         return all(fragment.is_finished for fragment in self._fragments)
 
     def join(self) -> None:
-        """Agree on the run and take up its state, and where the process before us was.
+        """Agree on the run, load its state, and resume where this rank's earlier process stopped.
 
         Raises:
             TrainerConfigError: The run was started with other settings.
@@ -134,17 +134,17 @@ class FragmentedReplica:
     def exchange(
         self, local: Vector, *, weight: int = 1, inner_state: Mapping[str, NDArray] | None = None
     ) -> RoundReport:
-        """Take up the exchange that was begun last, and begin that of the next fragment.
+        """Adopt the result of the last exchange, and start that of the next fragment.
 
         The last call exchanges all fragments, and waits for them.
 
         Args:
-            local: The parameters now.
-            weight: What this replica counts in the mean; usually the tokens it saw.
-            inner_state: Private arrays to keep with the contribution.
+            local: The present parameters.
+            weight: Weight of this replica in the mean, usually its number of tokens.
+            inner_state: Private arrays to store with the contribution.
 
         Returns:
-            What was taken up, and how long this call has waited for it.
+            The adopted results, and the time that this call waited for them.
 
         Raises:
             OuterLoopError: The parameters are not finite, or a newer process has this rank.

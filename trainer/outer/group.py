@@ -1,7 +1,7 @@
-"""A replica of several processes: the first speaks for all, the others follow.
+"""A replica of several processes, in which the first one exchanges for all.
 
 The ranks of a replica (DDP or FSDP2 under accelerate) hold the same parameters, or shards of them.
-They read them together; rank 0 exchanges over the store; what came of it goes to all.
+All ranks read them together, rank 0 exchanges over the store, and the result goes to all.
 """
 
 from collections.abc import Callable
@@ -20,22 +20,22 @@ Result = TypeVar("Result")
 
 
 class ReplicaGroup:
-    """The replica of rank 0, seen from every rank of its group; of one process, the replica itself.
+    """The replica of rank 0, accessible from every rank of its group.
 
-    Every method is called by all ranks, in the same order.
+    All ranks must call every method in the same order.
     """
 
     theta: NDArray[np.float32]
     """The state of the run."""
     n_trained: int
-    """Rounds that this replica need not train any more."""
+    """Number of rounds that this replica needn't train any more."""
     is_finished: bool
 
     def __init__(self, make: Callable[[], AnyReplica]) -> None:
         """Make the replica on rank 0, and join the run.
 
         Raises:
-            TrainerError: what rank 0 met, on all.
+            TrainerError: rank 0 failed. All ranks raise its error.
         """
         self._replica: AnyReplica | None = None
 
@@ -55,12 +55,12 @@ class ReplicaGroup:
         """Contribute to a round, and apply its result.
 
         Args:
-            local: what the parameters are now.
-            weight: how much it counts.
-            inner_state: reads what the replica has for itself alone; rank 0 asks when all are here.
+            local: the present parameters.
+            weight: weight in the mean.
+            inner_state: reads the replica's private state. Rank 0 calls it when all ranks are here.
 
         Raises:
-            TrainerError: what rank 0 met, on all.
+            TrainerError: rank 0 failed. All ranks raise its error.
         """
 
         def exchange() -> RoundReport:
@@ -72,7 +72,7 @@ class ReplicaGroup:
         return self._do(exchange)
 
     def on_first(self, work: Callable[[AnyReplica], Result]) -> Result:
-        """Let rank 0 do something with the replica; all get its result."""
+        """Let rank 0 use the replica, and return its result on all ranks."""
 
         def of_first() -> Result:
             assert self._replica is not None
@@ -100,7 +100,7 @@ def is_group() -> bool:
 
 
 def from_first(work: Callable[[], Result]) -> Result:
-    """Let rank 0 work; all return its result, or raise its error."""
+    """Let rank 0 work, and return its result or raise its error on all ranks."""
     if not is_group():
         return work()
     told: list[Any] = [None, None]

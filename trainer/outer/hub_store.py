@@ -1,8 +1,8 @@
-"""A Hugging Face repository as an object store: every write is a commit.
+"""A Hugging Face repository as an object store, in which every write is a commit.
 
-Buckets of the Hub have no conditional write; commits do. `put_if_absent` commits on top of the
-revision in which the file was seen to be missing, and the Hub refuses that if anybody else has
-committed since. The Hub limits commits per hour, so this store suits rounds of many minutes.
+Buckets of the Hub have no conditional write, but commits do. `put_if_absent` commits on top of the
+revision in which the file was missing, and the Hub refuses if somebody else has committed since.
+The Hub limits commits per hour, so this store is for rounds of many minutes.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ TYPES = {"datasets": "dataset", "spaces": "space"}
 
 
 class HubStore(ObjectStore):
-    """Keeps a run's objects in a repository of the Hub.
+    """The store of a run's objects in a repository of the Hub.
 
     Args:
-        uri: `hf://datasets/owner/name/prefix`; without `datasets/` it is a model repository.
-        options: `endpoint` and `token`, if not the usual ones.
+        uri: `hf://datasets/owner/name/prefix`. Without `datasets/`, it is a model repository.
+        options: `endpoint` and `token`, if not the default ones.
 
     Raises:
         TrainerConfigError: The URI names a bucket, or no repository.
@@ -112,7 +112,7 @@ class HubStore(ObjectStore):
 
 
 def upload_model(folder: Path, repo: str) -> None:
-    """Put a model's folder into a private repository of the Hub, in one commit.
+    """Upload a model's folder to a private repository of the Hub, in one commit.
 
     Raises:
         ObjectStoreError: The Hub refused.

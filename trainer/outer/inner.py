@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from trainer.errors import TrainerConfigError
 
 MUON_LR_RATIO = 6.0
-"""Muon's updates are orthogonal, hence small per entry: it wants a higher rate than AdamW."""
+"""Muon's updates are orthogonal and so small per entry. It needs a higher rate than AdamW."""
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon for the hidden matrices, AdamW for embeddings, the head, norms and biases.
+    """Muon for the hidden matrices, and AdamW for embeddings, the head, norms, and biases.
 
-    One optimizer to its users: hooks, schedulers and `state_dict` see both halves.
+    It behaves as one optimizer: hooks, schedulers, and `state_dict` see both parts.
 
     Source: Thérien et al. 2025, arXiv:2505.23725 (Muon inside DiLoCo).
     """
@@ -42,7 +42,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._share()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step with both halves."""
+        """Make one step with both parts."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -52,7 +52,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of both halves."""
+        """Load the state of both parts."""
         super().load_state_dict(state_dict)
         self._share()
 
@@ -76,13 +76,13 @@ def make_inner_optimizer(
     """Return an optimizer over the trainable parameters.
 
     Args:
-        model: What is trained.
+        model: The model to train.
         name: `adamw` or `muon`.
-        lr: Learning rate of AdamW; Muon's is derived from it.
+        lr: Learning rate of AdamW. Muon's is derived from it.
         weight_decay: Decoupled weight decay.
 
     Raises:
-        TrainerConfigError: There is no such optimizer.
+        TrainerConfigError: The optimizer is unknown.
     """
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     if name == "adamw":

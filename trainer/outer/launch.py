@@ -1,7 +1,7 @@
-"""`python -m trainer launch`: start the replicas of one run under a ceiling and keep them alive.
+"""`python -m trainer launch`: start the replicas of one run under a ceiling, and keep them alive.
 
-Every start is in the launch's ledger before it is made, so that whoever comes after an interruption
-knows all of them. The lease in the store keeps a second launch from training side by side.
+The launch's ledger records every start before it is made, so that after an interruption all starts
+are known. The lease in the store keeps a second launch from training in parallel.
 """
 
 import argparse
@@ -47,31 +47,31 @@ EXECUTORS = ("local", "hf_jobs", "modal")
 LEDGER, PLAN = "ledger.sqlite", "plan"
 INTERRUPTED = 130
 MIN_LIFE_S = 60.0
-"""A start that could not live for so long is not worth its image."""
+"""Shortest run time that is worth a start."""
 PROBE_RANK, PROBE_S = -1, 900.0
 LOST = "lost"
-"""The outcome of a start of which the platform knows nothing."""
+"""The outcome of a start that the platform doesn't know."""
 ASK_S = 60.0
-"""How long who asks for the status, or stops a launch, waits for the platform."""
+"""Seconds that a status request or a stop waits for the platform."""
 MAX_GAPS = 3
-"""So many attempts in a row that a platform does not know, and there is no later one."""
+"""After this many consecutive attempts that a platform doesn't know, there are no later ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The most that a launch may use. Restarts and the probe count."""
+    """The limits of a launch. Restarts and the probe count too."""
 
     max_usd: float | None = 10.0
-    """Dollars of all starts together, by the platform's price list; None sets no ceiling."""
+    """Dollars for all starts together, by the platform's price list. None sets no ceiling."""
     max_hours: float = 24.0
-    """Hours from the first start on, after which the platform itself ends every replica."""
+    """Hours from the first start after which the platform ends every replica."""
     max_restarts: int = 10
     """Restarts of all replicas together, while they are watched."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that another process needs to continue a launch. Has names of secrets, no values."""
+    """Everything that another process needs to continue a launch. It has names of secrets, but no values."""
 
     executor: str = "local"
     image: str = ""
@@ -86,11 +86,11 @@ class Plan:
 
 
 def make_executor(plan: Plan, work_dir: Path) -> ServerlessExecutor:
-    """Return the executor that a plan names: `local`, `hf_jobs` or `modal`.
+    """Return the executor that a plan names: `local`, `hf_jobs`, or `modal`.
 
     Raises:
-        TrainerConfigError: There is no such executor, its package is missing, or a cloud's image
-            is not named.
+        TrainerConfigError: The executor is unknown, its package is missing, or a cloud executor has
+            no image.
     """
     if plan.executor not in EXECUTORS:
         raise TrainerConfigError(
@@ -112,13 +112,13 @@ def make_executor(plan: Plan, work_dir: Path) -> ServerlessExecutor:
 
 
 class Launch:
-    """The replicas of one run, known by a ledger in `work_dir` and a lease in the store.
+    """The replicas of one run, with a ledger in `work_dir` and a lease in the store.
 
     Args:
-        work_dir: Where the ledger is.
+        work_dir: Folder of the ledger.
         uri: The store that joins the replicas.
         executor: Where they run.
-        limits: What they may use up.
+        limits: Limits of the launch.
     """
 
     def __init__(
@@ -133,16 +133,16 @@ class Launch:
 
     @property
     def until(self) -> float:
-        """Return when the platform will have ended every replica, in seconds of the epoch."""
+        """Return the time by which the platform ends every replica, in seconds since the epoch."""
         began = float(self.ledger.remember("began", str(self.executor.now())))
         return began + 3600 * self.limits.max_hours
 
     def take(self, *, is_forced: bool = False) -> None:
-        """Take the store's lease and set the ceiling.
+        """Take the store's lease, and set the ceiling.
 
         Raises:
             LeaseHeldError: Another launch has the store.
-            TrainerConfigError: The price of the hardware is not known.
+            TrainerConfigError: The price of the hardware is unknown.
         """
         known = int(self.ledger.recall("run") or 0)
         where = f"{self.work_dir.resolve()} on {socket.gethostname()}"
@@ -155,7 +155,7 @@ class Launch:
         self.ledger.set_ceiling(self.limits.max_usd if self.executor.usd_per_hour else None)
 
     def handles(self) -> list[ReplicaHandle]:
-        """Return the last start of every rank that has a job. Looks up the starts with no news."""
+        """Return the last start of every rank that has a job. Starts without an answer are looked up."""
         executor, newest = self.executor, dict[int, ReplicaHandle]()
         unsure: list[ReplicaHandle] = []
         for row in self.ledger.rows():
@@ -185,12 +185,12 @@ class Launch:
         env: Mapping[str, str],
         secrets: Mapping[str, str],
     ) -> list[ReplicaHandle]:
-        """Return all replicas, those that run already and those that have to be started.
+        """Return all replicas, and start those that don't run yet.
 
         Raises:
             TrainerConfigError: The ledger has replicas of another command.
-            BudgetReachedError: They could not live for long under the ceiling.
-            ReplicaFailedError: The probe or a start failed; what was started is stopped.
+            BudgetReachedError: The ceiling would allow them too short a run time.
+            ReplicaFailedError: The probe or a start failed. Started replicas are stopped.
         """
         executor = self.executor
         there = {handle.rank: handle for handle in self.handles() if handle.rank != PROBE_RANK}
@@ -200,7 +200,7 @@ class Launch:
                 "this work dir belongs to a launch with other arguments: pass another --work-dir"
             )
         if there:
-            logger.warning("%s: replicas are there already, going on with them", self.work_dir)
+            logger.warning("%s: replicas exist already, continuing with them", self.work_dir)
         attempts = {row.rank: row.attempt + 1 for row in self.ledger.rows()}
         ended = executor.poll(list(there.values()))
         alive = [s.rank for s in ended if not s.state.is_final or s.state is ReplicaState.SUCCEEDED]
@@ -225,9 +225,9 @@ class Launch:
     def adopt(
         self, entrypoint: str, command: Sequence[str], n: int, env: Mapping[str, str]
     ) -> None:
-        """Take the jobs that a launch from elsewhere has started for this run into the ledger.
+        """Add the jobs that a launch from elsewhere started for this run to the ledger.
 
-        How long they may live is that launch's word, and so is what they may cost.
+        That launch's run time and cost limits apply to them.
         """
         executor, life_s = self.executor, self.until - self.executor.now()
         for rank in range(n):
@@ -244,10 +244,10 @@ class Launch:
                 attempt += 1
 
     def life_s(self, n: int) -> float:
-        """Return for how long each of `n` replicas that start now may live, in seconds.
+        """Return the allowed run time of each of `n` replicas that start now, in seconds.
 
         Raises:
-            BudgetReachedError: Not long enough to be worth a start.
+            BudgetReachedError: It is too short to be worth a start.
         """
         life_s, price = self.until - self.executor.now(), self.executor.usd_per_hour
         spent, held, ceiling = self.ledger.totals_usd()
@@ -262,13 +262,13 @@ class Launch:
             )
         if price:
             logger.warning(
-                "%d replicas at $%.2f an hour each: they may live for %.1f h under max_usd=%s and "
+                "%d replicas at $%.2f an hour each: they may run for %.1f h under max_usd=%s and "
                 "max_hours=%g", n, price, life_s / 3600, ceiling, self.limits.max_hours,
             )  # fmt: skip
         return float(int(life_s))
 
     def check_lease(self) -> None:
-        """Make sure that the store is still this launch's, before anything is started.
+        """Check that this launch still has the store, before anything is started.
 
         Raises:
             LeaseHeldError: Another launch has taken over.
@@ -289,7 +289,7 @@ class Launch:
         poll_s: float = 1.0,
         secrets: Mapping[str, str] | None = None,
     ) -> list[ReplicaResult]:
-        """Start dead replicas again until all have succeeded; return their logs.
+        """Restart dead replicas until all have succeeded, and return their logs.
 
         Raises:
             ReplicaFailedError: One died and may not be started again; the others are stopped.
@@ -321,11 +321,11 @@ class Launch:
         return results
 
     def stop(self) -> None:
-        """End all replicas, and let another launch have the store.
+        """Stop all replicas, and release the store for other launches.
 
         Raises:
-            LeaseHeldError: Another launch has taken over; the replicas are its own now.
-            PlatformUnreachableError: The platform did not answer; what runs may run on.
+            LeaseHeldError: Another launch has taken over the replicas.
+            PlatformUnreachableError: The platform did not answer. Replicas may still run.
         """
         try:
             self.take()
@@ -375,27 +375,28 @@ def launch(
     is_detached: bool = False,
     is_forced: bool = False,
 ) -> list[ReplicaResult]:
-    """Train with N replicas joined by a store, start dead ones again, return their logs.
+    """Train with N replicas that a store joins, restart dead ones, and return their logs.
 
-    The same call again goes on with the replicas that are there.
+    If you repeat the call, it continues with the existing replicas.
 
     Args:
-        arguments: Of `python -m trainer`; `{rank}` and `{world_size}` are filled in.
-        replicas: How many.
-        uri: The store that joins them; this process must reach it, too.
+        arguments: Arguments of `python -m trainer`, in which `{rank}` and `{world_size}` are
+            replaced.
+        replicas: Number of replicas.
+        uri: The store that joins them. This process must reach it too.
         executor: Where they run.
         entrypoint: The program each replica runs.
-        limits: What they may use up; None takes those of `Limits`.
+        limits: Limits of the launch. None takes the defaults of `Limits`.
         poll_s: Seconds between looks.
         env: Further variables.
-        secrets: Variables such as cloud keys, through the platform's secret store.
-        work_dir: Where the ledger of all starts is kept.
-        is_detached: Return as soon as all are started, with no result.
-        is_forced: Take the store over from another launch, with the jobs that it has started.
+        secrets: Variables such as cloud keys, which go through the platform's secret store.
+        work_dir: Folder for the ledger of all starts.
+        is_detached: Whether to return as soon as all are started, without a result.
+        is_forced: Whether to take over the store and the jobs of another launch.
 
     Raises:
         ReplicaFailedError: One died and may not be started again; the others are stopped.
-        BudgetReachedError: A start would pass `limits`.
+        BudgetReachedError: A start would exceed `limits`.
         LeaseHeldError: Another launch has the store.
         TrainerConfigError: `work_dir` has replicas of another command.
     """
@@ -451,11 +452,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def launch_command(arguments: Sequence[str]) -> int:
-    """Run `launch` from the command line. Every replica gets the options that it doesn't know.
+    """Run `launch` from the command line. Options that it doesn't know go to every replica.
 
     Returns:
-        The exit code: 0 if all replicas came to the end, 2 for a user's mistake or a failure, 130
-        if the watch was interrupted.
+        The exit code: 0 if all replicas finished, 2 for a user's error or a failure, 130 if the
+            watch was interrupted.
     """
     options, rest = _parser().parse_known_args(arguments)
     work_dir: Path = options.work_dir

@@ -1,8 +1,9 @@
-"""One launch a store: a lease whose number rises with every launch that takes it.
+"""Allow one launch per store, by a lease whose number rises with every launch that takes it.
 
-The lease is an object that is created once, `launch/<number>.json`; the highest number has the
-store. Who was overtaken sees a higher one before it starts anything, and starts nothing any more.
-Processes of one rank take numbers in the same way, so that of two the later one stays.
+The lease is an object `launch/<number>.json` that is created once. The launch with the highest
+number has the store. Before each start, a launch checks for a higher number, and if it finds one,
+it starts nothing more. Processes of one rank take numbers in the same way, so that the later of two
+stays.
 """
 
 import json
@@ -24,7 +25,7 @@ class Lease:
 
     Args:
         store: The run's store.
-        holder: The launch's own name; the same one finds its lease again.
+        holder: Name of the launch. With the same name, it finds its lease again.
     """
 
     def __init__(self, store: ObjectStore, holder: str) -> None:
@@ -34,20 +35,20 @@ class Lease:
     def take(
         self, where: str, *, now: float, until: float, run: int = 0, is_forced: bool = False
     ) -> int:
-        """Take the lease, or find the own one again.
+        """Take the lease, or find this launch's own lease again.
 
         Args:
-            where: What others are told of this launch.
-            now: The time, in seconds of the epoch.
-            until: When the last replica must have ended; then the lease lapses by itself.
-            run: The number of the run that goes on; 0 begins one.
-            is_forced: Take it from another launch, too, with the run that is under way.
+            where: Description of this launch for others.
+            now: The time, in seconds since the epoch.
+            until: Time by which the last replica must have ended. Then the lease expires.
+            run: Number of the run to continue. 0 begins a new one.
+            is_forced: Whether to take it from another launch, together with its run.
 
         Returns:
-            The number of the run, which is that of the first lease it had.
+            The number of the run, which is that of its first lease.
 
         Raises:
-            LeaseHeldError: Another launch has it.
+            LeaseHeldError: Another launch has the lease.
         """
         while True:
             ends, numbers = self._known()
@@ -71,10 +72,10 @@ class Lease:
                 return run
 
     def check(self) -> None:
-        """Make sure that no other launch has taken over.
+        """Check that no other launch has taken over.
 
         Raises:
-            LeaseHeldError: One has.
+            LeaseHeldError: Another launch has taken over.
         """
         newest = max(self._known()[1], default=0)
         if newest > self.number:
@@ -83,7 +84,7 @@ class Lease:
             )
 
     def release(self) -> None:
-        """Let the next launch have the store."""
+        """Release the store for the next launch."""
         if self.number:
             self._store.put(f"{LEASES}{self.number:06d}{END}", b"")
 
@@ -104,7 +105,7 @@ class Lease:
 
 
 def claim(store: ObjectStore, rank: int) -> str:
-    """Return the name of a new process of a rank, which sorts after those of all before it."""
+    """Return a name for a new process of a rank, which sorts after all earlier ones."""
     folder = f"{CLAIMS}{rank:04d}/"
     while True:
         number = max((int(key.rpartition("/")[2]) for key in store.keys(folder)), default=0) + 1

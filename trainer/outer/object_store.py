@@ -1,7 +1,7 @@
-"""The door to object stores: five verbs, one of which decides every race.
+"""The interface to object stores: five operations, one of which decides every race.
 
-`put_if_absent` is the only verb that the protocol trusts to be atomic. Every payload is named by
-its hash and checked after reading, so a torn, late or stale object costs time and nothing else.
+The protocol needs only `put_if_absent` to be atomic. Every payload is named by its hash and checked
+after reading, so an incomplete, late, or stale object costs only time.
 """
 
 import contextlib
@@ -26,31 +26,31 @@ CONDITIONAL_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 class ObjectStore(ABC):
     """The operations of a store that a round needs.
 
-    Every verb raises `ObjectStoreError` if the store fails; it may be tried again. A store
-    implements the five verbs that begin with an underscore, in its own errors.
+    Every operation raises `ObjectStoreError` if the store fails, and can be retried. A store
+    implements the five methods that begin with an underscore, with its own errors.
     """
 
     place: str = ""
-    """What error messages put before a key."""
+    """Prefix of keys in error messages."""
 
     def put(self, key: str, data: bytes) -> None:
-        """Write an object whole; readers see the old or the new bytes, never a part."""
+        """Write an object as a whole. Readers see the old or the new bytes, never a part."""
         self._asked("write", key, lambda: self._put(key, data))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object unless the key exists; True if this call created it."""
+        """Write an object unless the key exists, and return whether this call created it."""
         return self._asked("create", key, lambda: self._create(key, data))
 
     def get(self, key: str) -> bytes | None:
-        """Return an object's bytes, or None if there is no such key."""
+        """Return an object's bytes, or None if the key doesn't exist."""
         return self._asked("read", key, lambda: self._get(key))
 
     def keys(self, prefix: str) -> list[str]:
-        """Return the sorted keys under a prefix that is empty or ends with a slash."""
+        """Return the sorted keys under a prefix, which is empty or ends with a slash."""
         return sorted(self._asked("list", prefix, lambda: self._keys(prefix)))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete keys; those that do not exist are passed over."""
+        """Delete keys. Missing keys are ignored."""
         wanted = sorted(set(keys))
         if wanted:
             self._asked("delete", wanted[0], lambda: self._delete(wanted))
@@ -112,10 +112,10 @@ class MemoryStore(ObjectStore):
 
 
 class FileStore(ObjectStore):
-    """A folder as a store: written aside and synced, then linked or renamed into place.
+    """A folder as a store. Files are written under another name, synced, and then linked or renamed.
 
-    `os.link` fails if the name exists, on local disks and on NFS alike, which makes it the
-    conditional create that `open(..., "x")` is not: the name never shows unfinished bytes.
+    `os.link` fails if the name exists, on local disks and on NFS. So it is a conditional create
+    that never shows unfinished bytes, unlike `open(..., "x")`.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -164,10 +164,10 @@ class FileStore(ObjectStore):
 
 
 class FsspecStore(ObjectStore):
-    """Any fsspec file system with a conditional create: S3 and its kin, Google, Azure.
+    """Any fsspec file system with a conditional create: S3 and compatible stores, Google, and Azure.
 
-    Listing caches are off: with them a key put by another machine stays invisible, to `exists`
-    too.
+    Listing caches are off, because they would hide keys that another machine puts, even from
+    `exists`.
     """
 
     def __init__(self, uri: str, options: Mapping[str, Any] | None = None) -> None:
@@ -208,7 +208,7 @@ class FsspecStore(ObjectStore):
 
 
 class SubStore(ObjectStore):
-    """A folder of another store, used as a store of its own.
+    """A folder of another store, used as a separate store.
 
     Args:
         store: The whole store.

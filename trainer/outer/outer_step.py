@@ -1,7 +1,7 @@
 """The outer optimizer: one step per round on the mean pseudo-gradient θ_initial − θ_local.
 
 Multiplications and additions are separate float32 operations in a fixed order, so that every
-replica gets the same bits whatever its processor fuses.
+replica gets the same bits on any processor.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from trainer.errors import TrainerConfigError
 
 @dataclass(frozen=True)
 class OuterStep:
-    """Gradient descent with (Nesterov) momentum, as `torch.optim.SGD` does it.
+    """Gradient descent with (Nesterov) momentum, as in `torch.optim.SGD`.
 
     Source: Douillard et al. 2023, arXiv:2311.08105, algorithm 1, line 14. The default momentum
     is lower than the paper's 0.9, which needs hundreds of rounds to pay off.
@@ -53,14 +53,15 @@ OUTER_PRESETS = {
     "average": OuterStep(1.0, 0.0),
     "diloco": OuterStep(0.7, 0.9),
 }
-"""`nesterov` from scratch, `average` for fine-tuning, `diloco` as in the paper (many rounds)."""
+"""The presets: `nesterov` for training from scratch, `average` for fine-tuning, `diloco` as in the
+paper (many rounds)."""
 
 
 def outer_preset(name: str) -> OuterStep:
-    """Return an outer optimizer by its preset's name.
+    """Return the outer optimizer of a preset.
 
     Raises:
-        TrainerConfigError: There is no such preset.
+        TrainerConfigError: The preset is unknown.
     """
     if name not in OUTER_PRESETS:
         raise TrainerConfigError(f"outer preset {name!r}: choose one of {', '.join(OUTER_PRESETS)}")

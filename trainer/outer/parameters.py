@@ -1,6 +1,6 @@
-"""The trainable parameters of a model as one flat float32 vector, and a state dict as arrays.
+"""Convert the trainable parameters of a model to one flat float32 vector, and a state dict to arrays.
 
-Frozen parameters never travel: with LoRA a round is as small as the adapter.
+Frozen parameters are never sent, so with LoRA a round is as small as the adapter.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ from trainer.errors import TrainerConfigError
 
 
 class ParameterVector:
-    """Reads and writes the trainable parameters of a model, in the model's own order.
+    """The trainable parameters of a model, for reading and writing in the model's own order.
 
-    They are looked up each time: sharding (FSDP2) puts others in their place. Of sharded ones every
-    rank reads and writes at the same time, and has the whole vector.
+    They are looked up each time, because sharding (FSDP2) replaces them. Sharded parameters are
+    read and written by all ranks together, and every rank has the whole vector.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -36,7 +36,7 @@ class ParameterVector:
 
     @property
     def signature(self) -> str:
-        """Hash of names and shapes: replicas of one run must agree on it."""
+        """Hash of names and shapes, which must be the same for all replicas of a run."""
         shapes = [(name, list(parameter.shape)) for name, parameter in self._parameters()]
         return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
 
@@ -45,12 +45,12 @@ class ParameterVector:
         return flat_vector(parameter for _, parameter in self._parameters())
 
     def write(self, vector: NDArray[np.float32]) -> None:
-        """Set the parameters; each keeps its own dtype and device."""
+        """Set the parameters. Each keeps its dtype and device."""
         fill_from(vector, (parameter for _, parameter in self._parameters()))
 
 
 def flat_vector(tensors: Iterable[Tensor]) -> NDArray[np.float32]:
-    """Return a copy of the values of some tensors, one after the other, in float32."""
+    """Return the values of tensors as one float32 copy."""
     whole = (t.full_tensor() if isinstance(t, DTensor) else t for t in tensors)
     flat = [tensor.detach().to("cpu", torch.float32).reshape(-1) for tensor in whole]
     return torch.cat(flat).numpy()
@@ -58,7 +58,7 @@ def flat_vector(tensors: Iterable[Tensor]) -> NDArray[np.float32]:
 
 @torch.no_grad()
 def fill_from(vector: NDArray[np.float32], tensors: Iterable[Tensor]) -> None:
-    """Set tensors to the values that `flat_vector` gave; each keeps its own dtype and device."""
+    """Set tensors to the values of a `flat_vector`. Each keeps its dtype and device."""
     at = 0
     for tensor in tensors:
         part = torch.from_numpy(vector[at : at + tensor.numel()]).reshape(tensor.shape)
@@ -72,7 +72,7 @@ def fill_from(vector: NDArray[np.float32], tensors: Iterable[Tensor]) -> None:
 
 
 def trainable_fragment(module: nn.Module) -> nn.Module:
-    """Return a module that owns exactly the trainable parameters of another one."""
+    """Return a module with exactly the trainable parameters of another one."""
     fragment = nn.Module()
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
@@ -81,7 +81,7 @@ def trainable_fragment(module: nn.Module) -> nn.Module:
 
 
 def tensors_of_state(state: Any) -> dict[str, NDArray]:
-    """Return a state dict, such as an optimizer's, as named arrays: no code is in them."""
+    """Return a state dict, such as an optimizer's, as named arrays, which contain no code."""
     leaves, spec = tree_flatten(state)
     tensors = {
         str(index): leaf.detach().cpu().contiguous().clone().numpy()
@@ -94,7 +94,7 @@ def tensors_of_state(state: Any) -> dict[str, NDArray]:
 
 
 def state_of_tensors(tensors: Mapping[str, NDArray]) -> Any:
-    """Return the state dict that `tensors_of_state` was given."""
+    """Return the state dict from the result of `tensors_of_state`."""
     tree = json.loads(tensors["tree"].tobytes())
     leaves = tree["leaves"]
     for index, values in tensors.items():

@@ -1,4 +1,4 @@
-"""A replica that trains nothing: it shows that an image holds this package and reaches the store."""
+"""A replica that trains nothing. It shows that an image has this package and reaches the store."""
 
 import importlib
 import os
@@ -10,10 +10,10 @@ from trainer.outer.stores import open_store
 
 
 def probe(uri: str) -> None:
-    """Write an object of its own into the store, read it back and delete it.
+    """Write a test object to the store, read it back, and delete it.
 
     Raises:
-        ObjectStoreError: The store does not answer, or with other bytes.
+        ObjectStoreError: The store doesn't answer, or returns other bytes.
         TrainerConfigError: The store's package is missing.
     """
     store, key, data = open_store(uri), f"probe/{uuid.uuid4().hex}", os.urandom(64)

@@ -1,16 +1,17 @@
 """The round protocol of one replica, without I/O and without a clock.
 
-A round is one object, `rounds/<r>/manifest.json`, that is created once and never again. It names
-who contributed, the hash of the merged pseudo-gradient, the state it applies to and who is
-waited for next. Whoever creates it decides the round; everybody else reads it.
+A round is one object, `rounds/<r>/manifest.json`, that is created only once. It names the
+contributors, the hash of the merged pseudo-gradient, the state that it applies to, and the replicas
+to wait for next. The replica that creates it decides the round, and the others read it.
 
-One replica of each round, the reducer, downloads the deltas of all, uploads their mean and
-commits. The role rotates over those who contributed last, so the traffic of a round grows
-linearly with the number of replicas. If the reducer stays away, the next in turn takes over.
+In each round one replica, the reducer, downloads all deltas, uploads their mean, and commits. The
+role rotates over the last contributors, so the traffic of a round grows linearly with the number of
+replicas. If the reducer doesn't act, the next replica takes over.
 
-`decide_round` is one round, `ReplicaLife` a replica from its start to the last round. Both are
-generators: they yield an `ProtocolAction`, and the caller performs it and sends back what its class says.
-A caller whose request failed performs the same action again: every action may be repeated.
+`decide_round` is one round, and `ReplicaLife` is a replica from its start to the last round. Both
+are generators: they yield a `ProtocolAction`, and the caller performs it and sends back the result
+that its class documents. If a request fails, the caller repeats the action. Every action may be
+repeated.
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -24,9 +25,9 @@ from trainer.errors import OuterLoopError
 from trainer.outer.tensor_file import sha256
 
 MAX_RESYNCS = 10
-"""After so many snapshots that led no further than the last, the log is beyond mending."""
+"""After this many snapshots without progress, the log can't be repaired."""
 REUPLOAD_GRACES = 4
-"""After this many graces without a decision a contribution is uploaded again, then ever rarer."""
+"""After this many grace periods without a decision, a contribution is uploaded again, then less and less often."""
 
 
 def round_prefix(round_id: int) -> str:
@@ -63,9 +64,9 @@ def snapshot_key(round_id: int, base: str) -> str:
 class Contribution:
     """One replica's pseudo-gradient of one round, as its key describes it.
 
-    `incarnation` starts with the number that the process has claimed, so that of two twins of one
-    rank the later sorts last. `base` is the hash of the state it started from, `sha` that of its
-    bytes, `weight` what it counts in the mean (usually tokens).
+    `incarnation` begins with the number that the process has claimed, so that the later of two
+    processes of one rank sorts last. `base` is the hash of the state it started from, `sha` the
+    hash of its bytes, and `weight` its weight in the mean (usually tokens).
     """
 
     rank: int
@@ -75,7 +76,7 @@ class Contribution:
     sha: str
 
     def key(self, round_id: int) -> str:
-        """Return the key under which the bytes are."""
+        """Return the key of the bytes."""
         return (
             f"{delta_prefix(round_id)}{self.rank:04d}.{self.incarnation}.{self.base}."
             f"{self.weight}.{self.sha}.safetensors"
@@ -83,7 +84,7 @@ class Contribution:
 
     @classmethod
     def from_key(cls, key: str) -> "Contribution | None":
-        """Read a key back; None if it is another kind of key."""
+        """Parse a key, or return None if it is of another kind."""
         parts = key.rpartition("/")[2].split(".")
         if len(parts) != 6 or not (parts[0].isdecimal() and parts[3].isdecimal()):
             return None
@@ -91,13 +92,13 @@ class Contribution:
 
 
 def join_key(round_id: int, rank: int, incarnation: str) -> str:
-    """Return the key by which a replica asks to be waited for in the next round."""
+    """Return the key by which a replica asks the others to wait for it in the next round."""
     return f"{delta_prefix(round_id)}{rank:04d}.{incarnation}.join"
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The merged pseudo-gradient: where its bytes are by hash, and how many."""
+    """The merged pseudo-gradient: the hash and number of its bytes."""
 
     sha: str
     size_bytes: int
@@ -122,7 +123,7 @@ class Manifest:
     rejected: int = 0
 
     def to_bytes(self) -> bytes:
-        """Return the manifest as JSON, with its hash: no bit of a decision may be altered."""
+        """Return the manifest as JSON with its hash, so that any change is noticed."""
         body = msgspec.json.encode(self)
         return msgspec.json.encode(_Sealed(msgspec.Raw(body), sha256(body)))
 
@@ -131,7 +132,7 @@ class Manifest:
         """Read a manifest.
 
         Raises:
-            OuterLoopError: The bytes are no manifest, or not one that was written.
+            OuterLoopError: The bytes aren't a manifest, or were changed.
         """
         try:
             sealed = msgspec.json.decode(data, type=_Sealed)
@@ -143,7 +144,7 @@ class Manifest:
 
     @property
     def accountable(self) -> Contribution:
-        """Return the contribution whose sender keeps the error of the merged delta."""
+        """Return the contribution whose sender corrects the error of the merged delta."""
         return self.contributions[self.round_id % len(self.contributions)]
 
     def names(self, contribution: Contribution | None) -> bool:
@@ -153,62 +154,62 @@ class Manifest:
 
 @dataclass(frozen=True)
 class ProtocolAction:
-    """An action that the protocol asks for, with its round."""
+    """An action that the protocol requests, with its round."""
 
     round_id: int
 
 
 class LoadSnapshot(ProtocolAction):
-    """Load the newest readable snapshot; send a `Snapshot`."""
+    """Load the newest readable snapshot, and send a `Snapshot`."""
 
 
 @dataclass(frozen=True)
 class ReadManifest(ProtocolAction):
-    """Read a round's manifest, when `is_poll` after a while; send a `Look`."""
+    """Read a round's manifest (with `is_poll`, after a wait), and send a `Look`."""
 
     is_poll: bool = False
 
 
 class PutJoin(ProtocolAction):
-    """Ask the others to wait for this replica from the next round on; send None."""
+    """Ask the others to wait for this replica from the next round on, and send None."""
 
 
 class Train(ProtocolAction):
-    """Make the inner steps of a round; send the own `Contribution`."""
+    """Make the inner steps of a round, and send this replica's `Contribution`."""
 
 
 class PutDelta(ProtocolAction):
-    """Upload the own pseudo-gradient; send None."""
+    """Upload this replica's pseudo-gradient, and send None."""
 
 
 class ListRound(ProtocolAction):
-    """List a round's contributions and join requests; send a `Listing`."""
+    """List a round's contributions and join requests, and send a `Listing`."""
 
 
 @dataclass(frozen=True)
 class Merge(ProtocolAction):
-    """Average contributions and upload the mean; send `Merged`, or those that are damaged."""
+    """Average contributions and upload the mean. Send `Merged`, or the damaged contributions."""
 
     contributions: tuple[Contribution, ...]
 
 
 @dataclass(frozen=True)
 class Commit(ProtocolAction):
-    """Create the manifest unless it exists; send None, whatever the answer was."""
+    """Create the manifest unless it exists, and send None for any answer."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class Apply(ProtocolAction):
-    """Apply a decided round to the global state; send its new hash, or None if it is lost."""
+    """Apply a decided round to the global state, and send its new hash, or None if the delta is lost."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where a replica starts: a round, the hash of its state, and who is waited for in it."""
+    """The starting point of a replica: a round, the hash of its state, and the replicas that it waits for."""
 
     round_id: int
     base: str
@@ -217,7 +218,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Look:
-    """The manifest of a round as read, and the number of grace periods passed by then."""
+    """The manifest of a round, and the number of grace periods passed so far."""
 
     manifest: Manifest | None
     graces: int = 0
@@ -225,7 +226,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Listing:
-    """The objects in a round's folder, and the number of grace periods passed by then."""
+    """The objects in a round's folder, and the number of grace periods passed so far."""
 
     contributions: tuple[Contribution, ...]
     joining: frozenset[int] = frozenset()
@@ -244,7 +245,7 @@ def read_listing(keys: Iterable[str], graces: int) -> Listing:
 
 
 def turn_of(rank: int, round_id: int, expected: Iterable[int]) -> int:
-    """Return the number of grace periods before a rank may reduce; 0 for the first choice."""
+    """Return the number of grace periods before a rank may reduce, which is 0 for the first choice."""
     order = sorted(expected)
     if rank not in order:
         return len(order)
@@ -258,12 +259,12 @@ def decide_round(
 
     Args:
         round_id: The round.
-        own: The replica's own contribution.
-        expected: Ranks that are waited for, as the last manifest has it.
+        own: This replica's contribution.
+        expected: Ranks to wait for, according to the last manifest.
         quorum: Fewest contributions that a round may be decided with.
 
     Returns:
-        The decision, whoever made it.
+        The decision of any replica.
     """
     turn = turn_of(own.rank, round_id, expected)
     upload_at = 0
@@ -326,11 +327,11 @@ class ReplicaLife:
     """A replica's life: from the newest snapshot through the log of manifests to the last round.
 
     Args:
-        rank: The replica's rank; ranks need not be dense.
-        n_rounds: The replica ends when this many rounds are applied; None means never.
+        rank: The replica's rank. Ranks needn't be consecutive.
+        n_rounds: The replica ends when this many rounds are applied. None means never.
         quorum: Fewest contributions that a round may be decided with.
-        prepared: A contribution made by an earlier incarnation that died before it knew the
-            round's outcome, with its round.
+        prepared: A contribution of an earlier process that died before it knew the round's outcome,
+            with its round.
     """
 
     rank: int
@@ -345,7 +346,7 @@ class ReplicaLife:
     decided: Manifest | None = None
 
     def live(self) -> Protocol[None]:
-        """Load a snapshot, then train, exchange and apply, round by round.
+        """Load a snapshot, then train, exchange, and apply, round by round.
 
         Raises:
             OuterLoopError: the contribution was trained from another state.
@@ -410,13 +411,13 @@ def adaptive_grace_s(
 ) -> float:
     """Return how long to wait for stragglers once enough replicas have answered, in seconds.
 
-    Half a typical round, or the typical lateness plus six median deviations, whichever is more;
-    `first_s` as long as there is no history. No constant has to be guessed for a slow network.
+    It is half a typical round, or the typical lateness plus six median deviations if that is more.
+    Without a history, it is `first_s`. So nobody must guess a constant for a slow network.
 
     Args:
-        lateness_s: Of recent rounds: how long after the own answer the last one came.
-        round_s: Of recent rounds: from start to decision.
-        first_s: Grace of the first round, when machines are still booting.
+        lateness_s: For recent rounds, the time from this replica's answer to the last one.
+        round_s: For recent rounds, the time from start to decision.
+        first_s: Grace period of the first round, when machines are still booting.
     """
     if not round_s:
         return first_s

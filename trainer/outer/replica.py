@@ -6,10 +6,10 @@
         ...  # H inner steps from replica.theta
         report = replica.exchange(local, weight=n_tokens)
 
-All replicas hold the same global state (parameters and velocity) after the same round, bit for
-bit; its hash is in the next manifest. What differs between replicas (the inner optimizer, what
-the codec kept back) is private and optionally kept in a state store, which makes a restart after
-`kill -9` continue exactly where it was.
+After the same round, all replicas have the same global state (parameters and velocity), bit for
+bit, and its hash is in the next manifest. The private state of a replica (the inner optimizer, the
+error of the codec) can be kept in a state store. A restart after `kill -9` then continues exactly
+where it was.
 """
 
 import logging
@@ -47,11 +47,11 @@ Vector = NDArray[np.float32]
 
 SNAPSHOTS = "snapshots/"
 MARK = ".kept"
-"""Ends the name of an object that says that private state was kept: if it is gone, it was lost."""
+"""Suffix of an object that records that private state was stored, so that its loss is noticed."""
 
 
 def fragment_folder(fragment: int) -> str:
-    """Return the folder in the store where a fragment of the parameters is a run of its own."""
+    """Return the folder in the store for the run of one parameter fragment."""
     return f"fragments/{fragment:03d}/"
 
 
@@ -59,7 +59,7 @@ def fragment_folder(fragment: int) -> str:
 class OuterSettings:
     """The settings that all replicas of a run share, and each one's timeouts.
 
-    The first four are fixed by the first replica of a run; another value later is an error.
+    The first replica of a run decides the first four. A different value later is an error.
     """
 
     codec: str = "ternary"
@@ -67,15 +67,15 @@ class OuterSettings:
     outer: OuterStep = OuterStep()  # noqa: RUF009 - frozen
     """The outer optimizer."""
     n_rounds: int | None = None
-    """Rounds of the run; None to go on as long as the caller does."""
+    """Number of rounds. With None, the caller decides when to stop."""
     signature: str = ""
-    """Names the parameters that are exchanged; see `ParameterVector.signature`."""
+    """Hash of the exchanged parameters; see `ParameterVector.signature`."""
     quorum: int | None = None
-    """Fewest contributions per round; None means half of the replicas, rounded up."""
+    """Fewest contributions per round. None means half of the replicas, rounded up."""
     timeout_s: float = 1800.0
-    """A round without decision for this long is an error."""
+    """Seconds without a decision of the round after which an error is raised."""
     first_grace_s: float = 120.0
-    """How long round 0 waits for machines that are still booting, once there is a quorum."""
+    """Seconds that round 0 waits for machines that are still booting, after it has a quorum."""
     snapshot_every: int = 5
     """Rounds between snapshots of the global state."""
 
@@ -84,13 +84,13 @@ class OuterReplica(RoundDriver):
     """A replica that joins a run, exchanges once per round, and survives the loss of others.
 
     Args:
-        store: Where the run lives; all replicas see the same one.
-        theta: The initial parameters. The first replica's count; the others take them over.
+        store: Store of the run, which all replicas share.
+        theta: The initial parameters. Those of the first replica count, and the others adopt them.
         rank: This replica's rank, from 0.
-        world_size: Replicas that round 0 waits for.
-        settings: What the run agrees on.
-        state: Where private state is kept between processes; None keeps none, and a restarted
-            replica begins with a fresh inner optimizer.
+        world_size: Number of replicas that round 0 waits for.
+        settings: The common settings of the run.
+        state: Store for private state between processes. With None, a restarted replica begins with
+            a new inner optimizer.
     """
 
     mode = "synchronous"
@@ -130,7 +130,7 @@ class OuterReplica(RoundDriver):
 
     @property
     def round_id(self) -> int:
-        """Return the round that is being trained, or the number of rounds if the run is finished."""
+        """Return the round in training, or the number of rounds if the run is finished."""
         return self._life.round_id
 
     @property
@@ -144,11 +144,11 @@ class OuterReplica(RoundDriver):
         return self._life.base
 
     def join(self) -> None:
-        """Agree on the run, load the newest state and catch up with the log of rounds.
+        """Agree on the run, load the newest state, and catch up with the log of rounds.
 
-        Needs no live replica. If an earlier process of this rank died between training and the
-        outcome of its round, its contribution is sent again, not trained again. Afterwards
-        `theta` and `round_id` are current and `inner_state` holds what was last saved.
+        This needs no live replica. If an earlier process of this rank died between training and the
+        outcome of its round, its contribution is sent again without new training. Afterwards,
+        `theta` and `round_id` are up to date, and `inner_state` is the last saved one.
 
         Raises:
             TrainerConfigError: The run was started with other settings, or the store ignores the
@@ -164,12 +164,12 @@ class OuterReplica(RoundDriver):
     def exchange(
         self, local: Vector, *, weight: int = 1, inner_state: Mapping[str, NDArray] | None = None
     ) -> RoundReport:
-        """Finish a round: send θ_initial − θ_local, apply the outer step, move to the next.
+        """Finish a round: send θ_initial − θ_local, apply the outer step, and advance.
 
         Args:
             local: The parameters after the inner steps.
-            weight: What this replica counts in the mean; usually the tokens it saw.
-            inner_state: Private arrays to keep with the contribution (an optimizer's state).
+            weight: Weight of this replica in the mean, usually its number of tokens.
+            inner_state: Private arrays to store with the contribution (an optimizer's state).
 
         Raises:
             OuterLoopError: The parameters are not finite, or a newer process has this rank.
@@ -203,7 +203,7 @@ class OuterReplica(RoundDriver):
         self.patience.begin_round()
 
     def perform(self, action: ProtocolAction) -> Any:
-        """Perform one action of a replica's life; return its reply."""
+        """Perform one action of a replica's life, and return its reply."""
         match action:
             case LoadSnapshot():
                 return self.load_snapshot()
@@ -215,7 +215,10 @@ class OuterReplica(RoundDriver):
         """Make the outer step of a decided round; return the new state's hash, None if lost."""
         merged = self.read_merged(manifest, n=self.theta.size)
         if merged is None:
-            logger.warning("the merged delta of round %d is gone: rejoin", manifest.round_id)
+            logger.warning(
+                "the merged delta of round %d is gone, so this replica joins again",
+                manifest.round_id,
+            )
             return None
         self._check_not_replaced(manifest)
         self.settle(manifest)
@@ -261,14 +264,14 @@ class OuterReplica(RoundDriver):
             self._put_snapshot(0, initial_base, range(self.world_size))
 
     def load_snapshot(self, until: int | None = None) -> Snapshot:
-        """Take the newest readable snapshot; wait for the first one if there is none yet.
+        """Load the newest readable snapshot, or wait for the first one.
 
         Args:
-            until: No newer one than of so many rounds; None takes any.
+            until: Highest number of rounds of the snapshot. None allows any.
 
         Raises:
-            OuterLoopError: The run has begun, and no snapshot of it is whole.
-            OuterTimeoutError: It does not begin.
+            OuterLoopError: The run has begun, but has no undamaged snapshot.
+            OuterTimeoutError: The run doesn't begin in time.
         """
         began = time.monotonic()
         while True:
@@ -281,7 +284,7 @@ class OuterReplica(RoundDriver):
                         header["round_id"], header["base"], frozenset(header["expected"])
                     )
             if (first := snapshot_key(0, self._base())) in keys:
-                logger.warning("%s is written again", first)
+                logger.warning("%s was rewritten", first)
                 self._put_snapshot(0, self._base(), range(self.world_size))
             elif time.monotonic() - began > exchange.DAMAGE_S and (
                 keys or self.read_manifest(0, is_thorough=True) is not None
@@ -376,11 +379,11 @@ class OuterReplica(RoundDriver):
 
 
 def collect_garbage(store: ObjectStore, round_id: int, *, snapshot_every: int) -> None:
-    """Delete payloads that no newer snapshot needs. Manifests stay: they are the log.
+    """Delete payloads that no newer snapshot needs. Manifests stay, because they are the log.
 
     Args:
         store: Where the run lives.
-        round_id: The round of a snapshot that is known to be whole.
+        round_id: The round of a snapshot that is known to be undamaged.
         snapshot_every: Rounds between two snapshots.
     """
     snapshots = [key for key in store.keys(SNAPSHOTS) if _round_of(key) <= round_id]
@@ -396,17 +399,17 @@ def collect_garbage(store: ObjectStore, round_id: int, *, snapshot_every: int) -
 def newest_state(
     store: ObjectStore, round_id: int | None = None
 ) -> tuple[int, Vector, dict[str, Any]]:
-    """Return a run's parameters from its store alone: a snapshot, then the log of rounds.
+    """Return a run's parameters from its store alone, by a snapshot and the log of rounds.
 
     Args:
         store: The run's store.
-        round_id: The state after so many rounds; None takes the newest.
+        round_id: The state after this many rounds. None takes the newest.
 
     Returns:
-        How many rounds the state has had, the parameters, and the run's description.
+        The number of rounds of the state, the parameters, and the run's description.
 
     Raises:
-        OuterLoopError: There is no such state.
+        OuterLoopError: The state doesn't exist.
     """
     known = exchange.read_run(store)
     if known is None:

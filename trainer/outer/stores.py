@@ -1,4 +1,4 @@
-"""One function that opens the store of a URI, whatever kind it is."""
+"""Open the store of a URI of any kind."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,8 +27,8 @@ def open_store(uri: str, *, options: Mapping[str, Any] | None = None) -> ObjectS
         options: Options of the fsspec file system, such as `endpoint_url` for S3.
 
     Raises:
-        TrainerConfigError: The scheme is unknown, its package is missing, or it has no
-            conditional create, without which two replicas could commit two truths.
+        TrainerConfigError: The scheme is unknown, its package is missing, or it has no conditional
+            create. Without that, two replicas could commit different decisions.
     """
     scheme = urlsplit(uri).scheme
     if scheme in {"", "file", "local"}:

@@ -1,4 +1,4 @@
-"""Named arrays and a header as the bytes of a safetensors file: what travels and what is kept."""
+"""Pack named arrays and a header into the bytes of a safetensors file, for transfer and storage."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from trainer.errors import OuterLoopError
 
 
 def sha256(*parts: bytes | NDArray[Any]) -> str:
-    """Return the hexadecimal SHA-256 of some bytes or contiguous arrays."""
+    """Return the hexadecimal SHA-256 of bytes or contiguous arrays."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part if isinstance(part, bytes) else part.reshape(-1).view(np.uint8).data)
@@ -22,7 +22,7 @@ def sha256(*parts: bytes | NDArray[Any]) -> str:
 
 
 def pack_tensors(header: Mapping[str, Any], tensors: Mapping[str, NDArray]) -> bytes:
-    """Return arrays and a JSON header as bytes; equal ones give equal bytes."""
+    """Return arrays and a JSON header as bytes. Equal inputs give equal bytes."""
     # One metadata entry only: safetensors writes several in no fixed order.
     text = json.dumps(header, sort_keys=True)
     named = {name: np.asarray(value, order="C") for name, value in tensors.items()}
@@ -33,7 +33,7 @@ def unpack_tensors(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray]]:
     """Return the header and the arrays of `pack_tensors`.
 
     Raises:
-        OuterLoopError: The bytes are no such file.
+        OuterLoopError: The bytes aren't such a file.
     """
     try:
         # safetensors gives a file's metadata only to who reads the file from a path.
@@ -45,15 +45,15 @@ def unpack_tensors(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray]]:
 
 
 def seal_tensors(header: Mapping[str, Any], tensors: Mapping[str, NDArray]) -> bytes:
-    """Return the bytes of `pack_tensors`, with a hash of header and arrays in them."""
+    """Return the bytes of `pack_tensors`, including a hash of header and arrays."""
     return pack_tensors({**header, "sha256": _seal_of(header, tensors)}, tensors)
 
 
 def unseal_tensors(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray]]:
-    """Return the header and the arrays of `seal_tensors`; the arrays may be written to.
+    """Return the header and the writable arrays of `seal_tensors`.
 
     Raises:
-        OuterLoopError: The bytes are no such file, or not those that were sealed.
+        OuterLoopError: The bytes aren't such a file, or were changed.
     """
     header, tensors = unpack_tensors(data)
     if header.pop("sha256", None) != _seal_of(header, tensors):

@@ -1,7 +1,7 @@
-"""DiLoCo as torchft does it, behind guards, and managers that fit its slot.
+"""torchft's DiLoCo with safety checks, and managers for it.
 
-`torchft.local_sgd.DiLoCo` has settings that give wrong results without a word. Here each of them
-is an error, and only what the optimizer trains is exchanged.
+Some settings of `torchft.local_sgd.DiLoCo` silently give wrong results. Here each of them raises an
+error, and only trained parameters are exchanged.
 """
 
 import importlib
@@ -36,10 +36,10 @@ SaveState = Callable[[], Any]
 
 
 def torchft_module(name: str) -> Any:
-    """Import torchft or a module of it.
+    """Import torchft or one of its modules.
 
     Raises:
-        TrainerConfigError: torchft is not installed.
+        TrainerConfigError: torchft isn't installed.
     """
     try:
         return importlib.import_module(f"torchft.{name}" if name else "torchft")
@@ -62,22 +62,22 @@ class PendingWork:
         return True
 
     def get_future(self) -> "PendingWork":
-        """Return something with `then`."""
+        """Return a future with `then`."""
         return self
 
     def then(self, callback: Callable[[Any], Any]) -> "PendingWork":
-        """Call back once the values are the mean."""
+        """Call a function when the values are the mean."""
         self._callbacks.append(callback)
         return self
 
 
 class MockManager:
-    """A manager of one process and no network, for tests and for a single replica.
+    """A manager without a network, for tests and for a single replica.
 
     Args:
-        reduce: What an all-reduce does to a round's values, flat, float32 on the CPU; the
-            identity by default.
-        failing_steps: Attempts, counted from 0, at which `should_commit` says no.
+        reduce: All-reduce of a round's values (flat, float32, on the CPU). By default, the
+            identity.
+        failing_steps: Attempts, counted from 0, at which `should_commit` returns False.
     """
 
     _use_async_quorum = False
@@ -115,12 +115,12 @@ class MockManager:
         should_quantize: bool = False,  # noqa: ARG002, FBT001, FBT002 - torchft's call
         **_options: Any,
     ) -> PendingWork:
-        """Queue a tensor; the first `wait` of the round reduces all that are queued."""
+        """Queue a tensor. The first `wait` of the round reduces all queued tensors."""
         self._queue.append(tensor)
         return PendingWork(self._flush, self._callbacks)
 
     def should_commit(self, *_args: Any, **_options: Any) -> bool:
-        """Close the round; False resets every replica to its start."""
+        """Close the round. False resets every replica to the round's start."""
         self._flush()
         attempt, self._attempts = self._attempts, self._attempts + 1
         if attempt in self._failing:
@@ -137,10 +137,10 @@ class MockManager:
         return 1
 
     def shutdown(self, wait: bool = True) -> None:  # noqa: FBT001, FBT002 - torchft's call
-        """Release nothing: there is no thread and no connection."""
+        """Do nothing, because there is no thread and no connection."""
 
     def join(self, replay: Callable[[int, Tensor], None], sizes: Sequence[int]) -> None:
-        """Take up the newest state; there is none but our own."""
+        """Do nothing, because there is only this replica's state."""
 
     def _flush(self) -> None:
         queue, self._queue = self._queue, []
@@ -153,10 +153,10 @@ class MockManager:
 
 
 class ObjectStoreManager(MockManager):
-    """Fits torchft's manager slot over an object store: no lighthouse, no ports, no live donor.
+    """A torchft manager over an object store, which needs no lighthouse, no ports, and no live donor.
 
-    A round always commits: whoever was late gets the mean of those who were not. A replica that
-    joins loads the newest snapshot and replays the rounds since.
+    A round always commits. A late replica gets the mean of the others. A joining replica loads the
+    newest snapshot and replays the rounds since.
 
     Args:
         all_reduce: The collective.
@@ -174,7 +174,7 @@ class ObjectStoreManager(MockManager):
         """Load the newest snapshot and replay the log of rounds.
 
         Args:
-            replay: Applies the mean of a round to the fragment with this index.
+            replay: Applies the mean of a round to the fragment with an index.
             sizes: Values per fragment.
         """
         self._sizes = sizes
@@ -192,7 +192,7 @@ class ObjectStoreManager(MockManager):
         return self.all_reduce.rank in self.all_reduce.expected
 
     def start_quorum(self, *_args: Any, **_options: Any) -> None:
-        """Begin a round; the state is the global one now, so a snapshot that is due is taken."""
+        """Begin a round. The state is the global one now, so a due snapshot is written."""
         super().start_quorum()
         if self._snapshot_due:
             self._save_snapshot()
@@ -269,26 +269,26 @@ def make_diloco_outer_loop(
     bucket_cap_mb: float | None = None,
     backup_device: torch.device | None = None,
 ) -> Any:
-    """Return a `torchft.local_sgd.DiLoCo`, to be entered around the training loop.
+    """Return a `torchft.local_sgd.DiLoCo` to use as a context around the training loop.
 
-    Every `sync_every` steps of the inner optimizer the pseudo-gradient θ_initial − θ_local is
-    averaged and the outer optimizer takes one step. A sequence of modules makes one streaming
-    fragment of each, synchronised in turn.
+    After every `sync_every` steps of the inner optimizer, the pseudo-gradient θ_initial − θ_local
+    is averaged and the outer optimizer makes one step. In a sequence of modules, each becomes one
+    streaming fragment, and they are synchronized in turn.
 
     Args:
-        model: What is trained; frozen parameters stay at home.
-        inner_optimizer: Takes the local steps; an optimizer wrapped by accelerate is unwrapped.
-        manager: `MockManager`, `ObjectStoreManager` or a `torchft.Manager`.
+        model: The model to train. Frozen parameters aren't sent.
+        inner_optimizer: Optimizer of the local steps. One that accelerate wrapped is unwrapped.
+        manager: `MockManager`, `ObjectStoreManager`, or a `torchft.Manager`.
         sync_every: Inner steps per round over all fragments.
         outer: The outer optimizer.
         fragment_sync_delay: Inner steps between sending a fragment and waiting for it.
-        fragment_update_alpha: How much of the local values to keep after a round.
-        should_quantize: torchft's 8-bit all-reduce; needs triton.
-        bucket_cap_mb: Pack tensors into buckets of this many MiB; None sends each on its own.
-        backup_device: Where the parameters of the round's start are kept; the CPU by default.
+        fragment_update_alpha: Share of the local values to keep after a round.
+        should_quantize: Whether to use torchft's 8-bit all-reduce, which needs triton.
+        bucket_cap_mb: Size of tensor buckets in MiB. None sends each tensor separately.
+        backup_device: Device for the parameters of the round's start. By default, the CPU.
 
     Raises:
-        TrainerConfigError: A setting with which torchft would give wrong results or stop.
+        TrainerConfigError: With a setting, torchft would give wrong results or stop.
     """
     local_sgd = torchft_module("local_sgd")
     given = [model] if isinstance(model, nn.Module) else list(model)
@@ -341,14 +341,15 @@ def make_torchft_manager(
 ) -> Any:
     """Return a `torchft.Manager` for one process per replica over gloo, with ordered timeouts.
 
-    The process group gives up first, then the manager, and the quorum last, which waits for
-    whole rounds: with torchft's equal defaults of 60 s a slow peer kills a healthy replica.
+    The process group times out first, then the manager, and last the quorum, which waits for whole
+    rounds. With torchft's equal defaults of 60 s, a slow peer would kill a healthy replica.
 
     Args:
         lighthouse: Address of `torchft_lighthouse`, such as `http://host:29510`.
         rank: This replica.
-        state_dict: Gives the model and the inner optimizer to a replica that heals from this one.
-        load_state_dict: Takes them.
+        state_dict: Returns the model and the inner optimizer for a replica that recovers from this
+            one.
+        load_state_dict: Loads them.
         min_replicas: Fewest replicas per round.
         round_s: Longest time that a round's inner steps take, in seconds.
     """
@@ -429,7 +430,7 @@ def _check_wire(
 ) -> None:
     if should_quantize and importlib.util.find_spec("triton") is None:
         raise TrainerConfigError(
-            "should_quantize needs triton: without it torchft sends float32 and says nothing"
+            "should_quantize needs triton: without it torchft silently sends float32"
         )
     if bucket_cap_mb is None:
         return

@@ -1,4 +1,4 @@
-"""The three channels on TRL: the only room that imports `trl`."""
+"""The three channels on TRL. Only this package imports `trl`."""
 
 from trainer.trl.config import ComposerConfig
 from trainer.trl.trainer import ComposerReplicationTrainer

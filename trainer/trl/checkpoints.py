@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from: whole, the newest, and of a run with the same mathematics."""
+"""Choose the checkpoint to continue from: the newest complete one from a run with the same mathematics."""
 
 import hashlib
 import json
@@ -18,10 +18,10 @@ __all__ = ["LAST", "RunStamp", "checkpoint_to_resume", "mark_finished", "stamp_o
 logger = logging.getLogger(__name__)
 
 LAST = "last"
-"""Value of `resume_from` for the newest whole checkpoint in the output folder."""
+"""Value of `resume_from` for the newest complete checkpoint in the output folder."""
 
 STAMP_FILE = "run.json"
-"""Written into a checkpoint when all else is there: what run it is of, and what files it has."""
+"""File that completes a checkpoint. It describes the run and lists the files."""
 
 NOT_MATHEMATICS = (
     # Where results go, what is looked at, and what is only refused or told.
@@ -37,7 +37,7 @@ NOT_MATHEMATICS = (
     *("trl.ddp_*", "trl.ds3_gather_for_generation", "attention"),
     *("trl.vllm_server_*", "trl.vllm_gpu_memory_utilization", "trl.vllm_group_port"),
 )
-"""Settings that may change between a checkpoint and what goes on from it."""
+"""Settings that may differ between a checkpoint and the run that continues from it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RunStamp:
     mathematics: Mapping[str, Any]
     """Every setting that changes what is learned, by its dotted name."""
     dataset: str
-    """Digest of the dataset's files; empty for one of the Hub, which its revision tells apart."""
+    """Digest of the dataset's files. Empty for a Hub dataset, which its revision identifies."""
     n_processes: int
 
     def changes_from(self, other: "RunStamp") -> list[str]:
@@ -66,7 +66,7 @@ class RunStamp:
 
 
 def stamp_of(config: RunConfig, *, n_processes: int = 1) -> RunStamp:
-    """Return the stamp of a run with these settings. A default counts the same if you name it."""
+    """Return the stamp of a run with these settings. An explicit default equals an omitted one."""
     flat = _flat(asdict(config), "")
     known = ComposerConfig.__dataclass_fields__
     kept = {
@@ -106,7 +106,7 @@ def _digest(dataset: str) -> str:
 
 
 def write_stamp(folder: Path, stamp: RunStamp) -> None:
-    """Mark a checkpoint as whole, with the size of each of its files."""
+    """Mark a checkpoint as complete, with the size of each of its files."""
     sizes = {
         str(path.relative_to(folder)): path.stat().st_size
         for path in sorted(folder.rglob("*"))
@@ -124,19 +124,19 @@ def mark_finished(folder: Path) -> None:
 
 
 def checkpoint_to_resume(resume_from: str | None, folder: Path, stamp: RunStamp) -> Path | None:
-    """Find the checkpoint that a run goes on from; none where it begins.
+    """Return the checkpoint to continue from, or None for a new run.
 
-    A checkpoint that lost a part of a file is passed over with a warning. One that is named is taken
-    whatever has changed since, since that was asked for: what changed is logged.
+    A checkpoint with an incomplete file is skipped with a warning. A named checkpoint is used even
+    if settings have changed, and the changes are logged.
 
     Args:
-        resume_from: `last`, a checkpoint's folder, or none.
-        folder: where the run's checkpoints lie.
-        stamp: what the run is.
+        resume_from: `last`, a checkpoint's folder, or None.
+        folder: folder with the run's checkpoints.
+        stamp: stamp of the run.
 
     Raises:
-        TrainerConfigError: the run that was begun there has other settings, or nothing of it is
-            whole. Nothing was touched.
+        TrainerConfigError: the folder has a run with other settings, or no complete checkpoint.
+            Nothing was changed.
     """
     if resume_from is None:
         return None
@@ -145,7 +145,7 @@ def checkpoint_to_resume(resume_from: str | None, folder: Path, stamp: RunStamp)
         if fault := _fault(named):
             raise TrainerConfigError(f"resume_from={named}: {fault}; name a whole checkpoint")
         if (told := _told(named)) and (changes := stamp.changes_from(_stamp(told))):
-            logger.warning("%s goes on with other settings: %s", named, "; ".join(changes))
+            logger.warning("%s continues with other settings: %s", named, "; ".join(changes))
         return named
     stamped = {
         path.parent: _told(path.parent) for path in folder.glob(f"checkpoint-*/{STAMP_FILE}")
@@ -153,7 +153,7 @@ def checkpoint_to_resume(resume_from: str | None, folder: Path, stamp: RunStamp)
     newest_first = sorted(stamped, key=lambda path: -int(path.name.removeprefix("checkpoint-")))
     faults = {path: fault for path in newest_first if (fault := _fault(path))}
     for path, fault in faults.items():
-        logger.warning("%s is passed over: %s", path, fault)
+        logger.warning("%s is skipped: %s", path, fault)
     whole = [path for path in newest_first if path not in faults]
     changes_of = {path: stamp.changes_from(_stamp(stamped[path])) for path in whole}
     if own := next((path for path in whole if not changes_of[path]), None):

@@ -18,19 +18,20 @@ class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-i
     """TRL's `GRPOConfig` plus the weights and options of channels 2 and 3."""
 
     align_within: int = 64
-    """Steps within which rollouts may change places, so that those of a step are of its pairs'
-    sessions and share their tokens; 0: in TRL's own order."""
+    """Number of steps among which rollouts may move, so that a step's rollouts and pairs come from
+    the same sessions and share tokens. 0 keeps TRL's order."""
 
     drift_weight: float = 0.0
-    """Weight of KL(untouched || trained) per token, on recorded actions that need no change and on
-    general text; 0: off. It keeps the form of calls, which a preference loss alone can spoil."""
+    """Weight of KL(original || trained) per token, on recorded actions that need no change and on
+    general text. 0 turns it off. It keeps calls well formed, which a preference loss alone can
+    spoil."""
 
     drift_tokens: int = 384
-    """Tokens per step on which the drift is charged."""
+    """Tokens per step on which the drift is measured."""
 
     logging_nan_inf_filter: bool = False
-    """Whether the log shows a mean in place of a loss that is not a number. A run that diverges then
-    goes on unseen, and every step waits for the device to look."""
+    """Whether the log replaces a NaN loss by a mean. If so, a diverging run isn't noticed, and
+    every step waits for the device."""
 
     def __post_init__(self) -> None:
         """Turn the objective's name into TRL's settings, and check ours.

@@ -1,13 +1,12 @@
-"""Channel 3 as distillation: what frozen teachers find likely at each token that the trainee wrote.
+"""Channel 3 as distillation from frozen teachers, at each token that the trainee wrote.
 
-On-policy where TRL samples the rollouts, and of recorded actions where none are sampled. Each teacher
-is charged by itself and counts by its weight: for KL(teacher || trainee) that is the divergence from
-the mean of the teachers' distributions, for KL(trainee || teacher) from their geometric mean, both up
-to a constant.
+It is on-policy if TRL samples the rollouts. Otherwise it uses recorded actions. Each teacher has
+its own weighted divergence. For KL(teacher || trainee), the sum is the divergence from the mean of
+the teachers' distributions, and for KL(trainee || teacher) from their geometric mean, both up to a
+constant.
 
 Source: on-policy distillation, GKD, arXiv:2306.13649; soft targets of several models,
-arXiv:1503.02531, sec. 2; one teacher for each token of an answer, and what it is compared with:
-`trainer.losses.distill`.
+arXiv:1503.02531, sec. 2; the divergence at each token: `trainer.losses.distill`.
 
 Dimensions in names: `B` rollouts, `T` tokens, `H` hidden, `N` tokens or groups of them.
 """
@@ -47,11 +46,11 @@ class Rollout:
     answer_ids: list[int]
     views: list[TeacherView]
     counted: list[bool]
-    """By token of the answer: whether the trainee wrote it, and no tool."""
+    """For each token of the answer, whether the trainee wrote it, and not a tool."""
 
 
 class DistillChannel:
-    """Has rollouts read by the teachers when they are made, and charges the trainee for its distance."""
+    """The channel. It lets the teachers read new rollouts, and computes the trainee's distance from them."""
 
     def __init__(
         self,
@@ -65,10 +64,10 @@ class DistillChannel:
         self._accelerator, self._args, self._figures = accelerator, args, figures
 
     def read(self, rows: Sequence[Mapping[str, Any]], batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Have a batch of rollouts read, and count its tokens over all ranks.
+        """Let the teachers read a batch of rollouts, and count its tokens over all ranks.
 
         Raises:
-            TrainerError: a teacher's server does not answer.
+            TrainerError: a teacher's server doesn't answer.
         """
         lying = on_host(batch)
         sequences = token_sequences(*(lying[name] for name in ROLLOUT[:4]))
@@ -87,13 +86,13 @@ class DistillChannel:
     def term(
         self, model: nn.Module, batch: Mapping[str, Any], *, mode: str, n_micro: int
     ) -> Tensor:
-        """Charge a micro-batch, scaled so that DDP's mean over ranks is the mean over all tokens.
+        """Return the loss of a micro-batch, scaled so that DDP's mean over ranks is the mean over all tokens.
 
         Args:
             model: the trainee.
-            batch: the micro-batch, with what `read` added.
+            batch: the micro-batch, after `read`.
             mode: `train` or `eval`.
-            n_micro: micro-batches of the optimizer step.
+            n_micro: number of micro-batches in the optimizer step.
 
         Raises:
             TrainerConfigError: the layers of the model are sharded.
@@ -126,7 +125,7 @@ def rollouts_of(
     answers: Sequence[tuple[list[int], list[int]]],
     counted: Sequence[list[bool]],
 ) -> list[Rollout]:
-    """Have every teacher read the answers (ids of prompt and answer) of these rows."""
+    """Let every teacher read the answers (ids of prompt and answer) of these rows."""
     views = [teacher.views(rows, answers) for teacher in teachers]
     return [
         Rollout(prompt_ids=prompt, answer_ids=answer, counted=marks, views=[*of_row])
@@ -142,11 +141,11 @@ def distilled(
     *,
     pad_id: int,
 ) -> tuple[Tensor, float]:
-    """Sum the loss of rollouts, and count its tokens, both weighted by teacher.
+    """Return the summed loss and the token count of rollouts, both weighted by teacher.
 
     Raises:
-        TrainerConfigError: the layers of the model are sharded, so that nothing but its own forward
-            call gathers its head.
+        TrainerConfigError: the layers of the model are sharded, so that only its own forward call
+            gathers its head.
     """
     if isinstance(model, FSDPModule):
         raise TrainerConfigError("replay=distill does not support FSDP: use DDP")

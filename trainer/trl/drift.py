@@ -1,9 +1,9 @@
-"""A leash to the untouched model: what training on pairs must leave as it was.
+"""A penalty for drifting from the original model, for everything that training on pairs shouldn't change.
 
-A preference loss moves two answers apart and says nothing about the rest of what a model writes, so
-the form of a call, or plain language, can be lost on the way. The leash is the forward divergence
-KL(untouched || trained) per token, on recorded actions that need no change and on general text. It
-costs a few hundred tokens a step, whatever the batch is.
+A preference loss only separates two answers, so the model may lose the form of calls, or plain
+language. The penalty is the forward divergence KL(original || trained) per token, on recorded
+actions that need no change and on general text. It costs a few hundred tokens per step for any
+batch size.
 """
 
 import random
@@ -25,7 +25,7 @@ __all__ = ["Drift", "make_drift"]
 
 
 class Drift:
-    """Penalizes a model for its distance from its first weights, in nats per token."""
+    """The penalty for a model's distance from its first weights, in nats per token."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Drift:
         self._n_tokens, self._seed = n_tokens, seed
 
     def draw(self, number: int) -> list[list[int]]:
-        """Return the texts of a draw, which is a function of its number; of the last, the end."""
+        """Return the texts of a draw, which depends only on its number. The last text is cut to its end."""
         order = random.Random(f"{self._seed}:{number}")
         left, drawn = self._n_tokens, []
         while left > 1 and (self._acted or self._general):
@@ -64,10 +64,10 @@ class Drift:
     def term(
         self, model: nn.Module, number: int, autocast: Callable[[], AbstractContextManager[None]]
     ) -> Tensor:
-        """Return KL(untouched || trained) of a draw in nats per token, as a scalar with a graph.
+        """Return KL(original || trained) of a draw in nats per token, as a scalar with a graph.
 
         Raises:
-            TrainerConfigError: the weights are sharded, so that no rank has the untouched model.
+            TrainerConfigError: the weights are sharded, so that no rank has the original model.
         """
         if isinstance(model, FSDPModule):
             raise TrainerConfigError("drift_weight does not support sharded models: set it to 0")
@@ -90,13 +90,13 @@ def make_drift(
     kept: Sequence[Mapping[str, Any]],
     args: ComposerConfig,
 ) -> Drift:
-    """Make the penalty for drifting from the model as it is now.
+    """Make the penalty for drifting from the present model.
 
     Args:
         model: the trainee before its first step.
-        renderer: of the run.
+        renderer: renderer of the run.
         kept: rows with `prompt` and `completion` whose action needs no change.
-        args: of the run.
+        args: arguments of the run.
     """
     acted = [
         renderer.prompt_ids(row["prompt"], row.get("tools"))

@@ -1,4 +1,4 @@
-"""What a run and its evaluations take, before either has begun."""
+"""Estimate the cost of a run and its evaluations, before they begin."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ def evaluation_cost(
 ) -> EvaluationCost:
     """Estimate the cost of a run and its evaluations, from the first rows and the settings.
 
-    In tokens and not in seconds, so that the same run is evaluated alike on any machine.
+    The cost is in tokens and not in seconds, so that a run gets the same evaluation on any machine.
     """
 
     def mean(values: Sequence[int]) -> float:

@@ -1,4 +1,4 @@
-"""What the steps of a run say of themselves, read from the device only when it is logged."""
+"""The figures of a run's steps, which are read from the device only for the log."""
 
 from collections import defaultdict
 from collections.abc import Mapping, MutableMapping
@@ -12,11 +12,11 @@ CHANNELS = ("policy", "sdpo", "replay")
 
 
 class Figures:
-    """Keeps the figures of steps where they are until somebody asks.
+    """The store that keeps figures on the device until the log needs them.
 
-    Within a step the host would wait for the device at each of them. What is noted are sums over all
-    ranks, with what they are sums of, so that a log line is exact however a step is cut into
-    micro-batches, and however many steps it stands for: a mean of means is not.
+    Reading them within a step would make the host wait for the device each time. It stores sums and
+    counts over all ranks and not means. So a log line is exact for any number of micro-batches and
+    steps.
     """
 
     def __init__(self, *, has_policy: bool) -> None:
@@ -35,12 +35,12 @@ class Figures:
 
         Args:
             mode: `train` or `eval`.
-            channel: `policy` (what TRL charged, and whether an advantage was not 0), `sdpo` (the
-                divergence, and its tokens), `replay` (losses by weight, weights, hits, margins, and
-                pairs; or of distillation the divergence, the tokens that teachers cover, and all)
-                or `drift` (the divergence, and 1).
-            sums: over all ranks; the last is 0 where the channel gave nothing.
-            n_micro: micro-batches of the optimizer step.
+            channel: `policy` (TRL's loss, and whether an advantage was not 0), `sdpo` (divergence
+                and tokens), `replay` (weighted losses, weights, hits, margins, and pairs, or for
+                distillation the divergence, the tokens that teachers cover, and all tokens), or
+                `drift` (divergence, and 1).
+            sums: sums over all ranks. The last is 0 if the channel had no data.
+            n_micro: number of micro-batches in the optimizer step.
         """
         self._noted.append((mode, channel, sums, 1 / n_micro))
 
@@ -56,7 +56,7 @@ class Figures:
                 self.n_live_steps[channel] += int(float(read[-1]) > 0 and is_weighed)
 
     def log_into(self, metrics: Mapping[str, MutableMapping[str, list[float]]]) -> None:
-        """Put the figures of all steps since the last time into TRL's own lists."""
+        """Move the figures of all steps since the last log into TRL's own lists."""
         self.read()
         if self.taid_t:
             metrics["train"]["sdpo/taid_t"].extend(self.taid_t)

@@ -1,7 +1,7 @@
-"""The policy's forward pass with channel 2 in it: one backbone pass, one head, one teacher pass.
+"""The policy's forward pass with channel 2: one backbone pass, one head, and one teacher pass.
 
-What says which rows and tokens take part stays on the CPU: read from the device, it would have to
-wait there for all that runs.
+The masks that select rows and tokens stay on the CPU. Reading them from the device would wait for
+all its work.
 
 Dimensions in names: `B` sequences, `R` those of them that the teacher sees, `P` prompt tokens
 (left-padded), `C` completion tokens (right-padded), `H` hidden, `V` vocabulary, `N` hinted response
@@ -40,7 +40,7 @@ TeacherWeights = Callable[[nn.Module], AbstractContextManager[nn.Module]]
 
 @dataclass(frozen=True, kw_only=True)
 class HintedInputs:
-    """The student's batch, and the same completions behind hinted prompts; all on the CPU."""
+    """The student's batch, and the same completions after hinted prompts, all on the CPU."""
 
     prompt_ids: Tensor
     prompt_mask: Tensor
@@ -53,14 +53,14 @@ class HintedInputs:
 
     @property
     def seen_rows(self) -> Tensor:
-        """Return the rows that the teacher must see, [B]: those with a hint, or one if there is none."""
+        """Return a mask of the rows that the teacher must see, [B]: those with a hint, or one row if there is none."""
         has_hint_B = self.mask.any(1)
         has_hint_B[0] |= ~has_hint_B.any()
         return has_hint_B
 
     @property
     def teacher_sequences(self) -> list[TokenSequence]:
-        """Return hinted prompt and completion of every row that the teacher sees, unpadded."""
+        """Return the hinted prompt and completion of every row that the teacher sees, without padding."""
         names = ("teacher_prompt_ids", "teacher_prompt_mask", "completion_ids", "completion_mask")
         seen_rows = self.seen_rows
         return token_sequences(*(getattr(self, name)[seen_rows] for name in names))
@@ -77,7 +77,7 @@ class PolicyOutput:
     logps_BC: Tensor
     entropy_BC: Tensor
     sdpo_sum: Tensor
-    """Divergence summed over the hinted tokens; 0 with a graph when there is none."""
+    """Sum of the divergence over the hinted tokens, or 0 with a graph if there are none."""
 
 
 def policy_and_distillation(
@@ -93,9 +93,9 @@ def policy_and_distillation(
 ) -> PolicyOutput:
     """Compute log-probs and entropies of completions, and channel 2 at the hinted tokens.
 
-    `is_fused` never makes the logits of the batch. `reuses_prefix` lets a live teacher go on from
-    the student's key-value cache; it needs a teacher with the student's weights. `shared` has the
-    student's states already.
+    With `is_fused`, the logits of the batch are never made. With `reuses_prefix`, a live teacher
+    continues from the student's key-value cache, which needs the student's weights. `shared`
+    already has the student's states.
     """
     if shared is not None:
         student_BCH, teacher_NH, teacher = shared.states(model, teacher_weights, inputs)
@@ -174,8 +174,8 @@ def policy_of_states(
 class SharedForward:
     """One forward pass for completions, pairs, and the hinted contexts of a live teacher.
 
-    They are a prefix tree, so that the states of a trace run once for all channels that see them.
-    A teacher with other weights has a tree of its own: keys and values are made by the weights.
+    They form a prefix tree, so that the states of a trace run once for all channels. A teacher with
+    other weights needs its own tree, because keys and values depend on the weights.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class SharedForward:
         return self._states()[: self._shape[0]]
 
     def pair_logps(self) -> PairLogps:
-        """Sum log-probs of both sides of the tree's pairs, with their tokens."""
+        """Return the summed log-probs and token counts of both sides of the tree's pairs."""
         return with_lengths(self.tree, logps_of_tree(self.model, self.tree, self._hidden))
 
     def states(
@@ -218,9 +218,9 @@ class SharedForward:
 
 
 def at_places(values_BCX: Tensor, mask_BC: Tensor) -> Tensor:
-    """Select the values where a CPU mask is true, row by row, as `values_BCX[mask_BC]` does.
+    """Select the values at a CPU mask, row by row, as `values_BCX[mask_BC]` does.
 
-    There the device would have to say how many that are, and the host would wait for it.
+    With `values_BCX[mask_BC]`, the host would wait for the device to count them.
     """
     rows_N, columns_N = (
         one.to(values_BCX.device, non_blocking=True) for one in mask_BC.nonzero(as_tuple=True)
@@ -231,7 +231,7 @@ def at_places(values_BCX: Tensor, mask_BC: Tensor) -> Tensor:
 def token_sequences(
     prompt_ids_BP: Tensor, prompt_mask_BP: Tensor, ids_BC: Tensor, mask_BC: Tensor
 ) -> list[TokenSequence]:
-    """Return prompt and completion of every row without its padding; all tensors on the CPU."""
+    """Return the prompt and completion of every row without padding. All tensors are on the CPU."""
     columns = (prompt_ids_BP, prompt_mask_BP.sum(1), ids_BC, mask_BC.sum(1))
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [(prompt[len(prompt) - n :], ids[:n_ids]) for prompt, n, ids, n_ids in rows]

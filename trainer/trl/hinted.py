@@ -1,4 +1,4 @@
-"""Channel 2: what the hinted teacher is shown, the schedule of its target, and the term of a step.
+"""Channel 2: the context of the hinted teacher, the schedule of its target, and the loss of a step.
 
 Dimensions in names: `B` sequences, `C` completion tokens.
 """
@@ -27,13 +27,13 @@ __all__ = ["HOST", "ROLLOUT", "HintChannel", "on_host", "response_mask"]
 ROLLOUT = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
 """Names of the tensors of a batch of rollouts."""
 HOST = "host_"
-"""Before the names of rollouts' tensors on the CPU: reading them there waits for no device."""
+"""Prefix for the names of rollout tensors on the CPU, which can be read without waiting for the device."""
 
 _HINTED = (*ROLLOUT[:4], "teacher_prompt_ids", "teacher_prompt_mask")
 
 
 class HintChannel:
-    """Builds the teacher's context, and computes the trainee's distance to the teacher."""
+    """The channel, which builds the teacher's context and computes the trainee's distance from the teacher."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class HintChannel:
 
     @property
     def schedule(self) -> TAIDScheduler:
-        """Return how far TAID's target has moved toward the teacher."""
+        """Return the position of TAID's target between student and teacher."""
         if self.taid is None:
             self.taid = TAIDScheduler(
                 max(self._max_steps(), 1),
@@ -77,7 +77,7 @@ class HintChannel:
         renderer: Renderer,
         hint: HintFunction,
     ) -> dict[str, Tensor]:
-        """Build hinted prompts, which rows have one, and the token count of the whole batch."""
+        """Return hinted prompts, a mask of the rows with one, and the token count of the whole batch."""
         if self.teacher is None:
             return {}
         hints = [hint(row) for row in rows]
@@ -105,7 +105,7 @@ class HintChannel:
 
     @staticmethod
     def inputs(batch: Mapping[str, Any]) -> HintedInputs:
-        """Return the student's batch with the same completions behind hinted prompts."""
+        """Return the student's batch with the same completions after hinted prompts."""
         lying = on_host(batch)
         mask_BC = (response_mask(lying) * batch["sdpo_mask"].unsqueeze(-1)) > 0
         lying |= {name: batch[name] for name in ("teacher_prompt_ids", "teacher_prompt_mask")}
@@ -114,13 +114,13 @@ class HintChannel:
     def term(
         self, summed: Tensor, batch: Mapping[str, Any], *, mode: str, n_micro: int, step: int
     ) -> Tensor:
-        """Divide a micro-batch's sum by the tokens of one accumulation window.
+        """Return a micro-batch's loss: its sum divided by the tokens of one accumulation window.
 
         Args:
             summed: divergence over this micro-batch's hinted tokens.
             batch: the micro-batch.
             mode: `train` or `eval`.
-            n_micro: micro-batches of the optimizer step.
+            n_micro: number of micro-batches in the optimizer step.
             step: number of the optimizer step, counted from 1.
         """
         normalizer = batch["n_sdpo_tokens"] / self._accelerator.num_processes
@@ -136,7 +136,7 @@ class HintChannel:
         return summed / normalizer
 
     def advance(self, totals: Tensor, step: int) -> None:
-        """Let TAID's schedule follow the loss of an accumulation window: its sum, and its tokens."""
+        """Advance TAID's schedule by the loss of an accumulation window, from its sum and tokens."""
         if self._options.wrapper != "taid":
             return
         self._figures.taid_t.append(self.schedule.t)
@@ -147,7 +147,7 @@ class HintChannel:
             self.schedule.update_t(summed / n_tokens.clamp_min(1.0), step)
 
     def save(self, folder: Path) -> dict[str, Any] | None:
-        """Write a moving average beside a checkpoint, and return the state of TAID's schedule."""
+        """Write the teacher's moving average next to a checkpoint, and return the state of TAID's schedule."""
         if self.teacher is not None:
             self.teacher.save(folder)
         return self.taid.state_dict() if self.taid else None
@@ -161,11 +161,11 @@ class HintChannel:
 
 
 def response_mask(inputs: Mapping[str, Any]) -> Tensor:
-    """Mark every token that the model wrote: completions without tool results and padding."""
+    """Return a mask of the tokens that the model wrote: completions without tool results and padding."""
     mask_BC = inputs["completion_mask"]
     return mask_BC * inputs["tool_mask"] if "tool_mask" in inputs else mask_BC
 
 
 def on_host(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the rollouts' tensors that lie on the CPU, by their plain names."""
+    """Return the CPU copies of rollout tensors by their plain names."""
     return {name: inputs[HOST + name] for name in ROLLOUT if HOST + name in inputs}

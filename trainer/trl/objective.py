@@ -1,4 +1,4 @@
-"""The run's own objective on a batch that never changes: does it fall?"""
+"""Measure the run's own objective on a fixed batch, to see whether it falls."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,14 +27,13 @@ _SIDES = (("chosen", 1.0), ("rejected", -1.0))
 
 
 class FixedBatchObjective:
-    """All three channels on up to `n_rows` pairs, those with a hint first.
+    """The objective of all three channels on up to `n_rows` pairs, those with a hint first.
 
-    Policy: the clipped surrogate of the actions of its pairs, against their log-probs when the run
-    began, with advantage +1 for a chosen and -1 for a rejected one (near 0 at the start); with
-    `objective: sft` the cross-entropy of the chosen ones. To it come alpha times the
-    self-distillation, with the model itself as teacher, and beta times the preference loss, or the
-    divergence from frozen teachers on the chosen actions. A teacher on record is left to the metrics
-    of the steps.
+    The policy term is the clipped surrogate of the pairs' actions against their log-probs at the
+    start of the run, with advantage +1 for chosen and -1 for rejected (near 0 at the start). With
+    `objective: sft`, it is the cross-entropy of the chosen actions. Added are alpha times the
+    self-distillation, with the model itself as teacher, and beta times the preference loss or the
+    divergence from frozen teachers on the chosen actions. Recorded teachers aren't included.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The order of rollouts: groups of one session beside the pairs of it, in every epoch again."""
+"""The order of rollouts, in which groups run with pairs of the same session, in every epoch."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ __all__ = ["AlignedSampler", "aligned", "at_epoch"]
 
 
 class AlignedSampler(RepeatSampler):
-    """Repeats rows as TRL's sampler does, which would shuffle them, in the order of our own."""
+    """A sampler that repeats rows as TRL's does, but in our own order."""
 
     epoch = 0
 
@@ -49,14 +49,14 @@ def aligned(
     drawn: PairSampler,
     args: ComposerConfig,
 ) -> Any:
-    """Let a shuffling sampler of TRL's follow the sessions of the pairs; others stay as they are.
+    """Replace TRL's shuffling sampler by one that follows the sessions of the pairs. Other samplers stay.
 
     Args:
-        sampler: what TRL would take.
-        sessions: of every row of rollouts.
+        sampler: TRL's own sampler.
+        sessions: session of every row of rollouts.
         pairs: the rows of channel 3.
-        drawn: which of them a step sees.
-        args: of the run.
+        drawn: sampler of the pairs of a step.
+        args: arguments of the run.
     """
     if not (isinstance(sampler, RepeatSampler) and sampler.shuffle and sessions):
         return sampler
@@ -80,8 +80,8 @@ def aligned(
 def at_epoch(sampler: Any, epoch: int, *, seed: int) -> None:
     """Set a sampler to the order of an epoch.
 
-    TRL's sampler draws the orders of all epochs from one generator: a run that goes on in a later
-    epoch must skip those of its past, or it sees the first epoch's order again.
+    TRL's sampler draws the orders of all epochs from one generator. A run that resumes in a later
+    epoch must skip the earlier orders, or it would repeat the first one.
     """
     if isinstance(sampler, AlignedSampler):
         sampler.epoch = epoch

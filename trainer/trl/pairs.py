@@ -1,4 +1,4 @@
-"""Channel 3, and SFT: which pairs a step sees, how they run, and what they are charged.
+"""Channel 3 and SFT: the pairs of a step, their forward passes, and their loss.
 
 Dimensions in names: `B` pairs.
 """
@@ -32,7 +32,7 @@ from trainer.types import PairRow
 __all__ = ["PairChannel", "Passes", "passes_of"]
 
 Passes = list[tuple[slice, Callable[[], PairLogps]]]
-"""Forward passes of a batch of pairs: which of them, and what runs them."""
+"""The forward passes of a batch of pairs: the pairs of each pass, and the function that runs it."""
 
 _SCORED = (
     "dpo_weight",
@@ -44,7 +44,7 @@ _SCORED = (
 
 
 class PairChannel:
-    """Draws pairs by step, runs them packed where that is exact, and charges them."""
+    """The channel, which draws pairs by step, runs them packed if that is exact, and computes their loss."""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class PairChannel:
         return self._forward.choice
 
     def batch(self, step: int, *, part: int, n_parts: int, is_filled: bool) -> dict[str, Any]:
-        """Return the pairs of one process and micro-batch, and the weights of all of the step.
+        """Return the pairs of one process and micro-batch, and the weights of all pairs of the step.
 
         Args:
             step: optimizer step, counted from 0.
-            part: which share of the step.
-            n_parts: how many shares there are.
-            is_filled: whether a share without a pair gets one of weight 0.
+            part: index of the part of the step.
+            n_parts: number of parts.
+            is_filled: whether a part without a pair gets one of weight 0.
         """
         everything = self.sampler.step(step)
         mine = self.sampler.part(step, part=part, n_parts=n_parts)
@@ -140,18 +140,19 @@ class PairChannel:
     def term(
         self, pairs: Mapping[str, Any], passes: Passes, *, is_kept: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Charge this rank's pairs, scaled so that DDP's mean over ranks is the mean of all.
+        """Return the loss of this rank's pairs, scaled so that DDP's mean over ranks is the mean of all pairs.
 
-        The backward pass of each forward pass follows at once where nothing else waits for the
-        gradients, so that activations of `max_packed_tokens` are kept and not those of the batch.
+        If nothing else waits for the gradients, each forward pass is followed by its backward pass
+        at once. So only the activations of `max_packed_tokens` are kept, and not those of the
+        batch.
 
         Args:
-            pairs: of this micro-batch, as `batch` gives them.
-            passes: which pairs run together, and what runs them.
-            is_kept: whether the graph of the last pass must be left for the caller.
+            pairs: pairs of this micro-batch, from `batch`.
+            passes: result of `passes`.
+            is_kept: whether the caller needs the graph of the last pass.
 
         Returns:
-            What is charged, and by channel the figures of all ranks for the log.
+            The loss, and the figures of all ranks for the log, by channel.
         """
         accelerator = self._accelerator
         sums = torch.zeros(6, device=accelerator.device)
@@ -191,11 +192,11 @@ class PairChannel:
     def charged(
         self, logps: PairLogps, batch: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Sum the loss of pairs, by their weights.
+        """Return the weighted sum of the pairs' losses.
 
         Returns:
-            The preference loss; the negative log-likelihood of the chosen sides; and for the log
-            the loss, weights, hits, margins and count of the pairs, and the same likelihood.
+            The preference loss and the negative log-likelihood of the chosen sides. For the log,
+            also the loss, weights, hits, margins, and count of the pairs, and the same likelihood.
         """
         (chosen, n_chosen), (rejected, n_rejected) = logps
         unlikely = -(chosen * batch["dpo_weight"]).sum()
@@ -231,7 +232,7 @@ class PairChannel:
 
 
 def passes_of(model: nn.Module, trees: Sequence[PackedTree]) -> Passes:
-    """Plan one forward pass a tree."""
+    """Plan one forward pass per tree."""
     starts = itertools.accumulate((tree.n_pairs for tree in trees), initial=0)
     return [
         (slice(start, start + tree.n_pairs), partial(tree_pair_logps, model, tree))

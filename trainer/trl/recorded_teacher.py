@@ -1,7 +1,7 @@
-"""Channel 2 from teachers whose token probabilities are on record, in place of the hinted self.
+"""Channel 2 with recorded token probabilities of teachers, instead of the hinted self-teacher.
 
-Off-policy: the tokens are the teachers', and nothing is sampled for them. It is a subclass so that
-a run without such a teacher has nothing of it in its step.
+It is off-policy: the tokens are the teachers', and nothing is sampled. It is a subclass, so that
+other runs have none of this code in their steps.
 """
 
 import logging
@@ -35,17 +35,17 @@ def recorded_answers(
 ) -> tuple[list[ScoredAnswer], dict[str, int]]:
     """Read the teachers' answers that this run learns from, with their counts.
 
-    Nothing is read unless channel 2 has a weight and `teacher` is `recorded`.
+    They are only read if channel 2 has a weight and `teacher` is `recorded`.
 
     Raises:
-        DatasetError: the dataset has none, or no token of them is one of the student's.
+        DatasetError: the dataset has none, or they share no token with the student.
     """
     if config.shared.teacher != "recorded" or config.shared.alpha_sdpo == 0:
         return [], {}
     reader = AnswerReader(renderer)
     answers = reader.read(load_teacher_logprobs(config.dataset, revision=config.revision))
     counts = dict(sorted(reader.counts.items()))
-    logger.info("teachers on record: %s", counts)
+    logger.info("recorded teachers: %s", counts)
     if not answers:
         raise DatasetError(
             f"{config.dataset}: no token of a teacher's answer is one of the student's "
@@ -55,7 +55,7 @@ def recorded_answers(
 
 
 class RecordedTeacherTrainer(ComposerReplicationTrainer):
-    """The three channels, channel 2 being the divergence to teachers on record."""
+    """The trainer whose channel 2 is the divergence from recorded teachers."""
 
     def __init__(self, *arguments: Any, answers: Sequence[ScoredAnswer], **options: Any) -> None:
         """Build the trainer; `answers` are drawn as pairs are, `pairs_per_step` a step.
@@ -116,7 +116,7 @@ class RecordedTeacherTrainer(ComposerReplicationTrainer):
 def recorded_distillation(
     model: nn.Module, answers: Sequence[ScoredAnswer], options: SDPOOptions, *, pad_id: int
 ) -> Tensor:
-    """Sum the loss of channel 2 over these answers, computing logits a chunk at a time.
+    """Return the sum of channel 2's loss over these answers, with logits computed one chunk at a time.
 
     Raises:
         TrainerConfigError: the layers of the model are sharded.

@@ -1,4 +1,4 @@
-"""Log-probabilities of pairs under the untouched model: computed once, and kept on disk."""
+"""Log-probabilities of pairs under the original model, computed once and stored on disk."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ __all__ = ["FILE", "reference_logps"]
 logger = logging.getLogger(__name__)
 
 FILE = "reference.safetensors"
-"""Lies beside a run's checkpoints."""
+"""File next to a run's checkpoints."""
 
 
 def reference_logps(
@@ -32,11 +32,11 @@ def reference_logps(
     accelerator: Accelerator,
     folder: Path,
 ) -> Tensor:
-    """Sum the log-probs of both sides of each pair, [pairs, 2], on the CPU.
+    """Return the summed log-probs of both sides of each pair, [pairs, 2], on the CPU.
 
-    Ranks share the work. Pairs of one trace run together, and under the policy's autocast, so that
-    both models agree before the first step. What an earlier start of the run left in `folder` is
-    read, if it is of the same weights, tokens and precision.
+    Ranks share the work. Pairs of one trace run together, under the policy's autocast, so that both
+    models agree before the first step. If an earlier start of the run left a file in `folder` for
+    the same weights, tokens, and precision, it is read instead.
     """
     key = _key(model, pairs, collator, str(accelerator.mixed_precision))
     if (kept := _read(folder / FILE, key)) is not None:

@@ -1,4 +1,4 @@
-"""One training run from a configuration: dataset in, model, metrics, plot and report out."""
+"""One training run: from a configuration and a dataset to a model, metrics, a plot, and a report."""
 
 import contextlib
 import json
@@ -59,7 +59,7 @@ from trainer.trl.trainer import ComposerReplicationTrainer
 logger = logging.getLogger(__name__)
 
 RESTART_PATIENCE_S = 20.0
-"""How long a replica that is started again waits for the end of the one that died."""
+"""Seconds that a restarted replica waits for the end of the dead one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,19 +67,19 @@ class RunParts:
     """The parts of a run that its host may replace."""
 
     place: ReplicaPlace | None = None
-    """Which replica this is; None takes what the launcher told this process."""
+    """Which replica this is. With None, the launcher's variables decide."""
     store: ObjectStore | None = None
-    """Joins the replicas (`outer=object_store`) instead of the one at `outer_options.uri`."""
+    """Store that joins the replicas (`outer=object_store`), instead of the one at `outer_options.uri`."""
     reward: Callable[..., list[float]] | None = None
-    """Scores completions, in TRL's convention, instead of `reward`."""
+    """Reward function in TRL's convention, instead of the setting `reward`."""
     rollout: Callable[[list[Any], Any], dict[str, list[Any]]] | None = None
     """TRL's `rollout_func`, for `rollouts=generate`."""
     environment: Any = None
-    """TRL's `environment_factory`, for `rollouts=generate`; its reward replaces `reward`."""
+    """TRL's `environment_factory`, for `rollouts=generate`. Its reward replaces `reward`."""
 
 
 class MetricsFile(TrainerCallback):
-    """Every log of the trainer as one JSON line with `group/name` keys."""
+    """The file with one JSON line per log of the trainer, with `group/name` keys."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class MetricsFile(TrainerCallback):
         self.rows: list[dict[str, Any]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Keep the lines of the steps up to the checkpoint that the run goes on from."""
+        """Keep the lines of the steps up to the checkpoint from which the run continues."""
         if state.is_world_process_zero:
             self.rows = _steps_of(self.path, until=state.global_step) if state.global_step else []
             self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), "utf-8")
@@ -136,13 +136,14 @@ def run(
 ) -> dict[str, Any]:
     """Train, evaluate before and after, and write everything into `config.output`.
 
-    `should_stop` is asked after each step; on yes, a checkpoint is saved and the run ends.
+    `should_stop` is called after each step. If it returns true, a checkpoint is saved and the run
+    ends.
 
     Raises:
         TrainerConfigError: a setting is wrong.
         FolderInUseError: another run writes into the output folder.
         DatasetError: the dataset lacks what a channel needs.
-        TrainingStoppedError: `should_stop` said so; `resume_from="last"` goes on.
+        TrainingStoppedError: `should_stop` returned true. `resume_from="last"` continues the run.
     """
     args = trl_config(config, Path(config.output))
     parts = parts or RunParts()
@@ -154,11 +155,11 @@ def run(
 def only_run_in(
     folder: Path, args: ComposerConfig, *, place: ReplicaPlace | None = None
 ) -> Iterator[None]:
-    """Keep other runs out of the output folder. The first rank asks; all are refused, or none.
+    """Keep other runs out of the output folder. The first rank takes the lock for all ranks.
 
     Raises:
-        FolderInUseError: another run writes there; nothing was touched.
-        TrainerConfigError: the folder cannot be made or written to.
+        FolderInUseError: another run writes there. Nothing was changed.
+        TrainerConfigError: the folder can't be created or written to.
     """
     where = place or replica_place()
     patience_s = RESTART_PATIENCE_S if where is not None and where.attempt else 0.0
@@ -388,8 +389,8 @@ def make_model(
 ) -> Any:
     """Load the model, or make and pretrain a tiny one, on its device.
 
-    All replicas must start from the same weights, and have different shards: a tiny model is
-    pretrained on `data` as it was before it was split up.
+    All replicas must start from the same weights, although their data shards differ. So a tiny
+    model is pretrained on the whole `data`, before it is divided.
     """
     model = load_model(config, tokenizer, seed=args.seed)
     if config.quantize == "none":  # quantized weights are where they were made
@@ -403,7 +404,7 @@ def make_model(
 def recorded_rollouts(
     config: RunConfig, args: ComposerConfig, data: PreferenceData, renderer: Renderer
 ) -> RecordedRollouts | None:
-    """Collect the decisions on record that `config.rollouts` asks for; none where TRL generates."""
+    """Collect the recorded decisions for `config.rollouts`, or None if TRL generates."""
     if config.rollouts == "contrast":
         return contrast_rollouts(data.pairs, renderer)
     if config.rollouts == "student":
@@ -417,14 +418,14 @@ NOTHING_TO_LEARN = {
     "sdpo": "no state that was trained on has a hint",
     "replay": "no pair was drawn, or no token of a rollout",
 }
-"""Why a channel that has a weight and data may have been idle."""
+"""Possible reasons why a channel with a weight and data had no effect."""
 
 
 def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
-    """Name the channels that cannot teach anything, with the reason, before the first step.
+    """Return the channels that can't teach anything, with reasons, before the first step.
 
     Raises:
-        TrainerConfigError: all three are.
+        TrainerConfigError: all three channels are off.
     """
     off = {}
     weights = {"policy": "policy_weight", "sdpo": "alpha_sdpo", "replay": "beta_replay"}
@@ -464,10 +465,10 @@ def write_results(
 
 
 def refuse_worse(report: Mapping[str, Any], output: Path) -> None:
-    """Let no model out that acts worse than the one it was made from.
+    """Check that the model doesn't act worse than the original.
 
     Raises:
-        TrainerError: it does; everything is in the output folder.
+        TrainerError: it does. Everything is in the output folder.
     """
     if report["acts_worse"]:
         raise TrainerError(
@@ -479,7 +480,7 @@ def push_to_hub(repository: str, output: Path) -> None:
     """Push the trained model, with its card, to a private Hub repository in one commit.
 
     Raises:
-        TrainerError: the Hub refused; everything is still in the output folder.
+        TrainerError: the Hub refused. Everything is in the output folder.
     """
     hub = HfApi()
     trained = [name for name in ("checkpoint", "adapter") if (output / name).is_dir()]
@@ -507,7 +508,7 @@ def trl_config(config: RunConfig, output: Path) -> ComposerConfig:
     has_gpu = torch.cuda.is_available()
     others = {"MPS": torch.backends.mps.is_available(), "XPU": torch.xpu.is_available()}
     for kind in (kind for kind, is_there in others.items() if is_there and not has_gpu):
-        logger.warning("this machine has an %s device; a run does not use it, but the CPU", kind)
+        logger.warning("this machine has an %s device, but the run uses the CPU", kind)
     defaults: dict[str, Any] = {
         "output_dir": str(output / "steps"),
         "report_to": [],
@@ -534,7 +535,7 @@ def build_trainer(
     """Build the trainer of this run, on recorded or generated rollouts.
 
     Raises:
-        TrainerConfigError: rollouts are on record, and a host of the run would sample some.
+        TrainerConfigError: rollouts are recorded, but the host of the run wants to sample some.
     """
     config, args, data, renderer = made.config, made.args, made.data, made.collator.renderer
     options: dict[str, Any] = {"answers": made.answers} if made.answers else {}
@@ -577,10 +578,10 @@ def build_trainer(
 def save_checkpoint(
     config: RunConfig, trainer: ComposerReplicationTrainer, tokenizer: Any, output: Path
 ) -> None:
-    """Save weights as safetensors and the tokenizer into `checkpoint`, an adapter into `adapter`.
+    """Save weights (as safetensors) and tokenizer into `checkpoint`, and an adapter into `adapter`.
 
-    TRL's pickled arguments are left out. Under PEFT `checkpoint` is the merged model, so that it
-    loads like any other, unless `peft.merge` is off.
+    TRL's pickled arguments are left out. Under PEFT, `checkpoint` is the merged model, which loads
+    like any other, unless `peft.merge` is off.
     """
     weights = trainer.accelerator.get_state_dict(trainer.model)
     if not trainer.is_world_process_zero():
@@ -609,7 +610,7 @@ def save_checkpoint(
 
 @contextlib.contextmanager
 def without_upstream_warnings() -> Iterator[None]:
-    """Hide the warnings of TRL 1.16 about its own use of deprecated names, and nothing else."""
+    """Hide only the warnings of TRL 1.16 about its own use of deprecated names."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
         warnings.filterwarnings("ignore", ".*rollout_func", UserWarning)
@@ -618,11 +619,11 @@ def without_upstream_warnings() -> Iterator[None]:
 
 
 def prompts_dataset(data: PreferenceData, acting: Renderer | None = None) -> Dataset:
-    """Collect the prompts to generate from, with their tools and the columns of rewards and hints.
+    """Collect the prompts for generation, with their tools and the columns for rewards and hints.
 
-    The trainer renders and cuts them as it does those of pairs. For an environment, TRL renders
-    them, with the environment's own tools: `acting` cuts them before, and states whose consensus is
-    a text are left out, since no environment sees a text.
+    The trainer renders and cuts them like those of pairs. For an environment, TRL renders them with
+    the environment's own tools. They are cut before, and states whose consensus is a text are left
+    out, because environments don't see texts.
 
     Raises:
         DatasetError: no row is left.

@@ -1,4 +1,4 @@
-"""How a micro-batch runs through the model: completions, hinted contexts and pairs, shared or apart.
+"""Run a micro-batch through the model: completions, hinted contexts, and pairs, together or separately.
 
 Dimensions in names: `B` sequences, `C` completion tokens, `T` tokens.
 """
@@ -30,7 +30,7 @@ __all__ = ["StepForward"]
 
 
 class StepForward:
-    """Plans the passes of a micro-batch, and gives TRL the policy's numbers from them."""
+    """The planner of a micro-batch's passes, which also provides the policy's numbers for TRL."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class StepForward:
 
     @contextlib.contextmanager
     def in_loss(self, payload: HintedInputs | None) -> Iterator[None]:
-        """Let the numbers that TRL asks for come from the planned passes, with channel 2 in them."""
+        """Serve TRL's requests for log-probs from the planned passes, which include channel 2."""
         self._payload, self._sdpo_sum, self._is_in_loss = payload, None, True
         try:
             yield
@@ -70,9 +70,9 @@ class StepForward:
     def plan(
         self, model: nn.Module, inputs: Mapping[str, Any], payload: HintedInputs | None
     ) -> Passes:
-        """Plan one pass for the completions and as many pairs as fit; then those of other pairs.
+        """Plan one pass for the completions and as many pairs as fit, then passes for the other pairs.
 
-        Nothing is planned where completions and pairs cannot be one tree: `shared` is then none.
+        If completions and pairs can't form one tree, nothing is planned, and `shared` is None.
         """
         if not self._can_share(model, inputs):
             return []
@@ -109,7 +109,7 @@ class StepForward:
         )
 
     def fuses(self, model: nn.Module, options: Mapping[str, Any]) -> bool:
-        """Return whether `policy` computes the same as TRL for a call with these options."""
+        """Return whether `policy` gives the same result as TRL for a call with these options."""
         return self._payload is not None or self._has_fused_head(model, options)
 
     def _has_fused_head(self, model: nn.Module, options: Mapping[str, Any]) -> bool:
@@ -124,14 +124,14 @@ class StepForward:
     def policy(
         self, model: nn.Module, ids_BT: Tensor, mask_BT: Tensor, n_last: int, *, n_rows: int | None
     ) -> tuple[Tensor, Tensor]:
-        """Compute log-probs and entropies of the last tokens, [B, C], and channel 2 where it is due.
+        """Compute log-probs and entropies of the last tokens, [B, C], and channel 2 if needed.
 
         Args:
             model: the trainee.
             ids_BT: prompts and completions.
             mask_BT: 0 at padding.
-            n_last: tokens of a completion.
-            n_rows: rows of one pass, where nothing is shared.
+            n_last: number of tokens of a completion.
+            n_rows: rows per pass, if nothing is shared.
         """
         temperature = self._args.temperature
         with self._accelerator.autocast():
@@ -161,7 +161,7 @@ class StepForward:
         return output.logps_BC, output.entropy_BC
 
     def reuses_prefix(self, model: nn.Module) -> bool:
-        """Return whether a live teacher reuses the trainee's cache, which checkpointing drops."""
+        """Return whether a live teacher reuses the trainee's cache. Activation checkpointing prevents that."""
         teacher = self._hint_channel.teacher
         return (
             self._args.reuse_prefix

@@ -1,4 +1,4 @@
-"""A run that can be stopped at any step, or killed, and goes on as if nothing had happened."""
+"""Stop a run at any step so that it can continue exactly. A killed run can continue too."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +12,11 @@ from trainer.trl.checkpoints import LAST, RunStamp, write_stamp
 
 
 class StopAtStep(TrainerCallback):
-    """Stamps every checkpoint as complete; on request, saves one and stops.
+    """The callback that stamps every checkpoint as complete and, on request, saves one and stops.
 
     Args:
-        stamp: what the run is.
-        should_stop: asked after each step.
+        stamp: stamp of the run.
+        should_stop: called after each step.
     """
 
     def __init__(self, stamp: RunStamp, should_stop: Callable[[], bool]) -> None:
@@ -25,7 +25,7 @@ class StopAtStep(TrainerCallback):
         """The checkpoint at which the run was stopped."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Ask for a checkpoint and the end, at a step where TRL starts on a new batch."""
+        """Request a checkpoint and the end, at a step where TRL starts a new batch."""
         per_batch = max(1, args.steps_per_generation // args.gradient_accumulation_steps)
         is_boundary = state.global_step % (per_batch * args.num_iterations) == 0
         is_last = state.global_step >= state.max_steps
@@ -34,7 +34,7 @@ class StopAtStep(TrainerCallback):
             self.stopped_in = _folder(args, state)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Mark the checkpoint as complete, and take TRL's pickled arguments out of it."""
+        """Mark the checkpoint as complete, and remove TRL's pickled arguments."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.barrier()  # each rank writes files of its own
         if state.is_world_process_zero:

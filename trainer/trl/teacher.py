@@ -1,4 +1,4 @@
-"""Whose logits channel 2 follows: a moving average of the student, its first weights, or itself."""
+"""The teacher of channel 2: a moving average of the student, its first weights, or the student itself."""
 
 import contextlib
 import copy
@@ -21,9 +21,9 @@ FILE_NAME = "teacher.safetensors"
 class Teacher(TrainerCallback):
     """The model that sees the hint.
 
-    `ema` and `base` keep a frozen copy of the student made at the start (`base` under PEFT is the
-    student with its adapter off); `live` is the student itself, without gradient. A copy is whole
-    on every rank, also where the student is sharded.
+    `ema` and `base` keep a frozen copy of the student from the start. Under PEFT, `base` is the
+    student with its adapter off. `live` is the student itself, without gradient. Every rank has a
+    whole copy, even if the student is sharded.
     """
 
     def __init__(self, kind: str, student: nn.Module, *, ema_rate: float) -> None:
@@ -59,7 +59,7 @@ class Teacher(TrainerCallback):
 
     @torch.no_grad()
     def follow(self, student: nn.Module) -> None:
-        """Move the moving average by one step."""
+        """Update the moving average by one step."""
         if self.kind != "ema" or self.copy is None:
             return
         for kept, current in zip(self.copy.parameters(), student.parameters(), strict=True):
@@ -67,7 +67,7 @@ class Teacher(TrainerCallback):
             kept.lerp_(whole.to(kept.device, kept.dtype), self.ema_rate)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Follow the student after each optimizer step."""
+        """Update the teacher after each optimizer step."""
         model = kwargs["model"]
         self.follow(model.module if hasattr(model, "module") else model)
 
@@ -78,7 +78,7 @@ class Teacher(TrainerCallback):
             save_file(tensors, folder / FILE_NAME)
 
     def load(self, folder: Path) -> None:
-        """Restore the state that `save` wrote. A checkpoint without it leaves the copy unchanged."""
+        """Restore the state that `save` wrote. If the checkpoint has none, the copy stays."""
         path = folder / FILE_NAME
         if self.kind != "ema" or self.copy is None or not path.exists():
             return
@@ -96,7 +96,7 @@ def make_teacher(args: SharedSettings, student: nn.Module, *, has_router_loss: b
     """Make the teacher that the settings name for this student.
 
     Raises:
-        TrainerConfigError: the model has a router loss, or the kind of teacher does not fit it.
+        TrainerConfigError: the model has a router loss, or doesn't support this kind of teacher.
     """
     if has_router_loss:
         raise TrainerConfigError(

@@ -1,8 +1,8 @@
 """policy + alpha * SDPO + beta * replay as one `GRPOTrainer`.
 
-The policy objective, rewards, advantages, tools, environments and generation are TRL's own code.
-Two channels are added inside the *one* forward call that DDP and FSDP see, so that their hooks fire
-once however many channels a rank has.
+The policy objective, rewards, advantages, tools, environments, and generation are TRL's own code.
+The other two channels run inside the *one* forward call that DDP and FSDP see, so that their hooks
+fire only once.
 
 Dimensions in names: `B` sequences, `C` completion tokens, `H` hidden, `V` vocabulary, `N` tokens.
 """
@@ -50,9 +50,9 @@ logger = logging.getLogger(__name__)
 class ComposerReplicationTrainer(GRPOTrainer):
     """`GRPOTrainer` with hint-conditioned self-distillation and trace-replay preference pairs.
 
-    `train_dataset` is TRL's (column `prompt`); rows with a `hint` feed channel 2. With `recorded`
-    nothing is generated: the rollouts are decisions on record, with true importance ratios.
-    `pairs` are the rows of channel 3: `prompt`, `chosen`, `rejected`.
+    `train_dataset` is TRL's (column `prompt`). Rows with a `hint` are used for channel 2. With
+    `recorded`, nothing is generated: the rollouts are recorded decisions, with exact importance
+    ratios. `pairs` are the rows of channel 3: `prompt`, `chosen`, `rejected`.
     """
 
     _tag_names = ["trl", "grpo", "composer-replication"]  # noqa: RUF012 - TRL's own attribute
@@ -132,22 +132,22 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     @property
     def draws_pairs(self) -> bool:
-        """Return whether steps draw pairs: for channel 3, or for cross-entropy on their chosen sides."""
+        """Return whether steps draw pairs, for channel 3 or for cross-entropy on their chosen sides."""
         return (self.composer.has_preference or self.composer.is_sft) and bool(self.pairs)
 
     @property
     def pair_forward(self) -> str:
-        """Return how pairs run: packed, padded with the reason, or none."""
+        """Return how pairs run: packed, padded with the reason, or None."""
         return self.pair_channel.forward if self.pair_channel else "none"
 
     @property
     def n_live_steps(self) -> dict[str, int]:
-        """Return micro-batches in which a channel contributed something, up to the last log."""
+        """Return the number of micro-batches in which a channel had an effect, up to the last log."""
         return self.figures.n_live_steps
 
     @property
     def teacher(self) -> Teacher | None:
-        """Return whom channel 2 follows."""
+        """Return the teacher of channel 2."""
         return self.hint_channel.teacher
 
     @property

@@ -1,9 +1,9 @@
-"""Where Dagster keeps its runs and events: SQLite, with the waiting taken out.
+"""Faster SQLite storage for Dagster's runs and events.
 
-`dagster.yaml` names `FastSqliteStorage`. It writes the very files that Dagster's own SQLite storage
-writes, so either can open what the other has left. It stands on parts of Dagster that may change:
-under a minor version that it was not tested with, and where these parts are others, the stock storage
-takes its place and nothing else is different. `REPLAY_FAST_STORAGE` says otherwise, `1` or `0`.
+`dagster.yaml` names `FastSqliteStorage`. It writes the same files as Dagster's own SQLite storage,
+so each can read the files of the other. It depends on internals of Dagster. If Dagster has another
+minor version than those tested, or if these internals changed, the stock storage is used instead.
+`REPLAY_FAST_STORAGE` overrides this with `1` or `0`.
 """
 
 import importlib.metadata
@@ -21,7 +21,7 @@ TESTED_MINORS = frozenset({"1.13"})
 
 
 def is_wanted() -> bool:
-    """Return whether to use the fast storage: by request, or since it was tested with this Dagster."""
+    """Return whether to use the fast storage: because you asked for it, or because it was tested with this Dagster."""
     choice = environment(FAST_STORAGE)
     if choice:
         return choice != "0"
@@ -34,6 +34,6 @@ if is_wanted():
     try:
         from replay_pipeline.orchestration.sqlite_storage.fast import FastSqliteStorage
     except (ImportError, AttributeError) as error:
-        logger.warning("this Dagster keeps its events in its own, slower way: %s", error)
+        logger.warning("fast event storage is off for this version of Dagster: %s", error)
 
 __all__ = ["FastSqliteStorage"]

@@ -1,4 +1,4 @@
-"""SQLite connections that are kept: opening one costs more than the write it is opened for."""
+"""Keep SQLite connections open, because opening one costs more than a write."""
 
 import os
 import threading
@@ -16,7 +16,7 @@ from sqlalchemy.pool import QueuePool
 from replay_pipeline.storage.wal import use_wal
 
 BUSY_S = 60.0
-"""How long a writer waits for another process to finish its transaction."""
+"""Seconds that a writer waits for another process's transaction."""
 _MAX_IDLE = 16
 
 
@@ -27,10 +27,10 @@ class _Open:
 
 
 class Connections:
-    """Kept connections to the databases of one storage, a few files at a time.
+    """Open connections to the databases of one storage, for a few files at a time.
 
-    A file that is in use is never closed under its user. Connections made before a fork are left
-    alone in the child, as SQLite demands.
+    A file in use is never closed. After a fork, the child doesn't touch its parent's connections,
+    as SQLite requires.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Connections:
 
     @contextmanager
     def engine(self, url: str) -> Iterator[Engine]:
-        """Yield the engine for `url`; it stays open while it is used, and for a while after."""
+        """Yield the engine for `url`. It stays open while in use, and for a while after."""
         key = (os.getpid(), url)
         with self._lock:
             kept = self._open.get(key)
@@ -56,12 +56,12 @@ class Connections:
 
     @contextmanager
     def transaction(self, url: str) -> Iterator[Connection]:
-        """Yield a connection to `url` in a transaction of its own."""
+        """Yield a connection to `url` in its own transaction."""
         with self.engine(url) as engine, engine.connect() as connection, connection.begin():
             yield connection
 
     def close(self) -> None:
-        """Close every file that nobody uses right now."""
+        """Close every file that isn't in use."""
         with self._lock:
             self._close_idle(above=0)
 

@@ -1,8 +1,8 @@
-"""Dagster's SQLite storage with kept connections and batched asset events.
+"""Dagster's SQLite storage with open connections and batched asset events.
 
-Stock opens, syncs and closes a database for every event, twice. Here connections stay open, commits
-do not wait for the disk (the data root, not Dagster's database, is what must survive a power cut),
-and the events of a batch share one transaction.
+The stock storage opens, syncs, and closes a database twice for every event. Here connections stay
+open, and the events of a batch share one transaction. Commits don't wait for the disk, because only
+the data root must survive a power failure.
 """
 
 import inspect
@@ -48,7 +48,7 @@ HOOKS: dict[Callable[..., Any], tuple[str, ...]] = {
     SqliteScheduleStorage.connect: ("self",),
     DagsterSqliteStorage.__init__: ("self", "base_dir", "inst_data"),
 }
-"""What is called or replaced of Dagster's own classes, by its parameters."""
+"""The methods of Dagster's classes that this module calls or replaces, with their parameters."""
 
 _BATCHED = frozenset(
     {
@@ -60,10 +60,10 @@ _BATCHED = frozenset(
 
 
 def check_hooks() -> None:
-    """Check that Dagster's classes are still those that these subclasses were written for.
+    """Check that Dagster's classes still have the methods that these subclasses need.
 
     Raises:
-        ImportError: a method has other parameters than the ones it is called with.
+        ImportError: a method has other parameters than expected.
     """
     for hook, expected in HOOKS.items():
         found = tuple(inspect.signature(hook).parameters)
@@ -75,7 +75,7 @@ check_hooks()
 
 
 class FastEventLogStorage(SqliteEventLogStorage):
-    """Events: one database per run and one index over all, as stock has them."""
+    """The event storage: one database per run and one index over all runs, as in the stock storage."""
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
         self._connections = Connections()
@@ -97,7 +97,7 @@ class FastEventLogStorage(SqliteEventLogStorage):
                 yield connection
 
     def has_table(self, table_name: str) -> bool:
-        """Return whether the index has a table. A table never goes away."""
+        """Return whether the index has a table. Tables are never removed."""
         if table_name not in self._tables and super().has_table(table_name):
             self._tables.add(table_name)
         return table_name in self._tables
@@ -109,7 +109,7 @@ class FastEventLogStorage(SqliteEventLogStorage):
         return column_name in known
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
-        """Store neighbouring asset events of a run in one transaction per database."""
+        """Store consecutive asset events of a run in one transaction per database."""
         for (run_id, is_batched), group in groupby(
             events, key=lambda event: (event.run_id, event.dagster_event_type in _BATCHED)
         ):
@@ -134,7 +134,7 @@ class FastEventLogStorage(SqliteEventLogStorage):
                 self._store_asset_event(connection, event, event_id)
 
     def watch(self, run_id: str, cursor: str | None, callback: Callable[..., Any]) -> None:
-        """Follow a run by asking: stock waits for a file to change, which only the WAL does."""
+        """Follow a run by polling. The stock storage waits for a file change, but here only the WAL file changes."""
         if self._watcher is None:
             self._watcher = SqlPollingEventWatcher(self)
         self._watcher.watch_run(run_id, cursor, callback)
@@ -192,7 +192,7 @@ class _FastScheduleStorage(_KeptConnection, SqliteScheduleStorage):
 
 
 class FastSqliteStorage(DagsterSqliteStorage):
-    """Runs, events and schedules under one folder, in the files that stock would use."""
+    """The storage of runs, events, and schedules in one folder, in the same files as the stock storage."""
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
         self.base_dir = base_dir

@@ -1,4 +1,4 @@
-"""One class per server that speaks, or almost speaks, OpenAI's protocol; and how one is chosen."""
+"""One class for each server that speaks OpenAI's protocol or nearly does, and the choice among them."""
 
 from urllib.parse import urlsplit
 
@@ -37,13 +37,13 @@ DIALECTS: dict[str, Dialect] = {
         Transformers(), LiteLlm(),
     )
 }  # fmt: skip
-"""By the name that `TeacherSpec.dialect` gives them."""
+"""The dialects by their name in `TeacherSpec.dialect`."""
 
 _PLAIN = Dialect()
 
 
 def dialect_of(teacher: TeacherSpec) -> Dialect:
-    """Find the server software at the teacher's address; an unknown one gets the plain dialect."""
+    """Return the dialect of the server at the teacher's address, or the plain one if it is unknown."""
     if teacher.dialect != "auto":
         return DIALECTS[teacher.dialect]
     address = urlsplit(teacher.base_url)

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, which others serve as well (DeepSeek, Z.ai, Moonshot)."""
+"""Anthropic's Messages API, which DeepSeek, Z.ai, and Moonshot serve as well."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ _STOPS = {
 
 
 class Anthropic(Dialect):
-    """Translates in both directions, so that the rest of the code has one form of messages.
+    """The translator in both directions, so that the rest of the code knows one form of messages.
 
     The address is `https://api.anthropic.com/v1`, or that of a compatible server up to `/v1`.
     Source: Anthropic's API reference, Messages and tool use (version 2023-06-01).
@@ -36,7 +36,7 @@ class Anthropic(Dialect):
     is_whole = True
 
     def body(self, prompt: Prompt, ask: Ask) -> dict[str, Any]:
-        """Build a request of the Messages API, its cache marked in blocks."""
+        """Build a request of the Messages API, with cache marks in its blocks."""
         params, _ = self.adapted(ask)
         body: dict[str, Any] = {"model": ask.teacher.model, **params, "messages": []}
         system: list[dict[str, Any]] = []

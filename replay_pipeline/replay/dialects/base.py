@@ -1,4 +1,4 @@
-"""What all servers have in common: the published form of a chat completion."""
+"""The parts that all servers share: the published form of a chat completion."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class RequestOptions:
     data_collection: Literal["allow", "deny"] = "deny"
     accepted_terms: frozenset[str] = frozenset()
     response_cache_ttl_s: int = 86_400
-    """How long the router keeps an answer for a free re-send; 0 turns that off."""
+    """How long the router keeps an answer for a free re-send. 0 turns this off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Prompt:
     messages_json: bytes
     tools: list[Tool]
     tools_json: bytes
-    """Empty without tools."""
+    """The tools as JSON, empty if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +46,13 @@ class Ask:
 
     teacher: TeacherSpec
     params: dict[str, Any]
-    """Fields that decide the answer; the limit goes by `max_completion_tokens`."""
+    """Fields that change the answer. The token limit is `max_completion_tokens` here."""
     options: RequestOptions
     price: Price | None
     state_id: str
     session_id: str | None
     n_asked: int = 0
-    """So many of the messages, from the first, were sent before in this order; 0 for none."""
+    """Number of leading messages that were sent before in this order, or 0."""
 
 
 class Dialect:
@@ -60,20 +60,20 @@ class Dialect:
 
     name: ClassVar[str] = "compatible"
     hosts: ClassVar[tuple[str, ...]] = ()
-    """Hosts that speak it, and hosts under them."""
+    """Hosts that speak this dialect. Their subdomains count too."""
     ports: ClassVar[tuple[int, ...]] = ()
     path: ClassVar[str] = "/chat/completions"
     limit: ClassVar[str] = "max_tokens"
-    """Under which name it takes the limit on completion tokens."""
+    """Its name for the limit on completion tokens."""
     parameters: ClassVar[frozenset[str] | None] = None
-    """Fields that it takes; `None`: it ignores those it does not know."""
+    """Fields that it accepts. `None` means that it ignores unknown ones."""
     has_logprobs: ClassVar[bool] = True
-    """It takes `logprobs` and `top_logprobs`, and answers with the probabilities of its tokens."""
+    """Whether it accepts `logprobs` and `top_logprobs`, and returns token probabilities."""
     is_whole: ClassVar[bool] = False
-    """It is sure to read a prompt whole, or to refuse it."""
+    """Whether it always reads the whole prompt or refuses it."""
 
     def adapted(self, ask: Ask) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return the fields that this endpoint takes, and the reason for each change."""
+        """Return the fields that this endpoint accepts, and the reason for each change."""
         params, notes = dict(ask.params), []
         limit = params.pop("max_completion_tokens")
         params[self.limit_name(ask)] = min(limit, self._most_completion_tokens(ask) or limit)
@@ -85,11 +85,11 @@ class Dialect:
         return params, tuple(notes)
 
     def limit_name(self, ask: Ask) -> str:  # noqa: ARG002 (others look at the price list)
-        """Return under which name the limit on completion tokens goes."""
+        """Return the name of the field for the limit on completion tokens."""
         return self.limit
 
     def supported(self, ask: Ask) -> frozenset[str] | None:  # noqa: ARG002
-        """Return the fields that are taken; `None` where nothing is known of them."""
+        """Return the fields that the endpoint accepts, or None if they aren't known."""
         return self.parameters
 
     def body(self, prompt: Prompt, ask: Ask) -> dict[str, Any]:
@@ -120,11 +120,12 @@ class Dialect:
 
 
 def marked(prompt: Prompt, n_asked: int) -> list[Message]:
-    """Mark the blocks of the messages where the prompt cache is written and read.
+    """Mark the blocks at which the provider writes and reads its prompt cache.
 
-    Three of the four marks that Anthropic takes: behind the system prompt, behind the prefix that
-    was asked last, and at the end. From a mark it looks back twenty blocks only; where more lie
-    between two asked states, a mark at the end alone would write the whole prefix again.
+    Anthropic accepts four marks, and this uses three: after the system prompt, after the prefix
+    that was asked last, and at the end. From a mark, Anthropic looks back only twenty blocks. If
+    more blocks lie between two asked states, a mark only at the end would write the whole prefix
+    again.
     """
     messages = list(prompt.messages)
     n_system = sum(message["role"] == "system" for message in messages)
@@ -146,5 +147,5 @@ def is_accepted(teacher: TeacherSpec, accepted_terms: frozenset[str]) -> bool:
 
 
 def mapping_of(value: Any) -> Mapping[str, Any]:
-    """Return a mapping as it is, and an empty one for anything else."""
+    """Return a mapping unchanged, and an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}

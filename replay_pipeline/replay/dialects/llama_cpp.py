@@ -6,7 +6,7 @@ from replay_pipeline.replay.dialects.base import Ask, Dialect, Prompt
 
 
 class LlamaCpp(Dialect):
-    """Source: the README of llama.cpp's server: parallel calls are off unless asked for."""
+    """Allows parallel calls, which are off by default (source: the README of llama.cpp's server)."""
 
     name = "llama.cpp"
     ports = (8080,)

@@ -4,7 +4,7 @@ from replay_pipeline.replay.dialects.base import Dialect
 
 
 class Ollama(Dialect):
-    """Its context length is the server's setting (`OLLAMA_CONTEXT_LENGTH`), no field of a request."""
+    """The server sets the context length (`OLLAMA_CONTEXT_LENGTH`); a request can't."""
 
     name = "ollama"
     ports = (11434,)

@@ -1,4 +1,4 @@
-"""OpenRouter: a router that sends a request only where every field of it is supported."""
+"""OpenRouter, which routes a request only to endpoints that support all its fields."""
 
 from typing import Any
 
@@ -22,11 +22,11 @@ _OWN_FIELDS = frozenset(
 
 
 class OpenRouter(Dialect):
-    """With `require_parameters` no endpoint is asked that lacks one of the fields that are sent.
+    """Sets `require_parameters`, so that OpenRouter skips endpoints that lack one of the fields.
 
     Source: OpenRouter, "Provider routing" and "Parameters"; its `/models` lists what each model's
-    endpoints support. Top-level `cache_control` is documented for Anthropic alone, so that blocks
-    are marked instead, which Anthropic and Alibaba both read.
+    endpoints support. Top-level `cache_control` is documented only for Anthropic. So this marks
+    blocks instead, which Anthropic and Alibaba both read.
     """
 
     name = "openrouter"
@@ -34,7 +34,7 @@ class OpenRouter(Dialect):
     is_whole = True
 
     def limit_name(self, ask: Ask) -> str:
-        """Take the name that the price list has; where it has none of the two, the older one."""
+        """Return the name on the price list, or the older name if the list has neither."""
         listed = ask.price.supported_parameters if ask.price else ()
         is_new = "max_completion_tokens" in listed and "max_tokens" not in listed
         return "max_completion_tokens" if is_new else "max_tokens"
@@ -46,7 +46,7 @@ class OpenRouter(Dialect):
         return _OWN_FIELDS.union(ask.price.supported_parameters)
 
     def adapted(self, ask: Ask) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return also where tools can't be sent at all."""
+        """Return the fields as the base class does, and say if tools can't be sent at all."""
         params, notes = super().adapted(ask)
         listed = ask.price.supported_parameters if ask.price else ()
         if listed and "tools" not in listed:
@@ -54,7 +54,7 @@ class OpenRouter(Dialect):
         return params, notes
 
     def body(self, prompt: Prompt, ask: Ask) -> dict[str, Any]:
-        """Pin price, data policy and terms; keep a session at one endpoint, for its cache."""
+        """Pin price, data policy, and terms, and keep a session at one endpoint for its cache."""
         body = super().body(prompt, ask)
         if self._is_marked(ask):
             body["messages"] = marked(prompt, ask.n_asked)
@@ -72,7 +72,7 @@ class OpenRouter(Dialect):
         return body
 
     def headers(self, options: RequestOptions) -> dict[str, str]:
-        """Ask the router to keep its answer, so that it can be sent for again free of charge."""
+        """Ask the router to keep its answer, so that a repeated request is free."""
         headers = {**super().headers(options), "X-OpenRouter-Title": "replay-pipeline"}
         if options.response_cache_ttl_s:
             headers["X-OpenRouter-Cache"] = "true"

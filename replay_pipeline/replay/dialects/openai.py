@@ -7,7 +7,7 @@ from replay_pipeline.replay.dialects.base import Ask, Dialect, Prompt
 
 
 class OpenAI(Dialect):
-    """Source: OpenAI's API reference, `max_tokens` (deprecated) and `prompt_cache_key`."""
+    """Sends `max_completion_tokens` and `prompt_cache_key` (source: OpenAI's API reference)."""
 
     name = "openai"
     hosts = ("api.openai.com",)

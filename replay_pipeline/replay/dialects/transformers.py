@@ -4,7 +4,7 @@ from replay_pipeline.replay.dialects.base import Dialect
 
 
 class Transformers(Dialect):
-    """It answers 422 to a field that is not OpenAI's, and reads these alone of those that are.
+    """It rejects fields that aren't OpenAI's (status 422), and reads only some of OpenAI's.
 
     Source: `cli/serving/chat_completion.py` of transformers 5.
     """

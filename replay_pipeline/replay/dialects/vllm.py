@@ -4,7 +4,7 @@ from replay_pipeline.replay.dialects.base import Dialect
 
 
 class Vllm(Dialect):
-    """It needs `--enable-auto-tool-choice` and a tool-call parser, and lets calls be parallel."""
+    """Start vLLM with `--enable-auto-tool-choice` and a tool-call parser. It allows parallel calls."""
 
     name = "vllm"
     is_whole = True

@@ -1,4 +1,5 @@
-"""What must hold of the data at rest, looked at from outside the stages that wrote it.
+"""Checks of the stored data, independent of the stages that wrote it.
 
-Each function returns an `AuditResult`: whether it holds, the figures, and what to do if it does not.
+Each function returns an `AuditResult`: whether the check passes, its figures, and what to do if it
+fails.
 """

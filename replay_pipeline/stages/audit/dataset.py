@@ -1,4 +1,4 @@
-"""The published dataset folder, read as a stranger would read it."""
+"""Checks of the published dataset folder, read with the same tools as a user of the dataset."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ _SCANNED_AT_ONCE = 2_000
 def shared_prompts(folder: Place) -> AuditResult:
     """Are the prompts of the test split unlike those of the train split?
 
-    Compared are the word shingles of the ends of the prompts, by MinHash.
+    Compares the word shingles at the ends of the prompts by MinHash.
     """
     index = RMinHashLSH(SIMILAR, _N_PERMUTATIONS, _N_BANDS)
     of_test = [
@@ -93,14 +93,14 @@ BLOCKING: Mapping[str, Callable[[Place], AuditResult]] = {
     "splits_share_no_prompt": shared_messages,
     "dataset_loads": loaded,
 }
-"""What must hold of a dataset before it takes the place of the one before it, by name of the check."""
+"""The checks that a new dataset must pass before it replaces the previous one, by name."""
 
 
 def refuse_unfit_dataset(folder: Place) -> dict[str, str]:
-    """Return the verdict of each check that must hold, in words.
+    """Return the verdict of each blocking check, in words.
 
     Raises:
-        CheckFailedError: one does not hold.
+        CheckFailedError: a check fails.
     """
     told: dict[str, str] = {}
     for name, look in BLOCKING.items():

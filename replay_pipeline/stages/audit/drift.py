@@ -1,8 +1,8 @@
 """Is a batch unlike the ones before it?
 
-The rate of a batch is compared with the median of earlier batches. What counts as far is measured
-by their spread (the median absolute deviation, which a few odd batches cannot move) together with
-the chance error of a rate from so few rows.
+A check compares the rate of a batch with the median of earlier batches. The distance is in units of
+their spread (the median absolute deviation, which a few odd batches can't move) plus the sampling
+error of the batch's own rate.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ from replay_pipeline.stages.receipts import Receipt, Receipts
 from replay_pipeline.storage.tables import DataRoot
 
 MIN_ROWS = 30
-"""A batch with fewer rows is not judged, and nobody is judged by it."""
+"""A batch with fewer rows isn't judged, and isn't compared with."""
 MIN_BATCHES = 5
-"""With fewer earlier batches there is no telling what is usual."""
+"""With fewer earlier batches, nothing is judged."""
 MAX_BATCHES = 30
-"""Only the latest ones: what is usual changes."""
+"""Only this many of the latest batches are compared with."""
 MAX_SCORE = 3.5
 """Robust z-score from which a value counts as an outlier (Iglewicz and Hoaglin, 1993)."""
 MIN_CHANGE = 0.05
-"""A smaller change of the rate is not worth a person's time, however certain it is."""
+"""A smaller change of the rate is ignored, even if it is certain."""
 _MAD_TO_SIGMA = 1.4826
 
 
@@ -35,19 +35,19 @@ class Rate(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Return the plain share; 0 of none."""
+        """Return the plain share, or 0 without rows."""
         return self.n_hits / max(1, self.n_rows)
 
     @property
     def value(self) -> float:
-        """Return the share, pulled a little to the middle so that 0 of 30 is not taken for certainty."""
+        """Return the share, smoothed a little so that 0 of 30 doesn't look certain."""
         return (self.n_hits + 0.5) / (self.n_rows + 1)
 
 
 def score(now: Rate, before: Sequence[Rate]) -> float | None:
     """Return the distance of `now` from the earlier rates, in robust standard deviations.
 
-    `None` when there is too little to judge by.
+    None if there are too few rows or batches.
     """
     usual = [rate.value for rate in before if rate.n_rows >= MIN_ROWS][-MAX_BATCHES:]
     if now.n_rows < MIN_ROWS or len(usual) < MIN_BATCHES:

@@ -1,7 +1,7 @@
-"""Is what is held out really held out? Asked of the rows of the dataset alone.
+"""Check from the rows of the dataset alone whether the test split is really held out.
 
-The publisher goes by the names of conversations. Whoever got those wrong would get a check by name
-wrong in the same way; so one check here compares what people and agents wrote.
+The publisher splits by the ids of conversations. If an id were wrong, a check by id would be wrong
+in the same way. So one check here compares what people and agents wrote.
 """
 
 import json
@@ -24,9 +24,9 @@ from replay_pipeline.storage.tables import readable
 pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
 
 MIN_CHARS = 200
-"""Shorter messages, such as "Go on.", are written again and again."""
+"""Shorter messages, such as "Go on.", repeat by nature and aren't compared."""
 MAX_CONVERSATIONS = 3
-"""What stands in more conversations than these comes from a program: a system text, a skill."""
+"""A text in more conversations than this comes from a program, such as a system text or a skill."""
 _ROWS_AT_ONCE = 200
 _SHOWN_CHARS = 60
 
@@ -87,8 +87,8 @@ class _Message:
 def shared_messages(folder: Place) -> AuditResult:
     """Does no long message of a user, and no task of a subagent, stand in both splits?
 
-    Long are 200 characters. What stands in more than three conversations is left out, and so is
-    what the client writes: those texts are the same for everybody.
+    A message is long from 200 characters. Texts in more than three conversations are left out, and
+    so are the texts of the client, which are the same for everybody.
     """
     messages: dict[str, _Message] = {}
     columns = ("state_id", "session_id", "conversation", *_SIDES)

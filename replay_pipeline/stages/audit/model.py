@@ -1,4 +1,4 @@
-"""The trained model, by the report that its trainer left beside it."""
+"""Checks of the trained model, from the report that its trainer wrote."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ REPORT = "report.json"
 def acts_as_well(folder: Place) -> AuditResult:
     """Does the model take the consensus action, and write well-formed calls, as often as before?
 
-    The same held-out states, greedy, before and after training: see docs/train.md.
+    Both times greedy, at the same held-out states, before and after training. See docs/train.md.
     """
     report = _report(folder)
     if "acts_worse" not in report:
@@ -47,7 +47,7 @@ CHECKS: Mapping[str, Callable[[Place], AuditResult]] = {
     "acts_as_well_as_before": acts_as_well,
     "something_was_learned": learned_something,
 }
-"""What should hold of a trained model, by name of the check."""
+"""The checks of a trained model, by name."""
 
 
 def _report(folder: Place) -> dict[str, Any]:

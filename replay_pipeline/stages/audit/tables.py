@@ -1,4 +1,4 @@
-"""Contracts of the tables of a batch: what one stage promises to the next."""
+"""Checks of the tables of a batch: what one stage promises to the next."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -255,8 +255,8 @@ def refuse_unfit(root: DataRoot, batches: Sequence[str]) -> None:
     """Check that these batches may be published.
 
     Raises:
-        CheckFailedError: a batch breaks a contract; the message says which and what to do.
-        StorageError: the object store that holds the tables cannot be reached.
+        CheckFailedError: a batch fails a check. The message says which, and what to do.
+        StorageError: the object store with the tables can't be reached.
     """
     names = ("dpo_pairs", "normalized_pairs", "dropped_pairs")
     for batch in batches:

@@ -1,4 +1,4 @@
-"""What an audit says."""
+"""The result of an audit."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,14 +11,14 @@ class AuditResult:
     """The result of one check, with the remedy if it fails."""
 
     problems: Sequence[str] = ()
-    """What is wrong, where; empty when all is well."""
+    """What is wrong and where. Empty if all is well."""
     what_to_do: str = ""
     facts: Mapping[str, float | int | str] = field(default_factory=dict)
-    """Figures that a person follows over time."""
+    """Figures to follow over time."""
     is_warning: bool = False
-    """Whether the data may be used all the same."""
+    """Whether a failure is only a warning, so that the data may still be used."""
     judged: int | None = None
-    """How many rows, batches or files were looked at; of 0, that nothing is wrong says nothing."""
+    """How many rows, batches, or files were checked. With 0, a pass means nothing."""
 
     @property
     def holds(self) -> bool:
@@ -27,7 +27,7 @@ class AuditResult:
 
     @property
     def can_judge(self) -> bool:
-        """Return whether there was anything to check, as far as that was counted."""
+        """Return whether there was anything to check, if that was counted."""
         return self.judged != 0
 
     def message(self) -> str:

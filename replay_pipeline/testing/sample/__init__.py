@@ -6,9 +6,8 @@ SESSIONS_DIR = Path(__file__).parent / "sessions"
 """Claude Code session logs, one folder per project."""
 
 ANSWERS_FILE = Path(__file__).parent / "answers.jsonl"
-"""Recorded answers of three teachers at every state of the sessions; not produced by the models
-they name."""
+"""Answers of three teachers at every state of the sessions. We wrote them; the named models did not."""
 
 REQUEST_FILE = Path(__file__).parent / "request.json"
-"""A request as a client could send it, of our own writing: `harness learn --from` takes it, for states of
-the sessions whose logs hold none."""
+"""A request in the form of a client's, which we wrote. Pass it to `harness learn --from` for
+sessions whose logs contain no requests."""

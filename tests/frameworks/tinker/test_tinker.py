@@ -241,7 +241,10 @@ def test_the_service_is_not_used_without_its_prices(dataset, model, tmp_path, ca
     path = tmp_path / "settings.yaml"
     path.write_text(yaml.safe_dump(values))
     assert main(["tinker", "--config", str(path)]) == 2
-    assert "usd_per_million needs sampled, prefilled and trained" in capsys.readouterr().err
+    assert (
+        "usd_per_million must give the prices sampled, prefilled, and trained"
+        in capsys.readouterr().err
+    )
 
 
 def test_who_is_asked_to_stop_does_not_wait_for_a_server_that_is_gone(

@@ -20,6 +20,7 @@ _READ = {
     },
 }
 _TASK = {"name": "Task", "description": "Starts a helper.", "input_schema": {"type": "object"}}
+_LIST = {"name": "TodoWrite", "description": "Keeps a list.", "input_schema": {"type": "object"}}
 
 
 def system(model: str) -> str:
@@ -42,7 +43,7 @@ def system(model: str) -> str:
     return "\n".join(lines)
 
 
-def send(texts: list[str], tools: list[dict[str, object]], model: str) -> dict[str, object]:
+def send(messages: list[dict[str, object]], tools: list[dict[str, object]], model: str) -> list:
     body = {
         "model": model,
         "max_tokens": 32_000,
@@ -52,10 +53,7 @@ def send(texts: list[str], tools: list[dict[str, object]], model: str) -> dict[s
             {"type": "text", "text": system(model)},
         ],
         "tools": tools,
-        "messages": [
-            {"role": "user", "content": [{"type": "text", "text": text} for text in texts]},
-            {"role": "system", "content": "Skills: none."},
-        ],
+        "messages": messages,
     }
     request = Request(
         f"{os.environ['ANTHROPIC_BASE_URL']}/v1/messages?beta=true",
@@ -63,7 +61,7 @@ def send(texts: list[str], tools: list[dict[str, object]], model: str) -> dict[s
         {"content-type": "application/json", "user-agent": "client-cli/9.8.7 (external)"},
     )
     with urlopen(request, timeout=5) as reply:
-        return json.loads(reply.read())
+        return json.loads(reply.read())["content"]
 
 
 def main() -> None:
@@ -82,11 +80,41 @@ def main() -> None:
         return
     model = "claude-opus-4-5-20251101"
     (Path.home() / "written-by-the-client").write_text(words)
-    said = send([f"Notes of {os.getpid()}", words], [_READ, _TASK], model)
-    for block in said["content"]:
-        if block["type"] == "tool_use":
-            send([block["input"]["prompt"]], [_READ], model)
+    messages = asked(f"Notes of {os.getpid()}", words)
+    todos: list[dict[str, str]] = []
+    while calls := [
+        block
+        for block in send(messages, [_READ, _TASK, _LIST], model)
+        if block["type"] == "tool_use"
+    ]:
+        results = [f"  Done: {call['name']}\n" for call in calls]
+        for call in calls:
+            if call["name"] == "Task":
+                send(asked(call["input"]["prompt"]), [_READ], model)
+            todos = call["input"].get("todos") or todos
+        if len(calls) >= 10:
+            items = [
+                f"{n}. [{each['status']}] {each['content']}" for n, each in enumerate(todos, 1)
+            ]
+            told = "\n\nIt has:\n[" + "\n".join(items) + "]" if todos else ""
+            reminder = f"<system-reminder>\nUse TodoWrite.{told}\n</system-reminder>"
+            results[-1] = f"{results[-1].strip()}\n\n{reminder}"
+        answers = [
+            {"type": "tool_result", "tool_use_id": call["id"], "content": result}
+            for call, result in zip(calls, results, strict=True)
+        ]
+        messages += [
+            {"role": "assistant", "content": calls},
+            {"role": "user", "content": answers},
+        ]
     time.sleep(60)
+
+
+def asked(*texts: str) -> list[dict[str, object]]:
+    return [
+        {"role": "user", "content": [{"type": "text", "text": text} for text in texts]},
+        {"role": "system", "content": "Skills: none."},
+    ]
 
 
 HOW = ("hangs", "asks", "says nothing", "leaves a child")

@@ -45,12 +45,21 @@ def test_what_the_client_fills_in_becomes_slots_and_the_rest_stays(learned):
 
 def test_tools_reminders_and_parameters_are_kept_and_nobody_is_named(learned):
     framing = learned.framings["main"]
-    assert [tool["function"]["name"] for tool in framing.tools] == ["Read", "Task"]
+    assert [tool["function"]["name"] for tool in framing.tools] == ["Read", "Task", "TodoWrite"]
     assert framing.tools[0]["function"]["parameters"]["required"] == ["file_path"]
     assert framing.after == [{"role": "system", "content": "Skills: none."}]
     assert framing.params == {"max_tokens": 32_000}
     assert [tool["function"]["name"] for tool in learned.framings["subagent"].tools] == ["Read"]
     assert b"user-" not in msgspec.json.encode(learned)
+
+
+def test_the_words_for_a_list_that_was_not_used_are_learned(learned):
+    reminder = learned.framings["main"].reminders["todo_reminder"]
+    assert reminder.said() == "<system-reminder>\nUse TodoWrite.\n</system-reminder>"
+    said = reminder.said([("1", "pending", "Look \\1"), ("2", "completed", "Mend")])
+    items = "1. [pending] Look \\1\n2. [completed] Mend"
+    assert said == f"<system-reminder>\nUse TodoWrite.\n\nIt has:\n[{items}]\n</system-reminder>"
+    assert learned.framings["subagent"].reminders == {}  # it has no such list
 
 
 def test_slots_are_filled_from_the_log_and_what_it_does_not_tell_is_left_out(learned):
@@ -170,7 +179,7 @@ def test_a_request_of_gemini_is_read():
 
 
 def test_a_stream_of_gemini_is_answered_and_kept():
-    with Listener(lambda _: None) as server:
+    with Listener(lambda _: ()) as server:
         for way in ("streamGenerateContent", "generateContent"):
             url = f"{server.url}/v1beta/models/any:{way}?alt=sse"
             with urlopen(Request(url, b'{"contents": []}'), timeout=5) as reply:

@@ -94,7 +94,7 @@ def test_the_trainer_puts_them_in_and_says_where_it_cannot(tmp_path, batch, capl
     with caplog.at_level(logging.WARNING):
         neutral = rows_in(tmp_path / "d")
     assert all(row["prompt"][0]["content"] == system_prompt() for row in neutral.values())
-    assert "have the neutral form" in caplog.text
+    assert "use the neutral form" in caplog.text
 
 
 def test_the_card_and_exports_put_in_what_the_trainer_does(tmp_path, batch, monkeypatch):

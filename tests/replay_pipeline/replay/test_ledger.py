@@ -711,7 +711,7 @@ def test_kept_answers_are_booked_once_however_often_they_are_found(tmp_path, cap
     assert [(row["id"], row["state"], row["cost"]) for row in rows] == [
         (OWNED + 1, "answered", 4), (OWNED + 2, "answered", 25),
     ]  # fmt: skip
-    assert caplog.messages == [f"{path}: 2 answers of {place} are booked"] * 2
+    assert caplog.messages == [f"{path}: booked 2 answers of {place}"] * 2
 
 
 def test_an_answer_that_was_kept_twice_in_one_place_is_booked_once(tmp_path):
@@ -808,7 +808,7 @@ def test_only_a_durable_ledger_waits_for_the_disk_at_every_commit(
 )
 def test_a_database_of_another_kind_is_refused_without_its_password(url, shown):
     assert told_by(ConfigError, connect, url) == (
-        f"ledger {shown}: a path, sqlite:///path or postgresql://... is needed"
+        f"ledger {shown} must be a path, sqlite:///path, or postgresql://..."
     )
 
 

@@ -405,7 +405,7 @@ def test_a_price_list_that_cannot_be_kept_is_used_all_the_same(tmp_path, caplog)
     book.remember("https://x/v1", [{"id": "a", "pricing": {"prompt": 0, "completion": 0}}])
     assert book.models("https://x/v1") == ["a"]
     [told] = caplog.messages
-    assert told.startswith("the price list is not kept: ")
+    assert told.startswith("could not save the price list: ")
     assert str(tmp_path / "file") in told
 
 

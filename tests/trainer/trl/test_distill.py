@@ -352,7 +352,9 @@ def test_scores_of_another_tokenizers_tokens_are_refused(folders):
 def test_a_server_that_is_away_is_waited_for_and_then_named(monkeypatch):
     pauses = []
     monkeypatch.setattr(teachers_module.time, "sleep", pauses.append)
-    with pytest.raises(TrainerError, match=r"no answer of the teacher in 4 tries \(ConnectError"):
+    with pytest.raises(
+        TrainerError, match=r"no answer from the teacher after 4 tries \(ConnectError"
+    ):
         ScoringServer("http://127.0.0.1:9/v1", "m", top_k=4).scores([([1], [2])])
     assert pauses == [1.0, 2.0, 4.0]
 

@@ -92,7 +92,7 @@ def test_a_device_that_a_run_does_not_use_is_said(tmp_path, monkeypatch, caplog,
     assert not caplog.records
     monkeypatch.setattr(places[kind], "is_available", lambda: True)
     trl_config(config, tmp_path)
-    assert f"has an {kind} device; a run does not use it" in caplog.text
+    assert f"has an {kind} device, but the run uses the CPU" in caplog.text
 
 
 def test_deepspeed_is_refused_with_the_reason_by_setting_and_by_launcher(tmp_path):

@@ -1,4 +1,4 @@
-"""Runs of the trainer on a mesh of Monarch actors, kept alive by one controller.
+"""Run the trainer on a mesh of Monarch actors, which one controller keeps alive.
 
-`placement` says who runs where and needs no Monarch; every other module imports it.
+`placement` says who runs where, and works without Monarch. Every other module imports Monarch.
 """

@@ -1,8 +1,8 @@
-"""The actors: trainer, generator, rewarder, and the store in which replicas meet.
+"""The actors: trainer, generator, rewarder, and the store through which replicas exchange weights.
 
-Each runs code that also runs without Monarch: the TRL run as it is, the model's own `generate`, the
-reward of the settings, the object store of the outer loop. Messages carry plain data; the policy's
-weights are read by the generators from the trainer's memory.
+Each actor runs code that also works without Monarch: the TRL run, the model's own `generate`, the
+reward of the settings, and the object store of the outer loop. Messages contain plain data.
+Generators read the policy's weights from the trainer's memory.
 """
 
 import functools
@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """How a rank ended: with a report, or with a mistake of the user that no restart mends."""
+    """How a rank ended: with a report, or with a user's error that no restart can fix."""
 
     report: dict[str, Any] | None = None
     error: TrainerError | None = None
 
 
 class TrainerActor(Actor):
-    """One rank of a replica: the TRL run of the settings, unchanged, with remote helpers."""
+    """One rank of a replica, which runs the normal TRL run with remote helpers."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class TrainerActor(Actor):
 
     @endpoint
     def train(self, resume_from: str | None) -> RankOutcome:
-        """Run to the end; a wrong setting or dataset is an outcome, anything else raises."""
+        """Run to the end. A wrong setting or dataset is an outcome, and any other error raises."""
         try:
             return RankOutcome(report=self._run(resume_from))
         except TrainerError as error:
@@ -78,7 +78,7 @@ class TrainerActor(Actor):
 
 
 class GeneratorActor(Actor):
-    """Samples completions from the policy; reads its weights when it has an older version."""
+    """The sampler of completions. It reads the policy's weights when its own are older."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         """Load the same model as the trainer does."""
@@ -103,10 +103,10 @@ class GeneratorActor(Actor):
         sampling: dict[str, Any],
         seed: int,
     ) -> list[tuple[list[int], list[float]]]:
-        """Sample a completion of each prompt from the given version, with its tokens' log-probs.
+        """Sample a completion of each prompt from the given version, with log-probs of its tokens.
 
         Raises:
-            TrainerConfigError: the trainer's parameters are not those of this model.
+            TrainerConfigError: the trainer has other parameters than this model.
         """
         if version != self.version:
             if signature != self.weights.signature:
@@ -150,11 +150,11 @@ def _until_end(ids: list[int], end: int | list[int]) -> list[int]:
 
 
 class RemoteGeneration:
-    """TRL's `rollout_func` over a mesh of generators, with true importance ratios.
+    """TRL's `rollout_func` over a mesh of generators, with exact importance ratios.
 
-    The policy's parameters lie in one buffer of the trainer that generators read; a version is the
-    optimizer step that made it. What was sampled depends on the seed and the step alone, so a
-    resumed run samples the same.
+    The policy's parameters are in one buffer of the trainer, which generators read. A version is
+    the optimizer step that made it. Samples depend only on the seed and the step, so a resumed run
+    samples the same.
     """
 
     def __init__(self, generators: Any) -> None:
@@ -246,7 +246,7 @@ def _seed_of(*parts: int) -> int:
 
 
 class RewarderActor(Actor):
-    """Scores completions with the reward of the settings."""
+    """The scorer of completions, with the reward of the settings."""
 
     def __init__(self, reward: str) -> None:
         """Load it once."""
@@ -254,12 +254,12 @@ class RewarderActor(Actor):
 
     @endpoint
     def score(self, completions: list[Any], columns: dict[str, list[Any]]) -> list[float]:
-        """Score completions: one reward each."""
+        """Return one reward for each completion."""
         return self.reward(completions, **columns)
 
 
 def remote_reward(rewarders: Any) -> Any:
-    """Make a reward in TRL's convention that a mesh of rewarders computes; each batch asks one."""
+    """Make a reward in TRL's convention that a mesh of rewarders computes. Each batch asks one of them."""
 
     @functools.wraps(as_trl_reward(lambda _message, _row: 0.0))
     def reward(completions: list[Any], **columns: Any) -> list[float]:
@@ -282,12 +282,12 @@ class StoreActor(Actor):
 
     @endpoint
     def call(self, verb: str, *arguments: Any) -> Any:
-        """Call one verb of the store."""
+        """Call one method of the store."""
         return getattr(self.objects, verb)(*arguments)
 
 
 class RemoteStore(ObjectStore):
-    """An `ObjectStore` whose objects a `StoreActor` holds."""
+    """An `ObjectStore` whose objects are in a `StoreActor`."""
 
     def __init__(self, mesh: Any) -> None:
         """Keep the mesh of the one actor."""

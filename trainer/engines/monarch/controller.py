@@ -1,7 +1,8 @@
-"""One controller: spawns the meshes, watches them, starts dead replicas again, gathers reports.
+"""The controller, which starts the meshes, watches them, restarts dead replicas, and collects reports.
 
-A replica whose process died is stopped whole and spawned again; it goes on from its last whole
-checkpoint (ranks) or from the state of the outer loop (replicas), while the others keep working.
+If a process of a replica dies, the whole replica is stopped and started again, while the others
+keep working. It continues from its last complete checkpoint (ranks) or from the state of the outer
+loop (replicas).
 """
 
 import asyncio
@@ -42,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 STOP_S = 60.0
-"""Longest wait for the processes of a replica to end: one that hangs must not keep it from going on."""
+"""Longest wait for the processes of a replica to end, so that a hanging process doesn't block its restart."""
 
 
 @dataclass
@@ -53,16 +54,16 @@ class MonarchReport:
     """The report of rank 0 of each replica."""
     n_restarts: int = 0
     restarts: list[dict[str, Any]] = field(default_factory=list)
-    """Each with `replica`, `resumed_from`, `seconds` it had run, and `cause`."""
+    """The restarts, each with `replica`, `resumed_from`, `seconds` of its run, and `cause`."""
 
 
 def train_on_mesh(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a settings file whose section `engines.monarch` says who runs where; gives its report.
+    """Run a settings file whose section `engines.monarch` says who runs where, and return its report.
 
     Raises:
-        TrainerConfigError: a setting is wrong, or makes a process that does nothing.
+        TrainerConfigError: a setting is wrong, or leaves a process without work.
         DatasetError: the dataset lacks what a channel needs.
-        ReplicaFailedError: a replica died more often than it may.
+        ReplicaFailedError: a replica died more often than allowed.
     """
     own = (values.get("engines") or {}).get("monarch") or {}
     placement = section_of(Placement, own, "engines.monarch.")
@@ -73,9 +74,9 @@ async def train(values: Mapping[str, Any], placement: Placement) -> MonarchRepor
     """Train on meshes of this host with the settings of `python -m trainer`.
 
     Raises:
-        TrainerConfigError: a setting is wrong, or makes a process that does nothing.
+        TrainerConfigError: a setting is wrong, or leaves a process without work.
         DatasetError: the dataset lacks what a channel needs.
-        ReplicaFailedError: a replica died more often than it may.
+        ReplicaFailedError: a replica died more often than allowed.
     """  # noqa: DOC501 - `_first_of` returns one of these
     config = read_settings(values)
     placement.check(config)
@@ -143,7 +144,7 @@ async def _keep_alive(
             seconds = round(time.perf_counter() - started, 2)
             row = {"replica": replica, "resumed_from": resume_from, "seconds": seconds}
             report.restarts.append(row | {"cause": cause.splitlines()[-1]})
-            logger.warning("replica %d died, going on from %s: %s", replica, resume_from, cause)
+            logger.warning("replica %d died, continuing from %s: %s", replica, resume_from, cause)
             continue
         if outcome.error is not None:
             raise outcome.error

@@ -1,4 +1,4 @@
-"""Who runs where on the mesh, what each replica is told, and when a dead one is started again."""
+"""The placement of processes on the mesh, the settings of each replica, and the rule for restarts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,27 +14,27 @@ __all__ = ["Placement", "RestartBudget", "latest_checkpoint", "replica_settings"
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """How many processes of each kind."""
+    """The number of processes of each kind."""
 
     replicas: int = 1
-    """Islands that meet only in the outer loop, each with a mesh of its own."""
+    """Replicas that exchange only through the outer loop. Each has its own mesh."""
     ranks: int = 1
-    """Data-parallel processes of one replica."""
+    """Data-parallel processes per replica."""
     generators: int = 0
-    """Processes that sample from the policy (`rollouts=generate`); 0: the trainer does it."""
+    """Processes that sample from the policy (`rollouts=generate`). With 0, the trainer samples."""
     rewarders: int = 0
-    """Processes that score completions; 0: the trainer does it."""
+    """Processes that score completions. With 0, the trainer does it."""
     max_restarts: int = 3
-    """Deaths in a row, without a new checkpoint in between, that a replica may suffer."""
+    """Allowed number of a replica's deaths in a row without a new checkpoint."""
     checkpoint_every: int = 10
-    """Optimizer steps between checkpoints where the settings name none."""
+    """Optimizer steps between checkpoints, if the settings don't say."""
 
     def check(self, config: RunConfig) -> None:
-        """Refuse a placement that would run and do nothing.
+        """Check that every process of the placement has work.
 
         Raises:
-            TrainerConfigError: a number out of range, helpers with no work, replicas that nothing
-                joins, or an outer loop without replicas.
+            TrainerConfigError: a number is out of range, helpers have no work, nothing joins the
+                replicas, or an outer loop has no replicas.
         """
         for name, least in (("replicas", 1), ("ranks", 1), ("generators", 0), ("rewarders", 0)):
             if getattr(self, name) < least:
@@ -67,7 +67,7 @@ class Placement:
 def replica_settings(
     values: Mapping[str, Any], placement: Placement, replica: int
 ) -> dict[str, Any]:
-    """Return the settings of a replica: an own output folder, and checkpoints to come back to."""
+    """Return the settings of a replica, with its own output folder and checkpoints to resume from."""
     told = dict(values)
     if placement.replicas > 1:
         told["output"] = str(Path(values["output"]) / f"replica-{replica}")
@@ -78,7 +78,7 @@ def replica_settings(
 
 
 def latest_checkpoint(output: str | Path, *, n_ranks: int = 1) -> Path | None:
-    """Find the last checkpoint of a run that every rank has written to its end, if any."""
+    """Return the last checkpoint that every rank has completely written, if any."""
     found = {
         int(folder.name.rpartition("-")[2]): folder
         for folder in (Path(output) / "steps").glob("checkpoint-*")
@@ -96,11 +96,11 @@ def _is_whole(folder: Path, n_ranks: int) -> bool:
 
 @dataclass
 class RestartBudget:
-    """Counts deaths; a checkpoint that moved on forgives those before it."""
+    """The count of deaths. A new checkpoint resets it."""
 
     max_restarts: int
     n_deaths: int = field(default=0, init=False)
-    """Over the whole run."""
+    """Number of deaths over the whole run."""
     _in_a_row: int = field(default=0, init=False)
     _last: Path | None = field(default=None, init=False)
 

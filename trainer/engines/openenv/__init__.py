@@ -1,5 +1,5 @@
-"""OpenEnv: recorded states as an environment server, and any OpenEnv server as TRL's environment.
+"""OpenEnv: serve recorded states as an environment, and use any OpenEnv server as TRL's environment.
 
-`client` and `server` import the package; `adapter`, `episodes`, `failures` and `tool_methods` do
-not.
+`client` and `server` import the package `openenv`. `adapter`, `episodes`, `failures`, and
+`tool_methods` don't.
 """

@@ -1,7 +1,7 @@
-"""Any OpenEnv server as TRL's `environment_factory`.
+"""Use any OpenEnv server as TRL's `environment_factory`.
 
-TRL wants a class whose public methods are tools; a server only has a schema. The class is made from
-the schema, one WebSocket session per rollout. TRL keeps instances and uses them again, so `reset`
+TRL wants a class whose public methods are tools, but a server only has a schema. So the class is
+made from the schema, with one WebSocket session per rollout. TRL reuses instances, so `reset`
 clears everything.
 """
 
@@ -28,13 +28,13 @@ class ServerReply:
     """The reply of a server to a reset or a call."""
 
     text: str | None = None
-    """For the model."""
+    """The text for the model."""
     reward: float = 0.0
     is_done: bool = False
     is_refused: bool = False
-    """The tool reports a mistake of the model."""
+    """Whether the tool reports an error of the model."""
     observation: Mapping[str, Any] = field(default_factory=dict)
-    """All that the server said."""
+    """The whole reply of the server."""
 
 
 class EnvironmentSession(Protocol):
@@ -135,17 +135,18 @@ def make_environment(
     limit: FailureLimit | None = None,
     name: str = "OpenEnv",
 ) -> tuple[type[_Environment], CallOutcomes]:
-    """Make a class for `environment_factory`, and the counts that all of its instances share.
+    """Make a class for `environment_factory`, and the counts that all its instances share.
 
     Args:
-        tools: what the server offers.
-        open_session: connects; called once per instance.
-        columns: of a dataset row, what `reset` sends to the server; empty sends nothing.
-        limit: how many calls may fail.
-        name: of the class: TRL logs the reward under it.
+        tools: the server's tools.
+        open_session: opens a session. Called once per instance.
+        columns: columns of a dataset row that `reset` sends to the server. If empty, it sends
+            nothing.
+        limit: limit on failed calls.
+        name: name of the class, under which TRL logs the reward.
 
     Raises:
-        TrainerConfigError: no tools, or one that TRL would hide.
+        TrainerConfigError: there is no tool, or TRL would hide one.
     """
     if not tools:
         raise TrainerConfigError(
@@ -168,5 +169,5 @@ def make_environment(
 
 
 def as_text(value: Any) -> str:
-    """Return a tool's result as the model reads it."""
+    """Return a tool's result as text for the model."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,6 +1,6 @@
-"""Sessions with an OpenEnv server over its WebSocket: the package's generic client, our words.
+"""Sessions with an OpenEnv server over its WebSocket, by the package's generic client.
 
-Servers with MCP tools list them; any other server has one tool, `act`, whose parameters are the
+Servers with MCP tools list them. Any other server gets one tool, `act`, whose parameters are the
 fields of its action.
 """
 
@@ -19,16 +19,16 @@ __all__ = ["OpenEnvSession", "environment_factory", "list_tools"]
 
 ACT = "act"
 MCP_ACTIONS = frozenset({"Action", "CallToolAction", "ListToolsAction"})
-"""Titles of the action schemas whose servers take `list_tools` and `call_tool`."""
+"""Titles of action schemas whose servers accept `list_tools` and `call_tool`."""
 OUTAGES = frozenset({"transport_error", "timeout", "execution_error"})
-"""Kinds of tool errors that are the environment's; the others are the model's."""
+"""Kinds of tool errors that are the environment's fault. All others are the model's."""
 INVALID = "(code: VALIDATION_ERROR)"
-"""How the package's client words an action that does not fit the server's schema."""
+"""The message of the package's client for an action that doesn't fit the server's schema."""
 PLAIN = frozenset({"done", "reward", "metadata"})
 
 
 class OpenEnvSession:
-    """One episode at a time on one WebSocket of any OpenEnv server."""
+    """A session on one WebSocket of any OpenEnv server, with one episode at a time."""
 
     def __init__(self, base_url: str, *, timeout_s: float = 60.0) -> None:
         """Connect to the server.
@@ -43,14 +43,14 @@ class OpenEnvSession:
         self._do("connect", self._client.connect)
 
     def tools(self) -> list[ToolSpec]:
-        """Return the tools that the server offers."""
+        """Return the server's tools."""
         if not self._has_mcp:
             return [_act_tool(self._action)]
         result = self._do("list tools", lambda: self._client.step({"type": "list_tools"}))
         return list(result.observation.get("tools") or ())
 
     def reset(self, **options: Any) -> ServerReply:
-        """Start an episode; options are the server's own."""
+        """Start an episode. The options are the server's own."""
         result = self._do("reset", lambda: self._client.reset(**options))
         return _answer(result, has_result=False)
 
@@ -58,7 +58,7 @@ class OpenEnvSession:
         """Call a tool.
 
         Raises:
-            EnvironmentFailedError: the server does not answer, or reports an error.
+            EnvironmentFailedError: the server doesn't answer, or reports an error.
         """
         action = arguments
         if self._has_mcp:
@@ -76,7 +76,7 @@ class OpenEnvSession:
         return answer
 
     def close(self) -> None:
-        """End the session; a server that is gone has ended it already."""
+        """End the session, unless the server has gone."""
         try:
             self._client.close()
         except (OSError, RuntimeError, TimeoutError):
@@ -92,7 +92,7 @@ class OpenEnvSession:
 
 
 def list_tools(base_url: str, *, timeout_s: float = 60.0) -> list[ToolSpec]:
-    """List the tools of a server, by a session of its own.
+    """List the tools of a server, in a separate session.
 
     Raises:
         EnvironmentFailedError: the server cannot be reached.
@@ -115,15 +115,16 @@ def environment_factory(
     """Make TRL's `environment_factory` for the server at `base_url`, and count its calls.
 
     Args:
-        base_url: where the server listens.
-        columns: of a dataset row, what goes to the server's `reset`; empty sends nothing.
-        limit: how many calls may fail before the run stops.
-        timeout_s: for an answer, in seconds.
-        name: TRL logs the reward under it.
+        base_url: address of the server.
+        columns: columns of a dataset row to send to the server's `reset`. If empty, nothing is
+            sent.
+        limit: limit on failed calls, at which the run stops.
+        timeout_s: longest wait for an answer, in seconds.
+        name: name under which TRL logs the reward.
 
     Raises:
         EnvironmentFailedError: the server cannot be reached.
-        TrainerConfigError: it offers no tool, or one that TRL would hide from the model.
+        TrainerConfigError: it has no tool, or TRL would hide one from the model.
     """
     return make_environment(
         list_tools(base_url, timeout_s=timeout_s),

@@ -1,4 +1,4 @@
-"""A recorded state as an episode: the calls of one decision, scored against the consensus."""
+"""Recorded states as episodes: the calls of one decision, scored against the consensus."""
 
 import json
 import logging
@@ -20,18 +20,18 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ReplayTasks:
-    """Recorded states to decide in, by split, and every tool that any of them offers."""
+    """The recorded states by split, and all tools of any of them."""
 
     splits: dict[str, list[Row]]
     tools: list[Tool]
     n_without_call: int
-    """States left out because the consensus there is a text: an environment sees only calls."""
+    """Number of states that are left out because their consensus is a text. An environment sees only calls."""
 
     def row(self, split: str, index: int) -> Row:
-        """Return the row at a position of a split.
+        """Return the row at an index of a split.
 
         Raises:
-            DatasetError: there is no such split or position.
+            DatasetError: the split or index doesn't exist.
         """
         rows = self.splits.get(split)
         if rows is None or not 0 <= index < len(rows):
@@ -42,7 +42,7 @@ class ReplayTasks:
         """Return the row of a state.
 
         Raises:
-            DatasetError: no split has it.
+            DatasetError: no split has the state.
         """
         for rows in self.splits.values():
             for row in rows:
@@ -55,7 +55,7 @@ def replay_tasks(data: PreferenceData) -> ReplayTasks:
     """Collect the states of a published dataset at which the teachers agreed on tool calls.
 
     Raises:
-        DatasetError: there is none, or none of them records its tools.
+        DatasetError: there is none, or none has recorded tools.
     """
     splits: dict[str, list[Row]] = {}
     n_without_call = 0
@@ -74,7 +74,7 @@ def replay_tasks(data: PreferenceData) -> ReplayTasks:
 
 
 def union_of_tools(rows: Sequence[Row]) -> list[Tool]:
-    """Collect each tool once, by name; where rows disagree, the schema with most parameters."""
+    """Collect each tool once by name. If rows disagree, take the schema with most parameters."""
     best: dict[str, Tool] = {}
     for row in rows:
         for tool in row.get("tools") or ():
@@ -90,7 +90,7 @@ def _n_parameters(tool: Tool) -> int:
 
 @dataclass
 class Episode:
-    """One decision at a recorded state: as many calls as the consensus has, then it is over."""
+    """One decision at a recorded state. It ends after as many calls as the consensus has."""
 
     row: Row
     reward_of: RowReward
@@ -104,10 +104,10 @@ class Episode:
         return len(self.calls) >= len(self.row["consensus"]["tool_calls"])
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> float:
-        """Add a call to the decision; how much the reward moved. Rewards of an episode add up.
+        """Add a call to the decision, and return the change of the reward. The rewards of an episode add up.
 
         Raises:
-            DatasetError: the decision is already whole.
+            DatasetError: the decision is already complete.
         """
         if self.is_done:
             raise DatasetError("the episode is over: reset to the next state")

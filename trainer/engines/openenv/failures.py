@@ -1,7 +1,7 @@
-"""Counts what became of tool calls, and stops a run whose environment is down.
+"""Count the outcomes of tool calls, and stop a run whose environment is down.
 
-TRL turns an exception in a tool into a message to the model, so an outage would train as a reward
-of 0. Calls that the server refused are the model's own mistakes and stay messages.
+TRL turns an exception in a tool into a message to the model, so the model would train on an outage
+as a reward of 0. Calls that the server refuses are the model's own errors, and stay messages.
 """
 
 from collections import deque
@@ -14,14 +14,14 @@ __all__ = ["CallOutcomes", "FailureLimit"]
 
 @dataclass(frozen=True, kw_only=True)
 class FailureLimit:
-    """How many of the last calls may fail before going on would be wrong."""
+    """How many of the last calls may fail before the run stops."""
 
     max_frequency: float = 0.05
-    """Share of the calls in the window."""
+    """Largest share of failed calls in the window."""
     window: int = 200
-    """Calls that are looked back at."""
+    """Number of recent calls to look at."""
     min_calls: int = 10
-    """Calls before the share means anything."""
+    """Fewest calls for which the share is meaningful."""
 
     def __post_init__(self) -> None:
         """Check the numbers.
@@ -39,24 +39,24 @@ class FailureLimit:
 
 @dataclass
 class CallOutcomes:
-    """Counts of all rollouts of a run together."""
+    """The counts over all rollouts of a run."""
 
     limit: FailureLimit = field(default_factory=FailureLimit)
     n_calls: int = 0
     n_refused: int = 0
-    """Answered with an error of the tool: unknown, wrong arguments."""
+    """Calls with an error of the tool, such as an unknown tool or wrong arguments."""
     n_failed: int = 0
-    """Not answered: connection, time-out, crash of the environment."""
+    """Calls without an answer, because of the connection, a timeout, or a crash of the environment."""
     last_failure: str = ""
     _recent: deque[bool] = field(default_factory=deque, init=False, repr=False)
 
     def answered(self, *, is_refused: bool) -> None:
-        """Note a call that the server answered."""
+        """Record a call that the server answered."""
         self.n_refused += int(is_refused)
         self._note(has_failed=False)
 
     def failed(self, reason: str) -> None:
-        """Note a call that got no answer."""
+        """Record a call that got no answer."""
         self.n_failed += 1
         self.last_failure = reason
         self._note(has_failed=True)
@@ -73,7 +73,7 @@ class CallOutcomes:
         return sum(self._recent) / len(self._recent) if self._recent else 0.0
 
     def check(self) -> None:
-        """Pass while the environment is up.
+        """Check that the environment is up.
 
         Raises:
             EnvironmentFailedError: too many of the last calls failed.

@@ -1,8 +1,8 @@
-"""The trace-replay environment: reset to a recorded state, act, and be paid for agreement.
+"""The trace-replay environment: reset to a recorded state, act, and get a reward for agreement.
 
 `reset(state_id=...)` or `reset(split=..., index=...)` starts an episode at a state of a published
-dataset; its tools are those that the dataset inferred; the rewards of an episode's calls add up to
-the reward of the decision. The recording ends there, so a call has no result.
+dataset, with the tools in the dataset. The rewards of an episode's calls add up to the reward of
+the decision. A call has no result, because the recording ends there.
 """
 
 import argparse
@@ -50,14 +50,14 @@ class ResetObservation(Observation):
 
 
 class ReplayState(State):
-    """Where an episode is."""
+    """The progress of an episode."""
 
     state_id: str | None = None
     score: float = 0.0
 
 
 class TraceReplayEnvironment(Environment):
-    """One agent's decisions at recorded states."""
+    """The environment for one agent's decisions at recorded states."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -78,11 +78,11 @@ class TraceReplayEnvironment(Environment):
         index: int | None = None,
         **_: Any,
     ) -> Observation:
-        """Go to a state by its id, by its position, or by a seed.
+        """Go to a state by its id, by its index, or by a seed.
 
         Raises:
-            DatasetError: there is no such state.
-            TrainerConfigError: nothing says which.
+            DatasetError: the state doesn't exist.
+            TrainerConfigError: neither an id, an index, nor a seed is given.
         """
         if state_id is not None:
             row = self._tasks.find(state_id)
@@ -110,7 +110,7 @@ class TraceReplayEnvironment(Environment):
         """List the tools, or make one call of the decision.
 
         Raises:
-            TrainerConfigError: a call before reset, or another kind of action.
+            TrainerConfigError: the action comes before a reset, or is of another kind.
         """
         if isinstance(action, ListToolsAction):
             return ListToolsObservation(tools=[_mcp_tool(tool) for tool in self._tasks.tools])
@@ -148,7 +148,7 @@ class TraceReplayEnvironment(Environment):
         )
 
     def list_splits(self) -> list[str]:
-        """List the splits that hold states."""
+        """List the splits with states."""
         return [split for split, rows in self._tasks.splits.items() if rows]
 
     def num_tasks(self, split: str) -> int:
@@ -160,10 +160,10 @@ class TraceReplayEnvironment(Environment):
         return [self.get_task(split, index) for index in range(self.num_tasks(split))]
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """Return the name of one state; `reset(split=..., index=...)` goes there.
+        """Return the name of the state to which `reset(split=..., index=...)` goes.
 
         Raises:
-            IndexError: there is no such position.
+            IndexError: the index doesn't exist.
         """
         if not 0 <= index < self.num_tasks(split):
             raise IndexError(f"{split} has {self.num_tasks(split)} states")
@@ -184,7 +184,7 @@ def make_app(tasks: ReplayTasks, reward: RowReward, *, max_sessions: int = 64) -
     """Build the server as an ASGI application.
 
     Raises:
-        TrainerConfigError: `max_sessions` is not positive.
+        TrainerConfigError: `max_sessions` isn't positive.
     """
     if max_sessions < 1:
         raise TrainerConfigError(f"max_sessions={max_sessions} must be at least 1")

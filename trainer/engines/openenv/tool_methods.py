@@ -1,7 +1,7 @@
-"""JSON schemas of tools as Python methods, the form from which TRL makes the model's tool list.
+"""Turn JSON schemas of tools into Python methods, from which TRL makes the model's tool list.
 
-A parameter whose name is no Python name (`-A`, `class`) gets one (`_A`, `class_`); the call is
-translated back, and takes the original name as well.
+A parameter whose name isn't valid in Python (`-A`, `class`) gets another one (`_A`, `class_`).
+Calls are translated back, and accept the original name too.
 """
 
 import functools
@@ -28,7 +28,7 @@ _TYPES: dict[str, Any] = {
 RESERVED = frozenset({"reset", "get_reward"})
 
 ToolCaller = Callable[[Any, str, dict[str, Any]], str]
-"""From an environment, a tool's name and its arguments to the tool's answer."""
+"""A function from an environment, a tool's name, and its arguments to the tool's answer."""
 
 
 def tool_method(
@@ -37,7 +37,7 @@ def tool_method(
     """Make a method that passes its arguments to `call`, with the signature of `schema`.
 
     Raises:
-        TrainerConfigError: TRL would not show a tool of this name to the model.
+        TrainerConfigError: TRL would hide a tool with this name from the model.
     """
     if name in RESERVED or name.startswith("_") or not name:
         raise TrainerConfigError(f"TRL does not offer a tool called {name!r} to a model: rename it")

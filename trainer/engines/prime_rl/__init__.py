@@ -1,5 +1,5 @@
-"""The three channels on PRIME-RL: the only room that imports `prime_rl`.
+"""The three channels on PRIME-RL. Only this package imports `prime_rl`.
 
-PRIME-RL comes from its repository and wants Python 3.12; everything here but `register` also works
-without it.
+PRIME-RL is installed from its repository and needs Python 3.12. All modules but `register` also
+work without it.
 """

@@ -1,8 +1,8 @@
-"""The orchestrator's half: GRPO, hint-conditioned reference KL, and replayed pairs as credit.
+"""The orchestrator's part: GRPO, hint-conditioned reference KL, and replayed pairs as credit.
 
-PRIME-RL's algorithms annotate message graphs: advantages, reference log-probs and loss weights per
-token. That is all that three channels need, so this is a subclass of its GRPO and no change of the
-trainer. `register` imports this module once the union of configurations is wider.
+PRIME-RL's algorithms annotate message graphs with advantages, reference log-probs, and loss weights
+per token. The three channels need only these, so this is a subclass of its GRPO, and the trainer
+doesn't change. `register` imports this module after it has extended the union of configurations.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from trainer.losses.credit import replay_credit
 logger = logging.getLogger(__name__)
 
 REPLAYED = "replayed_pair"
-"""Agent of a replayed trace: PRIME-RL's metrics are by agent, so pairs don't mix with rollouts."""
+"""Agent name of a replayed trace. PRIME-RL's metrics are by agent, so pairs don't mix with rollouts."""
 SIDES = ("chosen_ids", "rejected_ids")
 
 
@@ -43,12 +43,12 @@ class ChannelOptions:
     policy_weight: float = 1.0
     replay: ReplayOptions = field(default_factory=ReplayOptions)
     pairs: str = ""
-    """Tokenized pairs, as `trainer.engines.tokenized_pairs.write_pairs` makes them."""
+    """Tokenized pairs from `trainer.engines.tokenized_pairs.write_pairs`."""
     pairs_per_step: int = 4
     groups_per_step: int = 1
-    """Groups of rollouts in one batch: each brings its part of the step's pairs."""
+    """Groups of rollouts in one batch. Each adds its part of the step's pairs."""
     reference: str = ""
-    """File for the reference log-probs of all pairs; written before the first step."""
+    """File for the reference log-probs of all pairs, written before the first step."""
     seed: int = 42
 
 
@@ -59,7 +59,7 @@ class Replayed:
     step: int
     indices: tuple[int, ...]
     traces: list[Any] = field(default_factory=list)
-    """Chosen, rejected, chosen, …, of the pairs in their order."""
+    """The traces of the pairs in order: chosen, rejected, chosen, …."""
 
 
 class ThreeChannelAlgorithm(GRPOAlgorithm):
@@ -90,14 +90,14 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
             self._reference = await self._reference_logps(self._pairs)
 
     async def score_episode(self, episode: Any) -> None:
-        """Score each response for channel 2: its log-probabilities once the live policy has the hint.
+        """Score each response for channel 2: its log-probabilities when the live policy has the hint.
 
-        The group's pairs join its first episode here, because the orchestrator counts a group's
-        traces before it scores the group: what joined later would never reach the trainer.
+        The group's pairs join its first episode here. The orchestrator counts a group's traces
+        before it scores the group, so later additions would never reach the trainer.
 
         Raises:
             DatasetError: the task's data has no `hint`.
-            AlignmentError: the server answered with another number of log-probs.
+            AlignmentError: the server returned the wrong number of log-probs.
         """
         await super().score_episode(episode)
         if self.options.alpha_sdpo > 0:
@@ -107,7 +107,7 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
             self._bring_pairs(episode, self._pairs)
 
     async def score_group(self, episodes: list[Any]) -> None:
-        """Channel 1 as GRPO does it on the rollouts alone, then the credit of the pairs."""
+        """Score channel 1 by GRPO on the rollouts alone, then add the credit of the pairs."""
         rollouts = [
             episode.model_copy(
                 update={"traces": [t for t in episode.traces if t.agent.name != REPLAYED]}

@@ -1,7 +1,7 @@
-"""`python -m trainer prime_rl`: a settings file and a dataset to what PRIME-RL's launchers read.
+"""`python -m trainer prime_rl`: write a settings file and a dataset in the form that PRIME-RL's launchers read.
 
-PRIME-RL starts three programs of its own on its own Python, so nothing is trained here: files are
-written and the commands named.
+PRIME-RL starts three programs with its own Python, so this trains nothing. It writes files and
+names the commands.
 """
 
 import copy
@@ -29,16 +29,16 @@ from trainer.settings import RunConfig, SharedSettings, overlaid
 logger = logging.getLogger(__name__)
 
 PROGRAMS = "recipes/prime_rl/README.md"
-"""Where it says which programs to start."""
+"""The key that says which programs to start."""
 
 
 def prepare_prime_rl(values: Mapping[str, Any]) -> dict[str, Any]:
     """Write `rl.toml` and the tokenized pairs into the output folder, and report the command to run.
 
     Raises:
-        TrainerConfigError: PRIME-RL cannot do what the settings ask for.
+        TrainerConfigError: PRIME-RL doesn't support the settings.
         FolderInUseError: another run writes into the output folder.
-        DatasetError: a channel has a weight and the dataset has nothing for it.
+        DatasetError: a channel has a weight, but the dataset has no data for it.
     """
     settings = read_settings(values, "prime_rl")
     check_startable(settings)
@@ -70,10 +70,10 @@ def _prepare(settings: RunConfig, folder: Path) -> dict[str, Any]:
 
 
 def rl_config(settings: RunConfig, folder: Path) -> dict[str, Any]:
-    """Return the whole of `rl.toml`; `engines.prime_rl` of the settings file goes over it.
+    """Return the whole `rl.toml`. `engines.prime_rl` in the settings file overrides it.
 
     Raises:
-        TrainerConfigError: a step holds no whole groups.
+        TrainerConfigError: a step doesn't contain whole groups.
     """
     shared = settings.shared
     n_states = n_states_of_step(shared)
@@ -149,10 +149,10 @@ def _algorithm(shared: SharedSettings, folder: Path) -> dict[str, Any]:
 
 
 def parsed_by_prime_rl(config: Mapping[str, Any]) -> bool:
-    """Check that PRIME-RL's own `RLConfig` takes a configuration, where it is installed.
+    """Check that PRIME-RL's own `RLConfig` accepts a configuration, if PRIME-RL is installed.
 
     Raises:
-        TrainerConfigError: it does not; the message is PRIME-RL's.
+        TrainerConfigError: it doesn't. The message is PRIME-RL's.
     """
     if importlib.util.find_spec("prime_rl") is None:
         return False
@@ -169,7 +169,7 @@ def parsed_by_prime_rl(config: Mapping[str, Any]) -> bool:
 
 
 def as_toml(config: Mapping[str, Any], prefix: str = "") -> str:
-    """Return a nested mapping as TOML; lists of mappings become arrays of tables."""
+    """Return a nested mapping as TOML. Lists of mappings become arrays of tables."""
     lines: list[str] = []
     tables = {k: v for k, v in config.items() if isinstance(v, Mapping)}
     arrays = {

@@ -1,8 +1,8 @@
-"""Puts `type = "three_channels"` among PRIME-RL's algorithms, in a process of its own programs.
+"""Add `type = "three_channels"` to PRIME-RL's algorithms, in the processes of its programs.
 
-PRIME-RL has no plug-in hook for algorithms: names live in one union of configurations and one
-table of classes. `replay-prime-rl` widens both, then is PRIME-RL's own launcher `rl`;
-`replay-prime-orchestrator` is its `orchestrator`.
+PRIME-RL has no plug-in hook for algorithms. Their names are in one union of configurations and one
+table of classes. `replay-prime-rl` extends both and then runs PRIME-RL's launcher `rl`.
+`replay-prime-orchestrator` does the same for `orchestrator`.
 """
 
 import os
@@ -18,16 +18,16 @@ from trainer.errors import TrainerConfigError, TrainerError
 
 NAME = "three_channels"
 COMMIT = "559b44772"
-"""What this adapter is written for and tested with; verifiers is that of its submodule."""
+"""The commit that this adapter is written for and tested with. verifiers comes from its submodule."""
 ORCHESTRATOR = "replay-prime-orchestrator"
 
 
 def register() -> None:
-    """Widen PRIME-RL's union and table; a second time does nothing.
+    """Extend PRIME-RL's union and table. A second call has no effect.
 
     Raises:
-        TrainerConfigError: PRIME-RL is missing, of another shape, or has read its configurations
-            already.
+        TrainerConfigError: PRIME-RL is missing, has another structure, or has already read its
+            configurations.
     """
     algorithms = sys.modules.get("prime_rl.orchestrator.algo")
     if algorithms is not None and NAME in algorithms.ALGORITHM_CLASSES:
@@ -60,7 +60,7 @@ def register() -> None:
 
 
 def config_class(base: Any) -> Any:
-    """Return `[orchestrator.algo]` with our type: GRPO's own fields, and those of channels 2 and 3."""
+    """Return the class of `[orchestrator.algo]` for our type: GRPO's own fields, and those of channels 2 and 3."""
     variant: Any = Literal["dpo", "dpo_norm", "simpo"]
     kind: Any = Literal["three_channels"]
     return create_model(
@@ -84,12 +84,12 @@ def config_class(base: Any) -> Any:
 
 
 def main() -> int:
-    """Return PRIME-RL's orchestrator with our algorithm among its own."""
+    """Run PRIME-RL's orchestrator with our algorithm added."""
     return _run("orchestrator")
 
 
 def launch() -> int:
-    """Return PRIME-RL's launcher; it starts the orchestrator by name, and finds ours first."""
+    """Run PRIME-RL's launcher. It starts the orchestrator by name, and finds ours first."""
     with TemporaryDirectory() as folder:
         ours = shutil.which(ORCHESTRATOR) or str(Path(sys.executable).with_name(ORCHESTRATOR))
         Path(folder, "orchestrator").symlink_to(ours)

@@ -1,5 +1,5 @@
-"""The three channels on the Tinker API: the only room that imports `tinker`.
+"""The three channels on the Tinker API. Only this package imports `tinker`.
 
-Weights and gradients live on a server, Thinking Machines' own or an open one that speaks its
-protocol; losses and everything about the dataset live here.
+Weights and gradients are on a server: Thinking Machines' own, or an open one with the same
+protocol. Losses and everything about the dataset are here.
 """

@@ -1,6 +1,6 @@
-"""The three channels in Tinker's terms: sequences with numbers per token, and losses on log-probs.
+"""The three channels in Tinker's form: sequences with numbers per token, and losses on log-probs.
 
-A server predicts `target_tokens[i]` from the input up to its token `i`: targets are the sequence
+A server predicts `target_tokens[i]` from the input up to its token `i`. So targets are the sequence
 shifted by one, and a response begins at target `len(prompt) - 1`.
 
 Dimensions in names: `N` targets of a sequence, `R` response tokens, `K` entries of the teacher.
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 CustomLoss = Callable[[Sequence[Datum], Sequence[Tensor]], tuple[Tensor, dict[str, float]]]
-"""From data and the log-probs of their targets, as `forward_backward_custom` wants it."""
+"""A loss of data and the log-probs of their targets, in the form for `forward_backward_custom`."""
 
 SIDES = ("chosen_ids", "rejected_ids")
 
@@ -46,10 +46,10 @@ class SampledResponse:
     prompt_ids: list[int]
     response_ids: list[int]
     logprobs: list[float]
-    """Of the response, by the policy that sampled it."""
+    """Log-probs of the response under the policy that sampled it."""
     advantage: float = 0.0
     teacher_ids_RK: Tensor | None = None
-    """What the policy behind the hinted prompt finds likeliest; `None` without a hint."""
+    """The most likely tokens under the policy with the hinted prompt. `None` without a hint."""
     teacher_logps_RK: Tensor | None = None
     """Log-probs of `teacher_ids_RK`."""
 
@@ -61,11 +61,11 @@ def policy_datums(
     weight: float,
     max_completion_length: int,
 ) -> list[Datum]:
-    """Return the rollouts with an advantage, ready for the loss `importance_sampling`.
+    """Return the rollouts with advantages, for the loss `importance_sampling`.
 
-    Tinker adds the loss up over all tokens, so the objective's mean goes into the advantages:
-    over sequences and then tokens (`grpo`), over all tokens (`bnpo`, `dapo`), or over the longest
-    that there could be (`dr_grpo`).
+    Tinker sums the loss over all tokens, so the advantages contain the objective's mean: over
+    sequences and then tokens (`grpo`), over all tokens (`bnpo`, `dapo`), or over the longest
+    possible response (`dr_grpo`).
     """
     n_tokens = sum(len(rollout.response_ids) for rollout in rollouts)
     datums = []
@@ -85,7 +85,7 @@ def sampled_distillation_datums(
 ) -> list[Datum]:
     """Return hinted rollouts with `log p_teacher - log p_student` as each token's advantage.
 
-    Under `importance_sampling` that is `sampled_reverse_kl_per_token`'s gradient, as a mean.
+    Under `importance_sampling`, this has the gradient of `sampled_reverse_kl_per_token`, as a mean.
     """
     hinted = [(r, r.teacher_logps_RK) for r in rollouts if r.teacher_logps_RK is not None]
     n_tokens = sum(len(rollout.response_ids) for rollout, _ in hinted)
@@ -115,7 +115,7 @@ def _scored_datum(rollout: SampledResponse, advantages: list[float]) -> Datum:
 
 
 def distillation_datums(rollouts: Sequence[SampledResponse]) -> list[Datum]:
-    """Return hinted rollouts whose targets are the teacher's K likeliest tokens at each position."""
+    """Return hinted rollouts whose targets are the teacher's K most likely tokens at each position."""
     datums = []
     for rollout in rollouts:
         if rollout.teacher_ids_RK is None:
@@ -139,8 +139,8 @@ def distillation_loss(
 ) -> CustomLoss:
     """Make channel 2's loss on the log-probs of `distillation_datums(rollouts)`.
 
-    The teacher's K entries, and the rest of each side as one more: the core's `teacher_topk`, as a
-    mean over the hinted tokens.
+    It compares the teacher's K entries, and the rest of each side as one more entry. This equals
+    the core's `teacher_topk`, as a mean over the hinted tokens.
     """
     hinted = [rollout for rollout in rollouts if rollout.teacher_logps_RK is not None]
 
@@ -185,9 +185,9 @@ def pair_loss(
 
     Args:
         rows: tokenized pairs.
-        reference: summed log-probs of both sides under the policy that the run began with.
-        options: the preference loss.
-        weight: of the channel.
+        reference: summed log-probs of both sides under the policy at the start of the run.
+        options: options of the preference loss.
+        weight: weight of the channel.
     """
 
     def loss(_: Sequence[Datum], logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:

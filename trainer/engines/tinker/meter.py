@@ -1,4 +1,4 @@
-"""What a run on Tinker costs, under a ceiling, and how it waits for answers: audibly."""
+"""Keep a run on Tinker below a cost ceiling, and log how long it waits for answers."""
 
 import logging
 import time
@@ -13,19 +13,20 @@ logger = logging.getLogger(__name__)
 
 LOOK_S, SAY_S = 0.5, 15.0
 SETTLE_S = 10.0
-"""Who is asked to stop waits for an answer for so long, and then no more."""
+"""Seconds to wait for an answer after a request to stop."""
 
 
 def wait(future: Any, should_stop: Callable[[], bool], *, patience_s: float | None = None) -> Any:
-    """Return a future's result; say how long it has been waited for.
+    """Return a future's result, and log how long it takes.
 
     Args:
-        future: of the client, or of Python.
-        should_stop: whether somebody has asked the run to stop.
-        patience_s: an error after so many seconds; none: the client's own, which is minutes.
+        future: a future of the client, or of Python.
+        should_stop: returns whether the run was asked to stop.
+        patience_s: seconds after which an error is raised. By default, the client's own limit of
+            some minutes.
 
     Raises:
-        TrainingStoppedError: asked to stop, and no answer came.
+        TrainingStoppedError: the run was asked to stop, and no answer came.
         EnvironmentFailedError: no answer came in `patience_s`.
     """
     began = said = time.monotonic()
@@ -36,7 +37,7 @@ def wait(future: Any, should_stop: Callable[[], bool], *, patience_s: float | No
             now = time.monotonic()
             if should_stop() and now - began > SETTLE_S:
                 raise TrainingStoppedError(
-                    "stopped while Tinker did not answer: go on from the last saved state"
+                    "stopped while Tinker did not answer: continue from the last saved state"
                 ) from None
             if patience_s is not None and now - began > patience_s:
                 raise EnvironmentFailedError(f"Tinker: no answer in {patience_s:g} s") from None

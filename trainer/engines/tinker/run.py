@@ -1,4 +1,4 @@
-"""`python -m trainer tinker`: a run whose weights and gradients live behind the Tinker API."""
+"""`python -m trainer tinker`: a run whose weights and gradients are behind the Tinker API."""
 
 import json
 import logging
@@ -62,28 +62,28 @@ class TinkerOptions:
     """The settings under `engines.tinker`. The key comes from `TINKER_API_KEY`."""
 
     base_url: str | None = None
-    """A server that speaks the protocol; none: `TINKER_BASE_URL`, else Thinking Machines' own."""
+    """A server with the protocol. By default, `TINKER_BASE_URL`, else Thinking Machines' own."""
     lora_rank: int = 32
     save_every: int = 0
-    """Steps between saved states; 0: at the end only."""
+    """Steps between saved states. With 0, only the end is saved."""
     usd_per_million: dict[str, float] = field(default_factory=dict)
-    """Price of a million tokens `sampled`, `prefilled` and `trained`, of the model, from the
-    service's price list; needed but for a server of your own."""
+    """The model's prices for a million tokens `sampled`, `prefilled`, and `trained`, from the
+    service's price list. Not needed for your own server."""
     max_usd: float = 10.0
-    """No step is begun that could cost more than is left of this, in dollars."""
+    """Ceiling in dollars. No step starts that could exceed it."""
 
 
 def train_with_tinker(
     values: Mapping[str, Any], *, should_stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
-    """Train for `trl.max_steps` steps; return the place of the weights, and the requests made.
+    """Train for `trl.max_steps` steps, and return the place of the weights and the number of requests.
 
     Raises:
-        TrainerConfigError: Tinker cannot do what the settings ask for.
+        TrainerConfigError: Tinker doesn't support the settings.
         FolderInUseError: another run writes into the output folder.
-        DatasetError: a channel has a weight and the dataset has nothing for it.
-        EnvironmentFailedError: the service refused or did not answer.
-        TrainingStoppedError: asked to stop; the state is saved.
+        DatasetError: a channel has a weight, but the dataset has no data for it.
+        EnvironmentFailedError: the service refused, or did not answer.
+        TrainingStoppedError: the run was asked to stop, and its state is saved.
     """
     settings = read_settings(values, "tinker")
     check_startable(settings)
@@ -109,17 +109,16 @@ def train_with_tinker(
 
 
 def cost_of_step(settings: RunConfig, options: TinkerOptions) -> float:
-    """Return the most that one step can cost, in dollars, and log the most for the run.
+    """Return the most that one step can cost, in dollars, and log the most for the whole run.
 
     Raises:
-        TrainerConfigError: the service's prices are not told, or not one step fits.
+        TrainerConfigError: the service's prices are missing, or not even one step fits.
     """
     prices = options.usd_per_million
     kinds = {"sampled", "prefilled", "trained"}
     if set(prices) - kinds or (options.base_url is None and set(prices) != kinds):
         raise TrainerConfigError(
-            "engines.tinker.usd_per_million needs sampled, prefilled and trained, from the "
-            "service's price list of the model (of a server of your own: base_url)"
+            "engines.tinker.usd_per_million must give the prices sampled, prefilled, and trained, as on the service's price list. For your own server, set base_url"
         )
     most = cost_usd(bound_of_step(settings.shared), prices)
     if most > options.max_usd:
@@ -128,7 +127,7 @@ def cost_of_step(settings: RunConfig, options: TinkerOptions) -> float:
         )
     if prices:
         logger.warning(
-            "%d steps cost at most $%.2f; no step is begun above max_usd=%g",
+            "%d steps cost at most $%.2f; no step starts above max_usd=%g",
             settings.shared.max_steps, most * settings.shared.max_steps, options.max_usd,
         )  # fmt: skip
     return most
@@ -165,7 +164,7 @@ def _service(options: TinkerOptions, should_stop: Callable[[], bool]) -> Iterato
 
 
 class TinkerRun:
-    """Samples, scores and trains, one step at a time."""
+    """The run, which samples, scores, and trains one step at a time."""
 
     def __init__(
         self,
@@ -177,7 +176,7 @@ class TinkerRun:
         """Render the dataset, and have the server make a LoRA of the base model.
 
         Raises:
-            DatasetError: a channel has a weight and the dataset has nothing for it.
+            DatasetError: a channel has a weight, but the dataset has no data for it.
         """
         self.settings, self.options, self.shared = settings, options, settings.shared
         self.folder = Path(settings.output)
@@ -212,7 +211,7 @@ class TinkerRun:
         self._metrics = (self.folder / "metrics.jsonl").open("w", encoding="utf-8")
 
     def step(self, step: int) -> dict[str, float]:
-        """Make one optimizer step of all three channels; returns and writes its metrics."""
+        """Make one optimizer step of all three channels, and return and write its metrics."""
         shared = self.shared
         if step > 0:
             self._sampler = self._published()
@@ -243,7 +242,7 @@ class TinkerRun:
         return metrics
 
     def backward(self, rollouts: Sequence[SampledResponse], step: int) -> dict[str, Any]:
-        """Have the server accumulate the gradients of each channel that has anything to say."""
+        """Let the server accumulate the gradients of each channel with data."""
         shared, futures = self.shared, {}
         policy = policy_datums(
             rollouts,
@@ -291,7 +290,7 @@ class TinkerRun:
         """Sample groups at the step's states, with advantages and hinted scores.
 
         Raises:
-            AlignmentError: the server returned another number of log-probs than of tokens.
+            AlignmentError: the server returned a different number of log-probs than of tokens.
         """
         shared = self.shared
         states = [self.states[i] for i in self._order.step(step)]
@@ -433,11 +432,11 @@ class TinkerRun:
         return wait(answer, self._should_stop) if hasattr(answer, "result") else answer
 
     def save(self, name: str) -> str:
-        """Save weights and optimizer; returns the server's path."""
+        """Save weights and optimizer, and return the server's path."""
         return str(self._done(self.training.save_state(name)).path)
 
     def finish(self) -> dict[str, Any]:
-        """Save the state and weights to sample from; returns the report."""
+        """Save the state and the weights for sampling, and return the report."""
         self._metrics.close()
         if self.shared.alpha_sdpo > 0 and self.counts["hinted_rollouts"] == 0:
             logger.warning("channel sdpo did nothing: no state that was drawn has a hint")
@@ -482,10 +481,10 @@ def _of_response(scores: Sequence[Any], n_tokens: int, n_response: int) -> list[
 
 
 def learning_rates(settings: RunConfig) -> list[float]:
-    """Compute the rate of every step, by the schedule of the settings.
+    """Return the learning rate of every step, by the schedule of the settings.
 
     Raises:
-        TrainerConfigError: there is no such schedule.
+        TrainerConfigError: the schedule is unknown.
     """
     shared = settings.shared
     warmup = shared.warmup_steps

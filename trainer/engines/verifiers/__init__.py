@@ -1,5 +1,5 @@
 """verifiers: recorded states as tasksets.
 
-`taskset` has those of a published dataset, one decision a rollout; `served` those of a server that checks
-what was done. Both import the package; `wire` translates messages and needs nothing.
+`taskset` has the states of a published dataset, with one decision per rollout. `served` has those of
+a server that checks the result. Both import the package. `wire` translates messages without it.
 """

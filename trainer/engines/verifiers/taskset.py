@@ -1,7 +1,7 @@
 """The published dataset as a verifiers taskset, and the harness that plays one decision.
 
-A rollout is one model call at a recorded state, with the state's own messages and tools; its reward
-is the agreement with the consensus. `hint` travels in the task's data, where self-distillation
+A rollout is one model call at a recorded state, with the state's own messages and tools. Its reward
+is the agreement with the consensus. The task's data contains the `hint`, where self-distillation
 looks for a demonstration (`demo_key="hint"`).
 """
 
@@ -27,27 +27,27 @@ __all__ = ["OneDecision", "ReplayData", "ReplayTask", "ReplayTaskset", "ReplayTa
 
 
 class ReplayData(vf.TaskData):
-    """A recorded state, with the consensus of the teachers."""
+    """A recorded state and the teachers' consensus."""
 
     state_id: str | None = None
     session_id: str | None = None
     tools: list[dict[str, Any]] = Field(default_factory=list)
-    """What the agent could call, in verifiers' form."""
+    """The tools that the agent could call, in verifiers' form."""
     hint: str | None = None
-    """What the log says went wrong here; for a teacher, never part of the prompt."""
+    """What went wrong here, according to the log. It is for a teacher, and never part of the prompt."""
     consensus: dict[str, Any]
     """The assistant message that the teachers agreed on."""
 
 
 class ReplayTaskConfig(vf.TaskConfig):
-    """How a decision is scored."""
+    """How to score a decision."""
 
     reward: str = "consensus"
-    """The built-in one, or `package.module:function(message, row) -> float`."""
+    """The built-in reward, or `package.module:function(message, row) -> float`."""
 
 
 class ReplayTasksetConfig(vf.TasksetConfig):
-    """Which recorded states."""
+    """Which recorded states to use."""
 
     dataset: str = ""
     """Published dataset: a folder or a Hub id."""
@@ -57,16 +57,16 @@ class ReplayTasksetConfig(vf.TasksetConfig):
 
 
 class ReplayTask(vf.Task[ReplayData, vf.State, ReplayTaskConfig]):
-    """Decide at one recorded state."""
+    """The task to decide at one recorded state."""
 
     @property
     def key(self) -> str:
-        """Return the state's id: the same in every version of the dataset."""
+        """Return the state's id, which is the same in every version of the dataset."""
         return self.data.state_id or self.hash
 
     @vf.reward
     async def consensus_reward(self, trace: vf.Trace) -> float:
-        """Score how well the one reply agrees with the consensus; 0 without a reply."""
+        """Return how well the reply agrees with the consensus, or 0 without a reply."""
         replies = [node.message for node in trace.nodes if node.sampled]
         if not replies:
             return 0.0
@@ -76,7 +76,7 @@ class ReplayTask(vf.Task[ReplayData, vf.State, ReplayTaskConfig]):
 
     @vf.metric
     async def used_a_tool(self, trace: vf.Trace) -> float:
-        """Return 1 where the reply has a tool call."""
+        """Return 1 if the reply has a tool call, else 0."""
         replies = [node.message for node in trace.nodes if node.sampled]
         return float(bool(replies and getattr(replies[0], "tool_calls", None)))
 
@@ -86,7 +86,7 @@ class ReplayTask(vf.Task[ReplayData, vf.State, ReplayTaskConfig]):
 
 
 class ReplayTaskset(vf.Taskset[ReplayTask, ReplayTasksetConfig]):
-    """The states of a split at which there is a consensus."""
+    """The states of a split with a consensus."""
 
     def load(self) -> Iterator[ReplayTask]:
         """Yield one task per row of the dataset's `prompts`.
@@ -116,7 +116,7 @@ class ReplayTaskset(vf.Taskset[ReplayTask, ReplayTasksetConfig]):
 
 
 class OneDecision(vf.Harness[vf.HarnessConfig]):
-    """One model call at the recorded state; nothing is executed, so it needs no sandbox."""
+    """One model call at the recorded state. It executes nothing, so it needs no sandbox."""
 
     NEEDS_CONTAINER = False
     EXECUTES_CODE = False
@@ -131,7 +131,7 @@ class OneDecision(vf.Harness[vf.HarnessConfig]):
         mcp_urls: dict[str, str],  # noqa: ARG002
         data: ReplayData,
     ) -> vf.ProgramResult:
-        """Ask once."""
+        """Ask the model once."""
         _, prompt = self.resolve_prompt(data)
         messages = prompt if isinstance(prompt, list) else []
         async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as client:

@@ -1,6 +1,7 @@
-"""Messages and tools of a dataset in the form of verifiers' traces, and back.
+"""Convert messages and tools between a dataset's form and that of verifiers' traces.
 
-Ours is the OpenAI form with the call's function nested; theirs is flat, with arguments as text.
+A dataset uses OpenAI's form, in which the call's function is nested. verifiers uses a flat form,
+with arguments as text.
 """
 
 import json
@@ -17,7 +18,7 @@ def flat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Turn a prompt into verifiers' `Messages`.
 
     Raises:
-        DatasetError: a message has a role that verifiers does not know.
+        DatasetError: verifiers doesn't know the role of a message.
     """
     return [_flat(message) for message in messages]
 
@@ -57,7 +58,7 @@ def flat_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
 
 
 def nested_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
-    """Turn the tools of verifiers into the OpenAI form."""
+    """Turn the tools of verifiers into OpenAI's form."""
     return [{"type": "function", "function": dict(tool)} for tool in tools]
 
 

@@ -1,1 +1,1 @@
-"""The three channels on VeRL: the only room that imports `verl`, in an environment of its own."""
+"""The three channels on VeRL. Only this package imports `verl`, which needs its own environment."""

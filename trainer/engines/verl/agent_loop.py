@@ -1,8 +1,8 @@
-"""Rollouts of replayed states, each scored by the live policy behind a hinted prompt.
+"""Rollouts at recorded states, each scored by the live policy after a hinted prompt.
 
-The teacher of channel 2 is the policy that just wrote the response: the rollout server sees the same
-response once more, behind the prompt with the hint, and sends its top-k at every position. That is
-one prefill more for a rollout with a hint, and none for one without.
+The teacher of channel 2 is the policy that just wrote the response. The rollout server gets the
+same response again, after the prompt with the hint, and returns its top-k at every position. This
+costs one more prefill for a rollout with a hint, and nothing for others.
 """
 
 import logging
@@ -27,7 +27,7 @@ AGENT_NAME = "replayed_state"
 
 @register(AGENT_NAME)
 class ReplayedStateLoop(SingleTurnAgentLoop):
-    """One action at a recorded state; the prompt is the dataset's, token for token."""
+    """The loop for one action at a recorded state. The prompt is the dataset's, token for token."""
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:  # type: ignore[override]
         """Sample the action."""
@@ -40,7 +40,7 @@ class ReplayedStateLoop(SingleTurnAgentLoop):
 
 
 class HintedAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc, name-defined]
-    """VeRL's worker, with the hinted policy as teacher."""
+    """VeRL's worker with the hinted policy as teacher."""
 
     async def _compute_teacher_logprobs(
         self,
@@ -75,7 +75,7 @@ class HintedAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class): 
 
 
 class HintedAgentLoopManager(AgentLoopManagerTQ):
-    """Starts hinted workers; refuses to when the engine's half of the plug-in is not live."""
+    """The manager that starts hinted workers. It refuses if the engine's part of the plug-in isn't active."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Check, then set up as VeRL does.

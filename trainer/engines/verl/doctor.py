@@ -1,4 +1,4 @@
-"""Is the plug-in live? VeRL trains on without a word when it is not."""
+"""Check whether the plug-in is active, because VeRL silently trains without it."""
 
 import importlib.metadata
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from trainer.errors import TrainerConfigError
 
 SUPPORTED = ("0.9",)
 BACKEND = "fsdp2"
-"""What `prepare` tells VeRL to build."""
+"""The engine that `prepare` makes VeRL build."""
 
 
 def require_version() -> None:
-    """Check that VeRL is installed in a version that the plug-in was tested with.
+    """Check that VeRL is installed, in a version that the plug-in was tested with.
 
     Raises:
-        TrainerConfigError: there is none, or one that the plug-in was not tested with.
+        TrainerConfigError: VeRL is missing, or has an untested version.
     """
     try:
         version = importlib.metadata.version("verl")
@@ -36,7 +36,7 @@ def require_live_engine() -> None:
     """Check that VeRL would build our engine in a process like this one.
 
     Raises:
-        TrainerConfigError: it would build its own, and train on channel 1 alone.
+        TrainerConfigError: VeRL would build its own engine, and train on channel 1 alone.
     """
     from verl.workers.engine import EngineRegistry  # noqa: PLC0415 - only where VeRL is
 
@@ -55,7 +55,7 @@ def require_live_engine() -> None:
 
 
 def silent_channels(metrics: Mapping[str, Any], options: PluginOptions) -> list[str]:
-    """Name weighted channels without metrics in a step, each with a remedy."""
+    """Return the channels with a weight but without metrics in a step, each with a remedy."""
     problems = []
     if options.alpha_sdpo > 0 and not _has(metrics, "sdpo/n_tokens"):
         problems.append(

@@ -1,8 +1,8 @@
 """VeRL's FSDP engine with channels 2 and 3 in every training step.
 
-VeRL hands its loss function the logits of a micro-batch (the hook of its own distillation) and all
-columns of the batch, so channel 2 needs no change of the trainer. Channel 3 is one more forward and
-backward pass before the optimizer step. Channel 1 is VeRL's own loss, called and not copied.
+VeRL passes the logits of a micro-batch (a hook for its own distillation) and all columns of the
+batch to the loss function, so channel 2 needs no change of the trainer. Channel 3 is one more
+forward and backward pass before the optimizer step. Channel 1 calls VeRL's own loss.
 """
 
 import logging
@@ -41,9 +41,9 @@ TEACHER_COLUMNS = ("teacher_ids", "teacher_logprobs")
 
 
 class ComposerEngine(FSDPEngineWithLMHead):
-    """`FSDPEngineWithLMHead` that trains on three channels.
+    """A `FSDPEngineWithLMHead` that trains on three channels.
 
-    Without training (log-probs of the policy or of a reference) it is VeRL's engine.
+    Outside training (for log-probs of the policy or of a reference) it behaves as VeRL's engine.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -58,7 +58,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         """Return the options of this run.
 
         Raises:
-            TrainerConfigError: the process has none, or the engine cannot serve channel 2.
+            TrainerConfigError: the process has none, or the engine can't support channel 2.
         """
         if self._options is None:
             options = current_options()
@@ -84,10 +84,10 @@ class ComposerEngine(FSDPEngineWithLMHead):
         loss_function: LossFunction,
         forward_only: bool = False,  # noqa: FBT001, FBT002 - VeRL's signature
     ) -> Any:
-        """Run all three channels of one mini-batch, or VeRL's own pass when nothing is trained.
+        """Run all three channels of one mini-batch, or VeRL's own pass outside training.
 
         Raises:
-            DatasetError: channel 2 has a weight and the batch has no teacher's columns.
+            DatasetError: channel 2 has a weight, but the batch lacks the teacher's columns.
         """
         if forward_only or loss_function is None:
             return super().forward_backward_batch(data, loss_function, forward_only)
@@ -114,7 +114,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         return output
 
     def optimizer_steps(self) -> int:
-        """Count optimizer steps, of earlier runs as well, from the optimizer's own state."""
+        """Count the optimizer steps, including earlier runs, from the optimizer's state."""
         for state in self.optimizer.state.values():
             if "step" in state:
                 return int(state["step"])
@@ -145,7 +145,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         """Return the run's pairs.
 
         Raises:
-            DatasetError: there is no file, or no pair in it.
+            DatasetError: the file is missing or contains no pair.
         """
         if self._pairs is None:
             self._pairs = TokenizedPairs(self.options.pairs)
@@ -239,10 +239,10 @@ class WeightedLoss:
 
 
 class WithDistillation:
-    """Another loss plus channel 2; VeRL calls it twice a micro-batch.
+    """Another loss plus channel 2. VeRL calls it twice per micro-batch.
 
-    First with `student_logits`, for numbers per position; then with the model's output, which has
-    those numbers cut and padded like log-probs.
+    The first call has `student_logits` and returns numbers per position. The second has the model's
+    output, which contains these numbers, cut and padded like log-probs.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class WithDistillation:
 
 
 class PairLoss:
-    """Channel 3 of a micro-batch of pairs, and its sums for the metrics."""
+    """Channel 3 for a micro-batch of pairs, and its sums for the metrics."""
 
     def __init__(self, options: PluginOptions, total_weight: float) -> None:
         """Keep the options; `total_weight` is that of the step's pairs over all ranks."""
@@ -302,7 +302,7 @@ class PairLoss:
 
 
 class PairScores:
-    """Summed log-probs of each row, collected."""
+    """The collected log-prob sums of each row."""
 
     def __init__(self) -> None:
         """Start empty."""

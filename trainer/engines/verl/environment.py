@@ -1,7 +1,7 @@
-"""The one environment variable through which a run's options reach VeRL's worker processes.
+"""The environment variable that passes a run's options to VeRL's worker processes.
 
-Ray starts the workers on whatever machine it likes, and VeRL's worker configurations have no field
-for a plug-in. `engine.py` and `agent_loop.py` read what `launch.py` set.
+Ray may start workers on any machine, and VeRL's worker configurations have no field for a plug-in.
+`launch.py` sets the variable, and `engine.py` and `agent_loop.py` read it.
 """
 
 import os
@@ -10,10 +10,10 @@ VARIABLE = "REPLAY_VERL_OPTIONS"
 
 
 def options_text() -> str | None:
-    """Return the options as JSON; `None` in a process that belongs to no run of ours."""
+    """Return the options as JSON, or None in a process outside our runs."""
     return os.environ.get(VARIABLE)
 
 
 def child_environment(options: str, **more: str) -> dict[str, str]:
-    """Return the environment for the VeRL process: this process's, plus the options."""
+    """Return the environment for the VeRL process: that of this process plus the options."""
     return {**os.environ, VARIABLE: options, **more}

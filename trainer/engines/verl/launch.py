@@ -1,4 +1,4 @@
-"""`python -m trainer verl`: VeRL's unmodified `main_ppo` with the plug-in, watched from outside."""
+"""`python -m trainer verl`: run VeRL's unmodified `main_ppo` with the plug-in, and watch it from outside."""
 
 import contextlib
 import json
@@ -30,13 +30,13 @@ PREFLIGHT = "import verl; from trainer.engines.verl.doctor import require_live_e
 def train_with_verl(
     values: Mapping[str, Any], *, should_stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
-    """Prepare the run of a settings file and train it; metrics and log go to its output folder.
+    """Prepare the run of a settings file and train it. Metrics and log go to its output folder.
 
     Raises:
-        TrainerConfigError: a setting is wrong, or the plug-in is not live; the latter is noticed
-            before the start and once more after the first step.
+        TrainerConfigError: a setting is wrong, or the plug-in isn't active, which is checked before
+            the start and after the first step.
         FolderInUseError: another run writes into the output folder.
-        DatasetError: a channel has a weight and the dataset has nothing for it.
+        DatasetError: a channel has a weight, but the dataset has no data for it.
         TrainerError: VeRL ended with an error.
     """
     settings = read_settings(values, "verl")
@@ -66,10 +66,10 @@ def _train(settings: RunConfig, should_stop: Callable[[], bool]) -> dict[str, An
 
 
 def preflight(run: PreparedRun) -> None:
-    """Ask a process like VeRL's workers which engine it would build.
+    """Start a process like VeRL's workers, and check which engine it would build.
 
     Raises:
-        TrainerConfigError: not ours.
+        TrainerConfigError: it wouldn't build ours.
     """
     done = subprocess.run(
         [sys.executable, "-c", PREFLIGHT],
@@ -86,11 +86,11 @@ def preflight(run: PreparedRun) -> None:
 def watched(
     run: PreparedRun, metrics: Path, log: Path, should_stop: Callable[[], bool]
 ) -> list[dict[str, Any]]:
-    """Run `main_ppo` to its end; stop it after the first step if a channel is silent.
+    """Run `main_ppo` to its end, or stop it after the first step if a channel has no effect.
 
     Raises:
-        TrainerConfigError: a channel with a weight left nothing in the first step's metrics.
-        TrainingStoppedError: `should_stop` said so.
+        TrainerConfigError: a channel with a weight has no metrics in the first step.
+        TrainingStoppedError: `should_stop` returned true.
         TrainerError: VeRL ended with an error.
     """
     command = [sys.executable, "-m", "verl.trainer.main_ppo"]
@@ -123,10 +123,10 @@ def watched(
 
 
 def check_first_step(metrics: Path, options: PluginOptions) -> bool:
-    """Look at the first step's metrics; `False` while there are none.
+    """Check the first step's metrics. Return False while there are none.
 
     Raises:
-        TrainerConfigError: a channel is silent.
+        TrainerConfigError: a channel with a weight has no metrics.
     """
     first = next(_rows(metrics), None)
     if first is None:
@@ -139,12 +139,12 @@ def check_first_step(metrics: Path, options: PluginOptions) -> bool:
 
 
 def value_of(row: Mapping[str, Any], name: str) -> float:
-    """Read a metric under VeRL's name for it, which puts `actor/` before ours; 0 when missing."""
+    """Return a metric by our name. VeRL's name has the prefix `actor/`. A missing metric is 0."""
     return float(row.get(f"actor/{name}", row.get(name, 0.0)))
 
 
 def live_channels(rows: list[dict[str, Any]], options: PluginOptions) -> list[str]:
-    """Name the channels that contributed in some step."""
+    """Return the channels that contributed to some step."""
     live = []
     spread = ("critic/advantages/max", "critic/advantages/min")
     if options.policy_weight > 0 and any(row.get(name, 0.0) for row in rows for name in spread):

@@ -1,4 +1,4 @@
-"""What the plug-in computes itself: channel 2 from a server's top-k, and sums over all ranks.
+"""The plug-in's own computations: channel 2 from a server's top-k, and sums over all ranks.
 
 Dimensions in names: `N` tokens of a micro-batch, `K` entries of the teacher, `V` vocabulary, `B`
 rows, `R` response tokens, `P` pairs.
@@ -21,7 +21,7 @@ NOT_SCORED = -1
 
 
 def is_scored(teacher_ids_NK: Tensor) -> Tensor:
-    """Return where a hinted teacher scored the next token, [N]."""
+    """Return a mask of the positions where a hinted teacher scored the next token, [N]."""
     return teacher_ids_NK[..., 0] != NOT_SCORED
 
 
@@ -31,12 +31,12 @@ def topk_divergence(
     teacher_logp_NK: Tensor,
     options: SDPOOptions,
 ) -> Tensor:
-    """Compute channel 2 at every position, [N]: 0 where no hinted teacher scored.
+    """Compute channel 2 at every position, [N], with 0 where no hinted teacher scored.
 
-    The teacher's k entries, and the rest of each side as one more.
+    It compares the teacher's k entries, and the rest of each side as one more entry.
 
     Raises:
-        ShapeError: the teacher's columns are not as long as the student's logits.
+        ShapeError: the teacher's columns and the student's logits differ in length.
     """
     if len(student_logits_NV) != len(teacher_ids_NK):
         raise ShapeError(
@@ -52,7 +52,7 @@ def topk_divergence(
 def share_of_mean(values: Tensor, mask: Tensor, *, total: float, n_ranks: int) -> Tensor:
     """Return one micro-batch's part of the mean over all ranks, times the number of ranks.
 
-    `total` is the sum of the mask over all of them.
+    `total` is the sum of the mask over all ranks.
     """
     return masked_sum(values, mask) / max(total, 1e-12) * n_ranks
 
@@ -63,7 +63,7 @@ def pair_terms(
     reference_B: Tensor | None,
     options: ReplayOptions,
 ) -> tuple[Tensor, Tensor]:
-    """Compute loss [P] and margin per token [P] of rows alternating between chosen and rejected."""
+    """Compute the loss [P] and the margin per token [P] of rows that alternate between chosen and rejected."""
     mask_BR = mask_BR.to(logps_BR.dtype)
     sums_B = torch.where(mask_BR != 0, logps_BR, logps_BR.new_zeros(())).sum(-1)
     lengths_B = mask_BR.sum(-1)

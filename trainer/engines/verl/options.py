@@ -1,4 +1,4 @@
-"""What a worker of VeRL has to know of a run: the shared settings, and where its files are."""
+"""The options of a run for VeRL's workers: the shared settings, and the places of its files."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -11,31 +11,31 @@ from trainer.settings import RunConfig, SharedSettings
 
 @dataclass(kw_only=True)
 class PluginOptions(SharedSettings):
-    """Options of one run, the same in every process."""
+    """Options of one run, which are the same in every process."""
 
     sdpo_estimator: str = "teacher_topk"
-    """All that an inference server can send."""
+    """The only form that an inference server can support."""
     pairs: str = ""
-    """Tokenized pairs, as `pairs.write_pairs` makes them."""
+    """File of tokenized pairs from `write_pairs`."""
     pairs_per_pass: int = 2
-    """Pairs of one forward and backward pass of a rank."""
+    """Pairs per forward and backward pass of a rank."""
     reference: str = ""
-    """File for the reference log-probs of all pairs; written once, read on resume."""
+    """File for the reference log-probs of all pairs, written once and read on resume."""
 
     @property
     def top_k(self) -> int:
-        """Return entries of the teacher's distribution that the inference server is asked for."""
+        """Return the number of entries of the teacher's distribution to request from the inference server."""
         return self.sdpo_top_k or DEFAULT_TOP_K
 
     def sdpo_at(self, step: int) -> SDPOOptions:
-        """Return channel 2 at optimizer step `step`, from 0: TAID's target moves linearly."""
+        """Return the options of channel 2 at optimizer step `step`, counted from 0. TAID's target moves linearly."""
         if self.sdpo_wrapper != "taid":
             return self.sdpo
         share = min(step / max(self.max_steps, 1), 1.0)
         return self.sdpo.at(self.taid_t_start + (self.taid_t_end - self.taid_t_start) * share)
 
     def as_json(self) -> str:
-        """Write one line for the environment."""
+        """Return the options as one line for the environment."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -63,7 +63,7 @@ def current_options() -> PluginOptions:
     """Return the options of the run that this process belongs to.
 
     Raises:
-        TrainerConfigError: it belongs to none.
+        TrainerConfigError: it belongs to no run.
     """
     text = options_text()
     if text is None:

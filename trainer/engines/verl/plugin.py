@@ -1,7 +1,7 @@
-"""VeRL's plug-in: `import verl` loads it through the entry point group `verl.plugins`.
+"""The plug-in for VeRL. `import verl` loads it through the entry-point group `verl.plugins`.
 
-It does nothing in a process that belongs to no run of ours. VeRL swallows what a plug-in raises, so
-a failure is also logged as an error, and `doctor` finds it.
+It has no effect in processes outside our runs. VeRL hides errors of a plug-in, so a failure is also
+logged, and `doctor` finds it.
 """
 
 import logging
@@ -15,7 +15,7 @@ BACKENDS = ("fsdp", "fsdp2")
 
 
 def register() -> None:
-    """Put our engine before VeRL's own, on every platform that this process knows."""
+    """Register our engine before VeRL's own, on every platform that this process knows."""
     from verl.plugin.platform.platform_manager import PlatformRegistry  # noqa: PLC0415 - not yet
     from verl.workers.engine.base import EngineRegistry  # noqa: PLC0415 - loaded by `import verl`
 

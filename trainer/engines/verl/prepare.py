@@ -1,4 +1,4 @@
-"""From a settings file and a published dataset to what VeRL reads: data, pairs, configuration."""
+"""Convert a settings file and a published dataset to VeRL's input: data, pairs, and configuration."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ SCHEDULES = {
     "cosine": "cosine",
 }
 RESERVED = frozenset({"pairs_per_pass"})
-"""Keys of `engines.verl` that are ours; all others are VeRL's own, with dots."""
+"""Our own keys in `engines.verl`. All others are VeRL's, with dots."""
 
 PROMPT_SCHEMA = pa.schema(
     [
@@ -63,7 +63,7 @@ PROMPT_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """Files of a run, all in its output folder."""
+    """The files of a run, all in its output folder."""
 
     config: Path
     """Hydra configuration for `verl.trainer.main_ppo`."""
@@ -77,8 +77,8 @@ def prepare(settings: RunConfig) -> PreparedRun:
     """Render the dataset, and write everything that VeRL needs into `settings.output`.
 
     Raises:
-        TrainerConfigError: VeRL cannot do what the settings ask for.
-        DatasetError: a channel has a weight and the dataset has nothing for it.
+        TrainerConfigError: VeRL doesn't support the settings.
+        DatasetError: a channel has a weight, but the dataset has no data for it.
     """
     check_startable(settings)
     folder = Path(settings.output).absolute()
@@ -107,7 +107,7 @@ def prepare(settings: RunConfig) -> PreparedRun:
 
 
 def prompt_rows(data: PreferenceData, renderer: Renderer, *, reward: str) -> list[dict[str, Any]]:
-    """Render the states to roll out from, with and without hint, in VeRL's columns."""
+    """Render the states for rollouts, with and without hint, in VeRL's columns."""
     states: list[Any] = list(data.prompts)
     states = states or [{**row, "consensus": row["chosen"][-1]} for row in data.pairs]
     rows = []
@@ -142,10 +142,11 @@ def hydra_config(
     rows: Sequence[Mapping[str, Any]],
     prompts: Path,
 ) -> dict[str, Any]:
-    """Build VeRL's whole configuration; `engines.verl` of the settings file overrides it.
+    """Build VeRL's whole configuration. `engines.verl` in the settings file overrides it.
 
     Raises:
-        TrainerConfigError: the batch does not hold whole groups, or the dataset not one batch.
+        TrainerConfigError: the batch doesn't contain whole groups, or the dataset is smaller than
+            one batch.
     """
     shared, own = settings.shared, settings.own
     n_ranks = int(own.get("trainer.nnodes", 1)) * int(own.get("trainer.n_gpus_per_node", 1))

@@ -14,7 +14,7 @@ def compute_score(
     extra_info: dict[str, Any] | None = None,
     **_: Any,
 ) -> float:
-    """Score how well the generated action agrees with the consensus in `ground_truth`, as JSON."""
+    """Return how well the generated action agrees with the consensus, which is JSON in `ground_truth`."""
     row = json.loads(ground_truth)
     row.setdefault("chosen_action", row["consensus"])
     return float(

@@ -1,1 +1,1 @@
-"""Where replicas run: on this machine, as Hugging Face Jobs, in Modal sandboxes."""
+"""Run replicas on this machine, as Hugging Face Jobs, or in Modal sandboxes."""

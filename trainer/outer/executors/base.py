@@ -1,8 +1,8 @@
-"""The contract of executors: start N replicas of one command, watch, collect, restart, cancel.
+"""The interface of executors, which start, watch, collect, restart, and cancel N replicas of one command.
 
-A platform implements five verbs on one replica (`_start`, `_find`, `_inspect`, `logs`, `_stop`) and
-its price; what is common to all is here. Handles are plain data, so another process can take over
-the watch. A platform that does not answer is waited for: its jobs go on, and cost money.
+A platform implements five methods for one replica (`_start`, `_find`, `_inspect`, `logs`, `_stop`)
+and its price. The common parts are here. Handles are plain data, so another process can take over
+the watch. If a platform doesn't answer, the executor waits, because its jobs go on and cost money.
 """
 
 import logging
@@ -33,11 +33,11 @@ Result = TypeVar("Result")
 
 LOG_TAIL_LINES = 20
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 30.0
-"""Between two tries of a platform that does not answer."""
+"""Seconds between two attempts at a platform that doesn't answer."""
 
 
 class ReplicaState(Enum):
-    """How a replica is."""
+    """The state of a replica."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -54,10 +54,10 @@ class ReplicaState(Enum):
 
 @dataclass(frozen=True)
 class ReplicaHandle:
-    """One replica that was started. Serialisable, and enough to find it again.
+    """One started replica. It can be serialized, and has enough data to find the replica again.
 
-    `command` and `env` are kept to start it again; secrets are not kept. Without a `job_id` it is
-    about to be started, or who started it was killed before the platform's answer.
+    `command` and `env` are kept for a restart, but not secrets. Without a `job_id`, the replica is
+    about to start, or its launcher was killed before the platform answered.
     """
 
     run_id: str
@@ -71,7 +71,7 @@ class ReplicaHandle:
 
     @property
     def label(self) -> str:
-        """Return the name of this start, which is the same whoever asks the platform for it."""
+        """Return the name of this start, which is the same in every process."""
         return f"{self.run_id}-{self.rank}-{self.attempt}"
 
     def to_json(self) -> str:
@@ -83,7 +83,7 @@ class ReplicaHandle:
         """Read a handle back.
 
         Raises:
-            TrainerConfigError: The text is no handle.
+            TrainerConfigError: The text isn't a handle.
         """
         try:
             return msgspec.json.decode(text, type=cls)
@@ -95,7 +95,7 @@ class ReplicaHandle:
 class ReplicaStatus:
     """The state of a replica. `exit_code` is None while it runs, or if the platform reports none.
 
-    `billed_s` is for how many seconds the platform says that it has run; None if it does not say.
+    `billed_s` is the run time in seconds that the platform reports, or None.
     """
 
     rank: int
@@ -115,36 +115,36 @@ class ReplicaResult:
 
 
 class ServerlessExecutor(ABC):
-    """Runs replicas somewhere. All implementations pass one contract suite.
+    """The base class of executors. All implementations pass the same contract tests.
 
-    A platform implements the verbs on one replica, those that begin with an underscore.
+    A platform implements the methods for one replica that begin with an underscore.
     """
 
     python: str = "python"
     outlives_launcher: bool = True
-    """Whether replicas go on when who watches them is interrupted."""
+    """Whether replicas go on if their watching process is interrupted."""
     billing_step_s: float = 1.0
-    """The platform bills whole steps of so many seconds."""
+    """Number of seconds in one billing step of the platform."""
     arrives_s: float = 60.0
-    """For so long the request of a process that was killed may still start something."""
+    """Seconds during which a request of a killed process may still start something."""
     ledger: JobLedger | None = None
-    """Where each start is reserved before it is made, and settled after its end."""
+    """Ledger that reserves money before each start, and settles it after the end."""
     patience_s: float = math.inf
-    """For how long a platform that does not answer is waited for, in seconds."""
+    """Seconds to wait for a platform that doesn't answer."""
     now: Callable[[], float] = staticmethod(lambda: datetime.now(UTC).timestamp())
     sleep: Callable[[float], None] = staticmethod(time.sleep)
 
     @property
     def usd_per_hour(self) -> float:
-        """Return the cost of one replica, in dollars an hour.
+        """Return the cost of one replica, in dollars per hour.
 
         Raises:
-            TrainerConfigError: The platform's price list does not have the hardware.
+            TrainerConfigError: The platform's price list doesn't contain the hardware.
         """
         return 0.0
 
     def bound_usd(self, life_s: float) -> float:
-        """Return the most that a replica can cost in so many seconds of life, in dollars."""
+        """Return the most that a replica can cost in some seconds, in dollars."""
         # The platform ends a replica at its limit, in the step that it has begun.
         steps = math.ceil(life_s / self.billing_step_s) + 1
         return steps * self.billing_step_s * self.usd_per_hour / 3600
@@ -163,21 +163,23 @@ class ServerlessExecutor(ABC):
         """Start one command N times.
 
         The replica finds `REPLICA_RANK`, `REPLICA_COUNT`, `REPLICA_ATTEMPT` and `REPLICA_RUN_ID` in
-        its environment. If one cannot be started, those already started are cancelled.
+        its environment. If one can't be started, those already started are canceled.
 
         Args:
-            n_replicas: How many.
+            n_replicas: Number of replicas.
             entrypoint: A program, or `python:package.module` for `python -m package.module`.
-            entrypoint_args: Its arguments; `{rank}` and `{world_size}` are filled in. A mapping
-                becomes `--name value`; True is the name alone, False and None are left out.
+            entrypoint_args: Its arguments, in which `{rank}` and `{world_size}` are replaced. A
+                mapping becomes `--name value`. True gives only the name, and False and None are
+                left out.
             env: Further variables.
-            secrets: Variables that go through the platform's secret store where there is one.
-            timeout_s: Life of one replica, in seconds.
-            run_id: Name of the run; None makes one up.
+            secrets: Variables that go through the platform's secret store, if it has one.
+            timeout_s: Longest run time of one replica, in seconds.
+            run_id: Name of the run. None generates one.
 
         Raises:
-            TrainerConfigError: The number of replicas or the timeout is not positive.
-            ReplicaFailedError: The platform refused to start one, or the ledger has no money for it.
+            TrainerConfigError: The number of replicas or the timeout isn't positive.
+            ReplicaFailedError: The platform refused to start a replica, or the ledger has no money
+                for it.
         """
         if n_replicas < 1 or timeout_s <= 0:
             raise TrainerConfigError(
@@ -203,7 +205,7 @@ class ServerlessExecutor(ABC):
         return self.start(replace(handle, attempt=handle.attempt + 1, job_id=""), secrets)
 
     def start(self, handle: ReplicaHandle, secrets: Mapping[str, str] | None) -> ReplicaHandle:
-        """Start one replica, and book it before and after; return it with its job.
+        """Start one replica, book it before and after, and return it with its job.
 
         Raises:
             ReplicaFailedError: The platform refused, or the ledger has no money for it.
@@ -258,11 +260,11 @@ class ServerlessExecutor(ABC):
     def collect(
         self, handles: Sequence[ReplicaHandle], *, timeout_s: float = 3600.0, poll_s: float = 1.0
     ) -> list[ReplicaResult]:
-        """Wait until all have succeeded.
+        """Wait until all replicas have succeeded.
 
         Raises:
-            ReplicaFailedError: One did not; the others go on.
-            OuterTimeoutError: Some still run after `timeout_s`; they go on.
+            ReplicaFailedError: A replica failed. The others go on.
+            OuterTimeoutError: Some still run after `timeout_s`, and go on.
         """
         until = self.now() + timeout_s
         while True:
@@ -299,7 +301,7 @@ class ServerlessExecutor(ABC):
         rank: int,
         world_size: int,
     ) -> tuple[str, ...]:
-        """Return the program and arguments of one replica; see `launch_replicas`."""
+        """Return the program and arguments of one replica. See `launch_replicas`."""
         scheme, _, module = entrypoint.partition(":")
         start = [self.python, "-m", module] if scheme == "python" and module else [entrypoint]
         filled = [
@@ -331,17 +333,17 @@ class ServerlessExecutor(ABC):
         """Stop a replica that runs."""
 
     def patiently(self, request: Callable[[], Result]) -> Result:
-        """Return the result of a request, and wait while the platform doesn't answer.
+        """Return the result of a request, and retry while the platform doesn't answer.
 
         Raises:
-            PlatformUnreachableError: It has not for `patience_s`.
+            PlatformUnreachableError: It didn't answer for `patience_s`.
         """
         began = self.now()
 
         def say(state: tenacity.RetryCallState) -> None:
             why = state.outcome.exception() if state.outcome is not None else None
             logger.warning(
-                "%s; jobs go on meanwhile, waiting for it (for %.0f s by now)",
+                "%s; waiting for the platform (for %.0f s so far) while its jobs go on",
                 why,
                 self.now() - began,
             )
@@ -383,25 +385,26 @@ def supervise(
     secrets: Mapping[str, str] | None = None,
     renewed: Callable[[ReplicaHandle], ReplicaHandle] = lambda handle: handle,
 ) -> list[ReplicaHandle]:
-    """Watch replicas until all have succeeded, and start those again that died.
+    """Watch replicas until all have succeeded, and restart dead ones.
 
-    A replica that came to its time limit is started again once: one that hangs would hang again.
+    A replica that reached its time limit is restarted only once, because a hanging one would hang
+    again.
 
     Args:
-        executor: Where they run.
+        executor: Executor that runs them.
         handles: The replicas.
-        max_restarts: Restarts allowed, of all replicas together.
+        max_restarts: Allowed restarts of all replicas together.
         poll_s: Seconds between looks.
-        secrets: Given again at each restart.
-        renewed: Gets a dead replica before it is started again and returns it, perhaps with
-            another limit of life; what it raises ends the watch.
+        secrets: Secrets for restarts.
+        renewed: Called with a dead replica before its restart. Returns it, perhaps with another
+            time limit. An error ends the watch.
 
     Returns:
         The handles of the attempts that succeeded.
 
     Raises:
-        ReplicaFailedError: One died and may not be started again, or one was cancelled; the others
-            are stopped.
+        ReplicaFailedError: A replica died and can't be restarted, or was canceled. The others are
+            stopped.
     """
     current = list(handles)
     n_restarts = 0

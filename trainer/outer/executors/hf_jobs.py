@@ -37,19 +37,19 @@ UNITS_S = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 
 
 class HFJobsExecutor(ServerlessExecutor):
-    """Runs each replica as one Job, found again by its labels.
+    """The executor that runs each replica as one Job, and finds it again by its labels.
 
-    The Jobs client repeats no request by itself. Starting a job is not idempotent, so before it
-    is tried again the jobs with the same labels are looked up: a lost answer starts no twin.
+    The Jobs client retries no request. Starting a job isn't idempotent, so before a retry the
+    executor looks for jobs with the same labels. So a lost answer never starts a job twice.
 
     Args:
         hardware: Flavor, such as `cpu-basic` or `a10g-large`.
-        image: Docker image that holds this package.
-        namespace: User or organisation that pays; None asks who the token belongs to, once.
-        token: Access token; None takes the one that is logged in.
-        endpoint: Another Hub than the public one.
+        image: Docker image with this package.
+        namespace: User or organization that pays. With None, the owner of the token.
+        token: Access token. With None, the logged-in one.
+        endpoint: Address of another Hub than the public one.
         python: The interpreter in the image, for `python:` entry points.
-        usd_per_hour: What one replica costs; None asks Hugging Face for its prices.
+        usd_per_hour: Cost of one replica. With None, Hugging Face's price list decides.
     """
 
     billing_step_s = 60.0
@@ -74,17 +74,17 @@ class HFJobsExecutor(ServerlessExecutor):
 
     @property
     def namespace(self) -> str:
-        """Return who the jobs belong to."""
+        """Return the owner of the jobs."""
         if self._namespace is None:
             self._namespace = str(self._asked(lambda: self._api.whoami(cache=True))["name"])
         return self._namespace
 
     @property
     def usd_per_hour(self) -> float:
-        """Return the cost of one replica by Hugging Face's price list, in dollars an hour.
+        """Return the cost of one replica by Hugging Face's price list, in dollars per hour.
 
         Raises:
-            TrainerConfigError: The list does not have the flavor.
+            TrainerConfigError: The list doesn't contain the flavor.
         """
         if self._usd_per_hour is None:
             listed = {one.name: one for one in self._asked(self._api.list_jobs_hardware)}

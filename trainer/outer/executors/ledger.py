@@ -1,7 +1,7 @@
-"""The ledger of a launch: each start is reserved before it is made, and settled after its end.
+"""The ledger of a launch, which reserves money before each start and settles it after the end.
 
-It has the form of the ledger of replayed calls: nano-dollars, `spent` and `held` under a ceiling that
-the database itself refuses to pass, and a row a start with what was reserved and what it cost.
+It has the form of the ledger of replayed calls: nano-dollars, `spent` and `held` under a ceiling
+that the database itself enforces, and one row per start with its reservation and cost.
 """
 
 import sqlite3
@@ -39,12 +39,12 @@ create table if not exists jobs(
 );
 insert or ignore into scopes(name) values('launch');
 """
-"""`sent_at` is when the platform had answered: a row without one may or may not have a job."""
+"""`sent_at` is the time of the platform's answer. A row without it may or may not have a job."""
 
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """One start of a replica: who started it, its reservation and cost in dollars, and its end."""
+    """One start of a replica: its launcher, its reservation and cost in dollars, and its end."""
 
     rank: int
     attempt: int
@@ -54,14 +54,14 @@ class LedgerRow:
     cost_usd: float
     outcome: str
     intent_at: float
-    """When it was reserved, in seconds of the epoch."""
+    """Time of the reservation, in seconds since the epoch."""
 
 
 class JobLedger:
-    """Keeps the starts of one launch in a file, for whoever watches it.
+    """The starts of one launch in a file, which any watching process can read.
 
     Args:
-        path: The file; made if it does not exist.
+        path: The file, which is created if missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,12 +74,12 @@ class JobLedger:
         self._database.close()
 
     def remember(self, key: str, value: str) -> str:
-        """Store a value under a key unless the key has one; return the stored value."""
+        """Store a value under a key unless the key has one, and return the stored value."""
         self._database.execute("insert or ignore into ledger values(?, ?)", (key, value))
         return self.recall(key) or value
 
     def put(self, key: str, value: str) -> None:
-        """Keep a value under a key, whatever it had."""
+        """Store a value under a key, and replace any earlier one."""
         self._database.execute("insert or replace into ledger values(?, ?)", (key, value))
 
     def recall(self, key: str) -> str | None:
@@ -88,7 +88,7 @@ class JobLedger:
         return found[0] if found else None
 
     def set_ceiling(self, usd: float | None) -> None:
-        """Set the ceiling, in dollars; one that is passed already lets no start through."""
+        """Set the ceiling, in dollars. If it is already exceeded, no start is allowed."""
         # SQL's max is null if one of its arguments is.
         nano = None if usd is None else round(usd * NANO)
         self._database.execute(
@@ -103,7 +103,7 @@ class JobLedger:
         return spent / NANO, held / NANO, None if ceiling is None else ceiling / NANO
 
     def reserve(self, rank: int, attempt: int, handle: str, usd: float, now: float) -> None:
-        """Hold the most that a start can cost, before it is made.
+        """Reserve the most that a start can cost, before it is made.
 
         Raises:
             BudgetReachedError: The ceiling has no room for it.
@@ -122,12 +122,11 @@ class JobLedger:
             spent, held, ceiling = self.totals_usd()
             raise BudgetReachedError(
                 f"replica {rank} (attempt {attempt}) may cost ${usd:.2f}, and of max_usd="
-                f"{ceiling} ${spent:.2f} are spent and ${held:.2f} held for what runs: raise --max-usd, "
-                "and the same command goes on"
+                f"{ceiling} ${spent:.2f} are spent and ${held:.2f} held for running replicas: raise --max-usd, and run the same command to continue"
             ) from error
 
     def note_started(self, rank: int, attempt: int, handle: str, now: float) -> None:
-        """Note the platform's name of a start."""
+        """Record the platform's name of a start."""
         self._database.execute(
             "update jobs set handle=?, sent_at=? where rank=? and attempt=?",
             (handle, now, rank, attempt),

@@ -1,4 +1,4 @@
-"""Replicas as processes of this machine."""
+"""Run replicas as processes of this machine."""
 
 import atexit
 import os
@@ -37,12 +37,12 @@ def _reap() -> None:
 
 
 class LocalProcessExecutor(ServerlessExecutor):
-    """Runs each replica as a process group of its own, started again and never forked.
+    """The executor that runs each replica in its own process group. Processes are spawned and never forked.
 
     Another process can take over the watch.
 
     Args:
-        work_dir: Where logs and exit codes are kept; one folder per run and attempt.
+        work_dir: Folder for logs and exit codes, with one folder per run and attempt.
         python: The interpreter for `python:` entry points.
     """
 

@@ -1,4 +1,4 @@
-"""Replicas as Modal sandboxes."""
+"""Run replicas as Modal sandboxes."""
 
 import importlib
 import logging
@@ -26,7 +26,7 @@ TIMED_OUT_CODE, TERMINATED_CODE = 124, 137
 UNREACHABLE = (
     "ConnectionError", "ServiceError", "InternalError", "TimeoutError", "ResourceExhaustedError",
 )  # fmt: skip
-"""Errors of Modal that say nothing about what was asked for: it may be asked again."""
+"""Errors of Modal that tell nothing about the request, so that it can be retried."""
 
 DEFAULT_CPU, DEFAULT_MEMORY_MIB = 2.0, 8192
 CPU_USD_PER_S, GIB_USD_PER_S = 0.0000393, 0.00000667
@@ -35,29 +35,29 @@ GPU_USD_PER_S = {
     "A100-80GB": 0.000694, "A100": 0.000694, "A100-40GB": 0.000583, "L40S": 0.000542,
     "A10": 0.000306, "A10G": 0.000306, "L4": 0.000222, "T4": 0.000164,
 }  # fmt: skip
-"""Dollars a second, from copies of Modal's price page of 2026, not compared with the page itself; without a
-choice of region. Sandboxes pay thrice the rate of functions for cores and memory. The name A100 may get the larger
-one, so it has that one's price."""
+"""Dollars per second without a choice of region, from copies of Modal's price page of 2026, not
+compared with the page itself. Sandboxes cost three times the rate of functions for cores and
+memory. The name A100 may get the larger card, so it has that one's price."""
 
 
 class ModalExecutor(ServerlessExecutor):
-    """Runs each replica in a sandbox of its own.
+    """The executor that runs each replica in its own sandbox.
 
-    Modal tells a stopped sandbox from a killed process by no exit code: both are 137. A replica
-    that was cancelled through another executor object counts as failed here. A sandbox has its
-    label for a name, which no other one that runs can have: a lost answer starts no twin. Modal
-    bills what is used above what was asked for, so both are limited to that.
+    Modal gives a stopped sandbox and a killed process the same exit code, 137. So a replica that
+    was canceled through another executor object counts as failed here. The name of a sandbox is its
+    label, and no two running sandboxes can share it. So a lost answer never starts one twice. Modal
+    bills use above the request, so cores and memory are limited to the request.
 
     Args:
-        image: A registry name such as `python:3.12`, or a `modal.Image`; it holds this package.
-        gpu: GPU type, such as `A100`; None runs on CPUs. `H100:2` is two of them.
+        image: A registry name such as `python:3.12`, or a `modal.Image`, with this package.
+        gpu: GPU type, such as `A100`, or `H100:2` for two. None runs on CPUs.
         cpu: Cores of each replica.
         memory_mib: Memory of each replica.
-        app: Name of the Modal app; made if it does not exist.
+        app: Name of the Modal app, which is created if missing.
         volumes: Mounts by path, `modal.Volume` or `modal.CloudBucketMount`.
         python: The interpreter in the image, for `python:` entry points.
-        client: A `modal.Client`; None takes the one of the configured account.
-        usd_per_hour: What one replica costs; None takes Modal's published prices.
+        client: A `modal.Client`. None takes that of the configured account.
+        usd_per_hour: Cost of one replica. None takes Modal's published prices.
 
     Raises:
         TrainerConfigError: modal is not installed.
@@ -97,10 +97,10 @@ class ModalExecutor(ServerlessExecutor):
 
     @property
     def usd_per_hour(self) -> float:
-        """Return the cost of one replica, in dollars an hour.
+        """Return the cost of one replica, in dollars per hour.
 
         Raises:
-            TrainerConfigError: The price of the GPU is not known.
+            TrainerConfigError: The price of the GPU is unknown.
         """
         if self._usd_per_hour is not None:
             return self._usd_per_hour
@@ -192,9 +192,9 @@ class ModalExecutor(ServerlessExecutor):
         return ReplicaStatus(handle.rank, state, code)
 
     def logs(self, handle: ReplicaHandle) -> str:
-        """Return both streams, standard output first; of a live sandbox, nothing yet.
+        """Return both streams, standard output first. A live sandbox returns nothing yet.
 
-        The client's streams end only with the sandbox, so a live one would block.
+        The client's streams end only with the sandbox, so reading a live one would block.
         """
         if not self._inspect(handle).state.is_final:
             return ""

@@ -1,0 +1,109 @@
+"""How a client words it that its list of tasks was not used for a while: learned from its later requests."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from replay_pipeline.harness.listener import ToolReply
+
+LIST_TOOLS = {"todo_reminder": "TodoWrite", "task_reminder": "TaskCreate"}
+"""The tool that writes a list of tasks, by the type of the attachment with which a log notes the reminder."""
+N_UNUSED = 10
+"""So many blocks of answers without use of the list bring the reminder, and so many more bring it again."""
+_FIRST, _SECOND = "Look around", "Write it down"
+_TAGGED = re.compile(r"<system-reminder>(?:(?!<system-reminder>).)*</system-reminder>", re.DOTALL)
+_END = re.compile(r"\s*</system-reminder>\Z")
+
+Task = tuple[str, str, str]
+"""Number, status and words."""
+
+
+class ListReminder(msgspec.Struct, frozen=True, kw_only=True):
+    """The words of a reminder of the list of tasks."""
+
+    text: str
+    """Without tasks in the list."""
+    listing: str = ""
+    """With tasks, for which `⟦items⟧` stands; empty where that was not learned."""
+    item: str = ""
+    """A task, with `⟦number⟧`, `⟦status⟧` and `⟦words⟧`."""
+    between: str = "\n"
+    """What stands between two tasks."""
+
+    def said(self, tasks: Sequence[Task] = ()) -> str:
+        """Return the reminder with these tasks."""
+        if not (tasks and self.listing):
+            return self.text
+        names = ("⟦number⟧", "⟦status⟧", "⟦words⟧")
+        items = []
+        for task in tasks:
+            values = dict(zip(names, task, strict=True))
+            items.append(re.sub(r"⟦\w+⟧", lambda slot, values=values: values[slot[0]], self.item))
+        return self.listing.replace("⟦items⟧", self.between.join(items))
+
+
+def idle_calls(names: set[str]) -> tuple[ToolReply, ...]:
+    """Return calls that ask for nothing, as many as bring the reminder."""
+    # Both need no leave in the client's own folder.
+    if "Glob" in names:
+        return (ToolReply("Glob", {"pattern": "*"}),) * N_UNUSED
+    return (ToolReply("Bash", {"command": "pwd"}),) * N_UNUSED
+
+
+def listing_calls(names: set[str]) -> tuple[ToolReply, ...]:
+    """Return calls that put two tasks into the client's list."""
+    if "TodoWrite" in names:
+        todos = [
+            {"content": words, "status": "pending", "activeForm": words}
+            for words in (_FIRST, _SECOND)
+        ]
+        return (ToolReply("TodoWrite", {"todos": todos}),)
+    if "TaskCreate" in names:
+        return tuple(
+            ToolReply("TaskCreate", {"subject": words, "description": words})
+            for words in (_FIRST, _SECOND)
+        )
+    return ()
+
+
+def reminders_in(bodies: Sequence[Mapping[str, Any]]) -> dict[str, ListReminder]:
+    """Return the reminders in requests of one conversation, by the type of their attachment.
+
+    Only those count that a client puts at the end of a tool's result.
+    """
+    found: dict[str, list[str]] = {}
+    for body in bodies:
+        for kind, text in _at_the_end(body):
+            if text not in found.setdefault(kind, []):
+                found[kind].append(text)
+    return {kind: _reminder(*texts[:2]) for kind, texts in found.items()}
+
+
+def _at_the_end(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    content = body["messages"][-1].get("content")
+    for block in content if isinstance(content, list) else ():
+        if block.get("type") == "tool_result":
+            told = block.get("content")
+            for text in _TAGGED.findall(told if isinstance(told, str) else ""):
+                yield from ((kind, text) for kind, tool in LIST_TOOLS.items() if tool in text)
+
+
+def _reminder(text: str, with_tasks: str = "") -> ListReminder:
+    said = _END.sub("", text)
+    marks = [
+        re.search(rf"(?P<before>\S*?){n}(?P<then>\W+)pending(?P<last>\W+){words}", with_tasks)
+        for n, words in ((1, _FIRST), (2, _SECOND))
+    ]
+    one, two = marks
+    if not (one and two and with_tasks.startswith(said)):
+        return ListReminder(text=text)
+    before = one["before"].removeprefix("[") if not two["before"] else one["before"]
+    start = one.end() - len(one[0]) + len(one["before"]) - len(before)
+    return ListReminder(
+        text=text,
+        listing=f"{with_tasks[:start]}⟦items⟧{with_tasks[two.end() :]}",
+        item=f"{before}⟦number⟧{one['then']}⟦status⟧{one['last']}⟦words⟧",
+        between=with_tasks[one.end() : two.start()],
+    )

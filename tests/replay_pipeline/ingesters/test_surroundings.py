@@ -1,0 +1,103 @@
+"""A client's words for a list of tasks that was not used, in the places where the client says them."""
+
+import json
+
+from replay_pipeline.harness.reminders import ListReminder
+from replay_pipeline.ingesters.attachments import shown
+from replay_pipeline.ingesters.surroundings import reminded
+
+REMINDER = ListReminder(
+    text="<system-reminder>\nUse it.\n</system-reminder>",
+    listing="<system-reminder>\nUse it: (⟦items⟧)\n</system-reminder>",
+    item="#⟦number⟧ [⟦status⟧] ⟦words⟧",
+    between="; ",
+)
+TODO, TASK = {"todo_reminder": REMINDER}, {"task_reminder": REMINDER}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def calls(*named):
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "1", "function": {"name": name, "arguments": json.dumps(arguments)}}
+            for name, arguments in named
+        ],
+    }
+
+
+def step(n_calls=1, result="  done\n"):
+    return [
+        calls(*[("Read", {})] * n_calls),
+        {"role": "tool", "content": result, "tool_call_id": "1"},
+    ]
+
+
+def places(messages):
+    return [n for n, each in enumerate(messages) if "Use it" in str(each.get("content"))]
+
+
+def noted(kind, **fields):
+    return user(shown({"type": kind, **fields}))
+
+
+def test_a_noted_reminder_ends_the_result_before_it_in_the_clients_words():
+    prompt = [user("Go on."), *step(), noted("task_reminder", content=[])]
+    *_, last = reminded(prompt, TASK, is_logged=True)
+    assert last["content"] == "done\n\n<system-reminder>\nUse it.\n</system-reminder>"
+    task = {"id": "7", "status": "pending", "subject": "Mend a\\1"}
+    prompt = [user("Go on."), *step(), noted("task_reminder", content=[task])]
+    *_, last = reminded(prompt, TASK, is_logged=True)
+    assert "Use it: (#7 [pending] Mend a\\1)" in last["content"]
+
+
+def test_a_noted_reminder_beside_the_users_words_stays_there_in_the_clients():
+    prompt = [*step(), user(noted("todo_reminder", content=[])["content"] + "\n\nAnd now?")]
+    *_, result, last = reminded(prompt, TODO, is_logged=True)
+    assert last["content"] == "<system-reminder>\nUse it.\n</system-reminder>\n\nAnd now?"
+    assert result["content"] == "  done\n"
+
+
+def test_what_a_log_does_not_note_comes_after_ten_blocks_and_again_after_ten():
+    prompt = [user("Go on."), *(message for _ in range(21) for message in step())]
+    assert places(reminded(prompt, TODO, is_logged=False)) == [20, 40]
+    assert places(reminded(prompt, TODO, is_logged=True)) == []
+    assert reminded(prompt, {}, is_logged=False) == prompt
+    parallel = [user("Go on."), *step(4), *step(5), *step(1)]
+    assert places(reminded(parallel, TODO, is_logged=False)) == [6]
+
+
+def test_every_prompt_begins_with_the_one_before_it():
+    prompt = [user("Go on."), *(message for _ in range(30) for message in step())]
+    whole = reminded(prompt, TODO, is_logged=False)
+    for n in range(1, len(prompt) + 1, 2):
+        assert reminded(prompt[:n], TODO, is_logged=False) == whole[:n]
+
+
+def test_using_the_list_starts_the_count_again_and_its_tasks_are_said():
+    todos = [
+        {"content": "Look", "status": "completed"},
+        {"content": "Mend", "status": "in_progress"},
+    ]
+    written = [calls(("TodoWrite", {"todos": todos})), step()[1]]
+    prompt = [user("Go on."), *step(5), *written, *(each for _ in range(10) for each in step())]
+    shown_now = reminded(prompt, TODO, is_logged=False)
+    assert places(shown_now) == [24]
+    assert "Use it: (#1 [completed] Look; #2 [in_progress] Mend)" in shown_now[24]["content"]
+    done = [calls(("TodoWrite", {"todos": [each | {"status": "completed"} for each in todos]}))]
+    *_, last = reminded([user("Go on."), *done, step()[1], *step(10)], TODO, is_logged=False)
+    assert last["content"].endswith("Use it.\n</system-reminder>")
+
+
+def test_tasks_are_followed_by_their_numbers():
+    made = [("TaskCreate", {"subject": each}) for each in ("Look", "Mend", "Tell")]
+    changed = [
+        ("TaskUpdate", {"taskId": n, "status": s}) for n, s in (("1", "deleted"), (2, "completed"))
+    ]
+    prompt = [user("Go on."), calls(*made, *changed, ("TaskUpdate", [])), step()[1], *step(10)]
+    *_, last = reminded(prompt, TASK, is_logged=False)
+    assert "(#2 [completed] Mend; #3 [pending] Tell)" in last["content"]
