@@ -14,8 +14,10 @@ coin. Two questions:
   the format can tell.
 
 Of a published dataset, whose sides are in native form, it is counted how many calls fit the schema and
-the paths of their own prompt, and a classifier judges by form alone: the order of keys, the way in which
-paths begin, blanks and escapes of the JSON, ids, and words beside calls, but nothing of what is done.
+the paths of their own prompt (of the client's, where its texts are beside the dataset), and a classifier
+judges by form alone: the order of keys, the way in which paths begin, blanks and escapes of the JSON, ids,
+and words beside calls, each beside what it is in calls of the same tool with the same arguments. So which
+tool is called tells nothing.
 """
 
 import argparse
@@ -35,6 +37,7 @@ from replay_pipeline.actions import agreement_level, agrees_at, canonical_action
 from replay_pipeline.actions.native import NativeForm
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.pairs import extract_pairs
+from replay_pipeline.publish.client_texts import texts_in, with_client_texts
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import DPOPair, TeacherAction, TraceState
 
@@ -161,31 +164,62 @@ def equivalent_sides(
     return canonical, native, naive, sessions
 
 
-def form(side: str) -> list[float]:
-    """How the calls of a published message are written, and nothing of what they do.
-
-    All but the last are shares, which do not tell how many calls or arguments there are.
-    """
-    message = json.loads(side)
-    texts = [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
-    given = [value for value in map(json.loads, texts) if value]
-    paths = [v for each in given for k, v in each.items() if k in _PATHS and isinstance(v, str)]
-
-    def share(holds: list[bool]) -> float:
-        return sum(holds) / len(holds) if holds else 0.5
-
-    ids = [str(call.get("id")) for call in message.get("tool_calls") or ()]
+def call_form(call: dict[str, Any]) -> list[float]:
+    """How one call of a published message is written, and nothing of what it does."""
+    text = call["function"]["arguments"]
+    given = json.loads(text)
+    paths = [v for k, v in given.items() if k in _PATHS and isinstance(v, str)]
     return [
-        share([list(each) == sorted(each) for each in given if len(each) > 1]),
-        share([path.startswith("/") for path in paths]),
-        share([path.startswith(("./", "../", "~")) for path in paths]),
-        share(["//" in path or path.endswith("/") for path in paths]),
-        share(['": ' in text.replace('\\"', "") for text in texts]),
-        share([bool(re.search(r"\\u[0-9a-f]{4}|\\/", text)) for text in texts]),
-        share([None in each.values() for each in given]),
-        share([name.startswith("call_") for name in ids]),
-        float(bool(texts) and bool(message.get("content"))),
+        float(list(given) == sorted(given)),
+        float(any(path.startswith("/") for path in paths)),
+        float(any(path.startswith(("./", "../", "~")) for path in paths)),
+        float(any("//" in path or path.endswith("/") for path in paths)),
+        float('": ' in text.replace('\\"', "")),
+        float(bool(re.search(r"\\u[0-9a-f]{4}|\\/", text))),
+        float(None in given.values()),
+        float(str(call.get("id")).startswith("call_")),
     ]
+
+
+def calls_in(side: str) -> list[tuple[tuple[str, ...], list[float]]]:
+    """The calls of a side: the tool with the arguments it is given, and the form."""
+    calls = json.loads(side).get("tool_calls") or ()
+    return [
+        (
+            (call["function"]["name"], *sorted(json.loads(call["function"]["arguments"]))),
+            call_form(call),
+        )
+        for call in calls
+    ]
+
+
+def form_alone(sides: Sequence[Side]) -> Callable[[str], list[float]]:
+    """What the form of a side tells: how far its calls are from those of their kind on both sides.
+
+    A tool has arguments and paths of its own, so that form as such tells which tool is called. Calls of
+    one tool with the same arguments are alike in what they could look like.
+    """
+    of_kind: dict[tuple[str, ...], list[list[float]]] = {}
+    for text in (text for side in sides for text in side):
+        for kind, seen in calls_in(text):
+            of_kind.setdefault(kind, []).append(seen)
+    expected = {kind: np.mean(seen, axis=0) for kind, seen in of_kind.items()}
+
+    def form(side: str) -> list[float]:
+        found = [np.subtract(seen, expected[kind]) for kind, seen in calls_in(side)]
+        has_words = bool(found) and bool(json.loads(side).get("content"))
+        return [*(np.mean(found, axis=0) if found else np.zeros(8)), float(has_words)]
+
+    return form
+
+
+def alphabetical(side: str) -> str:
+    """A side with its arguments in the order of the alphabet: what a leak would look like."""
+    message = json.loads(side)
+    for call in message.get("tool_calls") or ():
+        given = json.loads(call["function"]["arguments"])
+        call["function"]["arguments"] = json.dumps(given, sort_keys=True, separators=(",", ":"))
+    return json.dumps(message)
 
 
 _PATHS = ("file_path", "path", "notebook_path")
@@ -194,6 +228,7 @@ _PATHS = ("file_path", "path", "notebook_path")
 def faults(row: dict[str, Any]) -> Counter[str]:
     """What calls of a published row are not as their own prompt wants them."""
     found: Counter[str] = Counter()
+    written = paths_written(row["prompt"])
     tools = {
         tool["function"]["name"]: tool["function"] for tool in json.loads(row["tools"] or "[]")
     }
@@ -214,19 +249,57 @@ def faults(row: dict[str, Any]) -> Counter[str]:
                 and not str(given[key]).startswith("/")
                 for key in known
             )
+            found["habit"] += any(
+                breaks_habit(given[key], written[call["function"]["name"], key], row["cwd"])
+                for key in set(given) & set(_PATHS)
+                if not _SAYS_ITSELF.search(str(told.get(key, {}).get("description")))
+            )
     return found
+
+
+_SAYS_ITSELF = re.compile(r"\b(?:absolute|relative)\b", re.IGNORECASE)
+
+
+def paths_written(prompt: Sequence[dict[str, Any]]) -> Counter[tuple[str, str]]:
+    """How many more absolute than relative paths the calls of a prompt have, by tool and argument."""
+    found: Counter[tuple[str, str]] = Counter()
+    for call in (call for message in prompt for call in message.get("tool_calls") or ()):
+        given = json.loads(call["function"]["arguments"] or "{}")
+        for key in set(given) & set(_PATHS) if isinstance(given, dict) else ():
+            found[call["function"]["name"], key] += 1 if str(given[key]).startswith("/") else -1
+    return found
+
+
+def breaks_habit(path: Any, n_more_absolute: int, cwd: str | None) -> bool:
+    """Whether a path in the folder of its state is written as most of its prompt's are not."""
+    is_absolute = str(path).startswith("/")
+    if is_absolute and not str(path).startswith(f"{cwd}/"):
+        return False
+    return n_more_absolute * (1 if is_absolute else -1) < 0
 
 
 def judge_dataset(folder: Path) -> None:
     """Print how well the sides of a published dataset are formed, and whether their form tells them."""
     files = sorted(folder.glob("data/pairs/*/*/*.parquet"))
-    rows = [row for file in files for row in pq.read_table(file, partitioning=None).to_pylist()]
+    texts = texts_in(folder)
+    rows = [
+        with_client_texts(row, texts)
+        for file in files
+        for row in pq.read_table(file, partitioning=None).to_pylist()
+    ]
+    n_own = sum(bool(row["client_texts"]) for row in rows)
     found = sum((faults(row) for row in rows), Counter())
     sides = [(json.dumps(row["chosen"][-1]), json.dumps(row["rejected"][-1])) for row in rows]
-    accuracy = held_out_accuracy(sides, [row["conversation"] or "" for row in rows], form)
-    print(f"{len(rows)} pairs, {found.pop('calls')} calls; a coin gives 50 % +- {_error(rows)}")
+    groups = [row["conversation"] or "" for row in rows]
+    accuracy = held_out_accuracy(sides, groups, form_alone(sides))
+    leaking = [(chosen, alphabetical(rejected)) for chosen, rejected in sides]
+    print(
+        f"{len(rows)} pairs ({n_own} below a client's own texts), {found.pop('calls')} calls; a coin gives 50 % +- {_error(rows)}"
+    )
     print(f"  calls against schema, key order or paths of their prompt: {dict(+found) or 'none'}")
     print(f"  native rendering, by form alone: {accuracy:.1%}  (mark: at most {MARK_OF_FORM:.0%})")
+    found_out = held_out_accuracy(leaking, groups, form_alone(leaking))
+    print(f"  the same with the keys of one side in alphabetical order: {found_out:.1%}")
 
 
 def main() -> None:

@@ -130,7 +130,7 @@ def report_words(report: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     for name, words in (
         ("preference_accuracy", "Right on held-out pairs"),
         ("blank_prompt_accuracy", "The same with a blank prompt"),
-        ("consensus_rate", "Takes the consensus action, or one alike"),
+        ("consensus_rate", "Takes the consensus action"),
         ("valid_calls", "Writes well-formed calls"),
     ):
         before, after = (report.get(f"{name}_{when}") for when in ("before", "after"))

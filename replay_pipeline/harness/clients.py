@@ -99,9 +99,17 @@ def leading_calls(kept: KeptRequest, n_before: int) -> tuple[ToolReply, ...]:
         kept: a request of the conversation.
         n_before: how many of its requests were answered before.
     """
-    names = {str(t.get("name")) for t in kept.body.get("tools") or () if isinstance(t, dict)}
+    tools = {str(t.get("name")): t for t in kept.body.get("tools") or () if isinstance(t, dict)}
+    names = set(tools)
     helper = next((each for each in ("Agent", "Task") if each in names), None)
-    arguments = {"description": "Look", "prompt": SUBTASK, "subagent_type": "general-purpose"}
+    arguments: dict[str, Any] = {
+        "description": "Look",
+        "prompt": SUBTASK,
+        "subagent_type": "general-purpose",
+    }
+    if helper and "run_in_background" in json.dumps(tools[helper].get("input_schema")):
+        # Its end would be told beside the reminder.
+        arguments["run_in_background"] = False
     steps = (
         (ToolReply(helper, arguments),) if helper else idle_calls(names),
         idle_calls(names),

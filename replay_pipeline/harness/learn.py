@@ -39,8 +39,8 @@ from replay_pipeline.processes import variables
 TIMEOUT_S = 10.0
 """How long a client may take until it has sent what is wanted."""
 _POLL_S = 0.05
-_GRACE_S = 5.0
-"""How long a helper's request is waited for once the main one is there."""
+_GRACE_S = 8.0
+"""How long the other requests are waited for once the first one is there."""
 _SHOWN_CHARS = 400
 
 

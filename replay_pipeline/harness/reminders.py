@@ -1,7 +1,7 @@
 """How a client words it that its list of tasks was not used for a while: learned from its later requests."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,6 +31,8 @@ class ListReminder(msgspec.Struct, frozen=True, kw_only=True):
     """A task, with `⟦number⟧`, `⟦status⟧` and `⟦words⟧`."""
     between: str = "\n"
     """What stands between two tasks."""
+    is_system: bool = False
+    """Whether it is said in the system's name, and not at the end of a tool's result."""
 
     def said(self, tasks: Sequence[Task] = ()) -> str:
         """Return the reminder with these tasks."""
@@ -71,26 +73,39 @@ def listing_calls(names: set[str]) -> tuple[ToolReply, ...]:
 def reminders_in(bodies: Sequence[Mapping[str, Any]]) -> dict[str, ListReminder]:
     """Return the reminders in requests of one conversation, by the type of their attachment.
 
-    Only those count that a client puts at the end of a tool's result.
+    Only those count that a client puts at the end of a tool's result, or behind it in the system's name.
     """
-    found: dict[str, list[str]] = {}
-    for body in bodies:
-        for kind, text in _at_the_end(body):
-            if text not in found.setdefault(kind, []):
-                found[kind].append(text)
-    return {kind: _reminder(*texts[:2]) for kind, texts in found.items()}
+    found: dict[tuple[str, bool], list[str]] = {}
+    for body in bodies[1:]:
+        *_, before, last = [{}, *body["messages"]]
+        is_system = last["role"] == "system"
+        texts = _texts_of_results(before if is_system else last)
+        texts = _texts_of(last["content"]) if is_system and texts else texts
+        for text in texts if is_system else (t for each in texts for t in _TAGGED.findall(each)):
+            for kind in (kind for kind, tool in LIST_TOOLS.items() if tool in text):
+                if text not in found.setdefault((kind, is_system), []):
+                    found[kind, is_system].append(text)
+    return {
+        kind: _reminder(*texts[:2], is_system=is_system)
+        for (kind, is_system), texts in found.items()
+    }
 
 
-def _at_the_end(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    content = body["messages"][-1].get("content")
-    for block in content if isinstance(content, list) else ():
-        if block.get("type") == "tool_result":
-            told = block.get("content")
-            for text in _TAGGED.findall(told if isinstance(told, str) else ""):
-                yield from ((kind, text) for kind, tool in LIST_TOOLS.items() if tool in text)
+def _texts_of_results(message: Mapping[str, Any]) -> list[str]:
+    content = message.get("content")
+    results = [
+        block.get("content")
+        for block in (content if isinstance(content, list) else ())
+        if block.get("type") == "tool_result"
+    ]
+    return [text for text in results if isinstance(text, str)]
 
 
-def _reminder(text: str, with_tasks: str = "") -> ListReminder:
+def _texts_of(content: Any) -> list[str]:
+    return [content] if isinstance(content, str) else [each.get("text", "") for each in content]
+
+
+def _reminder(text: str, with_tasks: str = "", *, is_system: bool) -> ListReminder:
     said = _END.sub("", text)
     marks = [
         re.search(rf"(?P<before>\S*?){n}(?P<then>\W+)pending(?P<last>\W+){words}", with_tasks)
@@ -98,7 +113,7 @@ def _reminder(text: str, with_tasks: str = "") -> ListReminder:
     ]
     one, two = marks
     if not (one and two and with_tasks.startswith(said)):
-        return ListReminder(text=text)
+        return ListReminder(text=text, is_system=is_system)
     before = one["before"].removeprefix("[") if not two["before"] else one["before"]
     start = one.end() - len(one[0]) + len(one["before"]) - len(before)
     return ListReminder(
@@ -106,4 +121,5 @@ def _reminder(text: str, with_tasks: str = "") -> ListReminder:
         listing=f"{with_tasks[:start]}⟦items⟧{with_tasks[two.end() :]}",
         item=f"{before}⟦number⟧{one['then']}⟦status⟧{one['last']}⟦words⟧",
         between=with_tasks[one.end() : two.start()],
+        is_system=is_system,
     )

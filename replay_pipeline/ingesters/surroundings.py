@@ -112,7 +112,8 @@ def _found_in(texts: list[str], pattern: re.Pattern[str]) -> tuple[int, re.Match
 
 _OUR_WORDS = {
     kind: re.compile(
-        rf"<system-reminder>\n{re.escape(head)}(?P<tasks>.*?)\n</system-reminder>", re.DOTALL
+        rf"<system-reminder>\n{re.escape(head)}(?P<tasks>(?:(?!</system-reminder>).)*?)\n</system-reminder>",
+        re.DOTALL,
     )
     for kind, head in UNUSED.items()
 }
@@ -137,13 +138,21 @@ def reminded(
         said = _in_its_words(text, reminders) if message["role"] == "user" else text
         if said == text or not isinstance(said, str):
             shown.append(message)
+        elif any(
+            each.is_system and _OUR_WORDS[kind].fullmatch(str(text))
+            for kind, each in reminders.items()
+        ):
+            shown.append({"role": "system", "content": said})
         elif shown and shown[-1]["role"] == "tool" and _REMINDERS_ALONE.fullmatch(said):
             shown[-1] = _with_end(shown[-1], said)
         else:
             shown.append({**message, "content": said})
-    if is_logged or not reminders:
-        return shown
-    (reminder,) = list(reminders.values())[:1]
+    for reminder in [] if is_logged else list(reminders.values())[:1]:
+        _remind_by_rule(shown, reminder)
+    return shown
+
+
+def _remind_by_rule(shown: list[Message], reminder: ListReminder) -> None:
     tasks, n_unused, n_since = _Tasks(), 0, 0
     for number, message in enumerate(shown):
         if message["role"] == "assistant":
@@ -161,11 +170,12 @@ def reminded(
                 shown[number] = _with_end(message, said)
             else:
                 shown[number] = {**message, "content": f"{said}\n\n{message.get('content') or ''}"}
-    return shown
 
 
 def _in_its_words(text: Any, reminders: Mapping[str, ListReminder]) -> Any:
     for kind, reminder in reminders.items() if isinstance(text, str) else ():
+        if reminder.is_system and not _OUR_WORDS[kind].fullmatch(text):
+            continue  # it would be a message of its own
         text = _OUR_WORDS[kind].sub(
             lambda match, said=reminder.said: said(
                 [

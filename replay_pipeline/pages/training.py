@@ -12,7 +12,7 @@ _ROWS = {
     "preference_accuracy": ("right on held-out pairs", "%"),
     "blank_prompt_accuracy": ("the same with a blank prompt", "%"),
     "shuffled_prompt_accuracy": ("the same with another pair's prompt", "%"),
-    "consensus_rate": ("takes the consensus action, or one alike", "%"),
+    "consensus_rate": ("takes the consensus action", "%"),
     "valid_calls": ("writes well-formed calls", "%"),
     "general_loss": ("loss on general text", ""),
 }
@@ -34,7 +34,7 @@ def in_words(report: Report) -> list[dict[str, str]]:
         )
     if "consensus_rate_after" in report:
         facts.append(
-            f"By itself it takes the teachers' action, or one alike, at "
+            f"By itself it takes the teachers' action at "
             f"{_percent(report['consensus_rate_after'])} of {report['held_out_states']:,} held-out states "
             f"({_percent(report['consensus_rate_before'])} before), and writes well-formed calls at {_percent(report['valid_calls_after'])} "
             f"({_percent(report['valid_calls_before'])} before)."
@@ -105,11 +105,14 @@ def _by_level(evaluation: Report) -> list[dict[str, Any]]:
     for level, words in _LEVELS.items():
         if level and any(level in each for each in found):
             before, after = (_percent(each.get(level, 0.0)) for each in found)
-            row = {"name": f"of these, {words}", "before": before, "after": after}
+            name = f"of these, {words}" if level in _SAME else f"besides, {words}"
+            row = {"name": name, "before": before, "after": after}
             rows.append({**row, "interval": None})
     return rows
 
 
+_SAME = ("exact", "effect")
+"""Levels that count as the teachers' action."""
 _LEVELS = {
     "exact": "the teachers' action",
     "effect": "an equal action",

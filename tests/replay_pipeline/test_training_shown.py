@@ -61,9 +61,9 @@ def test_the_rate_of_consensus_actions_is_told_by_how_alike_they_are():
                            "valid_calls_after": 1.0}, measured)["before_after"]  # fmt: skip
     told = [(row["name"], row["before"], row["after"]) for row in rows]
     assert told[:3] == [
-        ("takes the consensus action, or one alike", "75 %", "50 %"),
+        ("takes the consensus action", "75 %", "50 %"),
         ("of these, the teachers' action", "25 %", "50 %"),
-        ("of these, the same tool", "0 %", "12 %"),
+        ("besides, the same tool", "0 %", "12 %"),
     ]
 
 

@@ -37,7 +37,7 @@ def test_a_terminal_is_told_of_a_run_in_sentences(finished):
     report = json.loads((finished / "report.json").read_text())
     told = report_words({**report, "findings": ["it acts worse"]}, {"output": "model"}).split("\n")
     assert told[0].startswith("6 steps: the loss went from ")
-    assert any(line.startswith("Takes the consensus action, or one alike: ") for line in told)
+    assert any(line.startswith("Takes the consensus action: ") for line in told)
     assert told[-2] == "It acts worse."
     assert told[-1].startswith("Next: look into model: ")
     assert report_words({"replicas": 2}, {}) == '{"replicas": 2}'

@@ -31,6 +31,8 @@ __all__ = [
 
 Agreement = Callable[[Message, Message], str | None]
 
+SAME = frozenset({"exact", "effect"})
+"""Levels at which an action counts as the consensus action. The same tool on another file does not."""
 SURE = 0.05
 """One-sided error probability at which a model counts as acting worse."""
 SURE_LEARNED = 0.01
@@ -56,7 +58,8 @@ def consensus_rate(
     """Measure the greedy actions at held-out states, and report each one to `on_acted`.
 
     Returns:
-        The share of states that agree with the consensus, by level and in total (`any`). `valid` is
+        The share of states by level of agreement with the consensus. `same` is the share of those
+        whose action is the consensus action, which is level `exact` or `effect`. `valid` is
         the share of well-formed calls at states where the consensus is a call. `n` and `n_calls`
         count the states of both shares. `agreed` and `valid_at` give the same per state, and `acts`
         the written actions.
@@ -82,7 +85,7 @@ def consensus_rate(
         text = renderer.tokenizer.decode(generated[0, prompt.size(1) :], skip_special_tokens=True)
         action = as_message(text)
         found = level(action, row["consensus"])
-        agreed.append(found is not None)
+        agreed.append(found in SAME)
         acts.append(_act(row, text, found))
         if found is not None:
             levels[found] += 1
@@ -92,7 +95,7 @@ def consensus_rate(
     model.train(was_training)
     return {
         **{name: count / max(len(rows), 1) for name, count in sorted(levels.items())},
-        "any": _share(agreed),
+        "same": _share(agreed),
         "n": len(rows),
         "valid": _share(valid_at),
         "n_calls": len(valid_at),
@@ -186,13 +189,13 @@ def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, A
         for name in ("preference", "blank_prompt", "shuffled_prompt"):
             figures[f"{name}_accuracy_{when}"] = scores[name]["accuracy"]
         figures[f"prompt_gain_{when}"] = scores["prompt_gain"]
-        figures[f"consensus_rate_{when}"] = scores["consensus"]["any"]
+        figures[f"consensus_rate_{when}"] = scores["consensus"]["same"]
         figures[f"valid_calls_{when}"] = scores["consensus"]["valid"]
         figures[f"general_loss_{when}"] = scores["general_loss"]
     pairs, acted = after["preference"], after["consensus"]
     intervals = {
         "preference_accuracy": wilson_interval(pairs["accuracy"], pairs["n_pairs"]),
-        "consensus_rate": wilson_interval(acted["any"], acted["n"]),
+        "consensus_rate": wilson_interval(acted["same"], acted["n"]),
         "valid_calls": wilson_interval(acted["valid"], acted["n_calls"]),
     }
     return {

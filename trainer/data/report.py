@@ -48,7 +48,7 @@ def model_card(
         ("the same with another pair's prompt", "shuffled_prompt", "accuracy"),
         ("held-out margin (nats per token)", "preference", "margin"),
         ("format-only control accuracy", "format_only", "accuracy"),
-        ("greedy actions that are the consensus", "consensus", "any"),
+        ("greedy actions that are the consensus", "consensus", "same"),
         ("greedy actions that are well-formed calls", "consensus", "valid"),
     ]
     gain = f"| **true minus blank prompt** | {before['prompt_gain']:+.3f} | {after['prompt_gain']:+.3f} |"

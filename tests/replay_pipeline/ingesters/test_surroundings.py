@@ -101,3 +101,12 @@ def test_tasks_are_followed_by_their_numbers():
     prompt = [user("Go on."), calls(*made, *changed, ("TaskUpdate", [])), step()[1], *step(10)]
     *_, last = reminded(prompt, TASK, is_logged=False)
     assert "(#2 [completed] Mend; #3 [pending] Tell)" in last["content"]
+
+
+def test_what_is_said_in_the_systems_name_is_a_message_of_its_own():
+    in_its_name = {"task_reminder": ListReminder(text="Use it.\n", is_system=True)}
+    prompt = [user("Go on."), *step(), noted("task_reminder", content=[])]
+    *before, last = reminded(prompt, in_its_name, is_logged=True)
+    assert (before, last) == (prompt[:-1], {"role": "system", "content": "Use it.\n"})
+    mixed = [*step(), user(noted("task_reminder", content=[])["content"] + "\n\nAnd now?")]
+    assert reminded(mixed, in_its_name, is_logged=True) == mixed

@@ -12,7 +12,7 @@ from trainer.data.tiny import corpus, make_model, train_tokenizer
 def scores(*, agreed, valid_at, general=3.0, accuracy=0.5, margins=()):
     rate = sum(agreed) / len(agreed)
     return {
-        "consensus": {"agreed": agreed, "valid_at": valid_at, "any": rate},
+        "consensus": {"agreed": agreed, "valid_at": valid_at, "same": rate},
         "general_loss": general,
         "preference": {"accuracy": accuracy, "margins": list(margins)},
     }

@@ -129,7 +129,7 @@ def test_greedy_actions_are_compared_with_the_consensus(model, tokenizer):
     assert "cart.py" in acts[0]["text"]
     assert rates == {
         "exact": 0.5,
-        "any": 0.5,
+        "same": 0.5,
         "n": 2,
         "valid": 1.0,
         "n_calls": 1,
@@ -206,3 +206,14 @@ def test_an_evaluation_in_trees_runs_a_prompt_once_and_says_the_same(model, toke
     for name, score in expected.items():
         assert found[name].accuracy == score.accuracy
         assert found[name].margin == pytest.approx(score.margin, abs=1e-5)
+
+
+def test_the_same_tool_on_another_file_is_not_the_consensus_action(model, tokenizer):
+    renderer = Renderer(tokenizer=tokenizer, max_prompt_tokens=128, max_response_tokens=48)
+    rows = [{"prompt": [{"role": "user", "content": "Fix cart.py."}], "consensus": READ}]
+    for level, is_same in (("exact", True), ("effect", True), ("target", False), ("tool", False)):
+        found = consensus_rate(
+            model, renderer, rows, level=lambda *_, level=level: level, max_new_tokens=2
+        )
+        assert found["agreed"] == [is_same], level
+        assert (found["same"], found[level]) == (float(is_same), 1.0), level
