@@ -137,6 +137,8 @@ def _show_harness(report: Report) -> None:
                 out.print(escape(text), soft_wrap=True, highlight=False)
             for message in found["after"]:
                 out.print(escape(f"{message['role']}: {message['content']}"), soft_wrap=True)
+            for name, text in found["reminders"].items():
+                out.print(escape(f"{name}: {text}"), soft_wrap=True, highlight=False)
             for tool in found["tools"]:
                 function = tool["function"]
                 out.rule(escape(function["name"]), align="left")

@@ -104,6 +104,7 @@ def show_harness(project: "Project", version: str, *, agent: str = "claude_code"
                     "tools": framing.tools,
                     "before": framing.before,
                     "after": framing.after,
+                    "reminders": {kind: each.text for kind, each in framing.reminders.items()},
                     "params": framing.params,
                     "slots": slots_of(framing),
                     "left_out": framing.left_out,
@@ -122,7 +123,7 @@ def _summary(harness: Harness) -> dict[str, Any]:
             "system_chars": sum(map(len, framing.system)),
             "tools": len(framing.tools),
             "tool_chars": len(json.dumps(framing.tools)),
-            "reminders": len(framing.before) + len(framing.after),
+            "reminders": sum(map(len, (framing.before, framing.after, framing.reminders))),
             "slots": slots_of(framing),
             "left_out": framing.left_out,
         }

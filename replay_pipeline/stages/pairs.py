@@ -5,18 +5,17 @@ from collections.abc import Mapping, Sequence
 from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
-from replay_pipeline.settings import Settings, redaction_salt
+from replay_pipeline.settings import Settings
 from replay_pipeline.stages.markdown import Markdown, code_block, inert, markdown_table
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import ALL, Receipt
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.sums import added, total
-from replay_pipeline.types import DPOPair, TeacherAction, TraceState
+from replay_pipeline.types import DPOPair, TraceState
 
 if TYPE_CHECKING:
     from replay_pipeline.stages.project import Project
-    from replay_pipeline.stages.trials import TriedStates
 
 logger = logging.getLogger(__name__)
 
@@ -27,18 +26,19 @@ def make_pairs(task: Task) -> Report:
     """Make `dpo_pairs`, `positives`, and `outcomes` from the answers at a batch's states."""
     from replay_pipeline.pairs import extract_pairs, outcomes_table, pairs_table, positives_table
     from replay_pipeline.replay.rows import teacher_actions_from_table
+    from replay_pipeline.stages.trials import try_batch, verdicts_of
 
     project, options = task.project, task.project.settings.pairs
     marks, chances = _checked(project.settings)
     answers = list(teacher_actions_from_table(task.read("teacher_actions")))
-    tried, failing = _trials(task, answers)
+    tried = try_batch(project, task.batch, answers)
     report = extract_pairs(
         project.states([task.batch]),
         answers,
         options.agreement_threshold,
         trials=tried.trials,
         became=tried.became,
-        verdicts=failing,
+        verdicts=verdicts_of(tried.trials, project.states([task.batch]), answers),
         level=options.level,
         include_natural=options.include_natural,
         count_own_family=options.count_own_family,
@@ -79,39 +79,20 @@ def _inputs(project: "Project", batch: str) -> Mapping[str, str]:
     return {**project.tools_digest(batch), **again}
 
 
-def _trials(
-    task: Task, answers: Sequence[TeacherAction]
-) -> tuple["TriedStates", dict[tuple[str, str], bool]]:
-    """Try the actions at a batch's states, as far as the settings allow.
-
-    Returns what became of them, and whose actions are known to be right or wrong by that.
-    """
-    from replay_pipeline.ingesters import read_manifest
-    from replay_pipeline.redaction.redactor import Redactor
-    from replay_pipeline.stages.trials import TriedStates, judge_of, try_actions, verdicts_of
-    from replay_pipeline.stages.workspaces import Workspaces
-
-    settings, options = task.project.settings, task.project.settings.workspaces
-    if options.execute == "off":
-        return TriedStates({}, {}, {}), {}
-    manifest = read_manifest(task.batch, task.project.root.path)
-    sources = [source.path for source in manifest.slices if source.path.is_file()]
-    if not sources:
-        logger.warning("%s: its logs are gone, so none of its actions is executed", task.batch)
-        return TriedStates({}, {}, {"n_states": 0}), {}
-    judge = judge_of(options, kept=settings.local_dir() / "runs.sqlite")
-    work = Workspaces(settings, sources=sources)
-    redactor = Redactor(salt=redaction_salt()) if settings.ingest.is_redacted else None
-    states = task.project.states([task.batch])
-    tried = try_actions(work, judge, states, answers, redactor=redactor)
-    verdicts = verdicts_of(tried.trials, task.project.states([task.batch]), answers)
-    return tried, verdicts
-
-
 def decisive(settings: Settings) -> Mapping[str, Any]:
     """Return the settings that decide when teachers agree and which pairs result."""
     options = settings.pairs.model_dump(mode="json", exclude={"marks"})
     return {"pairs": options, **shown_below(settings)}
+
+
+def tried_by(settings: Settings) -> Mapping[str, Any]:
+    """Return the settings that decide which actions are tried, and how."""
+    options = settings.workspaces
+    if options.execute == "off":
+        return {"execute": None}
+    # What limits commands decides nothing where none is run.
+    only = None if options.execute == "commands" else {"execute", "repositories"}
+    return options.model_dump(mode="json", include=only)
 
 
 def _checked(settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, float]]:
@@ -124,14 +105,10 @@ def _checked(settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, float]
 
 def _decisive(settings: Settings) -> Mapping[str, Any]:
     checked = [sorted(each.items()) for each in _checked(settings)]
-    options = settings.workspaces
-    # What limits commands decides nothing where none is run.
-    only = None if options.execute == "commands" else {"execute", "repositories"}
-    tried = options.model_dump(mode="json", include=only)
     return {
         **decisive(settings),
         "pairs.marks": repr(checked) if any(checked) else None,
-        "workspaces": tried if options.execute != "off" else {"execute": None},
+        "workspaces": tried_by(settings),
     }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.overview import Overview
-from replay_pipeline.stages.pairs import decisive
+from replay_pipeline.stages.pairs import decisive, tried_by
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.replay import answer_facts, asked
@@ -37,6 +37,7 @@ def sample_trainee(task: Task) -> Report:
     from replay_pipeline.pairs import on_policy_pairs, pairs_table, positives_table
     from replay_pipeline.replay import refuse_if_nobody_answers, replay_facts, replay_in_thread
     from replay_pipeline.replay.rows import teacher_actions_from_table, teacher_actions_table
+    from replay_pipeline.stages.trials import try_batch
 
     project, batch = task.project, task.batch
     trainee, options = project.settings.trainee, project.settings.pairs
@@ -53,13 +54,16 @@ def sample_trainee(task: Task) -> Report:
             **project.accounts(),
         )
     refuse_if_nobody_answers(replay)
+    answers = list(teacher_actions_from_table(task.read("teacher_actions")))
+    tried = try_batch(project, batch, [*answers, *replay.actions])
     report = on_policy_pairs(
         states,
-        teacher_actions_from_table(task.read("teacher_actions")),
+        answers,
         replay.actions,
         options.agreement_threshold,
         known_pairs=set(task.read("dpo_pairs")["pair_id"].to_pylist()),
         known_positives=set(task.read("positives")["state_id"].to_pylist()),
+        trials=tried.trials,
         level=options.level,
         count_own_family=options.count_own_family,
     )
@@ -68,7 +72,8 @@ def sample_trainee(task: Task) -> Report:
     task.write("sampled_positives", positives_table(report.positives, "sampled_positives"))
     if report.advice is not None:
         logger.warning("%s", report.advice)
-    return {**replay_facts(replay), **report.to_json(), "blind": _blind(report.pairs)}
+    told = {"tried": tried.counts} if tried.counts else {}
+    return {**replay_facts(replay), **report.to_json(), **told, "blind": _blind(report.pairs)}
 
 
 def _blind(pairs: Sequence[DPOPair]) -> dict[str, Any] | None:
@@ -102,6 +107,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
         "trainee.folder": None if trainee.endpoint else model["model"],
         "trainee.endpoint": model if trainee.endpoint else {"model": None},
         **decisive(settings),
+        "workspaces": tried_by(settings),
     }
 
 

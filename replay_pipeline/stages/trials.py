@@ -4,6 +4,7 @@ Teachers saw redacted prompts, so their actions name redacted folders. These get
 back. If an action may have failed because of redaction, it doesn't count as tried.
 """
 
+import logging
 import os
 import re
 from collections import Counter, defaultdict
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from replay_pipeline.actions import canonical_action
+from replay_pipeline.ingesters import read_manifest
 from replay_pipeline.redaction.people import user_of
 from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.reliability import AGENT
-from replay_pipeline.settings import WorkspaceSettings
+from replay_pipeline.settings import WorkspaceSettings, redaction_salt
+from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.workspaces import Workspaces, ids_of
 from replay_pipeline.types import Message, TeacherAction, TraceState, Trial
 from replay_pipeline.workspaces.history import History
@@ -26,6 +29,8 @@ from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
 from replay_pipeline.workspaces.survival import FateBook
 from replay_pipeline.workspaces.verdicts import CandidateResult, Judge, TriedCall
+
+logger = logging.getLogger(__name__)
 
 _PLACEHOLDER = re.compile(r"<[A-Z]+:[\w-]+:[0-9a-f]+>")
 
@@ -65,6 +70,25 @@ def judge_of(options: WorkspaceSettings, *, kept: Path | None = None) -> Judge:
     """
     sandbox = sandbox_of(options) if options.execute == "commands" else None
     return Judge(options.execute, sandbox=sandbox, kept=kept, checks=options.checks)
+
+
+def try_batch(project: Project, batch: str, answers: Sequence[TeacherAction]) -> TriedStates:
+    """Try the actions at a batch's states, as far as the settings allow."""
+    settings, options = project.settings, project.settings.workspaces
+    if options.execute == "off":
+        return TriedStates({}, {}, {})
+    manifest = read_manifest(batch, project.root.path)
+    sources = [source.path for source in manifest.slices if source.path.is_file()]
+    if not sources:
+        logger.warning("%s: its logs are gone, so none of its actions is executed", batch)
+        return TriedStates({}, {}, {"n_states": 0})
+    return try_actions(
+        Workspaces(settings, sources=sources),
+        judge_of(options, kept=settings.local_dir() / "runs.sqlite"),
+        project.states([batch]),
+        answers,
+        redactor=Redactor(salt=redaction_salt()) if settings.ingest.is_redacted else None,
+    )
 
 
 def try_actions(

@@ -54,7 +54,8 @@ class Repository:
         self._trees: dict[str, dict[str, tuple[str, str]]] = {}
         self._flat: OrderedDict[str, dict[str, str]] = OrderedDict()
         self._branches: dict[str | None, list[GitCommit]] = {}
-        self._lines: dict[str, set[str]] = {}
+        self._lines: dict[str, list[GitCommit]] = {}
+        self._line_ids: dict[str, set[str]] = {}
         self.objects = Path(self._git("rev-parse", "--git-path", "objects").strip())
         if not self.objects.is_absolute():
             self.objects = path / self.objects
@@ -179,14 +180,38 @@ class Repository:
 
     def line(self, branch: str) -> set[str]:
         """Return the commits that were once the newest of a branch: its tip and its first parents."""
+        if branch not in self._line_ids:
+            self._line_ids[branch] = {commit.id for commit in self._line(branch)}
+        return self._line_ids[branch]
+
+    def _line(self, branch: str) -> list[GitCommit]:
+        """Return the tip of a branch and its first parents, the newest last."""
         if branch not in self._lines:
-            found: set[str] = set()
+            found: list[GitCommit] = []
             commit = self.commits.get(self.tips[branch])
             while commit is not None:
-                found.add(commit.id)
+                found.append(commit)
                 commit = self.commits.get(commit.parents[0]) if commit.parents else None
-            self._lines[branch] = found
+            self._lines[branch] = found[::-1]
         return self._lines[branch]
+
+    def tip_at(self, branch: str, moment: float) -> GitCommit | None:
+        """Return the newest commit of a branch at a time, judged by its first parents."""
+        line = self._line(branch)
+        end = bisect_right(line, moment, key=lambda each: each.committed)
+        return line[end - 1] if end else None
+
+    @cached_property
+    def n_objects(self) -> int:
+        """Return the number of objects."""
+        counts = [line.split(": ") for line in self._git("count-objects", "-v").splitlines()]
+        return sum(int(number) for name, number in counts if name in {"count", "in-pack"})
+
+    def n_abbreviated(self, moment: float) -> int:
+        """Return how many digits of an id git showed at a moment: more objects need more."""
+        share = bisect_right(self.on_branch(None), moment, key=lambda each: each.committed)
+        n_objects = self.n_objects * share // max(1, len(self.commits))
+        return max(7, (n_objects.bit_length() + 1) // 2)
 
     def before(self, moment: float, *, branch: str | None, n: int) -> list[GitCommit]:
         """Return the newest `n` commits of a branch made up to `moment`, the newest first."""

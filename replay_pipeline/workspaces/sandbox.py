@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import posixpath
+import re
 import shutil
 import subprocess
 import tarfile
@@ -299,6 +300,31 @@ def _unpacked(result: bytes, root: str, files: Mapping[str, bytes]) -> Ran:
     )
 
 
+_NO_REF_NAME = re.compile(r"[\x00-\x20~^:?*\[\\\x7f]|\.\.|@\{|//|\.lock(?:/|$)|(?:^|/)\.|[/.]$")
+_CONFIG = """[core]
+\trepositoryformatversion = 0
+\tbare = false
+\tfileMode = false
+\tabbrev = {abbrev}
+[remote "origin"]
+\turl = .
+\tfetch = +refs/heads/*:refs/remotes/origin/*
+"""
+
+
+def _is_ref_name(name: str) -> bool:
+    """Return whether a branch may be called so; merges also name those of a remote."""
+    return not _NO_REF_NAME.search(name) and not name.startswith(("origin/", "remotes/"))
+
+
+def _config(repository: Repository, branch: str | None, moment: float) -> str:
+    config = _CONFIG.format(abbrev=repository.n_abbreviated(moment))
+    if branch is None or branch not in repository.remote_branches or not _is_ref_name(branch):
+        return config
+    name = branch.replace('"', '\\"')
+    return f'{config}[branch "{name}"]\n\tremote = origin\n\tmerge = refs/heads/{branch}\n'
+
+
 def _texts(data: bytes) -> Iterable[str]:
     return (each.decode("utf-8", "replace") for each in data.split(b"\0") if each)
 
@@ -315,9 +341,9 @@ def git_files(
     The repository's settings and hooks are not copied.
     """
     refs: dict[str, str] = {}
-    for name in repository.tips:
-        # Where a branch stood then: its newest commit of that time.
-        for newest in repository.before(moment, branch=name, n=1):
+    for name in filter(_is_ref_name, repository.tips):
+        # Where a branch stood then. What it was merged into has its commits too, but not as its own.
+        if (newest := repository.tip_at(name, moment)) is not None:
             refs[f"refs/heads/{name}"] = newest.id
             if name in repository.remote_branches:
                 refs[f"refs/remotes/origin/{name}"] = newest.id
@@ -328,7 +354,7 @@ def git_files(
     head = f"ref: refs/heads/{branch}" if branch and branch != "HEAD" else commit.id
     files = {
         ".git/HEAD": head,
-        ".git/config": "[core]\n\trepositoryformatversion = 0\n\tbare = false\n\tfileMode = false\n",
+        ".git/config": _config(repository, branch, moment),
         ".git/objects/info/alternates": _OBJECTS,
         ".git/packed-refs": "\n".join(f"{refs[name]} {name}" for name in sorted(refs)),
         ".git/refs/.keep": "",

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from replay_pipeline.workspaces.globs import expression_of
+from replay_pipeline.workspaces.ignores import Ignores
 from replay_pipeline.workspaces.tree import Tree, is_below
 
 MAX_GLOB_FILES = 100
@@ -96,7 +98,8 @@ def grep(
         PatternError: the pattern is invalid.
         NotKnownError: the file type or a file's content is unknown.
     """
-    wanted = [path for path in paths if not _VCS.search(path)]
+    ignores = Ignores(tree, place)
+    wanted = [path for path in paths if not _VCS.search(path) and not ignores.has(path)]
     if globs := _globs(arguments.get("glob")):
         is_match = _matcher(globs)
         inside = {path: posixpath.relpath(path, place) for path in wanted if path != place}
@@ -240,8 +243,8 @@ def _globs(value: Any) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def _matcher(globs: tuple[str, ...]) -> Any:
-    wanted = [re.compile(_expression(each)) for each in globs if not each.startswith("!")]
-    not_wanted = [re.compile(_expression(each[1:])) for each in globs if each.startswith("!")]
+    wanted = [re.compile(expression_of(each)) for each in globs if not each.startswith("!")]
+    not_wanted = [re.compile(expression_of(each[1:])) for each in globs if each.startswith("!")]
 
     def is_match(path: str) -> bool:
         if any(each.fullmatch(path) for each in not_wanted):
@@ -249,32 +252,3 @@ def _matcher(globs: tuple[str, ...]) -> Any:
         return not wanted or any(each.fullmatch(path) for each in wanted)
 
     return is_match
-
-
-def _expression(pattern: str) -> str:
-    """Return a glob as a regular expression on relative paths; without `/` it matches at any depth."""
-    pattern = pattern.removeprefix("./")
-    out = "" if "/" in pattern else "(?:.*/)?"
-    at = depth = 0
-    pattern = pattern.removeprefix("/")
-    while at < len(pattern):
-        sign = pattern[at]
-        if pattern.startswith("**/", at):
-            out, at = out + "(?:.*/)?", at + 3
-            continue
-        if pattern.startswith("**", at):
-            out, at = out + ".*", at + 2
-            continue
-        if sign == "[" and (end := pattern.find("]", at + 2)) > 0:
-            out += "[" + pattern[at + 1 : end].replace("!", "^", 1).replace("\\", "\\\\") + "]"
-            at = end
-        elif sign == "{":
-            out, depth = out + "(?:", depth + 1
-        elif sign == "}" and depth:
-            out, depth = out + ")", depth - 1
-        elif sign == "," and depth:
-            out += "|"
-        else:
-            out += {"*": "[^/]*", "?": "[^/]"}.get(sign, re.escape(sign))
-        at += 1
-    return out + ")" * depth

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from msgspec import structs
 
 from replay_pipeline.harness import Framing, Harness, HarnessStore
+from replay_pipeline.harness.reminders import ListReminder
 from replay_pipeline.ingesters import Traces, ingest, system_prompt
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.harness import (
@@ -176,6 +178,23 @@ def test_the_neutral_form_has_the_texts_of_clients_beside_it(tmp_path, ingested)
         assert [*texts["messages"], *behind] == own["messages"]
         assert texts["tools"] == own["tools"]
         assert texts["n_replaced"] <= 2
+
+
+def test_reminders_in_mid_conversation_are_shown_and_not_published(tmp_path, ingested):
+    store = HarnessStore(tmp_path)
+    reminder = ListReminder(text="<system-reminder>\nUse it.\n</system-reminder>")
+    main = structs.replace(MAIN, reminders={"todo_reminder": reminder})
+    store.keep(harness("2.0.0", main=main))
+    tables = {name: getattr(ingested, name) for name in ("sessions", "turns", "states", "tools")}
+    shown = list(Traces(**tables, harnesses=store).materialize())
+    reminded = [state for state in shown if "Use it." in json.dumps(state["messages"])]
+    assert 0 < len(reminded) < len(shown)
+    for state in reminded:
+        told = [each for each in state["messages"] if "Use it." in str(each["content"])]
+        assert {each["role"] for each in told} <= {"tool", "user"}
+    for state in Traces(**tables, harnesses=store, is_neutral=True).materialize():
+        assert "Use it." not in json.dumps([state["messages"], state.get("client_texts")])
+        assert state["client_texts"]["n_replaced"] <= 2
 
 
 def test_the_sample_has_a_harness_of_its_own(project):

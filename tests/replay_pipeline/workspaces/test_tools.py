@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.ingesters.labels import error_kind
+from replay_pipeline.processes import child_environment
 from replay_pipeline.workspaces.tools import ToolRun
 from replay_pipeline.workspaces.tree import FileTree
 
@@ -24,6 +25,7 @@ TREE = {
         }
     ),
     "big.txt": "x" * 300_000,
+    "long.py": "tide = high(4) + low(2) + mean(3)  # m\n" * 2_000,
     ".github/run.yml": "on: push\n",
 }
 HIGH = "/p/tide/high.py"
@@ -43,6 +45,8 @@ def edit(old, new, **more):
         ("Read", {"file_path": "/p/none.py"}, "not_found"),
         ("Read", {"file_path": "/p/tide"}, "is_directory"),
         ("Read", {"file_path": "/p/big.txt"}, "too_large"),
+        ("Read", {"file_path": "/p/long.py"}, "too_large"),
+        ("Read", {"file_path": "/p/long.py", "offset": 100, "limit": 1_900}, "too_large"),
         ("Edit", edit("return 5", "return 6"), "string_not_found"),
         ("Edit", edit("return 3", "return 6"), "multiple_matches"),
         ("Edit", edit("return 3", "return 3"), "no_change"),
@@ -114,6 +118,14 @@ def test_straight_quotes_find_curly_ones_and_a_text_taken_out_takes_its_line_end
 def test_read_shows_the_lines_of_its_window():
     answer = run().call("Read", {"file_path": HIGH, "offset": 2, "limit": 2})
     assert answer.text == "     2→    return 3\n     3→"
+
+
+def test_of_a_file_of_too_many_tokens_a_window_is_read():
+    """The client counts what it would show, not the file."""
+    answer = run().call("Read", {"file_path": "/p/long.py", "offset": 1_501, "limit": 500})
+    assert (answer.error_kind, answer.text.count("\n")) == (None, 499)
+    whole = run().call("Read", {"file_path": "/p/long.py"})
+    assert "tokens) exceeds maximum allowed tokens (25000)" in whole.text
 
 
 def test_cells_of_a_notebook_are_replaced_put_in_and_taken_out():
@@ -200,6 +212,44 @@ def test_globs_types_and_modes_narrow_a_search():
     across = {"pattern": r"high\(\):\n    return", "multiline": True}
     assert run().call("Grep", across).found == ("tide/high.py",)
     assert run().call("Grep", {"pattern": across["pattern"]}).found == ()
+
+
+IGNORED = {
+    ".gitignore": "# built\ndocs/plans\n*.log\n/dist/\n!keep.log\nbuild/\n[!a\n",
+    "docs/plans/tide.md": "high\n",
+    "docs/plans/more/tide.md": "high\n",
+    "docs/high.md": "high\n",
+    "sub/docs/plans/tide.md": "high\n",
+    "tide.log": "high\n",
+    "sub/keep.log": "high\n",
+    "dist/tide.js": "high\n",
+    "sub/dist/tide.js": "high\n",
+    "sub/build/tide.o": "high\n",
+    "sub/build.md": "high\n",
+    "low/.gitignore": "*.md\n!docs/\n",
+    "low/tide.md": "high\n",
+    "low/tide.py": "high\n",
+}
+
+
+def test_grep_leaves_out_what_git_ignores_and_finds_it_where_it_is_named(tmp_path):
+    """Held to `git ls-files`, which reads the same files."""
+    for name, text in IGNORED.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True, env=child_environment())
+    listing = ["git", "ls-files", "--others", "--exclude-standard"]
+    done = subprocess.run(
+        listing, cwd=tmp_path, capture_output=True, text=True, check=True, env=child_environment()
+    )
+    run = ToolRun(FileTree("/p", IGNORED), cwd="/p")
+    found = {*run.call("Grep", {"pattern": "high"}).found}
+    assert found == {name for name in done.stdout.split() if not name.endswith(".gitignore")}
+    assert run.call("Grep", {"pattern": "high", "path": "tide.log"}).found == ("tide.log",)
+    inside = run.call("Grep", {"pattern": "high", "path": "docs/plans"}).found
+    assert {*inside} == {"docs/plans/tide.md", "docs/plans/more/tide.md"}
+    assert "docs/plans/tide.md" in run.call("Glob", {"pattern": "**/*.md"}).found
 
 
 def test_a_pattern_that_takes_others_forever_is_no_matter():

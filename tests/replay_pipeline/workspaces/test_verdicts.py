@@ -223,3 +223,31 @@ def test_commands_of_git_see_the_commit_and_the_changes_of_the_state(tmp_path, w
         command = "git status --short; git diff; git log --format=%s%d"
         verdict = judge.judge(place, [TriedCall("Bash", {"command": command})])
     assert verdict.answer.strip() == recorded.strip()
+
+
+def test_a_branch_stands_where_it_stood_then_and_not_at_what_was_merged_into_it(
+    tmp_path, work, box
+):
+    if isinstance(box, str):
+        return
+    command = (
+        "git log main..HEAD --oneline; git merge-base main HEAD; git show --stat --oneline HEAD"
+    )
+    work.git("checkout", "-q", "-b", "tide")
+    work.session.wait(10)
+    work.put({"tide/mean.py": "def mean():\n    return 2\n"})
+    work.commit("Add the mean")
+    work.session.wait(10)
+    work.session.git_branch = "tide"
+    work.bash(command)
+    recorded = read_log([work.session.write(tmp_path / "there")]).steps[-1].text
+    assert "Add the mean" in recorded
+    work.session.wait(10)
+    work.git("checkout", "-q", "main")
+    work.git("merge", "-q", "--no-ff", "-m", "Merge branch 'tide'", "tide")
+    work.git("branch", "-D", "tide")
+    with at_last_state(tmp_path, work) as place:
+        verdict = Judge("commands", sandbox=box).judge(
+            place, [TriedCall("Bash", {"command": command})]
+        )
+    assert verdict.answer.strip() == recorded.strip()
