@@ -430,7 +430,7 @@ class RunConfig:
             )
         if self.dtype != "float32" and self.peft is None and self.engine in HOSTS_OF_TRL:
             raise TrainerConfigError(
-                f"dtype={self.dtype} trains all weights in {self.dtype}, which rounds steps at usual learning rates to zero. Keep the weights in float32 (dtype: float32; on a GPU, trl.bf16 still computes in bfloat16), or train adapters (peft.rank=16)"
+                f"dtype={self.dtype} stores all weights in {self.dtype}. At usual learning rates, steps are then rounded to zero. Set dtype=float32 (on a GPU, trl.bf16 still computes in bfloat16), or train adapters (peft.rank=16)"
             )
         if self.quantize != "none" and (self.peft is None or self.model is None):
             raise TrainerConfigError(

@@ -138,7 +138,7 @@ def ui(
     data: DataOption = None,
     port: Annotated[int, typer.Option(min=1, max=65535)] = 3000,
     sample: Annotated[
-        bool, typer.Option("--demo", help="Set the data root up as `demo` does.")
+        bool, typer.Option("--demo", help="Prepare the data root like `demo`.")
     ] = False,
     settings: SettingsOption = None,
 ) -> None:

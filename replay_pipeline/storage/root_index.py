@@ -212,7 +212,7 @@ class RootIndex:
                 places = (self._path.parent, self._path)
                 if not self._path.exists() or all(os.access(p, os.W_OK) for p in places):
                     return _usable(self._path)
-                logger.info("%s: not used (it may not be written)", self._path)
+                logger.info("%s: not used, because it is not writable", self._path)
             except sqlite3.OperationalError as error:
                 logger.info("%s: not used (%s)", self._path, error)  # such as a read-only disk
             except sqlite3.DatabaseError as error:

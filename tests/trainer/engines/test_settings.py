@@ -50,7 +50,7 @@ def test_engines_sections_are_left_out_of_trls_run():
         ({"engines": {"trl": {"max_steps": 3}}}, r"engines\.trl\.max_steps: settings of TRL"),
         ({"dtype": "bfloat16"}, "dtype=bfloat16: without `model`, the trainer makes a tiny model"),
         ({"attention": "sdpa"}, "attention=sdpa: without `model`, the trainer makes a tiny model"),
-        ({"dtype": "bfloat16", "model": "m"}, "rounds steps at usual learning rates to zero"),
+        ({"dtype": "bfloat16", "model": "m"}, "steps are then rounded to zero"),
     ],
 )
 def test_no_section_of_a_run_takes_a_name_that_it_does_not_know(values, message):
