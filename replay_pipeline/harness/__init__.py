@@ -1,8 +1,9 @@
-"""What a client puts around a conversation: its system prompt, tools, reminders and parameters.
+"""What a client adds to a conversation: its system prompt, tools, reminders, and parameters.
 
-A log of older clients holds the conversation alone. The rest is learned from the client itself: started
-in an empty home against a server on loopback, it sends its complete request. Read `harness.py` (what is
-kept of it), then `learn.py` (how a client is asked), then `store.py` (where it lies).
+Logs of older clients have only the conversation. The rest is learned from the client itself: it is
+started in an empty home against a server on loopback, and sends its complete request. Read
+`harness.py` (what is stored), then `learn.py` (how a client is started), then `store.py` (where
+harnesses are stored).
 """
 
 from replay_pipeline.harness.harness import Filled, Framing, Harness, Moment

@@ -35,28 +35,28 @@ class Start:
     """What the user says."""
     model: str | None = None
     is_headless: bool = False
-    """Whether it works without a terminal, as programs start it."""
+    """Whether it runs without a terminal, as when a program starts it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientProgram:
-    """One program that can be asked."""
+    """A client program whose harness can be learned."""
 
     agent: str
-    """As in the column `agent` of sessions."""
+    """Its name in the column `agent` of sessions."""
     program: str
-    """What it is called where it is installed."""
+    """The name of its executable."""
     prepare: Callable[[Start], tuple[list[str], dict[str, str]]]
-    """Writes its settings; returns arguments and environment."""
+    """Writes its settings, and returns arguments and environment variables."""
     read: Callable[[KeptRequest], tuple[list[str], list[Tool], list[tuple[str, list[str]]]] | None]
-    """System texts, tools and messages of a request; `None` for one that is not of a conversation."""
+    """Returns system texts, tools, and messages of a request, or `None` if it isn't part of a conversation."""
     is_interactive: bool = False
-    """Whether it is started in a terminal, as its users start it."""
+    """Whether it is started in a terminal, as users start it."""
     has_subagents: bool = False
 
 
 def version_in(kept: KeptRequest) -> str | None:
-    """Return the version of the client that sent a request, as it names itself."""
+    """Return the client's version as the request names it."""
     agent = kept.headers.get("user-agent", "")
     match = re.search(r"/(\d+\.\d+\.\d+)", agent)
     # A client that leaves this to the library that it calls with names the library's version.
@@ -64,7 +64,7 @@ def version_in(kept: KeptRequest) -> str | None:
 
 
 def params_in(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a request, without its contents and without names of people."""
+    """Return the parameters of a request, without its contents and names of people."""
     left_out = ("model", "messages", "system", "tools", "metadata", "stream", "input", "instructions",
                 "prompt_cache_key", "client_metadata", "contents", "systemInstruction")  # fmt: skip
     return {key: value for key, value in body.items() if key not in left_out}
@@ -73,7 +73,7 @@ def params_in(body: Mapping[str, Any]) -> dict[str, Any]:
 def request_in(
     client: ClientProgram, kept: KeptRequest, words: str, values: Mapping[str, str]
 ) -> AskedRequest | None:
-    """Return a request as sent, or `None` if it does not belong to a conversation."""
+    """Return a request as sent, or `None` if it isn't part of a conversation."""
     found = client.read(kept)
     if found is None:
         return None
@@ -89,15 +89,15 @@ def request_in(
 
 
 N_ASKED = 4
-"""So many requests of a conversation show all that a client has to say."""
+"""After this many requests of a conversation, a client has shown all its texts."""
 
 
 def leading_calls(kept: KeptRequest, n_before: int) -> tuple[ToolReply, ...]:
-    """Return calls that make Claude Code start a helper, and then remind of its list of tasks.
+    """Return calls that make Claude Code start a helper and then remind the model of its task list.
 
     Args:
         kept: a request of the conversation.
-        n_before: how many of its requests were answered before.
+        n_before: how many requests of the conversation were answered before.
     """
     tools = {str(t.get("name")): t for t in kept.body.get("tools") or () if isinstance(t, dict)}
     names = set(tools)
@@ -119,7 +119,7 @@ def leading_calls(kept: KeptRequest, n_before: int) -> tuple[ToolReply, ...]:
 
 
 def texts_of(content: Any) -> list[str]:
-    """Return the texts of a content, which may be one text or come in blocks."""
+    """Return the texts of a content, which is a string or a list of blocks."""
     if isinstance(content, str):
         return [content]
     blocks = content if isinstance(content, list) else []
@@ -319,4 +319,4 @@ CLIENTS: dict[str, ClientProgram] = {
         ClientProgram(agent="gemini_cli", program="gemini", prepare=_gemini, read=_read_gemini),
     )
 }
-"""Clients that can be asked, by the name of their agent."""
+"""Clients whose harness can be learned, by agent."""

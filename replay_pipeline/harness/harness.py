@@ -1,4 +1,4 @@
-"""A harness: the constant part of a client's requests, with slots for what it fills in by itself."""
+"""A harness: the constant part of a client's requests, with slots for what the client fills in."""
 
 import hashlib
 import re
@@ -19,29 +19,29 @@ _MODEL = re.compile(
     r"claude-(?P<family>[a-z]+)-(?P<major>\d+)(?:-(?P<minor>\d{1,2}))?(?:-\d{8})?(?P<long>\[1m\])?$"
 )
 OF_THE_MODEL = ("model", "model_name", "knowledge")
-"""Slots whose values go with the model that was asked."""
+"""Slots whose values depend on the model."""
 
 Kind = Literal["main", "subagent"]
-"""Whose requests: those of the conversation with the user, or of a helper that it starts."""
+"""Whether requests belong to the conversation with the user, or to a helper that it starts."""
 
 
 class Framing(msgspec.Struct, frozen=True, kw_only=True):
-    """The text around the conversation in one kind of request. It may have slots."""
+    """The text around the conversation in one kind of request. The text may have slots."""
 
     system: list[str]
     tools: list[Tool] = []
     before: list[str] = []
-    """Texts that stand in the first message of the user, before its own words."""
+    """Texts in the user's first message, before the user's own words."""
     after: list[Message] = []
-    """Messages behind it, mostly of the system."""
+    """Messages after it, mostly with the system role."""
     params: dict[str, Any] = {}
     """The other parameters of the request."""
     learned: dict[str, str] = {}
-    """Values of the slots that go with the model which was asked for."""
+    """Values of the slots that depend on the model, for the model that was used."""
     left_out: list[str] = []
-    """Beginnings of what the client filled in by values that nobody knows: not kept."""
+    """The beginnings of texts that were left out, because the client filled in values that are unknown."""
     reminders: dict[str, ListReminder] = {}
-    """Words for a list of tasks that was not used, by the type of the attachment that notes it."""
+    """Reminders of an unused task list, by the type of the attachment that logs them."""
 
 
 class Harness(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,12 +50,12 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
     agent: str
     version: str
     how: str
-    """`asked` of the client, or read from a `request`."""
+    """`asked` if the client was started, `request` if it was read from a recorded request."""
     framings: dict[Kind, Framing]
 
     @property
     def sha(self) -> str:
-        """Name of the content: equal harnesses have equal names."""
+        """Hash of the content: equal harnesses have equal hashes."""
         told = msgspec.to_builtins(self)
         for framing in told["framings"].values():
             # Harnesses from before these were learned keep their name.
@@ -65,7 +65,7 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(data).hexdigest()[:16]
 
     def framing(self, *, is_subagent: bool = False) -> tuple[Framing, bool]:
-        """Return the framing of a conversation, and whether it is the one of its own kind."""
+        """Return the framing for a kind of conversation, and whether it was learned from this kind."""
         if is_subagent and (found := self.framings.get("subagent")) is not None:
             return found, True
         return self.framings["main"], not is_subagent
@@ -73,17 +73,18 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The facts of a log about the time and place of a request, to fill slots with."""
+    """The time and place of a request by the log, to fill slots with."""
 
     cwd: str | None = None
     model: str | None = None
     at: datetime | None = None
 
     def values(self, learned: Mapping[str, str]) -> dict[str, str]:
-        """Return the value of each slot that is known.
+        """Return the known values of slots.
 
         Args:
-            learned: values that go with the model which was asked for; used where it is the same one.
+            learned: values for the model that was used when the harness was learned. They apply
+                only to the same model.
         """
         found: dict[str, str] = {}
         if self.cwd:
@@ -110,11 +111,11 @@ class Filled:
     after: list[Message]
     reminders: dict[str, ListReminder] = field(default_factory=dict)
     unfilled: set[str] = field(default_factory=set)
-    """Slots that the log tells nothing of; the lines that have them are left out."""
+    """Slots without a value in the log. Lines with such slots are left out."""
 
 
 def fill(framing: Framing, moment: Moment) -> Filled:
-    """Fill the slots from the log. Lines whose slots stay empty are left out."""
+    """Fill the slots from the log. Lines with a slot that has no value are left out."""
     values = moment.values(framing.learned)
     unfilled: set[str] = set()
 
@@ -136,7 +137,7 @@ def fill(framing: Framing, moment: Moment) -> Filled:
 
 
 def filled_text(text: str, values: Mapping[str, str], unfilled: set[str]) -> str:
-    """Fill the slots of a text; a line with an open one is left out, and the slot is noted."""
+    """Fill the slots of a text. A line with an unfilled slot is left out, and the slot is recorded."""
     if "⟦" not in text:
         return text
     kept = []
@@ -162,13 +163,13 @@ def leaves_of(value: Any) -> Iterator[str]:
 
 
 def slots_of(framing: Framing) -> list[str]:
-    """Return the names of the slots that a framing has."""
+    """Return the names of a framing's slots."""
     texts: Iterable[Any] = [framing.system, framing.tools, framing.before, framing.after]
     return sorted({name for text in leaves_of(list(texts)) for name in SLOT.findall(text)})
 
 
 def words_of_day(day: datetime) -> dict[str, str]:
-    """Return a day as clients write it, by slot: `2026-11-25`, `November 2026`, `Wednesday, November 25, 2026`."""
+    """Return the forms in which clients write a day, by slot, such as `November 2026`."""
     return {
         "date": f"{day:%Y-%m-%d}",
         "month": f"{day:%B %Y}",
@@ -177,17 +178,17 @@ def words_of_day(day: datetime) -> dict[str, str]:
 
 
 def slug_of(folder: str) -> str:
-    """Return a folder as Claude Code spells it in the names of its own folders."""
+    """Return a folder's path in the form that Claude Code uses for the names of its own folders."""
     return re.sub(r"[^A-Za-z0-9]", "-", folder)
 
 
 def bare_model(model: str) -> str:
-    """Return the id of a model without vendor, date and the mark of a long context."""
+    """Return the id of a model without vendor, date, and the mark for a long context."""
     return re.sub(r"-\d{8}$", "", model.rpartition("/")[2].removesuffix("[1m]"))
 
 
 def name_of_model(model: str) -> str | None:
-    """Return a model as the client calls it: `claude-opus-4-5-20251101` is `Opus 4.5`."""
+    """Return the client's name for a model: `Opus 4.5` for `claude-opus-4-5-20251101`."""
     match = _MODEL.match(model.rpartition("/")[2])
     if match is None:
         return None

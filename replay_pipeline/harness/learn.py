@@ -1,4 +1,4 @@
-"""Ask a client for its harness: start it twice on loopback, with different values, and keep what it sends."""
+"""Learn a client's harness: start it twice on loopback with different values, and store what it sends."""
 
 import os
 import pty
@@ -37,7 +37,7 @@ from replay_pipeline.harness.slots import AskedRequest, framing_of, values_in
 from replay_pipeline.processes import variables
 
 TIMEOUT_S = 10.0
-"""How long a client may take until it has sent what is wanted."""
+"""How long a client may take until it has sent all that is needed."""
 _POLL_S = 0.05
 _GRACE_S = 8.0
 """How long the other requests are waited for once the first one is there."""
@@ -55,20 +55,20 @@ def learn(
 ) -> Harness:
     """Start a client in an empty home and folder, and return the harness that it sends.
 
-    Both starts go on at once, each in a home, a folder and a group of processes of its own; whatever
-    of a group is left at the end is killed, and its folders are removed.
+    The client is started twice at the same time. Each start has its own home, folder, and process
+    group. At the end, processes that are left are killed, and the folders are removed.
 
     Args:
-        command: the program, and arguments that go before all others.
-        agent: whose client it is, as in `CLIENTS`.
-        version: what the version is called; by default what the client calls itself.
-        model: the model that is asked for; by default the client's own choice.
-        is_headless: whether it is started as programs start it (`-p`), and not as people do, in a
-            terminal: system prompt and tools differ.
-        timeout_s: how long each start may take.
+        command: the program, and its first arguments.
+        agent: the name of the client in `CLIENTS`.
+        version: the name of the version; by default the one that the client sends.
+        model: the model to use; by default the client's own choice.
+        is_headless: whether it is started without a terminal (`-p`). Its system prompt and tools
+            are then different.
+        timeout_s: the time limit for each start.
 
     Raises:
-        ConfigError: the client is not known, cannot be started, or sent no request in time.
+        ConfigError: the client is unknown, can't be started, or sent no request in time.
     """
     client = CLIENTS.get(agent)
     if client is None:
@@ -89,7 +89,9 @@ def learn(
         first, second = (start.result() for start in starts)
     found = version or first.version
     if not found:
-        raise ConfigError(f"{' '.join(command)}: it does not name its version; say which it is")
+        raise ConfigError(
+            f"{' '.join(command)}: the client does not send its version; pass --version"
+        )
     reminders = {
         kind: reminder
         for kind, reminder in first.reminders.items()
@@ -120,7 +122,7 @@ def harness_of_request(
         agent: whose client it is.
 
     Raises:
-        ConfigError: it is no request of this client with tools and a first message.
+        ConfigError: it isn't a request of this client with tools and a first message.
     """
     client = CLIENTS[agent]
     for path in ("/messages", "/responses", "/chat/completions", ":streamGenerateContent"):
@@ -210,7 +212,7 @@ def _ask(
                     bodies.append(kept.body)
     if "main" not in requests:
         raise ConfigError(
-            f"{' '.join(command)}: sent no request within {timeout_s:g} s and was ended; it printed: "
+            f"{' '.join(command)}: sent no request within {timeout_s:g} s, so it was stopped; it printed: "
             f"{said[-_SHOWN_CHARS:].strip() or 'nothing'}"
         )
     return _Asked(requests, version, reminders_in(bodies) if client.has_subagents else {})

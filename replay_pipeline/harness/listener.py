@@ -1,7 +1,7 @@
-"""A server on loopback that keeps what a client sends, and answers so that it sends more.
+"""A server on loopback that stores what a client sends, and whose answers make the client send more.
 
-It speaks as much of four interfaces as a client needs to go on: Anthropic's Messages, OpenAI's Responses
-and chat completions, and Gemini's `generateContent`.
+It supports the parts of four APIs that clients need: Anthropic's Messages, OpenAI's Responses and
+chat completions, and Gemini's `generateContent`.
 """
 
 import json
@@ -17,7 +17,7 @@ _MAX_BODY = 64_000_000
 
 
 class KeptRequest(NamedTuple):
-    """One request for an answer."""
+    """One request to the model."""
 
     path: str
     headers: Mapping[str, str]
@@ -25,21 +25,21 @@ class KeptRequest(NamedTuple):
 
 
 class ToolReply(NamedTuple):
-    """A call of a tool that is answered with."""
+    """A tool call in an answer."""
 
     name: str
     arguments: dict[str, Any]
 
 
 Answer = Callable[[KeptRequest], Sequence[ToolReply]]
-"""What to answer a request with: calls, or without any a word that ends the turn."""
+"""The answer to a request: tool calls, or a text that ends the turn."""
 
 
 class Listener:
     """The server; use it as a context.
 
     Args:
-        answer: decides what each request is answered with.
+        answer: returns the answer to a request.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -69,7 +69,7 @@ class Listener:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def take(self, kept: KeptRequest) -> Sequence[ToolReply]:
-        """Keep a request, and return the answer to it."""
+        """Store a request, and return the answer to it."""
         answer = self._answer(kept)
         with self.came:
             self.kept.append(kept)

@@ -1,4 +1,4 @@
-"""The neutral form: what stands around a conversation whose client is not known, or whose texts are not there."""
+"""The neutral form, for conversations whose client's texts are unknown or not available."""
 
 from typing import Any
 
@@ -34,12 +34,12 @@ until the work is done."""
 
 
 def system_prompt(cwd: str | None = None) -> str:
-    """Return the neutral system prompt that student and teachers alike are given."""
+    """Return the neutral system prompt. The agent being trained and the teachers get the same."""
     return f"{_SYSTEM_PROMPT}\n\nEnvironment\nWorking directory: {cwd}" if cwd else _SYSTEM_PROMPT
 
 
 def plain_tools(tools: list[Tool]) -> list[Tool]:
-    """Return tools with their names and the types of their arguments, without a word of their maker."""
+    """Return tools with their names and argument types, but without their maker's descriptions."""
     return [{**tool, "function": _without_words(tool["function"])} for tool in tools]
 
 

@@ -1,4 +1,4 @@
-"""Clients as npm has them, so that an older version can be asked, too."""
+"""Download clients from npm, so that the harness of an older version can be learned."""
 
 import platform
 import shutil
@@ -15,16 +15,16 @@ _TIMEOUT_S = 600.0
 
 
 def fetch(version: str, folder: Path) -> list[str]:
-    """Return the command of a version of Claude Code; `npm pack` brings it the first time.
+    """Return the command that starts a version of Claude Code. The first time, `npm pack` downloads it.
 
-    Nothing of the package is installed or run here, it is only unpacked.
+    The package is only unpacked. Nothing in it is installed or run here.
 
     Args:
         version: the version, such as `2.1.80`.
-        folder: where versions are kept.
+        folder: where versions are stored.
 
     Raises:
-        MissingDependencyError: npm, or node for a version that is a script, is not there.
+        MissingDependencyError: npm is missing, or node for a version that is a script.
         ConfigError: npm does not have that version for this machine.
     """
     try:
@@ -36,7 +36,9 @@ def fetch(version: str, folder: Path) -> list[str]:
     if not program.exists():
         _pack(f"@anthropic-ai/claude-code{_suffix() if is_native else ''}@{version}", place)
     if not program.exists():
-        raise ConfigError(f"{place}: the package holds no {program.name}; delete it and try again")
+        raise ConfigError(
+            f"{place}: the package has no {program.name}; delete the folder and try again"
+        )
     return [str(program)] if is_native else [_found("node"), str(program)]
 
 
@@ -44,8 +46,8 @@ def _suffix() -> str:
     system, machine = _SYSTEMS.get(platform.system()), _MACHINES.get(platform.machine())
     if system is None or machine is None:
         raise ConfigError(
-            f"{platform.system()} {platform.machine()}: there is no package for this machine; "
-            "name an installed client by --command"
+            f"{platform.system()} {platform.machine()}: no package for this machine; "
+            "pass the path of an installed client as --command"
         )
     return f"-{system}-{machine}"
 

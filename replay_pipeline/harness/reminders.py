@@ -1,4 +1,4 @@
-"""How a client words it that its list of tasks was not used for a while: learned from its later requests."""
+"""Learn a client's reminders of an unused task list from its later requests."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,9 @@ import msgspec
 from replay_pipeline.harness.listener import ToolReply
 
 LIST_TOOLS = {"todo_reminder": "TodoWrite", "task_reminder": "TaskCreate"}
-"""The tool that writes a list of tasks, by the type of the attachment with which a log notes the reminder."""
+"""The tool that writes the task list, by the type of the attachment that logs the reminder."""
 N_UNUSED = 10
-"""So many blocks of answers without use of the list bring the reminder, and so many more bring it again."""
+"""After this many answer blocks without use of the list comes a reminder, and again after as many more."""
 _FIRST, _SECOND = "Look around", "Write it down"
 _TAGGED = re.compile(r"<system-reminder>(?:(?!<system-reminder>).)*</system-reminder>", re.DOTALL)
 _END = re.compile(r"\s*</system-reminder>\Z")
@@ -21,18 +21,18 @@ Task = tuple[str, str, str]
 
 
 class ListReminder(msgspec.Struct, frozen=True, kw_only=True):
-    """The words of a reminder of the list of tasks."""
+    """The words of a reminder of the task list."""
 
     text: str
-    """Without tasks in the list."""
+    """The reminder for an empty list."""
     listing: str = ""
-    """With tasks, for which `⟦items⟧` stands; empty where that was not learned."""
+    """The reminder with `⟦items⟧` in place of the tasks; empty if it wasn't learned."""
     item: str = ""
-    """A task, with `⟦number⟧`, `⟦status⟧` and `⟦words⟧`."""
+    """The form of one task, with `⟦number⟧`, `⟦status⟧`, and `⟦words⟧`."""
     between: str = "\n"
-    """What stands between two tasks."""
+    """The text between two tasks."""
     is_system: bool = False
-    """Whether it is said in the system's name, and not at the end of a tool's result."""
+    """Whether it is a system message, and not at the end of a tool's result."""
 
     def said(self, tasks: Sequence[Task] = ()) -> str:
         """Return the reminder with these tasks."""
@@ -47,7 +47,7 @@ class ListReminder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def idle_calls(names: set[str]) -> tuple[ToolReply, ...]:
-    """Return calls that ask for nothing, as many as bring the reminder."""
+    """Return enough calls without effect to cause the reminder."""
     # Both need no leave in the client's own folder.
     if "Glob" in names:
         return (ToolReply("Glob", {"pattern": "*"}),) * N_UNUSED
@@ -55,7 +55,7 @@ def idle_calls(names: set[str]) -> tuple[ToolReply, ...]:
 
 
 def listing_calls(names: set[str]) -> tuple[ToolReply, ...]:
-    """Return calls that put two tasks into the client's list."""
+    """Return calls that add two tasks to the client's list."""
     if "TodoWrite" in names:
         todos = [
             {"content": words, "status": "pending", "activeForm": words}
@@ -71,9 +71,9 @@ def listing_calls(names: set[str]) -> tuple[ToolReply, ...]:
 
 
 def reminders_in(bodies: Sequence[Mapping[str, Any]]) -> dict[str, ListReminder]:
-    """Return the reminders in requests of one conversation, by the type of their attachment.
+    """Return the reminders in the requests of one conversation, by attachment type.
 
-    Only those count that a client puts at the end of a tool's result, or behind it in the system's name.
+    Only reminders at the end of a tool's result, or in a system message after it, count.
     """
     found: dict[tuple[str, bool], list[str]] = {}
     for body in bodies[1:]:

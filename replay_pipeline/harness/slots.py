@@ -1,8 +1,7 @@
-"""From two requests of one client, asked with different values, to a framing with slots.
+"""Compare two requests of one client that was started with different values, and find the slots.
 
-What both have is constant. What differs and is a value that is known (the folder, the home, the date, the
-model) becomes a slot. What differs and is not known (the state of git, memory files, ids of a run) is left
-out, and named.
+Text that both requests have is constant. A difference in a known value (folder, home, date, model)
+becomes a slot. Other differences (git status, memory files, ids of a run) are left out and listed.
 """
 
 import re
@@ -39,25 +38,25 @@ _SHOWN_CHARS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedRequest:
-    """One request of a client in the form of OpenAI, and the values that it was started with."""
+    """One request of a client in OpenAI's form, and the values with which the client was started."""
 
     system: list[str]
     tools: list[Tool]
     messages: list[tuple[str, list[str]]]
-    """Role and texts."""
+    """Role and texts of each."""
     params: dict[str, Any]
     words: str
-    """What the user said, so that what stands around it is found."""
+    """The user's words, to find the text around them."""
     values: Mapping[str, str]
-    """By slot: text that stands for it wherever it is found."""
+    """Values by slot. Each occurrence of a value in the request becomes its slot."""
 
 
 def framing_of(first: AskedRequest, second: AskedRequest | None = None) -> Framing:
-    """Return the framing that two requests share, or the one that a single request shows.
+    """Return the framing that two requests share, or that of a single request.
 
     Args:
         first: a request.
-        second: the same with other values.
+        second: the same request with other values.
     """
     learned: dict[str, str] = {}
     one = _marked(first, learned)
@@ -200,7 +199,7 @@ def _beginning(text: str) -> str:
 
 
 def values_in(request: AskedRequest) -> dict[str, str]:
-    """Return the folder that a request names, for a request from elsewhere."""
+    """Return the folder that a recorded request names."""
     pattern = re.compile(r"orking directory: (/[^\n]*)")
     said = [text for _, texts in request.messages for text in texts]
     found = next(filter(None, map(pattern.search, leaves_of([request.system, said]))), None)

@@ -1,4 +1,4 @@
-"""Where harnesses lie: a file for each agent and version, below the data root."""
+"""Harnesses on disk: one file per agent and version, below the data root."""
 
 import re
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoundHarness:
-    """The harness for a version, which may be an older one's."""
+    """The harness for a version. It may be that of an older version."""
 
     harness: Harness
     note: str | None = None
-    """What is not quite right about it."""
+    """How it differs from what was asked for."""
 
 
 class HarnessStore:
@@ -37,15 +37,15 @@ class HarnessStore:
         self._found: dict[tuple[str, str | None], FoundHarness | None] = {}
 
     def keep(self, harness: Harness) -> Place:
-        """Write a harness over the earlier one of the same version; return its path.
+        """Write a harness, replacing an earlier one of the same version, and return its path.
 
         Raises:
-            ConfigError: its version cannot be a file's name.
-            StorageError: it cannot be written.
+            ConfigError: its version can't be a file name.
+            StorageError: the file can't be written.
         """
         if not _NAME.fullmatch(harness.version) or not _NAME.fullmatch(harness.agent):
             raise ConfigError(
-                f"{harness.agent} {harness.version}: this can't be the name of a file"
+                f"agent {harness.agent!r}, version {harness.version!r}: not usable as a file name"
             )
         place = self._folder / harness.agent / f"{harness.version}.json"
         data = msgspec.json.format(msgspec.json.encode(harness), indent=1)
@@ -62,15 +62,15 @@ class HarnessStore:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the store has no harness yet."""
+        """Return whether the store is empty."""
         return not self._names
 
     def find(self, agent: str, version: str | None) -> FoundHarness | None:
-        """Return the harness for a version of a client: its own, or that of the nearest older one.
+        """Return the harness for a version of a client, or that of the nearest older version.
 
         Args:
-            agent: whose client wrote the session.
-            version: its version; without one nothing is found.
+            agent: the agent that wrote the session.
+            version: its version. Without one, nothing is found.
         """
         key = (agent, version)
         if key not in self._found:

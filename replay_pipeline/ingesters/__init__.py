@@ -1,4 +1,4 @@
-"""Sessions of coding agents to trace states."""
+"""Turn sessions of coding agents into trace states."""
 
 from replay_pipeline.ingesters.base import SourceSlice
 from replay_pipeline.ingesters.batches import (

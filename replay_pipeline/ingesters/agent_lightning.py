@@ -24,8 +24,8 @@ _HEAD_BYTES = 4_096
 class AgentLightning:
     """Reads the rollouts of a training run's store: `Span`s or `Event`s as JSON lines.
 
-    Each call to the model is recorded with its whole prompt; where a prompt goes on from what was said
-    before, it is put below that. Only what the model answered is a decision.
+    The log has the whole prompt of each model call. If a prompt continues an earlier one, it
+    becomes a child of it. Only the model's answers are decisions.
     """
 
     name = "agent_lightning"

@@ -1,4 +1,4 @@
-"""Agent-trace rows: one session per row as chat messages, the way `datasets` yields them."""
+"""Agent-trace rows: each row is one session as chat messages, as `datasets` yields them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from replay_pipeline.ingesters.json_lines import (
 
 
 class AgentTraces:
-    """Reads JSON lines with `messages` (OpenAI form), and `tools` where they were recorded."""
+    """Reads JSON lines with `messages` in OpenAI's form, and with `tools` if they were recorded."""
 
     name = "agent_traces"
 

@@ -21,20 +21,20 @@ _HEAD_BYTES = 4_096
 
 
 class Atif:
-    """Reads trajectories of any agent: one document a file, or one a line.
+    """Reads trajectories of any agent: one per file, or one per line.
 
-    Steps of the agent are its decisions, but for those that no model made and those copied from
-    another trajectory. The system prompt and the tools are those that the trajectory records.
+    Each step of the agent is a decision, unless no model made it or it is copied from another
+    trajectory. The system prompt and the tools are those that the trajectory records.
     """
 
     name = "atif"
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether `head` begins a trajectory."""
+        """Return whether `head` is the beginning of a trajectory."""
         return b'"schema_version"' in head[:_HEAD_BYTES] and b'"ATIF-v' in head[:_HEAD_BYTES]
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Yield one conversation per trajectory, subagents after the one that they belong to."""
+        """Yield one conversation per trajectory. Subagents come after their parent."""
         document = read_document(path)
         rows = [(0, document)] if isinstance(document, dict) else read_objects(path, counts, end)
         for offset, row in rows:

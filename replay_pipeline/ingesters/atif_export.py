@@ -1,4 +1,4 @@
-"""Sessions written as trajectories of ATIF, for whoever reads that."""
+"""Export of sessions as ATIF trajectories."""
 
 import json
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from replay_pipeline.ingesters.json_lines import UNREADABLE
 from replay_pipeline.storage.store import written_whole
 
 VERSION = "ATIF-v1.7"
-"""What is written: every field of it is one of 1.8 too."""
+"""The version that is written. All its fields also exist in 1.8."""
 
 
 def write_trajectories(tables: IngestResult, folder: Path) -> int:
-    """Write one file for each trajectory, named by its id; gives how many.
+    """Write one file for each trajectory, named by its id. Returns how many.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -34,8 +34,8 @@ def write_trajectories(tables: IngestResult, folder: Path) -> int:
 def trajectories(tables: IngestResult) -> Iterator[dict[str, Any]]:
     """Yield ingested sessions as ATIF trajectories, one for each stretch between two compactions.
 
-    A trajectory is one line: of branches that part, the one that went on longest. The others are
-    counted in `notes`.
+    A trajectory has no branches: where a session branches, it follows the longest branch. `notes`
+    counts the others.
     """
     states = {(row["session_id"], row["turn_idx"]): row for row in tables.states.to_pylist()}
     turns: dict[str, dict[int, dict[str, Any]]] = {}

@@ -1,8 +1,8 @@
-"""What the model saw of each attachment that Claude Code logs: one table, type by type.
+"""What the model saw of each attachment that Claude Code logs, by type.
 
-The client turns an attachment into a message before each request and logs only its fields. The
-words around the fields are the client's own and change with its versions; here they are shorter,
-and everything that came from the project, the user or a tool is kept.
+The client turns an attachment into a message before each request and logs only the attachment's
+fields. The client's own words around the fields change with its versions. Here they are shorter.
+Everything that came from the project, the user, or a tool is kept.
 """
 
 import re
@@ -18,7 +18,7 @@ _INNER = ("text", "content", "snippet", "additionalContext", "blockingError", "m
 
 
 def plain(value: Any, depth: int = 0) -> str:
-    """Return the text inside a string, blocks or nested content."""
+    """Return the text of a string, of blocks, or of nested content."""
     if isinstance(value, str):
         return value
     if depth > _MAX_DEPTH:
@@ -223,10 +223,10 @@ SHOWN: dict[str, Callable[[Fields], str]] = {
 SHOWN_BEFORE: dict[str, tuple[tuple[int, ...], Callable[[Fields], str]]] = {
     "todo": ((2, 1), _todo),
 }
-"""Types that the model was shown by clients of versions below this, and is not any more."""
+"""Types that only clients below this version showed to the model."""
 
 SNAPSHOT = "prompt_snapshot"
-"""An attachment that holds the system prompt and the tools, and is not a message."""
+"""The type of an attachment that has the system prompt and the tools. It isn't a message."""
 _BEFORE_THE_REQUEST = {
     "instructions": "context",
     "session_context": "context",
@@ -237,10 +237,10 @@ _REMINDER = re.compile(r"\s*<system-reminder>\n?(.*?)\n?</system-reminder>\s*", 
 
 
 def rendered(fields: Fields, value: Any, role: str | None) -> tuple[str, str]:
-    """Return the kind of the turn that an attachment makes and its text, as the log says it was shown.
+    """Return the kind and the text of the turn that an attachment becomes, as logged.
 
-    From 2.1.280 on the log holds the text itself. What is said in the system's name goes without the
-    tags that mark it in the user's; 2.1.280 does not log in whose name it was.
+    From 2.1.280 on, the log has the text itself. Text with the system role lacks the tags that mark
+    such text in a user message. 2.1.280 doesn't log the role.
 
     Args:
         fields: what was logged, with its `type`.
@@ -267,7 +267,7 @@ NEVER_SHOWN = frozenset({
     "hook_non_blocking_error", "hook_permission_decision", "hook_system_message",
     "structured_output", "task_progress", "ultramemory",
 })  # fmt: skip
-"""Types that are for the client or its user, or whose words are all the client's own."""
+"""Types that are for the client or its user, or that have only the client's own words."""
 
 
 def shown(fields: Fields, version: str | None = None) -> str | None:
@@ -293,5 +293,5 @@ def shown(fields: Fields, version: str | None = None) -> str | None:
 
 
 def numbers_in(version: str | None) -> tuple[int, ...]:
-    """Return a version as numbers, which can be compared; none of one that is not known."""
+    """Return a version as numbers that can be compared; no numbers for an unknown version."""
     return tuple(map(int, re.findall(r"\d+", version or "")[:3]))

@@ -1,11 +1,11 @@
-"""What every ingester speaks: a session as a tree of turns, and the protocol to read one.
+"""The records of a session, as a tree of turns, and the protocol of ingesters.
 
-An ingester turns one file into `SessionLog`s. Everything after it (labels, redaction, tables,
-materialisation) knows only these records, so that another agent needs nothing but a reader.
+An ingester turns one file into `SessionLog`s. All later steps (labels, redaction, tables,
+materialization) use only these records, so a new agent needs only a reader.
 
-A corpus is some hundred thousand of these records: structs are made in a fifth of the time that
-dataclasses take. Only leaves are kept from the collector (`gc=False`), since a chain of turns that
-it does not know of is let go recursively, and a long one overflows the stack.
+A corpus has some hundred thousand of these records. They are structs, because dataclasses take five
+times as long to create. Only leaves have `gc=False`: without the collector, a long chain of turns
+would be freed recursively and overflow the stack.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ import pyarrow as pa
 from replay_pipeline.types import Outcome, Tool
 
 NO_RESULT = "[no result]"
-"""Stands for the result of a call that the log never answered."""
+"""Stands for a result that the log doesn't have."""
 
 
 _WORTH_PACKING = 400
@@ -35,7 +35,7 @@ class RecordedUsage(msgspec.Struct, gc=False):
     n_cache_read: int = 0
     n_output: int = 0
     n_cache_creation_1h: int | None = None
-    """Of those written to the cache, the ones written for an hour and not for five minutes."""
+    """Tokens that were written to the cache for one hour instead of five minutes."""
 
     @property
     def n_context(self) -> int:
@@ -77,7 +77,7 @@ class RecordedCall(_Packed, gc=False):
     name: str
     arguments: str
     strings: list[str] | None = None
-    """Every string in the arguments, once somebody has asked for them."""
+    """Every string in the arguments, after the first use."""
 
 
 class Result(_Packed, gc=False):
@@ -87,13 +87,13 @@ class Result(_Packed, gc=False):
     text: str
     is_error: bool = False
     denial: str | None = None
-    """`user-rejected` or `automode-blocked` where the log says so."""
+    """`user-rejected` or `automode-blocked`, if the log says so."""
     feedback: str | None = None
     """The user's own words with a rejection."""
     verdict: tuple[Outcome, str | None] | None = None
-    """Outcome and error kind, once somebody has asked for them."""
+    """Outcome and error kind, after the first use."""
     n_tokens: float | None = None
-    """Estimated tokens, likewise."""
+    """Estimated tokens, after the first use."""
 
 
 class Turn(msgspec.Struct, eq=False):
@@ -128,17 +128,17 @@ class Turn(msgspec.Struct, eq=False):
     n_tokens: float | None = None
     """Estimated tokens of its messages, once somebody has asked for them."""
     index: int = -1
-    """Position among the turns of its session, in the order of the file; below 0 of what was sent."""
+    """Position among the turns of its session, in the order of the file; negative for what was sent."""
     request: str | None = None
     """The logged request that it answers."""
     sent: "Turn | None" = None
-    """The last message of that request, where every hash in it is met."""
+    """The last message of that request, if the log has a message for every hash."""
     shape: "Turn | None" = None
     """The system prompt and the tools of that request."""
     params_json: str | None = None
     """The other parameters of that request."""
     wire_json: str | None = None
-    """Of a turn that was sent: the message, or the system prompt and the tools."""
+    """For a turn that was sent: the message, or the system prompt and the tools."""
 
     def __repr__(self) -> str:
         return f"Turn(kind={self.kind!r}, uuid={self.uuid!r}, index={self.index})"
@@ -149,7 +149,7 @@ class Turn(msgspec.Struct, eq=False):
         return self.kind == "assistant" and "copy" not in self.flags
 
     def copy_below(self, parent: "Turn | None", segment: int) -> "Turn":
-        """Return the copy of it that a compaction kept, which is no new decision."""
+        """Return the copy that a compaction kept. It is no new decision."""
         return Turn(
             parent=parent,
             kind=self.kind,
@@ -168,7 +168,7 @@ class Turn(msgspec.Struct, eq=False):
         )
 
     def let_go(self) -> None:
-        """Forget all texts, once there are rows of them."""
+        """Free all texts after they have become rows."""
         self.texts, self.thinking, self.calls, self.results = [], [], [], {}
         self.wire_json = None
 
@@ -187,35 +187,35 @@ class SessionLog:
     tools: list[Tool] = field(default_factory=list)
     """Tool definitions, where the log records them."""
     origins: frozenset[str] = frozenset()
-    """Ids of other sessions that its rows name: those it was forked from, or copied out of."""
+    """Ids of other sessions that its rows name, because it was forked or copied from them."""
     rows: frozenset[str] = frozenset()
-    """Ids of its rows beside those of its turns, where they have any."""
+    """Ids of its rows besides those of its turns, if they have ids."""
     follows: frozenset[str] = frozenset()
-    """Ids of rows that it goes on from and does not hold."""
+    """Ids of rows in other logs from which it continues."""
     is_continued: bool = False
-    """Whether it goes on with the conversation of a log before it, with no path into that one."""
+    """Whether it continues the conversation of an earlier log without naming one of its rows."""
     title: str | None = None
     """What the log itself calls it."""
     sent: list[Turn] = field(default_factory=list)
-    """What the log says was sent: messages below each other, and shapes."""
+    """What was sent, by the log: a tree of messages, and shapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSlice:
-    """A range of bytes of one session file; `end` is `None` for all there is.
+    """A range of bytes of one session file; `end` is `None` for the whole file.
 
-    The file is read up to `end`. Decisions that were not there at `start`, or not as they are at
-    `end` (half written, not answered yet, recovered since), belong to the slice: of the slices of
-    one file, the last that has a decision has it as the whole file has it.
+    The file is read up to `end`. A decision belongs to the slice if it wasn't there at `start`, or
+    has changed since (it was half written, not answered, or recovered later). So the last slice
+    that has a decision has it as in the whole file.
     """
 
     path: Path
     start: int = 0
     end: int | None = None
     revision: str = ""
-    """Names the content of a file that was rewritten in place after it had been read."""
+    """Names the content of a file that was rewritten after it had been read."""
     copy: Path | None = None
-    """Where the bytes are read, if no longer under `path`."""
+    """Where the bytes are now, if no longer at `path`."""
 
     @property
     def place(self) -> Path:
@@ -231,7 +231,7 @@ class ReadCounts:
     rows_used: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
-    """Repairs that lost nothing: glued lines, phantom parents, replaced surrogates."""
+    """Counts of lossless repairs: glued lines, missing parents, replaced surrogates."""
 
     def add(self, other: "ReadCounts") -> None:
         """Add the counts of another file."""
@@ -241,7 +241,7 @@ class ReadCounts:
         self.notes.update(other.notes)
 
     def subtract(self, other: "ReadCounts") -> None:
-        """Subtract the counts of the rows read before, so that only new ones remain."""
+        """Subtract the counts of earlier rows, so that only new rows are counted."""
         self.rows -= other.rows
         self.rows_used -= other.rows_used
         for mine, others in ((self.skipped, other.skipped), (self.notes, other.notes)):
@@ -267,7 +267,7 @@ class Ingester(Protocol):
         ...
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterable[SessionLog]:
-        """Read the conversations in `path` up to byte `end`. No content makes it raise."""
+        """Read the conversations in `path` up to byte `end`. Never raises because of the content."""
         ...
 
 

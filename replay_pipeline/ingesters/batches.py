@@ -1,7 +1,7 @@
-"""Trace batches: which bytes of which session files make one unit of work.
+"""Trace batches: the bytes of session files that are processed together.
 
-A batch is a fixed list of file slices, written once as a manifest. The manifests are the only
-memory: what they cover is known, everything else is new.
+A batch is a fixed list of file slices, written once as a manifest. Whatever no manifest covers is
+new.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class ReadMark:
     tail_sha: str
     revision: str = ""
     ctime_ns: int = 0
-    """When the file last changed by the kernel's own count, which no program can set; 0 if unknown."""
+    """The file's ctime, which no program can set; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class TraceBatch:
 
     @property
     def n_bytes(self) -> int:
-        """Return bytes of session files in the batch."""
+        """Return the number of bytes of session files in the batch."""
         return sum((source.end or 0) - source.start for source in self.slices)
 
     def to_json(self) -> str:
@@ -103,9 +103,9 @@ def discover(
     """Return batches of everything in `sources` that no batch in `known` covers.
 
     Without `sources`, the folders of this user's Claude Code are searched. A session and its
-    subagents are never parted. With `settle_s`, a file that was written to less than that many
-    seconds before `now` is left for the next call, so that no message is taken half written; and
-    a last call that waits for its answer is left for up to a day.
+    subagents always go into the same batch. With `settle_s`, a file that was written to less than
+    that many seconds before `now` waits for the next call, so that no message is half written. A
+    last call without an answer waits for up to a day.
 
     Raises:
         IngestError: a source does not exist.
@@ -122,7 +122,7 @@ def discover(
     ahead = [cursor.path for group in groups for _, cursor in group if cursor.mtime_ns > late_ns]
     if ahead:
         logger.warning(
-            "%d session files have a time in the future and are taken as if written now: %s%s",
+            "%d session files have a time in the future, which is treated as now: %s%s",
             len(ahead), ahead[0], " and others" if ahead[1:] else "",
         )  # fmt: skip
     batches: list[TraceBatch] = []
@@ -211,7 +211,7 @@ def _new_bytes(
         tail = tail_sha(path, end)
         cursor = ReadMark(path, end, stat.st_size, stat.st_mtime_ns, tail, revision, ctime_ns)
     except OSError as error:
-        logger.warning("%s: cannot be read (%s); left for the next time", path, error.strerror)
+        logger.warning("%s: cannot be read (%s); tried again next time", path, error.strerror)
         return None
     return SourceSlice(path, start, end, revision), cursor
 
@@ -226,7 +226,7 @@ def _settled_ctime(stat: os.stat_result) -> int:
 
 
 def tail_sha(path: Path, offset: int) -> str:
-    """Hash of the bytes right before `offset`; of nothing if the file is shorter."""
+    """Hash the bytes right before `offset`; nothing if the file is shorter."""
     with path.open("rb") as file:
         start = max(0, offset - _TAIL_BYTES)
         file.seek(start)
@@ -314,7 +314,7 @@ def _manifest_path(root: Place, key: str) -> Place:
 
 
 def write_manifest(batch: TraceBatch, root: Place) -> Place:
-    """Write `<root>/batches/<key>.json`; a manifest that is there already is left as it is.
+    """Write `<root>/batches/<key>.json`, unless it is there already.
 
     Raises:
         StorageError: the folder cannot be written, or another batch has this key.

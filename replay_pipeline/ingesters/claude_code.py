@@ -1,9 +1,10 @@
-"""Claude Code sessions: from rows of a log to a tree of turns.
+"""Claude Code sessions: a log's rows become a tree of turns.
 
-The log is a graph of rows, not a chat. One API message is several rows that share `message.id`,
-not always side by side; a tool result belongs to the message that owns its `tool_use_id`,
-whatever row it names as parent; rows without a message only carry the chain on; a compaction
-starts a new root. Grouped this way, the path from a turn to its root is what the model saw.
+The log is a graph of rows, not a chat. One API message can be several rows with the same
+`message.id`, not always next to each other. A tool result belongs to the message with its
+`tool_use_id`, whatever row it names as its parent. Rows without a message only continue the chain.
+A compaction starts a new root. With rows grouped in this way, the path from the root to a turn is
+what the model saw.
 """
 
 import logging
@@ -708,7 +709,7 @@ class ClaudeCode:
         return b'"parentUuid"' in head and b'"sessionId"' in head
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Yield the main conversation of `path` and those of its subagents, each a log of its own."""
+        """Yield one log for the main conversation of `path`, and one for each subagent."""
         if path.name.startswith(_HOUSEKEEPING_AGENTS):
             for _ in rows.read_rows(path, counts, end):
                 counts.skipped["housekeeping_agent"] += 1

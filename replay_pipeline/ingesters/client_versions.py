@@ -1,4 +1,4 @@
-"""Which versions of Claude Code wrote the sessions of a machine, and which were tested."""
+"""Which versions of Claude Code wrote the sessions on this machine, and which versions were tested."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from replay_pipeline.ingesters.corpus import session_files
 
 NEWEST_TESTED = "2.1.332"
-"""The newest version whose logs were held to what it sent (`make test-client`)."""
+"""The newest version whose logs were compared with its requests (`make test-client`)."""
 _N_FILES = 20
 _TAIL_BYTES = 1 << 16
 _VERSION = re.compile(rb'"version":\s?"(\d+\.\d+\.\d+)"')
@@ -21,7 +21,7 @@ def numbers_of(version: str) -> tuple[int, ...]:
 
 
 def newest_client(sources: Iterable[Path]) -> str | None:
-    """Return the newest version that wrote into the sessions that were written to last, or None."""
+    """Return the newest client version in the most recent sessions, or None."""
     files = [
         file
         for source in sources

@@ -1,4 +1,4 @@
-"""Cline: the messages of a task, as its extension kept them and as its SDK and command line keep them."""
+"""Cline: the messages of a task, from its extension or from its SDK and command line."""
 
 import re
 from collections.abc import Iterator
@@ -26,20 +26,20 @@ _PARTS = re.compile(rb'\s*\{\s*"version"\s*:\s*1,\s*"updated_at"\s*:')
 class Cline:
     """Reads `tasks/<id>/api_conversation_history.json` and `sessions/<id>/<name>.messages.json`.
 
-    Both hold messages in Anthropic's form. The first says nowhere which task it is of: its session is
-    named by its first message, which stays when later ones come.
+    Both have messages in Anthropic's form. The first kind doesn't contain the task's id, so the
+    session is named by its first message, which never changes.
     """
 
     name = "cline"
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether `head` begins a list of messages, or the document around one."""
+        """Return whether `head` is the beginning of a list of messages, or of a document with one."""
         if _PARTS.match(head):
             return b'"sessionId"' in head and b'"origin"' in head
         return bool(_LIST.match(head)) and b'"role"' in head and b'"content"' in head
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Read the one conversation of a task. Reads the whole document, since it has no rows."""
+        """Read the conversation of a task. Reads the whole document, because it has no rows."""
         del end
         document = read_document(path)
         whole = as_dict(document)

@@ -34,8 +34,8 @@ _CONTEXT = (
 class Codex:
     """Reads `rollout-*.jsonl`.
 
-    The log has no id per API message: what the model emits up to the next tool output or user
-    message is one decision.
+    The log has no ids of API messages, so everything that the model writes up to the next tool
+    output or user message is one decision.
     """
 
     name = "codex"

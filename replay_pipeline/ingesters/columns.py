@@ -1,4 +1,4 @@
-"""Rows collected as lists, turned into arrow batches file by file."""
+"""Rows are collected as lists and become one arrow batch per file."""
 
 from collections.abc import Iterator, Mapping
 from tempfile import TemporaryFile
@@ -15,9 +15,9 @@ _PART_BYTES = 4_000_000
 
 
 class Columns:
-    """One table in the making: the rows of the file at hand, and batches of all before it.
+    """A table under construction: the rows of the current file, and batches of earlier files.
 
-    Going through it gives the table in parts, of which only one is in memory if it is a large one.
+    Iterating yields the table in parts. Of a large table, only one part is in memory.
     """
 
     def __init__(self, name: str) -> None:
@@ -35,7 +35,7 @@ class Columns:
             values.append(row.get(name))
 
     def extend(self, rows: Mapping[str, list[Any]]) -> None:
-        """Add rows by column; every column is there."""
+        """Add rows by column; no column may be missing."""
         for name, values in self.open.items():
             values += rows[name]
 

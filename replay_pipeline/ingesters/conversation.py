@@ -1,4 +1,4 @@
-"""A conversation without branches: what most agents log, put into turns."""
+"""Turns of a conversation without branches, which is what most agents log."""
 
 from collections.abc import Sequence
 
@@ -35,29 +35,29 @@ class Conversation:
         self._append(kind, offset, timestamp).texts.append(text)
 
     def compacted(self, summary: str, *, offset: int, timestamp: str | None = None) -> None:
-        """History is replaced by a summary: a new root."""
+        """Start a new root with a summary that replaces the history."""
         self.cleared()
         self.user(summary, offset=offset, timestamp=timestamp, kind="summary")
 
     def cleared(self) -> None:
-        """History is dropped: a new root."""
+        """Start a new root without history."""
         self.segment += 1
         self._tip = self._open = None
 
     def begin_again(self, kept: Sequence[Turn] = ()) -> None:
-        """History is dropped but for these turns: a new root, above which they stand once more."""
+        """Start a new root with copies of these turns; the rest of the history is dropped."""
         self.cleared()
         for turn in kept:
             self._tip = turn.copy_below(self._tip, self.segment)
             self.turns.append(self._tip)
 
     def clear(self, call_ids: list[str], *, offset: int) -> None:
-        """From here on the model sees no more of these results."""
+        """Note that the model no longer sees these results."""
         self._open = None
         self._append("microcompact", offset, None).cleared = call_ids
 
     def copied(self, text: str, *, offset: int, timestamp: str | None = None) -> None:
-        """Add messages of the model from before its history was replaced. They are no decisions."""
+        """Add earlier messages of the model that were kept when its history was replaced. They are no decisions."""
         self._open = None
         turn = self._append("assistant", offset, timestamp)
         turn.texts.append(text)
@@ -73,7 +73,7 @@ class Conversation:
     def assistant(
         self, *, offset: int, timestamp: str | None = None, message_id: str | None = None
     ) -> Turn:
-        """Return the model's message at this point: the one being built, or a new one."""
+        """Return the model's message that is being built, or a new one."""
         turn = self._open
         is_other = message_id is not None and turn is not None and turn.message_id != message_id
         if turn is None or is_other:
@@ -85,16 +85,16 @@ class Conversation:
         return turn
 
     def close(self) -> None:
-        """End the model's message. The next block begins another one."""
+        """End the model's message. The next block starts a new one."""
         self._open = None
 
     def reopen(self, turn: Turn) -> None:
-        """Go on with a message whose calls were answered while it was written."""
+        """Continue a message whose calls were answered while it was written."""
         self._open = turn
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the last message is unfinished: it has no call, or an unanswered one."""
+        """Return whether the last message has no call or an unanswered call."""
         tip = self._tip
         return (
             tip is not None
@@ -103,7 +103,7 @@ class Conversation:
         )
 
     def call(self, turn: Turn, call_id: str | None, name: str, arguments: str) -> str:
-        """Return a call in the model's message; gives its id."""
+        """Add a call to the model's message, and return its id."""
         call_id = call_id or f"{turn.message_id}-{len(turn.calls)}"
         if call_id not in self._by_call:
             turn.calls.append(RecordedCall(call_id, name, arguments))
@@ -111,11 +111,11 @@ class Conversation:
         return call_id
 
     def result(self, call_id: str, text: str, *, is_error: bool = False) -> bool:
-        """Return the text that a call was answered with; `False` if there was no such call."""
+        """Add the text of a call's result. Returns `False` if there is no such call."""
         return self.answer(call_id, Result(text, is_error))
 
     def answer(self, call_id: str, result: Result) -> bool:
-        """Return the answer to a call; `False` if there was no such call."""
+        """Add the result of a call. Returns `False` if there is no such call."""
         turn = self._by_call.get(call_id)
         if turn is None:
             return False
@@ -125,7 +125,7 @@ class Conversation:
         return True
 
     def usage(self, usage: RecordedUsage) -> None:
-        """Recorded tokens of the last message of the model that has none."""
+        """Set the recorded tokens of the last message that has none."""
         for turn in reversed(self.turns):
             if turn.kind == "assistant":
                 if turn.usage is None:
@@ -133,7 +133,7 @@ class Conversation:
                 return
 
     def log(self) -> SessionLog:
-        """Return the finished session; messages of the model without any content are left out."""
+        """Return the finished session without empty messages of the model."""
         kept: list[Turn] = []
         for turn in self.turns:
             while turn.parent is not None and _is_empty(turn.parent):

@@ -1,8 +1,8 @@
-"""Which sessions are one conversation: subagents, resumed and forked sessions, copies of a history.
+"""Find the sessions that belong to one conversation: subagents, resumed and forked sessions, copies.
 
-A log names the session that it was forked from, or holds rows of it word for word, or goes on from
-a row that another log has. Whatever way it says so, all of them belong together: who trains on one
-has seen the others.
+A log may name the session that it was forked from, contain copies of its rows, or continue from a
+row of another log. In each case the sessions belong together: a model that trains on one has seen
+part of the others.
 """
 
 import itertools
@@ -18,12 +18,12 @@ from replay_pipeline.types import conversation_of
 
 @dataclass(frozen=True, kw_only=True)
 class KnownConversation:
-    """The facts that connect a conversation with those of earlier ingestions."""
+    """What connects a conversation with those of earlier ingestions."""
 
     named: frozenset[str] = frozenset()
-    """Sessions that it consists of or names."""
+    """The sessions in it, and the sessions that they name."""
     copied: frozenset[str] = frozenset()
-    """Ids of its decisions that an earlier ingestion has."""
+    """Ids of its decisions that are already in an earlier ingestion."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class _MainSession:
 
 
 class Conversations:
-    """Collects facts that the logs of one ingestion share."""
+    """Collects which logs of one ingestion belong together."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, _MainSession] = {}
@@ -47,7 +47,7 @@ class Conversations:
         self._parts: dict[str, str] = {}
 
     def add(self, log: SessionLog, copied: Iterable[str] = ()) -> None:
-        """Take in one log, and which of its decisions earlier ingestions have."""
+        """Add one log, and the ids of its decisions that earlier ingestions have."""
         name = conversation_of(log.parent_session_id or log.session_id)
         session = self._sessions.setdefault(name, _MainSession())
         session.copied.update(copied)
@@ -65,7 +65,7 @@ class Conversations:
             self._tie(name, self._by_row.setdefault(hash(row), name))
 
     def part(self, session_id: str, log: SessionLog) -> None:
-        """Note under which id the rows of a log are stored."""
+        """Record the id under which the rows of a log are stored."""
         self._parts[session_id] = conversation_of(log.parent_session_id or log.session_id)
 
     def result(self) -> tuple[dict[str, str], dict[str, KnownConversation]]:

@@ -35,9 +35,9 @@ _DENIAL_CODES = {"rejected": "user-rejected", "denied": "denied"}
 class Copilot:
     """Reads the events of one session.
 
-    A call to the model is one `assistant.message`, or several that share an `apiCallId`. Events
-    of a subagent carry its id; older versions name the call that started it instead. The log
-    does not keep the prompt's token count.
+    A model call is one `assistant.message`, or several with the same `apiCallId`. Events of a
+    subagent have its id; in older versions they name the call that started it. The log has no token
+    count of the prompt.
     """
 
     name = "copilot"
@@ -53,7 +53,7 @@ class Copilot:
         return head.startswith(b'{"type":"session.start"') and b'"copilotVersion"' in head
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Yield the main conversation of a session and those of its subagents, each a log of its own."""
+        """Yield one log for the main conversation, and one for each subagent."""
         session = _CopilotLog(path.parent.name if path.stem == "events" else path.stem)
         for offset, event in read_objects(path, counts, end):
             counts.count(session.take(offset, event))

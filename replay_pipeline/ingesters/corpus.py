@@ -1,4 +1,4 @@
-"""Ingestion of many files: dedup, labels, redaction, and the tables at rest."""
+"""Ingestion of many files: deduplication, labels, redaction, and the tables on disk."""
 
 import json
 import logging
@@ -82,7 +82,7 @@ INGESTERS: tuple[Ingester, ...] = (
     AgentLightning(),
     AgentTraces(),
 )
-"""Asked in this order whose file it is."""
+"""Tried in this order until one recognizes the file."""
 
 _HEAD_BYTES = 65_536
 _TAIL_BYTES = 4_096
@@ -91,12 +91,12 @@ _PIECES_HELD = 8
 _SUFFIXES = frozenset({".jsonl", ".json"})
 
 IN_CONVERSATIONS = ("sessions", "turns", "states")
-"""The tables whose rows say which conversation they belong to."""
+"""The tables with a column for the conversation."""
 
 
 @dataclass(kw_only=True)
 class IngestReport:
-    """The number of rows that went in, by outcome."""
+    """Counts of an ingestion."""
 
     files: int = 0
     bytes: int = 0
@@ -104,26 +104,25 @@ class IngestReport:
     n_turns: int = 0
     n_states: int = 0
     n_duplicate_states: int = 0
-    """Decisions that were already known: resume copies, forks, snapshots."""
+    """Decisions that were already known, because they are copies from resumed, forked, or saved sessions."""
     n_states_without_prefix: int = 0
-    """Decisions left out because the log holds nothing that came before them."""
+    """Decisions left out because the log has nothing before them."""
     rows: int = 0
     rows_used: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
-    """Rows that make no turn, by reason; with `rows_used` they add up to `rows`."""
+    """Rows that don't become turns, by reason. With `rows_used` they add up to `rows`."""
     skipped_files: Counter[str] = field(default_factory=Counter)
     notes: dict[str, int] = field(default_factory=dict)
     """Repairs that lost nothing."""
     outcomes: Counter[str] = field(default_factory=Counter)
     usage: Counter[str] = field(default_factory=Counter)
-    """Recorded tokens, each API message once."""
+    """Recorded tokens. Each API message counts once."""
     requests: Counter[str] = field(default_factory=Counter)
-    """Decisions that name the request they answer: `exact` where the log meets the hash of each
-    message, else `not_met`."""
+    """Decisions that name their request: `exact` if the log has a message for each hash, else `not_met`."""
     redactions: dict[str, int] = field(default_factory=dict)
     fidelity: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By agent and client version: states with a recorded usage, and the share whose prefix is
-    predicted within 10 % of it."""
+    """By agent and client version: the states with recorded usage, and the share of them whose
+    rebuilt prefix has the recorded length within 10 %."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain JSON values, names in order."""
@@ -138,18 +137,17 @@ class IngestResult:
     """The tables of one ingestion, and its report."""
 
     parts: Mapping[str, Iterable[pa.Table]]
-    """By name, each in parts: of a long session no more than one need be in memory."""
+    """The tables by name, each in parts, so that only one part of a long session is in memory."""
     report: IngestReport
     decided: frozenset[str] = frozenset()
-    """Ids of the decisions that belong to it, those included that were left out for want of a
-    prefix."""
+    """Ids of its decisions, including those that were left out because they have no prefix."""
     conversation_of: Mapping[str, str] = field(default_factory=dict)
     """The conversation of each session."""
     conversations: Mapping[str, KnownConversation] = field(default_factory=dict)
-    """What ties each conversation to those of earlier ingestions."""
+    """What connects each conversation with earlier ingestions."""
 
     def renamed(self, names: Mapping[str, str]) -> "IngestResult":
-        """Return the same with other names for some conversations, as earlier ingestions have them."""
+        """Return a copy in which some conversations have the names of earlier ingestions."""
         if not names:
             return self
         of = {session: names.get(name, name) for session, name in self.conversation_of.items()}
@@ -161,7 +159,7 @@ class IngestResult:
 
     @property
     def state_ids(self) -> set[str]:
-        """Return ids of the decisions that have a row."""
+        """Return the ids of the decisions that have a row."""
         parts = self.parts["states"]
         return {state_id for part in parts for state_id in part["state_id"].to_pylist()}
 
@@ -200,15 +198,15 @@ def ingest(
 ) -> IngestResult:
     """Read session files into tables.
 
-    `paths` are files, folders or slices of files. `ingesters` of your own are tried before those
-    of `INGESTERS`. Each decision is taken once, by its message
-    id, over all files and `known_state_ids`. Of a file that has grown since it was last read,
-    decisions are taken again that have changed; those of `superseded_state_ids` are left to
-    whoever read them later. Equal input gives equal tables.
+    `paths` are files, folders, or slices of files. Your own `ingesters` are tried before those of
+    `INGESTERS`. A decision that occurs in several files or in `known_state_ids` is taken once, by
+    its message id. If a file has grown since it was last read, its changed decisions are taken
+    again. Decisions in `superseded_state_ids` are left out, because a later read has them. Equal
+    input gives equal tables.
 
     Raises:
         IngestError: a path does not exist or cannot be read, or nothing in `paths` is a session.
-            Of slices, which a batch has found, all may be something else: they are counted.
+            Slices of a batch may all be something else; they are only counted.
     """
     given = [paths] if isinstance(paths, (Path, str, SourceSlice)) else list(paths)
     slices = _slices(given)
@@ -285,9 +283,9 @@ def _of_databases(paths: Iterable[Path | str | SourceSlice], folder: Path) -> li
 
 
 def session_files(folder: Path) -> list[Path]:
-    """Find the files under `folder` that may be sessions, sorted; links to folders are followed.
+    """Find the files under `folder` that may be sessions, sorted. Follows links to folders.
 
-    A folder that cannot be read is told.
+    Logs a warning for a folder that can't be read.
     """
     found: list[Path] = []
     seen: set[Path] = set()
@@ -585,15 +583,16 @@ class _Corpus:
         report.skipped, report.notes = self.counts.skipped, self.counts.notes
         if n_unmet := report.requests.get("not_met"):
             logger.warning(
-                "%d decisions name a request whose messages the log does not hold: their prefixes are "
-                "put together from rows",
+                "%d decisions name a request whose messages are not all in the log; their prefixes are "
+                "built from other rows",
                 n_unmet,
             )
         report.redactions = self.redactor.counts if self.redactor else {}
         report.fidelity = shares_by_client(sessions, states)
         if unknown := [reason for reason in report.skipped if reason.startswith("unknown_")]:
             logger.warning(
-                "rows that the model may have seen are not shown: %s", ", ".join(unknown)
+                "rows of unknown types are left out, but the model may have seen them: %s",
+                ", ".join(unknown),
             )
         conversation_of, conversations = self.conversations.result()
         parts = {"sessions": self.sessions, "turns": self.turns, "states": self.states}

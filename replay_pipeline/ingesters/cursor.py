@@ -1,4 +1,4 @@
-"""Cursor: what its command line agent prints with `--output-format stream-json`, an event a line."""
+"""Cursor: the output of its command line agent with `--output-format stream-json`, one event per line."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,16 +18,16 @@ from replay_pipeline.ingesters.json_lines import (
 
 
 class Cursor:
-    """Reads the events of one run, or of several of one session after another.
+    """Reads the events of one run, or of several runs of one session.
 
-    Source: cursor.com/docs/cli/reference/output-format. What the editor keeps (`state.vscdb`) is
-    published nowhere, and is not read.
+    Source: cursor.com/docs/cli/reference/output-format. The format of the editor's own file
+    (`state.vscdb`) isn't documented, so it isn't read.
     """
 
     name = "cursor"
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether the first event begins a run. Claude Code's event of that name lists tools."""
+        """Return whether the first event starts a run. Claude Code's event of the same name lists tools."""
         for row in objects_in(head.split(b"\n", 1)[0], ReadCounts()):
             is_start = (row.get("type"), row.get("subtype")) == ("system", "init")
             return is_start and {"session_id", "apiKeySource"} <= row.keys() and "tools" not in row

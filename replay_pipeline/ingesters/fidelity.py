@@ -1,8 +1,8 @@
-"""How well the prefix we rebuild explains the prompt tokens that the provider recorded.
+"""Compare the length of rebuilt prefixes with the prompt tokens that the provider recorded.
 
-The recorded usage is an oracle that needs no labels: the prompt of a state costs what its
-system prompt and tools cost (the same within a segment, and invisible in the log), plus what
-its messages cost. A prefix that is missing a branch, or has one too many, does not fit.
+The recorded usage tests the prefixes without labels. A prompt's tokens are those of the system
+prompt and tools, which the log doesn't show but which are constant within a segment, plus those of
+the messages. If a rebuilt prefix lacks a branch or has one too many, its length doesn't fit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ import pyarrow as pa
 from replay_pipeline.ingesters.base import Result, Turn, path_to
 
 FITTED_AGENT = "claude_code"
-"""Its sessions are those to which the figures below were fitted."""
+"""The figures below were fitted to this agent's sessions."""
 _MIN_GROWTH_TOKENS = 100
 TOLERANCE = 0.1
 """A prediction is right within this share of what was recorded."""
@@ -32,7 +32,8 @@ TOKENS_PER_IMAGE = 1_400.0
 def n_tokens_of(turn: Turn) -> float:
     """Estimate the tokens that the messages of one turn add to every prompt below it.
 
-    A message of the model adds at least what it took to write: its thinking may not be logged.
+    A message of the model counts at least its recorded output tokens, because its thinking may not
+    be logged.
     """
     if turn.n_tokens is not None:
         return turn.n_tokens
@@ -52,7 +53,7 @@ def n_tokens_of(turn: Turn) -> float:
 
 
 def n_tokens_of_result(result: Result) -> float:
-    """Return estimated tokens of one tool result."""
+    """Return the estimated tokens of one tool result."""
     if result.n_tokens is None:
         text = result.text
         n_images = text.count("[image]") if len(text) < 1_000 else 0
@@ -70,13 +71,13 @@ OF_STATES = ("session_id", "fidelity")
 
 
 def shares_by_client(sessions: pa.Table, states: pa.Table) -> dict[str, dict[str, float]]:
-    """Count, by agent and version of the client, the states whose prefix has the recorded length.
+    """Return the share of states whose prefix has the recorded length, by agent and client version.
 
-    The version is the last that wrote into the session.
+    The version is the last one that wrote to the session.
 
     Returns:
-        By client, e.g. `claude_code 2.1.38`: the states with a recorded usage, and the share of
-        them that is predicted within 10 %.
+        By client, e.g. `claude_code 2.1.38`: the number of states with recorded usage, and the
+            share of them that is predicted within 10 %.
     """
     columns = (sessions[name].to_pylist() for name in OF_SESSIONS)
     client_of = {
@@ -99,10 +100,10 @@ def shares_by_client(sessions: pa.Table, states: pa.Table) -> dict[str, dict[str
 def predict_context(turns: Sequence[Turn], *, agent: str = FITTED_AGENT) -> dict[Turn, int]:
     """Predict the prompt tokens of each state that has a recorded usage.
 
-    The cost of what the log does not show (system prompt, tools, instructions) is fitted once per
-    compaction segment and run of the client, as the median of the differences. Models of other
-    agents have other tokenizers: for their sessions one scale is fitted as well, to the growth
-    from one prompt to the next.
+    The tokens of what the log doesn't show (system prompt, tools, instructions) are estimated once
+    per compaction segment and run of the client, as the median of the differences. Other agents'
+    models have other tokenizers, so for their sessions a scale factor is fitted to the growth from
+    one prompt to the next.
     """
     costs = _Costs()
     by_run: dict[tuple[object, ...], list[Turn]] = {}
@@ -131,13 +132,13 @@ def _scale_of(runs: Iterable[list[Turn]], costs: "_Costs") -> float:
 
 
 def clear_unlogged(turns: Sequence[Turn]) -> int:
-    """Clear the results that the client took out of the context without a word; count the times.
+    """Clear the results that the client removed from the context without logging it. Returns how often.
 
-    Clients clear old results when a session is taken up again or grows long, and many versions do
-    not log it. What they do log is the length of the next prompt: where it falls although nothing
-    was compacted, the oldest results that make up the difference are those that went. Where no results
-    make it up, or the provider's cache held nothing of the prompt, something else went: nothing is
-    cleared, and the fidelity of the state shows it.
+    Clients remove old results when a session is resumed or grows long, and many versions don't log
+    it. But they log the length of the next prompt. If it falls without a compaction, the oldest
+    results that make up the difference are taken as removed. If no results make it up, or if no
+    part of the prompt was in the provider's cache, something else was removed. Then nothing is
+    cleared, and the fidelity of the state is low.
     """
     n_times = 0
     costs = _Costs()

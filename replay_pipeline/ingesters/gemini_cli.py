@@ -1,4 +1,4 @@
-"""Gemini CLI: one JSON document per chat, or its rows one per line in later versions."""
+"""Gemini CLI: one JSON document per chat, or in later versions one row per line."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,12 +19,12 @@ from replay_pipeline.ingesters.json_lines import (
 
 
 class GeminiCli:
-    """Reads `chats/session-*.json`; a call and its result lie in the model's own message."""
+    """Reads `chats/session-*.json`. A call and its result are both in the model's message."""
 
     name = "gemini_cli"
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether `head` has the beginning of a chat."""
+        """Return whether `head` is the beginning of a chat."""
         return (
             head.lstrip().startswith(b"{")
             and b'"sessionId"' in head

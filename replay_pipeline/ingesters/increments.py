@@ -1,9 +1,9 @@
-"""What of a session is new: decisions that came, or changed, since it was last read.
+"""Find the decisions of a session that are new or have changed since it was last read.
 
 A log grows while it is read. A decision may have been read before its calls were answered, before
-its last block was written, or before the user took it back. It counts as new once more whenever
-anything that is stored of it has changed, so that the last slice of a file that has a decision has
-it as the whole file has it.
+its last block was written, or before the user took it back. If anything stored about a decision has
+changed, the decision counts as new again. So the last slice that has a decision has it as in the
+whole file.
 """
 
 import hashlib
@@ -50,9 +50,10 @@ def _digest(*parts: bytes) -> bytes:
 
 
 def without_states(tables: Mapping[str, pa.Table], taken: Set[str]) -> dict[str, pa.Table]:
-    """Take decisions out of the tables of a batch, as if it had been read without them.
+    """Remove decisions from the tables of a batch, as if they had not been read.
 
-    What they did moves to the turns of the decisions that remain below them.
+    If later decisions need the turn of a removed decision, its action becomes one of the turn's
+    messages.
     """
     states, turns, sessions = (tables[name] for name in ("states", "turns", "sessions"))
     is_kept = [state_id not in taken for state_id in states["state_id"].to_pylist()]

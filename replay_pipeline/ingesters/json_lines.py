@@ -1,4 +1,4 @@
-"""JSON lines as they are found on disk: glued, cut, damaged, and counted all the same."""
+"""Read JSON lines even if they are glued together, cut, or damaged, and count them."""
 
 import codecs
 import hashlib
@@ -19,19 +19,19 @@ from replay_pipeline.ingesters.base import ReadCounts, SourceSlice
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _JUNK = b"\x00\xef\xbb\xbf \t\r\n"
 LONG_BYTES = 64_000_000
-"""Of a longer file no more is held at once than must be, for reading it more than once."""
+"""Files longer than this are read in several passes, so that little is in memory at once."""
 _BUFFER_BYTES = 1 << 18
 _PIECE_BYTES = 1 << 22
 _decode = msgspec.json.Decoder().decode
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Raised for JSON that is broken, of other types than expected, no UTF-8, or nested too deeply."""
+"""Raised for JSON that is broken, has unexpected types, isn't UTF-8, or is nested too deeply."""
 
 
 def lines_in(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes | bytearray]:
-    """Read the lines of a file from byte `start` up to `end`, each with its end of line.
+    """Read the lines of a file from byte `start` to `end`, each with its line ending.
 
-    A very long line is put together in place: the file's own iterator would hold it twice.
+    A very long line is assembled in place, because the file's own iterator would hold it twice.
     """
     left = (path.stat().st_size if end is None else end) - start
     with path.open("rb", buffering=_BUFFER_BYTES) as file:
@@ -50,7 +50,7 @@ def lines_in(path: Path, start: int = 0, end: int | None = None) -> Iterator[byt
 
 @contextmanager
 def in_utf_8(source: SourceSlice) -> Iterator[SourceSlice]:
-    """Yield a slice, or one of a UTF-8 copy if its file is UTF-16, as PowerShell writes it."""
+    """Yield a slice, or, if its file is UTF-16 (as PowerShell writes it), a slice of a UTF-8 copy."""
     data = b""
     with suppress(OSError), source.place.open("rb") as file:  # who reads it next tells
         if (head := file.read(2)) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
@@ -73,8 +73,8 @@ def in_utf_8(source: SourceSlice) -> Iterator[SourceSlice]:
 def objects_in(line: bytes | bytearray, counts: ReadCounts) -> Iterator[dict[str, Any]]:
     """Read the JSON objects of one line, and count other values as skipped.
 
-    A writer that was killed leaves half a row without an end of line, and the next row is glued to
-    it: what stands behind the broken part is read again from where a row begins.
+    A killed writer leaves half a row without a line ending, and the next row follows on the same
+    line. Reading continues after the broken part, where the next row begins.
     """
     text = line.strip(_JUNK).decode("utf-8", "replace")
     if not text:
@@ -147,7 +147,7 @@ def without_surrogates(text: str) -> str:
 def read_objects(
     path: Path, counts: ReadCounts, end: int | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Read every object of a JSON-lines file up to byte `end`, with the offset of its line."""
+    """Read every object of a JSON Lines file up to byte `end`, with the offset of its line."""
     offset = 0
     for line in lines_in(path, 0, end):
         try:
@@ -195,7 +195,7 @@ def as_count(value: Any) -> int:
 
 
 def moment_of(milliseconds: Any) -> str | None:
-    """Return a time in milliseconds since 1970 as other logs write it; `None` if it is no time."""
+    """Return a time in milliseconds since 1970 as text in the form of other logs; `None` if it isn't a time."""
     if not (n_ms := as_count(milliseconds)):
         return None
     try:
@@ -205,12 +205,12 @@ def moment_of(milliseconds: Any) -> str | None:
 
 
 def digest_of(value: Any) -> str:
-    """Name a JSON value by its content."""
+    """Return a hash of a JSON value."""
     return hashlib.blake2b(msgspec.json.encode(value), digest_size=10).hexdigest()
 
 
 def text_in(content: Any) -> str:
-    """Return the text of a string, or of content parts; other parts are named in brackets."""
+    """Return the text of a string or of content parts. Parts without text are named in brackets."""
     if isinstance(content, str):
         return content
     if isinstance(content, dict):
@@ -230,7 +230,7 @@ def text_in(content: Any) -> str:
 
 
 def arguments_text(value: Any) -> str:
-    """Return arguments of a call as JSON text."""
+    """Return the arguments of a call as JSON text."""
     if isinstance(value, str):
         return value or "{}"
     return json.dumps({} if value is None else value, ensure_ascii=False, separators=(",", ":"))

@@ -1,8 +1,8 @@
-"""The bytes that were read, kept: agents delete their logs after some weeks.
+"""Copies of the session bytes that were read, because agents delete their logs after some weeks.
 
-Each slice is one compressed file, so that every byte of a log is kept once:
-`<folder>/<hash of its path>/<revision>/<start>-<end>.zst`. They are as they were read, secrets
-and all, so only their owner may read them, and they never leave this machine.
+Each slice is one compressed file, so every byte of a log is stored once: `<folder>/<hash of its
+path>/<revision>/<start>-<end>.zst`. The copies aren't redacted, so only their owner can read them,
+and they never leave this machine.
 """
 
 import logging
@@ -25,7 +25,7 @@ _CODEC = pa.Codec("zstd", compression_level=1)
 
 
 def keep(batch: TraceBatch, folder: Path) -> None:
-    """Keep the bytes of a batch that are still where they were found and not kept yet."""
+    """Store the bytes of a batch that are still in their files and not stored yet."""
     for source, cursor in zip(batch.slices, batch.cursors, strict=True):
         piece = _piece(source, folder)
         if (
@@ -38,11 +38,11 @@ def keep(batch: TraceBatch, folder: Path) -> None:
             with written_whole(piece, is_private=True) as out:
                 _pack(source.path, out, source.start, source.end or 0)
         except (OSError, StorageError) as error:
-            logger.warning("%s: not kept (%s)", source.path, error)
+            logger.warning("%s: no copy of the session was stored (%s)", source.path, error)
 
 
 def kept_files(batch: TraceBatch, folder: Path) -> list[Path]:
-    """Name the files that hold the bytes of a batch, as far as they are kept."""
+    """Name the files that store bytes of a batch."""
     pieces = (_piece(source, folder) for source in batch.slices)
     return [piece for piece in pieces if piece.exists()]
 
@@ -56,12 +56,12 @@ def is_there(source: SourceSlice, tail: str) -> bool:
 
 
 def is_kept(source: SourceSlice, folder: Path) -> bool:
-    """Return whether every byte up to the end of the slice is kept."""
+    """Return whether every byte up to the end of the slice is stored."""
     return bool(_pieces(source, folder))
 
 
 def restore(source: SourceSlice, folder: Path, into: Path) -> Path:
-    """Unpack a log up to the end of the slice, under `into`, by the name that it had."""
+    """Unpack a log up to the end of the slice into the folder `into`, under its old name."""
     path = into / sha_of(str(source.path)) / source.path.parent.name / source.path.name
     path.parent.mkdir(parents=True)
     with path.open("wb") as out:

@@ -1,4 +1,4 @@
-"""What became of each decision: outcome, error kind, hint, recovery and natural alternatives."""
+"""What happened after each decision: outcome, error kind, hint, recovery, and natural alternatives."""
 
 import re
 import tomllib
@@ -15,7 +15,7 @@ from replay_pipeline.types import Outcome
 KNOWN_AGENTS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("known_agents.toml").read_text("utf-8")
 )
-"""How agents say that something went wrong, and what else they write around it."""
+"""How each agent words its errors, and the text that it adds around them."""
 MAX_HINT_CHARS = 4_000
 _MAX_RECOVERY_TURNS = 60
 
@@ -43,14 +43,14 @@ _SEVERITY: tuple[Outcome, ...] = (
 
 
 class Label(msgspec.Struct, eq=False):
-    """The facts about one decision that are known only afterwards."""
+    """What is known about a decision only afterward."""
 
     outcome: Outcome
     error_kind: str | None = None
     hint: str | None = None
     recovered_by: Turn | None = None
     siblings: list[Turn] = []
-    """Other decisions at the very same prefix, in the order of the file."""
+    """Other decisions with exactly the same prefix, in the order of the file."""
 
 
 def judge_result(result: Result) -> tuple[Outcome, str | None]:
@@ -103,7 +103,7 @@ def feedback_in(result: Result) -> str | None:
 
 
 def shortened(text: str, n_chars: int = MAX_HINT_CHARS) -> str:
-    """Return head and tail of a long text."""
+    """Return the beginning and the end of a long text."""
     if len(text) <= n_chars:
         return text
     half = (n_chars - 5) // 2

@@ -1,4 +1,4 @@
-"""One conversation as rows of the tables `turns`, `states` and `sessions`, column by column."""
+"""Rows of the tables `turns`, `states`, and `sessions` for one conversation, by column."""
 
 import hashlib
 import json
@@ -29,16 +29,16 @@ _encode = msgspec.json.encode
 _decode = msgspec.json.decode
 
 Rows = dict[str, list[Any]]
-"""Values by column, all of one length."""
+"""Values by column, all of the same length."""
 
 
 def state_ids_of(turns: Sequence[Turn]) -> list[str]:
-    """Return ids of decisions: stable under copies, forks, redaction and versions of this program."""
+    """Return ids of decisions. Copies, forks, redaction, and new versions of this program don't change them."""
     return state_ids_for([turn.message_id or turn.uuid for turn in turns])
 
 
 def state_ids_for(messages: Sequence[str]) -> list[str]:
-    """Return ids of the decisions that messages made, each known by its id, else the `uuid` of its row."""
+    """Return ids of decisions, each given by its message's id or, if it has none, its row's `uuid`."""
     digests = b"".join(
         hashlib.blake2b(message.encode(), digest_size=_ID_BYTES).digest() for message in messages
     )
@@ -54,15 +54,15 @@ def state_id_of(turn: Turn) -> str:
 
 
 def sha_of(value: str | bytes) -> str:
-    """Return short hash that names a path or a piece of a file."""
+    """Return a short hash that names a path or a piece of a file."""
     data = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 class Cleaner:
-    """Redaction of one conversation: a redactor, and the login names that occur in it.
+    """Redacts one conversation with a redactor and the login names that occur in it.
 
-    Without a redactor everything stays as it is.
+    Without a redactor, nothing is changed.
     """
 
     def __init__(self, redactor: Redactor | None, users: frozenset[str]) -> None:
@@ -70,26 +70,26 @@ class Cleaner:
         self._users = users
 
     def prepare(self, texts: Iterable[str]) -> None:
-        """Redact many texts at once, which is faster; they are then asked for one by one."""
+        """Redact many texts at once, which is faster than one by one. Later calls return the results."""
         if self._redactor is not None:
             self._redactor.prepare(texts, users=self._users)
 
     def text(self, text: str) -> str:
-        """Return one text."""
+        """Return one text, redacted."""
         return text if self._redactor is None else self._redactor.text(text, users=self._users)
 
     def texts(self, texts: Sequence[str | None]) -> list[str | None]:
-        """Clean many texts. An empty one becomes `None`."""
+        """Redact many texts. An empty text becomes `None`."""
         if self._redactor is None:
             return [text or None for text in texts]
         return [self.text(text) if text else None for text in texts]
 
     def arguments(self, text: str, strings: Iterable[str] | None = None) -> str:
-        """Return arguments with every string in them redacted, else as they were recorded.
+        """Return the arguments as recorded, with every string redacted.
 
         Args:
             text: the arguments.
-            strings: every string in them, if that is known.
+            strings: every string in them, if known.
         """
         if self._redactor is None:
             return text
@@ -104,11 +104,11 @@ class Cleaner:
 
 
 def texts_of(turns: Sequence[Turn], *, keeps: bool = False) -> Iterator[str]:
-    """Yield every text of the turns that will be redacted.
+    """Yield every text in the turns that will be redacted.
 
     Args:
         turns: whose texts.
-        keeps: whether calls are to keep the strings in their arguments, for who asks for them next.
+        keeps: whether calls store the strings of their arguments for later use.
     """
     yield from {turn.cwd for turn in turns if turn.cwd}
     for turn in turns:
@@ -131,9 +131,9 @@ _ACCOUNTS = re.compile(r"(?:#?\d+\W{1,4})?([A-Za-z][\w-]{2,38})")
 
 
 def accounts_in(turns: Sequence[Turn]) -> Iterator[str]:
-    """Yield the accounts that a call asked for by a query for `login`, as an author's line each.
+    """Yield the accounts that a call returned for a query with `login`, each as an author line.
 
-    Nothing else tells that these words are names: bare, or each behind a number.
+    Nothing else marks these words as names: they stand alone or after a number.
     """
     for turn in turns:
         for call in turn.calls:
@@ -143,14 +143,14 @@ def accounts_in(turns: Sequence[Turn]) -> Iterator[str]:
 
 
 def hints_of(turns: Sequence[Turn], labels: Mapping[Turn, Label]) -> Iterator[str]:
-    """Yield every hint at the turns."""
+    """Yield every hint of the turns."""
     for turn in turns:
         if turn in labels and (hint := labels[turn].hint):
             yield hint
 
 
 def pieces_of(turns: list[Turn]) -> Iterator[list[Turn]]:
-    """Yield the turns in order, in pieces of some megabytes of results."""
+    """Yield the turns in order, in parts with some megabytes of results."""
     start = n_chars = 0
     for position, turn in enumerate(turns, 1):
         n_chars += sum(result.n_bytes or len(result.text) for result in turn.results.values())
@@ -190,10 +190,10 @@ def _replaced(value: Any, clean: Mapping[str, str]) -> Any:
 
 
 class LogRows:
-    """Rows of one conversation, of which `turns` are kept.
+    """Rows of one conversation, for those of its turns that are stored.
 
-    `fresh` are the decisions that become rows of `states`, each with its id: their actions are
-    stored there, and only there.
+    `fresh` has the decisions that become rows of `states`, with their ids. Their actions are stored
+    only there.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class LogRows:
         self._moments = [_milliseconds(turn.timestamp) for turn in log.turns]
 
     def turns(self, kept: Sequence[Turn]) -> Rows:
-        """Return rows of `turns` for some of those that are kept, in the order of the file."""
+        """Return rows of `turns` for some of the stored turns, in the order of the file."""
         clean = self._cleaner
         usages = [turn.usage for turn in kept]
         return {
@@ -284,7 +284,7 @@ class LogRows:
         }
 
     def session(self, *, n_states: int, hash_project: bool) -> dict[str, Any]:
-        """Return the row of `sessions`, without its source and `counts_of`."""
+        """Return the row of `sessions`, without its source and its counts."""
         log = self._log
         cwd = self._cwd
         moments = [moment for moment in self._moments if moment is not None]
@@ -359,7 +359,7 @@ def counts_of(counts: ReadCounts) -> dict[str, Any]:
 
 
 def joined_sessions(row: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of `sessions` for two parts of one conversation."""
+    """Merge the rows of `sessions` for two parts of one conversation."""
     joined = dict(row)
     for name in ("versions", "models"):
         joined[name] = sorted({*row[name], *more[name]})

@@ -1,4 +1,4 @@
-"""The ingester as one call: a path in, trace states out."""
+"""Ingestion as one call that takes a path and yields trace states."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""OpenCode: a session of its database, an exported one, or a session file of its older storage."""
+"""OpenCode: sessions from its database, from an export, or from its older storage."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -31,13 +31,13 @@ _ABORTED = "MessageAbortedError"
 class OpenCode:
     """Reads sessions of the database, `opencode export` documents and `storage/session/<project>/ses_*.json`.
 
-    One message holds several calls to the model; each `step-start` part begins one.
+    One message can hold several model calls. Each starts with a `step-start` part.
     """
 
     name = "opencode"
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether `head` begins a session, an export, or a session's storage file."""
+        """Return whether `head` is the beginning of a session, an export, or a storage file."""
         start = head.lstrip()
         if not start.startswith(b"{") or b'"ses_' not in head:
             return False
@@ -46,7 +46,7 @@ class OpenCode:
         return start.startswith(_OF_DATABASE) or is_export or is_stored
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Yield the one conversation of a session; of a document there is no part to read."""
+        """Yield the conversation of a session. A document is always read as a whole."""
         rows: Iterable[tuple[int, dict[str, Any]]]
         with path.open("rb") as file:
             is_grown = file.read(len(_OF_DATABASE)) == _OF_DATABASE

@@ -1,9 +1,9 @@
-"""OpenCode's database: each session of it as a file that grows, a line for a message.
+"""OpenCode's database: each session becomes a growing file with one line per message.
 
-OpenCode 1.2 and later keep all sessions in one SQLite database, and most of what is new lies in its
-write-ahead log. It is read beside a program that writes: a reader of such a database holds nobody up, and sees
-one moment of it. A session is written down as a file of lines, of which earlier ones stay as they are, so
-that everything after this treats it like the log of any other agent.
+OpenCode 1.2 and later keep all sessions in one SQLite database. Most new data is in its write-ahead
+log, so a reader doesn't block OpenCode and sees one consistent moment. Each session is copied to a
+file of lines. Earlier lines don't change, so later steps can treat the file like any other agent's
+log.
 """
 
 import json
@@ -50,7 +50,7 @@ def is_database(path: Path) -> bool:
 
 
 def databases_in(source: Path) -> list[Path]:
-    """Return the databases that a source is or holds, sorted."""
+    """Return the databases at or below a source, sorted."""
     if not source.is_dir():
         return [source] if is_database(source) else []
     found = (
@@ -63,15 +63,15 @@ def databases_in(source: Path) -> list[Path]:
 
 
 def export_sessions(database: Path, folder: Path, *, settle_s: float = 0.0) -> list[Path]:
-    """Write each session of a database as a file below `folder`, and return these files.
+    """Write each session of a database to a file below `folder`, and return these files.
 
-    A file that is there is added to where its lines are still true, and else written again. Nothing of the
-    database is changed.
+    If the lines of an existing file are still valid, new lines are appended; otherwise the file is
+    written again. The database isn't changed.
 
     Args:
-        database: its main file; what lies beside it is read with it.
-        folder: the place of the files, for their owner alone.
-        settle_s: if not 0, a last message that is still being written is left for the next time.
+        database: its main file. The files next to it are read as well.
+        folder: where to write the files. Only their owner can read them.
+        settle_s: if not 0, a last message that is still being written waits for the next call.
 
     Raises:
         IngestError: the database can't be read, or isn't one of OpenCode.
@@ -161,7 +161,7 @@ def _first_open(messages: list[dict[str, Any]]) -> int | None:
 
 
 def with_clearings(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield messages as they were before old results were cleared, and each clearing where it was made."""
+    """Yield messages with their original results, and a mark wherever old results were cleared."""
     clearings: dict[int, list[str]] = {}
     for message in messages:
         for part in map(as_dict, as_list(message.get("parts"))):
@@ -217,7 +217,7 @@ def _write(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def readable_sessions(database: Path, folder: Path, *, settle_s: float = 0.0) -> list[Path]:
-    """Return the files that `export_sessions` writes; none of a database that can't be read, which is told."""
+    """Return the files that `export_sessions` writes. Logs a warning if the database can't be read."""
     try:
         return export_sessions(database, folder, settle_s=settle_s)
     except IngestError as error:

@@ -34,7 +34,7 @@ _SUMMARIES = {
 
 
 class Pi:
-    """Reads the entries of one session: a tree by `id` and `parentId`, in older versions a line."""
+    """Reads the entries of one session: a tree by `id` and `parentId`, or in older versions a list."""
 
     name = "pi"
 
@@ -45,7 +45,7 @@ class Pi:
         return False
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Yield the one conversation of a session, with all its branches."""
+        """Yield the conversation of a session, with all its branches."""
         session = _PiSession(path.stem)
         for offset, entry in read_objects(path, counts, end):
             counts.count(session.take(offset, entry))

@@ -1,4 +1,4 @@
-"""Qwen Code: rows one per line, in the envelope of Claude Code and with the messages of Gemini."""
+"""Qwen Code: one row per line, with Claude Code's fields around Gemini's messages."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,12 +25,12 @@ _NEVER_SHOWN = frozenset({
 
 
 class QwenCode:
-    """Reads `projects/<folder>/chats/<id>.jsonl`; a result is a row of its own."""
+    """Reads `projects/<folder>/chats/<id>.jsonl`. Each result is a row of its own."""
 
     name = "qwen_code"
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether the first row of a chat is in `head`."""
+        """Return whether `head` has the first row of a chat."""
         line = head.split(b"\n", 1)[0]
         if b'"parts"' not in line or b'"parentUuid"' not in line:
             return False

@@ -1,7 +1,7 @@
-"""Rows of a Claude Code log: typed partial decoding, and repair of what is broken.
+"""Rows of a Claude Code log: decode the fields that matter, and repair broken rows.
 
-Only the fields that decide something are decoded. The side-cars that make up most of a log
-(`toolUseResult`, file snapshots, streaming progress) are skipped by the decoder.
+The decoder skips fields that aren't needed, such as `toolUseResult`, file snapshots, and streaming
+progress. They make up most of a log.
 """
 
 from collections.abc import Iterator
@@ -35,13 +35,13 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 class Lifetimes(msgspec.Struct):
-    """Tokens written to the provider's cache, by how long they stay there."""
+    """Tokens written to the provider's cache, by their lifetime there."""
 
     ephemeral_1h_input_tokens: _Tokens | None = None
 
 
 class RowUsage(msgspec.Struct):
-    """Tokens as the provider recorded them; repeated on each row of a message."""
+    """Recorded tokens. Each row of a message repeats them."""
 
     input_tokens: _Tokens | None = 0
     output_tokens: _Tokens | None = 0
@@ -100,7 +100,7 @@ class Row(msgspec.Struct, rename="camel"):
 
 
 class ProgressData(msgspec.Struct, rename="camel"):
-    """The part of an `agent_progress` row that carries a subagent's own row."""
+    """The part of an `agent_progress` row that has a subagent's row."""
 
     type: str | None = None
     agent_id: str | None = None
@@ -114,7 +114,7 @@ _decode_progress = msgspec.json.Decoder(ProgressData).decode
 def read_rows(
     path: Path, counts: ReadCounts, end: int | None = None, start: int = 0
 ) -> Iterator[tuple[int, Row]]:
-    """Read every row up to byte `end` with the offset of its line; count unreadable ones."""
+    """Read every row up to byte `end`, with the offset of its line. Counts unreadable rows."""
     offset = start
     for line in lines_in(path, start, end):
         try:
@@ -129,7 +129,7 @@ def read_rows(
 
 
 def rows_in(line: bytes, counts: ReadCounts) -> list[Row]:
-    """Return the rows of one line, repaired where that is needed."""
+    """Return the rows of one line, repaired if needed."""
     try:
         return [_decode(line)]
     except UNREADABLE:
@@ -137,13 +137,13 @@ def rows_in(line: bytes, counts: ReadCounts) -> list[Row]:
 
 
 def repaired(line: bytes | bytearray, counts: ReadCounts) -> Iterator[Row]:
-    """Yield the rows of a line that is not one well-formed row: glued, mistyped or damaged ones."""
+    """Yield the rows of a line that isn't exactly one valid row."""
     for value in objects_in(line, counts):
         yield row_of(value, counts)
 
 
 def row_of(value: dict[str, Any], counts: ReadCounts) -> Row:
-    """Return a row from loosely typed JSON: fields of a wrong type are left out."""
+    """Return a row from JSON, without fields of a wrong type."""
     try:
         return msgspec.convert(_as_raw(value), Row)
     except msgspec.ValidationError:
@@ -239,7 +239,7 @@ def _salvaged_block(value: Any) -> Block:
 
 
 def progress_row(data: msgspec.Raw) -> tuple[str, Row] | None:
-    """Return the subagent and its row inside a progress row, if it carries one."""
+    """Return the subagent and its row from a progress row, if there is one."""
     try:
         progress = _decode_progress(data)
     except UNREADABLE:
@@ -258,7 +258,7 @@ def _salvaged_progress(value: dict[str, Any]) -> ProgressData:
 
 
 def text_of(content: str | list[Block] | None) -> str:
-    """Return the text of a tool result: a string, or blocks of which only text can be shown."""
+    """Return the text of a tool result: a string, or the text of its blocks."""
     if isinstance(content, str):
         return content
     return "\n".join(b.text if b.text is not None else f"[{b.type}]" for b in content or ())
@@ -270,7 +270,7 @@ def json_text(raw: msgspec.Raw) -> str:
 
 
 def value_of(raw: msgspec.Raw) -> Any:
-    """Read a side-car as plain JSON; `None` when it is absent or cannot be read."""
+    """Read a skipped field as plain JSON; `None` if it is absent or can't be read."""
     try:
         return msgspec.json.decode(raw) if raw else None
     except UNREADABLE:
@@ -278,13 +278,13 @@ def value_of(raw: msgspec.Raw) -> Any:
 
 
 def loose(raw: msgspec.Raw) -> dict[str, Any]:
-    """Return a side-car as plain JSON; empty when it is absent or no object."""
+    """Read a skipped field as a JSON object; empty if it is absent or not an object."""
     value = value_of(raw)
     return value if isinstance(value, dict) else {}
 
 
 def origins_of(row: Row) -> Iterator[str]:
-    """Yield the sessions that a row names: the one it is of, and the one it was forked from."""
+    """Yield the sessions that a row names: its own, and the one that it was forked from."""
     if row.session_id:
         yield row.session_id
     if row.forked_from and isinstance(origin := loose(row.forked_from).get("sessionId"), str):
@@ -292,7 +292,7 @@ def origins_of(row: Row) -> Iterator[str]:
 
 
 def replacements(raw: msgspec.Raw) -> Iterator[tuple[str, str]]:
-    """Yield the ids of calls whose results were shown in another form, each with that text."""
+    """Yield the ids of calls whose results the model saw in another form, with that text."""
     found = value_of(raw)
     for item in found if isinstance(found, list) else ():
         if isinstance(item, dict):

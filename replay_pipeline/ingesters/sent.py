@@ -1,11 +1,12 @@
-"""What a client really sent, where its log says so: requests as chains of messages, checked by hash.
+"""Requests that a client logged: chains of messages, checked by hash.
 
-Since about 2.1.310 Claude Code logs every request: `api-request` names the messages by their SHA-256
-(the first `keep` of request `base`, then `tail`), `api-request-shape` holds the system prompt and the
-tools, and `api-request-blob` the messages that the rows alone don't give. The hash is that of the
-message as compact JSON with sorted keys, not escaped to ASCII, without marks of the cache. The rest are
-put together from rows: the blocks of one `message.id`, or user rows side by side. Nothing here is
-inferred: a message whose hash nothing meets makes its request one that is not known.
+Since about 2.1.310 Claude Code logs every request: `api-request` names the messages by their
+SHA-256 (the first `keep` of request `base`, then `tail`), `api-request-shape` holds the system
+prompt and the tools, and `api-request-blob` the messages that can't be built from rows. The hash is
+that of the message as compact JSON with sorted keys, not escaped to ASCII, without marks of the
+cache. The other messages are built from rows: from the blocks of one `message.id`, or from
+consecutive user rows. Nothing is guessed: if no message has a certain hash, the request counts as
+unknown.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from replay_pipeline.ingesters.json_lines import UNREADABLE, as_list, lines_in
 from replay_pipeline.ingesters.wire import WireMessage, blocks_of, unmarked
 
 REQUEST_ROWS = frozenset({"api-request", "api-request-shape", "api-request-blob"})
-"""Kinds of rows that hold requests."""
+"""Types of rows with requests."""
 _NO_JSON = msgspec.Raw(b"")
 _MAX_SIDE_BY_SIDE = 40
 """User rows between two answers that are tried in every way of putting them together."""
@@ -54,7 +55,7 @@ class LoggedRequest(msgspec.Struct):
     shape: str
     params_json: str
     hashes: list[str] | None
-    """Its messages; `None` where the request that it goes on from is not in the log."""
+    """The hashes of its messages; `None` if the request that it continues isn't in the log."""
 
 
 def hash_of(value: Any) -> str:
@@ -68,7 +69,7 @@ def hash_of(value: Any) -> str:
 
 
 class SentRequests:
-    """The requests of one session file, each with its messages as far as their hashes are met."""
+    """The requests of one session file, with the messages that match their hashes."""
 
     def __init__(self) -> None:
         self.requests: dict[str, LoggedRequest] = {}
@@ -85,7 +86,7 @@ class SentRequests:
         self._last = ""
 
     def add(self, line: bytes | bytearray) -> None:
-        """Take in one line of the log."""
+        """Add one line of the log."""
         try:
             row = _decode_row(line)
         except UNREADABLE:
@@ -160,7 +161,7 @@ class SentRequests:
         self.messages = other.messages | self.messages
 
     def met(self, request_id: str) -> tuple[LoggedRequest, list[str]] | None:
-        """Return a request and the hashes of its messages; `None` where one of them is not met."""
+        """Return a request and the hashes of its messages; `None` if the log lacks one of the messages."""
         request = self.requests.get(request_id)
         if request is None or request.hashes is None or request.shape not in self.shapes:
             return None
@@ -169,13 +170,13 @@ class SentRequests:
         return request, request.hashes
 
     def n_unmet(self) -> int:
-        """Count the messages of all requests that nothing in the log meets."""
+        """Count the messages in requests that the log doesn't have."""
         named = {name for request in self.requests.values() for name in request.hashes or ()}
         return len(named - self.messages.keys())
 
 
 def read_sent(path: Path, end: int | None = None) -> SentRequests:
-    """Return every request that a session file holds up to byte `end`."""
+    """Return every request in a session file up to byte `end`."""
     sent = SentRequests()
     for line in lines_in(path, 0, end):
         sent.add(line)
@@ -183,10 +184,10 @@ def read_sent(path: Path, end: int | None = None) -> SentRequests:
 
 
 def join_siblings(sent: SentRequests, names: Iterable[str], path: Path) -> None:
-    """Look for requests in the sessions beside a file: a fork begins with rows of another's.
+    """Look for requests in other sessions of the same folder, because a fork begins with copied rows.
 
     Args:
-        sent: what the file itself holds; what is found is joined to it.
+        sent: the requests of the file itself. What is found is added to it.
         names: ids of requests that its rows name.
         path: the file.
     """
@@ -209,7 +210,7 @@ def _holds(path: Path, name: str) -> bool:
 
 
 class SentTurns:
-    """The turns of the requests of one conversation, as a tree that shares equal beginnings."""
+    """The requests of one conversation as a tree of turns that shares equal beginnings."""
 
     def __init__(self, sent: SentRequests) -> None:
         self._sent = sent
@@ -217,7 +218,7 @@ class SentTurns:
         self._known: dict[tuple[Turn | None, str], Turn] = {}
 
     def put(self, turn: Turn) -> bool:
-        """Attach its request to a decision, or return `False` if there is none."""
+        """Attach the request to a decision. Returns `False` if there is none."""
         found = self._sent.met(turn.request or "")
         if found is None:
             return False
@@ -231,7 +232,7 @@ class SentTurns:
         return True
 
     def put_shape(self, turn: Turn, shape: dict[str, Any]) -> None:
-        """Attach to a decision the system prompt and the tools that it was shown."""
+        """Attach the system prompt and the tools to a decision."""
         turn.shape = self._turn(None, hash_of(shape), "shape", shape)
 
     def _turn(self, above: Turn | None, name: str, kind: str, value: Any) -> Turn:

@@ -1,4 +1,4 @@
-"""What a client puts around the user's first words, where it was learned from the client: reminders and lists."""
+"""Add a client's learned reminders and lists to a prompt."""
 
 import re
 from collections.abc import Mapping
@@ -52,10 +52,10 @@ _TOLD_BEFORE = (
 
 
 def surrounded(messages: list[Message], filled: Filled) -> list[Message]:
-    """Put a client's reminders into the first message of the user, and what it says behind it.
+    """Put a client's reminders into the user's first message, and its other texts after it.
 
-    Skills, kinds of agents and instructions of servers are those that the log lists, where it does, in the
-    client's own words around them and in its place for them.
+    If the log lists skills, kinds of agents, and instructions of servers, these are used, at the
+    place and with the surrounding words of the client.
     """
     place = next((n for n, each in enumerate(messages) if each["role"] == "user"), None)
     if place is None or not isinstance(messages[place].get("content"), str):
@@ -124,13 +124,13 @@ _REMINDERS_ALONE = re.compile(r"(?:<system-reminder>\n.*?\n</system-reminder>\s*
 def reminded(
     messages: list[Message], reminders: Mapping[str, ListReminder], *, is_logged: bool
 ) -> list[Message]:
-    """Put a client's words for a list of tasks that was not used where the client puts them.
+    """Insert a client's reminders of an unused task list where the client puts them.
 
     Args:
         messages: a prompt without its system prompt.
-        reminders: the client's words, by the type of the attachment that notes them.
-        is_logged: whether the log notes each reminder. If not, they come by the client's rule: after so
-            many blocks of answers without use of the list, and again after as many.
+        reminders: the client's words, by the type of the attachment that logs them.
+        is_logged: whether the log notes each reminder. If not, they are inserted by the client's
+            rule: after a number of answer blocks without use of the list, and again after as many.
     """
     shown: list[Message] = []
     for message in messages:

@@ -1,8 +1,8 @@
-"""Tool definitions, learnt from the calls in the corpus.
+"""Tool definitions, learned from the calls in the corpus.
 
-A session log does not record the tools that the model was offered. Their JSON schemas are
-inferred from the recorded arguments, so that teachers get a real `tools` list and answer in the
-same form as the student.
+Session logs don't record the tools that the model was offered. So their JSON schemas are inferred
+from the recorded arguments. Teachers then get a real `tools` list and answer in the same form as
+the agent.
 """
 
 import logging
@@ -108,7 +108,7 @@ def _json_type(value: Any) -> str:
 
 
 def series_of(version: str | None) -> str:
-    """Return the release series of a version: `2.1.38` is of `2.1`."""
+    """Return the release series of a version, such as `2.1` for `2.1.38`."""
     return ".".join((version or "").split(".")[:2])
 
 
@@ -125,9 +125,9 @@ def _number(series: str) -> tuple[int, int]:
 
 @cache
 def offered_tools(series: str) -> dict[str, Tool]:
-    """Return the tools of Claude Code itself in a release series, by name; of the newest if unknown.
+    """Return the tools of Claude Code in a release series, by name. For an unknown series, the newest one's.
 
-    The list is written down, not learnt: requests keep their hashes whatever else is read.
+    The list is fixed and not learned, so requests keep their hashes when more sessions are read.
     """
     version = _number(series)
     return {
@@ -166,7 +166,7 @@ _FlatCall = tuple[str, str | None, tuple[str, ...], tuple[type, ...]]
 
 
 class ToolLearner:
-    """Collects calls and infers one definition per tool and release series."""
+    """Infers one definition per tool and release series from calls."""
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[str, str], _ValueShape] = {}
@@ -174,7 +174,7 @@ class ToolLearner:
         self._recorded: dict[str, Tool] = {}
 
     def see(self, name: str, arguments: str, version: str | None) -> None:
-        """Learn from one call that was not refused for its arguments."""
+        """Learn from one call whose arguments the client accepted."""
         try:
             value = msgspec.json.decode(arguments)
         except UNREADABLE:
@@ -198,7 +198,7 @@ class ToolLearner:
             self._shapes.setdefault((name, series_of(version)), _ValueShape()).see(value, n=n)
 
     def record(self, tool: Tool) -> None:
-        """Add a definition from the log itself, which outranks an inferred one."""
+        """Add a definition from the log itself. It replaces an inferred one."""
         name = tool["function"]["name"]
         if _NAME.fullmatch(name):
             self._recorded.setdefault(name, _with_parameters(tool))
@@ -243,7 +243,7 @@ def _tool(name: str, parameters: dict[str, Any]) -> Tool:
 
 
 def merge_schemas(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that accepts whatever one of the two accepts."""
+    """Return a schema that accepts everything that either of the two accepts."""
     types = _types(a) | _types(b)
     if "number" in types:
         types.discard("integer")
@@ -282,7 +282,7 @@ def _types(schema: dict[str, Any]) -> set[str]:
 
 
 def merge_tools(tools: Iterable[Tool]) -> Tool:
-    """Return one definition for several inferred for the same name.
+    """Merge several inferred definitions of one tool.
 
     Raises:
         ValueError: there is no tool to merge.

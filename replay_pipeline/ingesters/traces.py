@@ -1,7 +1,7 @@
-"""The tables of an ingestion, opened again: trace states are put together on demand.
+"""Open the tables of an ingestion, and build trace states from them on demand.
 
-A prefix is the path from a state to its root in `turns`. It is never stored: full prefixes
-would be two hundred times larger than the turns they are made of.
+A prefix is the path from the root to a state in `turns`. Prefixes are never stored, because they
+would be two hundred times larger than the turns.
 """
 
 import logging
@@ -77,19 +77,18 @@ class _StoredTurn:
 
 
 class Traces:
-    """Sessions, turns, states and tools of one ingestion, as frames and as trace states.
+    """Sessions, turns, states, and tools of one ingestion, as data frames and as trace states.
 
-    The tables belong together: the prefix of a state holds the actions of other states.
+    The tables belong together, because a prefix contains the actions of other states.
 
     Args:
         sessions: one row per conversation.
         turns: their message groups.
         states: their decisions.
         tools: the tools that were called.
-        harnesses: what clients put around a conversation, for logs that do not tell it; by default every
-            such state has the neutral system prompt.
-        is_neutral: whether states have the neutral form, with the texts of clients beside it
-            (`client_texts`).
+        harnesses: the system prompts and tools of clients, for logs that lack them. By default,
+            such states have the neutral system prompt.
+        is_neutral: whether states have the neutral form, with the clients' texts in `client_texts`.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class Traces:
 
     @cached_property
     def turns(self) -> "pl.DataFrame":
-        """Return one row per message group; `parent_turn_idx` makes them a tree."""
+        """Return one row per message group. `parent_turn_idx` names its parent in the tree."""
         return _frame(self._turns)
 
     @cached_property
@@ -139,10 +138,10 @@ class Traces:
     def materialize(
         self, state_ids: Iterable[str] | None = None, window: str | WindowPolicy = "full"
     ) -> Iterator[TraceState]:
-        """Trace states with their full messages: of `state_ids` in that order, or of all.
+        """Yield trace states with their full messages: those of `state_ids` in that order, or all.
 
-        An id that is not in the tables is left out. Nested values are shared between states
-        of one session: treat them as read-only.
+        Ids that aren't in the tables are left out. The states of a session share nested values, so
+        treat them as read-only.
 
         Raises:
             ConfigError: there is no such window.
@@ -493,15 +492,15 @@ class Traces:
 
 
 class LazyStates(Sequence[TraceState]):
-    """The trace states of several tables, put together when they are asked for and not kept.
+    """The trace states of several tables. Each is built when it is needed and then dropped.
 
-    Prefixes grow with the square of a session's length: a list of all states of a batch takes
-    gigabytes where its tables take megabytes.
+    Prefixes grow with the square of a session's length. All states of a batch would take gigabytes,
+    but its tables take megabytes.
 
     Args:
         sizes: how many states each table has.
-        open_part: opens the tables by their number; the last ones stay open.
-        window: windowing policy for long prefixes.
+        open_part: opens a table by its number. The most recent tables stay open.
+        window: how long prefixes are shortened.
 
     Raises:
         ConfigError: there is no such window.

@@ -1,4 +1,4 @@
-"""verifiers: `traces.jsonl` of rollouts, each a graph of messages with the model's own marked."""
+"""verifiers: `traces.jsonl` of rollouts, each a graph of messages that marks those of the model."""
 
 import re
 from collections.abc import Iterator
@@ -36,10 +36,10 @@ _HEAD = re.compile(
 
 
 class VerifiersTraces:
-    """Reads `traces.jsonl`: one episode a row with the traces of its agents, or one trace a row.
+    """Reads `traces.jsonl`: each row is one episode with the traces of its agents, or one trace.
 
-    A message is stored once and names the one before it. Only what a model call of the rollout
-    produced is a decision; an assistant message that came with the prompt is context.
+    Each message is stored once and names the one before it. Only messages that the model wrote in
+    the rollout are decisions. An assistant message in the prompt is context.
     """
 
     name = "verifiers"
@@ -72,7 +72,7 @@ def _nodes(trace: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class MessageGraph:
-    """Makes turns of the message graph of one trace."""
+    """Turns the message graph of one trace into turns."""
 
     def __init__(self, trace: dict[str, Any], name: str, offset: int, agent: str) -> None:
         self.session_id = as_text(trace.get("id")) or name
@@ -89,7 +89,7 @@ class MessageGraph:
         self._calls = {call["node"]: call for call in calls if isinstance(call.get("node"), int)}
 
     def log(self) -> SessionLog:
-        """Return the session; a result that differs between branches makes a copy of its message."""
+        """Return the session. If a result differs between branches, its message is copied."""
         nodes = _nodes(self.trace)
         for index, node in enumerate(nodes):
             parent = node.get("parent")

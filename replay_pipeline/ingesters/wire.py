@@ -1,4 +1,4 @@
-"""Messages of the Messages API, as a client sends them, and the same in the OpenAI form."""
+"""Messages in the form of Anthropic's Messages API, and their conversion to OpenAI's form."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,26 +9,26 @@ from replay_pipeline.ingesters.json_lines import as_list
 from replay_pipeline.types import Message, Tool
 
 WireMessage = dict[str, Any]
-"""One message as it was sent: `role` (`user`, `assistant` or `system`) and `content`."""
+"""One message as it was sent: `role` (`user`, `assistant`, or `system`) and `content`."""
 _MARKS = ("caller", "cache_control")
 
 
 def blocks_of(content: Any) -> list[Any]:
-    """Return the blocks of a content, a plain text as one of them, without marks of the cache."""
+    """Return the blocks of a content without cache marks. Plain text counts as one block."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return [unmarked(block) for block in as_list(content)]
 
 
 def unmarked(block: Any) -> Any:
-    """Return a block without the client's additions for its provider: cache marks and callers."""
+    """Return a block without what the client adds for its provider: cache marks and callers."""
     if isinstance(block, dict) and any(key in block for key in _MARKS):
         return {key: value for key, value in block.items() if key not in _MARKS}
     return block
 
 
 def messages_of(wire: WireMessage) -> Iterator[Message]:
-    """Yield a message as it was sent in the OpenAI form: results of calls are messages of their own."""
+    """Convert a message to OpenAI's form, in which each result of a call is a message of its own."""
     role = str(wire.get("role"))
     content = wire.get("content")
     texts: list[str] = []
@@ -57,7 +57,7 @@ def messages_of(wire: WireMessage) -> Iterator[Message]:
 
 
 def text_of_result(content: Any) -> str:
-    """Return the text of a tool result, with the kind of other blocks in brackets."""
+    """Return the text of a tool result. Other blocks are named in brackets."""
     if isinstance(content, str):
         return content
     parts = []
@@ -70,7 +70,7 @@ def text_of_result(content: Any) -> str:
 
 
 def tool_of(wire: dict[str, Any]) -> Tool:
-    """Return a tool as it was sent in the OpenAI form."""
+    """Convert a tool to OpenAI's form."""
     function: dict[str, Any] = {"name": str(wire.get("name"))}
     if isinstance(wire.get("description"), str):
         function["description"] = wire["description"]
@@ -79,6 +79,6 @@ def tool_of(wire: dict[str, Any]) -> Tool:
 
 
 def system_of(shape: dict[str, Any]) -> list[str]:
-    """Return the texts of the system prompt as it was sent."""
+    """Return the texts of the system prompt."""
     system = shape.get("system")
     return [str(block.get("text")) for block in blocks_of(system) if isinstance(block, dict)]

@@ -1,7 +1,7 @@
-"""Pages to look at sessions and at what was made of them; and pairs as text, with the marks people gave.
+"""Web pages that show sessions, pairs, and results; pairs as text; and the marks that people gave.
 
-Session text is untrusted: it reaches a page as data only, and the page's content security policy
-lets nothing run but its own scripts.
+Session text is untrusted. A page gets it only as data, and its content security policy allows only
+the page's own scripts.
 """
 
 from replay_pipeline.pages.compare import Comparison, pooled_accuracy

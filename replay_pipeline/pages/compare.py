@@ -1,8 +1,8 @@
-"""Which model could have done it: what each teacher did at the agent's decisions, how alike, for how much.
+"""Compare models: how often each teacher took the agent's action, and what that cost.
 
-An answer is the *same* where it is the agent's action to the letter, *equal* where it has the same effect,
-and *another* action otherwise, by the matcher that makes pairs. What the same action says of the outcome
-of a session is nothing: both may have been wrong.
+An answer is the *same* if it is exactly the agent's action, *equal* if it has the same effect, and
+*another* action otherwise. The matcher that makes pairs decides. The same action doesn't mean a
+good action: both may have been wrong.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ _VERDICTS = ("same", "equal", "other", "invalid", "failed")
 
 
 class Comparison:
-    """Adds up answers session by session."""
+    """Adds up answers, one session at a time."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str, str], Counter[str]] = {}
@@ -46,10 +46,10 @@ class Comparison:
         states: Sequence[Row],
         answers: Mapping[str, Sequence[TeacherAction]],
     ) -> dict[str, list[dict[str, Any]]]:
-        """Add a session, and return the facts about each answer that its page shows, by state.
+        """Add a session. Returns by state what the page shows about each answer.
 
         Args:
-            facts: the session in a line.
+            facts: the session's facts for its line in the list.
             turns: its rows of `turns`.
             states: its rows of `states`.
             answers: the answers by state.
@@ -89,10 +89,10 @@ class Comparison:
                 self._agent_usd[key] = self._agent_usd.get(key, 0.0) + agent_usd
 
     def figures(self, accuracy: Mapping[str, float] | None = None) -> dict[str, Any] | None:
-        """Return the comparison, the most alike first; `None` where nobody answered.
+        """Return the comparison, with the most similar model first; `None` without answers.
 
         Args:
-            accuracy: how often each family of models is right, as the votes tell.
+            accuracy: how often each family of models is right, estimated from the votes.
         """
         names = sorted({name for name, _, _ in self._counts})
         if not names:
@@ -198,7 +198,7 @@ def _action_of(state: Row) -> Message:
 
 
 def pooled_accuracy(reports: Iterable[Mapping[str, Any] | None]) -> dict[str, float]:
-    """Return the accuracy of each rater over all batches, weighted by their states."""
+    """Return the accuracy of each rater over all batches, weighted by the batches' states."""
     sums: dict[str, list[float]] = {}
     for report in reports:
         for rater, share in ((report or {}).get("accuracy") or {}).items():

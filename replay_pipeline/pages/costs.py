@@ -1,4 +1,4 @@
-"""What recorded tokens cost at list price: the one place where `look`, `ingest` and `compare` have it from."""
+"""What recorded tokens cost at list prices. `look`, `ingest`, and `compare` all use this module."""
 
 import re
 import tomllib
@@ -16,7 +16,7 @@ TOKENS = {
     "cache_read": "n_cache_read_tokens",
     "output": "n_output_tokens",
 }
-"""Columns of `turns` by what is paid for; `cache_write` is without what is written for an hour."""
+"""Columns of `turns` by price category. `cache_write` excludes tokens that are written for an hour."""
 _CACHE_WRITE, _CACHE_WRITE_1H, _CACHE_READ = 1.25, 2.0, 0.1
 _VERSION = re.compile(r"(-latest|[-@]\d{8}|-\d{4}-\d\d-\d\d|\[\w+\])+$")
 """What comes after the name of a model: a date, or the size of its window."""
@@ -28,15 +28,15 @@ def _prices() -> Mapping[str, Any]:
 
 
 def prices_date() -> str:
-    """Return the month in which the recorded list prices were compared with the vendors' lists."""
+    """Return the month in which the list prices were last compared with the vendors'."""
     return _prices()["date"]
 
 
 def cost_usd(model: str | None, tokens: Mapping[str, int]) -> float | None:
-    """Return the list price of these tokens, or `None` where the model has none.
+    """Return the list price of these tokens, or `None` if the model has no list price.
 
     Args:
-        model: name of the model as it is in the log.
+        model: name of the model in the log.
         tokens: counts by the names of `TOKENS`.
     """
     name = _VERSION.sub("", (model or "").rpartition("/")[2])
@@ -60,7 +60,7 @@ def tokens_of(turns: Iterable[Row]) -> Counter[str]:
 
 
 def by_model(turns: Iterable[Row]) -> dict[str, list[Row]]:
-    """Group the turns that a model wrote."""
+    """Group turns by the model that wrote them."""
     groups: dict[str, list[Row]] = {}
     for turn in turns:
         if turn["model"] is not None:

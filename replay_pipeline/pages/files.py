@@ -1,7 +1,7 @@
-"""A page as a folder that works from disk, or as one file: its policy lets nothing else run or load.
+"""Write a page as a folder that works from disk, or as one file. Its policy allows no other scripts or files.
 
-In a folder the data are scripts, since a page that was opened from disk may read no other file. The
-page's own script is allowed by its hash, and it alone may add those.
+In a folder the data are scripts, because a page that is opened from disk can't read other files.
+The policy allows the page's own script by its hash, and only this script can load the data.
 """
 
 import base64
@@ -35,11 +35,11 @@ _NOTE = "Written by replay-pipeline look. It replaces what is in this folder eac
 
 
 class PageFiles:
-    """Where the data of a page go, each under a name of its own.
+    """Writes the data of a page, each under its own name.
 
     Args:
-        folder: of the page; nothing is written there where `is_single`.
-        is_single: whether all data are put into the page itself.
+        folder: the page's folder. With `is_single`, nothing is written there.
+        is_single: whether the page itself contains all data.
     """
 
     def __init__(self, folder: Path, *, is_single: bool) -> None:
@@ -49,12 +49,12 @@ class PageFiles:
         self.names: set[str] = set()
 
     def add(self, name: str, value: Any, *, is_packed: bool = False) -> None:
-        """Write data that the page loads by this name when it needs them.
+        """Write data that the page loads by this name on demand.
 
         Args:
-            name: small letters, digits and hyphens.
-            value: what is in it, as JSON has it.
-            is_packed: compress it: for texts, which are large and looked at one by one.
+            name: lowercase letters, digits, and hyphens.
+            value: the data, as JSON values.
+            is_packed: compress the data. Use it for texts, which are large and shown one at a time.
         """
         text = msgspec.json.encode(value)
         if is_packed:
@@ -83,7 +83,7 @@ class PageFiles:
 
 @contextmanager
 def page_folder(folder: Path, title: str) -> Iterator[PageFiles]:
-    """Yield a folder for a page; old data go, and the page itself comes last.
+    """Yield a folder for a page. Old data are removed, and the page itself is written last.
 
     Raises:
         ConfigError: the folder holds something else.
@@ -108,7 +108,7 @@ def page_folder(folder: Path, title: str) -> Iterator[PageFiles]:
 
 @contextmanager
 def page_file(path: Path, title: str) -> Iterator[PageFiles]:
-    """Yield a place for a page that is one file; it appears complete or not at all."""
+    """Yield a place for a page in one file. The file appears complete or not at all."""
     files = PageFiles(path.parent, is_single=True)
     yield files
     with written_whole(path) as file:

@@ -1,4 +1,4 @@
-"""Sessions, and what was made of them, as a page."""
+"""Write a page with sessions and what the pipeline made of them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,24 +27,24 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(kw_only=True)
 class Contents:
-    """The content of a page beside the sessions. An empty part has no tab."""
+    """The content of a page besides the sessions. An empty part has no tab."""
 
     sessions: Iterable[SessionRows]
     n_sessions: int | None = None
     answers: Callable[[Sequence[Row]], Mapping[str, Sequence[TeacherAction]]] | None = None
-    """Gives the answers at some states, by state."""
+    """Returns the answers at some states, by state."""
     accuracy: Mapping[str, float] = field(default_factory=dict)
-    """How often each family of models is right, as the votes tell."""
+    """How often each family of models is right, estimated from the votes."""
     pairs: Iterable[Mapping[str, Any]] = ()
-    """Portions of pairs; the first are those to mark next."""
+    """Pairs in portions. The first portion has those to mark next."""
     portion_of: Mapping[str, int] = field(default_factory=dict)
-    """In which portion the pair of a state is."""
+    """The portion of each state's pair."""
     dataset: Mapping[str, Any] | None = None
     training: Mapping[str, Any] | None = None
     read: Mapping[str, Any] = field(default_factory=dict)
     """What the ingestion counted: `fidelity`, `redactions`, `skipped`, `skipped_files`."""
     root: str | None = None
-    """Name of the data root, if the sessions are from one."""
+    """Name of the data root, if the sessions come from one."""
     is_redacted: bool = True
 
 
@@ -56,15 +56,15 @@ def look(
     salt: str = "",
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """Read sessions and write the page that shows them. Returns the figures of its overview.
+    """Read sessions, and write a page that shows them. Returns the figures of its overview.
 
-    Secrets, addresses and names of users are redacted, and nothing is sent anywhere.
+    Secrets, addresses, and user names are redacted. Nothing is sent anywhere.
 
     Args:
         paths: session files or folders; by default those of the agents on this machine.
-        to: the folder of the page, or its file.
-        is_single_file: whether it is one file, to be sent to somebody.
-        salt: what makes placeholders of secrets unguessable.
+        to: the page's folder or file.
+        is_single_file: whether to write one file, which is easy to send to somebody.
+        salt: makes the placeholders of secrets unguessable.
         on_progress: called as files are read.
 
     Raises:
@@ -92,7 +92,7 @@ def write_page(
     is_single_file: bool = False,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """Write a page. Returns the figures of its overview, with `teachers` where there are answers.
+    """Write a page. Returns the figures of its overview, with `teachers` if there are answers.
 
     Raises:
         ConfigError: the folder holds something else.
@@ -156,7 +156,7 @@ def _write_sessions(
 
 
 def sessions_of(result: IngestResult) -> Iterator[SessionRows]:
-    """Yield the read rows session by session, without holding all of them."""
+    """Yield the rows of one session at a time, without loading all of them."""
     turns = _groups(result.parts["turns"])
     states = _groups(result.parts["states"])
     return joined(result.sessions.to_pylist(), turns, states)
@@ -167,7 +167,7 @@ def joined(
     turns: Iterator[tuple[str, list[Row]]],
     states: Iterator[tuple[str, list[Row]]],
 ) -> Iterator[SessionRows]:
-    """Put rows with their sessions, which come in the same order in all three."""
+    """Group rows by session. All three inputs have the sessions in the same order."""
     rows_of: list[dict[str, list[Row]]] = [{}, {}]
     sources = (turns, states)
     for session in sessions:

@@ -1,4 +1,4 @@
-"""What a person decided about pairs."""
+"""Marks that people gave to pairs."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ def read_marks(path: Path) -> dict[str, Mark]:
 
 
 def read_chances(path: Path) -> dict[str, float]:
-    """Read with which probability each pair was drawn for the page; empty where it showed all.
+    """Read the probability with which each pair was chosen for the page; empty if the page showed all pairs.
 
     Raises:
         StorageError: the file cannot be read.
@@ -61,10 +61,10 @@ def _exported(path: Path) -> dict[str, Any]:
 def apply_marks(
     pairs: Iterable[DPOPair], marks: Mapping[str, Mark], *, only_accepted: bool = False
 ) -> list[DPOPair]:
-    """Leave out the rejected pairs, or all but the accepted ones.
+    """Remove the rejected pairs, or keep only the accepted ones.
 
-    A mark is for a pair and not for its state: other pairs of the state stay, and so does a pair
-    whose sides have changed since somebody looked at it.
+    A mark belongs to a pair and not to its state. Other pairs of the state stay. A pair whose sides
+    have changed since it was marked also stays.
     """
     marked = ((pair, marks.get(id_of_pair(pair))) for pair in pairs)
     if only_accepted:

@@ -1,4 +1,4 @@
-"""In which order pairs are worth a person's look: those about which most is open."""
+"""Order pairs for review: the most uncertain pairs come first."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -34,10 +34,10 @@ def doubts(pair: Mapping[str, Any]) -> list[str]:
 
 
 def review_score(pair: Mapping[str, Any]) -> float:
-    """Rate from 0 to 1 how much a look at a pair would settle.
+    """Rate from 0 to 1 how useful it is to review a pair.
 
-    It is `4 p (1 - p)`, the variance of the answer to whether it is right, where p is `p_better`. A pair
-    that was checked has none left.
+    The score is `4 p (1 - p)`, where p is `p_better`. It is highest if p is one half. A pair that
+    was checked has the score 0.
     """
     if pair.get("is_checked_right") is not None:
         return 0.0

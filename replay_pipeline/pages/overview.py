@@ -1,4 +1,4 @@
-"""The figures of all sessions, added up one session at a time: by day, project, model, tool and outcome."""
+"""Totals over all sessions by day, project, model, tool, and outcome, added up one session at a time."""
 
 import re
 from collections import Counter
@@ -13,7 +13,7 @@ from replay_pipeline.redaction.printable import printable
 
 FINE = frozenset({"ok", "final_text"})
 INTERRUPTED = frozenset({"user_rejected", "interrupted"})
-"""Outcomes in which the user said no, or stopped the agent; the others beside `FINE` are errors."""
+"""Outcomes in which the user rejected the action or stopped the agent. Other outcomes except `FINE` are errors."""
 _TITLE_CHARS = 90
 _COMMAND = re.compile(r"<((?:local-)?command-[a-z]+|system-reminder)>.*?</\1>\s*", re.DOTALL)
 """What a client puts into a user's message."""
@@ -23,7 +23,7 @@ Facts = dict[str, Any]
 
 
 class SessionTotals:
-    """Adds sessions up; `figures` gives the sums so far."""
+    """Adds up sessions. `figures` returns the totals so far."""
 
     def __init__(self) -> None:
         self.sessions: list[Facts] = []
@@ -35,11 +35,11 @@ class SessionTotals:
         self._n_turns = 0
 
     def add(self, session: Row, turns: Sequence[Row], states: Sequence[Row]) -> Facts:
-        """Add a session, and describe it in one line.
+        """Add a session, and return the facts for its line in the list.
 
         Args:
             session: its row of `sessions`.
-            turns: its rows of `turns`, without what was sent.
+            turns: its rows of `turns`, without logged requests.
             states: its rows of `states`.
         """
         facts = facts_of_session(session, turns, states)
@@ -62,7 +62,7 @@ class SessionTotals:
         return facts
 
     def figures(self) -> dict[str, Any]:
-        """Return everything that was added up, for the table and for the page."""
+        """Return all totals, for the terminal and for the page."""
         models = [
             {
                 "model": model,
@@ -105,7 +105,7 @@ class SessionTotals:
 
 
 def paid(turns: Iterable[Row], states: Iterable[Row]) -> list[Row]:
-    """Return the turns that a session paid for, without those that a fork copied from another."""
+    """Return the turns that a session paid for. Turns that a fork copied are left out."""
     decided = {state["turn_idx"] for state in states}
     # One without a parent is no decision, since nothing came before it; it was paid for all the same.
     return [t for t in turns if t["turn_idx"] in decided or t["parent_turn_idx"] is None]

@@ -1,4 +1,4 @@
-"""Pairs as the page's script takes them: both sides next to each other, in portions."""
+"""Pairs in the form that the page's script reads: both sides next to each other, in portions."""
 
 import json
 from collections import Counter
@@ -20,7 +20,7 @@ from replay_pipeline.storage.pair_rows import id_of_pair
 from replay_pipeline.types import DPOPair
 
 MAX_PREFIX_CHARS = 12_000
-"""How much of each prefix is kept in the page."""
+"""How much of each prefix the page contains."""
 
 
 def portion(
@@ -32,15 +32,16 @@ def portion(
     marks: Mapping[str, str] | None = None,
     results: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Return the pairs of some batches, and the states of theirs without one.
+    """Return the pairs of some batches, and their states without a pair.
 
     Args:
-        title: what these pairs are.
+        title: a heading for these pairs.
         pairs: pairs with their prompts.
         outcomes: rows of the table `outcomes`.
-        chances: with which probability each pair was drawn, if not all are shown; marks carry it.
-        marks: those that count already; what the page exports holds them too.
-        results: rows of the table `outcomes` by state, for what became of actions.
+        chances: the probability with which each pair was chosen, if not all are shown. Exported
+            marks contain it.
+        marks: earlier marks. The page's export contains them too.
+        results: rows of the table `outcomes` by state, with the results of actions.
     """
     found = results or {}
     items = [pair_item(pair, found.get(pair["state_id"], {})) for pair in pairs]
@@ -57,12 +58,12 @@ def portion(
 
 
 def read_trials(trials_json: str | None) -> dict[str, dict[str, str]]:
-    """Return what became of the actions that were tried at a state, by the text of each."""
+    """Return the results of the actions that were tried at a state, by the action's text."""
     return json.loads(trials_json) if trials_json else {}
 
 
 def pair_item(pair: DPOPair, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one pair as the page shows it, with what became of its sides by the row of its state."""
+    """Return one pair as the page shows it, with the results of its sides from the row of its state."""
     tried = read_trials(row.get("trials_json"))
     rejected, chosen = native_sides(pair)
     messages = pair.get("state_messages", [])
@@ -114,11 +115,11 @@ def _state_item(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_portions(sizes: Sequence[tuple[str, int]], limit: int) -> Iterator[list[str]]:
-    """Yield the batches that are shown together, the newest first; each is in one portion as a whole.
+    """Yield batches that are shown together, the newest first. A batch is never split.
 
     Args:
-        sizes: batches in their order, with their pairs.
-        limit: pairs of a portion, where a single batch does not have more.
+        sizes: the batches in order, with their numbers of pairs.
+        limit: the most pairs in a portion, unless a single batch has more.
     """
     batches: list[str] = []
     n_pairs = 0

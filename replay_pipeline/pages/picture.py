@@ -1,4 +1,4 @@
-"""The comparison of models as one picture: dollars against the share of decisions taken alike."""
+"""Draw the comparison of models: dollars against the share of decisions with the same action."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from replay_pipeline.storage.store import written_whole
 
 
 def write_svg(found: Mapping[str, Any], path: Path) -> None:
-    """Draw what `Comparison.figures` gives, with 95 % intervals; no text of a session is in it.
+    """Draw the result of `Comparison.figures` with 95 % intervals. The picture has no text from sessions.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.

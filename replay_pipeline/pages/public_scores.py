@@ -1,4 +1,4 @@
-"""How strong models are by public scores: all there is to go by before anybody was asked."""
+"""Public benchmark scores of models, the only evidence before any teacher was asked."""
 
 import math
 import re
@@ -15,7 +15,7 @@ _DATED = re.compile(r"-\d{8}$|-\d{4}-\d{2}-\d{2}$|:.*$")
 
 @dataclass(frozen=True, slots=True)
 class PublicScores:
-    """A table of public scores: the benchmark, its date, and the share that each model solves."""
+    """A table of public scores: the benchmark, its date, and the share of tasks that each model solves."""
 
     source: str
     date: str
@@ -23,13 +23,13 @@ class PublicScores:
     models: Mapping[str, float]
 
     def score(self, model: str) -> float | None:
-        """Return the share of tasks that a model solves; None for one that is not in the table."""
+        """Return the share of tasks that a model solves; None if the table doesn't have the model."""
         name = _DATED.sub("", model.rpartition("/")[2].lower())
         spelled = (name, name.replace(".", "-"))
         return next((self.models[each] for each in spelled if each in self.models), None)
 
     def compared(self, one: float, other: float) -> int:
-        """Return 1 or -1 where one score is higher or lower than chance explains (5 %), else 0."""
+        """Return 1 or -1 if the first score is significantly higher or lower (5 %), else 0."""
         variance = (one * (1 - one) + other * (1 - other)) / self.n_tasks
         if abs(one - other) <= Z * math.sqrt(variance):
             return 0
@@ -38,7 +38,7 @@ class PublicScores:
 
 @cache
 def public_scores() -> PublicScores:
-    """Return the table that the package carries."""
+    """Return the table that comes with the package."""
     text = (files("replay_pipeline.pages") / "public_scores.toml").read_text("utf-8")
     table = tomllib.loads(text)
     models = {name: percent / 100 for name, percent in table["models"].items()}
@@ -46,7 +46,7 @@ def public_scores() -> PublicScores:
 
 
 def words_of_scores(agent: str, teachers: Mapping[str, str]) -> list[str]:
-    """Return by public scores which teachers are weaker or stronger than the agent.
+    """Describe which teachers are weaker or stronger than the agent by public scores.
 
     Args:
         agent: the model that wrote the sessions.

@@ -1,4 +1,4 @@
-"""Actions and prefixes in a form that people read, and the difference of two sides."""
+"""Actions and prefixes in a readable form, and the difference between two sides."""
 
 import json
 import re
@@ -22,18 +22,18 @@ _LOCAL_COMMAND = re.compile(r"<((?:local-)?command-[a-z]+)>.*?</\1>\s*", re.DOTA
 _TOKENS = re.compile(r"\w+|\s+|[^\w\s]")
 
 Segment = tuple[str, bool]
-"""Text, and whether it differs from the other side."""
+"""A piece of text, and whether it differs from the other side."""
 
 
 class DiffRow(NamedTuple):
-    """One line of a side-by-side view; `None` where a side has no such line."""
+    """One line of a side-by-side view; `None` for a side without this line."""
 
     left: list[Segment] | None
     right: list[Segment] | None
 
 
 def native_sides(pair: DPOPair) -> tuple[Message | None, Message | None]:
-    """Return the rejected and the chosen message as they are trained on: as the state's client takes them."""
+    """Return the rejected and the chosen message in the native form, in which they are trained on."""
     messages = pair.get("state_messages", [])
     form = NativeForm(messages, pair.get("tools"), pair.get("cwd") or cwd_of(messages))
     rejected, chosen = pair.get("rejected_action"), pair.get("chosen_action")
@@ -41,11 +41,11 @@ def native_sides(pair: DPOPair) -> tuple[Message | None, Message | None]:
 
 
 def readable(action: Message | None, text: str = "") -> str:
-    """Return an action over several lines: each argument on its own, long texts as they would be typed.
+    """Format an action over several lines: one argument per line, and long texts with their line breaks.
 
     Args:
         action: The assistant message.
-        text: Canonical text, for when there is not a message.
+        text: Canonical text, used if there is no message.
     """
     if action is None:
         return text
@@ -78,7 +78,7 @@ def _readable_value(key: str, value: Any) -> list[str]:
 
 
 def tools_of(action: Message | None) -> list[str]:
-    """Return names of the tools that an action calls, each once; `text` for a final text."""
+    """Return the names of the tools that an action calls, each once; `text` for a text answer."""
     calls = (action or {}).get("tool_calls") or []
     names = [str(call["function"].get("name")) for call in calls]
     return list(dict.fromkeys(names)) or ["text"]
@@ -106,7 +106,7 @@ def _head(function: Mapping[str, Any]) -> str:
 
 
 def side_by_side(left: str, right: str) -> list[DiffRow]:
-    """Return two texts line by line, equal lines next to each other, changed words marked."""
+    """Align two texts line by line, and mark changed words."""
     ours, theirs = left.split("\n"), right.split("\n")
     if max(len(ours), len(theirs)) > _MAX_DIFF_LINES:
         # Comparing this much would take long and help nobody.
@@ -124,19 +124,19 @@ def side_by_side(left: str, right: str) -> list[DiffRow]:
 
 
 class Difference(NamedTuple):
-    """Where two sides first differ, in a line each."""
+    """The first difference between two sides, as one line for each side."""
 
     alike: str
-    """What both act on, where it is the same."""
+    """The target of both, if it is the same."""
     rejected: str
     chosen: str
 
 
 def differ(rejected: tuple[Message | None, str], chosen: tuple[Message | None, str]) -> Difference:
-    """Return the first difference of two sides; of a long line, only the part around it.
+    """Return the first difference between two sides. Long lines are cut around it.
 
     Args:
-        rejected: the action, and its text for when there is none.
+        rejected: the action, and its text in case there is no action.
         chosen: the same of the other side.
     """
     heads = [headline_of(*side) for side in (rejected, chosen)]
@@ -219,7 +219,7 @@ def _shortened(text: str, n: int) -> str:
 def shown_prefix(
     messages: Sequence[Message], *, max_chars: int, max_message_chars: int = 4_000
 ) -> list[dict[str, str]]:
-    """Return the first message and as many of the last ones as fit, as role and text."""
+    """Return the role and text of the first message and of as many last messages as fit."""
     texts = [_cut(_message_text(message), max_message_chars) for message in messages[:1]]
     left = max_chars - sum(map(len, texts))
     shown: list[dict[str, str]] = []

@@ -1,4 +1,4 @@
-"""A state and what came of it, as plain text."""
+"""A state and its results as plain text."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches, unified_diff
@@ -23,15 +23,15 @@ def show_state(
     states: Iterable[TraceState] = (),
     max_prefix_chars: int = 2_000,
 ) -> str:
-    """Return everything known about one state: its prefix, every answer, the outcome, the pair.
+    """Describe one state: its prefix, every answer, the outcome, and the pair.
 
     Args:
-        state_id: The state, or the beginning of its id if that names only one.
+        state_id: The state's id, or the beginning of it if only one state matches.
         pairs: Pairs to look in.
         outcomes: Rows of the table `outcomes`.
         teacher_actions: Answers to list.
-        states: States to look in; without the state itself, answers are shown as they came.
-        max_prefix_chars: How much of the prefix is shown.
+        states: States to look in. If the state isn't there, answers are shown unchanged.
+        max_prefix_chars: The most characters of the prefix to show.
 
     Raises:
         ConfigError: no state, or more than one, has this id.
@@ -79,7 +79,9 @@ def _resolved(wanted: str, known: Sequence[str]) -> str:
     if len(starting) == 1:
         return starting[0]
     if starting:
-        raise ConfigError(f"state {wanted!r} is one of {', '.join(starting[:5])}: add characters")
+        raise ConfigError(
+            f"several states begin with {wanted!r}: {', '.join(starting[:5])}; give more characters"
+        )
     near = get_close_matches(wanted, list(ids), n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ConfigError(f"no state {wanted!r} in this data{hint}")

@@ -1,4 +1,4 @@
-"""What a training came to, in words and figures; the terminal and the page say the same."""
+"""The results of a training in words and figures, for the terminal and the page."""
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -45,7 +45,7 @@ def in_words(report: Report) -> list[dict[str, str]]:
 
 
 def before_after(report: Report, evaluation: Report | None = None) -> list[dict[str, Any]]:
-    """Return a row per figure that was measured before and after, with its interval where it has one."""
+    """Return one row per figure that was measured before and after, with its interval if it has one."""
     rows = []
     intervals = report.get("intervals_after") or {}
     for name, (words, unit) in _ROWS.items():
@@ -76,8 +76,8 @@ def training_shown(
 
     Args:
         report: what the trainer reported.
-        evaluation: what it measured before and after, state by state.
-        inspected: some pairs as it saw them, from its `inspected.json`.
+        evaluation: what it measured before and after, by state.
+        inspected: some pairs as the trainer saw them, from `inspected.json`.
     """
     return {
         "seen": [
@@ -124,10 +124,10 @@ _LEVELS = {
 
 
 def examples(evaluation: Report) -> list[dict[str, Any]]:
-    """Return some held-out states with the model's own text there, before and after training.
+    """Return some held-out states with the model's own text before and after training.
 
-    Those come first at which it came nearer to the teachers' action or went away from it, in turns;
-    then those at which anything else changed.
+    First come states at which the model got nearer to the teachers' action or farther from it,
+    alternately. Then come states at which anything else changed.
     """
     acts = [evaluation.get(when, {}).get("consensus", {}).get("acts") or () for when in _WHEN]
     ranks = {level: n for n, level in enumerate(_LEVELS)}
@@ -159,7 +159,7 @@ def _example(was: Report, now: Report) -> dict[str, Any]:
 
 
 def sparkline(values: Sequence[float], width: int = 48) -> str:
-    """Return a curve as one line of blocks: each the mean of a stretch, the lowest one the smallest."""
+    """Draw a curve as one line of blocks. The height of a block is the mean over a part of the curve."""
     if not values:
         return ""
     n = min(width, len(values))

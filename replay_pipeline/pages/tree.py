@@ -1,4 +1,4 @@
-"""The turns of a session as the page's script takes them, each text cut where it is long."""
+"""The turns of a session in the form that the page's script reads. Long texts are cut."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,18 +10,18 @@ from replay_pipeline.pages.costs import Row, cost_usd, tokens_of
 from replay_pipeline.redaction.printable import printable
 
 MAX_CHARS = 2_500
-"""Of a text, so much of its beginning is in the page; how much more there was is said."""
+"""The page has this many characters of a text, and says how many were cut."""
 _WORD = re.compile(r"[^\W_]{2,40}")
 
 
 def turns_shown(turns: Sequence[Row], states: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the turns of a session, each with its decision where it is one."""
+    """Return the turns of a session, with the decision of each turn that has one."""
     decisions = {state["turn_idx"]: state for state in states}
     return [_turn(turn, decisions.get(turn["turn_idx"])) for turn in turns]
 
 
 def words_of(shown: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the shown words of a session, in lowercase."""
+    """Return the words of a session that the page shows, in lowercase."""
     words: set[str] = set()
     for turn in shown:
         for part in turn["parts"]:
@@ -74,7 +74,7 @@ def _parts(message: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def call_shown(function: Mapping[str, Any]) -> list[Any]:
-    """Return a call as `["call", tool, [[argument, value], …]]`, each value cut by itself."""
+    """Return a call as `["call", tool, [[argument, value], …]]`, with each value cut on its own."""
     name, arguments = printable(str(function.get("name"))), function.get("arguments") or "{}"
     try:
         values = msgspec.json.decode(arguments)

@@ -1,4 +1,4 @@
-"""Which words are in which session: an index in small files, of which a search reads one or two."""
+"""An index of the words in each session, in small files. A search reads one or two of them."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,19 +6,19 @@ N_SHARDS = 256
 
 
 def shard_of(word: str) -> int:
-    """Return the file of a word, by its first two letters; the page's script counts the same."""
+    """Return the number of a word's file, from its first two letters. The page's script computes the same."""
     first, second = ord(word[0]), ord(word[1]) if len(word) > 1 else 0
     return (first * 31 + second) % N_SHARDS
 
 
 class WordIndex:
-    """Takes the words of sessions in their order, and gives them by file."""
+    """Collects the words of sessions in order, and returns them by file."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, list[int]] = {}
 
     def add(self, session: int, words: Iterable[str]) -> None:
-        """Record that a session has these words."""
+        """Add the words of a session."""
         sessions = self._sessions
         for word in words:
             found = sessions.get(word)
@@ -28,7 +28,7 @@ class WordIndex:
                 found.append(session)
 
     def shards(self) -> Iterator[tuple[int, dict[str, list[int]]]]:
-        """Yield each file with its words in order. Numbers of sessions are stored as differences."""
+        """Yield each file with its words in order. Session numbers are stored as differences."""
         by_shard: dict[int, list[str]] = {}
         for word in self._sessions:
             by_shard.setdefault(shard_of(word), []).append(word)

@@ -113,7 +113,7 @@ def show_harness(project: "Project", version: str, *, agent: str = "claude_code"
             }
             return {"agent": agent, "version": version, "sha": harness.sha, **framings}
     raise ConfigError(
-        f"{agent} {version} was not learned; `replay-pipeline harness list` names what was"
+        f"{agent} {version} was not learned; `replay-pipeline harness list` shows what was"
     )
 
 

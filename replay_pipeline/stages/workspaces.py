@@ -110,7 +110,7 @@ class Workspaces:
             named = [each for each in ids if each.startswith(state)]
             if len(named) > 1:
                 raise ConfigError(
-                    f"{len(named)} states have ids that begin with {state}: add characters"
+                    f"{len(named)} states have ids that begin with {state}; give more characters"
                 )
             if not named:
                 continue
@@ -120,7 +120,7 @@ class Workspaces:
                 history.enter(order, step)
                 history.take(step)
         raise ConfigError(
-            f"{state}: no tool call of these sessions was made at this state; a state that ends in a text has no files"
+            f"{state}: these sessions have no tool call at this state, so it has no files"
         )
 
     def survival(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The working tree behind every decision, and what an action does there.
+"""Rebuild the working tree at each decision, and find out what an action does there.
 
-Read `logs.py` (what a log says that was done), `git.py` (what the project's own history holds),
-`history.py` (the two together: the files as they were), `tools.py` (an action on them), then
-`verdicts.py` (what became of it).
+Read `logs.py` (the calls that a log records), `git.py` (the project's git history), `history.py`
+(both combined into the files as they were), `tools.py` (run an action on them), then `verdicts.py`
+(whether it works).
 """

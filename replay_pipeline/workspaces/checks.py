@@ -1,4 +1,4 @@
-"""The command that tells whether a project is in order, guessed from its files."""
+"""Guess from a project's files the command that checks it."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -18,8 +18,8 @@ def guess_checks(files: Mapping[str, str]) -> list[str]:
     """Return commands that would check a project, the likeliest first.
 
     Args:
-        files: what stands in its top folder, by name, and the paths of all others; the texts of
-            `package.json` and `Makefile` are looked into.
+        files: the texts of the files in its top folder by name, and the paths of all other files.
+            The texts of `package.json` and `Makefile` are read.
     """
     names = {*files}
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""States with a check as episodes: stand at the files, act with the client's tools, pass the check."""
+"""States with a check as episodes: an agent starts at the files, acts with the client's tools, and should pass the check."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -52,7 +52,7 @@ TOOLS: list[dict[str, Any]] = [
     }
     for name, arguments in _ARGUMENTS.items()
 ]
-"""The tools of an episode, as MCP lists them."""
+"""The tools of an episode, in MCP's form."""
 
 
 class CheckedTask(msgspec.Struct, frozen=True):
@@ -62,9 +62,9 @@ class CheckedTask(msgspec.Struct, frozen=True):
     root: str
     cwd: str
     check: str
-    """The command whose status 0 is the aim."""
+    """The command that the agent should make end with status 0."""
     messages: list[dict[str, Any]]
-    """What the agent is told."""
+    """The messages that the agent gets."""
     files: Callable[[], Mapping[str, bytes]]
     """Everything in the working tree, by path relative to the root."""
 
@@ -79,9 +79,9 @@ class EpisodeTurn(msgspec.Struct, frozen=True):
 
 
 class TaskEpisode:
-    """One attempt at a task. The rewards of its calls add up to 1 where the check passes at its end.
+    """One attempt at a task. The rewards of its calls add up to 1 if the check passes at the end.
 
-    A check that passed before anything was done gives nothing.
+    A check that passed at the start gives no reward.
     """
 
     def __init__(self, task: CheckedTask, run: Run, *, max_calls: int = 32) -> None:
@@ -102,7 +102,7 @@ class TaskEpisode:
         self.is_done = False
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> EpisodeTurn:
-        """Make a call; where it changes files, the check runs."""
+        """Make a call. If it changes files, run the check."""
         if self.is_done:
             return EpisodeTurn("The episode is over.", None, 0.0, True)
         self._n_left -= 1
@@ -143,5 +143,5 @@ class TaskEpisode:
 
 
 def row_of(task: CheckedTask) -> dict[str, Any]:
-    """Return a task as a row of a dataset: its question and its id."""
+    """Return a task as a dataset row with its question and id."""
     return {"state_id": task.state_id, "prompt": task.messages, "check": task.check}

@@ -1,4 +1,4 @@
-"""Is the rebuilt tree the one that was there? Recorded actions are run on it, and tell."""
+"""Check rebuilt trees: run recorded calls on them, and compare the answers."""
 
 import re
 from collections import Counter
@@ -25,24 +25,24 @@ _NOTE = re.compile(
 
 
 class RerunCall(msgspec.Struct):
-    """One recorded call, run on the tree that was rebuilt without its answer."""
+    """One recorded call that was run on the tree, which was rebuilt without the call's answer."""
 
     step: LoggedCall
     answer: ToolResult
     project: str | None
-    """The working tree that it is about; None outside of the repository."""
+    """The working tree that it concerns; None outside of the repository."""
     is_same: bool
-    """Whether the answer is the recorded one; of a change, whether it could be made."""
+    """Whether the answer is the recorded one; for a change, whether it could be made."""
     is_exact: bool
-    """Of a change, whether the whole file came out as it did then; else as `is_same`."""
+    """For a change, whether the whole file is then the recorded one; else as `is_same`."""
     reason: str = ""
-    """Why it is not: see `docs/workspaces.md`."""
+    """Why it is not the same; see `docs/workspaces.md`."""
 
 
 def checks(history: History, log: Log) -> Iterator[RerunCall]:
-    """Run every recorded call of a file tool, each before its own answer is known.
+    """Run every recorded call of a file tool on the tree as known before its answer.
 
-    Calls that the client never ran (refused, cancelled, malformed) are left out.
+    Calls that the client never ran (refused, canceled, malformed) are left out.
     """
     for order, step in enumerate(log.steps):
         history.enter(order, step)
@@ -162,10 +162,10 @@ def _is_in_history(history: History, path: str, part: Part | None) -> bool:
 
 
 def shares(found: Iterable[RerunCall]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the shares of reproduced calls, by working tree (`outside` for none) and tool.
+    """Count the reproduced calls by working tree (`outside` for none) and tool.
 
-    Each tool has `n` and `n_same`, `n_exact`; failed calls stand apart as `failed Edit`, and
-    `reasons` counts what is not reproduced.
+    Each tool has `n`, `n_same`, and `n_exact`. Failed calls are counted separately, for example as
+    `failed Edit`. `reasons` counts calls that are not reproduced.
     """
     tables: dict[str, dict[str, dict[str, Any]]] = {}
     for each in found:

@@ -1,6 +1,6 @@
-"""A git repository read without a checkout: commits by time, trees and blobs by one process.
+"""Read a git repository without a checkout. One process reads its commits, trees, and blobs.
 
-Nothing is fetched: what a partial clone has not, is not there.
+Nothing is fetched, so objects that a partial clone lacks are missing.
 """
 
 import subprocess
@@ -29,16 +29,16 @@ class GitCommit(msgspec.Struct, frozen=True, gc=False):
 
     id: str
     committed: int
-    """When it was made, in seconds since 1970; a rebase makes it again."""
+    """When it was committed, in seconds since 1970. A rebase changes it."""
     authored: int
-    """When its change was first committed, in seconds since 1970."""
+    """When its change was first committed, in seconds since 1970. A rebase keeps it."""
     parents: tuple[str, ...]
     subject: str
     tree: str
 
 
 class Repository:
-    """The objects of one repository. It is read by one `git cat-file --batch`."""
+    """The objects of one repository, read by one process `git cat-file --batch`."""
 
     def __init__(self, path: Path) -> None:
         """Open the repository that `path` is, or lies in.
@@ -88,7 +88,7 @@ class Repository:
 
     @cached_property
     def commits(self) -> dict[str, GitCommit]:
-        """Return every commit of every ref, and those that a ref led to once, by id."""
+        """Return by id every commit that a ref reaches or has reached."""
         lines = self._git(
             "log",
             "--all",
@@ -106,7 +106,7 @@ class Repository:
 
     @cached_property
     def tips(self) -> dict[str, str]:
-        """Return commits that names lead to: branches, here or of a remote, and those merged since."""
+        """Return the commits of branches, here or on a remote, and of branches that were merged."""
         found: dict[str, str] = {}
         for commit in self.commits.values():
             if len(commit.parents) > 1 and commit.subject.startswith(_MERGED):
@@ -122,7 +122,7 @@ class Repository:
 
     @cached_property
     def remote_branches(self) -> set[str]:
-        """Return names of the branches of its remotes; a mirror has nothing but those."""
+        """Return the names of its remotes' branches. A mirror has no other branches."""
         if self._git("rev-parse", "--is-bare-repository").strip() == "true":
             return {*self.tips}
         names = self._git("for-each-ref", "--format=%(refname:lstrip=3)", "refs/remotes")
@@ -130,7 +130,7 @@ class Repository:
 
     @cached_property
     def tags(self) -> dict[str, str]:
-        """Return commits of tags, by name."""
+        """Return the commits of tags, by tag name."""
         form = (
             "--format=%(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end) %(refname)"
         )
@@ -138,12 +138,12 @@ class Repository:
         return {name.removeprefix("refs/tags/"): commit_id for commit_id, _, name in lines}
 
     def worktrees(self) -> list[str]:
-        """Return the folders of this machine in which it is checked out."""
+        """Return the folders on this machine in which it is checked out."""
         lines = self._git("worktree", "list", "--porcelain").splitlines()
         return [line.removeprefix("worktree ") for line in lines if line.startswith("worktree ")]
 
     def checkouts(self, folder: str) -> list[tuple[float, str]]:
-        """Return when which commit was checked out in a working tree, as git has kept it."""
+        """Return the commits that were checked out in a working tree, with their times, from git's own log."""
         if folder not in self.worktrees() or not Path(folder).is_dir():
             return []
         form = ("--format=%H%x09%gd", "--date=unix")
@@ -158,7 +158,7 @@ class Repository:
         return found
 
     def on_branch(self, branch: str | None) -> list[GitCommit]:
-        """Return commits that a branch leads to, the oldest first; of no known branch, all."""
+        """Return the commits that a branch reaches, the oldest first. For an unknown branch, all commits."""
         if branch is not None and branch not in self.tips:
             branch = None
         known = self._branches.get(branch)
@@ -174,12 +174,12 @@ class Repository:
 
     @cached_property
     def default_branch(self) -> str | None:
-        """Return the branch that is checked out where it is cloned, mostly `main`."""
+        """Return the branch that a clone checks out, mostly `main`."""
         name = self._git("rev-parse", "--abbrev-ref", "HEAD").strip()
         return name if name in self.tips else None
 
     def line(self, branch: str) -> set[str]:
-        """Return commits that were the newest of a branch once: its tip and first parents."""
+        """Return the commits that were once the newest of a branch: its tip and its first parents."""
         if branch not in self._line_ids:
             self._line_ids[branch] = {commit.id for commit in self._line(branch)}
         return self._line_ids[branch]
@@ -196,14 +196,14 @@ class Repository:
         return self._lines[branch]
 
     def tip_at(self, branch: str, moment: float) -> GitCommit | None:
-        """Return the commit that a branch stood at, as far as its first parents tell."""
+        """Return the newest commit of a branch at a time, judged by its first parents."""
         line = self._line(branch)
         end = bisect_right(line, moment, key=lambda each: each.committed)
         return line[end - 1] if end else None
 
     @cached_property
     def n_objects(self) -> int:
-        """Return how many objects it has."""
+        """Return the number of objects."""
         counts = [line.split(": ") for line in self._git("count-objects", "-v").splitlines()]
         return sum(int(number) for name, number in counts if name in {"count", "in-pack"})
 
@@ -233,7 +233,7 @@ class Repository:
         return found
 
     def authored_before(self, moment: float, *, n: int) -> list[GitCommit]:
-        """Return the newest `n` commits by the time of their change, whenever they were rebased."""
+        """Return the newest `n` commits by the time of their change, even if they were rebased later."""
         end = bisect_right(self._by_author, moment, key=lambda each: each.authored)
         return self._by_author[max(0, end - n) : end][::-1]
 
@@ -242,7 +242,7 @@ class Repository:
         return sorted(self.commits)
 
     def find(self, prefix: str) -> GitCommit | None:
-        """Return the one commit whose id begins so."""
+        """Return the one commit whose id begins with these characters."""
         at = bisect_right(self._by_prefix, prefix)
         near = [
             each for each in self._by_prefix[max(0, at - 1) : at + 2] if each.startswith(prefix)
@@ -260,7 +260,7 @@ class Repository:
         return blob if kind == "blob" else None
 
     def files(self, tree: str) -> Mapping[str, str]:
-        """Return the ids of all files below a tree, by path; links and submodules are left out."""
+        """Return the ids of all files below a tree, by path. Links and submodules are left out."""
         known = self._flat.get(tree)
         if known is None:
             known = self._flat[tree] = dict(self._walk(tree, ""))
@@ -284,7 +284,7 @@ class Repository:
         return known
 
     def blob(self, blob_id: str) -> bytes | None:
-        """Return the bytes of a file, or None where the repository has them not."""
+        """Return the bytes of a file, or None if the repository doesn't have them."""
         with self._lock:
             return self._cached(blob_id)
 
@@ -322,7 +322,7 @@ class Repository:
 
 
 def find_repositories(folders: Iterable[str]) -> list[Path]:
-    """Return the repositories that folders of this machine lie in, worktrees of one only once."""
+    """Return the repositories that contain these folders. A repository with several worktrees counts once."""
     found: dict[Path, None] = {}
     for folder in map(Path, sorted({*folders})):
         if not folder.is_absolute() or not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Which commit a working tree stood at, decided by what the log has shown of its files."""
+"""Find the commit of a working tree from what the log shows of its files."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
@@ -27,18 +27,18 @@ _MAX_CHAIN = 60
 
 
 class Evidence(msgspec.Struct, frozen=True, order=True):
-    """The content that one step shows of a file that nobody is known to have changed."""
+    """The content that one step shows of a file without known changes."""
 
     moment: float
     call_id: str
     path: str
-    """Relative to the root."""
+    """Path relative to the root."""
     part: Part
     branch: str | None = None
 
 
 class WorkingTree:
-    """One working tree of a repository, and the commits it stood at."""
+    """One working tree of a repository, and the commits that were checked out there."""
 
     def __init__(self, root: str, repository: Repository) -> None:
         """Begin without evidence."""
@@ -55,7 +55,7 @@ class WorkingTree:
         self._ranked: tuple[object, list[GitCommit]] = (None, [])
 
     def relative(self, path: str) -> str:
-        """Return a path below the root as the repository calls it."""
+        """Return the repository's name for a path below the root."""
         return path.removeprefix(self.root + "/")
 
     def add(self, evidence: Evidence) -> None:
@@ -67,12 +67,12 @@ class WorkingTree:
         return bisect_right(self.moves, since) < bisect_left(self.moves, until)
 
     def commits(self, moment: float, *, without: str, is_later_used: bool) -> list[GitCommit]:
-        """Return the commits that may have been checked out at a moment, the likeliest first.
+        """Return the commits that may have been checked out at a time, the likeliest first.
 
         Args:
-            moment: when, in seconds since 1970.
-            without: the call whose own answer must not be used.
-            is_later_used: whether what the log shows afterwards is used too.
+            moment: the time, in seconds since 1970.
+            without: a call whose answer must not be used.
+            is_later_used: whether later steps of the log are used too.
         """
         key = moment, without, is_later_used, self.branch, len(self.named), len(self.evidence)
         if self._ranked[0] != key:
@@ -184,9 +184,9 @@ class WorkingTree:
     def blob_at(
         self, path: str, commits: Sequence[GitCommit], parts: Sequence[Part]
     ) -> tuple[str | None, GitCommit | None]:
-        """Return the blob of a file in the likeliest commit that agrees with the shown contents.
+        """Return the likeliest commit that agrees with the shown contents, and the file's blob in it.
 
-        Where none agrees, both are None; where the file is not there, only the blob is.
+        If no commit agrees, both are None. If the commit lacks the file, only the blob is None.
         """
         for commit in commits:
             blob = self.repository.blob_id(commit.tree, path)
@@ -199,7 +199,7 @@ class WorkingTree:
 
 
 def text_of(data: bytes | None) -> str | None:
-    """Return a file's text as the client reads it, or None if there is no file."""
+    """Return a file's text as the client reads it, or None without a file."""
     if data is None:
         return None
     return data.decode("utf-8", "replace").removeprefix("\ufeff").replace("\r\n", "\n")

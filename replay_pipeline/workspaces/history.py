@@ -1,8 +1,8 @@
-"""The files as they were, walked forward through a log: contents that it quotes, and git.
+"""Rebuild the files step by step from the contents that a log shows and from git.
 
-What a commit holds is where a working tree begins; what the log quotes lies on top. A step's own
-answer is never used for the moment before it, unless the walk is told to: then the recorded result
-is what the tree is held to, see `fidelity.py`.
+A working tree starts with the files of a commit. Contents in the log replace them. The files before
+a step never use the step's own answer, unless the caller asks for it. So the recorded answer can
+test the tree; see `fidelity.py`.
 """
 
 import re
@@ -38,7 +38,7 @@ _COMMIT_ID = re.compile(r"\b[0-9a-f]{7,40}\b")
 
 
 class KnownContent(msgspec.Struct):
-    """The known content of a file, from the log."""
+    """The content of a file that is known from the log."""
 
     text: str | None
     moment: float
@@ -46,14 +46,14 @@ class KnownContent(msgspec.Struct):
     source: Source
     origin: str
     head_blob: str | None
-    """What the commit held at this place when it was learnt."""
+    """The commit's blob at this path at that time."""
     branch: str | None
     is_written: bool
-    """Whether the agent wrote it, instead of having read it."""
+    """Whether the agent wrote it. Otherwise it read it."""
 
 
 class ShownLines(msgspec.Struct):
-    """Lines that the log showed of a file, and where the working tree stood then."""
+    """Lines of a file that the log showed, and the commit of the working tree then."""
 
     part: Part
     moment: float
@@ -62,9 +62,9 @@ class ShownLines(msgspec.Struct):
 
 
 class History:
-    """Every working tree of a project, walked forward through its log.
+    """Every working tree of a project, updated step by step through its log.
 
-    It is a `Tree`: what `file` and `below` return is how files were before the next step.
+    It is a `Tree`: `file` and `below` return the files before the next step.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class History:
                 self._see(step)
 
     def tree_of(self, path: str) -> WorkingTree | None:
-        """Return the working tree that a path lies in."""
+        """Return the working tree that contains a path."""
         root = self.roots.root_of(path) if self.roots else None
         if root is None or self.repository is None:
             return None
@@ -105,12 +105,12 @@ class History:
         return tree
 
     def enter(self, order: int, step: LoggedCall, *, is_own_used: bool = False) -> None:
-        """Go to the moment before a step's answer.
+        """Go to the time before a step's answer.
 
         Args:
-            order: its position in the log.
-            step: which.
-            is_own_used: whether what the step itself shows of files may be used.
+            order: the step's position in the log.
+            step: the step.
+            is_own_used: whether contents that the step itself shows may be used.
         """
         # A whole answer may be used: then what the step shows comes after this moment.
         self._now = order - is_own_used, step.answered, step.session, "" if is_own_used else step.call_id  # fmt: skip
@@ -149,7 +149,7 @@ class History:
                 tree.add(evidence)
 
     def commits(self, tree: WorkingTree) -> list[GitCommit]:
-        """Return the commits that a working tree may stand at, the likeliest first."""
+        """Return the possible commits of a working tree, the likeliest first."""
         _, moment, _, without = self._now
         return tree.commits(moment, without=without, is_later_used=self.is_later_used)
 
@@ -166,7 +166,7 @@ class History:
         return found
 
     def file(self, path: str) -> TreeFile | None:
-        """Return the file at a path as it was, or None where nothing is known of it."""
+        """Return the file at a path at this time, or None if nothing is known about it."""
         tree = self.tree_of(path)
         known, later = self.known.get(path), self._next(path, tree)
         if later is not None:
@@ -255,7 +255,7 @@ class History:
         return TreeFile("\n".join(lines), "mixed", is_sure=False)
 
     def below(self, folder: str) -> list[str] | None:
-        """Return the files below a folder as they were, or None outside of every working tree."""
+        """Return the files below a folder at this time, or None outside of every working tree."""
         tree = self.tree_of(folder)
         if tree is None or not (commits := self.commits(tree)):
             return None
@@ -268,7 +268,7 @@ class History:
         return sorted(path for path in paths if is_below(path, folder))
 
     def take(self, step: LoggedCall) -> None:
-        """Add the answer of a step, and the changes that the step made."""
+        """Apply the answer of a step, and the changes that it made."""
         if not self.is_later_used:
             self._see(step)
         self._now = (*self._now[:3], "")

@@ -1,6 +1,7 @@
-"""What a log says that was done to files: each call with its answer, in the order of answers.
+"""The calls in a log with their answers, in the order of the answers.
 
-This reads raw rows of Claude Code on the user's own machine: a redacted copy is no file.
+This reads Claude Code's raw logs on the user's own machine, because redacted text isn't a file's
+content.
 """
 
 import posixpath
@@ -29,36 +30,36 @@ class LoggedCall(msgspec.Struct):
     name: str
     arguments: dict[str, Any]
     decision: str
-    """The message that made the call: its id, else the `uuid` of its row."""
+    """The id of the message with the call, else the `uuid` of its row."""
     session: str
     cwd: str
     branch: str | None
     called: float
-    """When it was called, in seconds since 1970."""
+    """When the call was made, in seconds since 1970."""
     answered: float = 0.0
     text: str = ""
     """The answer as the model saw it, without the client's reminders."""
     is_error: bool = False
     details: dict[str, Any] | None = None
-    """`toolUseResult`: what the client knows of the answer, the file before an edit among it."""
+    """`toolUseResult`: the client's details of the answer, for example the file before an edit."""
     agent: str = ""
     """Empty for the main conversation, else the subagent's id."""
     request: str = ""
-    """What the user asked for last before it."""
+    """The user's last request before the call."""
 
 
 class Backup(msgspec.Struct):
-    """A copy that the client kept of a file before it changed it."""
+    """A copy of a file that the client made before it changed the file."""
 
     path: str
     """Absolute."""
     session: str
     moment: float
-    """When it was copied, in seconds since 1970."""
+    """When the copy was made, in seconds since 1970."""
     origin: str
-    """Its name in the client's folder."""
+    """The copy's name in the client's folder."""
     text: str | None
-    """None: there was no file."""
+    """None if there was no file."""
 
 
 class Log(msgspec.Struct):
@@ -168,13 +169,13 @@ class _PendingCalls:
 
 
 def read_log(paths: Iterable[Path], *, copies: Path | None = None) -> Log:
-    """Return the calls and backups in session files of Claude Code, each call once.
+    """Return the calls and backups in session files of Claude Code. Each call occurs once.
 
     Lines that are not JSON are counted and left out.
 
     Args:
         paths: the files.
-        copies: the folder in which the client keeps copies of files: `file-history`.
+        copies: the folder with the client's copies of files: `file-history`.
     """
     log, taken = Log(), set[str]()
     for path in sorted(paths):

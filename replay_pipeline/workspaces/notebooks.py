@@ -1,4 +1,4 @@
-"""The cells of a notebook, changed as the client's NotebookEdit changes them."""
+"""Edit the cells of a notebook as the client's NotebookEdit does."""
 
 import json
 import re
@@ -9,18 +9,18 @@ _NUMBERED = re.compile(r"cell-(\d+)")
 
 
 class NotebookError(ValueError):
-    """An edit that a notebook cannot take; the message is the client's."""
+    """Raised for an edit that can't be applied, with the client's message."""
 
 
 def edited(text: str, arguments: Mapping[str, Any]) -> str:
     """Return a notebook after one edit.
 
     Args:
-        text: its JSON.
+        text: the notebook's JSON.
         arguments: `new_source`, `cell_id`, `cell_type` and `edit_mode` of the call.
 
     Raises:
-        NotebookError: it is no notebook, or there is no such cell.
+        NotebookError: the text is no notebook, or there is no such cell.
     """
     try:
         notebook = json.loads(text)

@@ -1,4 +1,4 @@
-"""A state as a place at which candidates are judged, while its log is walked."""
+"""A state at which candidates are judged, while the history of its log advances."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from replay_pipeline.workspaces.tree import Tree
 
 
 class StatePlace:
-    """The files right before a decision. It holds until the history goes on."""
+    """The files right before a decision. Valid only until the history moves to the next step."""
 
     def __init__(self, history: History, step: LoggedCall) -> None:
         """Stand where a history has been entered.
@@ -32,7 +32,7 @@ class StatePlace:
         self._tree = history.tree_of(self.cwd)
 
     def root(self) -> str | None:
-        """Return the working tree of the state, or None outside of every one."""
+        """Return the state's working tree, or None if it isn't in one."""
         return self._tree.root if self._tree is not None else None
 
     @cached_property
@@ -55,7 +55,7 @@ class StatePlace:
         return commits[0].id if commits else ""
 
     def files(self) -> dict[str, bytes]:
-        """Return everything in the working tree, with a `.git` folder of its commit."""
+        """Return all files of the working tree, with a `.git` folder at its commit."""
         return self._files
 
     @cached_property
@@ -77,10 +77,10 @@ class StatePlace:
         return found | git_files(repository, commit, self._step.branch, self._step.answered)
 
     def objects(self) -> Path | None:
-        """Return the folder of the repository's objects."""
+        """Return the folder with the repository's objects."""
         return self._tree.repository.objects if self._tree is not None else None
 
     def key(self) -> str:
-        """Return a name for the working tree that depends on its content."""
+        """Return a hash of the working tree's content."""
         text = json.dumps([self.root(), self._commit_id, self._step.branch, self._changed])
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Which folders of a log were working trees of a repository: clones, worktrees, on any machine."""
+"""Find the folders in a log that were clones or worktrees of a repository, on any machine."""
 
 import posixpath
 from collections import Counter
@@ -13,10 +13,10 @@ _N_TREES = 40
 
 
 class Roots:
-    """Working trees of one repository, found by the paths that a log names.
+    """The working trees of one repository, found from the paths in a log.
 
-    A folder is a root where what is called below it is what the repository calls its files. So
-    worktrees that are gone, and clones on other machines, are found as well.
+    A folder is a root if the paths below it are the names of the repository's files. So deleted
+    worktrees and clones on other machines are found as well.
     """
 
     def __init__(self, repository: Repository, steps: Iterable[LoggedCall]) -> None:
@@ -42,11 +42,11 @@ class Roots:
         self._roots = sorted({*found, *repository.worktrees()}, key=len, reverse=True)
 
     def was_committed(self, path: str) -> bool:
-        """Return whether commits have a path, relative to a root."""
+        """Return whether any commit has this path, relative to a root."""
         return path in self._paths
 
     def root_of(self, path: str) -> str | None:
-        """Return the working tree that a path lies in, the innermost one."""
+        """Return the innermost working tree that contains a path."""
         return next((root for root in self._roots if is_below(path, root)), None)
 
 

@@ -1,8 +1,8 @@
-"""A shell command on a copy of a tree, in a box: no network, no home, no other process.
+"""Run a shell command on a copy of a tree, in a sandbox without network, home, or other processes.
 
-The tree goes in as a tar stream and comes out as one: nothing of this machine's disk is written, and
-links that the command leaves are never followed. Three programs can be the box: bubblewrap, docker
-and podman. Read-only are the system's own programs, and what the settings name.
+The tree goes in and comes out as a tar stream. Nothing is written to this machine's disk, and links
+that the command creates are never followed. The sandbox is bubblewrap, docker, or podman. The
+command can read the system's programs and the paths in the settings, but not write to them.
 """
 
 import contextlib
@@ -47,31 +47,31 @@ tar -cf - -C /run status output names --transform 's,^\./,tree/,' -C "$1" --null
 
 
 class CommandLimits(msgspec.Struct, frozen=True):
-    """How much one command may take."""
+    """Limits for one command."""
 
     timeout_s: float = 60.0
     memory_bytes: int = 2_000_000_000
-    """Of one process."""
+    """Memory of one process."""
     disk_bytes: int = 512_000_000
-    """Of the tree and of `/tmp`, each; they lie in memory."""
+    """Size of the tree, and of `/tmp`. Both are in memory."""
     n_processes: int = 128
     output_bytes: int = 1_000_000
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """The exit status, output, and file changes of a command."""
+    """The result of a command: exit status, output, and file changes."""
 
     status: int | None
-    """Its exit status; None where it was stopped for its time."""
+    """Its exit status; None if it ran out of time."""
     output: str
     changes: dict[str, str | None]
-    """Files that are not as they were, by absolute path; None where one is gone."""
+    """Changed files by absolute path; None for a deleted file."""
     is_repeatable: bool = False
-    """Whether it was run twice on the same files and did the same; so is said by who runs it."""
+    """Whether it ran twice on the same files with the same result. The caller sets it."""
 
 
 class Sandbox:
-    """Commands in one kind of box."""
+    """Runs commands in one kind of sandbox."""
 
     def __init__(
         self,
@@ -121,14 +121,14 @@ class Sandbox:
         """Run a command on a tree.
 
         Args:
-            command: for `bash -c`.
-            root: the folder of the tree, under its own name in the box.
-            files: everything in it, by path relative to `root`.
+            command: the command for `bash -c`.
+            root: the folder of the tree, which has the same path in the sandbox.
+            files: all files in it, by path relative to `root`.
             cwd: the working directory.
-            objects: the folder of git's objects, for files that `git_files` made.
+            objects: the folder of git's objects, if `files` has a `.git` folder from `git_files`.
 
         Raises:
-            ConfigError: the box could not be made.
+            ConfigError: the sandbox can't be created.
         """
         limits = self.limits
         script = ["bash", "-c", _SCRIPT, "box", root, cwd, command, str(limits.output_bytes)]
@@ -156,7 +156,7 @@ class Sandbox:
         return _unpacked(result, root, files)
 
     def can_read(self, folder: Path) -> bool:
-        """Return whether commands could read a folder. Root's commands run as nobody."""
+        """Return whether commands in the sandbox can read a folder. If this process is root, they run as nobody."""
         if not self._is_root:
             return True
         folders = [folder.resolve(), *folder.resolve().parents]
@@ -336,9 +336,9 @@ def _is_git(name: str) -> bool:
 def git_files(
     repository: Repository, commit: GitCommit, branch: str | None, moment: float
 ) -> dict[str, bytes]:
-    """Return a `.git` folder for a copy that stands at a commit; its objects are the repository's.
+    """Return a `.git` folder for a copy at a commit. It uses the repository's objects.
 
-    Settings and hooks of the repository are not taken over.
+    The repository's settings and hooks are not copied.
     """
     refs: dict[str, str] = {}
     for name in filter(_is_ref_name, repository.tips):

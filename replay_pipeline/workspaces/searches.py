@@ -1,7 +1,6 @@
-"""Grep and Glob over the files of a tree, with ripgrep's own kind of pattern.
+"""Grep and Glob over the files of a tree, with ripgrep's patterns.
 
-Patterns are matched by the regular expressions of Rust, in time linear in the text: those that
-ripgrep itself uses.
+Patterns are Rust regular expressions, as in ripgrep. Matching takes time linear in the text.
 """
 
 import posixpath
@@ -47,24 +46,23 @@ _TYPES |= {"markdown": _TYPES["md"], "python": _TYPES["py"], "typescript": _TYPE
 
 
 class PatternError(ValueError):
-    """A pattern that is none."""
+    """Raised for an invalid pattern."""
 
 
 class NotKnownError(ValueError):
-    """A search that needs more than is known of the files."""
+    """Raised if a search needs content that isn't known."""
 
 
 class Matches(msgspec.Struct, frozen=True):
     """The results of a search."""
 
     entries: list[str]
-    """`path`, `path:count` or lines as ripgrep writes them; paths are relative to the working
-    directory."""
+    """`path`, `path:count`, or lines as ripgrep prints them. Paths are relative to the working directory."""
     text: str
 
 
 def base_of(place: str, pattern: str) -> tuple[str, str]:
-    """Return the folder of a glob and the rest of it, where the pattern itself names a folder."""
+    """Split a glob into the folder that it names and the rest."""
     if not pattern.startswith("/"):
         return place, pattern
     fixed: list[str] = []
@@ -94,11 +92,11 @@ def glob(paths: Iterable[str], place: str, cwd: str, pattern: str) -> Matches:
 def grep(
     tree: Tree, paths: Iterable[str], place: str, cwd: str, arguments: Mapping[str, Any]
 ) -> Matches:
-    """Return the lines, files or counts that a pattern finds.
+    """Return the lines, files, or counts that match a pattern.
 
     Raises:
-        PatternError: the pattern is none.
-        NotKnownError: the type of file is not known here, or a file's content is not.
+        PatternError: the pattern is invalid.
+        NotKnownError: the file type or a file's content is unknown.
     """
     ignores = Ignores(tree, place)
     wanted = [path for path in paths if not _VCS.search(path) and not ignores.has(path)]

@@ -1,9 +1,9 @@
-"""Episodes over the wire, as OpenEnv's clients speak it: a WebSocket is a session.
+"""Serve episodes to OpenEnv's clients. Each WebSocket is a session.
 
-Messages are `{"type": "reset", "data": {...}}` and `{"type": "step", "data": {"type": "list_tools"}}` or
-`{"type": "call_tool", "tool_name": ..., "arguments": {...}}`; answers `{"type": "observation", "data":
-{"observation", "reward", "done"}}` or `{"type": "error", "data": {"message", "code"}}`. Source: openenv 0.10,
-`core/env_server/http_server.py`. Beside them `/tasks` lists what there is to do.
+Messages are `{"type": "reset", "data": {...}}` and `{"type": "step", "data": {"type":
+"list_tools"}}` or `{"type": "call_tool", "tool_name": ..., "arguments": {...}}`; answers `{"type":
+"observation", "data": {"observation", "reward", "done"}}` or `{"type": "error", "data": {"message",
+"code"}}`. Source: openenv 0.10, `core/env_server/http_server.py`. `/tasks` lists the tasks.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Served:
         self._max_calls = max_calls
 
     def answer(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Answer a lookup, or return `None` where a session begins."""
+        """Answer an HTTP request, or return `None` if a session begins."""
         path = urlsplit(request.path).path
         if path == "/ws":
             return None
@@ -76,7 +76,7 @@ class Served:
         return response
 
     async def session(self, connection: ServerConnection) -> None:
-        """Play the episodes of one connection, until the client ends it or is gone."""
+        """Run the episodes of one connection until the client closes it."""
         with contextlib.suppress(ConnectionClosed):
             await self._play(connection)
 
@@ -145,13 +145,13 @@ def serve(served: Served, *, host: str, port: int, on_ready: Callable[[str], Non
     """Serve until the process is stopped.
 
     Args:
-        served: what.
-        host: where to listen.
-        port: 0 takes a free one.
-        on_ready: told the address.
+        served: the tasks to serve.
+        host: the address to listen on.
+        port: the port; 0 chooses a free one.
+        on_ready: called with the address.
 
     Raises:
-        ConfigError: nobody can listen there.
+        ConfigError: the address can't be used.
     """
     try:
         listener = socket.create_server((host, port))

@@ -1,4 +1,4 @@
-"""What a log shows of files at any moment: the contents that lie before and after each call."""
+"""The file contents that a log shows before and after each call."""
 
 import posixpath
 import re
@@ -18,7 +18,7 @@ LONGEST_GAP_S = 6 * 3600.0
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Lines of a file that the log has shown, or all of it."""
+    """Lines of a file that the log has shown, or the whole file."""
 
     first: int
     lines: tuple[str, ...]
@@ -31,11 +31,11 @@ class Part(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Return the lines as they stand in the file."""
+        """Return the lines joined as in the file."""
         return "\n".join(self.lines)
 
     def fits(self, text: str) -> bool:
-        """Return whether a text has these lines at their place."""
+        """Return whether a text has these lines at the same place."""
         if self.is_whole:
             return text == self.text
         here = tuple(text.split("\n")[self.first - 1 : self.first - 1 + len(self.lines)])
@@ -51,14 +51,14 @@ class Sighting(msgspec.Struct, frozen=True):
     moment: float
     call_id: str
     part: Part | None
-    """None: there was no file, or nothing is told of it."""
+    """None if there was no file, or if nothing is known about it."""
     is_absent: bool = False
     is_written: bool = False
     """Whether the step changes the file."""
 
 
 class Sightings:
-    """The contents that a log shows of files, by path and order."""
+    """The file contents in a log, by path and order."""
 
     def __init__(self, log: Log) -> None:
         """Look at every step and every copy that the client kept."""
@@ -74,11 +74,11 @@ class Sightings:
             insort(self._of[backup.path], sighting, key=lambda each: each.order)
 
     def paths(self) -> list[str]:
-        """Return every path of which something was seen."""
+        """Return every path with known content."""
         return list(self._of)
 
     def next(self, path: str, order: int) -> Sighting | None:
-        """Return the first sighting of a file by a step after the `order`-th."""
+        """Return the first sighting of a file after step `order`."""
         found = self._of.get(path, ())
         at = bisect_right(found, order, key=lambda each: each.order)
         return found[at] if at < len(found) else None
@@ -103,12 +103,12 @@ def _sighting(order: int, step: LoggedCall) -> Sighting | None:
 
 
 def path_of(step: LoggedCall) -> str | None:
-    """Return the absolute path that a call names first."""
+    """Return the first absolute path in a call."""
     return next(iter(paths_of(step)), None)
 
 
 def paths_of(step: LoggedCall) -> Iterator[str]:
-    """Yield the absolute paths that a call names."""
+    """Yield the absolute paths in a call."""
     for name in ("file_path", "notebook_path", "path"):
         value = step.arguments.get(name)
         if isinstance(value, str) and value:
@@ -116,7 +116,7 @@ def paths_of(step: LoggedCall) -> Iterator[str]:
 
 
 def part_of(step: LoggedCall) -> Part | None:
-    """Return the lines that a Read returned; None where it was no text."""
+    """Return the lines that a Read returned; None if they aren't text."""
     file = step.details.get("file") if step.details else None
     if isinstance(file, dict) and isinstance(file.get("content"), str):
         lines = tuple(file["content"].replace("\r\n", "\n").split("\n"))
@@ -132,7 +132,7 @@ def part_of(step: LoggedCall) -> Part | None:
 
 
 def text_after(step: LoggedCall) -> str | None:
-    """Return the file after a successful change, as the client's own record has it."""
+    """Return the file after a successful change, from the client's own record."""
     details: dict[str, Any] = step.details or {}
     if step.name == "Write":
         content = details.get("content", step.arguments.get("content"))

@@ -1,7 +1,7 @@
-"""What became of recorded edits: which of their lines are still there, later in the session and in git.
+"""Find out which lines of recorded edits still exist later in the session and in git.
 
-A line is followed as `git blame` follows it: by its place among the lines around it. That another line
-somewhere in the file reads the same does not count. Indentation does not matter.
+A line is followed by its place among the lines around it, as in `git blame`. The same text
+elsewhere in the file doesn't count. Indentation doesn't matter.
 """
 
 from collections.abc import Iterator
@@ -27,12 +27,11 @@ class Fate(msgspec.Struct):
     path: str
     n_added: int
     n_at_end_of_session: int
-    """Of them in the file as the session last knew it."""
+    """How many of them are in the file as last seen in the session."""
     n_committed: int | None = None
-    """Of them in the first commit of the branch, after the edit, that has any of them; None where none
-    has."""
+    """How many of them are in the first later commit of the branch that has any; None if no commit has any."""
     n_now: int | None = None
-    """Of them in the newest commit of that branch; None where it was never committed."""
+    """How many of them are in the newest commit of that branch; None if none was ever committed."""
 
     @property
     def is_undone(self) -> bool:
@@ -41,7 +40,7 @@ class Fate(msgspec.Struct):
 
     @property
     def became(self) -> str:
-        """Return `standing`, `replaced`, `undone` or `kept`, as the table `outcomes` has it."""
+        """Return `standing`, `replaced`, `undone`, or `kept`, for the column `became` of `outcomes`."""
         if self.n_now is not None and self.n_now >= _STANDS * self.n_added:
             return "standing"
         if self.is_undone:
@@ -74,7 +73,7 @@ class _FollowedEdit(msgspec.Struct):
 
 
 class FateBook:
-    """The edits of a log, noted while its history is walked."""
+    """Collects the edits of a log while its history advances."""
 
     def __init__(self, history: History) -> None:
         """Begin before the first step."""
@@ -84,7 +83,7 @@ class FateBook:
         self._versions: dict[tuple[str, str, str | None], list[tuple[int, str]]] = {}
 
     def take(self, step: LoggedCall) -> None:
-        """Let the history, which was entered at a step, take it, and note the edit that it is."""
+        """Apply a step to the history, and record it if it is an edit."""
         history, path = self._history, path_of(step)
         is_change = step.name in _CHANGES and not step.is_error and path is not None
         before = history.file(path) if is_change and path is not None else None

@@ -1,7 +1,7 @@
-"""The client's file tools on a tree: what each would answer, and what it would change.
+"""Emulate the client's file tools on a tree: their answers and their changes.
 
-Nothing here touches a real file. Texts and kinds of errors are those of Claude Code, so that its own
-record is the test: see `fidelity.py`.
+No real file is touched. Texts and kinds of errors are those of Claude Code, so its logs can test
+the emulation; see `fidelity.py`.
 """
 
 import posixpath
@@ -28,18 +28,18 @@ class ToolResult(msgspec.Struct, frozen=True):
 
     text: str
     error_kind: str | None = None
-    """None: it worked. `unknown`: what it needs is not known. Else a kind of `error_kind`."""
+    """None if it worked, `unknown` if it needs content that isn't known, else a value of `error_kind`."""
     found: tuple[str, ...] = ()
-    """What a search found, one entry each: paths, or `path:line:text`."""
+    """The results of a search: paths, or `path:line:text`."""
 
     @property
     def is_known(self) -> bool:
-        """Return whether the tree has everything needed to know the result."""
+        """Return whether the tree had everything that the call needs."""
         return self.error_kind != "unknown"
 
 
 class ToolRun:
-    """Calls of file tools on one view, one after the other, as one client would do them."""
+    """Runs calls of file tools on one view, one after the other, as a client does."""
 
     def __init__(
         self, tree: Tree, *, cwd: str, read: Mapping[str, str | None] | None = None
@@ -57,7 +57,7 @@ class ToolRun:
         self.read = None if read is None else dict(read)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Return the answer of a tool. Later calls see its changes."""
+        """Run a call, and return the answer. Later calls see its changes."""
         tool = _TOOLS.get(name)
         if tool is None:
             return ToolResult(f"{name} is no file tool", "unknown")
@@ -67,7 +67,7 @@ class ToolRun:
             return ToolResult(f"InputValidationError: {name} failed: {error!r}", "invalid_input")
 
     def path(self, name: str) -> str:
-        """Return a path of a call as an absolute one.
+        """Return a path in a call as an absolute path.
 
         Raises:
             TypeError: the value is not a path.
@@ -259,7 +259,7 @@ _TOOLS: dict[str, Callable[[ToolRun, Mapping[str, Any]], ToolResult]] = {
 
 
 def replaced(text: str, old: str, new: str, replace_all: Any) -> str | ToolResult:
-    """Return a text after one edit, or why the client refuses it."""
+    """Return a text after one edit, or the reason why the client refuses the edit."""
     if old == "":
         return new
     # The client takes straight quotes for curly ones where the text has no straight ones.

@@ -1,4 +1,4 @@
-"""Files as they are at one moment, and changes on top that leave them as they were."""
+"""Files at one time, and changes on top that don't modify them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Literal, Protocol
@@ -6,36 +6,36 @@ from typing import Literal, Protocol
 import msgspec
 
 Source = Literal["log", "backup", "git", "mixed", "run"]
-"""Where a file's content comes from: what the log quotes, the client's own copy, a commit, a commit
-with lines of the log in it, or an action that was run."""
+"""Where a file's content comes from: the log, the client's own copy, a commit, a commit with lines
+from the log, or an action that was run."""
 
 
 class TreeFile(msgspec.Struct, frozen=True):
-    """One file, or that there is none."""
+    """One file, or the knowledge that there is none."""
 
     text: str | None
     """Its content, ends of lines as `\\n`; None where there is no file."""
     source: Source
     is_sure: bool = True
-    """Whether nothing that is known speaks for another content."""
+    """Whether no evidence contradicts this content."""
     origin: str = ""
-    """The commit, or the call in whose record it was found."""
+    """The commit or the call that it comes from."""
 
 
 class Tree(Protocol):
     """Files by absolute path."""
 
     def file(self, path: str) -> TreeFile | None:
-        """Return the file at `path`, or None where nothing is known of that place."""
+        """Return the file at `path`, or None if nothing is known about the path."""
         ...
 
     def below(self, folder: str) -> list[str] | None:
-        """Return the paths of all files below a folder, or None where nothing is known of it."""
+        """Return the paths of all files below a folder, or None if nothing is known about it."""
         ...
 
 
 class FileTree:
-    """A tree of given files below one root. Other files don't exist in it."""
+    """A tree with exactly the given files below one root."""
 
     def __init__(self, root: str, files: Mapping[str, str]) -> None:
         """Take files by path relative to `root`."""
@@ -79,11 +79,11 @@ class View:
         return sorted(here)
 
     def write(self, path: str, text: str | None) -> None:
-        """Put a text in place of a file; None takes the file away."""
+        """Write a file; None deletes it."""
         self.changes[path] = text
 
     def effect(self) -> dict[str, str | None]:
-        """Return the changes that change something, by path in order."""
+        """Return the changes that have an effect, sorted by path."""
         return dict(self._effect())
 
     def _effect(self) -> Iterator[tuple[str, str | None]]:
@@ -94,5 +94,5 @@ class View:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Return whether a path lies below a folder or is the folder itself."""
+    """Return whether a path is a folder or is below it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")

@@ -1,7 +1,8 @@
-"""What an action does where it would have been taken: whether it works, and with which effect.
+"""Find out whether an action works at a state, and which effect it has.
 
-A verdict is about one candidate at one state: the agent's own action, a teacher's, a sample of the
-trainee. File tools are emulated on a copy; commands run in a sandbox, if they may run at all.
+A candidate is an action at a state: the agent's own, a teacher's, or a sample of the model being
+trained. File tools are emulated on a copy. Commands run in a sandbox, if the settings allow
+commands.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from replay_pipeline.workspaces.tools import FILE_TOOLS, ToolResult, ToolRun
 from replay_pipeline.workspaces.tree import Tree
 
 Execute = Literal["off", "files", "commands"]
-"""What may be executed: nothing, file tools by emulation, or commands in a sandbox as well."""
+"""What may be executed: nothing, emulated file tools, or also commands in a sandbox."""
 Status = Literal["works", "fails", "not_known"]
 _WRITERS = frozenset(("Edit", "MultiEdit", "Write", "NotebookEdit"))
 _GIT = re.compile(r"\bgit\b")
@@ -32,14 +33,14 @@ _DIFF_CHARS = 20_000
 
 
 class TriedCall(msgspec.Struct, frozen=True):
-    """One call of a candidate."""
+    """One call of a candidate, and its result."""
 
     name: str
     arguments: Mapping[str, Any]
 
 
 class CheckedFiles(msgspec.Struct, frozen=True):
-    """Results of the project's check, before a candidate and after it."""
+    """Results of the project's check before and after a candidate."""
 
     was_passing: bool
     is_passing: bool
@@ -49,15 +50,15 @@ class CandidateResult(msgspec.Struct, frozen=True):
     """The result of executing a candidate."""
 
     status: Status
-    """`fails`: a call is refused by its tool. A command that ends with another status than 0 has
-    worked: often that is the news."""
+    """`fails` if a tool refuses a call. A command with a status other than 0 counts as working,
+    because a failing test is often the information that is wanted."""
     error_kind: str | None = None
     answer: str = ""
-    """What the first call that fails answers, else the last one; shortened."""
+    """The answer of the first failing call, else of the last call; shortened."""
     effect: str | None = None
-    """Names what it changed, and of commands also output and status: equal for candidates with one
-    and the same effect. None where nothing was changed or printed: what was done does not show. None too
-    where a command did something else the second time."""
+    """A hash of its changes and of the output and status of commands. It is equal for candidates
+    with the same effect. None if nothing was changed or printed, or if a command's second run had
+    another result."""
     changed: tuple[str, ...] = ()
     """Paths of the files that it changes."""
     was_run: bool = False
@@ -65,8 +66,7 @@ class CandidateResult(msgspec.Struct, frozen=True):
     diff: str = ""
     """How the files differ afterwards, as a unified diff; shortened."""
     checked: CheckedFiles | None = None
-    """What the project's check says, where the candidate changes files and the check says the same
-    each time."""
+    """The check's results, if the candidate changes files and the check gives the same result each time."""
 
 
 class TriedState(Protocol):
@@ -75,18 +75,18 @@ class TriedState(Protocol):
     tree: Tree
     cwd: str
     read: Mapping[str, str | None] | None
-    """What the client has read, see `ToolRun`."""
+    """The files that the client has read; see `ToolRun`."""
 
     def root(self) -> str | None:
-        """Return the working tree that a command would run in, or None."""
+        """Return the working tree in which a command would run, or None."""
         ...
 
     def files(self) -> Mapping[str, bytes]:
-        """Return everything in the working tree, by path relative to its root."""
+        """Return all files of the working tree, by path relative to its root."""
         ...
 
     def objects(self) -> Path | None:
-        """Return the folder of git's objects, for a `.git` folder among the files."""
+        """Return the folder of git's objects, if the files have a `.git` folder."""
         ...
 
     def key(self) -> str:
@@ -95,7 +95,7 @@ class TriedState(Protocol):
 
 
 class Judge:
-    """Judges candidates; the same candidate on the same files is judged once."""
+    """Judges candidates. The same candidate on the same files is judged only once."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Judge:
         """Commands that were run."""
 
     def judge(self, place: TriedState, calls: Sequence[TriedCall]) -> CandidateResult:
-        """Execute a candidate's calls in order, and return the result."""
+        """Run a candidate's calls in order, and return the result."""
         if self.execute == "off" or not calls:
             return CandidateResult("not_known")
         run = ToolRun(place.tree, cwd=place.cwd, read=place.read)

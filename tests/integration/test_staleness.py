@@ -397,7 +397,12 @@ ELABORATE = [
         ["replay"],
     ),
     ("trainee.endpoint.family", {"endpoint": {"family": "house"}}, "none → house", ["sample"]),
-    ("workspaces.execute", {"workspaces": {"execute": "files"}}, "none → files", ["pairs"]),
+    (
+        "workspaces.execute",
+        {"workspaces": {"execute": "files"}},
+        "none → files",
+        ["pairs", "sample"],
+    ),
 ]
 """The setting, the change, what the reason says of it, and the stages that are stale at once."""
 

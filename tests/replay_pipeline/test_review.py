@@ -176,7 +176,7 @@ def test_unknown_and_ambiguous_states_are_named(judged):
     _, _, report = judged
     with pytest.raises(ConfigError, match="no state 'cc1_xyy' in this data; did you mean cc1_xyz"):
         show_state("cc1_xyy", outcomes=report.outcomes)
-    with pytest.raises(ConfigError, match="one of cc1_abc, cc1_xyz: add characters"):
+    with pytest.raises(ConfigError, match="cc1_abc, cc1_xyz; give more characters"):
         show_state("cc1", outcomes=report.outcomes)
 
 

@@ -123,7 +123,7 @@ def test_a_request_with_a_message_that_nothing_meets_is_counted_told_and_rebuilt
         result = ingest(log.write(tmp_path), redact=False)
     states = by_message(result, log)
     assert result.report.requests == {"exact": 1, "not_met": 1}
-    assert "1 decisions name a request whose messages the log does not hold" in caplog.text
+    assert "1 decisions name a request whose messages are not all in the log" in caplog.text
     assert (states["m1"]["fidelity"], states["m2"]["fidelity"]) == ("exact", "rebuilt")
     assert shape(states["m2"]["messages"]) == ["> go", "(t1+t2)", "t1=first", "t2=second"]
 
