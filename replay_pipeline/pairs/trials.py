@@ -25,7 +25,7 @@ class TrialBook:
         return self._trials.get(state["state_id"], {}).get(action.render())
 
     def effects(self, state: TraceState, side: Side, answers: Answers) -> dict[Action, str]:
-        """Return the effects of the actions at a state that were tried and had one."""
+        """Return the effect of each tried action at a state, if it had an effect."""
         if state["state_id"] not in self._trials:
             return {}
         actions = {side.action, *(vote.action for vote in answers.valid)}
