@@ -95,6 +95,11 @@ def tried_by(settings: Settings) -> Mapping[str, Any]:
     return options.model_dump(mode="json", include=only)
 
 
+def redaction_of(settings: Settings) -> tuple[str, ...]:
+    """Return the code that removes secrets from what tried actions print, if any are tried."""
+    return () if settings.workspaces.execute == "off" else ("secret rules",)
+
+
 def _checked(settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, float]]:
     """Return what a person marked, and the chances with which those pairs were drawn."""
     from replay_pipeline.pages import read_chances, read_marks
@@ -221,7 +226,7 @@ PAIRS = Stage(
     reads=("turns", "states", "teacher_actions"),
     writes=("dpo_pairs", "positives", "outcomes"),
     settings=_decisive,
-    code=("prompts", "matcher", "pairs"),
+    code=lambda settings: ("prompts", "matcher", "pairs", *redaction_of(settings)),
     inputs=_inputs,
     told=("n_pairs",),
     figures=_figures,

@@ -40,6 +40,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "harness/__init__.py",
         "harness/harness.py",
         "harness/neutral.py",
+        "harness/reminders.py",
         "harness/store.py",
         "windows.py",
     ),

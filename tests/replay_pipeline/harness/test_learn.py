@@ -94,7 +94,9 @@ def test_the_users_home_is_not_touched(tmp_path, monkeypatch):
 def test_a_client_that_sends_nothing_is_ended_in_time_and_says_why(how, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     begun = time.monotonic()
-    with pytest.raises(ConfigError, match="sent no request within 1 s, so it was stopped") as caught:
+    with pytest.raises(
+        ConfigError, match="sent no request within 1 s, so it was stopped"
+    ) as caught:
         learn([*STAND_IN, how], timeout_s=1.0)
     assert time.monotonic() - begun < 5
     assert list(tmp_path.iterdir()) == []

@@ -170,7 +170,7 @@ def test_a_ledger_that_cannot_be_opened_is_one_clear_error(server, tmp_path):
     (tmp_path / "l").write_text("this is no database, " * 100)
     with pytest.raises(LedgerError, match="not a ledger that can be opened"):
         replay(make_states(1), server.teachers(), 1, tmp_path / "l")
-    with pytest.raises(ConfigError, match=r"mysql://me@host/db: a path"):
+    with pytest.raises(ConfigError, match=r"mysql://me@host/db must be a path"):
         replay(make_states(1), server.teachers(), 1, "mysql://me:secret@host/db")
 
 

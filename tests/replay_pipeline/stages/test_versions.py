@@ -15,12 +15,14 @@ from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.ingesters import read_manifest
 from replay_pipeline.processes import child_environment
 from replay_pipeline.replay import DEFAULT_GATES
-from replay_pipeline.settings import ReplaySettings, Settings
+from replay_pipeline.settings import ReplaySettings, Settings, WorkspaceSettings
 from replay_pipeline.stages import versions
 from replay_pipeline.stages.chain import STAGES
+from replay_pipeline.stages.pairs import PAIRS
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.stages.replay import REPLAY
+from replay_pipeline.stages.sample import SAMPLE
 from replay_pipeline.stages.versions import PARTS, versions_of
 from tests.roots import PROJECT, pipeline_at, project_root, run_batches
 from tests.support.forked import forked
@@ -47,8 +49,9 @@ CARRIES = {
         "replay.sizes",
         "replay.__init__",
     ),
-    *("review.__init__", "review.page", "review.text", "review.sides", "stages.receipts"),
-    "stages.workspaces",
+    *("harness.listener", "stages.project", "stages.receipts", "stages.workspaces"),
+    # They decide where actions are tried, and then their rules are part of the version.
+    *("redaction.people", "redaction.redactor"),
 }
 """Modules that carry rows from stage to stage, and decide nothing that is in them."""
 
@@ -371,6 +374,9 @@ def test_every_part_has_code_and_a_stage():
     gated = Settings(replay=ReplaySettings(gates=DEFAULT_GATES))
     assert {part for stage in STAGES for part in stage.parts(gated)} == set(PARTS)
     assert set(REPLAY.parts(gated)) - set(REPLAY.parts(Settings())) == {"gates", "matcher"}
+    trying = Settings(workspaces=WorkspaceSettings(execute="files"))
+    for stage in (PAIRS, SAMPLE):
+        assert set(stage.parts(trying)) - set(stage.parts(Settings())) == {"secret rules"}
 
 
 def test_a_function_of_ones_own_is_a_part_of_a_version():

@@ -244,7 +244,7 @@ def test_what_cannot_work_is_refused_before_the_weights_are_there(tmp_path, data
     path = settings_file(tmp_path, dataset_folder, folder)
     values = yaml.safe_load(Path(path).read_text("utf-8"))
     refuse_early(values)
-    with pytest.raises(TrainerConfigError, match="no place for lists of tools, tool calls"):
+    with pytest.raises(TrainerConfigError, match="can't show lists of tools, tool calls"):
         refuse_early(values | {"preflight": {"plain_rendering": False}})
     long = values | {"trl": values["trl"] | {"max_prompt_tokens": 4000}}
     with pytest.raises(TrainerConfigError, match="has 2048 positions"):
