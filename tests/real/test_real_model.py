@@ -63,7 +63,7 @@ def test_a_real_model_learns_in_20_steps_and_loads_in_plain_transformers(
 def test_stock_smollm2_is_refused_where_text_for_tools_is_forbidden(dataset, tmp_path):
     done = train(MODELS[0], dataset, tmp_path, "--set", "preflight.plain_rendering=false")
     assert done.returncode == 2
-    assert "no place for tool calls, tool results" in done.stderr
+    assert "can't show tool calls, tool results" in done.stderr
     assert not (tmp_path / "checkpoint").exists()
 
 
