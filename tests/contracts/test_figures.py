@@ -1,0 +1,59 @@
+"""Figures of the front page are those of the tables that a command wrote."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+RECIPE = REPO / "recipes" / "what_a_dollar_buys"
+ON_FRONT = (
+    "consensus, SFT",
+    "one teacher, SFT",
+    "recorded sessions, SFT",
+    "nothing",
+    "coin, pairs",
+)
+
+
+def words(path: Path) -> str:
+    """Return a page's text without emphasis and line breaks."""
+    return re.sub(r"\s+", " ", path.read_text("utf-8").replace("*", ""))
+
+
+def told(arm: dict) -> str:
+    """Return the share of right actions as a page writes it, with its interval."""
+    low, high = (round(100 * each) for each in arm["interval"])
+    return f"{round(100 * arm['executed'])} % ({low} to {high})"
+
+
+def regimes(file: str) -> dict:
+    return json.loads((RECIPE / file).read_text("utf-8"))["regimes"]
+
+
+@pytest.mark.parametrize("file", ["table.json", "table-draw-2.json"])
+def test_the_recipe_tells_every_arm_as_its_table_has_it(file):
+    page = words(RECIPE / "README.md")
+    for name, of in regimes(file).items():
+        for arm, row in of["arms"].items():
+            assert told(row) in page, (file, name, arm, told(row))
+
+
+def test_the_readme_tells_what_a_dollar_buys_as_the_table_has_it():
+    page, found = words(REPO / "README.md"), regimes("table.json")["stronger"]
+    for arm in ON_FRONT:
+        assert f"| {told(found['arms'][arm])} |" in page, (arm, told(found["arms"][arm]))
+    named = found["named"]
+    low, high = (round(100 * each) for each in named["interval"])
+    points = (
+        f"{round(100 * named['difference'])} points ahead of one teacher (+{low} to +{high}, p = "
+    )
+    assert points + f"{named['p']:.3f}".lstrip("0") in page
+
+
+def test_the_readme_tells_what_replay_costs_as_its_page_has_it():
+    row = r"\| (\d+\.\d\d) \| (\d+\.\d\d) \| (\d+\.\d\d) to (\d+\.\d\d), with all of the pairs \|"
+    [figures] = re.findall(row, words(REPO / "README.md"))
+    page = words(REPO / "docs" / "replay.md")
+    assert [each for each in figures if each not in page] == []
