@@ -6,6 +6,7 @@ from dataclasses import replace
 import dagster as dg
 
 from replay_pipeline.assets.reporting import LiveCurves, whole_result
+from replay_pipeline.assets.whole_lines import WholeLineReader
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.stages.chain import named
 from replay_pipeline.stages.trainer_process import CURVES, TrainerJob, run_trainer
@@ -42,7 +43,7 @@ class PipedTrainer:
             self._live.show(steps | self._hear(session))
 
         with dg.open_pipes_session(
-            self._context, dg.PipesTempFileContextInjector(), dg.PipesTempFileMessageReader()
+            self._context, dg.PipesTempFileContextInjector(), WholeLineReader()
         ) as session:
             told = {**job.environment, **session.get_bootstrap_env_vars()}
             run_trainer(replace(job, environment=told), tick)
