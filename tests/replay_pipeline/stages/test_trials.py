@@ -16,7 +16,7 @@ from replay_pipeline.stages.workspaces import Workspaces
 from replay_pipeline.types import TeacherAction
 from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
 from replay_pipeline.workspaces.verdicts import Judge
-from tests.support.worked import Worked
+from tests.support.worked import Worked, open_to_nobody
 
 FILES = {
     "tide/high.py": "def high():\n    return 3\n",
@@ -164,8 +164,7 @@ def sandbox_here(capsys):
 
 
 def test_commands_of_a_state_run_and_two_with_one_effect_are_one_vote(tmp_path, work, capsys):
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)  # in the box, root is nobody
+    open_to_nobody(tmp_path)
     state = work.edit("tide/low.py", "return 1", "return 2")
     answers = {
         "qwen": message("Bash", command="sed -i 's/return 3/return 4/' tide/high.py"),
@@ -207,8 +206,7 @@ def test_what_the_projects_check_says_is_evidence_for_a_pair(tmp_path, capsys):
     """One edit mends the test, one leaves it as it was, and one breaks a test that passed."""
     if (sandbox := sandbox_here(capsys)) is None:
         return
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)  # in the box, root is nobody
+    open_to_nobody(tmp_path)
     work = Worked(tmp_path / "tides")
     work.begin(CHECKED)
     work.read("tide/high.py")

@@ -10,7 +10,7 @@ from replay_pipeline.workspaces.logs import read_log
 from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.sandbox import CommandLimits, Ran
 from replay_pipeline.workspaces.verdicts import CheckedFiles, Judge, TriedCall
-from tests.support.worked import Worked
+from tests.support.worked import Worked, open_to_nobody
 
 FILES = {
     "tide/high.py": "def high():\n    return 3\n",
@@ -35,8 +35,7 @@ def at_last_state(tmp_path, work):
 
 @pytest.fixture
 def work(tmp_path):
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)  # in the box, root is nobody
+    open_to_nobody(tmp_path)
     work = Worked(tmp_path / "tides")
     work.begin(FILES)
     work.read("tide/high.py")
