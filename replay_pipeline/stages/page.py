@@ -201,32 +201,32 @@ def _portion(project: Project, title: str, batches: list[str]) -> dict[str, Any]
     reports = project.receipts.reports("pairs", names=["marks"]).values()
     said = {key: mark for report in reports for key, mark in (report.get("marks") or {}).items()}
     marks = {key: mark for key, (mark, _) in said.items()}
-    everywhere = project.batches_with("dpo_pairs")
-    results = _results(project, batches or everywhere)
     if batches:
         outcomes = [row for b in batches for row in project.root.read("outcomes", b).to_pylist()]
+        results = _results(outcomes)
         return portion(title, paired(project, batches), outcomes, marks=marks, results=results)
     rows = project.root.read_all("dpo_pairs").select(_DRAWN_BY).to_pylist()
     claims = {
         row["pair_id"]: row["p_better"] or 0.0 for row in rows if row["is_checked_right"] is None
     }
     chances = draw_next(claims, _TO_MARK, {key: chance for key, (_, chance) in said.items()})
+    everywhere = project.batches_with("dpo_pairs")
     drawn = [
         pair for pair in paired(project, everywhere) if pair["pair_id"] in chances.keys() - said
     ]
+    columns = ["state_id", "trials_json", "became"]
+    results = _results(
+        row
+        for batch in everywhere
+        for row in project.root.read("outcomes", batch, columns=columns).to_pylist()
+    )
     title = f"{len(drawn)} to mark next"
     return portion(title, drawn, chances=chances, marks=marks, results=results)
 
 
-def _results(project: Project, batches: Iterable[str]) -> dict[str, Row]:
+def _results(outcomes: Iterable[Row]) -> dict[str, Row]:
     """Return what became of actions, by state, where anything is known of it."""
-    columns = ["state_id", "trials_json", "became"]
-    return {
-        row["state_id"]: row
-        for batch in batches
-        for row in project.root.read("outcomes", batch, columns=columns).to_pylist()
-        if row["trials_json"] or row["became"]
-    }
+    return {row["state_id"]: row for row in outcomes if row["trials_json"] or row["became"]}
 
 
 def _portion_of(project: Project, portions: Sequence[tuple[str, list[str]]]) -> dict[str, int]:
