@@ -1,16 +1,17 @@
 """The vocabulary of the pipeline: all records that more than one room uses.
 
-Read this file first. It does no I/O, and of our own modules it imports only the families of models.
+Read this file first. It imports none of our own modules.
 """
 
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
-
-from replay_pipeline.families import family_of_model
 
 Message = dict[str, Any]
 """One chat message in OpenAI's form, with `role` and `content`. An assistant message may have
@@ -69,6 +70,7 @@ PAIR_LENGTHS = (8_192,)
 """Default lengths to which pairs are cut: tokens of the prompt, the tools, and the longer side."""
 
 
+_FAMILIES = tomllib.loads(Path(__file__).with_name("families.toml").read_text("utf-8"))
 _PART_OF_SESSION = re.compile(r"\.agent-.*|~[^~]*$", re.DOTALL)
 
 
@@ -81,6 +83,25 @@ def conversation_of(session_id: str) -> str:
     ('4f9d', '4f9d', '4f9d')
     """
     return _PART_OF_SESSION.sub("", session_id) or session_id
+
+
+@lru_cache(maxsize=1_024)
+def family_of_model(model: str | None) -> str | None:
+    """Return the family of a model or vendor name in one spelling, or None without a name.
+
+    Models of one vendor learn from the same data, so they share one vote.
+
+    >>> family_of_model("claude-opus-4-5-20251101"), family_of_model("anthropic/claude-opus-4.7")
+    ('anthropic', 'anthropic')
+    """
+    if not model:
+        return None
+    vendor, slash, name = model.lower().rpartition("/")
+    for family, beginnings in _FAMILIES["models"].items():
+        if name.startswith(tuple(beginnings)):
+            return family
+    vendor = vendor.split("/")[-1] if slash else name
+    return _FAMILIES["spellings"].get(vendor, vendor)
 
 
 class ClientTexts(TypedDict):

@@ -3,18 +3,13 @@
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
 import msgspec
 
 from replay_pipeline.actions.tools import SPECS
-from replay_pipeline.lazy import OnFirstUse
 from replay_pipeline.types import Tool
-
-if TYPE_CHECKING:
-    import jsonschema
-else:
-    jsonschema = OnFirstUse("jsonschema")
 
 
 class ToolList:
@@ -54,6 +49,7 @@ def _demanded(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=512)
 def _validator(schema: bytes) -> Any:
+    jsonschema = import_module("jsonschema")  # slow, and `status` judges no call
     decoded = msgspec.json.decode(schema)
     kind = jsonschema.validators.validator_for(decoded, jsonschema.Draft202012Validator)
     try:

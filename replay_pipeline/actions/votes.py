@@ -18,8 +18,7 @@ from replay_pipeline.actions.agreement import (
 )
 from replay_pipeline.actions.canonical import Action, canonical_action
 from replay_pipeline.actions.validity import ToolList
-from replay_pipeline.families import family_of_model
-from replay_pipeline.types import AgreementLevel, TeacherAction, Tool
+from replay_pipeline.types import AgreementLevel, TeacherAction, Tool, family_of_model
 
 _CUT_SHORT = frozenset({"length", "content_filter"})
 """Finish reasons of an answer that the teacher had not finished."""

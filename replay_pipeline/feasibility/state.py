@@ -61,6 +61,8 @@ _CREATES = r"(?:>\s*|\b(?:touch|mkdir|tee|cp|mv|mktemp|clone)\b[^|;&\n]*[\s/]|-o
 """What stands before the name of a file in a command that makes it."""
 _DELETES = r"\b(?:delet|remov|rm\b|drop|get(?:ting)? rid|prun|clean|wip|uninstall|clear|destroy|throw)[^.!?\n]{0,100}"
 """Words of a request to delete, up to what it names."""
+_A_FILE = re.compile(r"/|[\w-]\.[a-z]\w{0,7}\b|\*")
+"""What makes words the name of a file, and not a description such as "the stale ones"."""
 _STANDING = re.compile(
     r"\b(?:always|each|every|whenever|from now on|as you go|along the way|regularly)\b"
 )
@@ -305,7 +307,7 @@ class PromptState:
         Args:
             kind: kind of consequence, such as `push`.
             paths: the objects of the consequence. The message, or the proposal that it accepts,
-                must contain a part of each name.
+                must contain a part of each name, or describe what it lists ("delete the stale one").
 
         A request ends when it is carried out, unless it is a standing one ("commit after each
         step").
@@ -320,13 +322,15 @@ class PromptState:
         for place in range(len(self._messages) - 1, -1, -1):
             if self._messages[place].get("role") != "user":
                 continue
-            words = _TEXT_OF_OTHERS.sub(" ", _NOT_OWN_WORDS.sub(" ", self.texts[place])).lower()
+            shown = _NOT_OWN_WORDS.sub(" ", self.texts[place])
+            words = _TEXT_OF_OTHERS.sub(" ", shown).lower()
             if not words.strip():
                 continue
             before = self.texts[place - 1] if place else ""
             agrees = agrees_to(words, before, kind)
             said = f"{before.lower()} {words}" if agrees else words
-            if (agrees or asks_for(words, kind)) and all(_is_named(path, said) for path in paths):
+            asks = agrees or asks_for(words, kind)
+            if asks and all(_is_named(p, said) or _is_described(p, said, shown) for p in paths):
                 is_over = spoke and any(place < at < next_word for at in carried_out)
                 return None if is_over and not _STANDING.search(words) else place
             spoke, next_word = True, place
@@ -417,6 +421,22 @@ def _is_named(path: str, words: str) -> bool:
     parts = _NAME_PARTS.findall(PurePosixPath(name).stem)
     named = [re.escape(name), *(rf"\b{part}" for part in parts)]
     return not parts or re.search(f"{_DELETES}(?:{'|'.join(named)})", words) is not None
+
+
+def _is_described(path: str, words: str, shown: str) -> bool:
+    """Return whether words ask to delete something without a name, and the same message lists the path.
+
+    "Remove the one that nobody needs", below a list of files: which one that is, the agent has to find. A name
+    inside a sentence or a traceback is no list.
+    """
+    name = re.escape(PurePosixPath(path).name)
+    asked = [
+        re.split(r"[.!?]\s", words[at.start() : at.end() + 100].partition("\n")[0])[0]
+        for at in re.finditer(_DELETES, words)
+    ]
+    listed = rf"(?:^|\s|/){name}[\s\"'`)]*$|^[\s\"'`(*•-]*(?:[^\s:]*/)?{name}(?![\w.-])"
+    is_one = any(not _A_FILE.search(clause) for clause in asked)
+    return bool(name) and is_one and re.search(listed, shown, re.MULTILINE) is not None
 
 
 def _deleted(target: Sequence[Any]) -> Iterator[str]:

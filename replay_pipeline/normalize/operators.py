@@ -23,9 +23,9 @@ from rensa import RMinHash  # pyrefly: ignore[missing-module-attribute]
 
 from replay_pipeline.actions import Action, canonical_action
 from replay_pipeline.feasibility import PromptState
-from replay_pipeline.normalize.data_juicer import filter_rows, map_rows
 from replay_pipeline.normalize.kernels import character_class, repetition_ratio, text_digests
 from replay_pipeline.normalize.recipe import inner_arguments
+from replay_pipeline.normalize.stock import filter_rows, map_rows
 from replay_pipeline.normalize.verdict import (
     N_BANDS,
     CountedKeys,

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from replay_pipeline.errors import ConfigError, NormalizeError
-from replay_pipeline.normalize import data_juicer
+from replay_pipeline.normalize import data_juicer, stock
 from replay_pipeline.normalize.verdict import Measure, Memory, RowVerdict
 from replay_pipeline.normalize.views import SIDES, PairBatch, parse_action, text_message
 from replay_pipeline.storage.schemas import PROMPT
@@ -98,7 +98,7 @@ class StockFilterStep:
         verdict = RowVerdict.of(len(chunk.alive))
         if not len(rows):
             return verdict
-        kept, stats = data_juicer.filter_rows(self._operator, chunk.columns())
+        kept, stats = stock.filter_rows(self._operator, chunk.columns())
         field = self._operator.text_key
         for row, is_kept, stat in zip(rows, kept, stats, strict=True):
             if not is_kept:
@@ -149,7 +149,7 @@ class StockMapperStep:
         before = chunk.columns()
         n_rows = int(chunk.alive.sum())
         if n_rows:
-            after = data_juicer.map_rows(self._operator, chunk.columns())
+            after = stock.map_rows(self._operator, chunk.columns())
             self._check(before, after, n_rows)
             for name in before:
                 if after[name] != before[name]:
@@ -196,7 +196,7 @@ class StockDatasetStep:
         verdict = RowVerdict.of(len(chunk.alive))
         rows = np.flatnonzero(chunk.alive)
         if len(rows):
-            kept = set(data_juicer.select_rows(self._operator, chunk.columns()))
+            kept = set(stock.select_rows(self._operator, chunk.columns()))
             left_out = [row for number, row in enumerate(rows) if number not in kept]
             verdict.fail(left_out, self._operator.text_key, "not selected", self._limit)
         return verdict

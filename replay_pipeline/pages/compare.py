@@ -13,13 +13,12 @@ from typing import Any
 import msgspec
 
 from replay_pipeline.actions import agreement_level, canonical_action
-from replay_pipeline.families import family_of_model
 from replay_pipeline.pages.costs import Row, cost_usd, tokens_of
 from replay_pipeline.pages.overview import Facts, tools_of
 from replay_pipeline.pages.tree import call_shown, cut
 from replay_pipeline.redaction.printable import printable
 from replay_pipeline.reliability import wilson_interval
-from replay_pipeline.types import Message, TeacherAction
+from replay_pipeline.types import Message, TeacherAction, family_of_model
 
 CAVEAT = (
     "The same action is not the same outcome of a session: where a model differs, it may be right or "

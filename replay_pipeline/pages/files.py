@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from replay_pipeline.errors import ConfigError, StorageError
-from replay_pipeline.inert_html import MARK, html_page, inert
+from replay_pipeline.pages.inert_html import MARK, html_page, inert
 from replay_pipeline.storage.store import written_whole
 
 _WEB = Path(__file__).parent / "web"

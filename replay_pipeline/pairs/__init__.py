@@ -4,7 +4,6 @@ Start with `extract.py`. `actions/votes.py` defines a consensus, `natural.py` fi
 teachers, and `report.py` counts everything.
 """
 
-from replay_pipeline.families import family_of_model
 from replay_pipeline.pairs.extract import extract_dpo_pairs, extract_pairs
 from replay_pipeline.pairs.on_policy import WITH_CONSENSUS, OnPolicyReport, on_policy_pairs
 from replay_pipeline.pairs.report import PairReport
@@ -14,6 +13,7 @@ from replay_pipeline.pairs.rows import (
     positives_table,
 )
 from replay_pipeline.storage.pair_rows import pairs_of
+from replay_pipeline.types import family_of_model
 
 __all__ = [
     "WITH_CONSENSUS",

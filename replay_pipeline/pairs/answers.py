@@ -13,9 +13,8 @@ from replay_pipeline.actions import (
 )
 from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.actions.votes import Vote, family_of_answer, read_answer
-from replay_pipeline.families import family_of_model
 from replay_pipeline.pairs.report import PairReport, TeacherTally
-from replay_pipeline.types import Message, TeacherAction, Tool, TraceState
+from replay_pipeline.types import Message, TeacherAction, Tool, TraceState, family_of_model
 
 
 @dataclass(frozen=True, slots=True)

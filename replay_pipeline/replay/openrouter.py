@@ -22,6 +22,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -29,17 +30,32 @@ from urllib.request import getproxies, proxy_bypass
 from pydantic import SecretStr
 
 from replay_pipeline.errors import TeacherAuthError, TeacherResponseError, TeacherTimeoutError
-from replay_pipeline.lazy import OnFirstUse
 from replay_pipeline.replay.dialects import Dialect
 from replay_pipeline.replay.prices import nano
 from replay_pipeline.replay.replies import Answer, Failure, generation_of, read_reply
+
+
+class _OnFirstUse:
+    """A module that is imported when an attribute is first read.
+
+    `importlib.util.LazyLoader` doesn't work here: code that walks through `sys.modules`, as
+    `inspect` does, would load the module.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        """Return what the module has. Raises what importing it raises."""
+        return getattr(import_module(self._name), attribute)
+
 
 if TYPE_CHECKING:
     import httpx
     import httpx_aiohttp
 else:
-    httpx = OnFirstUse("httpx")
-    httpx_aiohttp = OnFirstUse("httpx_aiohttp")
+    httpx = _OnFirstUse("httpx")
+    httpx_aiohttp = _OnFirstUse("httpx_aiohttp")
 
 logger = logging.getLogger(__name__)
 

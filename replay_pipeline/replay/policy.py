@@ -21,13 +21,13 @@ from replay_pipeline.actions import Action, agreement_level, agrees_at, canonica
 from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.actions.votes import Panel, Vote, family_of_answer, read_answer
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.families import family_of_model
 from replay_pipeline.types import (
     FAILURES,
     AgreementLevel,
     Message,
     TeacherAction,
     TraceState,
+    family_of_model,
 )
 
 logger = logging.getLogger(__name__)

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replay_pipeline.families import family_of_model
 from replay_pipeline.reliability import AGENT, Ballot, BallotBox, Reliability, fit
 from replay_pipeline.reliability.ballots import Pattern, kind_of_state
 from replay_pipeline.reliability.model import SAME
 from replay_pipeline.reliability.worth import MOST_PLANNED, PRICES, Rule, Worth
 from replay_pipeline.replay.asking import Asking
 from replay_pipeline.replay.places import outcome_of
-from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
+from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState, family_of_model
 
 _ASSUMED = (0.05, 0.75)
 """Right pairs per state if all teachers answer there, before anything is known: the first figure for teachers

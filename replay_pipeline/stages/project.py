@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -19,7 +19,6 @@ import pyarrow as pa
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import LazyStates, TraceBatch, Traces, manifest_from
-from replay_pipeline.lazy import OnFirstUse
 from replay_pipeline.pairs import pairs_of
 from replay_pipeline.replay import AskingOptions
 from replay_pipeline.settings import Settings
@@ -35,11 +34,6 @@ from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.testing import TeacherServer, rehearsed_answers
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from replay_pipeline.types import DPOPair, Progress, TeacherSpec, TraceState, conversation_of
-
-if TYPE_CHECKING:
-    from replay_pipeline.publish import versions
-else:
-    versions = OnFirstUse("replay_pipeline.publish.versions")
 
 T = TypeVar("T")
 
@@ -98,6 +92,8 @@ class Project(Overview):
         """Return the path of a file that a receipt names."""
         top, _, rest = name.partition("/")
         if top == "dataset":
+            from replay_pipeline.publish import versions
+
             place = self.settings.dataset_dir()
             return (versions.newest(place) or place) / rest
         if top == "model":

@@ -58,7 +58,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "reliability/**/*",
         "types.py:FAILURES",
     ),
-    "matcher": ("actions/**/*", "families.py", "tree-sitter-bash"),
+    "matcher": ("actions/**/*", "types.py:family_of_model", "families.toml", "tree-sitter-bash"),
     "pairs": (
         "pairs/**/*",
         "reliability/**/*",
@@ -85,7 +85,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
 }
 """The parts that can change, by a readable name: files of this package (`!` excludes some), single
-constants, and the installed versions of other packages."""
+constants and functions, and the installed versions of other packages."""
 
 _PACKAGE = Path(__file__).parents[1]
 _NOT_CODE = frozenset({".md", ".pyc"})
@@ -120,7 +120,7 @@ def _digest_of(part: str) -> str:
         if constant:
             tree = ast.parse((_PACKAGE / file).read_bytes())
             digest.update(_spelled([node for node in tree.body if _names(node, constant)]))
-        elif not name.endswith(("*", ".py")):
+        elif not name.endswith(("*", ".py", ".toml")):
             digest.update(f"{name} {_installed(name)}\0".encode())
     for path in _files_of(part):
         content = path.read_bytes()
@@ -147,6 +147,8 @@ def _files_of(part: str) -> list[Path]:
 
 
 def _names(node: ast.stmt, constant: str) -> bool:
+    if isinstance(node, ast.FunctionDef):
+        return node.name == constant
     targets = [getattr(node, "target", None), *getattr(node, "targets", ())]
     return any(isinstance(each, ast.Name) and each.id == constant for each in targets)
 

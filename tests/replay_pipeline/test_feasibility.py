@@ -147,6 +147,21 @@ def test_what_cannot_be_taken_back_needs_a_request(request_, command, expected):
     assert kind(prompt(request=request_), bash(command)) == expected
 
 
+@pytest.mark.parametrize(
+    ("request_", "command", "expected"),
+    [
+        ("held: locks/cart.lock\nstale: locks/mail.lock\nDelete one that is stale.", "rm locks/mail.lock", None),
+        ("Get rid of those nobody needs:\n```\n$ ls\nmail.log\ncart.log\n```", "rm mail.log", None),
+        ("held: locks/cart.lock\nDelete one that is stale.", "rm locks/mail.lock", "unasked"),
+        ("locks/cart.lock\nlocks/mail.lock\nDelete cart.lock.", "rm locks/mail.lock", "unasked"),
+        ("locks/cart.lock\nlocks/mail.lock\nDon't delete any.", "rm locks/mail.lock", "unasked"),
+        ('File "src/mail.py", line 3, in send\nRemove the crash.', "rm src/mail.py", "unasked"),
+    ],
+)  # fmt: skip
+def test_a_request_to_delete_may_describe_what_it_lists(request_, command, expected):
+    assert kind(prompt(request=request_), bash(command)) == expected
+
+
 def test_what_the_agent_made_itself_it_may_delete_and_what_it_does_too_is_no_difference():
     made = prompt((call("Write", file_path=f"{CWD}/scratch.py", content="x"), DONE))
     assert kind(made, bash("rm scratch.py")) is None

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from replay_pipeline.errors import ConfigError, StorageError
-from replay_pipeline.inert_html import inert
 from replay_pipeline.pages import apply_marks, in_portions, portion, read_marks, show_state
+from replay_pipeline.pages.inert_html import inert
 from replay_pipeline.pages.sides import last_request, readable, shown_prefix, side_by_side
 from replay_pipeline.pairs import extract_pairs
 from replay_pipeline.publish.layout import pair_rows

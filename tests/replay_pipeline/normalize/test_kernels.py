@@ -6,7 +6,7 @@ import string
 import pyarrow as pa
 import pytest
 
-from replay_pipeline.normalize import data_juicer
+from replay_pipeline.normalize import data_juicer, stock
 from replay_pipeline.normalize.kernels import (
     character_class,
     repetition_ratio,
@@ -46,7 +46,7 @@ def stock_stats(name, texts, **arguments):
     (operator,) = data_juicer.build_operators(
         [{name: {"text_key": "chosen", **arguments}}], where="t"
     )
-    return data_juicer.filter_rows(operator, {"chosen": list(texts)})
+    return stock.filter_rows(operator, {"chosen": list(texts)})
 
 
 def assert_equal_decisions(texts):
