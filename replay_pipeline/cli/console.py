@@ -360,6 +360,12 @@ def show_fidelity(report: Report) -> None:
             numbers = [str(row["n"]), str(row["n_same"]), share, str(row["n_exact"])]
             table.add_row(tool, *numbers, why)
         out.print(table)
+    if report["n_commands"] and not report["are_commands_run"]:
+        out.print(
+            f"{report['n_commands']} recorded commands that only read were not run again: commands don't run by "
+            'default. `workspaces.execute = "commands"` in the settings runs them in a sandbox.',
+            highlight=False,
+        )
 
 
 def _cost_words(overview: Report) -> str:

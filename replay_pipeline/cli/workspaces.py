@@ -76,11 +76,22 @@ def workspace_fidelity(
             "--before-only", help="Use only what the log shows before each call, not what follows."
         ),
     ] = False,
+    max_commands: Annotated[
+        int, typer.Option(min=1, help="Most commands of each project that are run again.")
+    ] = 500,
     as_json: JsonOption = False,
 ) -> None:
-    """Report how many recorded calls the rebuilt files reproduce."""
+    """Report how many recorded calls the rebuilt files reproduce.
+
+    With `workspaces.execute = "commands"`, also recorded commands that only read, such as `git log` and `cat`.
+    """
+    from replay_pipeline.stages.trials import judge_of
+
     work = _workspaces(settings, data, sessions, repository)
-    report = work.fidelity(is_later_used=not before_only)
+    sandbox = judge_of(load(settings, data).workspaces).sandbox
+    report = work.fidelity(
+        is_later_used=not before_only, sandbox=sandbox, max_commands=max_commands
+    )
     print_report(report, as_json=as_json, show=show_fidelity)
 
 

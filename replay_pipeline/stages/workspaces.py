@@ -16,6 +16,7 @@ from replay_pipeline.ingesters.corpus import session_files
 from replay_pipeline.ingesters.log_rows import state_ids_for
 from replay_pipeline.settings import Settings
 from replay_pipeline.workspaces.checks import guess_checks
+from replay_pipeline.workspaces.commands import only_reads
 from replay_pipeline.workspaces.environment import CheckedTask
 from replay_pipeline.workspaces.fidelity import RerunCall, checks, shares
 from replay_pipeline.workspaces.git import Repository, find_repositories
@@ -23,8 +24,12 @@ from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log, LoggedCall, read_log
 from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.roots import Roots
+from replay_pipeline.workspaces.sandbox import Sandbox
 from replay_pipeline.workspaces.sightings import paths_of
 from replay_pipeline.workspaces.survival import fates
+
+MAX_COMMANDS = 500
+"""How many recorded commands of each project are run again by default."""
 
 
 class Workspaces:
@@ -55,6 +60,8 @@ class Workspaces:
             raise ConfigError("no session found: name a folder or a .jsonl file")
         self.folders = [folders[key] for key in sorted(folders)]
         self.n_unreadable = 0
+        self.n_commands = 0
+        """Recorded commands that only read, in the logs that were checked."""
 
     def histories(self, *, is_later_used: bool = True) -> Iterator[tuple[Log, History]]:
         """Yield each project's log and its files, before the first step."""
@@ -80,22 +87,44 @@ class Workspaces:
         if left.steps:
             yield left, History(None, left, is_later_used=is_later_used)
 
-    def checks(self, *, is_later_used: bool = True) -> Iterator[RerunCall]:
-        """Run every recorded call of a file tool on the tree before it."""
-        for log, history in self.histories(is_later_used=is_later_used):
-            yield from checks(history, log)
-
-    def fidelity(self, *, is_later_used: bool = True) -> dict[str, Any]:
-        """Return the share of recorded calls that the rebuilt trees reproduce.
+    def checks(
+        self,
+        *,
+        is_later_used: bool = True,
+        sandbox: Sandbox | None = None,
+        max_commands: int = MAX_COMMANDS,
+    ) -> Iterator[RerunCall]:
+        """Run every recorded call of a file tool, and commands that only read, on the tree before it.
 
         Args:
             is_later_used: whether what a log shows after a moment tells of that moment too. No
                 call's own answer is used in either case.
+            sandbox: runs the commands. Without one, none is run.
+            max_commands: how many commands of each project run at most.
         """
-        found = shares(self.checks(is_later_used=is_later_used))
+        for log, history in self.histories(is_later_used=is_later_used):
+            self.n_commands += sum(step.was_run and only_reads(step) for step in log.steps)
+            yield from checks(history, log, sandbox=sandbox, max_commands=max_commands)
+
+    def fidelity(
+        self,
+        *,
+        is_later_used: bool = True,
+        sandbox: Sandbox | None = None,
+        max_commands: int = MAX_COMMANDS,
+    ) -> dict[str, Any]:
+        """Return the share of recorded calls that the rebuilt trees reproduce.
+
+        The arguments are those of `checks`.
+        """
+        found = shares(
+            self.checks(is_later_used=is_later_used, sandbox=sandbox, max_commands=max_commands)
+        )
         return {
             "is_later_used": is_later_used,
             "n_unreadable_rows": self.n_unreadable,
+            "n_commands": self.n_commands,
+            "are_commands_run": sandbox is not None,
             "projects": found,
         }
 

@@ -1,22 +1,25 @@
 """Check rebuilt trees: run recorded calls on them, and compare the answers."""
 
+import hashlib
+import os
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
+from replay_pipeline.workspaces.commands import is_same_output, only_reads, reason_of
 from replay_pipeline.workspaces.heads import text_of
 from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log, LoggedCall
+from replay_pipeline.workspaces.places import StatePlace
+from replay_pipeline.workspaces.sandbox import Sandbox
 from replay_pipeline.workspaces.sightings import Part, part_of, path_of, text_after
 from replay_pipeline.workspaces.tools import FILE_TOOLS, ToolResult, ToolRun
+from replay_pipeline.workspaces.verdicts import run_command
 
-_NOT_RUN = re.compile(
-    r"doesn't want to|sibling tool call|posix_spawn|permission|inputvalidationerror|hook|aborted|"
-    r"interrupted"
-)
 _EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 _CUT = re.compile(r"Output too large|<persisted-output>|Results are truncated|Showing results")
 _NOTE = re.compile(
@@ -39,17 +42,49 @@ class RerunCall(msgspec.Struct):
     """Why it is not the same; see `docs/workspaces.md`."""
 
 
-def checks(history: History, log: Log) -> Iterator[RerunCall]:
-    """Run every recorded call of a file tool on the tree as known before its answer.
+def checks(
+    history: History, log: Log, *, sandbox: Sandbox | None = None, max_commands: int = 0
+) -> Iterator[RerunCall]:
+    """Run recorded calls on the tree as known before their answers.
 
     Calls that the client never ran (refused, canceled, malformed) are left out.
+
+    Args:
+        history: before the first step.
+        log: its calls of file tools are all run.
+        sandbox: runs commands that only read, if there is one.
+        max_commands: how many of them at most; then a sample of the log.
     """
-    for order, step in enumerate(log.steps):
-        history.enter(order, step)
-        was_run = not (step.is_error and _NOT_RUN.search(step.text[:200].lower()))
-        if step.name in FILE_TOOLS and was_run:
-            yield _check(history, step)
-        history.take(step)
+    drawn = _sample(log, max_commands) if sandbox is not None else frozenset[str]()
+    n_at_once = os.cpu_count() or 1
+    running: deque[Future[RerunCall]] = deque()
+    with ThreadPoolExecutor(n_at_once) as pool:
+        for order, step in enumerate(log.steps):
+            history.enter(order, step)
+            if step.name in FILE_TOOLS and step.was_run:
+                yield _check(history, step)
+            elif sandbox is not None and step.call_id in drawn:
+                if len(running) >= n_at_once:
+                    yield running.popleft().result()
+                place = StatePlace(history, step)
+                place.files()  # of this moment; the command runs while the history goes on
+                running.append(pool.submit(_check_command, sandbox, place, step))
+            history.take(step)
+        yield from (each.result() for each in running)
+
+
+def _sample(log: Log, n: int) -> frozenset[str]:
+    """Return the ids of at most `n` commands that only read, the same ones each time."""
+    ids = [step.call_id for step in log.steps if step.was_run and only_reads(step)]
+    return frozenset(sorted(ids, key=lambda each: hashlib.blake2b(each.encode()).digest())[:n])
+
+
+def _check_command(sandbox: Sandbox, place: StatePlace, step: LoggedCall) -> RerunCall:
+    ran = run_command(sandbox, place, step.arguments["command"])
+    is_same = ran is not None and is_same_output(step, ran)
+    reason = "" if is_same else reason_of(step.arguments, ran) if place.root() else "outside"
+    answer = ToolResult(ran.output if ran is not None else "")
+    return RerunCall(step, answer, place.root(), is_same, is_same, reason)
 
 
 def _check(history: History, step: LoggedCall) -> RerunCall:
@@ -164,12 +199,13 @@ def _is_in_history(history: History, path: str, part: Part | None) -> bool:
 def shares(found: Iterable[RerunCall]) -> dict[str, dict[str, dict[str, Any]]]:
     """Count the reproduced calls by working tree (`outside` for none) and tool.
 
-    Each tool has `n`, `n_same`, and `n_exact`. Failed calls are counted separately, for example as
-    `failed Edit`. `reasons` counts calls that are not reproduced.
+    Each tool has `n`, `n_same`, and `n_exact`. Failed calls of file tools are counted separately,
+    for example as `failed Edit`. `reasons` counts calls that are not reproduced.
     """
     tables: dict[str, dict[str, dict[str, Any]]] = {}
     for each in found:
-        tool = f"failed {each.step.name}" if each.step.is_error else each.step.name
+        is_failed = each.step.is_error and each.step.name in FILE_TOOLS
+        tool = f"failed {each.step.name}" if is_failed else each.step.name
         for project in ("all" if each.project else "outside", each.project):
             if project is None:
                 continue

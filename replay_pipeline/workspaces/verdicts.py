@@ -205,17 +205,11 @@ class Judge:
         key = self._key(place, place.cwd, before, command)
         ran = self._known(key)
         if ran is None:
-            objects = place.objects()
-            files = place.files()
-            if objects is not None and not self.sandbox.can_read(objects):
-                if _GIT.search(command):
-                    return None
-                objects, files = None, _without_git(files)
-            files = _changed(files, root, before)
-            place_of_it: Any = {"root": root, "files": files, "cwd": place.cwd, "objects": objects}
-            ran = self.sandbox.run(command, **place_of_it)
+            ran = run_command(self.sandbox, place, command, before)
+            if ran is None:
+                return None
             if ran.status is not None:  # what was stopped for its time is not worth as much again
-                again = self.sandbox.run(command, **place_of_it)
+                again = run_command(self.sandbox, place, command, before)
                 ran = msgspec.structs.replace(ran, is_repeatable=again == ran)
             self.n_run += 1
             self._keep(key, ran)
@@ -243,6 +237,27 @@ class Judge:
         database = sqlite3.connect(self._kept, timeout=60)
         database.execute("CREATE TABLE IF NOT EXISTS runs (key TEXT PRIMARY KEY, ran BLOB)")
         return database
+
+
+def run_command(
+    sandbox: Sandbox,
+    place: TriedState,
+    command: str,
+    changes: Mapping[str, str | None] | None = None,
+) -> Ran | None:
+    """Run a command on a state's files after changes, or return None where it can't run.
+
+    It can't outside of every working tree, and git can't if it may not read the repository.
+    """
+    root, objects, files = place.root(), place.objects(), place.files()
+    if root is None:
+        return None
+    if objects is not None and not sandbox.can_read(objects):
+        if _GIT.search(command):
+            return None
+        objects, files = None, _without_git(files)
+    files = _changed(files, root, changes or {})
+    return sandbox.run(command, root=root, files=files, cwd=place.cwd, objects=objects)
 
 
 def _without_git(files: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -89,3 +89,56 @@ def test_the_command_counts_the_same_with_a_repository_that_lies_elsewhere(tmp_p
     assert done.returncode == 0, done.stderr
     tools = json.loads(done.stdout)["projects"]["all"]
     assert (tools["Read"]["n_same"], tools["Edit"]["n_same"]) == (1, 1)
+
+
+def with_commands(tmp_path):
+    """Commands that only read, one with a wrong record, and one that asks for more than the tree."""
+    work = Worked(tmp_path / "tides")
+    work.begin(FILES)
+    work.bash("cat tide/high.py | head -1; git log --format=%s")
+    work.edit("tide/high.py", "return 3", "return 4")
+    work.bash("git diff --stat; ls tide; wc -l < README.md")
+    work.bash("grep -c surge README.md")
+    work.bash("git status --short; date")
+    work.bash("touch low.py")
+    work.put({"tide/low.py": "def low():\n    return 10\n"})
+    work.bash("git status --short")
+    return work
+
+
+def fidelity(tmp_path, work, *arguments, settings=""):
+    """What the command reports, or why it refuses."""
+    path = work.session.write(tmp_path / "projects")
+    (tmp_path / "settings.toml").write_text(settings)
+    command = [Path(sys.executable).with_name("replay-pipeline"), "workspace", "fidelity"]
+    command += ["--sessions", path, "--settings", tmp_path / "settings.toml"]
+    command += ["--data", tmp_path / "data", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+
+
+def test_commands_that_only_read_are_run_where_the_setting_says_so(tmp_path, box):
+    settings = '[workspaces]\nexecute = "commands"\nmax_disk_bytes = 20_000_000\n'
+    work = with_commands(tmp_path)
+    done = fidelity(tmp_path, work, "--json", settings=settings)
+    if isinstance(box, str):  # no sandbox here: it says so, and nothing is run
+        assert done.returncode
+        assert done.stdout == ""
+        assert "commands cannot be run in bubblewrap here" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    row = report["projects"][str(work.root)]["Bash"]
+    assert (report["n_commands"], report["are_commands_run"]) == (4, True)
+    assert (row["n"], row["n_same"], row["reasons"]) == (4, 3, {"git_changes_differ": 1})
+    fewer = json.loads(
+        fidelity(tmp_path, work, "--json", "--max-commands", "1", settings=settings).stdout
+    )
+    assert fewer["projects"]["all"]["Bash"]["n"] == 1
+
+
+def test_commands_do_not_run_by_default_and_the_report_says_so(tmp_path):
+    done = fidelity(tmp_path, with_commands(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "4 recorded commands that only read were not run again" in done.stdout
+    assert 'workspaces.execute = "commands"' in " ".join(done.stdout.split())
+    assert "Bash" not in done.stdout
