@@ -94,10 +94,7 @@ class Project(Overview):
         """Return the path of a file that a receipt names."""
         top, _, rest = name.partition("/")
         if top == "dataset":
-            from replay_pipeline.publish import versions
-
-            place = self.settings.dataset_dir()
-            return (versions.newest(place) or place) / rest
+            return _newest(self.settings.dataset_dir()) / rest
         if top == "model":
             return self.settings.model_dir() / rest
         if top == "sources" and (folder := self.kept_folder()):
@@ -464,3 +461,9 @@ def _with_dataset_folder(settings: Settings, receipts: Receipts) -> Settings:
         return settings
     publish = settings.publish.model_copy(update={"folder": folder})
     return settings.model_copy(update={"publish": publish})
+
+
+def _newest(place: Place) -> Place:
+    from replay_pipeline.publish import versions  # which loads what publishing needs
+
+    return versions.newest(place) or place
