@@ -98,6 +98,8 @@ class _Tree:
         """System prompts and tools, as the client logged them."""
         self.n_snapshots: dict[Turn, int] = {}
         """How many of these each decision has seen logged."""
+        self.mode = ""
+        """The permission mode of the user's last message."""
         self.titles: list[str | None] = [None, None]
         """What its user called the session, and what its client did."""
         self.summaries: list[tuple[str, str]] = []
@@ -249,6 +251,7 @@ class _Tree:
             timestamp=row.timestamp,
             version=self._same(row.version),
             cwd=self._same(row.cwd),
+            branch=self._same(row.git_branch),
         )
         self.turns.append(turn)
         self.tips[bool(row.is_sidechain)] = turn
@@ -392,7 +395,7 @@ class _Tree:
 
     def _user_turn(self, offset: int, row: Row, parent: Turn | None, texts: list[str]) -> Turn:
         turn = self._turn(offset, row, parent, _user_kind(row, texts[0]))
-        turn.texts = texts
+        turn.texts = [*texts, *self._begun_plan(row)]
         if len(texts) == 1 and self.queue.is_logged(texts[0]):
             self.counts.skipped["bookkeeping"] += 1
         if row.is_compact_summary and self.last_preserved is not None:
@@ -402,6 +405,15 @@ class _Tree:
         if row.interrupted_message_id and row.interrupted_message_id in self.by_message:
             self.by_message[row.interrupted_message_id].flags |= {"interrupted"}
         return turn
+
+    def _begun_plan(self, row: Row) -> list[str]:
+        """Return what the model is told where plan mode begins, if the client doesn't log it."""
+        if row.permission_mode is None:
+            return []
+        has_begun = row.permission_mode == "plan" != self.mode
+        self.mode = row.permission_mode
+        is_logged = attachments.numbers_in(row.version) >= attachments.FIRST_LOGGED
+        return [attachments.plan_begins(row.cwd, row.slug)] if has_begun and not is_logged else []
 
     def _system(self, offset: int, row: Row, parent: Turn | None) -> None:
         self.counts.rows_used += 1
@@ -427,6 +439,7 @@ class _Tree:
     def _compact(self, row: Row) -> None:
         # What follows is a new root: the model sees the summary instead of what came before.
         self.segment += 1
+        self.mode = ""
         self.by_row[row.uuid or ""] = None
         metadata = rows.loose(row.compact_metadata)
         kept = self._kept_turns(metadata)
@@ -536,7 +549,7 @@ class _Tree:
         if tree is None:
             tree = self.agents[agent_id] = _Tree(None, ReadCounts(), agent_id)
             tree.is_long = self.is_long
-        inner.version, inner.cwd = row.version, row.cwd
+        inner.version, inner.cwd, inner.git_branch = row.version, row.cwd, row.git_branch
         inner.uuid = inner.uuid or row.uuid
         # Progress rows come in order and name parents of another file: each follows the last.
         tip = tree.tips[False]
