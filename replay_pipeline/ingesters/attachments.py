@@ -247,7 +247,7 @@ _BEFORE_THE_REQUEST = {
 _REMINDER = re.compile(r"\s*<system-reminder>\n?(.*?)\n?</system-reminder>\s*", re.DOTALL)
 
 
-def rendered(fields: Fields, value: Any, role: str | None) -> tuple[str, str]:
+def attachment_turn(fields: Fields, value: Any, role: str | None) -> tuple[str, str]:
     """Return the kind and the text of the turn that an attachment becomes, as logged.
 
     From 2.1.280 on, the log has the text itself. Text with the system role lacks the tags that mark

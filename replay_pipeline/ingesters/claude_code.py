@@ -378,7 +378,7 @@ class _Tree:
                 call_id = block.tool_use_id or ""
                 if call_id not in turn.results:
                     turn.results[call_id] = Result(
-                        self.replaced.get(call_id) or rows.text_of(block.content),
+                        self.replaced.get(call_id) or rows.result_text(block.content),
                         bool(block.is_error),
                         row.tool_denial_kind,
                         row.user_feedback,
@@ -427,7 +427,7 @@ class _Tree:
                 turn.cleared = [item for item in cleared if isinstance(item, str)]
                 self.by_row[row.uuid or ""] = turn
         elif subtype == "local_command":
-            if text := attachments.plain(rows.value_of(row.content)):
+            if text := attachments.plain(rows.plain_json(row.content)):
                 self.by_row[row.uuid or ""] = self._turn(offset, row, parent, "command")
                 self.turns[-1].texts = [text]
         elif row.retracted_message_uuids:
@@ -493,9 +493,9 @@ class _Tree:
             self.counts.rows_used += 1
             self.snapshots.append(shape_of_snapshot(fields))
             return
-        said = rows.value_of(row.rendered)
+        said = rows.plain_json(row.rendered)
         if said is not None:
-            kind, text = attachments.rendered(fields, said, row.rendered_role)
+            kind, text = attachments.attachment_turn(fields, said, row.rendered_role)
         else:
             kind = "queued" if fields.get("type") == "queued_command" else "attachment"
             text = attachments.shown(fields, row.version)
@@ -514,7 +514,7 @@ class _Tree:
 
     def _queue(self, offset: int, row: Row) -> None:
         """Follow what is typed, or told, while the model works."""
-        text = attachments.plain(rows.value_of(row.content))
+        text = attachments.plain(rows.plain_json(row.content))
         if not self.queue.take(row.operation, offset, text):
             self.counts.skipped["bookkeeping"] += 1
 
@@ -532,7 +532,7 @@ class _Tree:
     def _replace(self, row: Row) -> None:
         """Put in place of large results what the model was shown of them."""
         self.counts.rows_used += 1
-        for replaced in rows.replacements(row.replacements):
+        for replaced in rows.replaced_results(row.replacements):
             call_id, text = replaced
             self.replaced[call_id] = text
             turn = self.by_call.get(call_id)
@@ -815,7 +815,7 @@ def _names_in(row: Row) -> Iterator[str]:
     found = rows.progress_row(row.data) if row.type == "progress" else None
     names = [row.uuid, row.agent_id, row.interrupted_message_id, found and found[0]]
     names += row.retracted_message_uuids or ()
-    names += (call_id for call_id, _ in rows.replacements(row.replacements))
+    names += (call_id for call_id, _ in rows.replaced_results(row.replacements))
     if message is not None:
         names.append(message.id)
         for block in message.content if isinstance(message.content, list) else ():

@@ -103,7 +103,7 @@ class Cleaner:
             return clean[text]
 
 
-def texts_of(turns: Sequence[Turn], *, keeps: bool = False) -> Iterator[str]:
+def redactable_texts(turns: Sequence[Turn], *, keeps: bool = False) -> Iterator[str]:
     """Yield every text in the turns that will be redacted.
 
     Args:

@@ -130,7 +130,7 @@ class Learned(msgspec.Struct, frozen=True):
         )
 
 
-def merged(one: Learned, other: Learned) -> Learned:
+def merged_ratios(one: Learned, other: Learned) -> Learned:
     """Merge the ratios that several runs learned."""
     return Learned(
         **{name: getattr(one, name) + getattr(other, name) for name in one.__struct_fields__}
@@ -154,7 +154,7 @@ def add_learned(
     known = read_learned(database, teachers)
     for teacher in teachers:
         if teacher.name in new:
-            both = merged(known.get(teacher.name, Learned()), new[teacher.name])
+            both = merged_ratios(known.get(teacher.name, Learned()), new[teacher.name])
             key, value = _KEY + teacher.model, msgspec.json.encode(both).decode()
             database.query("delete from ledger where key = ?", (key,))
             database.query("insert into ledger(key, value) values(?, ?)", (key, value))

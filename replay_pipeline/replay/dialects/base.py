@@ -153,6 +153,6 @@ def is_accepted(teacher: TeacherSpec, accepted_terms: frozenset[str]) -> bool:
     return teacher.is_distillable is False and bool(accepted_terms & names)
 
 
-def mapping_of(value: Any) -> Mapping[str, Any]:
+def as_mapping(value: Any) -> Mapping[str, Any]:
     """Return a mapping unchanged, and an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}

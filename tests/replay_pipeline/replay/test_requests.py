@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
 from replay_pipeline.errors import ConfigError, PriceError
-from replay_pipeline.replay.asking import Asking, check
+from replay_pipeline.replay.asking import Asking, checked_ceiling
 from replay_pipeline.replay.dialects import DIALECTS, RequestOptions, dialect_of
 from replay_pipeline.replay.estimates import Estimate, Purchase, TeacherEstimate, forecast
 from replay_pipeline.replay.prices import Price, PriceBook, floor_nano, nano, usd
@@ -704,7 +704,7 @@ def test_a_question_with_token_probabilities_is_another_one_and_others_keep_thei
 def test_servers_without_token_probabilities_are_refused_before_the_first_cent(dialect):
     teacher = SCORED.model_copy(update={"dialect": dialect})
     with pytest.raises(ConfigError, match="offers no token probabilities; set its top_logprobs"):
-        check([teacher], 1.0, Asking())
+        checked_ceiling([teacher], 1.0, Asking())
 
 
 @pytest.mark.parametrize("wrong", [-1, 21, 2.5])
