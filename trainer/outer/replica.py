@@ -127,6 +127,10 @@ class OuterReplica(RoundDriver):
         self._is_training = False
         self._n_made = 0
         self._n_applied = 0
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Set up what only one kind of rounds has."""
 
     @property
     def round_id(self) -> int:
@@ -155,11 +159,14 @@ class OuterReplica(RoundDriver):
                 condition of a conditional write.
             OuterTimeoutError: A round in flight was not decided in time.
         """
+        self._enter()
+        self._advance(None)
+
+    def _enter(self) -> None:
         self.patience.begin_wait()
         self.retried(self._agree)
         self.retried(self._claim)
         self.retried(self._load_private)
-        self._advance(None)
 
     def exchange(
         self, local: Vector, *, weight: int = 1, inner_state: Mapping[str, NDArray] | None = None
@@ -175,25 +182,36 @@ class OuterReplica(RoundDriver):
             OuterLoopError: The parameters are not finite, or a newer process has this rank.
             OuterTimeoutError: The round was not decided in time.
         """
-        if not self._is_training:
-            raise OuterLoopError("exchange() before join(), or after the last round")
-        if weight < 1:
-            raise OuterLoopError(f"weight must be at least 1, not {weight}")
         n_applied = self._n_applied
-        own = self.contribute(
-            self.theta - local, round_id=self.round_id, base=self.base, weight=weight
-        )
-        self._n_made += 1
-        self.inner_state = dict(inner_state or {})
-        # Kept before it is sent: once the others count on this delta, a process that takes over
-        # must neither train the round again nor forget what the codec kept back.
-        self.retried(self._keep_private)
+        own = self._made(local, weight, inner_state)
         self._advance(own)
         manifest = self._life.decided
         if manifest is None:
             raise OuterLoopError(f"round {self._own_round} has no outcome")
         n_missed = self._n_applied - n_applied - 1
         return self.report(manifest, own, self.base, n_missed=n_missed)
+
+    def _made(
+        self, local: Vector, weight: int, inner_state: Mapping[str, NDArray] | None
+    ) -> Contribution:
+        """Make the contribution of a round, and keep it before it is sent.
+
+        Raises:
+            OuterLoopError: nothing is to be exchanged, or a value is wrong.
+        """
+        if not self._is_training:
+            raise OuterLoopError("exchange() before join(), or after the last round")
+        if weight < 1:
+            raise OuterLoopError(f"weight must be at least 1, not {weight}")
+        own = self.contribute(
+            self.theta - local, round_id=self.round_id, base=self.base, weight=weight
+        )
+        self._n_made += 1
+        self.inner_state = dict(inner_state or {})
+        # Once the others count on this delta, a process that takes over must neither train the
+        # round again nor forget what the codec kept back.
+        self.retried(self._keep_private)
+        return own
 
     def _advance(self, own: Contribution | None) -> None:
         """Go on until the caller's turn comes."""
