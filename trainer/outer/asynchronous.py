@@ -76,18 +76,7 @@ class AsyncReplica(OuterReplica):
         """
         return self._n_made if self._has_kept else self.round_id // self.world_size
 
-    def join(self) -> None:
-        """Agree on the run, load the newest state, and follow the log of manifests.
-
-        If an earlier process of this rank made a contribution that is in no manifest, it is sent
-        again.
-
-        Raises:
-            TrainerConfigError: The run was started with other settings, or the store ignores the
-                condition of a conditional write.
-            OuterTimeoutError: The first snapshot didn't appear in time.
-        """
-        self._enter()
+    def _catch_up(self) -> None:
         self.retried(self._start)
         self._follow(is_thorough=True)
         if self.own is not None:

@@ -159,14 +159,15 @@ class OuterReplica(RoundDriver):
                 condition of a conditional write.
             OuterTimeoutError: A round in flight was not decided in time.
         """
-        self._enter()
-        self._advance(None)
-
-    def _enter(self) -> None:
         self.patience.begin_wait()
         self.retried(self._agree)
-        self.retried(self._claim)
+        self.claimed = self.claimed or self.retried(lambda: claim(self.store, self.rank))
+        self.incarnation = self.claimed
         self.retried(self._load_private)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        self._advance(None)
 
     def exchange(
         self, local: Vector, *, weight: int = 1, inner_state: Mapping[str, NDArray] | None = None
@@ -188,8 +189,7 @@ class OuterReplica(RoundDriver):
         manifest = self._life.decided
         if manifest is None:
             raise OuterLoopError(f"round {self._own_round} has no outcome")
-        n_missed = self._n_applied - n_applied - 1
-        return self.report(manifest, own, self.base, n_missed=n_missed)
+        return self.report(manifest, own, self.base, n_missed=self._n_applied - n_applied - 1)
 
     def _made(
         self, local: Vector, weight: int, inner_state: Mapping[str, NDArray] | None
@@ -238,7 +238,7 @@ class OuterReplica(RoundDriver):
                 manifest.round_id,
             )
             return None
-        self._check_not_replaced(manifest)
+        _check_not_replaced(manifest, self.own, self.rank, self.incarnation)
         self.settle(manifest)
         self.settings.outer.apply(self.theta, self.velocity, merged)
         self._n_applied += 1
@@ -246,20 +246,6 @@ class OuterReplica(RoundDriver):
         if self.has_reduced:
             self._maybe_snapshot(manifest.round_id + 1, base, manifest.expected)
         return base
-
-    def _check_not_replaced(self, manifest: Manifest) -> None:
-        ours = self.incarnation
-        for contribution in manifest.contributions:
-            is_twin = contribution.rank == self.rank and contribution != self.own
-            if is_twin and contribution.incarnation[:6] > ours[:6]:
-                raise OuterLoopError(
-                    f"rank {self.rank}: a newer process ({contribution.incarnation}) has taken "
-                    f"over from this one ({ours}); stop this one"
-                )
-
-    def _claim(self) -> None:
-        """Take the rank over from whatever process has it."""
-        self.claimed = self.incarnation = self.claimed or claim(self.store, self.rank)
 
     def _base(self) -> str:
         return sha256(self.theta, self.velocity)[:20]
@@ -458,3 +444,15 @@ def newest_state(
 
 def _round_of(snapshot: str) -> int:
     return int(snapshot.rpartition("/")[2].partition(".")[0])
+
+
+def _check_not_replaced(
+    manifest: Manifest, own: Contribution | None, rank: int, incarnation: str
+) -> None:
+    for contribution in manifest.contributions:
+        is_twin = contribution.rank == rank and contribution != own
+        if is_twin and contribution.incarnation[:6] > incarnation[:6]:
+            raise OuterLoopError(
+                f"rank {rank}: a newer process ({contribution.incarnation}) has taken over from "
+                f"this one ({incarnation}); stop this one"
+            )
