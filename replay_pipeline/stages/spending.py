@@ -91,7 +91,7 @@ def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> E
             ledger=project.settings.ledger_url(),
             **project.options(),
         )
-        added = _added_by_clients(project, batches, teachers)
+        added = _added_by_clients(project, batches, teachers, found)
         found = replace(found, added_by_clients=added)
     if found.prospect.words or project.settings.played:
         return found
@@ -104,20 +104,28 @@ def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> E
 
 
 _LOOKED_AT = 100
-"""States at which the cost is estimated twice, below the clients' own prompts and below neutral ones."""
+"""States at which the cost is estimated twice, with the clients' own prompts and with neutral ones."""
 
 
 def _added_by_clients(
-    project: Project, batches: Sequence[str], teachers: Sequence[TeacherSpec]
+    project: Project, batches: Sequence[str], teachers: Sequence[TeacherSpec], every: Estimate
 ) -> float | None:
+    """Return the share that the clients' own prompts add to the cost of all states.
+
+    They add about as much to each call, but the first states have short histories. So what they
+    add there is compared with what all states cost.
+    """
     own = project.states(batches)[:_LOOKED_AT]
     if not any("system" in state for state in own):
         return None
     neutral = project.states(batches, is_neutral=True)[:_LOOKED_AT]
     with_texts, without = (
-        estimate(states, teachers, **project.options()).expected_usd for states in (own, neutral)
+        estimate(states, teachers, **project.options()) for states in (own, neutral)
     )
-    return with_texts / without - 1 if without else None
+    added_usd = with_texts.expected_usd - without.expected_usd
+    added_usd *= every.n_calls / max(1, with_texts.n_calls)
+    rest = every.expected_usd - added_usd
+    return added_usd / rest if rest > 0 else None
 
 
 def words_beforehand(found: Estimate, agents: Mapping[str, int]) -> list[str]:
