@@ -252,6 +252,9 @@ class _Extraction:
         self.count_agreement(state, answers, everyone, with_student)
         self.claims.file(state, side.action, answers.voting, is_recorded=side.source == "recorded")
         outcome, found = self.outcome(side, answers, verdict, with_student)
+        if outcome == "too_few_answers" and self.is_confirmed(side, answers, with_student):
+            verdict = panel.verdict(self.report.level, 1)
+            outcome, found = "agreement", verdict.winner and verdict.winner.level
         if self.min_p_better is not None:
             outcome, verdict = self.by_probability(state, answers, verdict, outcome)
         near = (
@@ -412,6 +415,23 @@ class _Extraction:
         # Agreement with any one of the group is doubt enough to make no pair.
         found = next((at for at in LEVELS if at in levels), None)
         return ("agreement" if agrees_at(self.report.level, found) else "pair"), found
+
+    def is_confirmed(
+        self, side: Side, answers: Answers, with_student: dict[Action, AgreementLevel | None]
+    ) -> bool:
+        """Return whether all who were asked took the recorded action, and with its vote are enough.
+
+        Gates stop there, because no pair is possible any more. What was paid for still says that the
+        action is right.
+        """
+        n_families = len({vote.family for vote in answers.voting})
+        return (
+            side.source == "recorded"
+            and n_families > 0
+            and 1 + n_families >= self.report.agreement_threshold
+            and answers.asked == len(answers.valid)
+            and all(agrees_at(self.report.level, with_student[v.action]) for v in answers.valid)
+        )
 
     def count_agreement(
         self,
