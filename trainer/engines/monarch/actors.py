@@ -27,8 +27,6 @@ from trainer.outer.environment import ReplicaPlace
 from trainer.outer.object_store import MemoryStore, ObjectStore
 from trainer.outer.parameters import ParameterVector
 
-__all__ = ["GeneratorActor", "RankOutcome", "RewarderActor", "StoreActor", "TrainerActor"]
-
 logger = logging.getLogger(__name__)
 
 
