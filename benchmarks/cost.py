@@ -23,7 +23,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ class Step:
     n_blocks: int
     goes_on: bool
     """Its prompt begins with the whole of the one before."""
-    n_bytes: int
+    size: Size
     is_error_site: bool = False
 
 
@@ -132,8 +132,11 @@ def read_sessions(traces: Traces, count: Count, every: int, window: str = "full"
                 bool(m.get("content")) + len(m.get("tool_calls") or ()) for m in prompt.messages
             )
             total = sum(sizes) + count(prompt.tools_json.decode())
-            n_bytes = len(prompt.messages_json) + len(prompt.tools_json)
-            step = Step(state["state_id"], total, n_blocks, goes_on, n_bytes, is_error_site(state))
+            n_tools = len(prompt.tools_json)
+            size = Size(
+                len(prompt.messages_json) + n_tools, n_blocks, n_tools, prompt.n_system_bytes
+            )
+            step = Step(state["state_id"], total, n_blocks, goes_on, size, is_error_site(state))
             steps.append(step)
         sessions.append(steps)
     return sessions
@@ -150,7 +153,8 @@ def made_up_sessions(n: int = 40, seed: int = 0) -> Sessions:
             if is_compacted:
                 tokens, blocks = 12_000, 3
             goes_on, went_wrong = step > 0 and not is_compacted, chance.random() < 0.05
-            steps.append(Step(f"{session}-{step}", tokens, blocks, goes_on, tokens * 4, went_wrong))
+            size = Size(tokens * 4, blocks)
+            steps.append(Step(f"{session}-{step}", tokens, blocks, goes_on, size, went_wrong))
             tokens += round(chance.expovariate(1 / 700)) + 100
             blocks += 2 + 2 * (chance.random() < 0.2)
         sessions.append(steps)
@@ -323,6 +327,12 @@ def in_lanes_usd(
         yield sum(lane_usd(teacher, sessions[session], asked) for teacher in teachers)
 
 
+def in_order_usd(sessions: Sessions, teachers: Sequence[TeacherSpec]) -> float:
+    """Dollars of every step of every session, put to all teachers in order."""
+    lanes = [(number, range(len(steps))) for number, steps in enumerate(sessions)]
+    return sum(in_lanes_usd(lanes, sessions, teachers))
+
+
 def orders(sessions: Sessions, teachers: Sequence[TeacherSpec]) -> Iterator[dict[str, Any]]:
     """Print what it costs to ask only where something went wrong, or there first."""
     n_steps, n_sites = sum(map(len, sessions)), sum(s.is_error_site for s in chain(*sessions))
@@ -368,11 +378,10 @@ def size_error(sessions: Sessions) -> tuple[float, float]:
     learned = Learned()
     total = first = later = 0
     for step in steps:
-        size = Size(step.n_bytes, step.n_blocks)
-        first += Learned().expected_tokens(size)
-        later += learned.expected_tokens(size)
+        first += Learned().expected_tokens(step.size)
+        later += learned.expected_tokens(step.size)
         total += step.n_tokens
-        learned = learned.with_answer(size, step.n_tokens, ANSWER_TOKENS)
+        learned = learned.with_answer(step.size, step.n_tokens, ANSWER_TOKENS)
     return first / total, later / total
 
 
@@ -382,13 +391,17 @@ def lane_bound(sessions: Sessions) -> float:
     for steps in sessions:
         before: Step | None = None
         for step in steps:
-            size = Size(step.n_bytes, step.n_blocks)
-            most = size.bound_tokens
+            most = step.size.bound_tokens
             if before is not None and step.goes_on:
-                known = Size(before.n_bytes, before.n_blocks)
-                most = min(most, before.n_tokens + size.added_bound_tokens(known))
+                most = min(most, before.n_tokens + step.size.added_bound_tokens(before.size))
             bound, total, before = bound + most, total + step.n_tokens, step
     return bound / total
+
+
+def forecast_of(sessions: Sessions) -> Sessions:
+    """Sessions with the tokens that a forecast expects before a teacher has answered."""
+    expected = Learned().expected_tokens
+    return [[replace(step, n_tokens=expected(step.size)) for step in each] for each in sessions]
 
 
 def harness_table(
@@ -408,11 +421,10 @@ def harness_table(
         cost: dict[str, dict[str, float]] = {}
         for name, sessions in both.items():
             steps = [step for each in sessions for step in each]
-            lanes = [(number, range(len(each))) for number, each in enumerate(sessions)]
             alone = (call_usd(t, s.n_tokens, 0, is_marked=False) for t in teachers for s in steps)
             cost[name] = {
                 "tokens": sum(step.n_tokens for step in steps) / len(steps),
-                "cached": sum(in_lanes_usd(lanes, sessions, teachers)) * 50 / len(steps),
+                "cached": in_order_usd(sessions, teachers) * 50 / len(steps),
                 "uncached": sum(alone) * 50 / len(steps),
             }
             figures = cost[name]
@@ -420,20 +432,21 @@ def harness_table(
                   f"${figures['cached']:.3f} per 50 in lanes, ${figures['uncached']:.3f} without a cache")  # fmt: skip
         for teacher in teachers:
             neutral_usd, harness_usd = (
-                sum(in_lanes_usd(
-                    [(number, range(len(each))) for number, each in enumerate(sessions)],
-                    sessions, [teacher],
-                ))
-                for sessions in both.values()
-            )  # fmt: skip
+                in_order_usd(sessions, [teacher]) for sessions in both.values()
+            )
             has_cache = served(teacher.model).cache_read is not None
             print(f"    {teacher.model:28s} {harness_usd / neutral_usd - 1:+.1%}"
                   f"{'' if has_cache else '  (its price list has no cache)'}")  # fmt: skip
         neutral, harness = cost["neutral prompt"], cost["harness"]
         added = {how: harness[how] / neutral[how] - 1 for how in ("cached", "uncached")}
+        neutral_usd, harness_usd = (
+            in_order_usd(forecast_of(sessions), teachers) for sessions in both.values()
+        )
+        added["forecast"] = harness_usd / neutral_usd - 1
         is_met = added["cached"] <= MARK_HARNESS
         print(f"  {of} teachers: a harness adds {added['cached']:.1%} in lanes, {added['uncached']:.1%} "
               f"without a cache  mark {MARK_HARNESS:.0%}: {'ok' if is_met else 'missed'}")  # fmt: skip
+        print(f"    forecast before an answer: {added['forecast']:+.1%}")
         yield {"teachers": of, "usd_per_50_steps": cost, "added": added, "is_met": is_met}
 
 
@@ -472,8 +485,7 @@ def main() -> None:
     print(f"{len(sessions)} sessions, {n_steps:,} distinct steps, {mean:,.0f} tokens sent a step\n")
     rows = list(table("frontier teachers", sessions, FRONTIER_TEACHERS))
     for window, short in shortened.items():
-        every = [(number, range(len(steps))) for number, steps in enumerate(short)]
-        usd = sum(in_lanes_usd(every, short, FRONTIER_TEACHERS)) * 50 / n_steps
+        usd = in_order_usd(short, FRONTIER_TEACHERS) * 50 / n_steps
         print(f"  {f'lanes, window {window}':52s} ${usd:7.3f}")
         rows.append({"policy": window, "usd_per_50_steps": round(usd, 4)})
     rows += orders(sessions, FRONTIER_TEACHERS)

@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.processes import python
 from replay_pipeline.publish.batch_facts import encode
-from replay_pipeline.stages.project import digest_of
+from replay_pipeline.stages.project import file_digest
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import pipeline_at
@@ -129,7 +129,7 @@ class Old:
         return encode({**manifest, "pins": {}})
 
     def _receipt(self, receipt: Receipt, key: str) -> None:
-        states = digest_of(self.root / "states" / f"trace_batch={key}" / "part-0.parquet")
+        states = file_digest(self.root / "states" / f"trace_batch={key}" / "part-0.parquet")
         own = {"states": states}
         made = replace(
             receipt,

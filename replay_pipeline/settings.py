@@ -557,7 +557,7 @@ def key_for(name: str | None, base_url: str) -> SecretStr | None:
     return api_key(name)
 
 
-def key_of(teacher: TeacherSpec) -> SecretStr | None:
+def teacher_key(teacher: TeacherSpec) -> SecretStr | None:
     """Return the key of `teacher`, if its host may have it: the key is bound to the host, or the program names both.
 
     Raises:

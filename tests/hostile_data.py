@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from replay_pipeline.stages.chain import named
+from replay_pipeline.stages.chain import stage_named
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.storage.tables import DataRoot
 from tests.hostile import HOSTILE
@@ -27,7 +27,7 @@ def hostile_root(root: Path) -> Pipeline:
         _spoil(work.root, table, batch, texts)
     for receipt in work.receipts.all():
         report = _spoiled_report(receipt.report, texts)
-        stage = named(receipt.stage)
+        stage = stage_named(receipt.stage)
         work.receipts.write(
             replace(
                 receipt,

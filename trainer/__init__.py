@@ -3,6 +3,8 @@
 Public names are loaded on first use, so `import trainer` needs neither transformers nor TRL.
 """
 
+# ruff: noqa: F401 - `__all__` is made of `_HOMES`
+
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +22,7 @@ _HOMES = {
     "compose_loss": "trainer.losses.compose",
 }
 
-__all__ = [
-    "ComposerConfig",
-    "ComposerDataCollator",
-    "ComposerReplicationTrainer",
-    "LossComponents",
-    "build_batch",
-    "compose_loss",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -168,7 +168,7 @@ def _inspect(arguments: Sequence[str]) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     options = parser.parse_args(arguments)
     with uncollected():
-        from trainer.shown import as_text, inspected  # noqa: PLC0415 - loads torch
+        from trainer.shown import inspected, inspected_text  # noqa: PLC0415 - loads torch
 
     try:
         values = read_config(options.config or _default(options.overrides), options.overrides)
@@ -180,7 +180,7 @@ def _inspect(arguments: Sequence[str]) -> int:
         wanted = f"state {options.state}" if options.state else "pairs"
         sys.stderr.write(f"error: {values['dataset']} has no {wanted} among its training rows\n")
         return 2
-    sys.stdout.write((json.dumps(found) if options.json else as_text(found)) + "\n")
+    sys.stdout.write((json.dumps(found) if options.json else inspected_text(found)) + "\n")
     return 0
 
 

@@ -102,7 +102,8 @@ def template_hint(context: HintContext) -> Hint | None:
     """Return the fixed sentence for a known kind of error, or None."""
     if context.outcome == "user_rejected":
         return Hint(
-            text=f"The user rejected this step: {shortened(context.error_text)}", source="template"
+            text=f"The user rejected this step: {shortened_hint(context.error_text)}",
+            source="template",
         )
     for pattern, sentence in _TEMPLATES:
         if pattern.search(context.error_text):
@@ -113,7 +114,7 @@ def template_hint(context: HintContext) -> Hint | None:
 
 def raw_error_hint(context: HintContext) -> Hint | None:
     """Return the recorded error, shortened, or None if there is no text."""
-    text = shortened(context.error_text)
+    text = shortened_hint(context.error_text)
     return Hint(text=f"The next attempt failed with: {text}", source="raw_error") if text else None
 
 
@@ -134,9 +135,11 @@ class JudgeHints:
             answer = self.complete(
                 "A coding agent's step failed. In at most two sentences, say what to do "
                 "differently, without giving the answer away.\n"
-                f"Tool: {context.tool_name or 'none'}\nResult: {shortened(context.error_text)}"
+                f"Tool: {context.tool_name or 'none'}\nResult: {shortened_hint(context.error_text)}"
             ).strip()
-            self._kept[context] = Hint(text=shortened(answer), source="judge") if answer else None
+            self._kept[context] = (
+                Hint(text=shortened_hint(answer), source="judge") if answer else None
+            )
         return self._kept[context]
 
 
@@ -166,7 +169,7 @@ def hint_for_row(row: Mapping[str, Any], generator: HintGenerator = _DEFAULT) ->
     )
 
 
-def shortened(text: str, max_chars: int = MAX_HINT_CHARS) -> str:
+def shortened_hint(text: str, max_chars: int = MAX_HINT_CHARS) -> str:
     """Remove outer white space, and the middle of a text longer than `max_chars`."""
     text = text.strip()
     if len(text) <= max_chars:

@@ -12,7 +12,7 @@ from trainer.data.rendering import Renderer
 from trainer.engines.settings_file import read_settings
 from trainer.model.loading import load_tokenizer
 
-__all__ = ["as_text", "inspected"]
+__all__ = ["inspected", "inspected_text"]
 
 
 def inspected(
@@ -52,7 +52,7 @@ def inspected(
     return [as_seen(row, renderer, tokenizer) for row in kept]
 
 
-def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
+def inspected_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return inspected rows as text, with each part below a heading line."""
     return "\n".join(line for number, row in enumerate(rows, 1) for line in _lines(row, number))
 

@@ -8,7 +8,7 @@ import dagster as dg
 from dagster import DagsterEventType, DagsterRunStatus, RunsFilter
 
 from replay_pipeline.assets.partitions import RANGE_END, RANGE_START
-from replay_pipeline.stages.webhook import shown
+from replay_pipeline.stages.webhook import reasons_shown
 
 _PARTITION = "dagster/partition"
 _MAX_RUNS = 50
@@ -36,7 +36,7 @@ def failure_facts(
         "run": run.run_id,
         "job": run.job_name,
         "batches": first if first == last else f"{first} to {last}",
-        "why": "; ".join(shown(list(_reasons(instance, run)), secrets=secrets))
+        "why": "; ".join(reasons_shown(list(_reasons(instance, run)), secrets=secrets))
         or "no reason was recorded",
     }
 

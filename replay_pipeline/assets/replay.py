@@ -7,7 +7,7 @@ from pydantic import Field
 
 from replay_pipeline.assets.reporting import LiveCurves, each_batch
 from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.stages.chain import named
+from replay_pipeline.stages.chain import stage_named
 from replay_pipeline.types import Progress
 
 
@@ -45,4 +45,4 @@ def ask_in_run(
         batches=sorted(context.partition_keys),
         shared_with=config.shared_with,
     )
-    yield from each_batch(context, work, named("replay"), ask)
+    yield from each_batch(context, work, stage_named("replay"), ask)

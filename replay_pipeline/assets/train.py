@@ -8,7 +8,7 @@ import dagster as dg
 from replay_pipeline.assets.reporting import LiveCurves, whole_result
 from replay_pipeline.assets.whole_lines import WholeLineReader
 from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.stages.chain import named
+from replay_pipeline.stages.chain import stage_named
 from replay_pipeline.stages.trainer_process import CURVES, TrainerJob, run_trainer
 from replay_pipeline.types import Progress
 
@@ -19,7 +19,7 @@ def train_in_run(
     """Train, and draw the metrics while it runs."""
     work = pipeline.open()
     receipt = work.train(launch=PipedTrainer(context))
-    return whole_result(work, named("train"), receipt)
+    return whole_result(work, stage_named("train"), receipt)
 
 
 class PipedTrainer:

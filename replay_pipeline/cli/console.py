@@ -220,9 +220,9 @@ def _stale_words(batches: Report) -> str:
 
 def _tell_training(train: Report, curves: Mapping[str, Sequence[float]]) -> None:
     """Report what a training came to in sentences, with its loss as a small plot."""
-    from replay_pipeline.pages.training import in_words, sparkline
+    from replay_pipeline.pages.training import sentences_of, sparkline
 
-    for each in in_words(train):
+    for each in sentences_of(train):
         if each["kind"] == "finding":
             out.print(f"[bold red]{escape(each['text'])}[/]", soft_wrap=not out.is_terminal)
         else:

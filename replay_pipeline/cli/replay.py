@@ -248,10 +248,10 @@ def teachers_serve(
     The answers only fit the sessions that they were recorded for. For your own sessions, use
     `--teachers rehearsal`.
     """
-    from replay_pipeline.testing import script_of, serve
+    from replay_pipeline.testing import script_of, serve_teachers
     from replay_pipeline.testing.sample import ANSWERS_FILE
 
-    serve(
+    serve_teachers(
         script_of(answers or ANSWERS_FILE),
         port=port,
         on_ready=lambda url: out.print(f"Teachers at {url} (Ctrl-C stops them)"),

@@ -129,7 +129,7 @@ class Files:
 
     def take(self, call: Call, answer: str) -> None:
         """Record a successful call and its answer."""
-        path = path_of(call)
+        path = file_path_of(call)
         if call.name in ("Edit", "MultiEdit") and path is not None:
             for edit in _edits(call):
                 self[path].edit(edit)
@@ -176,7 +176,7 @@ def may_take_back(call: Call, path: str) -> bool:
     return _TAKES_BACK.search(command) is not None or path.rpartition("/")[2] in command
 
 
-def path_of(call: Call) -> str | None:
+def file_path_of(call: Call) -> str | None:
     """Return the path that a call of Claude Code's file tools names."""
     values = call.values()
     path = values.get("file_path") or values.get("notebook_path")

@@ -21,8 +21,8 @@ from replay_pipeline.feasibility.asked import agrees_to, asks_for
 from replay_pipeline.feasibility.files import (
     CHANGED_BY_OTHERS,
     Files,
+    file_path_of,
     may_change,
-    path_of,
     replacements,
 )
 from replay_pipeline.types import Message
@@ -205,7 +205,7 @@ class PromptState:
         """Return why an edit is pointless: it is already made, or the text that it replaces no longer exists."""
         own: set[str] = set()
         for call in action.calls:
-            path = path_of(call)
+            path = file_path_of(call)
             if path is None:
                 continue
             name = PurePosixPath(path).name
@@ -291,7 +291,7 @@ class PromptState:
         if not name:
             return False
         for done in self.done:
-            is_of_it = (path_of(done.call) or "").endswith(name)
+            is_of_it = (file_path_of(done.call) or "").endswith(name)
             if is_of_it or (done.call.name == "Bash" and self._makes(done, name)):
                 # The first that was done with it: a client overwrites nothing that was not read.
                 return done.call.name in ("Bash", "Write") and not done.has_failed
@@ -364,7 +364,7 @@ class PromptState:
             done.place
             for done in self.done
             if place is not None and done.place > place and not done.has_failed
-            if reach_of(done.call) == "object" and (path_of(done.call) or "").endswith(name)
+            if reach_of(done.call) == "object" and (file_path_of(done.call) or "").endswith(name)
         }
 
     def _showing(self, lines: list[str]) -> set[int | None]:
@@ -401,7 +401,7 @@ def _changes_what_is_seen(call: Call, look: Call) -> bool:
     if call.name in _DELEGATES:
         return str(call.values().get("subagent_type", "")).lower() not in _LOOKING
     if reach_of(call) == "anything" and look.name in ("Read", "NotebookRead"):
-        path = path_of(look)
+        path = file_path_of(look)
         return path is None or may_change(call, path)
     if call.name == "Bash" and look.name in ("Grep", "Glob", "LS") and plan_of(call).keeps_files:
         return False

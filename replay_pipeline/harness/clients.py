@@ -36,6 +36,8 @@ class Start:
     model: str | None = None
     is_headless: bool = False
     """Whether it runs without a terminal, as when a program starts it."""
+    is_planning: bool = False
+    """Whether it is started in plan mode, if it has a flag for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,7 @@ def _claude_code(start: Start) -> tuple[list[str], dict[str, str]]:
         start.words,
         "--allowedTools",
         "Task,Agent",
+        *(["--permission-mode", "plan"] if start.is_planning else []),
     ]
     env = {"ANTHROPIC_BASE_URL": start.url, "ANTHROPIC_API_KEY": _KEY, **_QUIET}
     return [*arguments, *(["--model", start.model] if start.model else [])], env

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from replay_pipeline.harness.reminders import ListReminder
+from replay_pipeline.harness.reminders import ListReminder, PlanReminder
 from replay_pipeline.types import Message, Tool
 
 SLOT = re.compile(r"⟦([a-z_]+)⟧")
@@ -18,6 +18,9 @@ _HOME = re.compile(r"(?:/(?:home|Users)/[^/]+|/root)(?=/|$)")
 _MODEL = re.compile(
     r"claude-(?P<family>[a-z]+)-(?P<major>\d+)(?:-(?P<minor>\d{1,2}))?(?:-\d{8})?(?P<long>\[1m\])?$"
 )
+_YES_NO = (("Yes", "No"), ("yes", "no"), ("true", "false"))
+_NO_BRANCH = "HEAD"
+"""What a client logs outside of a repository, and in one without a branch."""
 OF_THE_MODEL = ("model", "model_name", "knowledge")
 """Slots whose values depend on the model."""
 
@@ -36,12 +39,16 @@ class Framing(msgspec.Struct, frozen=True, kw_only=True):
     """Messages after it, mostly with the system role."""
     params: dict[str, Any] = {}
     """The other parameters of the request."""
+    git: str = ""
+    """The beginning of what it says of a git repository, behind the system prompt."""
     learned: dict[str, str] = {}
-    """Values of the slots that depend on the model, for the model that was used."""
+    """Values of the slots that depend on the model, for the model that was used, and of `is_git`."""
     left_out: list[str] = []
     """The beginnings of texts that were left out, because the client filled in values that are unknown."""
     reminders: dict[str, ListReminder] = {}
     """Reminders of an unused task list, by the type of the attachment that logs them."""
+    plan: PlanReminder | None = None
+    """What it says in plan mode, if it was started in it."""
 
 
 class Harness(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +66,9 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
         told = msgspec.to_builtins(self)
         for framing in told["framings"].values():
             # Harnesses from before these were learned keep their name.
-            if not framing["reminders"]:
-                del framing["reminders"]
+            for name in ("git", "plan", "reminders"):
+                if not framing[name]:
+                    del framing[name]
         data = msgspec.json.encode(told, order="sorted")
         return hashlib.sha256(data).hexdigest()[:16]
 
@@ -78,13 +86,15 @@ class Moment:
     cwd: str | None = None
     model: str | None = None
     at: datetime | None = None
+    branch: str | None = None
+    """The git branch; empty outside of a repository."""
 
     def values(self, learned: Mapping[str, str]) -> dict[str, str]:
         """Return the known values of slots.
 
         Args:
-            learned: values for the model that was used when the harness was learned. They apply
-                only to the same model.
+            learned: values for the model that was used when the harness was learned, which apply
+                only to the same model, and the client's word for it that a folder is a repository.
         """
         found: dict[str, str] = {}
         if self.cwd:
@@ -94,8 +104,13 @@ class Moment:
                 found["platform"] = "darwin" if home[0].startswith("/Users/") else "linux"
         if self.at:
             found |= {**words_of_day(self.at), "year": f"{self.at:%Y}"}
+        if self.branch and self.branch != _NO_BRANCH:
+            found["git_branch"] = self.branch
+        words = next((each for each in _YES_NO if learned.get("is_git") in each), None)
+        if words is not None and self.branch != _NO_BRANCH and self.branch is not None:
+            found["is_git"] = words[0] if self.branch else words[1]
         if self.model and bare_model(self.model) == bare_model(learned.get("model", "")):
-            found |= learned
+            found |= {name: learned[name] for name in OF_THE_MODEL if name in learned}
         elif self.model and (name := name_of_model(self.model)):
             found |= {"model": self.model, "model_name": name}
         return found
@@ -110,6 +125,7 @@ class Filled:
     before: list[str]
     after: list[Message]
     reminders: dict[str, ListReminder] = field(default_factory=dict)
+    plan: PlanReminder | None = None
     unfilled: set[str] = field(default_factory=set)
     """Slots without a value in the log. Lines with such slots are left out."""
 
@@ -126,12 +142,18 @@ def fill(framing: Framing, moment: Moment) -> Filled:
             return {key: put(each) for key, each in value.items()}
         return [put(each) for each in value] if isinstance(value, list) else value
 
+    system = [text for text in put(framing.system) if text]
+    if framing.git and "git_branch" in values:
+        system[-1:] = ["\n\n".join([*system[-1:], put(framing.git)])]
+    elif framing.git:
+        unfilled.add("git_branch")
     return Filled(
-        system=[text for text in put(framing.system) if text],
+        system=system,
         tools=put(framing.tools),
         before=[text for text in put(framing.before) if text],
         after=put(framing.after),
         reminders=framing.reminders,
+        plan=framing.plan,
         unfilled=unfilled,
     )
 
@@ -164,7 +186,13 @@ def leaves_of(value: Any) -> Iterator[str]:
 
 def slots_of(framing: Framing) -> list[str]:
     """Return the names of a framing's slots."""
-    texts: Iterable[Any] = [framing.system, framing.tools, framing.before, framing.after]
+    texts: Iterable[Any] = [
+        framing.system,
+        framing.git,
+        framing.tools,
+        framing.before,
+        framing.after,
+    ]
     return sorted({name for text in leaves_of(list(texts)) for name in SLOT.findall(text)})
 
 

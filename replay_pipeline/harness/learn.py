@@ -1,4 +1,7 @@
-"""Learn a client's harness: start it twice on loopback with different values, and store what it sends."""
+"""Learn a client's harness: start it twice on loopback with different values, and store what it sends.
+
+The first start has a git repository, and the second one plan mode.
+"""
 
 import os
 import pty
@@ -11,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -32,7 +36,7 @@ from replay_pipeline.harness.clients import (
 )
 from replay_pipeline.harness.harness import Framing, Harness, Kind, words_of_day
 from replay_pipeline.harness.listener import KeptRequest, Listener, ToolReply
-from replay_pipeline.harness.reminders import LIST_TOOLS, ListReminder, reminders_in
+from replay_pipeline.harness.reminders import LIST_TOOLS, ListReminder, reminders_in, without_plan
 from replay_pipeline.harness.slots import AskedRequest, framing_of, values_in
 from replay_pipeline.processes import variables
 
@@ -87,6 +91,9 @@ def learn(
             for has_git in (True, False)
         ]
         first, second = (start.result() for start in starts)
+    planning = second.requests["main"]
+    messages, plan = without_plan(planning.messages, first.requests["main"].messages)
+    second.requests["main"] = replace(planning, messages=messages)
     found = version or first.version
     if not found:
         raise ConfigError(
@@ -102,6 +109,7 @@ def learn(
         for kind, asked in first.requests.items()
         if kind in second.requests
     }
+    framings["main"] = msgspec.structs.replace(framings["main"], plan=plan)
     return Harness(agent=agent, version=found, how="asked", framings=framings)
 
 
@@ -187,6 +195,7 @@ def _ask(
             words=words,
             model=model,
             is_headless=is_headless,
+            is_planning=not has_git,
         )
         for folder in (start.home, start.folder):
             folder.mkdir()

@@ -1,7 +1,8 @@
-"""Learn a client's reminders of an unused task list from its later requests."""
+"""Learn a client's reminders: of an unused task list from its later requests, and of plan mode."""
 
 import re
 from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 import msgspec
@@ -16,6 +17,11 @@ _FIRST, _SECOND = "Look around", "Write it down"
 _TAGGED = re.compile(r"<system-reminder>(?:(?!<system-reminder>).)*</system-reminder>", re.DOTALL)
 _END = re.compile(r"\s*</system-reminder>\Z")
 
+_PLANNING = "Plan mode is active"
+_PLAN_FILE = re.compile(r"/\S+/plans/\S+\.md")
+
+Said = list[tuple[str, list[str]]]
+"""The messages of a request: role and texts of each."""
 Task = tuple[str, str, str]
 """Number, status and words."""
 
@@ -44,6 +50,72 @@ class ListReminder(msgspec.Struct, frozen=True, kw_only=True):
             values = dict(zip(names, task, strict=True))
             items.append(re.sub(r"⟦\w+⟧", lambda slot, values=values: values[slot[0]], self.item))
         return self.listing.replace("⟦items⟧", self.between.join(items))
+
+
+class PlanReminder(msgspec.Struct, frozen=True, kw_only=True):
+    """The words with which a client says that plan mode is on."""
+
+    text: str
+    """With `⟦plan⟧` in place of the file for the plan."""
+    is_system: bool = False
+    """Whether it is a system message, and not in the user's message."""
+
+    def said(self, path: str | None, instead: str | None = None) -> str:
+        """Return the reminder for a file. Without one, the line about the file is left out.
+
+        Args:
+            path: the file.
+            instead: what is said of the file in place of the client's words.
+        """
+        lines = []
+        for line in self.text.split("\n"):
+            if "⟦plan⟧" not in line:
+                lines.append(line)
+            elif instead or path:
+                lines.append(instead or line.replace("⟦plan⟧", path or ""))
+        return "\n".join(lines)
+
+
+def without_plan(planning: Said, other: Said) -> tuple[Said, PlanReminder | None]:
+    """Return the messages of a request in plan mode without its reminder, and the reminder.
+
+    Args:
+        planning: the messages of a client that was started in plan mode.
+        other: those of one that was not.
+    """
+    kept: Said = []
+    found: PlanReminder | None = None
+    for number, (role, texts) in enumerate(planning):
+        rest = []
+        for text in texts:
+            if text.startswith(f"<system-reminder>\n{_PLANNING}"):
+                found = _plan_reminder(text)
+                if rest:  # the line break that stands before the next text was behind this one
+                    rest[-1] = rest[-1].rstrip("\n") + text[len(text.rstrip("\n")) :]
+            elif role == "system" and _PLANNING in text and number < len(other):
+                own, text = _inserted(text, "\n\n".join(other[number][1]))
+                found = _plan_reminder(own, is_system=True)
+                rest.append(text)
+            else:
+                rest.append(text)
+        if rest or not texts:
+            kept.append((role, rest))
+    return kept, found
+
+
+def _inserted(text: str, other: str) -> tuple[str, str]:
+    """Return what a text says of plan mode beyond another, and the rest."""
+    lines, lines_other = text.split("\n"), other.split("\n")
+    matcher = SequenceMatcher(None, lines_other, lines, autojunk=False)
+    for _, _, _, start, end in matcher.get_opcodes():
+        own = "\n".join(lines[start:end]).strip("\n")
+        if own.startswith(_PLANNING):
+            return own, "\n".join(lines[:start] + lines[end:])
+    return text, ""
+
+
+def _plan_reminder(text: str, *, is_system: bool = False) -> PlanReminder:
+    return PlanReminder(text=_PLAN_FILE.sub("⟦plan⟧", text), is_system=is_system)
 
 
 def idle_calls(names: set[str]) -> tuple[ToolReply, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-from replay_pipeline.harness.harness import Framing, leaves_of, slug_of
+from replay_pipeline.harness.harness import OF_THE_MODEL, Framing, leaves_of, slug_of
 from replay_pipeline.types import Message, Tool
 
 _BILLING = "x-anthropic-billing-header:"
@@ -33,6 +33,11 @@ _FIELDS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
     )
 )
 """Lines in which clients tell what they find where they are started, and the names of the values."""
+_GIT = re.compile(
+    r"(?:\A|\n\n)(?P<said>gitStatus: [^\n]*\n+Current branch: )(?P<branch>\S+)(?P<rest>.*)\Z",
+    re.DOTALL,
+)
+"""What Claude Code says at the end of the system prompt in a repository; a log has only the branch."""
 _SHOWN_CHARS = 60
 
 
@@ -62,6 +67,8 @@ def framing_of(first: AskedRequest, second: AskedRequest | None = None) -> Frami
     one = _marked(first, learned)
     other = _marked(second, {}) if second is not None else one
     left_out: list[str] = []
+    git = _without_git(one, left_out)
+    _without_git(other, [])
     tools = {tool["function"]["name"]: tool for tool in other.tools}
     before, after = _around(one)
     before_other, after_other = _around(other)
@@ -81,9 +88,20 @@ def framing_of(first: AskedRequest, second: AskedRequest | None = None) -> Frami
         before=_common_texts(before, before_other, left_out),
         after=_common_messages(after, after_other, left_out),
         params={key: value for key, value in one.params.items() if other.params.get(key) == value},
+        git=git,
         learned=learned,
         left_out=list(dict.fromkeys(left_out)),
     )
+
+
+def _without_git(request: AskedRequest, left_out: list[str]) -> str:
+    """Cut what is said of the repository off the system prompt; returns it up to the branch."""
+    match = _GIT.search(request.system[-1]) if request.system else None
+    if match is None:
+        return ""
+    request.system[-1] = request.system[-1][: match.start()]
+    left_out += [_beginning(line) for line in match["rest"].split("\n") if line.strip()]
+    return f"{match['said']}⟦git_branch⟧"
 
 
 def _marked(request: AskedRequest, learned: dict[str, str]) -> AskedRequest:
@@ -123,7 +141,7 @@ def _with_slots(match: re.Match[str], names: Sequence[str], learned: dict[str, s
     text, shift = match[0], match.start()
     for number in range(len(names), 0, -1):
         start, end = match.span(number)
-        if names[number - 1] in ("model", "model_name", "knowledge"):
+        if names[number - 1] in (*OF_THE_MODEL, "is_git"):
             learned.setdefault(names[number - 1], match[number])
         text = f"{text[: start - shift]}⟦{names[number - 1]}⟧{text[end - shift :]}"
     return text

@@ -12,9 +12,9 @@ from replay_pipeline.ingesters.json_lines import (
     as_count,
     as_dict,
     as_list,
-    as_text,
     read_objects,
     text_in,
+    text_or_none,
 )
 from replay_pipeline.ingesters.verifiers_traces import MessageGraph
 
@@ -40,7 +40,7 @@ class AgentLightning:
         """Yield one conversation per attempt at a rollout."""
         rollouts: dict[str, list[dict[str, Any]]] = {}
         for offset, row in read_objects(path, counts, end):
-            own, attempt = as_text(row.get("rollout_id")), as_text(row.get("attempt_id"))
+            own, attempt = text_or_none(row.get("rollout_id")), text_or_none(row.get("attempt_id"))
             if own is None or attempt is None:
                 counts.count("no_message")
                 continue
@@ -157,15 +157,15 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
         arguments = function.get("arguments")
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         calls.append({
-            "id": as_text(call.get("id")) or "",
-            "name": as_text(function.get("name")) or "",
+            "id": text_or_none(call.get("id")) or "",
+            "name": text_or_none(function.get("name")) or "",
             "arguments": text,
         })  # fmt: skip
     return {
-        "role": as_text(message.get("role")) or "assistant",
+        "role": text_or_none(message.get("role")) or "assistant",
         "content": text_in(message.get("content")),
         "tool_calls": calls,
-        "tool_call_id": as_text(message.get("tool_call_id")),
+        "tool_call_id": text_or_none(message.get("tool_call_id")),
     }
 
 

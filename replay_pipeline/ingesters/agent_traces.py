@@ -10,10 +10,10 @@ from replay_pipeline.ingesters.json_lines import (
     arguments_text,
     as_dict,
     as_list,
-    as_text,
     objects_in,
     read_objects,
     text_in,
+    text_or_none,
 )
 
 
@@ -44,10 +44,10 @@ class AgentTraces:
 
 def _session(row: dict[str, Any], messages: list[Any], name: str, offset: int) -> SessionLog:
     metadata = as_dict(row.get("metadata"))
-    talk = Conversation(as_text(row.get("session_id")) or name, "agent_traces")
-    talk.agent = as_text(row.get("harness")) or talk.agent
-    talk.model = as_text(row.get("model")) or as_text(metadata.get("model"))
-    talk.cwd = as_text(metadata.get("cwd"))
+    talk = Conversation(text_or_none(row.get("session_id")) or name, "agent_traces")
+    talk.agent = text_or_none(row.get("harness")) or talk.agent
+    talk.model = text_or_none(row.get("model")) or text_or_none(metadata.get("model"))
+    talk.cwd = text_or_none(metadata.get("cwd"))
     talk.tools = [tool for tool in as_list(row.get("tools")) if _is_tool(tool)]
     for message in map(as_dict, messages):
         role = message.get("role")
@@ -57,14 +57,16 @@ def _session(row: dict[str, Any], messages: list[Any], name: str, offset: int) -
             turn = talk.assistant(offset=offset)
             if text:
                 turn.texts.append(text)
-            thinking = as_text(message.get("reasoning_content")) or as_text(message.get("thinking"))
+            thinking = text_or_none(message.get("reasoning_content")) or text_or_none(
+                message.get("thinking")
+            )
             if thinking:
                 turn.thinking.append(thinking)
             for call in map(as_dict, as_list(message.get("tool_calls"))):
                 function = as_dict(call.get("function")) or call
                 arguments = arguments_text(function.get("arguments"))
-                name_ = as_text(function.get("name")) or ""
-                talk.call(turn, as_text(call.get("id")), name_, arguments)
+                name_ = text_or_none(function.get("name")) or ""
+                talk.call(turn, text_or_none(call.get("id")), name_, arguments)
         elif role == "tool":
             talk.result(_answered(talk, message), text)
         elif text:
@@ -74,7 +76,7 @@ def _session(row: dict[str, Any], messages: list[Any], name: str, offset: int) -
 
 def _answered(talk: Conversation, message: dict[str, Any]) -> str:
     """Return the call that a result answers: the named one, or the first that has none."""
-    call_id = as_text(message.get("tool_call_id"))
+    call_id = text_or_none(message.get("tool_call_id"))
     if call_id is not None or not talk.turns:
         return call_id or ""
     turn = talk.turns[-1]
@@ -83,4 +85,4 @@ def _answered(talk: Conversation, message: dict[str, Any]) -> str:
 
 def _is_tool(value: Any) -> bool:
     function = as_dict(as_dict(value).get("function"))
-    return as_text(function.get("name")) is not None
+    return text_or_none(function.get("name")) is not None

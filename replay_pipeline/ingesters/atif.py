@@ -11,10 +11,10 @@ from replay_pipeline.ingesters.json_lines import (
     as_count,
     as_dict,
     as_list,
-    as_text,
     read_document,
     read_objects,
     text_in,
+    text_or_none,
 )
 
 _HEAD_BYTES = 4_096
@@ -51,19 +51,19 @@ def _logs(
     trajectory: dict[str, Any], name: str, offset: int, parent: str | None
 ) -> Iterator[SessionLog]:
     agent = as_dict(trajectory.get("agent"))
-    own = as_text(trajectory.get("trajectory_id"))
-    session_id = own or as_text(trajectory.get("session_id")) or name
+    own = text_or_none(trajectory.get("trajectory_id"))
+    session_id = own or text_or_none(trajectory.get("session_id")) or name
     if parent is not None:
         session_id = f"{parent}.agent-{session_id}"
-    talk = Conversation(session_id, as_text(agent.get("name")) or Atif.name)
-    talk.version = as_text(agent.get("version"))
+    talk = Conversation(session_id, text_or_none(agent.get("name")) or Atif.name)
+    talk.version = text_or_none(agent.get("version"))
     talk.tools = [
         tool
         for tool in as_list(agent.get("tool_definitions"))
-        if as_text(as_dict(as_dict(tool).get("function")).get("name"))
+        if text_or_none(as_dict(as_dict(tool).get("function")).get("name"))
     ]
     for step in map(as_dict, as_list(trajectory.get("steps"))):
-        talk.model = as_text(step.get("model_name")) or as_text(agent.get("model_name"))
+        talk.model = text_or_none(step.get("model_name")) or text_or_none(agent.get("model_name"))
         _step(talk, step, offset)
     log = talk.log()
     if parent is not None:
@@ -74,7 +74,7 @@ def _logs(
 
 
 def _step(talk: Conversation, step: dict[str, Any], offset: int) -> None:
-    timestamp, text = as_text(step.get("timestamp")), text_in(step.get("message"))
+    timestamp, text = text_or_none(step.get("timestamp")), text_in(step.get("message"))
     results = [as_dict(r) for r in as_list(as_dict(step.get("observation")).get("results"))]
     if step.get("source") != "agent":
         kind = "user" if step.get("source") == "user" else "meta"
@@ -86,11 +86,11 @@ def _step(talk: Conversation, step: dict[str, Any], offset: int) -> None:
     if step.get("is_copied_context") or step.get("llm_call_count") == 0:
         turn.flags |= {"copy"}
     turn.texts += [text] if text else []
-    thinking = as_text(step.get("reasoning_content"))
+    thinking = text_or_none(step.get("reasoning_content"))
     turn.thinking += [thinking] if thinking else []
     for call in map(as_dict, as_list(step.get("tool_calls"))):
-        name, arguments = as_text(call.get("function_name")) or "", call.get("arguments")
-        talk.call(turn, as_text(call.get("tool_call_id")), name, arguments_text(arguments))
+        name, arguments = text_or_none(call.get("function_name")) or "", call.get("arguments")
+        talk.call(turn, text_or_none(call.get("tool_call_id")), name, arguments_text(arguments))
     metrics = as_dict(step.get("metrics"))
     if metrics:
         n_cached = as_count(metrics.get("cached_tokens"))
@@ -99,6 +99,6 @@ def _step(talk: Conversation, step: dict[str, Any], offset: int) -> None:
             max(0, n_prompt - n_cached), 0, n_cached, as_count(metrics.get("completion_tokens"))
         )
     for result in results:
-        call_id, said = as_text(result.get("source_call_id")), text_in(result.get("content"))
+        call_id, said = text_or_none(result.get("source_call_id")), text_in(result.get("content"))
         if call_id is None or not talk.result(call_id, said):
             talk.user(said, offset=offset, timestamp=timestamp, kind="meta")

@@ -119,6 +119,15 @@ def _hook_success(fields: Fields) -> str:
     return _says("{hookName} hook success: {content}")(fields)
 
 
+def _planning(fields: Fields) -> str:
+    is_reminded, is_begun = fields.get("reminderType") == "sparse", fields.get("planExists")
+    return _joined(
+        _says(f"Plan mode is {'still ' if is_reminded else ''}on: {_ONLY_PLANS}"),
+        _says("{content}"),
+        _says(f"The plan {'lies in' if is_begun else 'file is'} {{planFilePath}}."),
+    )(fields)
+
+
 def _resource(fields: Fields) -> str:
     where = f"Resource {_word(fields.get('uri'))} of {_word(fields.get('server'))}"
     parts = []
@@ -130,6 +139,12 @@ def _resource(fields: Fields) -> str:
     return "\n".join((where, *filter(None, parts))) if parts else f"{where}: no content"
 
 
+_ONLY_PLANS = "nothing may be changed but the plan."
+PLAN_BEGINS = re.compile(
+    rf"\n*<system-reminder>\nPlan mode is on: {re.escape(_ONLY_PLANS)}"
+    r"(?:\n\n(?P<file>The plan (?:file is|(?P<begun>lies in)) (?P<path>[^\n]+)\.))?\n</system-reminder>\n*"
+)
+"""Our words for it that plan mode begins."""
 _SERVERS_HEAD = (
     "# MCP Server Instructions\n\n"
     "The following MCP servers have provided instructions for how to use their tools and resources:\n"
@@ -186,11 +201,7 @@ SHOWN: dict[str, Callable[[Fields], str]] = {
     "output_token_usage": _says("Output tokens: {turn} in this turn, {session} in all"),
     "pdf_reference": _says("PDF {filename}: {pageCount} pages, to be read by ranges of pages"),
     "plan_file_reference": _says("The plan in {planFilePath}:\n\n{planContent}"),
-    "plan_mode": _joined(
-        _says("Plan mode is on: nothing may be changed but the plan."),
-        _says("{content}"),
-        _says("The plan file is {planFilePath}."),
-    ),
+    "plan_mode": _planning,
     "plan_mode_exit": _joined(
         _says("Plan mode has ended: edits are allowed."),
         _says("{content}"),
@@ -236,7 +247,7 @@ _BEFORE_THE_REQUEST = {
 _REMINDER = re.compile(r"\s*<system-reminder>\n?(.*?)\n?</system-reminder>\s*", re.DOTALL)
 
 
-def rendered(fields: Fields, value: Any, role: str | None) -> tuple[str, str]:
+def attachment_turn(fields: Fields, value: Any, role: str | None) -> tuple[str, str]:
     """Return the kind and the text of the turn that an attachment becomes, as logged.
 
     From 2.1.280 on, the log has the text itself. Text with the system role lacks the tags that mark
@@ -290,6 +301,23 @@ def shown(fields: Fields, version: str | None = None) -> str | None:
     text = say(fields)
     is_own_words = kind == "queued_command"
     return text if is_own_words or not text else f"<system-reminder>\n{text}\n</system-reminder>"
+
+
+FIRST_LOGGED = (2, 1, 93)
+"""The first version of Claude Code that logs its reminders; 2.1.92 was seen not to, and 2.1.94 to."""
+_HOME = re.compile(r"(?:/(?:home|Users)/[^/]+|/root)(?=/|$)")
+
+
+def plan_begins(cwd: str | None, slug: str | None) -> str:
+    """Return our words for it that plan mode begins, for a log that has only the mode.
+
+    Args:
+        cwd: the folder, to find the user's home.
+        slug: the client's name for the session, which its plan has as well.
+    """
+    home = _HOME.match(cwd or "")
+    path = f"{home[0]}/.claude/plans/{slug}.md" if home and slug else None
+    return shown({"type": "plan_mode", "planFilePath": path}) or ""
 
 
 def numbers_in(version: str | None) -> tuple[int, ...]:

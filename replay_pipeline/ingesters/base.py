@@ -115,6 +115,8 @@ class Turn(msgspec.Struct, eq=False):
     model: str | None = None
     version: str | None = None
     cwd: str | None = None
+    branch: str | None = None
+    """The git branch of its folder; empty outside of a repository, if the log says so."""
     message_id: str | None = None
     stop_reason: str | None = None
     usage: RecordedUsage | None = None
@@ -161,6 +163,7 @@ class Turn(msgspec.Struct, eq=False):
             model=self.model,
             version=self.version,
             cwd=self.cwd,
+            branch=self.branch,
             texts=self.texts,
             calls=self.calls,
             results=self.results,

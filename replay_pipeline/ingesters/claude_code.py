@@ -98,6 +98,8 @@ class _Tree:
         """System prompts and tools, as the client logged them."""
         self.n_snapshots: dict[Turn, int] = {}
         """How many of these each decision has seen logged."""
+        self.mode = ""
+        """The permission mode of the user's last message."""
         self.titles: list[str | None] = [None, None]
         """What its user called the session, and what its client did."""
         self.summaries: list[tuple[str, str]] = []
@@ -249,6 +251,7 @@ class _Tree:
             timestamp=row.timestamp,
             version=self._same(row.version),
             cwd=self._same(row.cwd),
+            branch=self._same(row.git_branch),
         )
         self.turns.append(turn)
         self.tips[bool(row.is_sidechain)] = turn
@@ -375,7 +378,7 @@ class _Tree:
                 call_id = block.tool_use_id or ""
                 if call_id not in turn.results:
                     turn.results[call_id] = Result(
-                        self.replaced.get(call_id) or rows.text_of(block.content),
+                        self.replaced.get(call_id) or rows.result_text(block.content),
                         bool(block.is_error),
                         row.tool_denial_kind,
                         row.user_feedback,
@@ -392,7 +395,7 @@ class _Tree:
 
     def _user_turn(self, offset: int, row: Row, parent: Turn | None, texts: list[str]) -> Turn:
         turn = self._turn(offset, row, parent, _user_kind(row, texts[0]))
-        turn.texts = texts
+        turn.texts = [*texts, *self._begun_plan(row)]
         if len(texts) == 1 and self.queue.is_logged(texts[0]):
             self.counts.skipped["bookkeeping"] += 1
         if row.is_compact_summary and self.last_preserved is not None:
@@ -402,6 +405,15 @@ class _Tree:
         if row.interrupted_message_id and row.interrupted_message_id in self.by_message:
             self.by_message[row.interrupted_message_id].flags |= {"interrupted"}
         return turn
+
+    def _begun_plan(self, row: Row) -> list[str]:
+        """Return what the model is told where plan mode begins, if the client doesn't log it."""
+        if row.permission_mode is None:
+            return []
+        has_begun = row.permission_mode == "plan" != self.mode
+        self.mode = row.permission_mode
+        is_logged = attachments.numbers_in(row.version) >= attachments.FIRST_LOGGED
+        return [attachments.plan_begins(row.cwd, row.slug)] if has_begun and not is_logged else []
 
     def _system(self, offset: int, row: Row, parent: Turn | None) -> None:
         self.counts.rows_used += 1
@@ -415,7 +427,7 @@ class _Tree:
                 turn.cleared = [item for item in cleared if isinstance(item, str)]
                 self.by_row[row.uuid or ""] = turn
         elif subtype == "local_command":
-            if text := attachments.plain(rows.value_of(row.content)):
+            if text := attachments.plain(rows.plain_json(row.content)):
                 self.by_row[row.uuid or ""] = self._turn(offset, row, parent, "command")
                 self.turns[-1].texts = [text]
         elif row.retracted_message_uuids:
@@ -427,6 +439,7 @@ class _Tree:
     def _compact(self, row: Row) -> None:
         # What follows is a new root: the model sees the summary instead of what came before.
         self.segment += 1
+        self.mode = ""
         self.by_row[row.uuid or ""] = None
         metadata = rows.loose(row.compact_metadata)
         kept = self._kept_turns(metadata)
@@ -480,9 +493,9 @@ class _Tree:
             self.counts.rows_used += 1
             self.snapshots.append(shape_of_snapshot(fields))
             return
-        said = rows.value_of(row.rendered)
+        said = rows.plain_json(row.rendered)
         if said is not None:
-            kind, text = attachments.rendered(fields, said, row.rendered_role)
+            kind, text = attachments.attachment_turn(fields, said, row.rendered_role)
         else:
             kind = "queued" if fields.get("type") == "queued_command" else "attachment"
             text = attachments.shown(fields, row.version)
@@ -501,7 +514,7 @@ class _Tree:
 
     def _queue(self, offset: int, row: Row) -> None:
         """Follow what is typed, or told, while the model works."""
-        text = attachments.plain(rows.value_of(row.content))
+        text = attachments.plain(rows.plain_json(row.content))
         if not self.queue.take(row.operation, offset, text):
             self.counts.skipped["bookkeeping"] += 1
 
@@ -519,7 +532,7 @@ class _Tree:
     def _replace(self, row: Row) -> None:
         """Put in place of large results what the model was shown of them."""
         self.counts.rows_used += 1
-        for replaced in rows.replacements(row.replacements):
+        for replaced in rows.replaced_results(row.replacements):
             call_id, text = replaced
             self.replaced[call_id] = text
             turn = self.by_call.get(call_id)
@@ -536,7 +549,7 @@ class _Tree:
         if tree is None:
             tree = self.agents[agent_id] = _Tree(None, ReadCounts(), agent_id)
             tree.is_long = self.is_long
-        inner.version, inner.cwd = row.version, row.cwd
+        inner.version, inner.cwd, inner.git_branch = row.version, row.cwd, row.git_branch
         inner.uuid = inner.uuid or row.uuid
         # Progress rows come in order and name parents of another file: each follows the last.
         tip = tree.tips[False]
@@ -802,7 +815,7 @@ def _names_in(row: Row) -> Iterator[str]:
     found = rows.progress_row(row.data) if row.type == "progress" else None
     names = [row.uuid, row.agent_id, row.interrupted_message_id, found and found[0]]
     names += row.retracted_message_uuids or ()
-    names += (call_id for call_id, _ in rows.replacements(row.replacements))
+    names += (call_id for call_id, _ in rows.replaced_results(row.replacements))
     if message is not None:
         names.append(message.id)
         for block in message.content if isinstance(message.content, list) else ():

@@ -12,11 +12,11 @@ from replay_pipeline.ingesters.json_lines import (
     as_count,
     as_dict,
     as_list,
-    as_text,
     digest_of,
     moment_of,
     read_document,
     text_in,
+    text_or_none,
 )
 
 _LIST = re.compile(rb'\s*\[\s*\{\s*"(?:role|content|id)"\s*:')
@@ -44,16 +44,16 @@ class Cline:
         document = read_document(path)
         whole = as_dict(document)
         messages = as_list(document) or as_list(whole.get("messages"))
-        name = as_text(whole.get("sessionId")) or (digest_of(messages[0]) if messages else "")
+        name = text_or_none(whole.get("sessionId")) or (digest_of(messages[0]) if messages else "")
         talk = Conversation(name or path.stem, self.name)
-        talk.version = as_text(as_dict(whole.get("origin")).get("version"))
-        if prompt := as_text(whole.get("system_prompt")):
+        talk.version = text_or_none(as_dict(whole.get("origin")).get("version"))
+        if prompt := text_or_none(whole.get("system_prompt")):
             talk.user(prompt, offset=0, kind="meta")
         counts.rows += len(messages)
         for message in map(as_dict, messages):
             counts.count(_take(talk, message))
         log = talk.log()
-        if parent := as_text(as_dict(whole.get("origin")).get("parentThreadId")):
+        if parent := text_or_none(as_dict(whole.get("origin")).get("parentThreadId")):
             log.agent_id, log.parent_session_id = talk.session_id, parent
         yield log
 
@@ -68,19 +68,22 @@ def _take(talk: Conversation, message: dict[str, Any]) -> str | None:
     if message.get("role") != "assistant":
         return "no_message"
     model = as_dict(message.get("modelInfo"))
-    talk.model = as_text(model.get("modelId")) or as_text(model.get("id")) or talk.model
+    talk.model = text_or_none(model.get("modelId")) or text_or_none(model.get("id")) or talk.model
     talk.close()
-    own_id = as_text(message.get("id"))
+    own_id = text_or_none(message.get("id"))
     turn = talk.assistant(
         offset=0, timestamp=timestamp, message_id=f"cline:{own_id}" if own_id else None
     )
     for block in blocks:
         kind = block.get("type")
         if kind == "tool_use":
-            name, arguments = as_text(block.get("name")) or "", arguments_text(block.get("input"))
-            talk.call(turn, as_text(block.get("id")), name, arguments)
+            name, arguments = (
+                text_or_none(block.get("name")) or "",
+                arguments_text(block.get("input")),
+            )
+            talk.call(turn, text_or_none(block.get("id")), name, arguments)
         elif kind == "thinking":
-            turn.thinking += filter(None, [as_text(block.get("thinking"))])
+            turn.thinking += filter(None, [text_or_none(block.get("thinking"))])
         elif kind == "redacted_thinking":
             turn.flags |= {kind}
         elif text := text_in(block):
@@ -99,7 +102,7 @@ def _user(talk: Conversation, blocks: list[dict[str, Any]], timestamp: str | Non
         answer = block.get("content")
         text = answer if isinstance(answer, str) else "\n".join(map(_shown, as_list(answer)))
         is_error = block.get("is_error") is True
-        if not talk.result(as_text(block.get("tool_use_id")) or "", text, is_error=is_error):
+        if not talk.result(text_or_none(block.get("tool_use_id")) or "", text, is_error=is_error):
             is_orphan = True
     if texts:
         talk.user("\n\n".join(texts), offset=0, timestamp=timestamp)
@@ -111,8 +114,8 @@ def _user(talk: Conversation, blocks: list[dict[str, Any]], timestamp: str | Non
 def _shown(block: Any) -> str:
     """Return what the model sees of a block; that of a tool may be any JSON."""
     if as_dict(block).get("type") == "file":
-        return as_text(block.get("content")) or ""
-    return text_in(block) if as_text(as_dict(block).get("type")) else arguments_text(block)
+        return text_or_none(block.get("content")) or ""
+    return text_in(block) if text_or_none(as_dict(block).get("type")) else arguments_text(block)
 
 
 def _usage(metrics: dict[str, Any]) -> RecordedUsage | None:

@@ -12,10 +12,10 @@ from replay_pipeline.ingesters.json_lines import (
     as_count,
     as_dict,
     as_list,
-    as_text,
     objects_in,
     read_objects,
     text_in,
+    text_or_none,
 )
 
 _ENVELOPES = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
@@ -44,7 +44,7 @@ class Codex:
         """Return whether the first row is one of a rollout."""
         counts = ReadCounts()
         for row in objects_in(head.split(b"\n", 1)[0], counts):
-            if as_text(row.get("type")) in _ENVELOPES and isinstance(row.get("payload"), dict):
+            if text_or_none(row.get("type")) in _ENVELOPES and isinstance(row.get("payload"), dict):
                 return True
             return "instructions" in row and "id" in row and "timestamp" in row
         return head.startswith(b'{"timestamp"') and b'"session_meta"' in head[:200]
@@ -53,7 +53,7 @@ class Codex:
         """Yield the one conversation of a rollout."""
         talk = Conversation(path.stem, self.name)
         for offset, row in read_objects(path, counts, end):
-            kind, payload = as_text(row.get("type")), as_dict(row.get("payload"))
+            kind, payload = text_or_none(row.get("type")), as_dict(row.get("payload"))
             if kind not in _ENVELOPES and isinstance(row.get("payload"), dict):
                 known = kind in _BOOKKEEPING
                 counts.count("bookkeeping" if known else _unknown(kind, talk))
@@ -61,7 +61,7 @@ class Codex:
             if kind not in _ENVELOPES:
                 is_head = "instructions" in row
                 kind, payload = ("session_meta" if is_head else "response_item"), row
-            timestamp = as_text(row.get("timestamp"))
+            timestamp = text_or_none(row.get("timestamp"))
             counts.count(_take(talk, str(kind), payload, offset, timestamp))
         yield talk.log()
 
@@ -72,14 +72,14 @@ def _take(
     """Take one row in; gives the reason if it makes no turn."""
     if kind == "session_meta":
         if not talk.turns:
-            talk.session_id = as_text(payload.get("id")) or talk.session_id
+            talk.session_id = text_or_none(payload.get("id")) or talk.session_id
             _instruct(talk, payload)
-        talk.cwd = as_text(payload.get("cwd")) or talk.cwd
-        talk.version = as_text(payload.get("cli_version")) or talk.version
+        talk.cwd = text_or_none(payload.get("cwd")) or talk.cwd
+        talk.version = text_or_none(payload.get("cli_version")) or talk.version
         return None
     if kind == "turn_context":
-        talk.cwd = as_text(payload.get("cwd")) or talk.cwd
-        talk.model = as_text(payload.get("model")) or talk.model
+        talk.cwd = text_or_none(payload.get("cwd")) or talk.cwd
+        talk.model = text_or_none(payload.get("model")) or talk.model
         return None
     if kind == "compacted":
         _compacted(talk, payload, offset, timestamp)
@@ -110,7 +110,7 @@ def _compacted(
     if summary and not history:
         talk.user(summary, offset=offset, timestamp=timestamp, kind="summary")
     for item in map(as_dict, history):
-        kind = as_text(item.get("type")) or "unknown"
+        kind = text_or_none(item.get("type")) or "unknown"
         is_message = kind == "message"
         text = text_in(item.get("content")) if is_message else text_in(item.get("summary"))
         # A summary may be logged as a cipher that only the provider can read.
@@ -147,7 +147,7 @@ def _event(talk: Conversation, payload: dict[str, Any]) -> str | None:
 def _item(
     talk: Conversation, item: dict[str, Any], offset: int, timestamp: str | None
 ) -> str | None:
-    kind = as_text(item.get("type"))
+    kind = text_or_none(item.get("type"))
     if kind == "message":
         return _message(talk, item, offset, timestamp)
     if kind == "reasoning":
@@ -163,8 +163,8 @@ def _item(
             arguments = {"input": item.get("input")}
         elif kind == "local_shell_call":
             arguments = {"command": as_list(as_dict(item.get("action")).get("command"))}
-        name = as_text(item.get("name")) or "shell"
-        talk.call(turn, as_text(item.get("call_id")), name, arguments_text(arguments))
+        name = text_or_none(item.get("name")) or "shell"
+        talk.call(turn, text_or_none(item.get("call_id")), name, arguments_text(arguments))
         return None
     if kind in _OUTPUTS:
         text, is_error = _output(item.get("output"))

@@ -11,10 +11,10 @@ from replay_pipeline.ingesters.json_lines import (
     arguments_text,
     as_dict,
     as_list,
-    as_text,
     objects_in,
     read_objects,
     text_in,
+    text_or_none,
 )
 
 _HEAD_LINES = 20
@@ -48,7 +48,7 @@ class Copilot:
         for line in head.split(b"\n")[:_HEAD_LINES]:
             for event in objects_in(line, counts):
                 is_envelope = "parentId" in event and isinstance(event.get("data"), dict)
-                if is_envelope and as_text(event.get("type")) in _TYPES:
+                if is_envelope and text_or_none(event.get("type")) in _TYPES:
                     return True
         return head.startswith(b'{"type":"session.start"') and b'"copilotVersion"' in head
 
@@ -88,18 +88,20 @@ class _CopilotLog:
 
     def take(self, offset: int, event: dict[str, Any]) -> str | None:
         """Take one event in; gives the reason if it makes no turn."""
-        event_id = as_text(event.get("id"))
+        event_id = text_or_none(event.get("id"))
         if event_id is not None:
             if event_id in self._seen:
                 return "duplicate_row"
             self._seen.add(event_id)
-        kind = as_text(event.get("type")) or ""
+        kind = text_or_none(event.get("type")) or ""
         handler = _HANDLERS.get(kind)
         if handler is None:
             return "bookkeeping" if "." in kind else "unknown_type"
         data = as_dict(event.get("data"))
-        agent = as_text(event.get("agentId")) or as_text(data.get("parentToolCallId")) or ""
-        return handler(self, _Event(agent, data, offset, as_text(event.get("timestamp"))))
+        agent = (
+            text_or_none(event.get("agentId")) or text_or_none(data.get("parentToolCallId")) or ""
+        )
+        return handler(self, _Event(agent, data, offset, text_or_none(event.get("timestamp"))))
 
     def talk(self, event: _Event) -> Conversation:
         """Return the conversation that an event belongs to."""
@@ -127,27 +129,27 @@ class _CopilotLog:
     def start(self, event: _Event) -> str | None:
         data, talk = event.data, self.main
         if not talk.turns:
-            talk.session_id = as_text(data.get("sessionId")) or talk.session_id
-        talk.version = as_text(data.get("copilotVersion")) or talk.version
-        talk.model = as_text(data.get("selectedModel")) or talk.model
+            talk.session_id = text_or_none(data.get("sessionId")) or talk.session_id
+        talk.version = text_or_none(data.get("copilotVersion")) or talk.version
+        talk.model = text_or_none(data.get("selectedModel")) or talk.model
         return self.context(_Event("", as_dict(data.get("context")), event.offset, None))
 
     def context(self, event: _Event) -> str | None:
-        self.main.cwd = as_text(event.data.get("cwd")) or self.main.cwd
+        self.main.cwd = text_or_none(event.data.get("cwd")) or self.main.cwd
         return None
 
     def model_change(self, event: _Event) -> str | None:
         talk = self.talk(event)
-        talk.model = as_text(event.data.get("newModel")) or talk.model
+        talk.model = text_or_none(event.data.get("newModel")) or talk.model
         return None
 
     def user_message(self, event: _Event) -> str | None:
         data = event.data
         # The model is sent the augmented text where there is one, not what the user saw.
-        text = as_text(data.get("transformedContent")) or text_in(data.get("content"))
+        text = text_or_none(data.get("transformedContent")) or text_in(data.get("content"))
         if not text:
             return "empty"
-        source = as_text(data.get("source")) or "user"
+        source = text_or_none(data.get("source")) or "user"
         is_typed = source == "user" and data.get("isAutopilotContinuation") is not True
         if event.agent and event.agent not in self.subagents:
             self._prompts.pop(self._started_by.get(event.agent, event.agent), None)
@@ -161,7 +163,7 @@ class _CopilotLog:
 
     def assistant_message(self, event: _Event) -> str | None:
         data, talk = event.data, self.talk(event)
-        message_id = as_text(data.get("apiCallId")) or as_text(data.get("messageId"))
+        message_id = text_or_none(data.get("apiCallId")) or text_or_none(data.get("messageId"))
         known = self._messages.get(message_id or "")
         if known is not None:
             talk.reopen(known)
@@ -169,35 +171,35 @@ class _CopilotLog:
         if message_id is None:
             talk.close()
         self._messages[turn.message_id or ""] = turn
-        turn.model = as_text(data.get("model")) or turn.model
+        turn.model = text_or_none(data.get("model")) or turn.model
         if text := text_in(data.get("content")):
             turn.texts.append(text)
-        if thinking := as_text(data.get("reasoningText")):
+        if thinking := text_or_none(data.get("reasoningText")):
             turn.thinking.append(thinking)
         for request in map(as_dict, as_list(data.get("toolRequests"))):
             arguments = request.get("arguments")
-            name = as_text(request.get("name")) or ""
-            call_id = as_text(request.get("toolCallId"))
+            name = text_or_none(request.get("name")) or ""
+            call_id = text_or_none(request.get("toolCallId"))
             call_id = talk.call(turn, call_id, name, arguments_text(arguments))
-            if prompt := as_text(as_dict(arguments).get("prompt")):
+            if prompt := text_or_none(as_dict(arguments).get("prompt")):
                 self._prompts[call_id] = prompt
         return None
 
     def tool_complete(self, event: _Event) -> str | None:
         data = event.data
-        call_id = as_text(data.get("toolCallId")) or ""
+        call_id = text_or_none(data.get("toolCallId")) or ""
         error = as_dict(data.get("error"))
         text = text_in(as_dict(data.get("result")).get("content"))
         is_error = data.get("success") is False or bool(error)
         if is_error and not text:
-            text = as_text(error.get("message")) or ""
-        by_code = _DENIAL_CODES.get(as_text(error.get("code")) or "")
+            text = text_or_none(error.get("message")) or ""
+        by_code = _DENIAL_CODES.get(text_or_none(error.get("code")) or "")
         denial, feedback = self._denials.get(call_id, (by_code, None)) if is_error else (None, None)
         result = Result(text, is_error, denial, feedback)
         return None if self.talk(event).answer(call_id, result) else "orphan_result"
 
     def permission_requested(self, event: _Event) -> str | None:
-        call_id = as_text(as_dict(event.data.get("permissionRequest")).get("toolCallId"))
+        call_id = text_or_none(as_dict(event.data.get("permissionRequest")).get("toolCallId"))
         if call_id is not None:
             self._permission_calls[str(event.data.get("requestId"))] = call_id
         return None
@@ -206,23 +208,23 @@ class _CopilotLog:
         data = event.data
         result = as_dict(data.get("result"))
         request = str(data.get("requestId"))
-        call_id = as_text(data.get("toolCallId")) or self._permission_calls.get(request)
-        kind = as_text(result.get("kind")) or ""
+        call_id = text_or_none(data.get("toolCallId")) or self._permission_calls.get(request)
+        kind = text_or_none(result.get("kind")) or ""
         if call_id is not None and kind.startswith("denied"):
             by_user = kind == "denied-interactively-by-user"
-            feedback = as_text(result.get("feedback"))
+            feedback = text_or_none(result.get("feedback"))
             self._denials[call_id] = ("user-rejected" if by_user else kind, feedback)
         return None
 
     def compaction(self, event: _Event) -> str | None:
-        summary = as_text(event.data.get("summaryContent"))
+        summary = text_or_none(event.data.get("summaryContent"))
         if event.data.get("success") is False or summary is None:
             return "bookkeeping"
         self.talk(event).compacted(summary, offset=event.offset, timestamp=event.timestamp)
         return None
 
     def context_cleared(self, event: _Event) -> str | None:
-        first = as_text(event.data.get("initialMessage"))
+        first = text_or_none(event.data.get("initialMessage"))
         talk = self.talk(event)
         talk.cleared()
         if first is not None:
@@ -233,7 +235,7 @@ class _CopilotLog:
         return None if self.talk(event).interrupted() else "bookkeeping"
 
     def subagent_started(self, event: _Event) -> str | None:
-        call_id = as_text(event.data.get("toolCallId"))
+        call_id = text_or_none(event.data.get("toolCallId"))
         if event.agent and call_id is not None:
             self._started_by[event.agent] = call_id
         return None

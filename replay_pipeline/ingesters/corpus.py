@@ -43,9 +43,9 @@ from replay_pipeline.ingesters.log_rows import (
     hints_of,
     joined_sessions,
     pieces_of,
+    redactable_texts,
     sha_of,
     state_ids_of,
-    texts_of,
 )
 from replay_pipeline.ingesters.opencode import OpenCode
 from replay_pipeline.ingesters.opencode_database import (
@@ -456,7 +456,7 @@ class _Corpus:
     def _add_rows(self, rows: LogRows, labels: Mapping[Turn, Label], cleaner: Cleaner) -> None:
         """Make the rows of a conversation, piece by piece: of a long one no text is there twice."""
         for number, piece in enumerate(pieces_of(rows.kept), 1):
-            cleaner.prepare(chain(texts_of(piece, keeps=True), hints_of(piece, labels)))
+            cleaner.prepare(chain(redactable_texts(piece, keeps=True), hints_of(piece, labels)))
             self.turns.extend(rows.turns(piece))
             self.states.extend(rows.states(piece, labels))
             if len(piece) < len(rows.kept):
@@ -489,7 +489,7 @@ class _Corpus:
         def told() -> Iterator[str]:
             for turns, needed in turns_of:
                 users.update(filter(None, map(user_of, {turn.cwd for turn in turns})))
-                yield from texts_of(needed)
+                yield from redactable_texts(needed)
                 yield from accounts_in(needed)
 
         users |= people_in(told())

@@ -9,11 +9,11 @@ from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
     as_dict,
-    as_text,
     moment_of,
     objects_in,
     read_objects,
     text_in,
+    text_or_none,
 )
 
 
@@ -45,9 +45,9 @@ def _take(talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
     kind, timestamp = row.get("type"), moment_of(row.get("timestamp_ms"))
     text = text_in(as_dict(row.get("message")).get("content"))
     if kind == "system":
-        talk.session_id = as_text(row.get("session_id")) or talk.session_id
-        talk.cwd = as_text(row.get("cwd")) or talk.cwd
-        talk.model = as_text(row.get("model")) or talk.model
+        talk.session_id = text_or_none(row.get("session_id")) or talk.session_id
+        talk.cwd = text_or_none(row.get("cwd")) or talk.cwd
+        talk.model = text_or_none(row.get("model")) or talk.model
         return None
     if kind == "tool_call":
         return _tool(talk, row, offset, timestamp)
@@ -66,7 +66,7 @@ def _tool(
     talk: Conversation, row: dict[str, Any], offset: int, timestamp: str | None
 ) -> str | None:
     """Take in that a call began, or with what it ended: both name the call and its arguments."""
-    call_id, named = as_text(row.get("call_id")), as_dict(row.get("tool_call"))
+    call_id, named = text_or_none(row.get("call_id")), as_dict(row.get("tool_call"))
     key = next((key for key in named if key == "function" or key.endswith("ToolCall")), None)
     if call_id is None or key is None:
         return "no_message"
@@ -76,7 +76,7 @@ def _tool(
     answer = None
     if row.get("subtype") == "completed":
         value = result.get(outcome or "")
-        text = as_text(as_dict(value).get("content"))
+        text = text_or_none(as_dict(value).get("content"))
         answer = Result(
             text
             if text is not None
@@ -88,7 +88,7 @@ def _tool(
         )
         if talk.answer(call_id, answer):
             return None
-    name = as_text(call.get("name")) or key.removesuffix("ToolCall")
+    name = text_or_none(call.get("name")) or key.removesuffix("ToolCall")
     turn = talk.assistant(offset=offset, timestamp=timestamp)
     talk.call(turn, call_id, name, arguments_text(call.get("args") or call.get("arguments")))
     if answer is not None:

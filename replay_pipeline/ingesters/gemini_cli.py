@@ -11,10 +11,10 @@ from replay_pipeline.ingesters.json_lines import (
     as_count,
     as_dict,
     as_list,
-    as_text,
     read_document,
     read_objects,
     text_in,
+    text_or_none,
 )
 
 
@@ -38,7 +38,7 @@ class GeminiCli:
         talk = Conversation(path.stem, self.name)
         rows: Iterable[tuple[int, Any]]
         if isinstance(document, dict) and isinstance(document.get("messages"), list):
-            talk.session_id = as_text(document.get("sessionId")) or talk.session_id
+            talk.session_id = text_or_none(document.get("sessionId")) or talk.session_id
             rows = [(0, message) for message in document["messages"]]
             counts.rows += len(document["messages"])
         else:
@@ -50,10 +50,10 @@ class GeminiCli:
 
 def _take(talk: Conversation, message: dict[str, Any], offset: int) -> str | None:
     if "projectHash" in message:
-        talk.session_id = as_text(message.get("sessionId")) or talk.session_id
+        talk.session_id = text_or_none(message.get("sessionId")) or talk.session_id
         return "bookkeeping"
     kind = message.get("type")
-    timestamp = as_text(message.get("timestamp"))
+    timestamp = text_or_none(message.get("timestamp"))
     text = text_in(message.get("content"))
     if kind == "user":
         if not text:
@@ -62,8 +62,8 @@ def _take(talk: Conversation, message: dict[str, Any], offset: int) -> str | Non
         return None
     if kind != "gemini":
         return "bookkeeping"
-    talk.model = as_text(message.get("model")) or talk.model
-    own_id = as_text(message.get("id"))
+    talk.model = text_or_none(message.get("model")) or talk.model
+    own_id = text_or_none(message.get("id"))
     turn = talk.assistant(
         offset=offset, timestamp=timestamp, message_id=f"gemini:{own_id}" if own_id else None
     )
@@ -75,8 +75,8 @@ def _take(talk: Conversation, message: dict[str, Any], offset: int) -> str | Non
     for call in map(as_dict, as_list(message.get("toolCalls"))):
         call_id = talk.call(
             turn,
-            as_text(call.get("id")),
-            as_text(call.get("name")) or "",
+            text_or_none(call.get("id")),
+            text_or_none(call.get("name")) or "",
             arguments_text(call.get("args")),
         )
         result, is_error = _result(call)
@@ -88,15 +88,15 @@ def _take(talk: Conversation, message: dict[str, Any], offset: int) -> str | Non
 
 
 def _result(call: dict[str, Any]) -> tuple[str | None, bool]:
-    is_error = as_text(call.get("status")) in {"error", "cancelled"}
+    is_error = text_or_none(call.get("status")) in {"error", "cancelled"}
     texts = []
     for part in map(as_dict, as_list(call.get("result"))):
         response = as_dict(as_dict(part.get("functionResponse")).get("response"))
-        text = as_text(response.get("output")) or as_text(response.get("error"))
+        text = text_or_none(response.get("output")) or text_or_none(response.get("error"))
         texts.append(text if text is not None else text_in(part))
         is_error = is_error or "error" in response
     if not texts:
-        display = as_text(call.get("resultDisplay"))
+        display = text_or_none(call.get("resultDisplay"))
         return display, is_error
     return "\n".join(texts), is_error
 

@@ -183,7 +183,7 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def as_text(value: Any) -> str | None:
+def text_or_none(value: Any) -> str | None:
     """Return `value` if it is a string that is not empty."""
     return value if isinstance(value, str) and value else None
 
@@ -220,8 +220,8 @@ def text_in(content: Any) -> str:
         if isinstance(part, str):
             parts.append(part)
         elif isinstance(part, dict):
-            text = as_text(part.get("text"))
-            kind = as_text(part.get("type"))
+            text = text_or_none(part.get("text"))
+            kind = text_or_none(part.get("type"))
             if text is not None:
                 parts.append(text)
             elif kind is not None and not kind.endswith("text"):

@@ -103,14 +103,14 @@ class Cleaner:
             return clean[text]
 
 
-def texts_of(turns: Sequence[Turn], *, keeps: bool = False) -> Iterator[str]:
+def redactable_texts(turns: Sequence[Turn], *, keeps: bool = False) -> Iterator[str]:
     """Yield every text in the turns that will be redacted.
 
     Args:
         turns: whose texts.
         keeps: whether calls store the strings of their arguments for later use.
     """
-    yield from {turn.cwd for turn in turns if turn.cwd}
+    yield from {text for turn in turns for text in (turn.cwd, turn.branch) if text}
     for turn in turns:
         if turn.wire_json is not None:
             yield from _strings_in(turn.wire_json)
@@ -212,6 +212,8 @@ class LogRows:
         self._depths = _depths(log.turns)
         self._predicted = predict_context(log.turns, agent=log.agent)
         self._cwd = next((turn.cwd for turn in log.turns if turn.cwd), None)
+        branches = (turn.branch for turn in log.turns)
+        self._branch = next((each for each in branches if each is not None), None)
         self._first = log.turns[0].index if log.turns else 0
         self._moments = [_milliseconds(turn.timestamp) for turn in log.turns]
 
@@ -297,6 +299,7 @@ class LogRows:
             "agent_id": log.agent_id,
             "parent_session_id": log.parent_session_id,
             "project": project,
+            "git_branch": self._cleaner.text(self._branch) if self._branch else self._branch,
             "versions": sorted({turn.version for turn in log.turns if turn.version}),
             "models": sorted({turn.model for turn in log.turns if turn.model}),
             "title": self._cleaner.text(log.title) if log.title else None,
@@ -369,6 +372,8 @@ def joined_sessions(row: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str
     for name in ("n_turns", "n_states"):
         joined[name] += more[name]
     joined["title"] = more["title"] or row["title"]
+    if row["git_branch"] is None:
+        joined["git_branch"] = more["git_branch"]
     return joined | {"project": row["project"] or more["project"]}
 
 

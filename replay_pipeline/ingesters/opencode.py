@@ -11,11 +11,11 @@ from replay_pipeline.ingesters.json_lines import (
     as_count,
     as_dict,
     as_list,
-    as_text,
     moment_of,
     read_document,
     read_objects,
     text_in,
+    text_or_none,
 )
 from replay_pipeline.ingesters.opencode_database import with_clearings
 
@@ -75,11 +75,11 @@ class _OpenCodeSession:
     """One session, message by message."""
 
     def __init__(self, path: Path, info: dict[str, Any]) -> None:
-        self.talk = Conversation(as_text(info.get("id")) or path.stem, OpenCode.name)
-        self.talk.cwd = as_text(info.get("directory"))
-        self.talk.version = as_text(info.get("version"))
-        self._parent = as_text(info.get("parentID"))
-        self._title = as_text(info.get("title"))
+        self.talk = Conversation(text_or_none(info.get("id")) or path.stem, OpenCode.name)
+        self.talk.cwd = text_or_none(info.get("directory"))
+        self.talk.version = text_or_none(info.get("version"))
+        self._parent = text_or_none(info.get("parentID"))
+        self._title = text_or_none(info.get("title"))
         self._first_turn: dict[str, int] = {}
         """Where the turns of a message begin, by its id."""
         self._compactions: dict[str, tuple[int, str | None]] = {}
@@ -90,16 +90,16 @@ class _OpenCodeSession:
         """Take in one row; returns why it makes no turn."""
         info = as_dict(row.get("info"))
         if "title" in row and not info:
-            self._title = as_text(row.get("title")) or self._title
+            self._title = text_or_none(row.get("title")) or self._title
             return "bookkeeping"
         if "cleared" in row and not info:
             self.talk.clear(
-                list(filter(None, map(as_text, as_list(row["cleared"])))), offset=offset
+                list(filter(None, map(text_or_none, as_list(row["cleared"])))), offset=offset
             )
             return None
         parts = list(map(as_dict, as_list(row.get("parts"))))
         timestamp = moment_of(as_dict(info.get("time")).get("created"))
-        message_id = as_text(info.get("id")) or ""
+        message_id = text_or_none(info.get("id")) or ""
         if info.get("role") not in ("user", "assistant"):
             return "empty"
         for call_id in self._unanswered:
@@ -116,7 +116,7 @@ class _OpenCodeSession:
         asked = next((part for part in parts if part.get("type") == "compaction"), None)
         if asked is not None:
             place = len(self.talk.turns)
-            self._compactions[message_id] = place, as_text(asked.get("tail_start_id"))
+            self._compactions[message_id] = place, text_or_none(asked.get("tail_start_id"))
         text = "\n\n".join(filter(None, map(_said, parts)))
         if text:
             self.talk.user(text, offset=offset, timestamp=timestamp)
@@ -126,9 +126,9 @@ class _OpenCodeSession:
         self, info: dict[str, Any], parts: list[dict[str, Any]], offset: int, timestamp: str | None
     ) -> str | None:
         talk, error = self.talk, as_dict(info.get("error"))
-        asked = self._compactions.get(as_text(info.get("parentID")) or "")
+        asked = self._compactions.get(text_or_none(info.get("parentID")) or "")
         if info.get("summary") is True and asked is not None and not error:
-            summary = "\n\n".join(filter(None, (as_text(part.get("text")) for part in parts)))
+            summary = "\n\n".join(filter(None, (text_or_none(part.get("text")) for part in parts)))
             if not summary:
                 return "empty"
             place, tail = asked
@@ -137,10 +137,10 @@ class _OpenCodeSession:
             talk.user(_BEFORE_SUMMARY, offset=offset, timestamp=timestamp, kind="summary")
             talk.copied(summary, offset=offset, timestamp=timestamp)
             return None
-        talk.model = as_text(info.get("modelID")) or talk.model
-        talk.cwd = as_text(as_dict(info.get("path")).get("cwd")) or talk.cwd
+        talk.model = text_or_none(info.get("modelID")) or talk.model
+        talk.cwd = text_or_none(as_dict(info.get("path")).get("cwd")) or talk.cwd
         n_turns = len(talk.turns)
-        turn = self._steps(as_text(info.get("id")) or "", parts, offset, timestamp)
+        turn = self._steps(text_or_none(info.get("id")) or "", parts, offset, timestamp)
         if turn is not None and turn.usage is None:
             turn.usage = _usage(as_dict(info.get("tokens")))
         talk.close()
@@ -157,7 +157,7 @@ class _OpenCodeSession:
         n_steps = 0
         turn: Turn | None = None
         for part in parts:
-            kind = as_text(part.get("type"))
+            kind = text_or_none(part.get("type"))
             if kind == "step-start":
                 self.talk.close()
                 n_steps += 1
@@ -174,12 +174,12 @@ class _OpenCodeSession:
         return turn
 
     def _part(self, turn: Turn, part: dict[str, Any]) -> None:
-        text = as_text(part.get("text"))
+        text = text_or_none(part.get("text"))
         if part.get("type") == "tool":
             state = as_dict(part.get("state"))
-            name = as_text(part.get("tool")) or ""
+            name = text_or_none(part.get("tool")) or ""
             call_id = self.talk.call(
-                turn, as_text(part.get("callID")), name, arguments_text(state.get("input"))
+                turn, text_or_none(part.get("callID")), name, arguments_text(state.get("input"))
             )
             if (result := _result(state)) is not None:
                 self.talk.answer(call_id, result)
@@ -208,15 +208,15 @@ def _said(part: dict[str, Any]) -> str | None:
         return _SUBTASK
     if kind == "file":
         # A file of text or a folder was read, and its content is a text beside this.
-        mime = as_text(part.get("mime")) or ""
+        mime = text_or_none(part.get("mime")) or ""
         is_read = mime in ("text/plain", "application/x-directory")
         return None if is_read else f"[{'image' if mime.startswith('image/') else 'file'}]"
-    return None if part.get("ignored") else as_text(part.get("text"))
+    return None if part.get("ignored") else text_or_none(part.get("text"))
 
 
 def _result(state: dict[str, Any]) -> Result | None:
     """Return what the model was given for a call; `None` for one that has no answer yet."""
-    status, told = as_text(state.get("status")), as_dict(state.get("metadata"))
+    status, told = text_or_none(state.get("status")), as_dict(state.get("metadata"))
     if status == "completed":
         return Result(text_in(state.get("output")))
     if status != "error":

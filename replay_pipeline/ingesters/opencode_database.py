@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from replay_pipeline.errors import IngestError
-from replay_pipeline.ingesters.json_lines import as_count, as_dict, as_list, as_text
+from replay_pipeline.ingesters.json_lines import as_count, as_dict, as_list, text_or_none
 from replay_pipeline.storage.store import written_whole
 
 logger = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ def with_clearings(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for message in messages:
         for part in map(as_dict, as_list(message.get("parts"))):
             at = as_count(as_dict(as_dict(part.get("state")).get("time")).pop("compacted", None))
-            if at and (call_id := as_text(part.get("callID"))):
+            if at and (call_id := text_or_none(part.get("callID"))):
                 clearings.setdefault(at, []).append(call_id)
     waiting = sorted(clearings.items())
     for message in messages:

@@ -18,10 +18,10 @@ from replay_pipeline.ingesters.json_lines import (
     as_count,
     as_dict,
     as_list,
-    as_text,
     objects_in,
     read_objects,
     text_in,
+    text_or_none,
 )
 
 _SUMMARIES = {
@@ -68,23 +68,23 @@ class _PiSession:
 
     def take(self, offset: int, entry: dict[str, Any]) -> str | None:
         """Take one entry in; gives the reason if it makes no turn."""
-        kind = as_text(entry.get("type"))
+        kind = text_or_none(entry.get("type"))
         if kind == "session":
-            self.session_id = as_text(entry.get("id")) or self.session_id
-            self._cwd = as_text(entry.get("cwd"))
+            self.session_id = text_or_none(entry.get("id")) or self.session_id
+            self._cwd = text_or_none(entry.get("cwd"))
             self._entries.append("")
             return None
-        name = as_text(entry.get("id")) or f"{len(self._entries)}"
+        name = text_or_none(entry.get("id")) or f"{len(self._entries)}"
         self._entries.append(name)
         parent = self._tip
         if "parentId" in entry:
             parent = self._by_entry.get(str(entry["parentId"]))
         self._by_entry[name] = self._tip = parent
         message = as_dict(entry.get("message"))
-        role = as_text(message.get("role"))
+        role = text_or_none(message.get("role"))
         if kind == "compaction":
             turn = self._compacted(entry, name, offset, parent)
-        elif kind == "branch_summary" and as_text(entry.get("summary")):
+        elif kind == "branch_summary" and text_or_none(entry.get("summary")):
             text = _SUMMARIES[kind].format(entry["summary"])
             turn = self._turn("user", entry, name, offset, parent, text)
         elif kind == "custom_message":
@@ -124,7 +124,7 @@ class _PiSession:
             offset=offset,
             uuid=f"{self.session_id}-{name}",
             segment=parent.segment if parent is not None else self._segment,
-            timestamp=as_text(entry.get("timestamp")),
+            timestamp=text_or_none(entry.get("timestamp")),
             cwd=self._cwd,
             texts=[text] if text else [],
         )
@@ -141,7 +141,7 @@ class _PiSession:
     ) -> Turn:
         turn = self._turn("assistant", entry, name, offset, parent)
         turn.message_id = f"{Pi.name}:{turn.uuid}"
-        turn.model = as_text(message.get("model"))
+        turn.model = text_or_none(message.get("model"))
         usage = as_dict(message.get("usage"))
         if usage:
             turn.usage = RecordedUsage(
@@ -154,13 +154,13 @@ class _PiSession:
             turn.flags |= {"interrupted"}
         for block in map(as_dict, as_list(message.get("content"))):
             if block.get("type") == "toolCall":
-                call_id = as_text(block.get("id")) or f"{turn.uuid}-{len(turn.calls)}"
+                call_id = text_or_none(block.get("id")) or f"{turn.uuid}-{len(turn.calls)}"
                 arguments = arguments_text(block.get("arguments"))
                 turn.calls.append(
-                    RecordedCall(call_id, as_text(block.get("name")) or "", arguments)
+                    RecordedCall(call_id, text_or_none(block.get("name")) or "", arguments)
                 )
                 self._by_call[call_id] = turn
-            elif thinking := as_text(block.get("thinking")):
+            elif thinking := text_or_none(block.get("thinking")):
                 turn.thinking.append(thinking)
             elif text := text_in(block):
                 turn.texts.append(text)
@@ -180,7 +180,7 @@ class _PiSession:
         self, entry: dict[str, Any], name: str, offset: int, parent: Turn | None
     ) -> Turn:
         """Start again from the summary, and from what was kept word for word."""
-        first = as_text(entry.get("firstKeptEntryId"))
+        first = text_or_none(entry.get("firstKeptEntryId"))
         index = entry.get("firstKeptEntryIndex")
         if first is None and isinstance(index, int) and 0 <= index < len(self._entries):
             first = self._entries[index]

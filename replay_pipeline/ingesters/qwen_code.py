@@ -11,10 +11,10 @@ from replay_pipeline.ingesters.json_lines import (
     as_count,
     as_dict,
     as_list,
-    as_text,
     objects_in,
     read_objects,
     text_in,
+    text_or_none,
 )
 
 _NEVER_SHOWN = frozenset({
@@ -42,19 +42,19 @@ class QwenCode:
         """Yield the one conversation of a chat."""
         talk = Conversation(path.stem, self.name)
         for offset, row in read_objects(path, counts, end):
-            talk.session_id = as_text(row.get("sessionId")) or talk.session_id
-            talk.cwd = as_text(row.get("cwd")) or talk.cwd
-            talk.version = as_text(row.get("version")) or talk.version
+            talk.session_id = text_or_none(row.get("sessionId")) or talk.session_id
+            talk.cwd = text_or_none(row.get("cwd")) or talk.cwd
+            talk.version = text_or_none(row.get("version")) or talk.version
             counts.count(_take(talk, row, offset))
         yield talk.log()
 
 
 def _take(talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
     """Take in one row; returns why it makes no turn."""
-    kind, timestamp = as_text(row.get("type")) or "", as_text(row.get("timestamp"))
+    kind, timestamp = text_or_none(row.get("type")) or "", text_or_none(row.get("timestamp"))
     parts = [as_dict(part) for part in as_list(as_dict(row.get("message")).get("parts"))]
     if kind == "system":
-        subtype = as_text(row.get("subtype")) or ""
+        subtype = text_or_none(row.get("subtype")) or ""
         is_known = subtype in _NEVER_SHOWN
         return "bookkeeping" if is_known else f"unknown_system_{subtype[:40]}_of_{talk.version}"
     if kind == "user":
@@ -66,15 +66,15 @@ def _take(talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
         return None if _answer(talk, parts) else "orphan_result"
     if kind != "assistant":
         return f"unknown_row_{kind[:40]}_of_{talk.version}"
-    talk.model = as_text(row.get("model")) or talk.model
+    talk.model = text_or_none(row.get("model")) or talk.model
     talk.close()
     turn = talk.assistant(offset=offset, timestamp=timestamp, message_id=f"qwen:{row.get('uuid')}")
     for part in parts:
         call = as_dict(part.get("functionCall"))
         if call:
-            name, arguments = as_text(call.get("name")) or "", arguments_text(call.get("args"))
-            talk.call(turn, as_text(call.get("id")), name, arguments)
-        elif text := as_text(part.get("text")):
+            name, arguments = text_or_none(call.get("name")) or "", arguments_text(call.get("args"))
+            talk.call(turn, text_or_none(call.get("id")), name, arguments)
+        elif text := text_or_none(part.get("text")):
             (turn.thinking if part.get("thought") else turn.texts).append(text)
     talk.usage(_usage(as_dict(row.get("usageMetadata"))))
     talk.close()
@@ -87,9 +87,9 @@ def _answer(talk: Conversation, parts: list[dict[str, Any]]) -> bool:
         answer = as_dict(part.get("functionResponse"))
         told = as_dict(answer.get("response"))
         is_error = "error" in told
-        text = as_text(told.get("error" if is_error else "output"))
+        text = text_or_none(told.get("error" if is_error else "output"))
         result = Result(text if text is not None else text_in(told), is_error)
-        is_owned |= talk.answer(as_text(answer.get("id")) or "", result)
+        is_owned |= talk.answer(text_or_none(answer.get("id")) or "", result)
     return is_owned
 
 

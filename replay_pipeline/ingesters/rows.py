@@ -73,6 +73,9 @@ class Row(msgspec.Struct, rename="camel"):
     timestamp: str | None = None
     version: str | None = None
     cwd: str | None = None
+    git_branch: str | None = None
+    permission_mode: str | None = None
+    slug: str | None = None
     is_sidechain: bool | None = None
     is_meta: bool | None = None
     is_compact_summary: bool | None = None
@@ -139,10 +142,10 @@ def rows_in(line: bytes, counts: ReadCounts) -> list[Row]:
 def repaired(line: bytes | bytearray, counts: ReadCounts) -> Iterator[Row]:
     """Yield the rows of a line that isn't exactly one valid row."""
     for value in objects_in(line, counts):
-        yield row_of(value, counts)
+        yield parsed_row(value, counts)
 
 
-def row_of(value: dict[str, Any], counts: ReadCounts) -> Row:
+def parsed_row(value: dict[str, Any], counts: ReadCounts) -> Row:
     """Return a row from JSON, without fields of a wrong type."""
     try:
         return msgspec.convert(_as_raw(value), Row)
@@ -254,10 +257,10 @@ def _salvaged_progress(value: dict[str, Any]) -> ProgressData:
     kind, agent_id, message = value.get("type"), value.get("agentId"), value.get("message")
     if not (isinstance(kind, str) and isinstance(agent_id, str) and isinstance(message, dict)):
         return ProgressData()
-    return ProgressData(kind, agent_id, row_of(message, ReadCounts()))
+    return ProgressData(kind, agent_id, parsed_row(message, ReadCounts()))
 
 
-def text_of(content: str | list[Block] | None) -> str:
+def result_text(content: str | list[Block] | None) -> str:
     """Return the text of a tool result: a string, or the text of its blocks."""
     if isinstance(content, str):
         return content
@@ -269,7 +272,7 @@ def json_text(raw: msgspec.Raw) -> str:
     return str(memoryview(raw), "utf-8", "replace")
 
 
-def value_of(raw: msgspec.Raw) -> Any:
+def plain_json(raw: msgspec.Raw) -> Any:
     """Read a skipped field as plain JSON; `None` if it is absent or can't be read."""
     try:
         return msgspec.json.decode(raw) if raw else None
@@ -279,7 +282,7 @@ def value_of(raw: msgspec.Raw) -> Any:
 
 def loose(raw: msgspec.Raw) -> dict[str, Any]:
     """Read a skipped field as a JSON object; empty if it is absent or not an object."""
-    value = value_of(raw)
+    value = plain_json(raw)
     return value if isinstance(value, dict) else {}
 
 
@@ -291,9 +294,9 @@ def origins_of(row: Row) -> Iterator[str]:
         yield origin
 
 
-def replacements(raw: msgspec.Raw) -> Iterator[tuple[str, str]]:
+def replaced_results(raw: msgspec.Raw) -> Iterator[tuple[str, str]]:
     """Yield the ids of calls whose results the model saw in another form, with that text."""
-    found = value_of(raw)
+    found = plain_json(raw)
     for item in found if isinstance(found, list) else ():
         if isinstance(item, dict):
             call_id, text = item.get("toolUseId"), item.get("replacement")

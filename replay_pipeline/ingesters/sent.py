@@ -58,7 +58,7 @@ class LoggedRequest(msgspec.Struct):
     """The hashes of its messages; `None` if the request that it continues isn't in the log."""
 
 
-def hash_of(value: Any) -> str:
+def client_hash(value: Any) -> str:
     """Return the hash under which the client logs a message or a shape."""
     try:
         data = msgspec.json.encode(value, order="sorted")
@@ -117,7 +117,7 @@ class SentRequests:
     def _keep(self, name: str, value: dict[str, Any], where: dict[str, Any]) -> None:
         # A content that is one text is sent as a text, or as a block where a cache mark is to be put.
         in_blocks = value | {"content": blocks_of(value.get("content"))}
-        if hash_of(value) == name or ("content" in value and hash_of(in_blocks) == name):
+        if client_hash(value) == name or ("content" in value and client_hash(in_blocks) == name):
             where[name] = value
         else:
             self.n_false += 1
@@ -137,7 +137,7 @@ class SentRequests:
     def _try_answers(self) -> None:
         for blocks in self._open.values():
             message = {"role": "assistant", "content": list(blocks)}
-            self.messages.setdefault(hash_of(message), message)
+            self.messages.setdefault(client_hash(message), message)
         self._open.clear()
 
     def _try_side_by_side(self) -> None:
@@ -146,7 +146,7 @@ class SentRequests:
             for start in range(end):
                 blocks = [block for row in rows[start:end] for block in row]
                 message = {"role": "user", "content": blocks}
-                self.messages.setdefault(hash_of(message), message)
+                self.messages.setdefault(client_hash(message), message)
         self._n_tried = len(rows)
 
     def missing(self, names: Iterable[str]) -> set[str]:
@@ -233,7 +233,7 @@ class SentTurns:
 
     def put_shape(self, turn: Turn, shape: dict[str, Any]) -> None:
         """Attach the system prompt and the tools to a decision."""
-        turn.shape = self._turn(None, hash_of(shape), "shape", shape)
+        turn.shape = self._turn(None, client_hash(shape), "shape", shape)
 
     def _turn(self, above: Turn | None, name: str, kind: str, value: Any) -> Turn:
         turn = self._known.get((above, name))

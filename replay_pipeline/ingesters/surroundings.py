@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from replay_pipeline.harness.harness import Filled
-from replay_pipeline.harness.reminders import N_UNUSED, ListReminder, Task
-from replay_pipeline.ingesters.attachments import UNUSED
+from replay_pipeline.harness.reminders import N_UNUSED, ListReminder, PlanReminder, Task
+from replay_pipeline.ingesters.attachments import PLAN_BEGINS, UNUSED
 from replay_pipeline.types import Message
 
 
@@ -51,11 +51,22 @@ _TOLD_BEFORE = (
 """What a client tells in the first message before its lists, and whether before all of them."""
 
 
-def surrounded(messages: list[Message], filled: Filled) -> list[Message]:
+_CONTEXT = re.compile(r"\A<system-reminder>\nAs you answer the user's questions")
+"""The reminder that stands between that of plan mode and the user's words."""
+
+
+def surrounded(
+    messages: list[Message], filled: Filled, plan: PlanReminder | None = None
+) -> list[Message]:
     """Put a client's reminders into the user's first message, and its other texts after it.
 
     If the log lists skills, kinds of agents, and instructions of servers, these are used, at the
     place and with the surrounding words of the client.
+
+    Args:
+        messages: a prompt without its system prompt.
+        filled: the client's texts.
+        plan: the client's words for plan mode; without them, ours stay.
     """
     place = next((n for n, each in enumerate(messages) if each["role"] == "user"), None)
     if place is None or not isinstance(messages[place].get("content"), str):
@@ -80,8 +91,41 @@ def surrounded(messages: list[Message], filled: Filled) -> list[Message]:
         found = told.search(words)
         if found is not None and _told_before(found[1], before, after, is_first=is_first):
             words = _without(words, found)
+    if plan is not None and (found := PLAN_BEGINS.search(words)) is not None:
+        said, words = _plan_said(plan, found), _without(words, found)
+        if not plan.is_system:
+            spot = _found_in(before, _CONTEXT)
+            number = spot[0] if spot else len(before)
+            if number:
+                before[number - 1] = before[number - 1].rstrip("\n")
+            before.insert(number, said)
+        elif not _told_before(said, before, after, is_first=False):
+            after.append({"role": "system", "content": said})
     shown = {**messages[place], "content": "\n\n".join([*before, words])}
-    return [*messages[:place], shown, *after, *messages[place + 1 :]]
+    return [*messages[:place], shown, *after, *_planned(messages[place + 1 :], plan)]
+
+
+def _planned(messages: list[Message], plan: PlanReminder | None) -> list[Message]:
+    """Put the client's words in the place of ours where plan mode begins in mid-conversation."""
+    shown: list[Message] = []
+    for message in messages:
+        text = message.get("content")
+        is_users = plan is not None and message["role"] == "user" and isinstance(text, str)
+        found = PLAN_BEGINS.search(text) if is_users else None
+        if plan is None or found is None:
+            shown.append(message)
+            continue
+        said, words = _plan_said(plan, found), _without(str(text), found)
+        if plan.is_system:
+            shown += [{**message, "content": words}] if words else []
+            shown.append({"role": "system", "content": said})
+        else:
+            shown.append({**message, "content": "\n\n".join(filter(None, (said, words)))})
+    return shown
+
+
+def _plan_said(plan: PlanReminder, found: re.Match[str]) -> str:
+    return plan.said(found["path"], found["file"] if found["begun"] else None)
 
 
 def _without(text: str, found: re.Match[str]) -> str:

@@ -21,7 +21,7 @@ from replay_pipeline.errors import SchemaError
 from replay_pipeline.harness import Filled, Harness, HarnessStore, Moment
 from replay_pipeline.harness.harness import fill
 from replay_pipeline.harness.neutral import system_prompt
-from replay_pipeline.ingesters.attachments import numbers_in
+from replay_pipeline.ingesters.attachments import FIRST_LOGGED, numbers_in
 from replay_pipeline.ingesters.surroundings import reminded, surrounded
 from replay_pipeline.ingesters.tool_schemas import (
     ToolLearner,
@@ -43,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 _FIRST_WITH_SEAMS = (2, 1, 81)
 """The first version of Claude Code seen to put a line break between two texts of the user."""
-_FIRST_WITH_ATTACHMENTS = (2, 1, 93)
-"""The first version of Claude Code that logs its reminders; 2.1.92 was seen not to, and 2.1.94 to."""
 _CATALOGUED = "claude_code"
 """The agent whose tools are known by release series."""
 _GIVEN = ("override", "recorded")
@@ -220,7 +218,8 @@ class Traces:
             framed = None if row["shape_turn_idx"] is not None else self._framing(row, cwd)
             messages = merged_users(self._shown(path, row["session_id"]))
             if framed is not None and not any(turn.kind in _PLACES for turn in path):
-                messages = surrounded(messages, framed[0])
+                plan = None if self._is_neutral else framed[0].plan
+                messages = surrounded(messages, framed[0], plan)
                 if not self._is_neutral:
                     # The dataset keeps a client's words apart, and these stand in mid-conversation.
                     is_logged = self._logs_reminders(row["session_id"], turns)
@@ -292,11 +291,11 @@ class Traces:
         if self._harnesses is None:
             return None
         session_id = row["session_id"]
-        agent, version, is_subagent, at = self._clients[session_id]
+        agent, version, is_subagent, at, branch = self._clients[session_id]
         found = self._harnesses.find(agent, version)
         if found is None:
             return None
-        moment = Moment(cwd=cwd, model=row["student_model"], at=at)
+        moment = Moment(cwd=cwd, model=row["student_model"], at=at, branch=branch)
         key = (session_id, moment)
         if key not in self._framed:
             if len(self._framed) >= _MAX_RECENT:
@@ -323,23 +322,23 @@ class Traces:
         return list((own | others | {n: tool for n, tool in given.items() if n in own}).values())
 
     def _has_seams(self, session_id: str) -> bool:
-        agent, version, _, _ = self._clients[session_id]
+        agent, version, *_ = self._clients[session_id]
         return agent == _CATALOGUED and numbers_in(version) >= _FIRST_WITH_SEAMS
 
     def _logs_reminders(self, session_id: str, turns: dict[int, _StoredTurn]) -> bool:
         version = self._clients[session_id][1]
-        return numbers_in(version) >= _FIRST_WITH_ATTACHMENTS or any(
+        return numbers_in(version) >= FIRST_LOGGED or any(
             turn.kind == "attachment" for turn in turns.values()
         )
 
     @cached_property
-    def _clients(self) -> dict[str, tuple[str, str | None, bool, Any]]:
-        """Return agent, version, whether it is a subagent, and the first time, of each session."""
-        names = ("session_id", "agent", "versions", "agent_id", "first_timestamp")
+    def _clients(self) -> dict[str, tuple[str, str | None, bool, Any, str | None]]:
+        """Return agent, version, whether it is a subagent, first time, and branch of each session."""
+        names = ("session_id", "agent", "versions", "agent_id", "first_timestamp", "git_branch")
         columns = [self._sessions.column(name).to_pylist() for name in names]
         return {
-            session: (agent, versions[-1] if versions else None, agent_id is not None, at)
-            for session, agent, versions, agent_id, at in zip(*columns, strict=True)
+            session: (agent, versions[-1] if versions else None, agent_id is not None, at, branch)
+            for session, agent, versions, agent_id, at, branch in zip(*columns, strict=True)
         }
 
     def _as_sent(

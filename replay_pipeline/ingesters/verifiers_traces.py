@@ -21,10 +21,10 @@ from replay_pipeline.ingesters.json_lines import (
     as_count,
     as_dict,
     as_list,
-    as_text,
     objects_in,
     read_objects,
     text_in,
+    text_or_none,
 )
 from replay_pipeline.types import Tool
 
@@ -75,7 +75,7 @@ class MessageGraph:
     """Turns the message graph of one trace into turns."""
 
     def __init__(self, trace: dict[str, Any], name: str, offset: int, agent: str) -> None:
-        self.session_id = as_text(trace.get("id")) or name
+        self.session_id = text_or_none(trace.get("id")) or name
         self.trace, self.offset, self.agent = trace, offset, agent
         self.turns: list[Turn] = []
         self._copies: dict[tuple[str, int], Turn] = {}
@@ -83,8 +83,8 @@ class MessageGraph:
         # Of every node: the turn it belongs to, and how many of its results stand above.
         self._views: list[tuple[Turn, int] | None] = []
         config = as_dict(as_dict(trace.get("agent")).get("config"))
-        self._model = as_text(config.get("model"))
-        self._harness = as_text(as_dict(config.get("harness")).get("id"))
+        self._model = text_or_none(config.get("model"))
+        self._harness = text_or_none(as_dict(config.get("harness")).get("id"))
         calls = [as_dict(call) for call in as_list(trace.get("calls"))]
         self._calls = {call["node"]: call for call in calls if isinstance(call.get("node"), int)}
 
@@ -129,15 +129,15 @@ class MessageGraph:
     ) -> None:
         turn.message_id = f"{self.agent}:{self.session_id}:{index}"
         turn.flags = frozenset() if node.get("sampled") else frozenset({"copy"})
-        thinking = as_text(message.get("reasoning_content"))
+        thinking = text_or_none(message.get("reasoning_content"))
         turn.thinking = [thinking] if thinking else []
         for number, call in enumerate(map(as_dict, as_list(message.get("tool_calls")))):
-            call_id = as_text(call.get("id")) or f"{turn.message_id}-{number}"
-            name = as_text(call.get("name")) or ""
+            call_id = text_or_none(call.get("id")) or f"{turn.message_id}-{number}"
+            name = text_or_none(call.get("name")) or ""
             turn.calls.append(RecordedCall(call_id, name, arguments_text(call.get("arguments"))))
         made_by = self._calls.get(index, {})
-        turn.model = as_text(made_by.get("model")) or self._model
-        turn.stop_reason = as_text(made_by.get("finish_reason"))
+        turn.model = text_or_none(made_by.get("model")) or self._model
+        turn.stop_reason = text_or_none(made_by.get("finish_reason"))
         if usage := as_dict(made_by.get("usage")):
             turn.usage = RecordedUsage(
                 n_input=as_count(usage.get("prompt_tokens")),
@@ -147,7 +147,7 @@ class MessageGraph:
 
     def _result(self, message: dict[str, Any], turn: Turn, n_above: int) -> tuple[Turn, int]:
         """Put a result behind its call; another branch may have put others there."""
-        call_id = as_text(message.get("tool_call_id")) or ""
+        call_id = text_or_none(message.get("tool_call_id")) or ""
         text = text_in(message.get("content"))
         have = list(turn.results.items())
         if len(have) > n_above and have[n_above] == (call_id, Result(text)):
@@ -186,14 +186,14 @@ def _tools(holders: list[dict[str, Any]]) -> list[Tool]:
     """Return the tools that the first holder with any names, in the OpenAI form."""
     for holder in holders:
         tools = [as_dict(tool) for tool in as_list(holder.get("tools"))]
-        named = [tool for tool in tools if as_text(tool.get("name"))]
+        named = [tool for tool in tools if text_or_none(tool.get("name"))]
         if named:
             return [
                 {
                     "type": "function",
                     "function": {
                         "name": tool["name"],
-                        "description": as_text(tool.get("description")) or "",
+                        "description": text_or_none(tool.get("description")) or "",
                         "parameters": as_dict(tool.get("parameters")),
                     },
                 }

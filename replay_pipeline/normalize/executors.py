@@ -77,7 +77,7 @@ def _measures(found: Mapping[str, np.ndarray], is_complete: np.ndarray) -> list[
     return measures
 
 
-def check(executor: Executor) -> None:
+def check_executor(executor: Executor) -> None:
     """Check that the executor is known and installed.
 
     Raises:

@@ -139,7 +139,7 @@ class DJNormalizer:
         )
         for operator in operators:
             steps.start(operator, {})  # refuses what cannot run, before any work
-        executors.check(executor)
+        executors.check_executor(executor)
         self._operators = operators
         self._executor: Executor = executor
         self._ray_address = ray_address

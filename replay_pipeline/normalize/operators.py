@@ -43,8 +43,8 @@ from replay_pipeline.normalize.views import (
     View,
     check_view,
     last_texts,
-    parse_action,
     prompt_text,
+    read_side,
     string_leaves,
     text_message,
 )
@@ -797,7 +797,7 @@ class PairEachSideMapper(Mapper):
             rows = [
                 row
                 for row, message in enumerate(messages)
-                if texts[row] is not None and not (message and parse_action(message).calls)
+                if texts[row] is not None and not (message and read_side(message).calls)
             ]
             if not rows:
                 continue

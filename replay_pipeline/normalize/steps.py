@@ -9,7 +9,7 @@ import pyarrow as pa
 from replay_pipeline.errors import ConfigError, NormalizeError
 from replay_pipeline.normalize import data_juicer, stock
 from replay_pipeline.normalize.verdict import Measure, Memory, RowVerdict
-from replay_pipeline.normalize.views import SIDES, PairBatch, parse_action, text_message
+from replay_pipeline.normalize.views import SIDES, PairBatch, read_side, text_message
 from replay_pipeline.storage.schemas import PROMPT
 
 
@@ -172,7 +172,7 @@ class StockMapperStep:
             for row, state_id in enumerate(before["state_id"]):
                 if after[side][row] == before[side][row] or not after[message][row]:
                     continue
-                if parse_action(after[message][row]).calls:
+                if read_side(after[message][row]).calls:
                     raise NormalizeError(
                         f"{self.name}: changed `{side}` of {state_id}, but its tool calls are "
                         f"published from `{message}`; set text_key: {message}"

@@ -84,7 +84,7 @@ def _leaves(value: Any) -> Iterator[str]:
         yield json.dumps(value)
 
 
-def parse_action(action_json: str | None, text: str = "") -> ParsedAction:
+def read_side(action_json: str | None, text: str = "") -> ParsedAction:
     """Read an action from its message, or from its text if there is no message.
 
     It reads OpenAI messages, lists of content blocks, and single calls (`name` with `arguments` or
@@ -249,7 +249,7 @@ class PairBatch:
         """Return the parsed actions of both sides."""
         return {
             side: [
-                parse_action(action, text or "")
+                read_side(action, text or "")
                 for action, text in zip(
                     self.values(f"{side}_action_json"), self.values(side), strict=True
                 )

@@ -9,7 +9,7 @@ from replay_pipeline.pages.look import Contents, look, write_page
 from replay_pipeline.pages.marks import Mark, apply_marks, read_chances, read_marks
 from replay_pipeline.pages.order import doubts, rank_pairs, review_score
 from replay_pipeline.pages.pairs import in_portions, portion
-from replay_pipeline.pages.sides import differ, last_request, native_sides, readable
+from replay_pipeline.pages.sides import differ, last_request, native_sides, over_lines
 from replay_pipeline.pages.text import show_state
 
 __all__ = [
@@ -23,12 +23,12 @@ __all__ = [
     "last_request",
     "look",
     "native_sides",
+    "over_lines",
     "pooled_accuracy",
     "portion",
     "rank_pairs",
     "read_chances",
     "read_marks",
-    "readable",
     "review_score",
     "show_state",
     "write_page",

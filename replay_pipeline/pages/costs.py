@@ -32,7 +32,7 @@ def prices_date() -> str:
     return _prices()["date"]
 
 
-def cost_usd(model: str | None, tokens: Mapping[str, int]) -> float | None:
+def list_price_usd(model: str | None, tokens: Mapping[str, int]) -> float | None:
     """Return the list price of these tokens, or `None` if the model has no list price.
 
     Args:

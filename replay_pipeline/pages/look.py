@@ -159,10 +159,10 @@ def sessions_of(result: IngestResult) -> Iterator[SessionRows]:
     """Yield the rows of one session at a time, without loading all of them."""
     turns = _groups(result.parts["turns"])
     states = _groups(result.parts["states"])
-    return joined(result.sessions.to_pylist(), turns, states)
+    return session_rows(result.sessions.to_pylist(), turns, states)
 
 
-def joined(
+def session_rows(
     sessions: Iterable[Row],
     turns: Iterator[tuple[str, list[Row]]],
     states: Iterator[tuple[str, list[Row]]],

@@ -8,7 +8,14 @@ from typing import Any
 
 import msgspec
 
-from replay_pipeline.pages.costs import TOKENS, Row, by_model, cost_usd, prices_date, tokens_of
+from replay_pipeline.pages.costs import (
+    TOKENS,
+    Row,
+    by_model,
+    list_price_usd,
+    prices_date,
+    tokens_of,
+)
 from replay_pipeline.redaction.printable import printable
 
 FINE = frozenset({"ok", "final_text"})
@@ -68,7 +75,7 @@ class SessionTotals:
                 "model": model,
                 "turns": counts["turns"],
                 "tokens": sum(counts[name] for name in TOKENS),
-                "cost_usd": cost_usd(model, counts),
+                "cost_usd": list_price_usd(model, counts),
             }
             for model, counts in sorted(self._models.items())
         ]
@@ -98,7 +105,13 @@ class SessionTotals:
             "error_kinds": dict(self.error_kinds.most_common()),
             "tools": dict(sorted(self._tools.items(), key=lambda item: (-item[1][0], item[0]))),
             "days": [
-                [day, model, project, *(counts[name] for name in TOKENS), cost_usd(model, counts)]
+                [
+                    day,
+                    model,
+                    project,
+                    *(counts[name] for name in TOKENS),
+                    list_price_usd(model, counts),
+                ]
                 for (day, model, project), counts in sorted(self._days.items())
             ],
         }
@@ -145,7 +158,7 @@ def facts_of_session(session: Row, turns: Sequence[Row], states: Sequence[Row]) 
     n_interrupted = sum(state["outcome"] in INTERRUPTED for state in states)
     n_failed = sum(state["outcome"] not in FINE for state in states)
     own = paid(turns, states)
-    usd = {model: cost_usd(model, tokens_of(rows)) for model, rows in by_model(own).items()}
+    usd = {model: list_price_usd(model, tokens_of(rows)) for model, rows in by_model(own).items()}
     return {
         "id": session["session_id"],
         "title": printable(session.get("title") or first_request(turns) or "(no request)"),

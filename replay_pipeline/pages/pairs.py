@@ -8,13 +8,13 @@ from typing import Any
 from replay_pipeline.pages.marks import FORMAT
 from replay_pipeline.pages.order import doubts, review_score
 from replay_pipeline.pages.sides import (
+    called_tools,
     headline_of,
     last_request,
     native_sides,
-    readable,
+    over_lines,
     shown_prefix,
     side_by_side,
-    tools_of,
 )
 from replay_pipeline.storage.pair_rows import id_of_pair
 from replay_pipeline.types import DPOPair
@@ -67,7 +67,7 @@ def pair_item(pair: DPOPair, row: Mapping[str, Any]) -> dict[str, Any]:
     tried = read_trials(row.get("trials_json"))
     rejected, chosen = native_sides(pair)
     messages = pair.get("state_messages", [])
-    rows = side_by_side(readable(rejected, pair["rejected"]), readable(chosen, pair["chosen"]))
+    rows = side_by_side(over_lines(rejected, pair["rejected"]), over_lines(chosen, pair["chosen"]))
     return {
         "id": pair["state_id"],
         "pair": id_of_pair(pair),
@@ -89,7 +89,7 @@ def pair_item(pair: DPOPair, row: Mapping[str, Any]) -> dict[str, Any]:
         "rejected_source": pair.get("rejected_source"),
         "chosen_trial": pair.get("chosen_trial"),
         "rejected_trial": pair.get("rejected_trial"),
-        "tools": sorted({*tools_of(chosen), *tools_of(rejected)}),
+        "tools": sorted({*called_tools(chosen), *called_tools(rejected)}),
         "headline": headline_of(chosen, pair["chosen"]),
         "request": last_request(messages),
         "diff": rows,

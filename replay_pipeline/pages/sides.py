@@ -40,7 +40,7 @@ def native_sides(pair: DPOPair) -> tuple[Message | None, Message | None]:
     return rejected and form.rendered(rejected), chosen and form.rendered(chosen)
 
 
-def readable(action: Message | None, text: str = "") -> str:
+def over_lines(action: Message | None, text: str = "") -> str:
     """Format an action over several lines: one argument per line, and long texts with their line breaks.
 
     Args:
@@ -77,7 +77,7 @@ def _readable_value(key: str, value: Any) -> list[str]:
     return [f"  {key}:", *(f"    {line}" for line in value.split("\n"))]
 
 
-def tools_of(action: Message | None) -> list[str]:
+def called_tools(action: Message | None) -> list[str]:
     """Return the names of the tools that an action calls, each once; `text` for a text answer."""
     calls = (action or {}).get("tool_calls") or []
     names = [str(call["function"].get("name")) for call in calls]
@@ -141,7 +141,7 @@ def differ(rejected: tuple[Message | None, str], chosen: tuple[Message | None, s
     """
     heads = [headline_of(*side) for side in (rejected, chosen)]
     is_same = heads[0] == heads[1]
-    texts = [readable(*side) for side in (rejected, chosen)] if is_same else heads
+    texts = [over_lines(*side) for side in (rejected, chosen)] if is_same else heads
     rows = side_by_side(*texts)
     at = next((n for n, row in enumerate(rows) if row.left != row.right), None)
     if at is None:
@@ -251,5 +251,5 @@ def _message_text(message: Message) -> str:
         )
     parts = [str(content)] if content else []
     if message.get("tool_calls"):
-        parts.append(readable({"tool_calls": message["tool_calls"]}))
+        parts.append(over_lines({"tool_calls": message["tool_calls"]}))
     return "\n".join(parts)

@@ -8,7 +8,7 @@ from replay_pipeline.actions import Action, agreement_level, canonical_action
 from replay_pipeline.actions.native import NativeForm
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.pages.pairs import read_trials
-from replay_pipeline.pages.sides import native_sides, readable, shown_prefix
+from replay_pipeline.pages.sides import native_sides, over_lines, shown_prefix
 from replay_pipeline.types import DPOPair, TeacherAction, TraceState
 
 _RULE = "─" * 72
@@ -134,7 +134,7 @@ def _trial_lines(trial: Mapping[str, str] | None) -> list[str]:
 
 
 def _action_lines(form: NativeForm, action: Action) -> list[str]:
-    return [f"  {line}" for line in readable(form.message(action)).split("\n")]
+    return [f"  {line}" for line in over_lines(form.message(action)).split("\n")]
 
 
 def _pair_lines(pair: DPOPair) -> list[str]:
@@ -148,7 +148,7 @@ def _pair_lines(pair: DPOPair) -> list[str]:
     trials = {side: pair.get(f"{side}_trial") for side in ("chosen", "rejected")}
     facts += [f"{side}, tried: {trial}" for side, trial in trials.items() if trial]
     rejected, chosen = native_sides(pair)
-    left = readable(rejected, pair["rejected"]).split("\n")
-    right = readable(chosen, pair["chosen"]).split("\n")
+    left = over_lines(rejected, pair["rejected"]).split("\n")
+    right = over_lines(chosen, pair["chosen"]).split("\n")
     diff = unified_diff(left, right, "rejected", "chosen", n=99, lineterm="")
     return [" · ".join(facts), *diff]

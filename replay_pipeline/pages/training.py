@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from replay_pipeline.pages.sides import readable
+from replay_pipeline.pages.sides import over_lines
 from replay_pipeline.pages.tree import cut
 
 Report = Mapping[str, Any]
@@ -18,7 +18,7 @@ _ROWS = {
 }
 
 
-def in_words(report: Report) -> list[dict[str, str]]:
+def sentences_of(report: Report) -> list[dict[str, str]]:
     """Describe a training in sentences, each of the kind `fact` or `finding`."""
     facts = [
         f"{report['steps']:,} steps on {report['pairs']:,} pairs: the loss went from "
@@ -87,7 +87,7 @@ def training_shown(
             }
             for row in inspected or ()
         ],
-        "words": in_words(report),
+        "words": sentences_of(report),
         "before_after": before_after(report, evaluation),
         "curves": report.get("curves") or {},
         "examples": examples(evaluation or {}),
@@ -151,7 +151,7 @@ def _example(was: Report, now: Report) -> dict[str, Any]:
         "title": f"{was['state_id'] or 'a state'}: {changed}",
         "sides": [
             ["what the user said last", cut(was["asked"]) or "(nothing)"],
-            ["the teachers", cut(readable(was["consensus"]))],
+            ["the teachers", cut(over_lines(was["consensus"]))],
             ["the model before", cut(was["text"]) or "(nothing)"],
             ["the model after", cut(now["text"]) or "(nothing)"],
         ],

@@ -25,7 +25,7 @@ from replay_pipeline.pairs.answers import AnswerBook, Answers, Side
 from replay_pipeline.pairs.claims import Claims
 from replay_pipeline.pairs.evidence import is_refusal, stop_objection
 from replay_pipeline.pairs.look_ahead import DeferrablePair, LookAhead
-from replay_pipeline.pairs.natural import natural_pairs
+from replay_pipeline.pairs.natural import NaturalPair, natural_pairs
 from replay_pipeline.pairs.records import consensus_pair, natural_pair, positive_row
 from replay_pipeline.pairs.report import AgreementStatistics, PairReport
 from replay_pipeline.pairs.trials import TrialBook
@@ -252,6 +252,9 @@ class _Extraction:
         self.count_agreement(state, answers, everyone, with_student)
         self.claims.file(state, side.action, answers.voting, is_recorded=side.source == "recorded")
         outcome, found = self.outcome(side, answers, verdict, with_student)
+        if outcome == "too_few_answers" and _is_confirmed(side, answers, self.report, with_student):
+            verdict = panel.verdict(self.report.level, 1)
+            outcome, found = "agreement", verdict.winner and verdict.winner.level
         if self.min_p_better is not None:
             outcome, verdict = self.by_probability(state, answers, verdict, outcome)
         near = (
@@ -455,15 +458,8 @@ class _Extraction:
         for found in self._found:
             at_place.setdefault(found.place, []).append(found)
         for natural in natural_pairs(states):
-            same = next(
-                (
-                    found
-                    for found in at_place.get(natural.place, ())
-                    if self.is_same(found.chosen, natural.chosen)
-                    and self.is_same(found.rejected, natural.rejected)
-                ),
-                None,
-            )
+            there = at_place.get(natural.place, ())
+            same = next((it for it in there if _is_one_pair(it, natural, self.is_same)), None)
             if same is not None:
                 self.report.n_natural_joined += 1
                 same.pair["evidence"] = sorted({*same.pair.get("evidence", ()), natural.source})
@@ -496,6 +492,27 @@ class _Extraction:
         return self.report
 
 
+def _is_confirmed(
+    side: Side,
+    answers: Answers,
+    report: PairReport,
+    with_student: Mapping[Action, AgreementLevel | None],
+) -> bool:
+    """Return whether all who were asked took the recorded action, and with its vote are enough.
+
+    Gates stop there, because no pair is possible any more. What was paid for still says that the
+    action is right.
+    """
+    n_families = len({vote.family for vote in answers.voting})
+    return (
+        side.source == "recorded"
+        and n_families > 0
+        and 1 + n_families >= report.agreement_threshold
+        and answers.asked == len(answers.valid)
+        and all(agrees_at(report.level, with_student[vote.action]) for vote in answers.valid)
+    )
+
+
 def _asked_again(report: PairReport, options: ExtractOptions) -> tuple[int, int]:
     """Return how often the student's own model was asked again, and left its action."""
     n, n_left = options.get("asked_again", (0, 0))
@@ -510,6 +527,12 @@ def _with_evidence(
     if not all(is_same(*two) for two in combinations(actions, 2)):
         pair["evidence"] = [*pair.get("evidence", ()), "execution"]
     return pair
+
+
+def _is_one_pair(
+    found: DeferrablePair, natural: NaturalPair, is_same: Callable[[Action, Action], bool]
+) -> bool:
+    return is_same(found.chosen, natural.chosen) and is_same(found.rejected, natural.rejected)
 
 
 def _claims_of(options: ExtractOptions, level: AgreementLevel, families: Iterable[str]) -> Claims:

@@ -5,6 +5,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
+from replay_pipeline.actions import canonical_action
+from replay_pipeline.feasibility import PromptState
+from replay_pipeline.pairs.balance import balanced
 from replay_pipeline.pairs.extract import ExtractOptions, extract_pairs
 from replay_pipeline.types import DPOPair, Message, TeacherAction, TraceState
 
@@ -28,7 +31,9 @@ class OnPolicyReport:
     """Failed answers by their code."""
     outcomes: dict[str, int]
     """Usable samples by outcome: `pair`, `agreement`, `invalid_action`, `other_form` (a text where
-    the consensus is a call, or the other way round), …"""
+    the consensus is a call, or the other way round), `infeasible_sample` (it needs a file or a text
+    that the prompt never showed), `tells_side` (with this pair, words would tell which side is
+    better), …"""
     forms: dict[str, dict[str, int]]
     """How often each tool, or `text`, is on the chosen and on the rejected side of pairs."""
     n_calls: int
@@ -69,10 +74,8 @@ class _Found:
     positives: list[dict[str, Any]] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     n_repeated: int = 0
-    n_other_form: int = 0
-    forms: dict[str, Counter[str]] = field(
-        default_factory=lambda: {"chosen": Counter(), "rejected": Counter()}
-    )
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Samples that would make a pair, by the reason why they don't."""
 
 
 @dataclass
@@ -113,8 +116,10 @@ def on_policy_pairs(
     """Compare samples of the trainee with the teachers' consensus.
 
     A sample that differs becomes the rejected side of a pair, and one that agrees makes a positive.
-    Repeated samples count once. A sample of another form, such as a text while the consensus is a
-    call, makes no pair, because the form alone would show which side is better.
+    Repeated samples count once. Three kinds of samples make no pair, because anybody could tell
+    without the prompt which side is better: one of another form, such as a text while the consensus
+    is a call; one that can't work at its state, by the rules for chosen sides; and one whose words
+    are too often on one side (`balanced`).
 
     Args:
         states: the sampled states.
@@ -129,6 +134,7 @@ def on_policy_pairs(
         ConfigError: as for `extract_pairs`.
     """
     drawn = _Drawn.of(sampled)
+    by_id = {state["state_id"]: state for state in states}
     outcomes: Counter[str] = Counter()
     found = _Found(seen={*known_pairs, *known_positives})
     options["include_natural"] = False
@@ -142,16 +148,23 @@ def on_policy_pairs(
         )
         outcomes.update(report.outcome_counts)
         for pair in report.pairs:
-            _keep_pair(found, pair)
+            if (why := _objection(by_id[pair["state_id"]], pair)) is not None:
+                found.left_out[why] += 1
+            else:
+                _keep(found, found.pairs, pair, pair["pair_id"])
         for positive in report.positives:
             _keep(found, found.positives, positive, positive["state_id"])
-    if found.n_other_form:
-        outcomes["pair"] -= found.n_other_form
-        outcomes["other_form"] = found.n_other_form
+    pairs = balanced(found.pairs)
+    found.left_out["tells_side"] += len(found.pairs) - len(pairs)
+    outcomes["pair"] -= found.left_out.total()
+    outcomes.update(found.left_out)
     return OnPolicyReport(
-        forms={side: dict(sorted(counts.items())) for side, counts in found.forms.items()},
+        forms={
+            "chosen": _count_forms(pair["chosen_action"] for pair in pairs),
+            "rejected": _count_forms(pair["rejected_action"] for pair in pairs),
+        },
         n_calls=sum(bool((one.action or {}).get("tool_calls")) for one in drawn.usable),
-        pairs=found.pairs,
+        pairs=pairs,
         positives=found.positives,
         n_states=len(states),
         n_samples=len(drawn.usable) + drawn.errors.total(),
@@ -161,19 +174,24 @@ def on_policy_pairs(
     )
 
 
-def _keep_pair(found: _Found, pair: DPOPair) -> None:
-    forms = {
-        "chosen": _forms_of(pair["chosen_action"]),
-        "rejected": _forms_of(pair["rejected_action"]),
-    }
-    if ("text" in forms["chosen"]) != ("text" in forms["rejected"]):
-        found.n_other_form += 1
-        return
-    n_before = len(found.pairs)
-    _keep(found, found.pairs, pair, pair["pair_id"])
-    if len(found.pairs) > n_before:
-        for side, names in forms.items():
-            found.forms[side].update(names)
+def _objection(state: TraceState, pair: DPOPair) -> str | None:
+    """Return why a sample can't be the worse side, if it can't."""
+    if ("text" in _forms_of(pair["chosen_action"])) != (
+        "text" in _forms_of(pair["rejected_action"])
+    ):
+        return "other_form"
+    cwd = state.get("cwd")
+    recorded, sample = (
+        canonical_action(action, cwd=cwd)
+        for action in (state["student_action"], pair["rejected_action"])
+    )
+    is_infeasible = PromptState(state["messages"], recorded, cwd=cwd).impossible(sample) is not None
+    return "infeasible_sample" if is_infeasible else None
+
+
+def _count_forms(actions: Iterable[Message]) -> dict[str, int]:
+    counts = Counter(form for action in actions for form in _forms_of(action))
+    return dict(sorted(counts.items()))
 
 
 def _forms_of(action: Message) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from replay_pipeline.storage.pair_rows import json_text, row_of_pair
+from replay_pipeline.storage.pair_rows import json_or_none, row_of_pair
 from replay_pipeline.storage.tables import table_of
 from replay_pipeline.types import DPOPair
 
@@ -22,5 +22,5 @@ def positives_table(positives: Iterable[Mapping[str, Any]], name: str = "positiv
 
 def outcomes_table(outcomes: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Return one row per state as the table `outcomes`."""
-    rows = [{**each, "trials_json": json_text(each.get("trials"))} for each in outcomes]
+    rows = [{**each, "trials_json": json_or_none(each.get("trials"))} for each in outcomes]
     return table_of(rows, "outcomes")

@@ -7,7 +7,7 @@ from replay_pipeline.publish.card import render as render_card
 from replay_pipeline.publish.exports import ExportReport, export
 from replay_pipeline.publish.publisher import problems_on_hub, publish, retract, shards_of
 from replay_pipeline.publish.version import Cuts, PublishReport
-from replay_pipeline.publish.versions import fetch, newest, to_be_published
+from replay_pipeline.publish.versions import local_copy, newest, to_be_published
 
 __all__ = [
     "BlindControl",
@@ -19,8 +19,8 @@ __all__ = [
     "blind_control",
     "column_words",
     "export",
-    "fetch",
     "in_words",
+    "local_copy",
     "newest",
     "problems_on_hub",
     "publish",

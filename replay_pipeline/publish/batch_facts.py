@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from replay_pipeline.publish import layout
-from replay_pipeline.publish.splits import SPLITS, Split, joined, sha_of, sides_in
+from replay_pipeline.publish.splits import SPLITS, Split, joined_splits, name_sha, sides_in
 
 pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
 _SHORTEST = 1_024
@@ -125,7 +125,7 @@ class Retracted:
         if not self.sessions:
             return table
         pairs = zip(table["session_id"].to_pylist(), table["state_id"].to_pylist(), strict=True)
-        stays = [sha_of(session or state) not in self.sessions for session, state in pairs]
+        stays = [name_sha(session or state) not in self.sessions for session, state in pairs]
         return table.filter(pa.array(stays, pa.bool_()))
 
 
@@ -137,7 +137,7 @@ def merge_facts(there: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, A
     merged |= both.facts() if both != Retracted() else {}
     moved = {*there.get(_MOVED, ()), *new.get(_MOVED, ())}
     merged |= {_MOVED: sorted(moved)} if moved else {}
-    sides = joined(*(sides_in(facts.get(_SIDES, {})) for facts in (there, new)))
+    sides = joined_splits(*(sides_in(facts.get(_SIDES, {})) for facts in (there, new)))
     return merged | ({_SIDES: _by_side(sides)} if sides else {})
 
 
@@ -153,7 +153,7 @@ def known_sides(
         for manifest in manifests
         for name in ("conversations", "ties")
     )
-    return joined(*published, sides_in(facts.get(_SIDES, {})))
+    return joined_splits(*published, sides_in(facts.get(_SIDES, {})))
 
 
 def side_facts(
@@ -289,7 +289,7 @@ def encode(facts: Any) -> bytes:
     return msgspec.json.format(text, indent=1) + b"\n"
 
 
-def digest_of(manifests: Mapping[str, Mapping[str, Any]]) -> str:
+def content_digest(manifests: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the hash of the dataset's whole content: that of `encode(manifests)`."""
     if not manifests:
         return hashlib.sha256(encode({})).hexdigest()[:12]
@@ -302,7 +302,7 @@ def digest_of(manifests: Mapping[str, Mapping[str, Any]]) -> str:
     return digest.hexdigest()[:12]
 
 
-def sessions_of(manifest: Mapping[str, Any], name: str = "sessions") -> list[str]:
+def session_hashes(manifest: Mapping[str, Any], name: str = "sessions") -> list[str]:
     """Return the hashes of a batch's sessions or conversations."""
     return [sha for side in SPLITS for sha in manifest[name][side]]
 

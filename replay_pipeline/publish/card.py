@@ -14,7 +14,12 @@ import yaml
 from jinja2 import Template
 
 from replay_pipeline.publish import layout
-from replay_pipeline.publish.batch_facts import digest_of, n_moved, rows_by_split, sessions_of
+from replay_pipeline.publish.batch_facts import (
+    content_digest,
+    n_moved,
+    rows_by_split,
+    session_hashes,
+)
 from replay_pipeline.publish.blind import in_words
 from replay_pipeline.publish.splits import SPLITS
 from replay_pipeline.redaction.printable import printable
@@ -96,7 +101,7 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         for config, counts in rows_by_split(manifests).items()
         if any(counts.values())
     }
-    digest = digest_of(manifests)
+    digest = content_digest(manifests)
     n_pairs = _sum(batches, "n_pairs")
     dropped = _added(_stage(batch, "normalize").get("dropped", {}) for batch in batches)
     recipes = sorted({_stage(batch, "normalize").get("recipe", "") for batch in batches} - {""})
@@ -109,8 +114,8 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         notes=facts.get("notes"),
         url=facts.get("url"),
         digest=digest,
-        n_sessions=len({sha for batch in batches for sha in sessions_of(batch)}),
-        n_conversations=len({sha for m in batches for sha in sessions_of(m, "conversations")}),
+        n_sessions=len({sha for batch in batches for sha in session_hashes(batch)}),
+        n_conversations=len({sha for m in batches for sha in session_hashes(m, "conversations")}),
         n_moved=n_moved(facts),
         n_batches=len(batches),
         n_pairs=n_pairs,

@@ -131,7 +131,7 @@ def _used_tools(row: Row, prompt: Sequence[Message]) -> str | None:
     messages: Iterable[Message] = [*prompt, *row["chosen"], *row["rejected"]]
     names = {call["function"]["name"] for m in messages for call in m.get("tool_calls") or ()}
     tools = [tool for tool in json.loads(row["tools"]) if layout.tool_name(tool) in names]
-    return layout.tools_of(json.dumps(tools))
+    return layout.published_tools(json.dumps(tools))
 
 
 def _cut(

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from replay_pipeline.errors import MissingDependencyError
 from replay_pipeline.publish import batch_facts, layout
 from replay_pipeline.publish.client_texts import ClientTextTable, taken_out, texts_in
-from replay_pipeline.publish.folder import list_files, read_files
-from replay_pipeline.publish.splits import SPLITS, Split, sha_of
+from replay_pipeline.publish.folder import files_below, list_files
+from replay_pipeline.publish.splits import SPLITS, Split, name_sha
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class Published:
                 files={},
                 manifests={},
                 facts={},
-                known=read_files(folder, layout.MANIFESTS),
+                known=files_below(folder, layout.MANIFESTS),
             )
             manifests = {**room.remote_manifests(hub, head, known, {}), **manifests}
             facts = batch_facts.merge_facts(room.remote_facts(hub, head), facts)
@@ -171,7 +171,7 @@ class Published:
                         columns=["session_id", "state_id"],
                         partitioning=None,
                     )
-                    for sha in {sha_of(name) for name in layout.conversations_in(rows, named)}:
+                    for sha in {name_sha(name) for name in layout.conversations_in(rows, named)}:
                         if sides.setdefault(sha, side) != side:
                             sides[sha] = "train"
                             cut.add(sha)

@@ -260,7 +260,7 @@ def _plain(turn: Sequence[Message]) -> dict[str, str]:
 
 def _functions(message: Message) -> list[dict[str, Any]]:
     return [
-        {"name": call["function"]["name"], "arguments": layout.arguments_of(call)}
+        {"name": call["function"]["name"], "arguments": layout.published_arguments(call)}
         for call in message.get("tool_calls") or ()
     ]
 

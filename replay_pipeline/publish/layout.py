@@ -315,8 +315,8 @@ def _texts_of(part: pa.Table) -> list[dict[str, Any] | None]:
         each
         and {
             "n_replaced": each["n_replaced"],
-            "messages": messages_of(json.dumps(each["messages"])),
-            "tools": tools_of(json.dumps(each["tools"])),
+            "messages": published_messages(json.dumps(each["messages"])),
+            "tools": published_tools(json.dumps(each["tools"])),
         }
         for each in given
     ]
@@ -338,8 +338,8 @@ def pair_rows(kept: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
         keep: stores each client's own system text and tools in a separate file.
     """
     prompts, tools = (
-        _each(kept, "state_messages_json", messages_of),
-        _each(kept, "tools_json", tools_of),
+        _each(kept, "state_messages_json", published_messages),
+        _each(kept, "tools_json", published_tools),
     )
     named, own = _kept_texts(kept, keep)
     shown = [mine or neutral for mine, neutral in zip(own, tools, strict=True)]
@@ -349,8 +349,8 @@ def pair_rows(kept: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
         batch,
         PAIRS,
         prompt=prompts,
-        chosen=states.in_native_form(_each(kept, "chosen_messages_json", messages_of)),
-        rejected=states.in_native_form(_each(kept, "rejected_messages_json", messages_of)),
+        chosen=states.in_native_form(_each(kept, "chosen_messages_json", published_messages)),
+        rejected=states.in_native_form(_each(kept, "rejected_messages_json", published_messages)),
         tools=tools,
         cwd=states.folders,
         client_texts=named,
@@ -365,10 +365,10 @@ def positive_rows(positives: pa.Table, batch: str, keep: Keep | None = None) -> 
         batch: key of the batch of these rows.
         keep: stores each client's own system text and tools in a separate file.
     """
-    actions = _each(positives, "action_json", lambda text: messages_of(f"[{text}]"))
+    actions = _each(positives, "action_json", lambda text: published_messages(f"[{text}]"))
     texts = positives["action"].to_pylist()
-    prompts = _each(positives, "state_messages_json", messages_of)
-    tools = _each(positives, "tools_json", tools_of)
+    prompts = _each(positives, "state_messages_json", published_messages)
+    tools = _each(positives, "tools_json", published_tools)
     named, own = _kept_texts(positives, keep)
     shown = [mine or neutral for mine, neutral in zip(own, tools, strict=True)]
     states = _States(prompts, shown, _given(positives, "cwd"))
@@ -444,7 +444,7 @@ def _given(table: pa.Table, name: str) -> list[Any]:
     return table[name].to_pylist() if name in table.column_names else [None] * len(table)
 
 
-def prompt_rows(rows: pa.Table, side: str, kind: str) -> pa.Table:
+def published_prompts(rows: pa.Table, side: str, kind: str) -> pa.Table:
     """Return rows of the config `prompts`: states with a consensus, which is in the column `side`.
 
     Args:
@@ -481,7 +481,7 @@ def _each(table: pa.Table, name: str, convert: Callable[[str], Any]) -> list[Any
     return [None if text is None else convert(text) for text in table[name].to_pylist()]
 
 
-def messages_of(messages_json: str) -> list[Message]:
+def published_messages(messages_json: str) -> list[Message]:
     """Return messages in their published form, from JSON text.
 
     A system message in the middle of a conversation becomes a user message, because most chat
@@ -502,13 +502,13 @@ def message_of(message: Mapping[str, Any]) -> Message:
     calls = message.get("tool_calls")
     return {
         "role": message["role"],
-        "content": text_of(message.get("content")),
+        "content": content_text(message.get("content")),
         "tool_calls": [_call(call) for call in calls] if calls else None,
         "tool_call_id": message.get("tool_call_id"),
     }
 
 
-def text_of(content: Any) -> str:
+def content_text(content: Any) -> str:
     """Return the text of a message's content, which may consist of parts."""
     if isinstance(content, list):
         parts = [part.get("text", "") if isinstance(part, Mapping) else part for part in content]
@@ -518,13 +518,13 @@ def text_of(content: Any) -> str:
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function") or {}
-    arguments = arguments_of(call)
+    arguments = published_arguments(call)
     text = arguments if isinstance(arguments, str) else _encode(arguments).decode()
     named = {"name": function.get("name"), "arguments": text}
     return {"id": call.get("id"), "type": call.get("type") or "function", "function": named}
 
 
-def arguments_of(call: Mapping[str, Any]) -> Any:
+def published_arguments(call: Mapping[str, Any]) -> Any:
     """Return the arguments of a call as an object; text that isn't JSON stays text."""
     arguments = (call.get("function") or {}).get("arguments")
     if not isinstance(arguments, str):
@@ -540,7 +540,7 @@ def with_objects(message: Mapping[str, Any]) -> Message:
     plain = {key: value for key, value in message.items() if value is not None}
     if calls := plain.get("tool_calls"):
         plain["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": arguments_of(call)}}
+            {**call, "function": {**call["function"], "arguments": published_arguments(call)}}
             for call in calls
         ]
     return plain
@@ -556,7 +556,7 @@ def tool_name(tool: Mapping[str, Any]) -> str | None:
     return (tool.get("function") or tool).get("name")
 
 
-def tools_of(tools_json: str) -> str | None:
+def published_tools(tools_json: str) -> str | None:
     """Return the tools as one JSON text, or None for a state without tools."""
     tools = json_value(tools_json)
     return _encode(tools).decode() if tools else None

@@ -18,8 +18,8 @@ from replay_pipeline.publish.client_texts import ClientTextTable
 from replay_pipeline.publish.earlier import HubOptions, Published
 from replay_pipeline.publish.folder import alone
 from replay_pipeline.publish.loading import problems_of_loading
-from replay_pipeline.publish.splits import ConversationSplit, sha_of, sides_in
-from replay_pipeline.publish.ties import conversations_of, messages_of, shared
+from replay_pipeline.publish.splits import ConversationSplit, name_sha, sides_in
+from replay_pipeline.publish.ties import conversations_of, long_messages, shared
 from replay_pipeline.publish.version import (
     MAX_SHARD_BYTES,
     Cuts,
@@ -115,7 +115,7 @@ def publish(
         agreed = {key: gone.without(agreed.get(key, POSITIVES.empty_table())) for key in keys}
         there = {key: each for key, each in earlier.manifests.items() if key not in keys}
         belong, named = conversations_of(keys, given, agreed, projects)
-        said = messages_of(keys, belong, messages)
+        said = long_messages(keys, belong, messages)
         sides, moved = earlier.sides(named)
         common = shared(said, batch_facts.n_with_message(there.values()))
         split = ConversationSplit.over(
@@ -237,7 +237,7 @@ def retract(
     """
     options = HubOptions(repo_id=repo_id, token=token, endpoint=endpoint, patience_s=patience_s)
     hub = options.open()
-    new = batch_facts.Retracted(frozenset(map(sha_of, session_ids)), frozenset(batches))
+    new = batch_facts.Retracted(frozenset(map(name_sha, session_ids)), frozenset(batches))
     with TemporaryDirectory(prefix="publish-") as aside, alone(folder):
         version = _without(new, Published.at(folder, hub), Path(aside))
         report = version.write(folder, options)
@@ -254,7 +254,7 @@ def _without(new: batch_facts.Retracted, earlier: Published, aside: Path) -> Ver
         key
         for key, manifest in there.items()
         if key in new.batches
-        or new.sessions & set(batch_facts.sessions_of(manifest))
+        or new.sessions & set(batch_facts.session_hashes(manifest))
         or manifest.get("layout") != layout.VERSION
     }
     sides, moved = earlier.sides({})

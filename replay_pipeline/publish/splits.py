@@ -9,7 +9,7 @@ Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 
 
-def sha_of(name: str) -> str:
+def name_sha(name: str) -> str:
     """Return the hash that stands for a session, a conversation, or a project in the manifests."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
@@ -19,7 +19,7 @@ def position(sha: str) -> float:
     return int(sha[:13], 16) / 16**13
 
 
-def joined(*sides: Mapping[str, Split]) -> dict[str, Split]:
+def joined_splits(*sides: Mapping[str, Split]) -> dict[str, Split]:
     """Return the splits of joined conversations. One that was ever in train stays in train."""
     known: dict[str, Split] = {}
     for each in sides:
@@ -38,7 +38,7 @@ class ConversationSplit:
 
     def of(self, conversation: str) -> Split:
         """Return the split of a conversation."""
-        sha = sha_of(conversation)
+        sha = name_sha(conversation)
         return self.sides.get(sha) or self._by_hash(sha)
 
     def _by_hash(self, sha: str) -> Split:
@@ -75,7 +75,7 @@ class ConversationSplit:
         by_hash = cls(test_fraction, {})
         placed, new = dict(sides), list[list[str]]()
         for unit in together.units():
-            shas = list(map(sha_of, unit))
+            shas = list(map(name_sha, unit))
             known = {sides[sha] for sha in shas if sha in sides}
             side: Split = "train" if "train" in known else "test" if known else by_hash.of(unit[0])
             for sha in shas:
@@ -121,4 +121,4 @@ class _Together:
 
 def sides_in(manifest: Mapping[str, Iterable[str]]) -> dict[str, Split]:
     """Return the split of each hash, from hashes by split."""
-    return joined(*(dict.fromkeys(manifest.get(side, ()), side) for side in SPLITS))
+    return joined_splits(*(dict.fromkeys(manifest.get(side, ()), side) for side in SPLITS))

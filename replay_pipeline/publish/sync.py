@@ -40,7 +40,7 @@ class Publication:
         """Return a hash of the publication's contents."""
         names = sorted(path for path in self.files if layout.batch_of(path))
         return hashlib.sha256(
-            "\n".join([*names, batch_facts.digest_of(self.manifests)]).encode()
+            "\n".join([*names, batch_facts.content_digest(self.manifests)]).encode()
         ).hexdigest()[:12]
 
     @property
@@ -83,7 +83,7 @@ class Sync:
         sha, manifests = self._hub.retry(self._attempt, conflicts=True)
         if self._was_disturbed:  # answers were lost, or others did part of it: look what is ours
             self._commits = self._hub.find_commits(self._brings.message, since=self._first_head)
-        name = f"data-{batch_facts.digest_of(manifests)}"
+        name = f"data-{batch_facts.content_digest(manifests)}"
         self._hub.tag(name, revision=sha, message=self._brings.message)
         return Synced(commits=self._commits, tag=name, manifests=manifests)
 

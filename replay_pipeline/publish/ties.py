@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import pyarrow as pa
 
 from replay_pipeline.publish import layout
-from replay_pipeline.publish.splits import sha_of
+from replay_pipeline.publish.splits import name_sha
 
 MAX_SHARING = 3
 """The most conversations that share a message. A message in more of them comes from a program."""
@@ -29,7 +29,7 @@ def conversations_of(
     return belong, named
 
 
-def messages_of(
+def long_messages(
     keys: Iterable[str],
     belong: Collection[str],
     messages: Callable[[str], Mapping[str, Collection[str]]] | None,
@@ -52,7 +52,7 @@ def shared(
         for each in sorted(hashes):
             having.setdefault(each, []).append(name)
     for each, names in having.items():
-        n_elsewhere = n_published.get(sha_of(each), 0)
+        n_elsewhere = n_published.get(name_sha(each), 0)
         if 1 < len(names) + n_elsewhere <= MAX_SHARING:
             yield [*names, each]
 

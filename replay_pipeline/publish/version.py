@@ -18,11 +18,11 @@ from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
 from replay_pipeline.publish.client_texts import ClientTextTable
 from replay_pipeline.publish.cuts import cut_pairs, with_needs
 from replay_pipeline.publish.earlier import HubOptions, hub_room
-from replay_pipeline.publish.folder import list_files, read_files, replace_files
+from replay_pipeline.publish.folder import files_below, list_files, replace_files
 from replay_pipeline.publish.lengths import TokenSizes
 from replay_pipeline.publish.play import n_rehearsed, refuse_rehearsal
 from replay_pipeline.publish.secret_scan import SecretScan, refuse_secrets, text_sha
-from replay_pipeline.publish.splits import SPLITS, ConversationSplit, Split, sha_of
+from replay_pipeline.publish.splits import SPLITS, ConversationSplit, Split, name_sha
 from replay_pipeline.publish.ties import sessions_in
 
 logger = logging.getLogger(__name__)
@@ -313,7 +313,7 @@ class Version:
             files_unchanged=change.unchanged,
             files_removed=change.removed,
             blind=self._facts.get("blind_control"),
-            tag=f"data-{batch_facts.digest_of(here)}",
+            tag=f"data-{batch_facts.content_digest(here)}",
         )
 
     def bring(
@@ -334,7 +334,7 @@ class Version:
             },
             manifests=self._manifests,
             facts=self._facts,
-            known=read_files(folder, layout.MANIFESTS),
+            known=files_below(folder, layout.MANIFESTS),
         )
         done = room.Sync(hub, contribution).run()
         logger.info("%s: %d commits, tag %s", options.repo_id, len(done.commits), done.tag)
@@ -345,9 +345,9 @@ class Version:
 def _derived(config: str, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """Yield what else is published of some rows: states with a consensus, and what may be trained on."""
     if config == "positives":
-        yield "prompts", layout.prompt_rows(rows, "completion", "agreement")
+        yield "prompts", layout.published_prompts(rows, "completion", "agreement")
     elif config == "pairs":
-        yield "prompts", layout.prompt_rows(rows, "chosen", "pair")
+        yield "prompts", layout.published_prompts(rows, "chosen", "pair")
         yield "pairs_distillable", rows.filter(rows["is_distillable"])
 
 
@@ -365,4 +365,4 @@ def _sides(pairs: pa.Table) -> Iterator[tuple[str, str, str]]:
 
 def _shas(names: Mapping[str, Iterable[str | None]]) -> dict[str, list[str]]:
     """Return the hashes of names by side."""
-    return {side: sorted(sha_of(each) for each in found if each) for side, found in names.items()}
+    return {side: sorted(name_sha(each) for each in found if each) for side, found in names.items()}

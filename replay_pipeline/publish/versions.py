@@ -42,7 +42,7 @@ def newest(place: Place) -> Place | None:
     return place / _folder_of(place, numbers[-1]) if numbers else None
 
 
-def fetch(place: Place, folder: Path) -> Path:
+def local_copy(place: Place, folder: Path) -> Path:
     """Return the dataset as a local folder: `place` itself, or a copy of the newest version.
 
     Args:
@@ -81,7 +81,7 @@ def to_be_published(place: Place, folder: Path) -> Iterator[Path]:
         yield place
         return
     base = newest(place)
-    before = _content(fetch(place, folder))
+    before = _content(local_copy(place, folder))
     yield folder
     after = _content(folder)
     if after != before:

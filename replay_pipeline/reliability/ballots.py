@@ -81,7 +81,7 @@ def kind_in_words(kind: str) -> str:
     return "rarer kinds of decision" if kind == _OTHER_KIND else kind
 
 
-def groups_of(
+def action_groups(
     actions: Sequence[Action], level: AgreementLevel, same_text: TextComparator | None = None
 ) -> list[int]:
     """Return the group number of each action. The first action is in group 0.
@@ -160,7 +160,7 @@ class BallotBox:
                 seen[place] = vote.action, vote.row.teacher
         places = sorted(seen)
         actions = [seen[place][0] for place in places]
-        numbers = groups_of(actions, self._level, self._same_text)
+        numbers = action_groups(actions, self._level, self._same_text)
         pattern = [-1] * len(self.raters)
         facts: dict[int, bool] = {}
         for place, number in zip(places, numbers, strict=True):

@@ -67,10 +67,10 @@ def answers_at(pattern: Pattern, place: int) -> list[Pattern]:
     """Return the patterns that an answer of the rater at index `place` can lead to."""
     n_groups = max(pattern) + 1
     found = [(*pattern[:place], number, *pattern[place + 1 :]) for number in range(n_groups + 1)]
-    return [in_order(each) for each in found]
+    return [renumbered(each) for each in found]
 
 
-def in_order(pattern: Pattern) -> Pattern:
+def renumbered(pattern: Pattern) -> Pattern:
     """Renumber the groups of a pattern in their order of appearance."""
     numbers: dict[int, int] = {-1: -1}
     for number in pattern:
@@ -135,7 +135,7 @@ class Worth:
         key = (kind, has_failed)
         if key not in self._solved:
             self._solved[key] = self._solve(kind, has_failed=has_failed)
-        return self._solved[key][self._places[in_order(pattern)]]
+        return self._solved[key][self._places[renumbered(pattern)]]
 
     def gains(self, kind: int, pattern: Pattern, *, has_failed: bool | None) -> tuple[Array, Array]:
         """Return the gain of further questions, for each value of a right pair in `PRICES`.
@@ -146,7 +146,7 @@ class Worth:
         key = (kind, has_failed)
         self.advice(kind, pattern, has_failed=has_failed)
         gain_P_L, calls_P_L = self._gains[key]
-        place = self._places[in_order(pattern)]
+        place = self._places[renumbered(pattern)]
         return gain_P_L[place] + PRICES * calls_P_L[place], calls_P_L[place]
 
     def right_pairs(self, kind: int) -> float:

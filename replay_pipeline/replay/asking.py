@@ -21,7 +21,7 @@ from replay_pipeline.replay.dialects import (
 from replay_pipeline.replay.openrouter import Client
 from replay_pipeline.replay.policy import Policy, parse_gates
 from replay_pipeline.replay.prices import Price, PriceBook, floor_nano
-from replay_pipeline.settings import key_of
+from replay_pipeline.settings import teacher_key
 from replay_pipeline.storage.store import Place
 from replay_pipeline.types import AgreementLevel, RetryPolicy, TeacherSpec
 from replay_pipeline.windows import window_messages
@@ -161,7 +161,7 @@ def today() -> str:
     return f"day:{datetime.now(UTC):%Y-%m-%d}"
 
 
-def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking) -> int:
+def checked_ceiling(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking) -> int:
     """Check the settings before anything is sent, and return the ceiling.
 
     Raises:
@@ -198,7 +198,7 @@ def check(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking)
     return floor_nano(max_total_usd)
 
 
-def keys_of(
+def teacher_keys(
     teachers: Sequence[TeacherSpec], *, is_required: bool = True
 ) -> dict[str, SecretStr | None]:
     """Look up the key of each teacher by name.
@@ -210,7 +210,7 @@ def keys_of(
     keys: dict[str, SecretStr | None] = {}
     for teacher in teachers:
         try:
-            keys[teacher.name] = key_of(teacher)
+            keys[teacher.name] = teacher_key(teacher)
         except UntrustedError as error:
             raise UntrustedError(f"teacher {teacher.name}: {error}") from error
         except ConfigError as error:

@@ -24,9 +24,9 @@ from replay_pipeline.errors import ConfigError, TeacherResponseError
 from replay_pipeline.replay.asking import (
     Asking,
     AskingOptions,
-    check,
+    checked_ceiling,
     fetch_prices,
-    keys_of,
+    teacher_keys,
     today,
 )
 from replay_pipeline.replay.calls import (
@@ -123,7 +123,7 @@ def replay_batch(
         TeacherError: an endpoint rejected a batch, or can't be reached.
     """
     asking = Asking.of(**options)
-    limit_nano = check(teachers, max_total_usd, asking)
+    limit_nano = checked_ceiling(teachers, max_total_usd, asking)
     for teacher in teachers:
         if dialect_of(teacher).name != "openrouter":
             raise ConfigError(f"teacher {teacher.name}: its endpoint has no batch API")
@@ -162,7 +162,7 @@ class _BatchRun:
         self.by_sha = {task.question.sha: task for task in self.tasks}
 
     async def run(self, stop: threading.Event) -> ReplayReport:
-        self.keys = keys_of(list(self.teachers.values()))
+        self.keys = teacher_keys(list(self.teachers.values()))
         async with Client(
             max_connections=8, stop=stop, settle_s=self.asking.retry.settle_s
         ) as client:

@@ -16,11 +16,11 @@ from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.replay.openrouter import Client, Reply
 from replay_pipeline.replay.outcomes import (
+    answer_row,
     answered_row,
     checked,
     failed_row,
     plausible,
-    row_of,
     settled_lost,
     unexpected,
 )
@@ -144,7 +144,7 @@ class Books:
         cost = usage.cost_nano if usage else None
         if cost is None or cost > _MOST_OVERRUN * reserved.reserved_nano:
             cost = reserved.reserved_nano
-        row = row_of(
+        row = answer_row(
             task,
             cost_usd=usd(cost),
             finish_reason="error",

@@ -95,7 +95,7 @@ def control(
     base = teacher or TeacherSpec(name="student", model="student")
     by_model: dict[str, list[TraceState]] = {}
     for state in sample:
-        by_model.setdefault(slug_of(str(state.get("student_model"))), []).append(state)
+        by_model.setdefault(openrouter_name(str(state.get("student_model"))), []).append(state)
     answers: list[TeacherAction] = []
     left_usd, spent_usd = max_total_usd, 0.0
     for model, group in by_model.items():
@@ -113,7 +113,7 @@ def control(
     return _compare(sample, answers, options.get("level", "effect"), models, spent_usd)
 
 
-def slug_of(model: str) -> str:
+def openrouter_name(model: str) -> str:
     """Return OpenRouter's name for a recorded model.
 
     >>> slug_of("claude-opus-4-5-20251101"), slug_of("claude-3-5-sonnet-20241022"), slug_of("a/b")

@@ -25,11 +25,11 @@ from replay_pipeline.replay.lanes import Slots
 from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.replay.openrouter import Client
 from replay_pipeline.replay.outcomes import (
+    answer_row,
     due,
     failed_row,
     has_too_short_a_limit,
     lost_row,
-    row_of,
     unexpected,
 )
 from replay_pipeline.replay.prices import Price, usd
@@ -228,7 +228,7 @@ class Engine:
             self.skip(task, "ledger_failed")
         except Exception as error:
             logger.exception("%s at %s", task.teacher.name, task.state_id)
-            self.decided[task.index] = row_of(task, **unexpected(error))
+            self.decided[task.index] = answer_row(task, **unexpected(error))
 
     async def _ask(self, task: LaneQuestion) -> None:
         builder, price = RequestBuilder(self.options), self.prices[task.teacher.name]

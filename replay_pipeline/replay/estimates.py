@@ -76,8 +76,8 @@ class Estimate:
     prospect: Prospect = field(default_factory=Prospect)
     """Expected number of right pairs per state."""
     added_by_clients: float | None = None
-    """Share that the clients' own prompts and tools add to the cost of the neutral ones, measured
-    at the first states. `None` if no state has them."""
+    """Share that the clients' own prompts and tools add to the cost of the neutral ones, by what they
+    add at the first states. `None` if no state has them."""
     gated: "Estimate | None" = None
     """The same estimate with the recommended gates, if you set none."""
 

@@ -95,7 +95,7 @@ def answered_row(task: LaneQuestion, answer: Answer, cost: int, **made: Any) -> 
     """Make the row of a paid answer. `made` says how the call was made."""
     usage = answer.usage
     return replace(
-        row_of(task, **made),
+        answer_row(task, **made),
         action=answer.action,
         model=answer.model or task.teacher.model,
         provider=answer.provider,
@@ -116,13 +116,13 @@ def answered_row(task: LaneQuestion, answer: Answer, cost: int, **made: Any) -> 
 
 def failed_row(task: LaneQuestion, failure: Failure, **made: Any) -> TeacherAction:
     """Make the row of a call that got no answer and cost nothing."""
-    return row_of(task, error_code=failure.code, error_message=failure.message, **made)
+    return answer_row(task, error_code=failure.code, error_message=failure.message, **made)
 
 
 def lost_row(task: LaneQuestion) -> TeacherAction:
     """Make the row of a question whose calls were lost."""
     code = task.lost[-1].error_code
-    return row_of(
+    return answer_row(
         task,
         n_attempts=len(task.lost),
         error_code="outcome_unknown",
@@ -140,7 +140,7 @@ def unexpected(error: Exception) -> dict[str, str]:
     }
 
 
-def row_of(task: LaneQuestion, **more: Any) -> TeacherAction:
+def answer_row(task: LaneQuestion, **more: Any) -> TeacherAction:
     """Make the row of a question, with `more` of its fields."""
     return TeacherAction(
         state_id=task.state_id,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from replay_pipeline.replay.asking import Asking, AskingOptions, fetch_prices, keys_of
+from replay_pipeline.replay.asking import Asking, AskingOptions, fetch_prices, teacher_keys
 from replay_pipeline.replay.estimates import Estimate
 from replay_pipeline.replay.openrouter import run_apart
 from replay_pipeline.replay.prices import Price, usd
@@ -85,7 +85,7 @@ def probe_teachers(
     """
     states, options = _states(), _tiny(options)
     asking = Asking.of(**options)
-    prices = run_apart(fetch_prices(teachers, asking, keys=keys_of(teachers)))
+    prices = run_apart(fetch_prices(teachers, asking, keys=teacher_keys(teachers)))
     # One after the other, the second prompt finds in the cache what the first one left there.
     limit = estimate(states, teachers, **options).bound_usd * 1.5
     report = replay_in_thread(states, teachers, max_total_usd=limit, ledger=ledger, **options)

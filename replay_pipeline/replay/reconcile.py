@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_pipeline.errors import LedgerError
-from replay_pipeline.replay.asking import keys_of
+from replay_pipeline.replay.asking import teacher_keys
 from replay_pipeline.replay.calls import DisputedCall, LostCall
 from replay_pipeline.replay.database import exists
 from replay_pipeline.replay.ledger import Ledger
@@ -91,7 +91,7 @@ async def _costs(
 ) -> dict[int, int]:
     """Ask endpoints what they have on record, in nano-dollars by call."""
     by_name = {teacher.name: teacher for teacher in teachers}
-    keys = keys_of(teachers, is_required=False)
+    keys = teacher_keys(teachers, is_required=False)
     costs = {}
     async with Client(max_connections=4) as client:
         for call in calls:

@@ -85,6 +85,7 @@ class RequestBuilder:
                 len(prompt.messages_json) + len(prompt.tools_json),
                 len(prompt.messages),
                 len(prompt.tools_json),
+                prompt.n_system_bytes,
             ),
             max_completion_tokens=params["max_completion_tokens"],
         )

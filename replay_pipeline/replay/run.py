@@ -18,9 +18,9 @@ from pydantic import SecretStr
 from replay_pipeline.replay.asking import (
     Asking,
     AskingOptions,
-    check,
+    checked_ceiling,
     fetch_prices,
-    keys_of,
+    teacher_keys,
     today,
 )
 from replay_pipeline.replay.calls import Known, LedgerEntries, decode_row
@@ -179,7 +179,7 @@ def _checked(
     teachers: Sequence[TeacherSpec], max_total_usd: float, options: AskingOptions
 ) -> tuple[Asking, int]:
     asking = Asking.of(**options)
-    return asking, check(teachers, max_total_usd, asking)
+    return asking, checked_ceiling(teachers, max_total_usd, asking)
 
 
 def _url(ledger: str | Path | None) -> str:
@@ -285,8 +285,8 @@ def estimate(
         PriceError: a teacher's price is not known.
     """
     asking = replace(Asking.of(**options), max_price_age_days=_ANY_AGE_DAYS)
-    check(teachers, 0.0, asking)
-    keys = keys_of(teachers, is_required=False)
+    checked_ceiling(teachers, 0.0, asking)
+    keys = teacher_keys(teachers, is_required=False)
     prices = run_apart(fetch_prices(teachers, asking, keys=keys))
     states = indexed(states)
     lanes = lanes_of(states, teachers, asking)
@@ -450,7 +450,7 @@ class _Replay:
         """Return what calls need; nothing where there will be none."""
         if is_answered or not self.limit_nano:
             return {}, {}
-        keys = keys_of(self.teachers)
+        keys = teacher_keys(self.teachers)
         return keys, await fetch_prices(self.teachers, self.asking, keys=keys, stop=self.stop)
 
     def _rounds(

@@ -16,6 +16,8 @@ from replay_pipeline.types import Message, TeacherSpec
 
 ASSUMED_TOKENS_PER_BYTE = 0.27
 """Measured on agent sessions as JSON with tokenizers of open models; see `benchmarks/cost.py`."""
+_FIXED_SHARE = 0.83
+"""Tokens per byte of system prompts and tools over those of the other messages: prose has fewer."""
 ASSUMED_SPREAD = 0.25
 """For an unknown teacher, real counts lie within this share of the assumed ones."""
 
@@ -35,6 +37,13 @@ class Size:
     n_messages: int = 0
     n_tool_bytes: int = 0
     """How many of the bytes are tools."""
+    n_system_bytes: int = 0
+    """How many of them are the system prompt."""
+
+    @property
+    def n_weighted_bytes(self) -> float:
+        """Return the bytes of messages that would have as many tokens as this prompt."""
+        return self.n_bytes - (1 - _FIXED_SHARE) * (self.n_tool_bytes + self.n_system_bytes)
 
     @property
     def bound_tokens(self) -> int:
@@ -52,7 +61,8 @@ class Learned(msgspec.Struct, frozen=True):
 
     n: int = 0
     """Number of answers to prompts that were long enough to learn from."""
-    n_bytes: int = 0
+    n_bytes: float = 0
+    """Their bytes, with those of system prompts and tools weighted less."""
     n_tokens: int = 0
     n_answers: int = 0
     n_answer_tokens: int = 0
@@ -66,7 +76,7 @@ class Learned(msgspec.Struct, frozen=True):
 
     @property
     def tokens_per_byte(self) -> float:
-        """Return tokens per byte of a prompt, assumed if nothing is known."""
+        """Return tokens per byte of messages, assumed if nothing is known."""
         return self.n_tokens / self.n_bytes if self.n else ASSUMED_TOKENS_PER_BYTE
 
     @property
@@ -83,7 +93,7 @@ class Learned(msgspec.Struct, frozen=True):
 
     def expected_tokens(self, size: Size) -> int:
         """Return the expected number of prompt tokens."""
-        return min(size.bound_tokens, round(size.n_bytes * self.tokens_per_byte))
+        return min(size.bound_tokens, round(size.n_weighted_bytes * self.tokens_per_byte))
 
     def answer_tokens(self, n_student_bytes: int, limit: int) -> int:
         """Return the expected tokens of an answer, from the teacher's earlier answers or else from the student's action."""
@@ -113,14 +123,14 @@ class Learned(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(
             learned,
             n=learned.n + 1,
-            n_bytes=learned.n_bytes + size.n_bytes,
+            n_bytes=learned.n_bytes + size.n_weighted_bytes,
             n_tokens=learned.n_tokens + n_tokens,
             n_expected_cached=learned.n_expected_cached + n_expected_cached,
             n_cached=learned.n_cached + (n_cached or 0),
         )
 
 
-def merged(one: Learned, other: Learned) -> Learned:
+def merged_ratios(one: Learned, other: Learned) -> Learned:
     """Merge the ratios that several runs learned."""
     return Learned(
         **{name: getattr(one, name) + getattr(other, name) for name in one.__struct_fields__}
@@ -144,7 +154,7 @@ def add_learned(
     known = read_learned(database, teachers)
     for teacher in teachers:
         if teacher.name in new:
-            both = merged(known.get(teacher.name, Learned()), new[teacher.name])
+            both = merged_ratios(known.get(teacher.name, Learned()), new[teacher.name])
             key, value = _KEY + teacher.model, msgspec.json.encode(both).decode()
             database.query("delete from ledger where key = ?", (key,))
             database.query("insert into ledger(key, value) values(?, ?)", (key, value))

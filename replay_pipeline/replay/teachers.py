@@ -14,7 +14,7 @@ from replay_pipeline.errors import (
 from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.openrouter import Client, run_apart
 from replay_pipeline.replay.prices import Price, PriceBook
-from replay_pipeline.settings import DEFAULT_TEACHERS, key_of
+from replay_pipeline.settings import DEFAULT_TEACHERS, teacher_key
 from replay_pipeline.storage.store import Place
 from replay_pipeline.types import TeacherSpec
 
@@ -64,7 +64,7 @@ async def _check(teacher: TeacherSpec, client: Client, book: PriceBook) -> Teach
     key = None
     has_key = may_ask = True
     try:
-        key = key_of(teacher)
+        key = teacher_key(teacher)
     except ConfigError as error:
         has_key, may_ask = False, not isinstance(error, UntrustedError)
         problems.append(str(error))

@@ -16,7 +16,7 @@ STAGES: list[Stage] = [INGEST, REPLAY, PAIRS, SAMPLE, NORMALIZE, PUBLISH, TRAIN]
 """Every stage. A stage that you add here appears in every command, in every figure, and in Dagster."""
 
 
-def named(name: str) -> Stage:
+def stage_named(name: str) -> Stage:
     """Return the stage with a name. Raises KeyError if there is none."""
     return {stage.name: stage for stage in STAGES}[name]
 

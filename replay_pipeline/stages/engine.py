@@ -15,7 +15,7 @@ from typing import Any
 from replay_pipeline.replay import has_ledger
 from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.stages import chain
-from replay_pipeline.stages.project import Project, digest_of
+from replay_pipeline.stages.project import Project, file_digest
 from replay_pipeline.stages.receipts import ALL, Receipt
 from replay_pipeline.stages.stage import Changes, Report, Stage, Task
 from replay_pipeline.stages.staleness import Given, changes_since, given_of
@@ -106,7 +106,7 @@ def file_digests(project: Project, names: Sequence[str]) -> dict[str, str]:
         place = project.place_of(name)
         if name.startswith("dataset/"):  # what was just written, and is not brought up yet
             place = project.dataset_copy() / name.removeprefix("dataset/")
-        digests[name] = digest_of(place)
+        digests[name] = file_digest(place)
         folder, _, file = name.rpartition("/")
         if folder in COPIED:
             copies.setdefault(folder, []).append((file, place.read_bytes()))

@@ -251,9 +251,9 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
 
 def _inputs(project: "Project", batch: str) -> Mapping[str, str]:
     from replay_pipeline.ingesters import read_manifest
-    from replay_pipeline.stages.overview import hash_of
+    from replay_pipeline.stages.overview import hash_texts
 
-    return {"sessions": hash_of([read_manifest(batch, project.root.path).to_json()])}
+    return {"sessions": hash_texts([read_manifest(batch, project.root.path).to_json()])}
 
 
 def _files(project: "Project", batch: str) -> list[str]:

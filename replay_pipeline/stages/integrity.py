@@ -23,7 +23,7 @@ from replay_pipeline.publish.layout import batch_dir
 from replay_pipeline.replay import has_ledger
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.engine import COPIED, do_aside
-from replay_pipeline.stages.project import Project, bytes_digest, digest_of
+from replay_pipeline.stages.project import Project, bytes_digest, file_digest
 from replay_pipeline.stages.publish import published_manifests
 from replay_pipeline.stages.receipts import Receipt, digest_in, is_intact, receipt_in
 from replay_pipeline.storage.root_index import FILE
@@ -104,7 +104,7 @@ def _verified(work: Project) -> Verified:
     for receipt in _receipts(work, found, seen):
         for name, digest in _written(work, receipt).items():
             seen.add(name)
-            is_whole = _judge(found, name, digest_of(work.place_of(name)), digest, receipt)
+            is_whole = _judge(found, name, file_digest(work.place_of(name)), digest, receipt)
             if is_copied(name):
                 _judge_copy(work, found, name, digest, is_whole=is_whole)
         if receipt.stage == "publish":
@@ -249,7 +249,7 @@ def _to_make(found: Verified) -> Iterator[tuple[str, str, list[Damage]]]:
 
 def _make(work: Project, name: str, batch: str, wanted: Sequence[Damage], folder: Path) -> None:
     """Do the stage again below a folder."""
-    stage = chain.named(name)
+    stage = chain.stage_named(name)
     receipt = work.receipts.read(name, batch)
     if stage.make_again is not None and receipt is not None:
         stage.make_again(work, receipt, [damage.path for damage in wanted], folder)

@@ -35,14 +35,14 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> Markdown:
         return Markdown("*none*")
     names = list(rows[0])
     lines = [
-        "| " + " | ".join(map(inert, names)) + " |",
+        "| " + " | ".join(map(literal_markdown, names)) + " |",
         "|" + " --- |" * len(names),
-        *("| " + " | ".join(inert(row[name]) for name in names) + " |" for row in rows),
+        *("| " + " | ".join(literal_markdown(row[name]) for name in names) + " |" for row in rows),
     ]
     return Markdown("\n".join(lines))
 
 
-def inert(value: object) -> str:
+def literal_markdown(value: object) -> str:
     """Return `value` as literal Markdown text, cut to a readable length."""
     text = f"{value:,.4g}" if isinstance(value, float) else str(value)
     text = text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + " …"

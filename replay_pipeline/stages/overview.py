@@ -43,7 +43,7 @@ class Overview:
         if isinstance(self.settings.data_dir, Path):
             return self.settings.data_dir / FILE
         with suppress(ConfigError):
-            name = f"index-{hash_of([str(self.settings.data_dir)])[:8]}.sqlite"
+            name = f"index-{hash_texts([str(self.settings.data_dir)])[:8]}.sqlite"
             return self.settings.local_dir() / name
         return None
 
@@ -66,7 +66,7 @@ class Overview:
         self._keys = None
 
 
-def hash_of(parts: Iterable[str]) -> str:
+def hash_texts(parts: Iterable[str]) -> str:
     """Return a hash of texts in their order."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:

@@ -6,7 +6,7 @@ from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.markdown import Markdown, code_block, inert, markdown_table
+from replay_pipeline.stages.markdown import Markdown, code_block, literal_markdown, markdown_table
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import ALL, Receipt
 from replay_pipeline.stages.shown import shown_below
@@ -72,10 +72,10 @@ def _asked_again(project: "Project") -> tuple[int, int]:
 
 
 def _inputs(project: "Project", batch: str) -> Mapping[str, str]:
-    from replay_pipeline.stages.overview import hash_of
+    from replay_pipeline.stages.overview import hash_texts
 
     asked = _asked_again(project)
-    again = {"the control run": hash_of(map(str, asked))} if any(asked) else {}
+    again = {"the control run": hash_texts(map(str, asked))} if any(asked) else {}
     return {**project.tools_digest(batch), **again}
 
 
@@ -181,16 +181,16 @@ def _matrix(matrix: dict[str, dict[str, dict[str, float]]]) -> Markdown:
 
 def _sample(pair: DPOPair) -> Markdown:
     """Draw what was asked, and how what the student did differs from what the teachers would do."""
-    from replay_pipeline.pages import last_request, native_sides, readable
+    from replay_pipeline.pages import last_request, native_sides, over_lines
 
     rejected, chosen = native_sides(pair)
-    left = readable(rejected, pair["rejected"]).split("\n")
-    right = readable(chosen, pair["chosen"]).split("\n")
+    left = over_lines(rejected, pair["rejected"]).split("\n")
+    right = over_lines(chosen, pair["chosen"]).split("\n")
     diff = unified_diff(left, right, "rejected", "chosen", n=99, lineterm="")
     by = ", ".join(pair.get("teachers_agreeing") or ()) or pair.get("source", "")
     return Markdown(
-        f"**{inert(pair['state_id'])}** · {inert(by)} · {inert(pair.get('agreement_level') or '—')}"
-        f"\n\n> {inert(last_request(pair.get('state_messages', [])))}"
+        f"**{literal_markdown(pair['state_id'])}** · {literal_markdown(by)} · {literal_markdown(pair.get('agreement_level') or '—')}"
+        f"\n\n> {literal_markdown(last_request(pair.get('state_messages', [])))}"
         f"\n\n{code_block(chr(10).join(diff), 'diff')}"
     )
 

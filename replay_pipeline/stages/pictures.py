@@ -9,7 +9,7 @@ import html
 from collections.abc import Mapping, Sequence
 from math import log10
 
-from replay_pipeline.stages.markdown import Markdown, inert
+from replay_pipeline.stages.markdown import Markdown, literal_markdown
 
 MAX_CHARS = 999
 _BLUE, _RED, _GRAY = "#43d", "#d41", "#667"
@@ -31,7 +31,10 @@ def bars(values: Mapping[str, float]) -> Markdown:
     if rest:
         shown.append((f"{len(rest)} more", sum(value for _, value in rest)))
     top = max(value for _, value in shown) or 1.0
-    lines = [f"| {inert(name)} | {value:,.4g} | {_bar(value / top)} |" for name, value in shown]
+    lines = [
+        f"| {literal_markdown(name)} | {value:,.4g} | {_bar(value / top)} |"
+        for name, value in shown
+    ]
     return Markdown("\n".join(["| | | |", "|---|--:|---|", *lines]))
 
 
@@ -105,7 +108,7 @@ def _picture(name: str, body: str) -> Markdown:
         f'style="background:#fff" font-size="11" font-family="sans-serif">{body}</svg>'
     )
     data = base64.b64encode(svg.encode()).decode()
-    return Markdown(f"![{inert(name)}](data:image/svg+xml;base64,{data})")
+    return Markdown(f"![{literal_markdown(name)}](data:image/svg+xml;base64,{data})")
 
 
 def _text(x: int, y: int, text: str, *, fill: str = _GRAY) -> str:

@@ -54,7 +54,7 @@ class Pipeline(Project):
     check_keys = spending.check_keys
     check_teachers = spending.checked_teachers
     examine = spending.examined
-    probe = spending.probe
+    probe = spending.probe_findings
     probe_estimate = spending.estimate_probe
 
     show = looking.show
@@ -98,7 +98,7 @@ class Pipeline(Project):
             for batch, manifest in zip(batches, manifests, strict=True):
                 try:
                     keep_bytes(self, manifest)
-                    engine.do(chain.named("ingest").told_to(ahead=ahead), self, batch)
+                    engine.do(chain.stage_named("ingest").told_to(ahead=ahead), self, batch)
                 except Exception as error:
                     # The next batch has other files; what is wrong with this one is told at the end.
                     is_ours = isinstance(error, ReplayPipelineError)
@@ -111,7 +111,7 @@ class Pipeline(Project):
     def ingest(self, batch: str) -> Receipt:
         """Read the sessions of a batch: see `stages.ingest`."""
         keep_bytes(self, read_manifest(batch, self.root.path))
-        return engine.do(chain.named("ingest"), self, batch)
+        return engine.do(chain.stage_named("ingest"), self, batch)
 
     def replay(
         self, batch: str, *, max_total_usd: float | None = None, night: str | None = None
@@ -125,30 +125,32 @@ class Pipeline(Project):
             night: date of the night whose budget pays.
         """
         return engine.do(
-            chain.named("replay").told_to(max_total_usd=max_total_usd, night=night), self, batch
+            chain.stage_named("replay").told_to(max_total_usd=max_total_usd, night=night),
+            self,
+            batch,
         )
 
     def pairs(self, batch: str) -> Receipt:
         """Make pairs of the answers at a batch's states: see `stages.pairs`."""
-        return engine.do(chain.named("pairs"), self, batch)
+        return engine.do(chain.stage_named("pairs"), self, batch)
 
     def sample(self, batch: str) -> Receipt:
         """Sample the trainee at states where the teachers agree: see `stages.sample`."""
-        return engine.do(chain.named("sample"), self, batch)
+        return engine.do(chain.stage_named("sample"), self, batch)
 
     def normalize(self, batch: str) -> Receipt:
         """Keep the pairs of a batch that are fit to publish: see `stages.normalize`."""
-        return engine.do(chain.named("normalize"), self, batch)
+        return engine.do(chain.stage_named("normalize"), self, batch)
 
     def publish(self) -> Receipt:
         """Publish all normalized pairs as one dataset: see `stages.publish`."""
-        return engine.do(chain.named("publish"), self)
+        return engine.do(chain.stage_named("publish"), self)
 
     def train(self, *, launch: Launch = run_trainer) -> Receipt:
         """Train on the published dataset, in a process that `launch` starts: see `stages.train`."""
         if launch is run_trainer:
             require_trainer()
-        return engine.do(chain.named("train").told_to(launch=launch), self)
+        return engine.do(chain.stage_named("train").told_to(launch=launch), self)
 
     def retract(
         self, *, session_ids: Sequence[str] = (), batches: Sequence[str] = (), erase: bool = False
@@ -167,7 +169,7 @@ class Pipeline(Project):
             PublishError: the Hub refused. The folder has the new version, the Hub the old one.
         """
         report = retract_rows(self, session_ids=session_ids, batches=batches, erase=erase)
-        engine.amend_files(chain.named("publish"), self)
+        engine.amend_files(chain.stage_named("publish"), self)
         return report
 
     def check_settings(self) -> None:

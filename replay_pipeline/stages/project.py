@@ -22,7 +22,7 @@ from replay_pipeline.ingesters import LazyStates, TraceBatch, Traces, manifest_f
 from replay_pipeline.pairs import pairs_of
 from replay_pipeline.replay import AskingOptions
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.overview import FOLDER, Overview, hash_of
+from replay_pipeline.stages.overview import FOLDER, Overview, hash_texts
 from replay_pipeline.stages.receipts import ALL, Receipts, Written
 from replay_pipeline.stages.shown import harnesses_of
 from replay_pipeline.storage.arrays import array_of
@@ -78,13 +78,15 @@ class Project(Overview):
         self.tools_seen = Fold(
             self.batches,
             start=str,
-            add=lambda value, key: hash_of([value, *named(self.known_digests(key, ["tools"]))]),
+            add=lambda value, key: hash_texts(
+                [value, *named_digests(self.known_digests(key, ["tools"]))]
+            ),
         )
         self.seen_pairs = self.folds["dpo_pairs"] = Fold(
             self.batches,
             start=str,
-            add=lambda value, key: hash_of(
-                [value, key, *named(self.known_digests(key, self.tables_of_pairs(key)))]
+            add=lambda value, key: hash_texts(
+                [value, key, *named_digests(self.known_digests(key, self.tables_of_pairs(key)))]
             ),
         )
 
@@ -92,10 +94,7 @@ class Project(Overview):
         """Return the path of a file that a receipt names."""
         top, _, rest = name.partition("/")
         if top == "dataset":
-            from replay_pipeline.publish import versions
-
-            place = self.settings.dataset_dir()
-            return (versions.newest(place) or place) / rest
+            return _newest(self.settings.dataset_dir()) / rest
         if top == "model":
             return self.settings.model_dir() / rest
         if top == "sources" and (folder := self.kept_folder()):
@@ -314,11 +313,11 @@ class Project(Overview):
         """Return a digest of the tools that a batch's states show, including tools from earlier batches."""
         if not self.root.has("tools", batch):
             return {}
-        return {"tools": hash_of(self.tools_until(batch)["tool_json"].to_pylist())}
+        return {"tools": hash_texts(self.tools_until(batch)["tool_json"].to_pylist())}
 
     def digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
         """Return a digest of each table of a batch from its bytes, or `-` if it doesn't exist."""
-        return {name: digest_of(self.root.part(name, batch)) for name in names}
+        return {name: file_digest(self.root.part(name, batch)) for name in names}
 
     def known_digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
         """Return the result of `digests`, taken from receipts where they are up to date."""
@@ -337,7 +336,7 @@ class Project(Overview):
         # Who changes a table by hand leaves its receipt as it is: what is published must be looked at.
         if known and not _is_newer(self.root.path, self.root.name_of(name, batch), _seconds_of(at)):
             return known
-        return digest_of(self.root.part(name, batch))
+        return file_digest(self.root.part(name, batch))
 
     def tables_of(self, batch: str, *stages: str) -> list[str]:
         """Return the names of the tables that `Receipt.data_version` covers."""
@@ -417,7 +416,7 @@ def _version_of(receipt: Written, table: str) -> str:
     return receipt.outputs.get(table) or receipt.at
 
 
-def named(digests: Mapping[str, str]) -> list[str]:
+def named_digests(digests: Mapping[str, str]) -> list[str]:
     """Return each digest after its name."""
     return [f"{name}:{digest}" for name, digest in digests.items()]
 
@@ -437,7 +436,7 @@ def _is_newer(root: Place, name: str, at_s: float) -> bool:
         return True
 
 
-def digest_of(path: Place) -> str:
+def file_digest(path: Place) -> str:
     """Return the hash of a file's bytes, or `-` without a file."""
     if not isinstance(path, Path):
         return bytes_digest(path.read_bytes()) if path.exists() else "-"
@@ -462,3 +461,9 @@ def _with_dataset_folder(settings: Settings, receipts: Receipts) -> Settings:
         return settings
     publish = settings.publish.model_copy(update={"folder": folder})
     return settings.model_copy(update={"publish": publish})
+
+
+def _newest(place: Place) -> Place:
+    from replay_pipeline.publish import versions  # which loads what publishing needs
+
+    return versions.newest(place) or place

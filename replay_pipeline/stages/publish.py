@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from replay_pipeline.errors import ConfigError, PublishError
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.markdown import Location, Markdown
-from replay_pipeline.stages.overview import FOLDER, Overview, hash_of
+from replay_pipeline.stages.overview import FOLDER, Overview, hash_texts
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.shown import shown_below
@@ -124,7 +124,7 @@ def _long_messages(project: "Project", batch: str) -> dict[str, set[str]]:
             continue
         for message in json.loads(row["messages_json"]):
             if len(text := message["content"].strip()) >= _LONG_CHARS:
-                found.setdefault(row["conversation"], set()).add(hash_of([text]))
+                found.setdefault(row["conversation"], set()).add(hash_texts([text]))
     return found
 
 
@@ -134,12 +134,12 @@ _LONG_CHARS = 200
 
 def _decisive(settings: Settings) -> Mapping[str, Any]:
     """Return the settings that decide what is in the files, and neither where they lie nor who sees them."""
-    from replay_pipeline.stages.project import digest_of
+    from replay_pipeline.stages.project import file_digest
 
     options = settings.publish
     told = options.model_dump(mode="json", exclude={"folder", "repo_id", "is_private", "tokenizer"})
     if (path := options.tokenizer) is not None:
-        told["tokenizer"] = digest_of(path / "tokenizer.json" if path.is_dir() else path)
+        told["tokenizer"] = file_digest(path / "tokenizer.json" if path.is_dir() else path)
     told["client_texts"] = options.pushes_client_texts
     return {"publish": told, **shown_below(settings), **_on_the_card(settings)}
 
@@ -174,7 +174,7 @@ def _inputs(project: "Project", _: str) -> Mapping[str, str]:
     found = {batch: _digest(project, batch, facts) for batch in batches}
     project.outputs.clear()
     control_run = json.dumps(facts.get("control_run"), sort_keys=True, default=str)
-    return {**found, _CONTROL_RUN: hash_of([control_run])}
+    return {**found, _CONTROL_RUN: hash_texts([control_run])}
 
 
 def _digest(project: "Project", batch: str, facts: Mapping[str, Any]) -> str:
@@ -184,7 +184,7 @@ def _digest(project: "Project", batch: str, facts: Mapping[str, Any]) -> str:
     tables = project.tables_of(batch, *_AFTER)
     if _is_scored(project, batch):
         tables.append(_SCORES)
-    return hash_of([
+    return hash_texts([
         json.dumps(project.known_digests(batch, tables)),
         project.tools_seen.before(batch),
         json.dumps(stage_facts(facts, batch), sort_keys=True, default=str),
@@ -243,7 +243,7 @@ def _card_facts(project: "Project") -> "CardFacts":
 def digest_of_shards(project: "Project") -> str:
     """Return a digest of the names of the dataset's shards, which contain their own digests."""
     names = files_below(project.place_of("dataset"))
-    return hash_of(sorted(name for name in names if name.endswith(".parquet")))
+    return hash_texts(sorted(name for name in names if name.endswith(".parquet")))
 
 
 def dataset_files(project: "Project") -> list[str]:
@@ -260,10 +260,10 @@ def _is_there(project: "Project", receipt: Receipt) -> bool:
     if project.settings.publish.repo_id not in (None, receipt.report.get("repo_id")):
         return False
     from replay_pipeline.publish.layout import CARD
-    from replay_pipeline.stages.project import digest_of
+    from replay_pipeline.stages.project import file_digest
 
     name = f"dataset/{CARD}"
-    return digest_of(project.place_of(name)) == receipt.files.get(name)
+    return file_digest(project.place_of(name)) == receipt.files.get(name)
 
 
 def export_dataset(
@@ -281,9 +281,9 @@ def export_dataset(
         SecretFoundError: a secret is in the rows. Nothing was written.
         StorageError: the folder can't be written. It is unchanged.
     """
-    from replay_pipeline.publish import export, fetch
+    from replay_pipeline.publish import export, local_copy
 
-    dataset = fetch(project.settings.dataset_dir(), project.dataset_copy())
+    dataset = local_copy(project.settings.dataset_dir(), project.dataset_copy())
     folder = project.settings.local_dir() / "exports" / form
     named = project.settings.publish.tokenizer
     model = named if named is not None and named.is_dir() else None

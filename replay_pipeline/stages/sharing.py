@@ -71,7 +71,7 @@ def fitting(project: Project, batches: Sequence[str], *, max_total_usd: float) -
     return [key for key in batches if key in chosen]
 
 
-def shares(
+def shares_by_batch(
     project: Project, batches: Sequence[str], left_usd: float, found: Estimate | None
 ) -> dict[str, int]:
     """Return the number of states of each batch that gets a share of scarce money. Empty if there is enough.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from replay_pipeline.errors import ConfigError, PriceError
-from replay_pipeline.pages.costs import cost_usd as list_price_usd
+from replay_pipeline.pages.costs import list_price_usd
 from replay_pipeline.pages.public_scores import words_of_scores
 from replay_pipeline.replay import (
     Estimate,
@@ -18,14 +18,14 @@ from replay_pipeline.replay import (
     probe_teachers,
     replay_batch,
 )
-from replay_pipeline.settings import key_of
+from replay_pipeline.settings import teacher_key
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.doctor import examine, examine_probes
 from replay_pipeline.stages.engine import do, is_due
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.sample import states_with_consensus
-from replay_pipeline.stages.sharing import left_of_night, shares
+from replay_pipeline.stages.sharing import left_of_night, shares_by_batch
 from replay_pipeline.stages.staleness import UNKNOWN, read_again, reasons_by_batch
 from replay_pipeline.stages.trainee import samplers
 from replay_pipeline.types import Progress, ReplayReport, TeacherSpec
@@ -71,7 +71,7 @@ def check_keys(project: Project) -> None:
     """
     if project.settings.played is None:
         for teacher in project.settings.replay.teachers:
-            key_of(teacher)
+            teacher_key(teacher)
 
 
 def checked_teachers(project: Project) -> list[dict[str, Any]]:
@@ -91,7 +91,7 @@ def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> E
             ledger=project.settings.ledger_url(),
             **project.options(),
         )
-        added = _added_by_clients(project, batches, teachers)
+        added = _added_by_clients(project, batches, teachers, found)
         found = replace(found, added_by_clients=added)
     if found.prospect.words or project.settings.played:
         return found
@@ -104,20 +104,28 @@ def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> E
 
 
 _LOOKED_AT = 100
-"""States at which the cost is estimated twice, below the clients' own prompts and below neutral ones."""
+"""States at which the cost is estimated twice, with the clients' own prompts and with neutral ones."""
 
 
 def _added_by_clients(
-    project: Project, batches: Sequence[str], teachers: Sequence[TeacherSpec]
+    project: Project, batches: Sequence[str], teachers: Sequence[TeacherSpec], every: Estimate
 ) -> float | None:
+    """Return the share that the clients' own prompts add to the cost of all states.
+
+    They add about as much to each call, but the first states have short histories. So what they
+    add there is compared with what all states cost.
+    """
     own = project.states(batches)[:_LOOKED_AT]
     if not any("system" in state for state in own):
         return None
     neutral = project.states(batches, is_neutral=True)[:_LOOKED_AT]
     with_texts, without = (
-        estimate(states, teachers, **project.options()).expected_usd for states in (own, neutral)
+        estimate(states, teachers, **project.options()) for states in (own, neutral)
     )
-    return with_texts / without - 1 if without else None
+    added_usd = with_texts.expected_usd - without.expected_usd
+    added_usd *= every.n_calls / max(1, with_texts.n_calls)
+    rest = every.expected_usd - added_usd
+    return added_usd / rest if rest > 0 else None
 
 
 def words_beforehand(found: Estimate, agents: Mapping[str, int]) -> list[str]:
@@ -203,21 +211,21 @@ def replay_within(
         left_usd = of_night_usd if max_total_usd is None else min(max_total_usd, of_night_usd)
     open_batches = set(project.root.batches("states")) - completed_batches(project)
     # What older code or other settings asked is gone through again, though it costs nothing.
-    due = [key for key in batches if is_due(chain.named("replay"), project, key)]
+    due = [key for key in batches if is_due(chain.stage_named("replay"), project, key)]
     n_states = sum(project.root.n_rows("states", key) for key in (due if batches else open_batches))
     n_questions = n_states * len(project.settings.teachers())
     project.on_progress(Progress(stage="replay", n_done=0, n_total=n_questions, limit_usd=left_usd))
 
     asked = [key for key in batches if key in open_batches]
     expected = _expected(project, asked) if len(asked) > 1 and left_usd else None
-    waiting = shares(project, asked, left_usd, expected)
+    waiting = shares_by_batch(project, asked, left_usd, expected)
 
     def replay(batch: str) -> Receipt:
         nonlocal left_usd
         n_waiting = sum(waiting.values())
         share = waiting.pop(batch, 0) / n_waiting if n_waiting else 1.0
         receipt = do(
-            chain.named("replay").told_to(max_total_usd=left_usd * share, night=night),
+            chain.stage_named("replay").told_to(max_total_usd=left_usd * share, night=night),
             project,
             batch,
         )
@@ -289,7 +297,7 @@ def estimate_probe(project: Project) -> Estimate:
         return probe_estimate(teachers, **project.options())
 
 
-def probe(project: Project) -> list[dict[str, Any]]:
+def probe_findings(project: Project) -> list[dict[str, Any]]:
     """Ask every teacher three tiny questions, and return one finding for each, as `examine` does."""
     with project.teachers() as teachers:
         ledger = project.settings.ledger_url()

@@ -13,7 +13,7 @@ from typing import Any
 
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.overview import Overview, hash_of
+from replay_pipeline.stages.overview import Overview, hash_texts
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt, Written
 from replay_pipeline.stages.stage import Changes, Stage
@@ -43,12 +43,12 @@ class Given:
     @cached_property
     def code_version(self) -> str:
         """Return one digest of the code and the settings, without the inputs."""
-        return hash_of([json.dumps([self.versions, self.settings], sort_keys=True)])
+        return hash_texts([json.dumps([self.versions, self.settings], sort_keys=True)])
 
     @cached_property
     def fingerprint(self) -> str:
         """Return one digest of everything."""
-        return hash_of([self.code_version, json.dumps(dict(self.inputs), sort_keys=True)])
+        return hash_texts([self.code_version, json.dumps(dict(self.inputs), sort_keys=True)])
 
 
 def declared(stage: Stage, settings: Settings) -> Given:
@@ -116,7 +116,7 @@ def changes_since(receipt: Receipt | Written, given: Given) -> Changes:
 def _shown(value: Any) -> str:
     each = value if isinstance(value, list) else [value]
     text = ", ".join("none" if item is None else str(item) for item in each) or "none"
-    return text if len(text) <= _MAX_SHOWN else hash_of([text])[:8]
+    return text if len(text) <= _MAX_SHOWN else hash_texts([text])[:8]
 
 
 def reasons(stage: Stage, changes: Changes) -> list[str]:

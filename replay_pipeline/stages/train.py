@@ -11,7 +11,7 @@ from replay_pipeline.errors import ConfigError
 from replay_pipeline.processes import python, start_environment
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.markdown import Location
-from replay_pipeline.stages.overview import Overview, hash_of
+from replay_pipeline.stages.overview import Overview, hash_texts
 from replay_pipeline.stages.pictures import curve
 from replay_pipeline.stages.publish import digest_of_shards, published_rows
 from replay_pipeline.stages.receipts import Receipt
@@ -75,7 +75,7 @@ def trainer_config(settings: Settings) -> Path | None:
 
 def _decisive(settings: Settings) -> Mapping[str, Any]:
     config = trainer_config(settings)
-    told = hash_of([config.read_text("utf-8")])[:8] if config else "tiny"
+    told = hash_texts([config.read_text("utf-8")])[:8] if config else "tiny"
     return {"train.config": told, "train.model": settings.train.model}
 
 
@@ -103,11 +103,11 @@ def _tokens(project: "Project", batch: str, state: TraceState) -> Mapping[str, A
 
 def _told(project: "Project") -> list[str]:
     """Return the arguments that say what to train, from which dataset, and where to."""
-    from replay_pipeline.publish import fetch
+    from replay_pipeline.publish import local_copy
 
     settings = project.settings
     config, model = trainer_config(settings), settings.train.model
-    dataset = fetch(settings.dataset_dir(), project.dataset_copy())
+    dataset = local_copy(settings.dataset_dir(), project.dataset_copy())
     words = ["--config", str(config)] if config else []
     words += ["--set", f"dataset={dataset}", "--set", f"output={settings.training_dir()}"]
     return words + (["--set", f"model={model}"] if model else [])

@@ -73,7 +73,7 @@ def _post(url: SecretStr | None, body: bytes, timeout_s: float) -> str:
         return type(error).__name__
 
 
-def shown(reasons: Sequence[str], *, secrets: Sequence[str]) -> list[str]:
+def reasons_shown(reasons: Sequence[str], *, secrets: Sequence[str]) -> list[str]:
     """Return error messages without secrets and cut to length, so that they may leave this machine.
 
     Args:

@@ -13,7 +13,7 @@ from replay_pipeline.storage.tables import DataRoot, readable, version_of
 from replay_pipeline.types import conversation_of
 
 _LATER = frozenset({
-    "became", "chosen_trial", "conversation", "cwd", "evidence", "is_checked_right", "n_against",
+    "became", "chosen_trial", "conversation", "cwd", "evidence", "git_branch", "is_checked_right", "n_against",
     "n_cache_creation_1h_tokens", "p_better", "p_chosen_right", "pair_id", "params_json",
     "rejected_trial", "sent_turn_idx", "shape_turn_idx", "title", "trials_json", "why",
 })  # fmt: skip

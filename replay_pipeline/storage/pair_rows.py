@@ -40,7 +40,7 @@ PromptsOf = Callable[[Sequence[str]], Iterable[Mapping[str, Any]]]
 """Returns the states with these ids, with `messages` and `tools`. Unknown ids are left out."""
 
 
-def json_text(value: Any) -> str | None:
+def json_or_none(value: Any) -> str | None:
     """Return a value as JSON text, or None."""
     if value is None:
         return None
@@ -81,7 +81,9 @@ def row_of_pair(pair: Mapping[str, Any]) -> dict[str, Any]:
     In plain text, which has no escapes, half of a surrogate pair becomes a question mark.
     """
     return {
-        _JSON_COLUMNS.get(key, key): json_text(value) if key in _JSON_COLUMNS else _storable(value)
+        _JSON_COLUMNS.get(key, key): json_or_none(value)
+        if key in _JSON_COLUMNS
+        else _storable(value)
         for key, value in pair.items()
         if key not in _OF_THE_STATE
     }
@@ -130,13 +132,13 @@ def table_with_prompts(pairs: Iterable[NormalizedDPOPair]) -> pa.Table:
     table = table_of(
         [
             row_of_pair({key: value for key, value in pair.items() if key not in _CHAT_COLUMNS})
-            | {column: json_text(pair.get(key)) for key, column in _CHAT_COLUMNS.items()}
+            | {column: json_or_none(pair.get(key)) for key, column in _CHAT_COLUMNS.items()}
             for pair in given
         ],
         "normalized_pairs",
     )
     for column, key in zip(PROMPT.names, _OF_THE_STATE, strict=True):
-        texts = [json_text(pair.get(key)) for pair in given]
+        texts = [json_or_none(pair.get(key)) for pair in given]
         table = table.append_column(column, pa.array(texts, pa.string()))
     return table
 
@@ -165,7 +167,7 @@ def with_prompts(
             ids = part["state_id"].to_pylist()
             states = _by_id(prompts, ids)
             for column, key in _OF_STATES.items():
-                texts = [json_text(states.get(state_id, {}).get(key)) for state_id in ids]
+                texts = [json_or_none(states.get(state_id, {}).get(key)) for state_id in ids]
                 part = part.append_column(column, pa.array(texts, pa.string()))
         yield part
 

@@ -3,7 +3,7 @@
 from replay_pipeline.testing.faults import Fault
 from replay_pipeline.testing.rehearsal import rehearsed_answers
 from replay_pipeline.testing.router import Bill, ModelBill, Script
-from replay_pipeline.testing.server import TeacherServer, script_of, serve
+from replay_pipeline.testing.server import TeacherServer, script_of, serve_teachers
 
 __all__ = [
     "Bill",
@@ -13,5 +13,5 @@ __all__ = [
     "TeacherServer",
     "rehearsed_answers",
     "script_of",
-    "serve",
+    "serve_teachers",
 ]

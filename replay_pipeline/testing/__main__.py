@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.testing.server import script_of, serve
+from replay_pipeline.testing.server import script_of, serve_teachers
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--until-eof", action="store_true", help="end with standard input")
     arguments = parser.parse_args()
     try:
-        bill = serve(
+        bill = serve_teachers(
             script_of(_options(arguments)),
             host=arguments.host,
             port=arguments.port,

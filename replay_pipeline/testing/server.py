@@ -175,7 +175,7 @@ class TeacherServer:
         return str(path)
 
 
-def serve(
+def serve_teachers(
     script: Script,
     *,
     host: str = "127.0.0.1",

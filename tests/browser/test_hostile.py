@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page
 
 from replay_pipeline.assets.metadata import metadata_value
 from replay_pipeline.orchestration.instance import open_instance
-from replay_pipeline.stages.markdown import Markdown, code_block, inert, markdown_table
+from replay_pipeline.stages.markdown import Markdown, code_block, literal_markdown, markdown_table
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.pipeline import Pipeline
 from tests.browser.serving import ADDRESSES, PATIENCE_MS, serving
@@ -72,11 +72,11 @@ def facts() -> dict[str, Any]:
             [dict.fromkeys(HOSTILE, "x"), dict(zip(HOSTILE, HOSTILE, strict=True))]
         ),
         "bars": bars(dict.fromkeys(HOSTILE, 1.0)),
-        "quotes": Markdown("\n\n".join(f"> {inert(text)}" for text in HOSTILE)),
+        "quotes": Markdown("\n\n".join(f"> {literal_markdown(text)}" for text in HOSTILE)),
         "blocks": Markdown("\n\n".join(code_block(t, "diff") for t in HOSTILE)),
     }
     for n, text in enumerate(HOSTILE):
-        made[f"one {n}"] = Markdown(f"{inert(text)}\n\n{code_block(text)}")
+        made[f"one {n}"] = Markdown(f"{literal_markdown(text)}\n\n{code_block(text)}")
     return {name: metadata_value(text) for name, text in made.items()}
 
 

@@ -17,10 +17,10 @@ from tests.client.clients import FOLDER, Desk, client, packed
 from tests.client.comparison import Compared, compared
 from tests.client.conversations import CONVERSATIONS
 
-ASKED = ("2.1.20", "2.1.81", "2.1.150", "2.1.330")
+ASKED = ("2.1.20", "2.1.81", "2.1.150", "2.1.332")
 """Two that are scripts for node, and two programs."""
 NOT_IN_THE_LOG = (
-    "git repo", "gitStatus:", "Current branch:", "Main branch", "Status:", "(clean)", "?? new.txt", "M a.py",
+    "Main branch", "Status:", "(clean)", "?? new.txt", "M a.py",
     "Recent commits:", "Platform:", "Shell:", "OS Version:", "memory director", "memory system",
     "powered by the model",
 )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.processes import child_environment
-from replay_pipeline.replay.control import slug_of
+from replay_pipeline.replay.control import openrouter_name
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.support.forked import BIN, forked
@@ -42,7 +42,7 @@ def run(*words: str | Path, cwd: Path, **environment: str) -> subprocess.Complet
 
 def test_the_control_figure_goes_with_the_dataset(tmp_path):
     states = ClaudeCodeIngester().ingest(SESSIONS_DIR)
-    answers = {s["state_id"]: {slug_of(s["student_model"] or ""): LOOK} for s in states}
+    answers = {s["state_id"]: {openrouter_name(s["student_model"] or ""): LOOK} for s in states}
     with TeacherServer(answers) as server:
         data = tmp_path / "d"
         student = {

@@ -623,7 +623,9 @@ def test_what_limits_commands_counts_where_commands_are_run(execute):
     }  # fmt: skip
     repositories = base | {"repositories": ["/w"]}
     before, limited, placed = (
-        declared(chain.named("pairs"), Settings.load(changes={"workspaces": each}, env={})).settings
+        declared(
+            chain.stage_named("pairs"), Settings.load(changes={"workspaces": each}, env={})
+        ).settings
         for each in (base, other, repositories)
     )
     assert (before != limited) == (execute == "commands")
@@ -634,7 +636,7 @@ def test_what_limits_commands_counts_where_commands_are_run(execute):
 def test_one_table_that_is_new_makes_the_same_stages_stale_for_both(shown_root, table):
     """As another version of the code may write it: one table of a stage, and not its others."""
     work = pipeline_at(shown_root)
-    [batch, *_], stage = work.batches(), chain.named(WRITTEN_BY[table])
+    [batch, *_], stage = work.batches(), chain.stage_named(WRITTEN_BY[table])
     rows = work.root.read(table, batch)
     work.write(table, batch, rows.take([*reversed(range(len(rows)))]))
     receipt = work.receipts.read(stage.name, batch)

@@ -11,7 +11,7 @@ from replay_pipeline.cli import app
 from replay_pipeline.errors import ConfigError, IngestError
 from replay_pipeline.ingesters import ingest
 from replay_pipeline.pages import look
-from replay_pipeline.pages.costs import cost_usd
+from replay_pipeline.pages.costs import list_price_usd
 from replay_pipeline.pages.tree import MAX_CHARS
 from replay_pipeline.pages.words import shard_of
 from replay_pipeline.testing.sample import SESSIONS_DIR
@@ -203,9 +203,9 @@ def test_tokens_cost_what_the_list_says_and_a_model_without_a_price_is_named(tmp
     figures = look([tmp_path / "s.jsonl"], to=tmp_path / "look")
     assert figures["cost_usd"] == pytest.approx(1.0 * 3 + 0.1 * 15)
     cached = {"cache_write": 1_000_000, "cache_read": 1_000_000}
-    assert cost_usd("claude-opus-4-5-20251101", cached) == pytest.approx(5 * 1.25 + 5 * 0.1)
-    assert cost_usd("claude-opus-4-20250514", {"input": 1_000_000}) == pytest.approx(15.0)
-    assert cost_usd("some-model", {"input": 1}) is None
+    assert list_price_usd("claude-opus-4-5-20251101", cached) == pytest.approx(5 * 1.25 + 5 * 0.1)
+    assert list_price_usd("claude-opus-4-20250514", {"input": 1_000_000}) == pytest.approx(15.0)
+    assert list_price_usd("some-model", {"input": 1}) is None
 
 
 def test_what_is_written_to_the_cache_for_an_hour_costs_what_the_client_counts(tmp_path):
@@ -229,11 +229,11 @@ def test_what_is_written_to_the_cache_for_an_hour_costs_what_the_client_counts(t
 
 def test_a_model_that_is_not_listed_gets_no_price_of_another(tmp_path):
     tokens = {"input": 1_000_000, "cache_read": 1_000_000}
-    assert cost_usd("anthropic/claude-opus-4-7[1m]", tokens) == pytest.approx(5 + 0.5)
-    assert cost_usd("claude-opus-5-5", tokens) == pytest.approx(4 + 0.2)
-    assert cost_usd("gpt-5-2025-08-07", tokens) == pytest.approx(1.25 + 0.125)
+    assert list_price_usd("anthropic/claude-opus-4-7[1m]", tokens) == pytest.approx(5 + 0.5)
+    assert list_price_usd("claude-opus-5-5", tokens) == pytest.approx(4 + 0.2)
+    assert list_price_usd("gpt-5-2025-08-07", tokens) == pytest.approx(1.25 + 0.125)
     for name in ("claude-opus-4-99", "gpt-5.99", "gpt-5-nano", "claude-haiku-5-5", None):
-        assert cost_usd(name, tokens) is None
+        assert list_price_usd(name, tokens) is None
 
 
 def test_no_session_is_an_error_and_writes_no_page(tmp_path):

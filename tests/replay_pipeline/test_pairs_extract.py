@@ -331,6 +331,20 @@ def test_every_state_has_exactly_one_outcome():
     assert "old_string is missing" in outcome_of(report, "s5")["invalid_reason"]
 
 
+def test_where_all_who_were_asked_took_the_agents_action_its_vote_counts():
+    report = extract_pairs([state()], answers(a=bash("pytest  # all")))
+    assert report.outcome_counts == {"agreement": 1}
+    [positive] = report.positives
+    assert (positive["teachers_agreeing"], positive["n_teachers_agreeing"]) == (["a"], 1)
+    assert outcome_of(report)["n_agreeing"] == 1
+    # Not with another answer, one that can't be used, a higher threshold, or a sample of the trainee.
+    assert judged([state()], answers(a=bash("ls"))) == "too_few_answers"
+    assert judged([state()], answers(a=bash("pytest"), b=None)) == "too_few_answers"
+    assert judged([state()], answers(a=bash("pytest")), 3) == "too_few_answers"
+    assert judged([state()], answers(a=bash("pytest"), b=bash("pytest")), 3) == "agreement"
+    assert judged([state()], answers(a=bash("ls")), samples={"s1": bash("ls")}) == "too_few_answers"
+
+
 def test_failed_and_invalid_answers_have_no_vote_but_are_counted():
     failed = TeacherAction(
         state_id="s1", teacher="kimi", family="kimi", action=bash("ls"), error_code="502"

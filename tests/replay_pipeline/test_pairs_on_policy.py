@@ -1,10 +1,14 @@
 """Samples of the model to be trained, judged against the teachers."""
 
 import json
+import random
+from statistics import mean
 
 import pytest
 
-from replay_pipeline.pairs import on_policy_pairs
+from replay_pipeline.pairs import on_policy, on_policy_pairs
+from replay_pipeline.pairs.balance import MIN_PAIRS
+from replay_pipeline.publish import blind_control
 from replay_pipeline.types import TeacherAction
 from tests.replay_pipeline.test_pairs_extract import answers, bash, call, state
 
@@ -146,3 +150,73 @@ def test_a_model_that_does_not_answer_with_calls_is_to_be_trained_on_chosen_firs
     able = on_policy_pairs([state()], answers(**CONSENSUS), [sample(1, bash("ls"))])
     assert able.advice is None
     assert on_policy_pairs([], [], []).advice is None
+
+
+def test_a_sample_that_names_a_file_which_nobody_named_is_no_rejected_side():
+    drawn = [
+        sample(1, call("Read", file_path="src/bat.py")),
+        sample(2, call("Read", file_path="a.py")),
+    ]
+    report = on_policy_pairs([state()], answers(**CONSENSUS), drawn)
+    assert [pair["rejected"] for pair in report.pairs] == ['Read {"file_path":"a.py"}']
+    assert report.outcomes == {"pair": 1, "infeasible_sample": 1}
+    # What the recorded action names was in the client's own prompt, which logs lack.
+    recorded = state(action=call("Read", file_path="src/bat.py"))
+    assert len(on_policy_pairs([recorded], answers(**CONSENSUS), drawn).pairs) == 2
+
+
+def sampled_report(favor, *, seed):
+    """Sample a model at sixty sessions of six files each, of which it draws by `favor`."""
+    draw = random.Random(seed)
+    names = ["".join(draw.sample("abdefgiklmnorstu", 5)) for _ in range(40)]
+    states, rows, drawn = [], [], []
+    for number in range(60):
+        files = draw.sample(names, 6)
+        name = f"s{number:02}"
+        shown = {"role": "user", "content": " ".join(f"src/{file}.py" for file in files)}
+        states.append(state(name, session_id=name, messages=[shown]))
+        right, *others = (call("Read", file_path=f"src/{file}.py") for file in files)
+        rows += answers(name, deepseek=right, qwen=right)
+        weights = [favor ** names.index(file) for file in files[1:]]
+        picked = draw.choices(others, weights, k=4)
+        drawn += [sample(n, action, state_id=name) for n, action in enumerate(picked)]
+    return on_policy_pairs(states, rows, drawn)
+
+
+def told_blindly(pairs):
+    sides = (
+        [json.dumps(pair[side]) for pair in pairs] for side in ("chosen_action", "rejected_action")
+    )
+    return blind_control(*sides, [pair["session_id"] for pair in pairs]).ngrams
+
+
+@pytest.mark.slow
+def test_favorite_names_of_a_model_do_not_tell_which_side_is_better(monkeypatch):
+    reports = [sampled_report(0.6, seed=seed) for seed in range(4)]
+    monkeypatch.setattr(on_policy, "balanced", list)
+    every = [sampled_report(0.6, seed=seed) for seed in range(4)]
+    assert mean(told_blindly(report.pairs) for report in every) > 0.65
+    assert mean(told_blindly(report.pairs) for report in reports) <= 0.6
+    for kept, report in zip(reports, every, strict=True):
+        assert len(kept.pairs) > 0.6 * len(report.pairs)
+        assert len(kept.pairs) + kept.outcomes["tells_side"] == len(report.pairs)
+        assert sum(kept.outcomes.values()) == kept.n_samples == 240
+
+
+@pytest.mark.slow
+def test_most_pairs_of_a_model_without_favorites_stay():
+    report = sampled_report(1.0, seed=1)
+    assert report.outcomes["tells_side"] < len(report.pairs) / 10
+
+
+def test_words_that_only_one_session_or_a_few_pairs_have_tell_nothing():
+    drawn = [sample(n, bash(f"ls {n}")) for n in range(30)]
+    assert len(on_policy_pairs([state()], answers(**CONSENSUS), drawn).pairs) == 30
+    names = [f"s{n:02}" for n in range(MIN_PAIRS)]
+    states = [state(name, session_id=name) for name in names]
+    rows = [row for name in names for row in answers(name, **CONSENSUS)]
+    drawn = [sample(1, bash("ls"), state_id=name) for name in names]
+    assert len(on_policy_pairs(states[:-1], rows, drawn[:-1]).pairs) == MIN_PAIRS - 1
+    # Twenty sessions in which `ls` is always worse: one is no more than what a coin does.
+    report = on_policy_pairs(states, rows, drawn)
+    assert (len(report.pairs), report.outcomes["tells_side"]) == (1, MIN_PAIRS - 1)

@@ -8,7 +8,7 @@ import pytest
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.pages import apply_marks, in_portions, portion, read_marks, show_state
 from replay_pipeline.pages.inert_html import inert
-from replay_pipeline.pages.sides import last_request, readable, shown_prefix, side_by_side
+from replay_pipeline.pages.sides import last_request, over_lines, shown_prefix, side_by_side
 from replay_pipeline.pairs import extract_pairs
 from replay_pipeline.publish.layout import pair_rows
 from replay_pipeline.storage.pair_rows import id_of_pair, table_with_prompts
@@ -183,7 +183,7 @@ def test_unknown_and_ambiguous_states_are_named(judged):
 def test_readable_form_puts_the_object_first_and_text_on_lines():
     arguments = {"new_string": "a\nb", "file_path": "x.py", "old_string": "a", "n": 1}
     function = {"name": "Edit", "arguments": json.dumps(arguments)}
-    assert readable({"tool_calls": [{"function": function}]}).split("\n") == [
+    assert over_lines({"tool_calls": [{"function": function}]}).split("\n") == [
         "Edit",
         "  file_path: x.py",
         "  old_string: a",
@@ -192,10 +192,10 @@ def test_readable_form_puts_the_object_first_and_text_on_lines():
         "    b",
         "  n: 1",
     ]
-    assert readable({"content": "Done."}) == "Done."
-    assert readable(None, "as text") == "as text"
+    assert over_lines({"content": "Done."}) == "Done."
+    assert over_lines(None, "as text") == "as text"
     broken = {"tool_calls": [{"function": {"name": "T", "arguments": "{"}}]}
-    assert readable(broken) == "T\n  {"
+    assert over_lines(broken) == "T\n  {"
 
 
 def test_side_by_side_keeps_every_line_of_both_sides():
@@ -264,7 +264,7 @@ def test_sides_are_shown_as_they_are_published():
     for side, column in (("rejected", 0), ("chosen", 1)):
         lines = [row[column] for row in item["diff"] if row[column] is not None]
         said = "\n".join("".join(text for text, _ in line) for line in lines)
-        assert said == readable(published[side][-1])
+        assert said == over_lines(published[side][-1])
     assert item["headline"] == "Read /work/shop/src/cart.py"
     text = show_state("cc1_abc", pairs=[pair])
     end = (

@@ -123,10 +123,10 @@ def prepare_tokenizer(tokenizer: Any) -> TemplateFeatures:
         tokenizer.eos_token = tokenizer.pad_token
     if not getattr(tokenizer, "chat_template", None):
         tokenizer.chat_template = PLAIN_TEMPLATE
-    features = probe(tokenizer)
+    features = template_features(tokenizer)
     if not features.puts_response_behind_prompt:
         tokenizer.chat_template = PLAIN_TEMPLATE
-        features = probe(tokenizer)
+        features = template_features(tokenizer)
     end = next((t for t in special_tokens(tokenizer) if features.ending.endswith(t)), None)
     if end is not None and end != tokenizer.eos_token:
         tokenizer.eos_token = end  # what ends a turn, not what ends a text
@@ -136,7 +136,7 @@ def prepare_tokenizer(tokenizer: Any) -> TemplateFeatures:
     return features
 
 
-def probe(tokenizer: Tokenizer) -> TemplateFeatures:
+def template_features(tokenizer: Tokenizer) -> TemplateFeatures:
     """Render test messages to find the features of a chat template."""
     w = _WORDS
     answer = {"role": "assistant", "content": w["answer"]}

@@ -7,8 +7,6 @@ from typing import Any
 from trainer.errors import TrainerConfigError
 from trainer.settings import HOSTS_OF_TRL, OBJECTIVES, RunConfig
 
-__all__ = ["ENGINES", "TrainingEngine", "check"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingEngine:

@@ -9,8 +9,6 @@ from trainer.engines.capabilities import check
 from trainer.errors import DatasetError, TrainerConfigError
 from trainer.settings import RunConfig, SharedSettings
 
-__all__ = ["check_startable", "make_renderer", "n_states_of_step", "require_hints"]
-
 
 def check_startable(settings: RunConfig) -> None:
     """Check that the engine supports the settings, and that all needed settings are there.

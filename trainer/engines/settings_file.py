@@ -16,8 +16,6 @@ from trainer.settings import (
     without_engines,
 )
 
-__all__ = ["read_settings"]
-
 logger = logging.getLogger(__name__)
 
 SPEED_ONLY = frozenset(

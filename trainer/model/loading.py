@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoTokenizer
 from trainer.data.dataset import PreferenceData
 from trainer.data.preflight import Preflight, log_findings, preflight
 from trainer.data.rendering import Renderer
-from trainer.data.template import probe
+from trainer.data.template import template_features
 from trainer.data.tiny import corpus, make_model, train_tokenizer
 from trainer.data.tokens import TokenStore
 from trainer.errors import TrainerConfigError
@@ -56,7 +56,9 @@ def inspect(
         DatasetError: too many rows would teach nothing.
     """
     shared = config.shared
-    features = probe(tokenizer) if tokenizer.chat_template and tokenizer.eos_token else None
+    features = (
+        template_features(tokenizer) if tokenizer.chat_template and tokenizer.eos_token else None
+    )
     renderer = Renderer(
         tokenizer=tokenizer,
         max_prompt_tokens=shared.max_prompt_tokens,

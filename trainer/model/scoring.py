@@ -28,8 +28,8 @@ __all__ = [
     "logps_of_states",
     "pair_logps",
     "project",
-    "response_logps",
     "response_states",
+    "response_token_logps",
     "summed_by_row",
 ]
 
@@ -52,7 +52,7 @@ def response_states(model: nn.Module, ids_BT: Tensor, mask_BT: Tensor | None) ->
     return body(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
 
 
-def response_logps(
+def response_token_logps(
     model: nn.Module,
     ids_BT: Tensor,
     attention_mask_BT: Tensor | None,
@@ -112,7 +112,9 @@ def pair_logps(model: nn.Module, batch: Batch) -> PairLogps:
     sides = []
     for side in ("chosen", "rejected"):
         ids_BT, mask_BT = batch[f"dpo_{side}_input_ids"], batch[f"dpo_{side}_response_mask"]
-        logps_N = response_logps(model, ids_BT, batch.get(f"dpo_{side}_attention_mask"), mask_BT)
+        logps_N = response_token_logps(
+            model, ids_BT, batch.get(f"dpo_{side}_attention_mask"), mask_BT
+        )
         sides.append(summed_by_row(logps_N, mask_BT))
     return sides[0], sides[1]
 

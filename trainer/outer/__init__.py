@@ -3,6 +3,8 @@
 Public names are loaded on first use, so that watching replicas doesn't need torch.
 """
 
+# ruff: noqa: F401 - `__all__` is made of `_HOMES`
+
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -64,35 +66,7 @@ _HOMES = {
     "supervise": "trainer.outer.executors.base",
 }
 
-__all__ = [
-    "OUTER_PRESETS",
-    "AsyncReplica",
-    "FileStore",
-    "FragmentedReplica",
-    "HFJobsExecutor",
-    "LocalProcessExecutor",
-    "MemoryStore",
-    "MockManager",
-    "ModalExecutor",
-    "ObjectStore",
-    "ObjectStoreAllReduce",
-    "ObjectStoreManager",
-    "OuterReplica",
-    "OuterSettings",
-    "OuterStep",
-    "ParameterVector",
-    "ReplicaHandle",
-    "ReplicaResult",
-    "ReplicaState",
-    "ReplicaStatus",
-    "ServerlessExecutor",
-    "make_diloco_outer_loop",
-    "make_inner_optimizer",
-    "make_torchft_manager",
-    "open_store",
-    "outer_preset",
-    "supervise",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

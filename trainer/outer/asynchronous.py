@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from trainer.errors import OuterLoopError, TrainerConfigError
 from trainer.outer.codecs import decode_payload, encode_payload
 from trainer.outer.exchange import RoundReport
-from trainer.outer.object_store import ObjectStore
 from trainer.outer.protocol import (
     Apply,
     Commit,
@@ -30,7 +29,7 @@ from trainer.outer.protocol import (
     Merged,
     merged_key,
 )
-from trainer.outer.replica import OuterReplica, OuterSettings, Vector
+from trainer.outer.replica import OuterReplica, Vector
 from trainer.outer.tensor_file import sha256
 
 logger = logging.getLogger(__name__)
@@ -55,26 +54,14 @@ class AsyncReplica(OuterReplica):
 
     mode = "asynchronous"
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        theta: Vector,
-        *,
-        rank: int,
-        world_size: int,
-        settings: OuterSettings | None = None,
-        state: ObjectStore | None = None,
-    ) -> None:
-        super().__init__(
-            store, theta, rank=rank, world_size=world_size, settings=settings, state=state
-        )
+    def _prepare(self) -> None:
         if self.settings.outer.momentum:
             raise TrainerConfigError(
                 "asynchronous rounds need an outer optimizer without momentum: choose average"
             )
-        self.max_age = MAX_AGE * world_size
+        self.max_age = MAX_AGE * self.world_size
         # Manifests come once a replica, not once for all: a slow one must still find the log.
-        self.snapshot_every *= world_size
+        self.snapshot_every *= self.world_size
         self._merged: set[Contribution] = set()
         self._own_loss: tuple[str, Vector] | None = None
         self._has_kept = False
@@ -89,21 +76,7 @@ class AsyncReplica(OuterReplica):
         """
         return self._n_made if self._has_kept else self.round_id // self.world_size
 
-    def join(self) -> None:
-        """Agree on the run, load the newest state, and follow the log of manifests.
-
-        If an earlier process of this rank made a contribution that is in no manifest, it is sent
-        again.
-
-        Raises:
-            TrainerConfigError: The run was started with other settings, or the store ignores the
-                condition of a conditional write.
-            OuterTimeoutError: The first snapshot didn't appear in time.
-        """
-        self.patience.begin_wait()
-        self.retried(self._agree)
-        self.retried(self._claim)
-        self.retried(self._load_private)
+    def _catch_up(self) -> None:
         self.retried(self._start)
         self._follow(is_thorough=True)
         if self.own is not None:
@@ -126,17 +99,7 @@ class AsyncReplica(OuterReplica):
         Raises:
             OuterLoopError: The parameters are not finite, or a newer process has this rank.
         """
-        if not self._is_training:
-            raise OuterLoopError("exchange() before join(), or after the last round")
-        if weight < 1:
-            raise OuterLoopError(f"weight must be at least 1, not {weight}")
-        own = self.contribute(
-            self.theta - local, round_id=self.round_id, base=self.base, weight=weight
-        )
-        self._n_made += 1
-        self.inner_state = dict(inner_state or {})
-        self.retried(self._keep_private)
-        manifest = self._fold_in(own)
+        manifest = self._fold_in(self._made(local, weight, inner_state))
         self._is_training, self.is_finished = not self._is_over(), self._is_over()
         before, self._reported = self._reported, self._counted()
         up_bytes, down_bytes, n_applied = (

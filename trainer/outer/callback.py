@@ -445,10 +445,19 @@ class TorchftLoop(TrainerCallback):
         self._n_rounds = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> None:
-        """Meet the others at the lighthouse."""
-        _check_one_process(args)
-        model, optimizer = context["model"], _inner(context["optimizer"])
+        """Meet the others at the lighthouse.
 
+        Raises:
+            TrainerConfigError: The replica has several processes.
+        """
+        if args.world_size > 1:
+            raise TrainerConfigError(
+                f"torchft over {args.world_size} processes per replica is not supported: start "
+                "each replica as one process, or take outer=object_store"
+            )
+        model, optimizer = context["model"], context["optimizer"]
+        # Hooks and state are on the one that accelerate wraps.
+        optimizer = getattr(optimizer, "optimizer", optimizer)
         parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
 
         def load_state(kept: dict[str, Any]) -> None:
@@ -496,19 +505,6 @@ def _model_of(trainer: Trainer) -> nn.Module:
     if not isinstance(trainer.model, nn.Module):
         raise TrainerConfigError("the trainer has no model to exchange")
     return trainer.model
-
-
-def _inner(optimizer: Any) -> torch.optim.Optimizer:
-    """Return the optimizer that accelerate wraps: hooks and state are on that one."""
-    return getattr(optimizer, "optimizer", optimizer)
-
-
-def _check_one_process(args: TrainingArguments) -> None:
-    if args.world_size > 1:
-        raise TrainerConfigError(
-            f"torchft over {args.world_size} processes per replica is not supported: start each "
-            "replica as one process, or take outer=object_store"
-        )
 
 
 def _check_group(trainer: Trainer, options: OuterOptions) -> None:

@@ -438,12 +438,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--image", default="", help="container image that holds this package (cloud)")
     add("--hardware", help="flavor (hf_jobs) or GPU (modal)")
     add("--cpu", type=float, default=DEFAULT_CPU, help="cores of each replica (modal)")
-    add("--memory", type=int, default=DEFAULT_MEMORY_MIB, metavar="MIB", help="of each (modal)")
+    add("--memory", type=int, default=DEFAULT_MEMORY_MIB, dest="memory_mib", metavar="MIB",
+        help="of each (modal)")  # fmt: skip
     add("--namespace", help="who pays (hf_jobs; default: the token's owner)")
     add("--max-usd", type=float, default=10.0, help="ceiling of all starts together (default: 10)")
     add("--max-hours", type=float, default=24.0, help="from the first start on (default: 24)")
     add("--usd-per-hour", type=float, help="price of one replica (default: the platform's)")
-    add("--secret", action="append", default=[], metavar="NAME",
+    add("--secret", action="append", default=[], dest="secrets", metavar="NAME",
         help="hand this variable on through the platform's secrets")  # fmt: skip
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="set this variable")
     add("--detach", action="store_true", help="start, and do not watch")
@@ -493,22 +494,8 @@ def _launched(options: argparse.Namespace, rest: list[str]) -> list[ReplicaResul
         rest = ["--standalone", "--nproc-per-node", n, "-m", "trainer", *rest]
     if options.uri is None and options.executor != "local":
         raise TrainerConfigError("--uri is needed: cloud replicas cannot see a local folder")
-    plan = Plan(
-        executor=options.executor,
-        image=options.image,
-        hardware=options.hardware,
-        cpu=options.cpu,
-        memory_mib=options.memory,
-        namespace=options.namespace,
-        usd_per_hour=options.usd_per_hour,
-        uri=options.uri or f"file://{(work_dir / 'store').resolve()}",
-        secrets=tuple(options.secret),
-        limits=Limits(
-            max_usd=options.max_usd,
-            max_hours=options.max_hours,
-            max_restarts=options.max_restarts,
-        ),
-    )
+    told = vars(options) | {"uri": options.uri or f"file://{(work_dir / 'store').resolve()}"}
+    plan = msgspec.convert(told | {"limits": told}, Plan)
     env, secrets = dict(_pair(text) for text in options.env), variables_named(plan.secrets)
     executor = make_executor(plan, work_dir)
     with sole_writer(work_dir):

@@ -127,6 +127,10 @@ class OuterReplica(RoundDriver):
         self._is_training = False
         self._n_made = 0
         self._n_applied = 0
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Set up what only one kind of rounds has."""
 
     @property
     def round_id(self) -> int:
@@ -157,8 +161,12 @@ class OuterReplica(RoundDriver):
         """
         self.patience.begin_wait()
         self.retried(self._agree)
-        self.retried(self._claim)
+        self.claimed = self.claimed or self.retried(lambda: claim(self.store, self.rank))
+        self.incarnation = self.claimed
         self.retried(self._load_private)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
         self._advance(None)
 
     def exchange(
@@ -175,25 +183,35 @@ class OuterReplica(RoundDriver):
             OuterLoopError: The parameters are not finite, or a newer process has this rank.
             OuterTimeoutError: The round was not decided in time.
         """
+        n_applied = self._n_applied
+        own = self._made(local, weight, inner_state)
+        self._advance(own)
+        manifest = self._life.decided
+        if manifest is None:
+            raise OuterLoopError(f"round {self._own_round} has no outcome")
+        return self.report(manifest, own, self.base, n_missed=self._n_applied - n_applied - 1)
+
+    def _made(
+        self, local: Vector, weight: int, inner_state: Mapping[str, NDArray] | None
+    ) -> Contribution:
+        """Make the contribution of a round, and keep it before it is sent.
+
+        Raises:
+            OuterLoopError: nothing is to be exchanged, or a value is wrong.
+        """
         if not self._is_training:
             raise OuterLoopError("exchange() before join(), or after the last round")
         if weight < 1:
             raise OuterLoopError(f"weight must be at least 1, not {weight}")
-        n_applied = self._n_applied
         own = self.contribute(
             self.theta - local, round_id=self.round_id, base=self.base, weight=weight
         )
         self._n_made += 1
         self.inner_state = dict(inner_state or {})
-        # Kept before it is sent: once the others count on this delta, a process that takes over
-        # must neither train the round again nor forget what the codec kept back.
+        # Once the others count on this delta, a process that takes over must neither train the
+        # round again nor forget what the codec kept back.
         self.retried(self._keep_private)
-        self._advance(own)
-        manifest = self._life.decided
-        if manifest is None:
-            raise OuterLoopError(f"round {self._own_round} has no outcome")
-        n_missed = self._n_applied - n_applied - 1
-        return self.report(manifest, own, self.base, n_missed=n_missed)
+        return own
 
     def _advance(self, own: Contribution | None) -> None:
         """Go on until the caller's turn comes."""
@@ -220,7 +238,7 @@ class OuterReplica(RoundDriver):
                 manifest.round_id,
             )
             return None
-        self._check_not_replaced(manifest)
+        _check_not_replaced(manifest, self.own, self.rank, self.incarnation)
         self.settle(manifest)
         self.settings.outer.apply(self.theta, self.velocity, merged)
         self._n_applied += 1
@@ -228,20 +246,6 @@ class OuterReplica(RoundDriver):
         if self.has_reduced:
             self._maybe_snapshot(manifest.round_id + 1, base, manifest.expected)
         return base
-
-    def _check_not_replaced(self, manifest: Manifest) -> None:
-        ours = self.incarnation
-        for contribution in manifest.contributions:
-            is_twin = contribution.rank == self.rank and contribution != self.own
-            if is_twin and contribution.incarnation[:6] > ours[:6]:
-                raise OuterLoopError(
-                    f"rank {self.rank}: a newer process ({contribution.incarnation}) has taken "
-                    f"over from this one ({ours}); stop this one"
-                )
-
-    def _claim(self) -> None:
-        """Take the rank over from whatever process has it."""
-        self.claimed = self.incarnation = self.claimed or claim(self.store, self.rank)
 
     def _base(self) -> str:
         return sha256(self.theta, self.velocity)[:20]
@@ -440,3 +444,15 @@ def newest_state(
 
 def _round_of(snapshot: str) -> int:
     return int(snapshot.rpartition("/")[2].partition(".")[0])
+
+
+def _check_not_replaced(
+    manifest: Manifest, own: Contribution | None, rank: int, incarnation: str
+) -> None:
+    for contribution in manifest.contributions:
+        is_twin = contribution.rank == rank and contribution != own
+        if is_twin and contribution.incarnation[:6] > incarnation[:6]:
+            raise OuterLoopError(
+                f"rank {rank}: a newer process ({contribution.incarnation}) has taken over from "
+                f"this one ({incarnation}); stop this one"
+            )

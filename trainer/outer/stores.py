@@ -13,8 +13,6 @@ from trainer.outer.object_store import (
     ObjectStore,
 )
 
-__all__ = ["open_store"]
-
 _memory: dict[str, MemoryStore] = {}
 
 

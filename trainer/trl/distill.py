@@ -33,7 +33,7 @@ from trainer.model.teachers import FrozenTeacher, TeacherView
 from trainer.trl.config import ComposerConfig
 from trainer.trl.figures import Figures
 from trainer.trl.forward import token_sequences
-from trainer.trl.hinted import ROLLOUT, on_host, response_mask
+from trainer.trl.hinted import ROLLOUT, on_host, written_mask
 
 __all__ = ["DistillChannel", "Rollout", "distilled", "rollouts_of"]
 
@@ -72,7 +72,7 @@ class DistillChannel:
         lying = on_host(batch)
         sequences = token_sequences(*(lying[name] for name in ROLLOUT[:4]))
         answers = [(list(prompt), list(ids)) for prompt, ids in sequences]
-        mask_BC = response_mask(lying)
+        mask_BC = written_mask(lying)
         counted = [
             mask[: len(ids)].bool().tolist()
             for mask, (_, ids) in zip(mask_BC, answers, strict=True)

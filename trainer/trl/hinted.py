@@ -22,7 +22,7 @@ from trainer.trl.figures import Figures
 from trainer.trl.forward import HintedInputs
 from trainer.trl.teacher import Teacher
 
-__all__ = ["HOST", "ROLLOUT", "HintChannel", "on_host", "response_mask"]
+__all__ = ["HOST", "ROLLOUT", "HintChannel", "on_host", "written_mask"]
 
 ROLLOUT = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
 """Names of the tensors of a batch of rollouts."""
@@ -93,7 +93,7 @@ class HintChannel:
             for row, found in zip(rows, hints, strict=True)
         ]
         has_hint_B = torch.tensor([1.0 if found else 0.0 for found in hints])
-        n_mine = (response_mask(on_host(rollouts)) * has_hint_B.unsqueeze(-1)).sum()
+        n_mine = (written_mask(on_host(rollouts)) * has_hint_B.unsqueeze(-1)).sum()
         n_mine = n_mine.to(self._accelerator.device)
         ones = [torch.ones_like(ids) for ids in prompts]
         return {
@@ -107,7 +107,7 @@ class HintChannel:
     def inputs(batch: Mapping[str, Any]) -> HintedInputs:
         """Return the student's batch with the same completions after hinted prompts."""
         lying = on_host(batch)
-        mask_BC = (response_mask(lying) * batch["sdpo_mask"].unsqueeze(-1)) > 0
+        mask_BC = (written_mask(lying) * batch["sdpo_mask"].unsqueeze(-1)) > 0
         lying |= {name: batch[name] for name in ("teacher_prompt_ids", "teacher_prompt_mask")}
         return HintedInputs(mask=mask_BC, **{name: lying[name] for name in _HINTED})
 
@@ -127,7 +127,7 @@ class HintChannel:
         if mode == "train":
             normalizer = (normalizer * n_micro) / (self._args.steps_per_generation or 1)
         mine = summed.detach().float()
-        n_mine = response_mask(on_host(batch)) * batch["sdpo_mask"].unsqueeze(-1)
+        n_mine = written_mask(on_host(batch)) * batch["sdpo_mask"].unsqueeze(-1)
         totals = torch.stack([mine, torch.full_like(mine, float(n_mine.sum()))])
         totals = self._accelerator.reduce(totals, reduction="sum")
         self._figures.note(mode, "sdpo", totals, n_micro=n_micro if mode == "train" else 1)
@@ -160,7 +160,7 @@ class HintChannel:
             self.teacher.load(folder)
 
 
-def response_mask(inputs: Mapping[str, Any]) -> Tensor:
+def written_mask(inputs: Mapping[str, Any]) -> Tensor:
     """Return a mask of the tokens that the model wrote: completions without tool results and padding."""
     mask_BC = inputs["completion_mask"]
     return mask_BC * inputs["tool_mask"] if "tool_mask" in inputs else mask_BC

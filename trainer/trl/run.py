@@ -36,7 +36,7 @@ from trainer.folders import sole_writer
 from trainer.hints import hint_for_row
 from trainer.model.loading import load_model, load_tokenizer, merged, usable_data
 from trainer.model.pair_forward import PairForward, choose_pair_forward
-from trainer.model.scoring import pair_logps, response_logps
+from trainer.model.scoring import pair_logps, response_token_logps
 from trainer.model.teachers import FrozenTeacher, load_teachers
 from trainer.outer.callback import (
     OuterOptions,
@@ -293,7 +293,7 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
     data, found = usable_data(config, tokenizer, data, store=renderer.store)
     outer = _outer_callbacks(config, parts)
     whole, data = data, sharded(data, parts.place) if outer else data
-    model = make_model(config, args, tokenizer, collator, whole)
+    model = trainee_model(config, args, tokenizer, collator, whole)
     off = off_channels(args, data)
     answers, teacher_tokens = recorded_answers(config, renderer)
     recorded = recorded_rollouts(config, args, data, renderer)
@@ -303,7 +303,7 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
     if recorded is not None and (args.has_policy or args.alpha_sdpo > 0):
         with _autocast(args):
             recorded.add_behaviour_logps(
-                model, logps_of=response_logps, temperature=args.temperature
+                model, logps_of=response_token_logps, temperature=args.temperature
             )
     return _Prepared(
         config=config,
@@ -380,7 +380,7 @@ def make_collator(
     return collator
 
 
-def make_model(
+def trainee_model(
     config: RunConfig,
     args: ComposerConfig,
     tokenizer: Any,

@@ -39,6 +39,13 @@ class Prompt:
     tools_json: bytes
     """The tools as JSON, empty if there are none."""
 
+    @property
+    def n_system_bytes(self) -> int:
+        """Return how many bytes of the messages are the system prompt."""
+        if not self.messages or self.messages[0]["role"] != "system":
+            return 0
+        return len((self.messages[0].get("content") or "").encode())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
@@ -146,6 +153,6 @@ def is_accepted(teacher: TeacherSpec, accepted_terms: frozenset[str]) -> bool:
     return teacher.is_distillable is False and bool(accepted_terms & names)
 
 
-def mapping_of(value: Any) -> Mapping[str, Any]:
+def as_mapping(value: Any) -> Mapping[str, Any]:
     """Return a mapping unchanged, and an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}

@@ -7,8 +7,8 @@ from replay_pipeline.replay.dialects.base import (
     Dialect,
     Prompt,
     RequestOptions,
+    as_mapping,
     is_accepted,
-    mapping_of,
     marked,
 )
 
@@ -62,7 +62,7 @@ class OpenRouter(Dialect):
             "require_parameters": True,
             "data_collection": ask.options.data_collection,
             "enforce_distillable_text": not is_accepted(ask.teacher, ask.options.accepted_terms),
-            **mapping_of(ask.params.get("provider")),
+            **as_mapping(ask.params.get("provider")),
         }
         if ask.price is not None:
             provider["max_price"] = ask.price.max_price()

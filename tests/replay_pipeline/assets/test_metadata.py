@@ -6,15 +6,15 @@ from replay_pipeline.assets.lineage import SOURCES, column_lineage
 from replay_pipeline.assets.metadata import column_schema
 from replay_pipeline.assets.of_stages import asset_of
 from replay_pipeline.publish import layout
-from replay_pipeline.stages.chain import by_batch, named
-from replay_pipeline.stages.markdown import code_block, inert, markdown_table
+from replay_pipeline.stages.chain import by_batch, stage_named
+from replay_pipeline.stages.markdown import code_block, literal_markdown, markdown_table
 from replay_pipeline.storage.schemas import TABLES
 from tests.hostile import HOSTILE
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_keeps_no_character_that_markdown_acts_on(text):
-    shown = inert(text)
+    shown = literal_markdown(text)
     assert not set("<>[]`|*_\\\x1b\x9b\u202e\n") & set(shown)
     assert "://" not in shown
 
@@ -34,7 +34,7 @@ def test_a_table_keeps_its_columns_whatever_the_text():
 
 
 def test_long_text_is_cut_to_a_readable_length():
-    assert len(inert("x" * 10_000)) < 500
+    assert len(literal_markdown("x" * 10_000)) < 500
     assert len(code_block("x" * 10_000)) < 5_000
 
 
@@ -59,7 +59,7 @@ def test_every_column_of_a_table_is_described():
 
 
 def test_every_column_of_the_published_dataset_is_described():
-    (spec,) = asset_of(named("publish")).specs
+    (spec,) = asset_of(stage_named("publish")).specs
     columns = spec.metadata["dagster/column_schema"].columns
     assert [column.name for column in columns] == layout.PAIRS.names
     assert all(column.description for column in columns)

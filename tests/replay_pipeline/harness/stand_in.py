@@ -39,7 +39,7 @@ def system(model: str) -> str:
     ]
     if git.exists():
         branch = (git / "HEAD").read_text().strip().rpartition("/")[2]
-        lines += ["", "gitStatus: as it was at the start.", f"Current branch: {branch}"]
+        lines += ["", "gitStatus: as it was at the start.", f"Current branch: {branch}", "(clean)"]
     return "\n".join(lines)
 
 
@@ -80,7 +80,8 @@ def main() -> None:
         return
     model = "claude-opus-4-5-20251101"
     (Path.home() / "written-by-the-client").write_text(words)
-    messages = asked(f"Notes of {os.getpid()}", words)
+    planning = [PLANNING] if "plan" in sys.argv else []
+    messages = asked(f"Notes of {os.getpid()}", *planning, words)
     todos: list[dict[str, str]] = []
     while calls := [
         block
@@ -117,6 +118,10 @@ def asked(*texts: str) -> list[dict[str, object]]:
     ]
 
 
+PLANNING = (
+    "<system-reminder>\nPlan mode is active.\nWrite to "
+    f"{Path.home()}/.client/plans/calm-sea.md alone.\nAsk.\n</system-reminder>\n"
+)
 HOW = ("hangs", "asks", "says nothing", "leaves a child")
 
 if __name__ == "__main__":

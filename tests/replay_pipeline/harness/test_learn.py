@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -39,7 +40,10 @@ def test_what_the_client_fills_in_becomes_slots_and_the_rest_stays(learned):
         "Prefer Grep to grep.",
     ]
     left_out = learned.framings["main"].left_out
-    assert [text.split()[0] for text in left_out] == ["Run", "gitStatus:", "Current", "Notes"]
+    assert [text.split()[0] for text in left_out] == ["(clean)", "Run", "Notes"]
+    assert learned.framings["main"].git == (
+        "gitStatus: as it was at the start.\nCurrent branch: ⟦git_branch⟧"
+    )
     assert learned.version == "9.8.7"
 
 
@@ -73,12 +77,39 @@ def test_slots_are_filled_from_the_log_and_what_it_does_not_tell_is_left_out(lea
         "Notes are kept in /home/ada/.client/-home-ada-shop.",
         "Prefer Grep to grep.",
     ]
-    assert filled.unfilled == {"is_git"}
+    assert filled.unfilled == {"is_git", "git_branch"}
     other = fill(learned.framings["main"], Moment(cwd="/srv/x", model="claude-sonnet-4-20250514"))
     assert (
         "model named Sonnet 4. The exact model ID is claude-sonnet-4-20250514." in other.system[0]
     )
-    assert other.unfilled == {"is_git", "platform", "date", "home"}
+    assert other.unfilled == {"is_git", "git_branch", "platform", "date", "home"}
+
+
+@pytest.mark.parametrize(
+    ("branch", "is_git", "last"),
+    [
+        ("tide", "Yes", ["", "gitStatus: as it was at the start.", "Current branch: tide"]),
+        ("", "No", []),
+        ("HEAD", None, []),
+    ],
+)
+def test_the_git_status_is_told_up_to_the_branch(learned, branch, is_git, last):
+    filled = fill(learned.framings["main"], replace(MOMENT, branch=branch))
+    lines = filled.system[0].splitlines()
+    said = [line.rpartition(" ")[2] for line in lines if line.startswith("Is directory a git")]
+    assert said == ([is_git] if is_git else [])
+    assert lines[lines.index("Prefer Grep to grep.") + 1 :] == last
+
+
+def test_the_words_for_plan_mode_are_learned_and_stand_nowhere_else(learned):
+    main = learned.framings["main"]
+    assert main.before == []
+    assert main.plan.said("/x/plans/a.md") == (
+        "<system-reminder>\nPlan mode is active.\nWrite to /x/plans/a.md alone.\nAsk.\n</system-reminder>\n"
+    )
+    assert "Write" not in main.plan.said(None)
+    assert "\nIt is in a.md.\nAsk." in main.plan.said("a.md", "It is in a.md.")
+    assert learned.framings["subagent"].plan is None
 
 
 def test_the_users_home_is_not_touched(tmp_path, monkeypatch):
@@ -219,5 +250,5 @@ def test_the_nearest_older_version_stands_in_with_a_note(tmp_path, learned):
 
 def test_slots_are_named(learned):
     assert slots_of(learned.framings["main"]) == [
-        "cwd", "cwd_slug", "date", "home", "is_git", "model", "model_name", "platform"
+        "cwd", "cwd_slug", "date", "git_branch", "home", "is_git", "model", "model_name", "platform"
     ]  # fmt: skip

@@ -265,6 +265,37 @@ def test_attachments_are_shown_in_the_words_and_the_order_in_which_the_client_sh
     assert not result.report.skipped
 
 
+def test_a_mode_of_planning_that_no_attachment_notes_is_said_where_it_begins(tmp_path: Path):
+    log = Log()
+    modes = ("default", "plan", "plan", "default", "plan")
+    for number, mode in enumerate(modes):
+        log.user(f"ask {number}", permissionMode=mode, slug="calm-sea")
+        log.does(f"m{number}")
+    states = by_message(ingest(log.write(tmp_path), redact=False), log)
+    said = attachments.plan_begins("/home/kim/shop", "calm-sea")
+    assert "The plan file is /home/kim/.claude/plans/calm-sea.md." in said
+    asked = [m["content"] for m in states["m4"]["messages"] if m["role"] == "user"]
+    assert asked == ["ask 0", f"ask 1\n\n{said}", "ask 2", "ask 3", f"ask 4\n\n{said}"]
+    newer = Log(version="2.1.93")
+    newer.user("go", permissionMode="plan")
+    newer.says("m1", "done")
+    (state,) = by_message(ingest(newer.write(tmp_path), redact=False), newer).values()
+    assert state["messages"][-1]["content"] == "go"  # an attachment would say it
+
+
+def test_a_session_knows_the_branch_on_which_it_began(tmp_path: Path):
+    told = {}
+    for branch in ("main", "", None):
+        log = Log(f"on-{branch}", **({} if branch is None else {"gitBranch": branch}))
+        log.user("go")
+        log.does("m1")
+        log.common["gitBranch"] = "later"
+        log.says("m2", "done")
+        (row,) = ingest(log.write(tmp_path), redact=False).sessions.to_pylist()
+        told[branch] = row["git_branch"]
+    assert told == {"main": "main", "": "", None: "later"}
+
+
 def test_a_row_of_an_unknown_kind_is_counted_by_its_kind_and_the_version_that_wrote_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

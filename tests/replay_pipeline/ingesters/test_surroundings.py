@@ -2,9 +2,10 @@
 
 import json
 
-from replay_pipeline.harness.reminders import ListReminder
+from replay_pipeline.harness import Filled
+from replay_pipeline.harness.reminders import ListReminder, PlanReminder, without_plan
 from replay_pipeline.ingesters.attachments import shown
-from replay_pipeline.ingesters.surroundings import reminded
+from replay_pipeline.ingesters.surroundings import reminded, surrounded
 
 REMINDER = ListReminder(
     text="<system-reminder>\nUse it.\n</system-reminder>",
@@ -110,3 +111,61 @@ def test_what_is_said_in_the_systems_name_is_a_message_of_its_own():
     assert (before, last) == (prompt[:-1], {"role": "system", "content": "Use it.\n"})
     mixed = [*step(), user(noted("task_reminder", content=[])["content"] + "\n\nAnd now?")]
     assert reminded(mixed, in_its_name, is_logged=True) == mixed
+
+
+PLAN = PlanReminder(
+    text="<system-reminder>\nPlan mode is active. Write ⟦plan⟧.\n</system-reminder>\n"
+)
+CONTEXT = (
+    "<system-reminder>\nAs you answer the user's questions, mind the date.\n</system-reminder>\n"
+)
+SKILLS = "<system-reminder>\nYou have skills:\n\n- sail\n</system-reminder>\n"
+
+
+def begins(words, **fields):
+    noted_in = noted("plan_mode", reminderType="full", planFilePath="/p/a.md", **fields)
+    return user(f"{words}\n\n\n{noted_in['content']}")
+
+
+def test_plan_mode_begins_in_the_words_and_at_the_place_of_the_client():
+    filled = Filled(system=[], tools=[], before=[SKILLS, CONTEXT], after=[])
+    said = PLAN.said("/p/a.md")
+    first, _, later = surrounded([begins("Look."), *step()[:1], begins("Again.")], filled, PLAN)
+    assert first["content"] == "\n\n".join([SKILLS.rstrip("\n"), said, CONTEXT, "Look."])
+    assert later["content"] == f"{said}\n\nAgain."
+    ours = surrounded([begins("Look.")], filled)
+    assert ours[0]["content"].endswith(begins("Look.")["content"])
+
+
+def test_plan_mode_begins_in_the_systems_name_where_the_client_says_it_so():
+    plan = PlanReminder(text="Plan mode is active. Write ⟦plan⟧.", is_system=True)
+    said = {"role": "system", "content": "Plan mode is active. Write /p/a.md."}
+    listed = {"role": "system", "content": "You have skills:\n\n- sail"}
+    filled = Filled(system=[], tools=[], before=[CONTEXT], after=[listed])
+    first, after, _, *later = surrounded(
+        [begins("Look."), *step()[:1], begins("Again.")], filled, plan
+    )
+    assert first["content"] == f"{CONTEXT}\n\nLook."
+    assert after["content"] == f"{said['content']}\n\n{listed['content']}"
+    assert later == [user("Again."), said]
+
+
+def test_a_plan_that_is_there_already_and_a_repeated_reminder_are_in_our_words():
+    filled = Filled(system=[], tools=[], before=[], after=[])
+    (first,) = surrounded([begins("Look.", planExists=True)], filled, PLAN)
+    assert "\nThe plan lies in /p/a.md.\n" in first["content"]
+    sparse = user(noted("plan_mode", reminderType="sparse", planFilePath="/p/a.md")["content"])
+    assert "still on" in sparse["content"]
+    assert surrounded([sparse], filled, PLAN) == [sparse]
+
+
+def test_what_a_client_says_of_plan_mode_is_told_from_the_rest_of_a_message():
+    skills = "Agents:\n- one\n\nSkills:\n- sail"
+    planning = (
+        "Agents:\n- one\n\nPlan mode is active. Write /x/plans/a.md.\n\nAsk.\n\nSkills:\n- sail"
+    )
+    plain = [("user", ["Hello"]), ("system", [skills])]
+    rest, plan = without_plan([("user", ["Hello"]), ("system", [planning])], plain)
+    assert plan == PlanReminder(text="Plan mode is active. Write ⟦plan⟧.\n\nAsk.", is_system=True)
+    assert rest == plain
+    assert without_plan(plain, plain) == (plain, None)

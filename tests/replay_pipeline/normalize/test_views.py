@@ -3,7 +3,7 @@ import json
 import pytest
 
 from replay_pipeline.normalize import DJNormalizer
-from replay_pipeline.normalize.views import ParsedAction, ToolCall, parse_action
+from replay_pipeline.normalize.views import ParsedAction, ToolCall, read_side
 from replay_pipeline.testing.sample import ANSWERS_FILE
 
 CALLS = [
@@ -53,7 +53,7 @@ def serializations(name, arguments):
 @pytest.mark.parametrize(("name", "arguments"), CALLS)
 def test_every_serialization_is_read_as_the_same_call(name, arguments):
     for text in serializations(name, arguments):
-        for action in (parse_action(text), parse_action(None, text)):
+        for action in (read_side(text), read_side(None, text)):
             assert action == ParsedAction("", (ToolCall(name, arguments),))
 
 
@@ -86,11 +86,11 @@ def test_tool_calls_survive_the_recipe_in_every_serialization(make_row, pair_tab
     "text", ["", "{", "[1, 2]", '{"a": 1}', "null", "{}", "[]", '"x"', "[" * 100_000, "{'a'}"]
 )
 def test_anything_else_is_prose(text):
-    assert parse_action(None, text).calls == ()
+    assert read_side(None, text).calls == ()
 
 
 def test_the_action_view_has_values_without_envelope():
-    action = parse_action(
+    action = read_side(
         json.dumps(
             {
                 "role": "assistant",

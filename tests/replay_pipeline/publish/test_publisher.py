@@ -6,11 +6,11 @@ from replay_pipeline import DJNormalizer
 from replay_pipeline.errors import ConfigError, SchemaError, SecretFoundError
 from replay_pipeline.publish import publish
 from replay_pipeline.publish.earlier import read_manifests
-from replay_pipeline.publish.folder import list_files, read_files
+from replay_pipeline.publish.folder import files_below, list_files
 
 
 def snapshot(folder):
-    return read_files(folder, "")
+    return files_below(folder, "")
 
 
 def test_publishing_again_changes_nothing(tmp_path, kept_table, positives_table):

@@ -7,11 +7,17 @@ import pytest
 
 from replay_pipeline.publish import layout, publish, retract
 from replay_pipeline.publish.earlier import read_manifests
-from replay_pipeline.publish.splits import ConversationSplit, joined, position, sha_of, sides_in
+from replay_pipeline.publish.splits import (
+    ConversationSplit,
+    joined_splits,
+    name_sha,
+    position,
+    sides_in,
+)
 
 
 def ids_by_position(n=200):
-    return sorted((f"session-{k}" for k in range(n)), key=lambda s: position(sha_of(s)))
+    return sorted((f"session-{k}" for k in range(n)), key=lambda s: position(name_sha(s)))
 
 
 def over(names, **others):
@@ -45,7 +51,7 @@ def test_one_conversation_or_no_fraction_moves_nothing():
 
 def test_what_was_published_stays_where_it_is_though_the_other_side_is_empty():
     ordered = ids_by_position()
-    sides = dict.fromkeys(map(sha_of, ordered[-3:]), "train")
+    sides = dict.fromkeys(map(name_sha, ordered[-3:]), "train")
     split = over(ordered[-3:], sides=sides)
     assert {split.of(each) for each in ordered[-3:]} == {"train"}
     split = over(ordered[-4:], sides=sides)
@@ -66,19 +72,19 @@ def test_conversations_of_a_project_come_to_one_side():
 def test_a_project_follows_what_was_published_of_it():
     low, *_, high = ids_by_position()
     new = {low: "project", "new": "project"}
-    assert over(new, sides={sha_of(low): "train"}).of("new") == "train"
-    assert over(new, sides={sha_of(low): "test"}).of("new") == "test"
-    both = {sha_of(low): "test", sha_of(high): "train"}
+    assert over(new, sides={name_sha(low): "train"}).of("new") == "train"
+    assert over(new, sides={name_sha(low): "test"}).of("new") == "test"
+    both = {name_sha(low): "test", name_sha(high): "train"}
     split = over({low: "project", high: "project", "new": "project"}, sides=both)
     assert [split.of(each) for each in (low, high, "new")] == ["test", "train", "train"]
-    assert over({"new": "project"}, sides={sha_of("project"): "test"}).of("new") == "test"
+    assert over({"new": "project"}, sides={name_sha("project"): "test"}).of("new") == "test"
 
 
 def test_two_or_three_that_share_a_message_come_to_one_side_and_follow_what_was_published():
     low, *_, high = ids_by_position()
     split = over([high, low], ties=[[high, low, "message"]])
     assert split.of(low) == split.of(high) == "train"  # by the first of them
-    split = over([low], sides={sha_of("message"): "train"}, ties=[[low, "message"]])
+    split = over([low], sides={name_sha("message"): "train"}, ties=[[low, "message"]])
     assert split.of(low) == "train"
 
 
@@ -209,8 +215,8 @@ def test_an_older_dataset_has_a_cut_conversation_in_train_afterwards(bring, old,
     assert found["c3e1d7a4-2b9f-5c6d-9e70-1a2b3c4d5e03"] == {"test"}  # was there, and nowhere else
     manifests = read_manifests(old)
     assert {manifests[batch]["layout"] for batch in ("b1", "b2")} == {layout.VERSION}
-    sides = joined(*(sides_in(manifest["conversations"]) for manifest in manifests.values()))
-    assert sides[sha_of(CUT)] == "train"
+    sides = joined_splits(*(sides_in(manifest["conversations"]) for manifest in manifests.values()))
+    assert sides[name_sha(CUT)] == "train"
     card = " ".join((old / "README.md").read_text("utf-8").split())
     assert "1 conversation had rows in both splits" in card
 
@@ -229,6 +235,6 @@ def test_an_older_dataset_has_a_cut_conversation_in_train_afterwards(bring, old,
 )
 def test_a_conversation_lies_where_it_has_lain_for_ever(session, sha, where):
     """Another hash would move what is new in published datasets from train to test."""
-    assert sha_of(session) == sha
+    assert name_sha(session) == sha
     assert position(sha) == pytest.approx(where, rel=1e-11)
     assert ConversationSplit(0.25, {}).of(session) == ("test" if where < 0.25 else "train")

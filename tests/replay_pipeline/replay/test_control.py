@@ -2,7 +2,7 @@ import pytest
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.replay import control
-from replay_pipeline.replay.control import slug_of
+from replay_pipeline.replay.control import openrouter_name
 from replay_pipeline.testing import TeacherServer
 from tests.replay_pipeline.replay.test_gates import bash
 
@@ -57,6 +57,6 @@ def test_states_of_unknown_models_cannot_be_controlled():
 
 
 def test_recorded_model_names_are_translated():
-    assert slug_of("claude-sonnet-4-20250514") == "anthropic/claude-sonnet-4"
-    assert slug_of("claude-opus-4-6") == "anthropic/claude-opus-4.6"
-    assert slug_of("gpt-5") == "gpt-5"
+    assert openrouter_name("claude-sonnet-4-20250514") == "anthropic/claude-sonnet-4"
+    assert openrouter_name("claude-opus-4-6") == "anthropic/claude-opus-4.6"
+    assert openrouter_name("gpt-5") == "gpt-5"

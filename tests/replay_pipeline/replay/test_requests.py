@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
 from replay_pipeline.errors import ConfigError, PriceError
-from replay_pipeline.replay.asking import Asking, check
+from replay_pipeline.replay.asking import Asking, checked_ceiling
 from replay_pipeline.replay.dialects import DIALECTS, RequestOptions, dialect_of
 from replay_pipeline.replay.estimates import Estimate, Purchase, TeacherEstimate, forecast
 from replay_pipeline.replay.prices import Price, PriceBook, floor_nano, nano, usd
@@ -704,7 +704,7 @@ def test_a_question_with_token_probabilities_is_another_one_and_others_keep_thei
 def test_servers_without_token_probabilities_are_refused_before_the_first_cent(dialect):
     teacher = SCORED.model_copy(update={"dialect": dialect})
     with pytest.raises(ConfigError, match="offers no token probabilities; set its top_logprobs"):
-        check([teacher], 1.0, Asking())
+        checked_ceiling([teacher], 1.0, Asking())
 
 
 @pytest.mark.parametrize("wrong", [-1, 21, 2.5])
@@ -778,3 +778,19 @@ def test_streamed_token_probabilities_are_joined():
     stream = b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks)
     answer = read_reply(200, {"content-type": "text/event-stream"}, stream)
     assert answer.logprobs == [[("Hi", -1.0)], [(" you", -1.0)]]
+
+
+def test_a_byte_of_fixed_text_counts_for_fewer_tokens_than_one_of_messages():
+    told = {"type": "function", "function": {"name": "Read", "description": "Reads. " * 1_000}}
+    messages = [{"role": "system", "content": "Be brief. " * 500}, *HISTORY]
+    size = RequestBuilder(RequestOptions()).question(
+        state(messages=messages, tools=[told]), CLAUDE
+    ).size  # fmt: skip
+    assert (size.n_system_bytes, size.n_tool_bytes > 7_000) == (5_000, True)
+    plain = Size(size.n_bytes, size.n_messages)
+    assert 0.83 < Learned().expected_tokens(size) / Learned().expected_tokens(plain) < 0.86
+    taught = Learned()
+    for _ in range(8):
+        taught = taught.with_answer(size, 4_000, 40)
+    assert taught.expected_tokens(size) == 4_000
+    assert taught.expected_tokens(plain) > 4_500

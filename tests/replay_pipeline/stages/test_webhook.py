@@ -6,7 +6,7 @@ import pytest
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import NotifySettings, Settings
-from replay_pipeline.stages.webhook import notify, shown
+from replay_pipeline.stages.webhook import notify, reasons_shown
 from tests.loopback import webhook
 
 KEY = "sk-or-v1-" + "0123456789abcdef" * 4
@@ -60,7 +60,7 @@ def test_nobody_at_the_address_is_logged(caplog):
 
 
 def test_reasons_leave_without_secrets_and_not_too_long():
-    (short, long) = shown([f"401 for key {KEY}\n  try another", "x" * 2000], secrets=[])
+    (short, long) = reasons_shown([f"401 for key {KEY}\n  try another", "x" * 2000], secrets=[])
     assert KEY not in short
     assert "try another" in short
     assert len(long) < 600

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from replay_pipeline.errors import ConfigError, StorageError, UntrustedError
-from replay_pipeline.publish import fetch, newest, publish, to_be_published
+from replay_pipeline.publish import local_copy, newest, publish, to_be_published
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.receipts import Receipt, Receipts
 from replay_pipeline.storage.root_index import FILE
@@ -175,7 +175,7 @@ def test_another_machine_reads_and_continues_what_one_published(bucket, tmp_path
     place = bucket / "dataset"
     publish_at(place, tmp_path / "one", 1, 2, 3)
     publish_at(place, tmp_path / "two", 1, 2, 3, 4)
-    copy = fetch(place, tmp_path / "one")
+    copy = local_copy(place, tmp_path / "one")
     current = newest(place)
     assert current is not None
     assert files_below(copy) == files_below(current)

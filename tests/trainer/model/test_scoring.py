@@ -70,7 +70,7 @@ def test_a_temperature_divides_the_logits(tokenizer):
     mask = (torch.arange(20) > 11).int()[None]
     given = (model, ids, None, mask)
     torch.testing.assert_close(
-        scoring.response_logps(*given, temperature=0.5),
+        scoring.response_token_logps(*given, temperature=0.5),
         response_token_logps(*given, temperature=0.5),
     )
 

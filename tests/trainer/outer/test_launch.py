@@ -136,15 +136,12 @@ def test_a_secret_that_is_not_set_and_a_bad_variable_are_named(tmp_path, capsys)
     assert "expected NAME=VALUE" in capsys.readouterr().err
 
 
-def test_an_executor_without_arguments_and_arguments_by_name(tmp_path, monkeypatch):
+def test_an_executor_without_arguments_and_a_text_for_a_sequence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     executor = LocalProcessExecutor()
     code = "import sys; print(sys.argv[1:])"
     handles = executor.launch_replicas(1, sys.executable, ["-c", code, "{rank}"])
     assert executor.collect(handles, timeout_s=60, poll_s=0.02)[0].log == "['0']\n"
-    named = {"lr": 0.1, "name": "r{rank}", "fast": True, "slow": False, "none": None}
-    command = executor.command_of("prog", named, 3, 4)
-    assert command == ("prog", "--lr", "0.1", "--name", "r3", "--fast")
     with pytest.raises(TrainerConfigError, match="expected a sequence"):
         executor.launch_replicas(1, sys.executable, "-c")
 

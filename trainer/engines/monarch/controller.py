@@ -37,8 +37,6 @@ from trainer.errors import ReplicaFailedError
 from trainer.outer.environment import ReplicaPlace
 from trainer.settings import RunConfig, section_of, without_engines
 
-__all__ = ["MonarchReport", "train", "train_on_mesh"]
-
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"

@@ -9,8 +9,6 @@ from trainer.errors import TrainerConfigError
 from trainer.folders import STATE_FILE
 from trainer.settings import RunConfig
 
-__all__ = ["Placement", "RestartBudget", "latest_checkpoint", "replica_settings"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:

@@ -15,8 +15,6 @@ from trainer.engines.openenv.failures import CallOutcomes, FailureLimit
 from trainer.engines.openenv.tool_methods import tool_method
 from trainer.errors import EnvironmentFailedError, TrainerConfigError
 
-__all__ = ["EnvironmentSession", "ServerReply", "ToolSpec", "make_environment"]
-
 logger = logging.getLogger(__name__)
 
 ToolSpec = Mapping[str, Any]

@@ -15,8 +15,6 @@ from trainer.engines.openenv.adapter import ServerReply, ToolSpec, as_text, make
 from trainer.engines.openenv.failures import CallOutcomes, FailureLimit
 from trainer.errors import EnvironmentFailedError
 
-__all__ = ["OpenEnvSession", "environment_factory", "list_tools"]
-
 ACT = "act"
 MCP_ACTIONS = frozenset({"Action", "CallToolAction", "ListToolsAction"})
 """Titles of action schemas whose servers accept `list_tools` and `call_tool`."""

@@ -11,8 +11,6 @@ from trainer.data.rewards import RowReward
 from trainer.errors import DatasetError
 from trainer.types import Message, Tool
 
-__all__ = ["Episode", "ReplayTasks", "replay_tasks", "union_of_tools"]
-
 logger = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 from trainer.errors import EnvironmentFailedError, TrainerConfigError
 
-__all__ = ["CallOutcomes", "FailureLimit"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FailureLimit:
@@ -48,7 +46,10 @@ class CallOutcomes:
     n_failed: int = 0
     """Calls without an answer, because of the connection, a timeout, or a crash of the environment."""
     last_failure: str = ""
-    _recent: deque[bool] = field(default_factory=deque, init=False, repr=False)
+    _recent: deque[bool] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._recent = deque(maxlen=self.limit.window)
 
     def answered(self, *, is_refused: bool) -> None:
         """Record a call that the server answered."""
@@ -64,8 +65,6 @@ class CallOutcomes:
     def _note(self, *, has_failed: bool) -> None:
         self.n_calls += 1
         self._recent.append(has_failed)
-        if len(self._recent) > self.limit.window:
-            self._recent.popleft()
 
     @property
     def failure_frequency(self) -> float:

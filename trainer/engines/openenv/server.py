@@ -33,8 +33,6 @@ from trainer.data.rewards import RowReward, load_reward
 from trainer.engines.openenv.episodes import Episode, ReplayTasks, replay_tasks
 from trainer.errors import TrainerConfigError, TrainerError
 
-__all__ = ["ReplayState", "ResetObservation", "TraceReplayEnvironment", "make_app"]
-
 logger = logging.getLogger(__name__)
 
 ENV_NAME = "trace_replay"

@@ -15,8 +15,6 @@ from typing import Any
 
 from trainer.errors import TrainerConfigError
 
-__all__ = ["tool_method"]
-
 _TYPES: dict[str, Any] = {
     "string": str,
     "integer": int,

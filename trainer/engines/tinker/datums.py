@@ -22,17 +22,6 @@ from trainer.losses.channels import (
 )
 from trainer.losses.divergence import with_tail
 
-__all__ = [
-    "CustomLoss",
-    "SampledResponse",
-    "distillation_datums",
-    "distillation_loss",
-    "pair_datums",
-    "pair_loss",
-    "policy_datums",
-    "sampled_distillation_datums",
-]
-
 CustomLoss = Callable[[Sequence[Datum], Sequence[Tensor]], tuple[Tensor, dict[str, float]]]
 """A loss of data and the log-probs of their targets, in the form for `forward_backward_custom`."""
 

@@ -11,8 +11,6 @@ from typing import Any
 from trainer.errors import DatasetError
 from trainer.types import Message, Tool
 
-__all__ = ["flat_messages", "flat_tools", "nested_action", "nested_tools"]
-
 
 def flat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Turn a prompt into verifiers' `Messages`.

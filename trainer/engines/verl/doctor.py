@@ -56,18 +56,15 @@ def require_live_engine() -> None:
 
 def silent_channels(metrics: Mapping[str, Any], options: PluginOptions) -> list[str]:
     """Return the channels with a weight but without metrics in a step, each with a remedy."""
-    problems = []
-    if options.alpha_sdpo > 0 and not _has(metrics, "sdpo/n_tokens"):
-        problems.append(
-            f"channel 2 has weight {options.alpha_sdpo} and reported nothing: the plug-in is not "
-            "live in the workers"
-        )
-    if options.beta_replay > 0 and not _has(metrics, "replay/n_pairs"):
-        problems.append(
-            f"channel 3 has weight {options.beta_replay} and reported nothing: the plug-in is not "
-            "live in the workers"
-        )
-    return problems
+    channels = (
+        (2, options.alpha_sdpo, "sdpo/n_tokens"),
+        (3, options.beta_replay, "replay/n_pairs"),
+    )
+    return [
+        f"channel {n} has weight {weight} and reported nothing: the plug-in is not live in the workers"
+        for n, weight, name in channels
+        if weight > 0 and not _has(metrics, name)
+    ]
 
 
 def _has(metrics: Mapping[str, Any], name: str) -> bool:

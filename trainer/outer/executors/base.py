@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import tenacity
@@ -153,7 +153,7 @@ class ServerlessExecutor(ABC):
         self,
         n_replicas: int,
         entrypoint: str,
-        entrypoint_args: Sequence[str] | Mapping[str, Any] = (),
+        entrypoint_args: Sequence[str] = (),
         *,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
@@ -168,9 +168,7 @@ class ServerlessExecutor(ABC):
         Args:
             n_replicas: Number of replicas.
             entrypoint: A program, or `python:package.module` for `python -m package.module`.
-            entrypoint_args: Its arguments, in which `{rank}` and `{world_size}` are replaced. A
-                mapping becomes `--name value`. True gives only the name, and False and None are
-                left out.
+            entrypoint_args: Its arguments, in which `{rank}` and `{world_size}` are replaced.
             env: Further variables.
             secrets: Variables that go through the platform's secret store, if it has one.
             timeout_s: Longest run time of one replica, in seconds.
@@ -295,18 +293,20 @@ class ServerlessExecutor(ABC):
         )
 
     def command_of(
-        self,
-        entrypoint: str,
-        arguments: Sequence[str] | Mapping[str, Any],
-        rank: int,
-        world_size: int,
+        self, entrypoint: str, arguments: Sequence[str], rank: int, world_size: int
     ) -> tuple[str, ...]:
-        """Return the program and arguments of one replica. See `launch_replicas`."""
+        """Return the program and arguments of one replica. See `launch_replicas`.
+
+        Raises:
+            TrainerConfigError: A text alone would become its letters.
+        """
+        if isinstance(arguments, str):
+            raise TrainerConfigError(f"entrypoint_args={arguments!r}: expected a sequence")
         scheme, _, module = entrypoint.partition(":")
         start = [self.python, "-m", module] if scheme == "python" and module else [entrypoint]
         filled = [
             a.replace("{rank}", str(rank)).replace("{world_size}", str(world_size))
-            for a in _listed(arguments)
+            for a in arguments
         ]
         return (*start, *filled)
 
@@ -357,23 +357,6 @@ class ServerlessExecutor(ABC):
             reraise=True,
         )
         return attempts(request)
-
-
-def _listed(arguments: Sequence[str] | Mapping[str, Any]) -> list[str]:
-    """Return arguments as a program takes them.
-
-    Raises:
-        TrainerConfigError: A text alone would become its letters.
-    """
-    if isinstance(arguments, str):
-        raise TrainerConfigError(f"entrypoint_args={arguments!r}: expected a sequence or a mapping")
-    if not isinstance(arguments, Mapping):
-        return [str(argument) for argument in arguments]
-    listed: list[str] = []
-    for name, value in arguments.items():
-        if value is not None and value is not False:
-            listed += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return listed
 
 
 def supervise(

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from trainer.errors import BudgetReachedError
 
-__all__ = ["JobLedger", "LedgerRow"]
-
 NANO = 1_000_000_000
 
 SCHEMA = """
