@@ -201,17 +201,13 @@ class Repository:
         return self._lines[branch]
 
     def own_at(self, branch: str, moment: float) -> GitCommit | None:
-        """Return a branch's newest own commit whose change was made by a moment, even if it was rebased later.
-
-        Its own commits are its first parents down to the branch that it came from: `main`, `master`, or the
-        one that is checked out.
-        """
+        """Return a branch's newest own commit whose change was made by a moment, even if it was rebased later."""
         if branch not in self._own:
             self._own[branch] = self._own_commits(branch) if branch in self.tips else []
         return next((each for each in self._own[branch] if each.authored <= moment), None)
 
     def _own_commits(self, branch: str) -> list[GitCommit]:
-        """Return a branch's own commits, the newest first."""
+        """Return a branch's first parents down to `main`, `master`, or what is checked out; the newest first."""
         trunks = {"main", "master", self.default_branch} & self.tips.keys() - {branch}
         main = {commit_id for trunk in trunks for commit_id in self.line(str(trunk))}
         return [*takewhile(lambda each: each.id not in main, reversed(self._line(branch)))]
