@@ -142,12 +142,18 @@ def _claude_code(start: Start) -> tuple[list[str], dict[str, str]]:
         "projects": {str(start.folder): place},
     }
     (start.home / ".claude.json").write_text(json.dumps(settings), "utf-8")
+    # Newer versions check calls with a model, which is not here, and else wait for the user.
+    folder = start.home / ".claude"
+    folder.mkdir()
+    unchecked = {"useAutoModeDuringPlan": False, "permissions": {"disableAutoMode": "disable"}}
+    (folder / "settings.json").write_text(json.dumps(unchecked), "utf-8")
     arguments = [
         *(["-p"] if start.is_headless else []),
         start.words,
         "--allowedTools",
         "Task,Agent",
-        *(["--permission-mode", "plan"] if start.is_planning else []),
+        "--permission-mode",
+        "plan" if start.is_planning else "default",
     ]
     env = {"ANTHROPIC_BASE_URL": start.url, "ANTHROPIC_API_KEY": _KEY, **_QUIET}
     return [*arguments, *(["--model", start.model] if start.model else [])], env

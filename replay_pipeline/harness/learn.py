@@ -43,8 +43,8 @@ from replay_pipeline.processes import variables
 TIMEOUT_S = 10.0
 """How long a client may take until it has sent all that is needed."""
 _POLL_S = 0.05
-_GRACE_S = 8.0
-"""How long the other requests are waited for once the first one is there."""
+_GRACE_SHARE = 0.8
+"""The share of the time limit that the other requests are waited for once the first one is there."""
 _SHOWN_CHARS = 400
 
 
@@ -268,7 +268,7 @@ def _run(
                 break
             if there and not is_waiting:
                 is_waiting = True
-                deadline = min(deadline, time.monotonic() + _GRACE_S)
+                deadline = min(deadline, time.monotonic() + _GRACE_SHARE * timeout_s)
         return said()
 
 
