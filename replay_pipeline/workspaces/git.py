@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ class GitCommit(msgspec.Struct, frozen=True, gc=False):
 class Repository:
     """The objects of one repository, read by one process `git cat-file --batch`."""
 
+    has_commits = True
+    """False if it has only trees."""
+
     def __init__(self, path: Path) -> None:
         """Open the repository that `path` is, or lies in.
 
@@ -56,6 +60,7 @@ class Repository:
         self._branches: dict[str | None, list[GitCommit]] = {}
         self._lines: dict[str, list[GitCommit]] = {}
         self._line_ids: dict[str, set[str]] = {}
+        self._own: dict[str, list[GitCommit]] = {}
         self.objects = Path(self._git("rev-parse", "--git-path", "objects").strip())
         if not self.objects.is_absolute():
             self.objects = path / self.objects
@@ -194,6 +199,18 @@ class Repository:
                 commit = self.commits.get(commit.parents[0]) if commit.parents else None
             self._lines[branch] = found[::-1]
         return self._lines[branch]
+
+    def own_at(self, branch: str, moment: float) -> GitCommit | None:
+        """Return a branch's newest own commit whose change was made by a moment, even if it was rebased later."""
+        if branch not in self._own:
+            self._own[branch] = self._own_commits(branch) if branch in self.tips else []
+        return next((each for each in self._own[branch] if each.authored <= moment), None)
+
+    def _own_commits(self, branch: str) -> list[GitCommit]:
+        """Return a branch's first parents down to `main`, `master`, or what is checked out; the newest first."""
+        trunks = {"main", "master", self.default_branch} & self.tips.keys() - {branch}
+        main = {commit_id for trunk in trunks for commit_id in self.line(str(trunk))}
+        return [*takewhile(lambda each: each.id not in main, reversed(self._line(branch)))]
 
     def tip_at(self, branch: str, moment: float) -> GitCommit | None:
         """Return the newest commit of a branch at a time, judged by its first parents."""

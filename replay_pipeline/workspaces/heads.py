@@ -15,7 +15,8 @@ _FADE = 0.92
 _OTHER_HEAD = 0.2
 """How much evidence from before a checkout, or of another branch, counts."""
 _ON_BRANCH = 0.5
-"""How much it counts that a commit was once the newest of the branch that the log names."""
+"""How much it counts that a commit was once the newest of the branch that the log names, and again
+that it is the newest change made on the branch, even if a rebase made the commit again later."""
 _IS_NAMED = 2.0
 """How much it counts that the last command of git named a commit."""
 _N_NAMED = 6
@@ -46,11 +47,14 @@ class WorkingTree:
         self.repository = repository
         self.branch: str | None = None
         self.evidence: list[Evidence] = []
-        self.moves: list[float] = []
+        self.checkouts = repository.checkouts(root)
+        # A snapshot has what anybody changed, as git has after a checkout.
+        self.moves: list[float] = [
+            moment for moment, _ in self.checkouts if not repository.has_commits
+        ]
         """When a command may have moved HEAD or changed files by git, in order."""
         self.named: list[tuple[float, str]] = []
         """Commits that such commands named, and when, in order."""
-        self.checkouts = repository.checkouts(root)
         self._fits: dict[tuple[Part, str], bool] = {}
         self._ranked: tuple[object, list[GitCommit]] = (None, [])
 
@@ -88,11 +92,12 @@ class WorkingTree:
         repository = self.repository
         branch = self.branch if self.branch in repository.tips else repository.default_branch
         line = repository.line(branch) if branch is not None else set[str]()
-        kept = self._kept(moment)
+        kept, own = self._kept(moment), self._own(moment + 1)
 
         def score(commit: GitCommit) -> float:
             agrees = sum(weight for weight, each in evidence if self._agrees(each, commit))
             agrees += _ON_BRANCH * (commit.id in line) + _IS_NAMED * (commit.id == said)
+            agrees += _ON_BRANCH * (commit.id == own)
             return agrees + _WAS_CHECKED_OUT * (commit.id == kept)
 
         scores = {commit.id: score(commit) for commit in candidates}
@@ -107,6 +112,11 @@ class WorkingTree:
         newest = self.repository.before(moment, branch=self.branch, n=1)
         return commit_id if not newest or newest[0].committed <= when + 1 else None
 
+    def _own(self, moment: float) -> str | None:
+        """Return the newest commit that was made on the branch itself up to a moment."""
+        commit = self.repository.own_at(self.branch, moment) if self.branch else None
+        return commit.id if commit is not None else None
+
     def _kept(self, moment: float) -> str | None:
         """Return the commit that git's own log of HEAD has for a moment."""
         end = bisect_right(self.checkouts, moment, key=lambda each: each[0])
@@ -119,6 +129,8 @@ class WorkingTree:
         found: dict[str, GitCommit] = {}
         if (kept := self._kept(moment)) is not None:
             found[kept] = repository.commits[kept]
+        if (own := self._own(moment)) is not None:
+            found[own] = repository.commits[own]
         end = bisect_right(self.named, moment, key=lambda each: each[0])
         named = [commit_id for _, commit_id in self.named[max(0, end - _N_NAMED) : end][::-1]]
         near = [

@@ -247,15 +247,15 @@ def run_command(
 ) -> Ran | None:
     """Run a command on a state's files after changes, or return None where it can't run.
 
-    It can't outside of every working tree, and git can't if it may not read the repository.
+    It can't outside of every working tree, and git can't without a repository that it may read.
     """
     root, objects, files = place.root(), place.objects(), place.files()
     if root is None:
         return None
     if objects is not None and not sandbox.can_read(objects):
-        if _GIT.search(command):
-            return None
         objects, files = None, _without_git(files)
+    if ".git/HEAD" not in files and _GIT.search(command):
+        return None
     files = _changed(files, root, changes or {})
     return sandbox.run(command, root=root, files=files, cwd=place.cwd, objects=objects)
 

@@ -98,6 +98,29 @@ def test_which_branch_it_was_is_decided_by_content(tmp_path):
     assert found[-1] == work.tree()
 
 
+def test_a_commit_that_a_rebase_made_again_later_counts_from_the_time_of_its_change(tmp_path):
+    work = worked(tmp_path)
+    work.git("checkout", "-q", "-b", "storm")
+    work.put({"tide/high.py": "def high():\n    return 30\n"})
+    work.session.wait(5)
+    work.commit("Raise the tide")
+    work.session.wait(60)
+    work.session.git_branch = "storm"
+    work.read("tide/high.py")  # nothing was shown before it
+    before = work.tree()
+    work.session.wait(3600)
+    work.git("checkout", "-q", "main")
+    work.put({"README.md": "# Tides and storms\n"})
+    work.commit("Say more")
+    work.git("rebase", "-q", "main", "storm")
+    work.git("reflog", "expire", "--expire=now", "--all")
+    clone = tmp_path / "clone"
+    work.git("clone", "-q", "--bare", str(work.root), str(clone), cwd=tmp_path)
+    with walked(work, tmp_path, is_later_used=False, repository=clone) as steps:
+        ((_, files),) = steps
+    assert texts(files)["tide/high.py"] == before["tide/high.py"]
+
+
 def test_a_worktree_that_is_gone_is_found_by_the_names_of_its_files(tmp_path):
     work = worked(tmp_path)
     elsewhere = Worked(tmp_path / "away" / "fix", "elsewhere", start="2026-02-03T09:05:00.000Z")
