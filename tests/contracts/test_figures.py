@@ -8,13 +8,7 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 RECIPE = REPO / "recipes" / "what_a_dollar_buys"
-ON_FRONT = (
-    "consensus, SFT",
-    "one teacher, SFT",
-    "recorded sessions, SFT",
-    "nothing",
-    "coin, pairs",
-)
+ON_FRONT = ("cheap first, SFT", "consensus, SFT", "one teacher, SFT", "nothing")
 
 
 def words(path: Path) -> str:
@@ -32,12 +26,23 @@ def regimes(file: str) -> dict:
     return json.loads((RECIPE / file).read_text("utf-8"))["regimes"]
 
 
-@pytest.mark.parametrize("file", ["table.json", "table-draw-2.json"])
+@pytest.mark.parametrize("file", ["table.json", "table-draw-2.json", "table-draw-1.json"])
 def test_the_recipe_tells_every_arm_as_its_table_has_it(file):
     page = words(RECIPE / "README.md")
     for name, of in regimes(file).items():
         for arm, row in of["arms"].items():
             assert told(row) in page, (file, name, arm, told(row))
+
+
+def test_the_recipe_tells_every_purchase_as_its_table_has_it():
+    page = words(RECIPE / "README.md")
+    bought = json.loads((RECIPE / "table-map.json").read_text("utf-8"))["map"]
+    for name, row in bought.items():
+        counts = f"{row['n_calls']} | {row['n_pairs']} | {row['n_right_pairs']}"
+        sides = (f"{row[side]:.2f}".lstrip("0") for side in ("chosen_right", "rejected_right"))
+        regime = name.partition(",")[0]
+        told_row = rf"\| {regime} \| [^|]+ \| {re.escape(' | '.join([counts, *sides]))} \|"
+        assert re.search(told_row.replace(r"\ ", " "), page), (name, told_row)
 
 
 def test_the_readme_tells_what_a_dollar_buys_as_the_table_has_it():
