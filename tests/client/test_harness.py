@@ -88,7 +88,8 @@ def test_a_client_is_asked_without_a_network_in_ten_seconds(version: str, tmp_pa
     assert report["version"] == version
     assert report["main"]["tools"] >= 12
     assert report["subagent"]["tools"] >= 8
-    assert cpu_s < 10  # of both starts; other work on the machine does not count
+    # Of the program and both starts, which run at once; other work on the machine does not count.
+    assert cpu_s < 15
     assert [path.name for path in home.rglob("*")] == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "home"]
 

@@ -5,8 +5,9 @@ error, and only trained parameters are exchanged.
 """
 
 import importlib
+import importlib.util
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -76,15 +77,20 @@ class MockManager:
     Args:
         reduce: All-reduce of a round's values (flat, float32, on the CPU). By default, the
             identity.
+        failing_steps: Attempts, counted from 0, at which `should_commit` returns False.
     """
 
     _use_async_quorum = False
 
-    def __init__(self, reduce: Callable[[Tensor], Tensor] = lambda values: values) -> None:
-        self._reduce = reduce
+    def __init__(
+        self, reduce: Callable[[Tensor], Tensor] | None = None, *, failing_steps: Iterable[int] = ()
+    ) -> None:
+        self._reduce = reduce or (lambda values: values)
+        self._failing = frozenset(failing_steps)
         self._states: dict[str, tuple[LoadState, SaveState]] = {}
         self._queue: list[Tensor] = []
         self._callbacks: list[Callable[[Any], Any]] = []
+        self._attempts = 0
         self._step = 0
 
     def register_state_dict_fn(
@@ -114,8 +120,11 @@ class MockManager:
         return PendingWork(self._flush, self._callbacks)
 
     def should_commit(self, *_args: Any, **_options: Any) -> bool:
-        """Close the round."""
+        """Close the round. False resets every replica to the round's start."""
         self._flush()
+        attempt, self._attempts = self._attempts, self._attempts + 1
+        if attempt in self._failing:
+            return False
         self._step += 1
         return True
 
@@ -255,6 +264,10 @@ def make_diloco_outer_loop(
     sync_every: int,
     outer: OuterStep | None = None,
     fragment_sync_delay: int = 0,
+    fragment_update_alpha: float = 0.0,
+    should_quantize: bool = False,
+    bucket_cap_mb: float | None = None,
+    backup_device: torch.device | None = None,
 ) -> Any:
     """Return a `torchft.local_sgd.DiLoCo` to use as a context around the training loop.
 
@@ -269,6 +282,10 @@ def make_diloco_outer_loop(
         sync_every: Inner steps per round over all fragments.
         outer: The outer optimizer.
         fragment_sync_delay: Inner steps between sending a fragment and waiting for it.
+        fragment_update_alpha: Share of the local values to keep after a round.
+        should_quantize: Whether to use torchft's 8-bit all-reduce, which needs triton.
+        bucket_cap_mb: Size of tensor buckets in MiB. None sends each tensor separately.
+        backup_device: Device for the parameters of the round's start. By default, the CPU.
 
     Raises:
         TrainerConfigError: With a setting, torchft would give wrong results or stop.
@@ -278,6 +295,7 @@ def make_diloco_outer_loop(
     fragments = [trainable_fragment(module) for module in given]
     _check_fragments(fragments, sync_every, fragment_sync_delay)
     _check_manager(manager)
+    _check_wire(fragments, bucket_cap_mb, should_quantize=should_quantize)
     step = outer or OuterStep()
     # One outer optimizer per fragment: a shared one would also step the others, with the inner
     # gradients that still lie in their `grad`.
@@ -293,11 +311,17 @@ def make_diloco_outer_loop(
         getattr(inner_optimizer, "optimizer", inner_optimizer),
         outer_optimizers,
         sync_every,
+        backup_device=backup_device,
+        use_bucketization=bucket_cap_mb is not None,
+        bucket_cap_mb=bucket_cap_mb,
+        should_quantize=should_quantize,
         fragment_sync_delay=fragment_sync_delay,
+        fragment_update_alpha=fragment_update_alpha,
     )
-    if any(f.use_bucketization for f in loop._fragments):
-        # torchft leaves out tensors at the end of each bucket that a fragment does not fit into.
-        raise TrainerConfigError("TORCHFT_USE_BUCKETIZATION is set: unset it")
+    if any(f.use_bucketization for f in loop._fragments) and bucket_cap_mb is None:
+        raise TrainerConfigError(
+            "TORCHFT_USE_BUCKETIZATION is set: unset it, or give bucket_cap_mb"
+        )
     if isinstance(manager, MockManager):
         sizes = [sum(p.numel() for p in fragment.parameters()) for fragment in fragments]
         manager.join(lambda index, mean: _replay(loop._fragments[index], mean), sizes)
@@ -399,3 +423,23 @@ def _check_manager(manager: Any) -> None:
             "init_sync=True throws away the first round of all replicas but one; "
             "start all from the same weights and make the manager with init_sync=False"
         )
+
+
+def _check_wire(
+    fragments: Sequence[nn.Module], bucket_cap_mb: float | None, *, should_quantize: bool
+) -> None:
+    if should_quantize and importlib.util.find_spec("triton") is None:
+        raise TrainerConfigError(
+            "should_quantize needs triton: without it torchft silently sends float32"
+        )
+    if bucket_cap_mb is None:
+        return
+    for index, fragment in enumerate(fragments):
+        size = sum(p.numel() * p.element_size() for p in fragment.parameters())
+        if int(bucket_cap_mb * 2**20) < size:
+            raise TrainerConfigError(
+                f"bucket_cap_mb={bucket_cap_mb} is below the {size / 2**20:.1f} MiB of fragment "
+                f"{index}: torchft would leave out tensors at the end of each bucket"
+            )
+        if len({p.dtype for p in fragment.parameters()}) > 1:
+            raise TrainerConfigError(f"fragment {index} mixes dtypes, which a bucket cannot hold")

@@ -126,10 +126,12 @@ def test_a_client_that_sends_nothing_is_ended_in_time_and_says_why(how, tmp_path
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     begun = time.monotonic()
     with pytest.raises(
-        ConfigError, match="sent no request within 1 s, so it was stopped"
+        ConfigError, match="sent no request within 4 s, so it was stopped"
     ) as caught:
-        learn([*STAND_IN, how], timeout_s=1.0)
-    assert time.monotonic() - begun < 5
+        learn(
+            [*STAND_IN, how], timeout_s=4.0
+        )  # Python takes more than one to start on a busy machine
+    assert time.monotonic() - begun < 30
     assert list(tmp_path.iterdir()) == []
     assert ("no answer" in str(caught.value)) == (how == "says nothing")
 

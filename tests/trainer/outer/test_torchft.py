@@ -90,19 +90,11 @@ def test_momentum_step_equals_the_one_computed_by_hand():
         torch.testing.assert_close(new.detach(), old - 0.7 * (delta + 0.9 * delta))
 
 
-class OnceFailing(MockManager):
-    n_attempts = 0
-
-    def should_commit(self, *args, **options):
-        self.n_attempts += 1
-        return self.n_attempts > 1 and super().should_commit(*args, **options)
-
-
 def test_a_round_that_is_not_committed_resets_to_its_start():
     model = net()
     before = [p.detach().clone() for p in model.parameters()]
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    manager = OnceFailing()
+    manager = MockManager(failing_steps=[0])
     with make_diloco_outer_loop(model, inner, manager=manager, sync_every=2):
         steps(model, inner, slice(None), 2)
         assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
@@ -190,6 +182,8 @@ def test_frozen_parameters_are_not_sent():
 @pytest.mark.parametrize(
     ("options", "why"),
     [
+        ({"bucket_cap_mb": 1e-5}, "leave out tensors"),
+        ({"should_quantize": True}, "triton"),
         ({"fragment_sync_delay": 4}, "fragment_sync_delay"),
         ({"sync_every": 0}, "sync_every"),
     ],
@@ -203,19 +197,27 @@ def test_settings_that_give_wrong_results_in_silence_are_errors(options, why):
         )
 
 
-def test_buckets_which_leave_out_tensors_are_refused(monkeypatch):
-    monkeypatch.setenv("TORCHFT_USE_BUCKETIZATION", "True")
-    model = net()
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(TrainerConfigError, match="TORCHFT_USE_BUCKETIZATION"):
-        make_diloco_outer_loop(model, inner, manager=MockManager(), sync_every=4)
-
-
 def test_half_precision_parameters_are_refused():
     model = net().to(torch.bfloat16)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(TrainerConfigError, match="rounded away"):
         make_diloco_outer_loop(model, inner, manager=MockManager(), sync_every=4)
+
+
+def test_one_whole_bucket_is_fine():
+    model = net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    manager = MockManager(lambda flat: flat * 0.5)
+    before = [p.detach().clone() for p in model.parameters()]
+    reference = copy.deepcopy(model)
+    steps(reference, torch.optim.SGD(reference.parameters(), lr=0.1), slice(None), 2)
+    with make_diloco_outer_loop(
+        model, inner, manager=manager, sync_every=2, outer=OuterStep(1.0, 0.0, nesterov=False),
+        bucket_cap_mb=1,
+    ):  # fmt: skip
+        steps(model, inner, slice(None), 2)
+    for new, old, local in zip(model.parameters(), before, reference.parameters(), strict=True):
+        torch.testing.assert_close(new.detach(), old - 0.5 * (old - local.detach()))
 
 
 @pytest.mark.slow
