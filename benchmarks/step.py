@@ -112,7 +112,7 @@ def make_trainer(sizes: dict[str, Any], settings: dict[str, Any]) -> Any:
 def keep_steps_with_hints(trainer: Any) -> None:
     """Let the trainer go through the first steps of its run whose rollouts have a hint, and no others."""
     from trainer.data.rollouts import RecordedRollouts
-    from trainer.model.scoring import response_token_logps
+    from trainer.model.scoring import chunked_response_logps
 
     sampler, groups = trainer._get_train_sampler(), trainer.recorded.groups
     rows, size = list(sampler), trainer.args.generation_batch_size
@@ -122,7 +122,7 @@ def keep_steps_with_hints(trainer: Any) -> None:
     assert len(kept) == N_STEPS, "too few steps have a hint"
     drawn = [row for step in kept for row in batches[step]]
     behaviour = RecordedRollouts([groups[row] for row in dict.fromkeys(drawn)])
-    behaviour.add_behaviour_logps(trainer.model, logps_of=response_token_logps)
+    behaviour.add_behaviour_logps(trainer.model, logps_of=chunked_response_logps)
     pairs_of = trainer.pair_channel.sampler.step
     trainer.pair_channel.sampler.step = lambda step: pairs_of(kept[step])
     trainer._get_train_sampler = lambda _dataset=None: drawn

@@ -46,13 +46,13 @@ LIGER = "_liger"
 def drawn(trainer: Any) -> tuple[list[int], list[list[dict[str, Any]]]]:
     """Rows of the steps, one for each rollout, and the groups behind them with `old_logps`."""
     from trainer.data.rollouts import RecordedRollouts
-    from trainer.model.scoring import response_token_logps
+    from trainer.model.scoring import chunked_response_logps
 
     size = trainer.args.generation_batch_size
     rows = list(trainer._get_train_sampler())[: size * (N_STEPS + 1)]
     groups = [trainer.recorded.groups[row] for row in rows]
     RecordedRollouts(list({id(one): one for one in groups}.values())).add_behaviour_logps(
-        trainer.model, logps_of=response_token_logps
+        trainer.model, logps_of=chunked_response_logps
     )
     return rows, groups
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from replay_pipeline.errors import MissingDependencyError
 from replay_pipeline.publish import batch_facts, layout
 from replay_pipeline.publish.client_texts import ClientTextTable, taken_out, texts_in
-from replay_pipeline.publish.folder import files_below, list_files
+from replay_pipeline.publish.folder import file_contents, list_files
 from replay_pipeline.publish.splits import SPLITS, Split, name_sha
 
 
@@ -91,7 +91,7 @@ class Published:
                 files={},
                 manifests={},
                 facts={},
-                known=files_below(folder, layout.MANIFESTS),
+                known=file_contents(folder, layout.MANIFESTS),
             )
             manifests = {**room.remote_manifests(hub, head, known, {}), **manifests}
             facts = batch_facts.merge_facts(room.remote_facts(hub, head), facts)

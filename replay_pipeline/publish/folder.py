@@ -108,7 +108,7 @@ def recover(folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def files_below(folder: Path, under: str) -> dict[str, bytes]:
+def file_contents(folder: Path, under: str) -> dict[str, bytes]:
     """Return the files below a path of the folder."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()

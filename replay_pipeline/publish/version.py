@@ -18,7 +18,7 @@ from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
 from replay_pipeline.publish.client_texts import ClientTextTable
 from replay_pipeline.publish.cuts import cut_pairs, with_needs
 from replay_pipeline.publish.earlier import HubOptions, hub_room
-from replay_pipeline.publish.folder import files_below, list_files, replace_files
+from replay_pipeline.publish.folder import file_contents, list_files, replace_files
 from replay_pipeline.publish.lengths import TokenSizes
 from replay_pipeline.publish.play import n_rehearsed, refuse_rehearsal
 from replay_pipeline.publish.secret_scan import SecretScan, refuse_secrets, text_sha
@@ -334,7 +334,7 @@ class Version:
             },
             manifests=self._manifests,
             facts=self._facts,
-            known=files_below(folder, layout.MANIFESTS),
+            known=file_contents(folder, layout.MANIFESTS),
         )
         done = room.Sync(hub, contribution).run()
         logger.info("%s: %d commits, tag %s", options.repo_id, len(done.commits), done.tag)

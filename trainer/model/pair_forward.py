@@ -13,7 +13,7 @@ from trainer.errors import TrainerConfigError
 from trainer.losses.compose import PairLogps
 from trainer.model.causal_lm import causal_lm_of
 from trainer.model.packing import enable_tree_attention, packed_pair_logps
-from trainer.model.scoring import pair_logps
+from trainer.model.scoring import chunked_pair_logps
 
 __all__ = ["Autocast", "PairForward", "choose_pair_forward", "longest_of", "window_of"]
 
@@ -53,7 +53,7 @@ class PairForward:
         with self.autocast():
             if self.is_packed(model, batch):
                 return packed_pair_logps(model, batch, max_tokens=self.max_tokens)
-            return pair_logps(model, batch)
+            return chunked_pair_logps(model, batch)
 
 
 def choose_pair_forward(
@@ -116,7 +116,7 @@ def _check_packed_equals_padded(
         is_wide = first.dtype.itemsize >= 4 and not torch.is_autocast_enabled(first.device.type)
         sides = [
             torch.cat([summed / n_tokens for summed, n_tokens in logps(model, batch)]).float()
-            for logps in (packed_pair_logps, pair_logps)
+            for logps in (packed_pair_logps, chunked_pair_logps)
         ]
     trained = [one for one in model.parameters() if one.requires_grad]
     if has_kernels and trained:

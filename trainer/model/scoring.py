@@ -25,11 +25,11 @@ from trainer.model.causal_lm import (
 
 __all__ = [
     "chunked_distillation",
+    "chunked_pair_logps",
+    "chunked_response_logps",
     "logps_of_states",
-    "pair_logps",
     "project",
     "response_states",
-    "response_token_logps",
     "summed_by_row",
 ]
 
@@ -52,7 +52,7 @@ def response_states(model: nn.Module, ids_BT: Tensor, mask_BT: Tensor | None) ->
     return body(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
 
 
-def response_token_logps(
+def chunked_response_logps(
     model: nn.Module,
     ids_BT: Tensor,
     attention_mask_BT: Tensor | None,
@@ -99,7 +99,7 @@ def _called_head(model: nn.Module, hidden_NH: Tensor, ids_N: Tensor, temperature
     return torch.cat([checkpoint(of_chunk, *chunk, use_reentrant=False) for chunk in chunks])
 
 
-def pair_logps(model: nn.Module, batch: Batch) -> PairLogps:
+def chunked_pair_logps(model: nn.Module, batch: Batch) -> PairLogps:
     """Return the summed log-probs and token counts of chosen and rejected sides, each [B], with one pass per side.
 
     Args:
@@ -112,7 +112,7 @@ def pair_logps(model: nn.Module, batch: Batch) -> PairLogps:
     sides = []
     for side in ("chosen", "rejected"):
         ids_BT, mask_BT = batch[f"dpo_{side}_input_ids"], batch[f"dpo_{side}_response_mask"]
-        logps_N = response_token_logps(
+        logps_N = chunked_response_logps(
             model, ids_BT, batch.get(f"dpo_{side}_attention_mask"), mask_BT
         )
         sides.append(summed_by_row(logps_N, mask_BT))

@@ -53,6 +53,6 @@ def variables_named(names: Iterable[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in wanted}
 
 
-def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+def replica_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Return this process's environment with some variables set."""
     return {**os.environ, **extra}

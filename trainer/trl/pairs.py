@@ -23,7 +23,7 @@ from trainer.losses.channels import replay_per_pair
 from trainer.losses.compose import PairLogps
 from trainer.model.packing import tree_pair_logps, trees_of
 from trainer.model.pair_forward import choose_pair_forward, longest_of
-from trainer.model.scoring import pair_logps
+from trainer.model.scoring import chunked_pair_logps
 from trainer.model.tree_layout import PackedTree
 from trainer.trl.config import ComposerConfig
 from trainer.trl.reference import reference_logps
@@ -224,7 +224,7 @@ class PairChannel:
     ) -> PairLogps:
         part = {key: value[rows] for key, value in batch.items()}
         masks = {key: part.pop(key) for key in list(part) if key.endswith("response_mask")}
-        return pair_logps(model, self._on_device(part) | masks)
+        return chunked_pair_logps(model, self._on_device(part) | masks)
 
     def _on_device(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         device = self._accelerator.device

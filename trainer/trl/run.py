@@ -36,7 +36,7 @@ from trainer.folders import sole_writer
 from trainer.hints import hint_for_row
 from trainer.model.loading import load_model, load_tokenizer, merged, usable_data
 from trainer.model.pair_forward import PairForward, choose_pair_forward
-from trainer.model.scoring import pair_logps, response_token_logps
+from trainer.model.scoring import chunked_pair_logps, chunked_response_logps
 from trainer.model.teachers import FrozenTeacher, load_teachers
 from trainer.outer.callback import (
     OuterOptions,
@@ -303,7 +303,7 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
     if recorded is not None and (args.has_policy or args.alpha_sdpo > 0):
         with _autocast(args):
             recorded.add_behaviour_logps(
-                model, logps_of=response_token_logps, temperature=args.temperature
+                model, logps_of=chunked_response_logps, temperature=args.temperature
             )
     return _Prepared(
         config=config,
@@ -397,7 +397,9 @@ def trainee_model(
         model = model.to(args.device)
     if config.model is None and config.tiny.pretraining_steps:
         n_steps = config.tiny.pretraining_steps
-        pretrain(model, collator, data.pairs, n_steps=n_steps, seed=args.seed, forward=pair_logps)
+        pretrain(
+            model, collator, data.pairs, n_steps=n_steps, seed=args.seed, forward=chunked_pair_logps
+        )
     return model
 
 

@@ -10,7 +10,7 @@ from replay_pipeline.publish import folder as room
 from replay_pipeline.publish import publish
 from replay_pipeline.publish.batch_facts import content_digest, encode
 from replay_pipeline.publish.earlier import read_manifests
-from replay_pipeline.publish.folder import files_below, replace_files
+from replay_pipeline.publish.folder import file_contents, replace_files
 
 
 def test_files_are_written_kept_and_removed(tmp_path):
@@ -18,7 +18,7 @@ def test_files_are_written_kept_and_removed(tmp_path):
     replace_files(target, {"a": b"1", "sub/b": b"2"}, set())
     change = replace_files(target, {"a": b"1", "c": b"3"}, {"sub/b", "never/there"})
     assert (change.written, change.unchanged, change.removed) == (["c"], ["a"], ["sub/b"])
-    assert files_below(target, "") == {"a": b"1", "c": b"3"}
+    assert file_contents(target, "") == {"a": b"1", "c": b"3"}
 
 
 def test_nothing_is_touched_when_nothing_changes(tmp_path):
@@ -63,7 +63,7 @@ def test_a_full_disk_leaves_the_old_version(tmp_path, monkeypatch):
     monkeypatch.setattr(room, "_write", full)
     with pytest.raises(StorageError, match=r"No space left.*the dataset is as before"):
         replace_files(target, {"a": b"new"}, set())
-    assert files_below(target, "") == {"a": b"old"}
+    assert file_contents(target, "") == {"a": b"old"}
     assert list(tmp_path.iterdir()) == [target]
 
 
@@ -78,7 +78,7 @@ def test_where_folders_cannot_be_exchanged_they_are_renamed(tmp_path, monkeypatc
     target = tmp_path / "set"
     replace_files(target, {"a": b"1"}, set())
     replace_files(target, {"a": b"2"}, set())
-    assert files_below(target, "") == {"a": b"2"}
+    assert file_contents(target, "") == {"a": b"2"}
     assert list(tmp_path.iterdir()) == [target]
 
 
@@ -88,7 +88,7 @@ def test_what_a_killed_publisher_took_away_is_put_back(tmp_path):
     target.rename(tmp_path / ".set.old-1234")
     (tmp_path / ".set.next-99").mkdir()
     room.recover(target)
-    assert files_below(target, "") == {"a": b"1"}
+    assert file_contents(target, "") == {"a": b"1"}
     assert list(tmp_path.iterdir()) == [target]
 
 
@@ -100,7 +100,7 @@ def test_without_hard_links_files_are_copied(tmp_path, monkeypatch):
     replace_files(target, {"a": b"1"}, set())
     monkeypatch.setattr(room.os, "link", no_links)
     replace_files(target, {"b": b"2"}, set())
-    assert files_below(target, "") == {"a": b"1", "b": b"2"}
+    assert file_contents(target, "") == {"a": b"1", "b": b"2"}
 
 
 def test_publishers_to_one_folder_take_turns(tmp_path, kept_table):

@@ -11,7 +11,7 @@ import pytest
 
 from replay_pipeline.errors import ConfigError, PublishError, SecretFoundError
 from replay_pipeline.publish import problems_on_hub, publish, retract
-from replay_pipeline.publish.folder import files_below
+from replay_pipeline.publish.folder import file_contents
 from replay_pipeline.publish.hub import HubDataset
 from replay_pipeline.publish.splits import name_sha
 from tests.support.forked import forked
@@ -76,7 +76,7 @@ def test_folder_and_repository_hold_the_same_files(server, target, kept_table, p
     )
     repository = held(server, target)
     assert repository["private"]
-    assert data_paths(repository["files"]) == set(files_below(target["folder"], ""))
+    assert data_paths(repository["files"]) == set(file_contents(target["folder"], ""))
     assert report.commits == [repository["commits"][0]["sha"]]
     assert repository["tags"] == {report.tag: report.commits[0]}
     assert len(repository["commits"]) == 2
@@ -115,7 +115,7 @@ def test_a_second_machine_adds_its_batch_to_what_is_there(server, target, kept_t
         [("b1", kept_table(*range(10))), ("b2", kept_table(*range(10, 20)))],
         folder=tmp_path / "whole",
     )
-    whole = files_below(tmp_path / "whole", "")
+    whole = file_contents(tmp_path / "whole", "")
     assert data_paths(held(server, target)["files"]) == set(whole)
 
 
@@ -124,7 +124,7 @@ def test_a_replaced_batch_is_one_commit(server, target, kept_table):
     report = publish([("b2", kept_table(*range(10, 15)))], **target)
     assert len(report.commits) == 1
     repository = held(server, target)
-    assert data_paths(repository["files"]) == set(files_below(target["folder"], ""))
+    assert data_paths(repository["files"]) == set(file_contents(target["folder"], ""))
 
 
 FAULTS = {
@@ -149,7 +149,7 @@ def test_a_fault_that_passes_leaves_one_version_and_no_duplicates(
     server.fail(**FAULTS[fault])
     report = publish([("b1", kept_table(*range(10)))], **target)
     repository = held(server, target)
-    assert data_paths(repository["files"]) == set(files_below(target["folder"], ""))
+    assert data_paths(repository["files"]) == set(file_contents(target["folder"], ""))
     assert report.commits == [commit["sha"] for commit in repository["commits"][:-1]][::-1]
     assert len(report.commits) == (2 if fault == "stale-parent" else 1)
     assert report.tag in repository["tags"]
@@ -203,7 +203,7 @@ def test_a_retracted_session_leaves_and_does_not_come_back(server, target, kept_
     again = publish(batches, **target)
     assert again.commits == []
     assert sum(again.rows_by_split["pairs"].values()) == n_left
-    manifests = files_below(target["folder"], "manifests")
+    manifests = file_contents(target["folder"], "manifests")
     assert not any(
         name_sha("session-3").encode() in data
         for path, data in manifests.items()
@@ -273,7 +273,7 @@ def test_24_publishers_under_faults_publish_every_shard_once(server, target, kep
     expected = {
         path
         for number in range(24)
-        for path in files_below(tmp_path / f"machine-{number}" / "set", "")
+        for path in file_contents(tmp_path / f"machine-{number}" / "set", "")
         if path.startswith("data/") or path == f"manifests/b{number:02}.json"
     }
     assert expected <= set(repository["files"])
@@ -317,9 +317,9 @@ def test_a_publisher_killed_at_any_point_leaves_a_whole_version(
     server, target, kept_table, make_kept, step, tmp_path
 ):
     publish([("b1", kept_table(*range(5)))], **target)
-    old, old_hub = files_below(target["folder"], ""), held(server, target)
+    old, old_hub = file_contents(target["folder"], ""), held(server, target)
     publish([("b1", kept_table(*range(5))), ("b2", kept_table(6, 7))], folder=tmp_path / "expected")
-    new = files_below(tmp_path / "expected", "")
+    new = file_contents(tmp_path / "expected", "")
     import replay_pipeline
 
     where = {**target, "folder": str(target["folder"])}
@@ -335,9 +335,9 @@ def test_a_publisher_killed_at_any_point_leaves_a_whole_version(
     )
     assert done.returncode == -9, done.stderr.decode()
     assert held(server, target) == old_hub
-    assert files_below(target["folder"], "") == (old if step in ("linking", "swapping") else new)
+    assert file_contents(target["folder"], "") == (old if step in ("linking", "swapping") else new)
     publish([("b2", kept_table(6, 7))], **target)
-    assert files_below(target["folder"], "") == new
+    assert file_contents(target["folder"], "") == new
     assert data_paths(held(server, target)["files"]) == set(new)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 

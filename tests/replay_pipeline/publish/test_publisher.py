@@ -6,11 +6,11 @@ from replay_pipeline import DJNormalizer
 from replay_pipeline.errors import ConfigError, SchemaError, SecretFoundError
 from replay_pipeline.publish import publish
 from replay_pipeline.publish.earlier import read_manifests
-from replay_pipeline.publish.folder import files_below, list_files
+from replay_pipeline.publish.folder import file_contents, list_files
 
 
 def snapshot(folder):
-    return files_below(folder, "")
+    return file_contents(folder, "")
 
 
 def test_publishing_again_changes_nothing(tmp_path, kept_table, positives_table):

@@ -43,7 +43,9 @@ def test_pairs_are_scored_as_by_the_logits_of_the_batch(tokenizer, make):
     torch.manual_seed(0)
     model = make(len(tokenizer)).eval()
     batch = ComposerDataCollator(tokenizer, with_tools=False)(rows_of(2))
-    for ours, plain in zip(scoring.pair_logps(model, batch), pair_logps(model, batch), strict=True):
+    for ours, plain in zip(
+        scoring.chunked_pair_logps(model, batch), pair_logps(model, batch), strict=True
+    ):
         torch.testing.assert_close(ours[0], plain[0], rtol=1e-5, atol=1e-5)
         assert ours[1].tolist() == plain[1].tolist()
 
@@ -56,7 +58,7 @@ def test_their_gradients_are_the_same(tokenizer, make):
     batch = ComposerDataCollator(tokenizer, with_tools=False)(rows_of(2))
     trained = [p for p in model.parameters() if p.requires_grad]
     gradients = []
-    for forward in (scoring.pair_logps, pair_logps):
+    for forward in (scoring.chunked_pair_logps, pair_logps):
         (chosen, _), (rejected, _) = forward(model, batch)
         gradients.append(torch.autograd.grad((chosen - rejected).sum(), trained, allow_unused=True))
     for ours, plain in zip(*gradients, strict=True):
@@ -70,7 +72,7 @@ def test_a_temperature_divides_the_logits(tokenizer):
     mask = (torch.arange(20) > 11).int()[None]
     given = (model, ids, None, mask)
     torch.testing.assert_close(
-        scoring.response_token_logps(*given, temperature=0.5),
+        scoring.chunked_response_logps(*given, temperature=0.5),
         response_token_logps(*given, temperature=0.5),
     )
 

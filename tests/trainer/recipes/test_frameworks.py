@@ -7,7 +7,7 @@ import yaml
 from trainer.engines.capabilities import check
 from trainer.engines.prime_rl.prepare import as_toml, rl_config
 from trainer.engines.settings_file import read_settings
-from trainer.engines.verl.options import options_of
+from trainer.engines.verl.options import plugin_options
 from trainer.engines.verl.prepare import hydra_config
 from trainer.settings import RunConfig
 
@@ -25,7 +25,9 @@ def verl_config() -> dict:
     """For a dataset of 64 states whose longest prompt has 8192 tokens, and 80 more with its hint."""
     settings = settings_of("verl")
     state = {"extra_info": {"prompt_ids": [0] * 8192, "hinted_ids": [0] * 8272}}
-    options = options_of(settings, pairs="run/pairs.parquet", reference="run/reference_logps.json")
+    options = plugin_options(
+        settings, pairs="run/pairs.parquet", reference="run/reference_logps.json"
+    )
     return hydra_config(settings, options, [state] * 64, Path("run/prompts.parquet"))
 
 

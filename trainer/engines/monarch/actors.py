@@ -22,7 +22,7 @@ from trainer.data.rewards import as_trl_reward, load_reward
 from trainer.engines.settings_file import read_settings
 from trainer.errors import TrainerConfigError, TrainerError
 from trainer.model.loading import load_model, load_tokenizer
-from trainer.model.scoring import response_token_logps
+from trainer.model.scoring import chunked_response_logps
 from trainer.outer.environment import ReplicaPlace
 from trainer.outer.object_store import MemoryStore, ObjectStore
 from trainer.outer.parameters import ParameterVector
@@ -135,7 +135,7 @@ class GeneratorActor(Actor):
         for prompt, completion in zip(prompt_ids, completions, strict=True):
             ids = torch.tensor([prompt + completion])
             mask = torch.tensor([[0] * len(prompt) + [1] * len(completion)])
-            logps = response_token_logps(
+            logps = chunked_response_logps(
                 self.model, ids, None, mask, temperature=sampling["temperature"]
             )
             sampled.append((completion, logps.tolist()))

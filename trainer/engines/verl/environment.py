@@ -14,6 +14,6 @@ def options_text() -> str | None:
     return os.environ.get(VARIABLE)
 
 
-def child_environment(options: str, **more: str) -> dict[str, str]:
+def verl_environment(options: str, **more: str) -> dict[str, str]:
     """Return the environment for the VeRL process: that of this process plus the options."""
     return {**os.environ, VARIABLE: options, **more}

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.engines.settings_file import read_settings
 from trainer.engines.verl.doctor import require_version, silent_channels
-from trainer.engines.verl.environment import child_environment
+from trainer.engines.verl.environment import verl_environment
 from trainer.engines.verl.options import PluginOptions
 from trainer.engines.verl.prepare import PreparedRun, prepare
 from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedError
@@ -52,7 +52,7 @@ def _train(settings: RunConfig, should_stop: Callable[[], bool]) -> dict[str, An
         if weight == 0:
             logger.info("channel %s is off: its weight is 0", name)
     folder = run.config.parent
-    preflight(run)
+    check_workers(run)
     metrics = folder / "verl_metrics.jsonl"
     metrics.unlink(missing_ok=True)
     rows = watched(run, metrics, folder / "verl.log", should_stop)
@@ -65,7 +65,7 @@ def _train(settings: RunConfig, should_stop: Callable[[], bool]) -> dict[str, An
     }
 
 
-def preflight(run: PreparedRun) -> None:
+def check_workers(run: PreparedRun) -> None:
     """Start a process like VeRL's workers, and check which engine it would build.
 
     Raises:
@@ -73,7 +73,7 @@ def preflight(run: PreparedRun) -> None:
     """
     done = subprocess.run(
         [sys.executable, "-c", PREFLIGHT],
-        env=child_environment(run.options.as_json()),
+        env=verl_environment(run.options.as_json()),
         capture_output=True,
         text=True,
         check=False,
@@ -95,7 +95,7 @@ def watched(
     """
     command = [sys.executable, "-m", "verl.trainer.main_ppo"]
     command += ["--config-dir", str(run.config.parent), "--config-name", run.config.stem]
-    environment = child_environment(run.options.as_json(), VERL_FILE_LOGGER_PATH=str(metrics))
+    environment = verl_environment(run.options.as_json(), VERL_FILE_LOGGER_PATH=str(metrics))
     is_checked = False
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -51,7 +51,7 @@ class PluginOptions(SharedSettings):
             raise TrainerConfigError(f"{VARIABLE} is not readable: {error}") from error
 
 
-def options_of(settings: RunConfig, *, pairs: str, reference: str) -> PluginOptions:
+def plugin_options(settings: RunConfig, *, pairs: str, reference: str) -> PluginOptions:
     """Return the options that a settings file asks for."""
     own = settings.own.get("pairs_per_pass", PluginOptions.pairs_per_pass)
     return PluginOptions(

@@ -23,7 +23,7 @@ from trainer.engines.handover import (
 from trainer.engines.tokenized_pairs import fitting_rows, write_pairs
 from trainer.engines.verl.doctor import BACKEND
 from trainer.engines.verl.environment import VARIABLE
-from trainer.engines.verl.options import PluginOptions, options_of
+from trainer.engines.verl.options import PluginOptions, plugin_options
 from trainer.errors import TrainerConfigError
 from trainer.hints import hint_for_row
 from trainer.settings import RunConfig, overlaid
@@ -93,7 +93,7 @@ def prepare(settings: RunConfig) -> PreparedRun:
     n_pairs = 0
     if settings.shared.beta_replay > 0:
         n_pairs = write_pairs(folder / "pairs.parquet", data.pairs, renderer)
-    options = options_of(
+    options = plugin_options(
         settings,
         pairs=str(folder / "pairs.parquet"),
         reference=str(folder / "reference_logps.json"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from trainer.errors import ReplicaFailedError
-from trainer.outer.environment import child_environment
+from trainer.outer.environment import replica_environment
 from trainer.outer.executors.base import (
     ReplicaHandle,
     ReplicaState,
@@ -64,7 +64,7 @@ class LocalProcessExecutor(ServerlessExecutor):
             with (folder / "log").open("wb") as log:
                 child = subprocess.Popen(
                     ["/bin/sh", "-c", SHIM, str(folder / "exit"), *handle.command],
-                    env=child_environment({**env, **secrets}),
+                    env=replica_environment({**env, **secrets}),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
