@@ -1,6 +1,6 @@
 """Markdown for people, in Dagster and elsewhere.
 
-Text of sessions and answers is untrusted, so it enters Markdown only through `inert` or
+Text of sessions and answers is untrusted, so it enters Markdown only through `literal_markdown` or
 `code_block`.
 """
 

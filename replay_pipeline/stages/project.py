@@ -448,7 +448,7 @@ def file_digest(path: Place) -> str:
 
 
 def bytes_digest(data: bytes) -> str:
-    """Return the hash of bytes, as `digest_of` does."""
+    """Return the hash of bytes, as `file_digest` does."""
     return _blake2b(data).hexdigest()
 
 

@@ -292,7 +292,7 @@ def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -
 
 
 def estimate_probe(project: Project) -> Estimate:
-    """Return the cost of `probe`. Raises the errors of `estimate`."""
+    """Return the cost of `probe_findings`. Raises the errors of `estimate`."""
     with project.teachers() as teachers:
         return probe_estimate(teachers, **project.options())
 

@@ -82,7 +82,7 @@ def logps_of_states(
     *,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Compute the results of `response_logps` from the hidden states of the sequences."""
+    """Compute the results of `chunked_response_logps` from the hidden states of the sequences."""
     rows_N, predictors_N = _asked(response_mask_BT, hidden_BTH.device)
     hidden_NH, ids_N = hidden_BTH[rows_N, predictors_N], ids_BT[rows_N, predictors_N + 1]
     if not has_plain_head(model):  # an adapter sits on it: it has to be called

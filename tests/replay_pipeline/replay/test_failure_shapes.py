@@ -114,7 +114,7 @@ def replayed(tmp_path_factory):
                 "messages": [{"role": "user", "content": name}],
                 "student_action": {"role": "assistant", "content": "ls"},
             }
-            one = teacher.model_copy(update={"name": name, "timeout_s": 0.5})
+            one = teacher.model_copy(update={"name": name, "timeout_s": 5.0})
             reports[name] = await replay_states(
                 [state], [one], max_total_usd=1.0, ledger=ledger, retry=TWICE, is_durable=False
             )
@@ -190,7 +190,7 @@ def test_lasting_failures_are_not_asked_again_and_passing_ones_are(replayed):
                 "messages": [{"role": "user", "content": name}],
                 "student_action": {"role": "assistant", "content": "ls"},
             }
-            one = teacher.model_copy(update={"name": name, "timeout_s": 0.5})
+            one = teacher.model_copy(update={"name": name, "timeout_s": 5.0})
             report = asyncio.run(
                 replay_states([state], [one], max_total_usd=1.0, ledger=ledger, is_durable=False)
             )
