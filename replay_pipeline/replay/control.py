@@ -116,7 +116,11 @@ def control(
 def openrouter_name(model: str) -> str:
     """Return OpenRouter's name for a recorded model.
 
-    >>> openrouter_name("claude-opus-4-5-20251101"), openrouter_name("claude-3-5-sonnet-20241022"), openrouter_name("a/b")
+    >>> (
+    ...     openrouter_name("claude-opus-4-5-20251101"),
+    ...     openrouter_name("claude-3-5-sonnet-20241022"),
+    ...     openrouter_name("a/b"),
+    ... )
     ('anthropic/claude-opus-4.5', 'anthropic/claude-3.5-sonnet', 'a/b')
     """
     if "/" in model:
