@@ -50,7 +50,8 @@ def assert_one_clear_line(
     lines = [
         line
         for line in done.stderr.splitlines()
-        if line.strip() and not re.fullmatch(r"\w+ \d+( of \d+)?(, \$[\d.]+)?", line)  # progress
+        if line.strip()
+        and not re.fullmatch(r"\w+ \d+( of \d+)?(, \$[\d.]+( of \$[\d.]+)?)?", line)  # progress
     ]
     assert len(lines) == 1 or may_log, done.stderr
     assert sum("error: " in line for line in lines) <= 1
