@@ -3,7 +3,7 @@
 import hashlib
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -81,11 +81,6 @@ def serving(trainee: TraineeSettings) -> Iterator[list[TeacherSpec]]:
                 server.wait(_STOP_S)
             except subprocess.TimeoutExpired:
                 server.kill()
-
-
-def without_addresses(specs: Sequence[TeacherSpec]) -> list[str]:
-    """Return the questions without their addresses, since a port changes with every start."""
-    return [spec.model_dump_json(exclude={"base_url", "price"}) for spec in specs]
 
 
 def _folder(trainee: TraineeSettings) -> Path:
