@@ -8,7 +8,7 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 RECIPE = REPO / "recipes" / "what_a_dollar_buys"
-ON_FRONT = ("cheap first, SFT", "consensus, SFT", "one teacher, SFT", "nothing")
+ON_FRONT = ("cheap first, SFT", "consensus, SFT", "one teacher, SFT", "nothing", "coin, pairs")
 
 
 def words(path: Path) -> str:
