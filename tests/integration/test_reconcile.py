@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -46,6 +47,15 @@ def claimed(instance: dg.DagsterInstance) -> set[str]:
     return instance.event_log_storage.get_concurrency_info("teachers").active_run_ids
 
 
+def wait_for_the_end(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+    """Wait for the run's own process: what was killed stands for it, and takes it along a little later."""
+    (start,) = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_START)
+    deadline = time.monotonic() + 60
+    while is_running(start.get_dagster_event().pid, since=start.timestamp):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 @pytest.mark.slow
 def test_a_killed_run_worker_leaves_no_run_and_no_slot_behind(tmp_path):
     root = tmp_path / "data"
@@ -60,6 +70,7 @@ def test_a_killed_run_worker_leaves_no_run_and_no_slot_behind(tmp_path):
                 assert run.status == dg.DagsterRunStatus.STARTED, "a living run is left alone"
             worker.kill()
             worker.wait(60)
+            wait_for_the_end(instance, run)
             assert claimed(instance) == {run.run_id}
             with open_instance(pipeline_at(root)) as again:
                 (ended,) = again.get_runs()

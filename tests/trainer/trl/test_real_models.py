@@ -75,7 +75,7 @@ def test_a_window_shorter_than_the_pairs_takes_the_plain_path_and_trains(
     from trainer.trl import pairs as module
 
     calls = []
-    for name in ("tree_pair_logps", "pair_logps"):
+    for name in ("tree_pair_logps", "chunked_pair_logps"):
         original = getattr(module, name)
         monkeypatch.setattr(
             module,
@@ -87,7 +87,7 @@ def test_a_window_shorter_than_the_pairs_takes_the_plain_path_and_trains(
     )
     calls.clear()
     trainer.train()
-    assert set(calls) == {"tree_pair_logps" if is_packed else "pair_logps"}
+    assert set(calls) == {"tree_pair_logps" if is_packed else "chunked_pair_logps"}
 
 
 @pytest.mark.parametrize(
