@@ -247,14 +247,13 @@ class _Extraction:
         everyone = Panel(answers.valid, self.same_text, effects=effects)
         all_vote = len(answers.voting) == len(answers.valid)
         panel = everyone if all_vote else Panel(answers.voting, self.same_text, effects=effects)
-        verdict = panel.verdict(self.report.level, self.report.agreement_threshold)
         with_student = self.levels_with_student(side, everyone, effects)
+        is_confirmed = _is_confirmed(side, answers, self.report, with_student)
+        n_needed = self.report.agreement_threshold - is_confirmed
+        verdict = panel.verdict(self.report.level, n_needed)
         self.count_agreement(state, answers, everyone, with_student)
         self.claims.file(state, side.action, answers.voting, is_recorded=side.source == "recorded")
-        outcome, found = self.outcome(side, answers, verdict, with_student)
-        if outcome == "too_few_answers" and _is_confirmed(side, answers, self.report, with_student):
-            verdict = panel.verdict(self.report.level, 1)
-            outcome, found = "agreement", verdict.winner and verdict.winner.level
+        outcome, found = self.outcome(side, answers, verdict, with_student, n_needed)
         if self.min_p_better is not None:
             outcome, verdict = self.by_probability(state, answers, verdict, outcome)
         near = (
@@ -403,11 +402,12 @@ class _Extraction:
         answers: Answers,
         verdict: Verdict,
         with_student: dict[Action, AgreementLevel | None],
+        n_needed: int,
     ) -> tuple[str, AgreementLevel | None]:
         """Return the outcome of a state, and how close the student comes to the consensus."""
         if not side.action.is_valid:
             return "invalid_action", None
-        if len({vote.family for vote in answers.voting}) < self.report.agreement_threshold:
+        if len({vote.family for vote in answers.voting}) < n_needed:
             return "too_few_answers", None
         if verdict.winner is None:
             return "no_consensus", None
@@ -498,7 +498,7 @@ def _is_confirmed(
     report: PairReport,
     with_student: Mapping[Action, AgreementLevel | None],
 ) -> bool:
-    """Return whether all who were asked took the recorded action, and with its vote are enough.
+    """Return whether all who were asked took the recorded action, and only with its vote are enough.
 
     Gates stop there, because no pair is possible any more. What was paid for still says that the
     action is right.
@@ -506,8 +506,7 @@ def _is_confirmed(
     n_families = len({vote.family for vote in answers.voting})
     return (
         side.source == "recorded"
-        and n_families > 0
-        and 1 + n_families >= report.agreement_threshold
+        and 0 < n_families == report.agreement_threshold - 1
         and answers.asked == len(answers.valid)
         and all(agrees_at(report.level, with_student[vote.action]) for vote in answers.valid)
     )

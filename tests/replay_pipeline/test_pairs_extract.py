@@ -337,6 +337,12 @@ def test_where_all_who_were_asked_took_the_agents_action_its_vote_counts():
     [positive] = report.positives
     assert (positive["teachers_agreeing"], positive["n_teachers_agreeing"]) == (["a"], 1)
     assert outcome_of(report)["n_agreeing"] == 1
+    listed = state(action=bash("ls -a -l"))
+    assert (
+        outcome_of(extract_pairs([listed], answers(a=bash("ls -la"))))["student_level"] == "effect"
+    )
+    both = extract_pairs([state()], answers(a=bash("pytest"), b=bash("pytest")), 3)
+    assert both.positives[0]["n_teachers_agreeing"] == 2
     # Not with another answer, one that can't be used, a higher threshold, or a sample of the trainee.
     assert judged([state()], answers(a=bash("ls"))) == "too_few_answers"
     assert judged([state()], answers(a=bash("pytest"), b=None)) == "too_few_answers"
