@@ -59,8 +59,13 @@ before, and code, logs and output are pasted."""
 _NAME_PARTS = re.compile(r"[a-z]{3,}|\d{2,}")
 _CREATES = r"(?:>\s*|\b(?:touch|mkdir|tee|cp|mv|mktemp|clone)\b[^|;&\n]*[\s/]|-o\s+|--output[ =])[\w./~$-]*"
 """What stands before the name of a file in a command that makes it."""
-_DELETES = r"\b(?:delet|remov|rm\b|drop|get(?:ting)? rid|prun|clean|wip|uninstall|clear|destroy|throw)[^.!?\n]{0,100}"
+_DELETING = (
+    r"\b(?:delet|remov|rm\b|drop|get(?:ting)? rid|prun|clean|wip|uninstall|clear|destroy|throw)"
+)
+_DELETES = rf"{_DELETING}[^.!?\n]{{0,100}}"
 """Words of a request to delete, up to what it names."""
+_TO_DELETE = re.compile(rf"{_DELETING}(?:[^.!?\n]|[.!?](?!\s)){{0,200}}")
+"""A request to delete, to the end of its sentence. A point inside a name does not end it."""
 _A_FILE = re.compile(r"/|[\w-]\.[a-z]\w{0,7}\b|\*")
 """What makes words the name of a file, and not a description such as "the stale ones"."""
 _STANDING = re.compile(
@@ -430,12 +435,8 @@ def _is_described(path: str, words: str, shown: str) -> bool:
     inside a sentence or a traceback is no list.
     """
     name = re.escape(PurePosixPath(path).name)
-    asked = [
-        re.split(r"[.!?]\s", words[at.start() : at.end() + 100].partition("\n")[0])[0]
-        for at in re.finditer(_DELETES, words)
-    ]
     listed = rf"(?:^|\s|/){name}[\s\"'`)]*$|^[\s\"'`(*•-]*(?:[^\s:]*/)?{name}(?![\w.-])"
-    is_one = any(not _A_FILE.search(clause) for clause in asked)
+    is_one = any(not _A_FILE.search(request) for request in _TO_DELETE.findall(words))
     return bool(name) and is_one and re.search(listed, shown, re.MULTILINE) is not None
 
 
