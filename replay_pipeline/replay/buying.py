@@ -315,19 +315,27 @@ class Buyer:
         """Take what half of the money should pay for, and at the very end what it surely pays for.
 
         So a call is refused only where calls cost twice what was expected, and what a run buys does not
-        depend on which of them come first. What is left pays for the questions that the answers raise:
-        a state that was begun and not ended is money for nothing. Only who could ask everybody
-        everywhere need not save for them.
+        depend on which of them come first. What is left pays for the questions that the answers raise.
+        In turn, a state is begun only if the money should last until everybody was asked there and at
+        those begun before, while the dearest call is held at its most: a state that was begun and not
+        ended is money for nothing.
         """
         found: list[Choice] = []
         share = 1.0 if self._is_rich else 0.5
-        expected = bound = 0.0
+        expected = bound = owed = dearest = 0.0
         self._round: set[int] = set()
         for choices in wanted:
-            expected += sum(self._cost(choice) * self._ratio(choice.teacher) for choice in choices)
-            bound += sum(self._market.bound_usd(c.state, c.teacher) for c in choices)
+            rest = [each for choice in choices for each in self._rest(choice)]
+            bounds = [self._market.bound_usd(c.state, c.teacher) for c in [*choices, *rest]]
+            expected += sum(map(self._expected, choices))
+            bound += sum(bounds[: len(choices)])
+            owed += sum(map(self._expected, rest))
+            dearest = max(dearest, *bounds)
             is_last = len(found) < _LAST_CALLS and bound <= left_usd
-            if expected > left_usd * share and not is_last:
+            begins = self._policy.is_in_turn and choices[0].state not in self._asked
+            if (expected > left_usd * share and not is_last) or (
+                begins and expected + owed + dearest > left_usd
+            ):
                 self.is_out_of_money = not found
                 self._give_up(choices)
                 break
@@ -338,6 +346,17 @@ class Buyer:
             found += choices
         self._n_bought += len(found)
         return self._market.by_session(found)
+
+    def _rest(self, choice: Choice) -> list[Choice]:
+        """Return what the answer to a choice may leave to ask at its state, where teachers take turns."""
+        if not self._policy.is_in_turn:
+            return []
+        asked = self._asked.get(choice.state, set()) | {choice.teacher}
+        return [
+            Choice(choice.state, teacher)
+            for teacher in self._voters
+            if teacher not in asked and self._market.is_open(choice.state, teacher)
+        ]
 
     def _give_up(self, choices: Sequence[Choice]) -> None:
         """Put the state that the money did not reach back into its place in the order."""
@@ -350,6 +369,9 @@ class Buyer:
         before = self._before.get(choice.state)
         is_warm = before is not None and choice.teacher in self._asked.get(before, ())
         return max(self._market.cost_usd(choice.state, choice.teacher, is_warm), 1e-12)
+
+    def _expected(self, choice: Choice) -> float:
+        return self._cost(choice) * self._ratio(choice.teacher)
 
     def _ratio(self, teacher: int) -> float:
         """Return how much more than expected a teacher's calls have cost."""

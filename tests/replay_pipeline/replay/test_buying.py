@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -11,6 +11,7 @@ from replay_pipeline.pairs import extract_pairs
 from replay_pipeline.replay import parse_gates, replay_states
 from replay_pipeline.replay.places import Place, spread
 from replay_pipeline.testing import TeacherServer
+from replay_pipeline.types import family_of_model
 from tests.support.worlds import MODELS, WORLDS, simulate
 
 USD = 0.08
@@ -25,11 +26,13 @@ def world():
 def replay(world, ledger, gates, **options):
     """Replay at a server of its own: one that has answered before answers again for nothing."""
     options = {"max_total_usd": USD, "is_durable": False} | options
+    params = options.pop("params", {})
     with TeacherServer(world.answers) as server:
+        teachers = server.teachers(MODELS[:3])
         return asyncio.run(
             replay_states(
                 options.pop("states", world.states),
-                server.teachers(MODELS[:3]),
+                [each.model_copy(update={"params": params}) for each in teachers],
                 ledger=ledger,
                 gates=gates,
                 **options,
@@ -79,6 +82,33 @@ def test_a_run_that_was_stopped_goes_on_to_buy_what_an_undisturbed_one_buys(
     assert calls(again) == calls(whole)
     assert again.n_sent == len(whole.actions) - len(first.actions)
     assert again.spent_usd == pytest.approx(whole.spent_usd)
+
+
+@pytest.mark.parametrize("max_tokens", [64, 1024])
+def test_money_for_a_part_ends_the_states_that_it_begins(world, tmp_path, max_tokens):
+    states, params = world.states[:500], {"max_completion_tokens": max_tokens}
+    options = {"states": states, "max_total_usd": USD / 4, "params": params}
+    report = replay(world, tmp_path / "l", ("cheap_first",), **options)
+    assert report.stop_reason == "budget"
+    policy, by_state = parse_gates(["cheap_first"]), defaultdict(list)
+    for action in report.actions:
+        by_state[action.state_id].append(action)
+
+    def is_open(state):
+        poll = policy.poll(state)
+        for action in by_state[state["state_id"]]:
+            poll.add(action)
+        left = set(MODELS[:3]) - {action.model for action in by_state[state["state_id"]]}
+        return 0 < len(left) < 3 and not poll.is_hopeless({family_of_model(m) for m in left})
+
+    assert len(by_state) > 150
+    assert sum(map(is_open, states)) <= 3
+    everybody = replay(world, tmp_path / "all", (), **options)
+    in_turn, in_order = (
+        sum(map(world.is_right_pair, extract_pairs(states, each.actions).pairs))
+        for each in (report, everybody)
+    )
+    assert in_turn > 1.3 * in_order
 
 
 def test_nothing_worth_its_money_is_left_out_and_counted(world, tmp_path):
