@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import trainer
 from replay_pipeline import ClaudeCodeIngester, TeacherAction, extract_dpo_pairs
 from trainer.__main__ import read_config
 from trainer.engines.settings_file import read_settings
@@ -311,3 +312,21 @@ def test_the_trainer_understands_the_settings_of_every_arm(recipe, tmp_path):
         read = read_settings(read_config(RECIPE / "train.yaml", sets))
         assert len(read.teachers or ()) == (2 if arm.get("follows") else 0)
     assert [arm["name"] for arm in run.PLAN["arms"] if arm.get("follows")] == ["distill"]
+
+
+def test_arms_of_pairs_train_as_the_trainer_does_by_itself(recipe):
+    sets = [f"{key}={value}" for key, value in recipe["run"].PLAN["settings"]["pairs"].items()]
+    given = read_config(RECIPE / "train.yaml", sets)["trl"]
+    shipped = read_config(Path(trainer.__file__).with_name("pretrained.yaml"))["trl"]
+    sizes = {"pair_visits", "max_prompt_tokens", "max_response_tokens", "max_completion_length"}
+    defaults = {"alpha_sdpo": 0, "seed": 0}
+    for key in shipped.keys() - sizes:
+        assert float_or_text(given.get(key, defaults.get(key))) == float_or_text(shipped[key]), key
+
+
+def float_or_text(value):
+    """YAML reads 1e-3 as a text."""
+    try:
+        return float(value)
+    except ValueError:
+        return value
