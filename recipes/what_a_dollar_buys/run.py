@@ -89,14 +89,16 @@ def record(folder: Path, asked: Sequence[Repository], actions: Sequence[Message]
 
 
 def answers(
-    sessions: Path, asked: Sequence[Repository], regime: Mapping[str, Any], seed: int
-) -> dict[str, Any]:
+    sessions: Path, asked: Sequence[Repository], regime: Mapping[str, Any], seed: int,
+    agent: float = AGENT,
+) -> dict[str, Any]:  # fmt: skip
     """Draw what scripted teachers do, by state and model.
 
-    A teacher is right with its accuracy. At a share of states all are right or wrong together, and wrong in
-    the same way. `habits` draws for a family of requests what else is drawn for each state: a teacher that
-    gets one of its requests wrong gets all of them wrong, in the same way. `labels` draws one of the six
-    files by a coin, or what is right in another repository.
+    A teacher is ahead of the agent, which is right at a rate of `agent`, by what the regime says. At a share
+    of states all are right or wrong together, and wrong in the same way. `habits` draws for a family of
+    requests what else is drawn for each state: a teacher that gets one of its requests wrong gets all of
+    them wrong, in the same way. `labels` draws one of the six files by a coin, or what is right in another
+    repository.
     """
     by_id, found = {one.id: one for one in asked}, {}
     for state in ClaudeCodeIngester().ingest(sessions):
@@ -112,7 +114,7 @@ def answers(
                 action = one.family.message(own.choice(one.names))
             elif regime.get("labels") == "foreign":
                 action = asked[asked.index(one) - 1].right_action(random.Random(0))
-            elif (shared if is_shared else own.random()) < regime["accuracies"][number]:
+            elif (shared if is_shared else own.random()) < agent + regime["ahead"]:
                 action = one.right_action(own)
             else:
                 action = wrong if is_shared else one.wrong_action(own)
@@ -279,7 +281,10 @@ class Work:
         if regime.startswith("trained."):
             with served(self.teachers(regime)) as addresses:
                 return buy(folder, sessions, addresses, purchase, usd, until)
-        with TeacherServer(answers(sessions, asked, PLAN["regimes"][regime], 0)) as server:
+        rate = sessions.with_suffix(".json")  # of the agent that acts, if one does
+        agent = json.loads(rate.read_text("utf-8"))["value"]["right"] if rate.exists() else AGENT
+        said = answers(sessions, asked, PLAN["regimes"][regime], 0, agent)
+        with TeacherServer(said) as server:
             addresses = {teacher["model"]: server.base_url for teacher in PLAN["teachers"]}
             return buy(folder, sessions, addresses, purchase, usd, until)
 

@@ -164,6 +164,22 @@ def test_scripted_teachers_are_as_right_as_their_regime_says(
     assert (marks.all(1) | (~marks).all(1)).mean() == pytest.approx(together, abs=0.08)
 
 
+@pytest.mark.parametrize("agent", [0.2, 0.65])
+def test_stronger_teachers_are_ahead_of_whatever_agent_there_is(recipe, wrong, agent):
+    folder, by_id = wrong
+    states = {s["state_id"]: by_id[s["session_id"]] for s in ClaudeCodeIngester().ingest(folder)}
+    regime = recipe["run"].PLAN["regimes"]["stronger"]
+    marks = [
+        states[state_id].run(action)[0] == "right"
+        for seed in range(2)
+        for state_id, said in recipe["run"]
+        .answers(folder, list(by_id.values()), regime, seed, agent)
+        .items()
+        for action in said.values()
+    ]
+    assert np.mean(marks) == pytest.approx(agent + 0.25, abs=0.08)
+
+
 def test_agreement_is_more_often_right_than_a_teacher_and_controls_fail_the_check(recipe, wrong):
     folder, by_id = wrong
     states = list(ClaudeCodeIngester().ingest(folder))
