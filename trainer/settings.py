@@ -69,7 +69,7 @@ class SharedSettings:
     objective: str | None = None
     """Policy objective: grpo, bnpo, dr_grpo, dapo, gspo, cispo, sapo, luspo, vespo, or `sft`
     (cross-entropy on recorded actions). By default, the engine's own."""
-    sft_on: str = "chosen"
+    sft_on: str = "consensus"
     """Actions that `objective: sft` learns from: `chosen` (those of the pairs), `consensus` (also
     those of the positives, which have no preference loss), or `recorded` (the agent's actions at
     the states of both)."""
@@ -237,7 +237,7 @@ class SharedSettings:
         return self.head != "reference" and self.sdpo.is_plain
 
     def _check_sft(self) -> None:
-        if self.sft_on != "chosen" and not self.is_sft:
+        if self.sft_on != "consensus" and not self.is_sft:
             raise TrainerConfigError(f"sft_on={self.sft_on!r} needs objective=sft")
         if self.sft_on == "recorded" and self.beta_replay > 0:
             raise TrainerConfigError(

@@ -11,7 +11,7 @@ from trainer.errors import TrainerConfigError
 
 pytestmark = pytest.mark.slow
 
-ALL_CHANNELS = ("trl.objective=dapo", "trl.sft_on=chosen", "trl.alpha_sdpo=0.1")
+ALL_CHANNELS = ("trl.objective=dapo", "trl.alpha_sdpo=0.1")
 """Beside the third, which is on by default; the first imitates by default, and reads no rollouts."""
 
 

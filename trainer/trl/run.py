@@ -297,7 +297,8 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
     off = off_channels(args, data)
     answers, teacher_tokens = recorded_answers(config, renderer)
     recorded = recorded_rollouts(config, args, data, renderer)
-    n_pairs, data = len(data.pairs), replace(data, pairs=data.sft_pairs(args.sft_on))
+    imitated = args.sft_on if args.is_sft else "chosen"
+    n_pairs, data = len(data.pairs), replace(data, pairs=data.sft_pairs(imitated))
     args.max_steps = args.steps_for(len(data.pairs))
     teachers = load_teachers(config, renderer, args.device) if args.is_distill else []
     if recorded is not None and (args.has_policy or args.alpha_sdpo > 0):

@@ -330,8 +330,9 @@ def test_the_trainer_understands_the_settings_of_every_arm(recipe, tmp_path):
     assert [arm["name"] for arm in run.PLAN["arms"] if arm.get("follows")] == ["distill"]
 
 
-def test_arms_of_pairs_train_as_the_trainer_does_by_itself(recipe):
-    sets = [f"{key}={value}" for key, value in recipe["run"].PLAN["settings"]["pairs"].items()]
+def test_arms_of_both_train_as_the_trainer_does_by_itself(recipe):
+    settings = recipe["run"].PLAN["settings"]["sft_and_pairs"]
+    sets = [f"{key}={value}" for key, value in settings.items()]
     given = read_config(RECIPE / "train.yaml", sets)["trl"]
     shipped = read_config(Path(trainer.__file__).with_name("pretrained.yaml"))["trl"]
     sizes = {"pair_visits", "max_prompt_tokens", "max_response_tokens", "max_completion_length"}

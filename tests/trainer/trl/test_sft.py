@@ -160,7 +160,7 @@ def test_sft_on_says_whose_actions_are_imitated():
     "settings",
     [
         {"objective": "dapo"},
-        {"objective": "dapo", "sft_on": "consensus"},
+        {"objective": "dapo", "sft_on": "chosen"},
         {"objective": "sft", "beta_replay": 1.0},
         {"sft_on": "all"},
     ],
