@@ -123,12 +123,15 @@ def _advice(model: Reliability) -> list[str]:
     best = max(model.accuracy(rater) for rater in model.raters[1:])
     if (gain := best - model.accuracy(AGENT)) > SAME:
         return [
-            "buy agreement and fine-tune on it (sft_on: consensus): one of them at more states brings "
-            "more right pairs, but its wrong ones cost more than they bring"
+            "buy agreement (gates = cheap_first) and train on it: one of them at more states brings more "
+            "right pairs, but its wrong ones cost more than they bring"
         ]
     if gain < -SAME:
         return ["don't buy: where they differ from that model they are mostly wrong"]
-    return ["check some pairs on the page of replay-pipeline look before you buy more"]
+    return [
+        "teachers that are as good as that model gain it little: check some pairs on the page of "
+        "replay-pipeline look before you buy more"
+    ]
 
 
 def _usd_by_family(

@@ -3,6 +3,7 @@
 import importlib
 import json
 import random
+import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 
 import trainer
 from replay_pipeline import ClaudeCodeIngester, TeacherAction, extract_dpo_pairs
+from replay_pipeline.testing import TeacherServer
 from trainer.__main__ import read_config
+from trainer.data.dataset import load_preference_data
 from trainer.engines.settings_file import read_settings
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "what_a_dollar_buys"
@@ -124,6 +127,25 @@ def test_an_agent_that_says_something_is_recorded_too(recipe, some, tmp_path):
     recipe["run"].record(tmp_path, some[:1], [{"role": "assistant", "content": "I am not sure."}])
     [state] = ClaudeCodeIngester().ingest(tmp_path)
     assert state["student_action"]["content"] == "I am not sure."
+
+
+@pytest.mark.slow
+def test_a_purchase_is_a_dataset_whose_rows_are_followed_to_their_logs(recipe, some, tmp_path):
+    run = recipe["run"]
+    sessions, _ = recorded(recipe, tmp_path / "sessions", some, is_right=False)
+    said = run.answers(sessions, some, run.PLAN["regimes"]["perfect"], 0)
+    with TeacherServer(said) as server:
+        addresses = {teacher["model"]: server.base_url for teacher in run.PLAN["teachers"]}
+        run.buy(tmp_path, sessions, addresses, run.PLAN["purchases"]["cheap_first"], 1.0)
+    worth = run.worth(tmp_path / "data", some)
+    assert (worth["chosen_right"], worth["rejected_right"]) == (1, 0)
+    assert worth["n_pairs"] == len(some)
+    data = load_preference_data(tmp_path / "data" / "dataset")
+    state = data.pairs[0]["state_id"]
+    where = ("--data", tmp_path / "data", "--settings", tmp_path / "settings.toml", "--json")
+    done = subprocess.run([run.PRODUCT, "trace", state, *where], capture_output=True, check=True)
+    life = json.loads(done.stdout)
+    assert {row["state_id"] for row in life["publish"]["pairs/train"]} == {state}
 
 
 @pytest.fixture(scope="module")
