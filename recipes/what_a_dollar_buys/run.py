@@ -252,8 +252,8 @@ class Work:
         settings = PLAN["settings"]["sft"] | {"trl.max_steps": steps, "trl.seed": seed}
         return str(train(model, folder / "data" / "dataset", folder / "model", settings))
 
-    def sessions(self, *, is_scripted: bool = False) -> Path:
-        """Let the agent act in the repositories to train on, and log it.
+    def sessions(self, *, is_scripted: bool = False) -> tuple[Path, float]:
+        """Let the agent act in the repositories to train on, and log it; give also how often it is right.
 
         A scripted agent is right in .45 and needs no model: for the map of what dollars buy.
         """
@@ -270,20 +270,17 @@ class Work:
             rate = AGENT if is_scripted else did.count("right") / len(did)
             return {"right": rate, "n": len(did)}
 
-        kept(folder.with_suffix(".json"), make)
-        return folder
+        return folder, kept(folder.with_suffix(".json"), make)["right"]
 
     def bought(
         self, folder: Path, sessions: Path, asked: Sequence[Repository], regime: str,
-        purchase: Mapping[str, Any], usd: float, until: str = "publish",
+        purchase: Mapping[str, Any], usd: float, until: str = "publish", agent: float = AGENT,
     ) -> None:  # fmt: skip
         """Serve the teachers of a regime and buy from them."""
         shutil.rmtree(folder / "data", ignore_errors=True)
         if regime.startswith("trained."):
             with served(self.teachers(regime)) as addresses:
                 return buy(folder, sessions, addresses, purchase, usd, until)
-        rate = sessions.with_suffix(".json")  # of the agent that acts, if one does
-        agent = json.loads(rate.read_text("utf-8"))["value"]["right"] if rate.exists() else AGENT
         said = answers(sessions, asked, PLAN["regimes"][regime], 0, agent)
         with TeacherServer(said) as server:
             addresses = {teacher["model"]: server.base_url for teacher in PLAN["teachers"]}
@@ -297,8 +294,9 @@ class Work:
         asked, until = self.of("train"), "pairs" if is_scripted else "publish"
 
         def make() -> dict[str, Any]:
-            sessions = self.sessions(is_scripted=is_scripted)
-            self.bought(folder, sessions, asked, regime, PLAN["purchases"][name], usd, until)
+            sessions, agent = self.sessions(is_scripted=is_scripted)
+            bought = PLAN["purchases"][name]
+            self.bought(folder, sessions, asked, regime, bought, usd, until, agent)
             return worth(folder / "data", asked)
 
         found = kept(folder / "worth.json", make)

@@ -216,8 +216,7 @@ class Buyer:
                 yield [choice]
 
     def _next_in_turn(self, state: int) -> Choice | None:
-        asked = self._asked.get(state, ())
-        left = [t for t in self._voters if t not in asked and self._market.is_open(state, t)]
+        left = self._left_at(state)
         if not left:
             self._polls.pop(state, None)
             return None
@@ -288,7 +287,7 @@ class Buyer:
         teacher = self._voters[advice.place - 1]
         if teacher in asked or teacher not in self._voters_at(state):
             # It failed here, or has no vote: the next best that can be asked.
-            left = [t for t in self._voters_at(state) if t not in asked]
+            left = self._left_at(state)
             if not left:
                 return None
             teacher = min(left, key=lambda t: self._mean_usd[t])
@@ -351,12 +350,8 @@ class Buyer:
         """Return what the answer to a choice may leave to ask at its state, where teachers take turns."""
         if not self._policy.is_in_turn:
             return []
-        asked = self._asked.get(choice.state, set()) | {choice.teacher}
-        return [
-            Choice(choice.state, teacher)
-            for teacher in self._voters
-            if teacher not in asked and self._market.is_open(choice.state, teacher)
-        ]
+        left = self._left_at(choice.state)
+        return [Choice(choice.state, teacher) for teacher in left if teacher != choice.teacher]
 
     def _give_up(self, choices: Sequence[Choice]) -> None:
         """Put the state that the money did not reach back into its place in the order."""
@@ -393,6 +388,10 @@ class Buyer:
         for number in order:
             chosen.setdefault(self._market.teachers[number].vendor, number)
         return sorted(list(chosen.values())[:MOST_PLANNED])
+
+    def _left_at(self, state: int) -> list[int]:
+        asked = self._asked.get(state, ())
+        return [teacher for teacher in self._voters_at(state) if teacher not in asked]
 
     def _voters_at(self, state: int) -> list[int]:
         family = self._market.places[state].family

@@ -368,12 +368,12 @@ def published_rows(project: "Project", batch: str, state: TraceState) -> Mapping
 
     from replay_pipeline.publish.layout import DATA
 
-    place, found = project.place_of("dataset"), dict[str, Any]()
+    place, found = project.place_of("dataset") / DATA, dict[str, Any]()
     for name in files_below(place):
-        if name.startswith(f"{DATA}/") and name.endswith(".parquet") and f"/{batch}/" in name:
+        if name.endswith(".parquet") and f"/{batch}/" in name:
             rows = pl.read_parquet((place / name).read_bytes())
             if rows := rows.filter(pl.col("state_id") == state["state_id"]).to_dicts():
-                found["/".join(name.split("/")[1:3])] = rows
+                found["/".join(name.split("/")[:2])] = rows
     return found
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import trainer
 from replay_pipeline import ClaudeCodeIngester, TeacherAction, extract_dpo_pairs
 from replay_pipeline.testing import TeacherServer
-from trainer.__main__ import read_config
+from trainer.__main__ import PRETRAINED_CONFIG, read_config
 from trainer.data.dataset import load_preference_data
 from trainer.engines.settings_file import read_settings
 
@@ -355,17 +354,10 @@ def test_the_trainer_understands_the_settings_of_every_arm(recipe, tmp_path):
 def test_arms_of_both_train_as_the_trainer_does_by_itself(recipe):
     settings = recipe["run"].PLAN["settings"]["sft_and_pairs"]
     sets = [f"{key}={value}" for key, value in settings.items()]
-    given = read_config(RECIPE / "train.yaml", sets)["trl"]
-    shipped = read_config(Path(trainer.__file__).with_name("pretrained.yaml"))["trl"]
+    where = ["model=m", "dataset=d", "output=o"]
+    given = read_settings(read_config(RECIPE / "train.yaml", [*where, *sets])).trl
+    shipped = read_settings(read_config(PRETRAINED_CONFIG, where)).trl
     sizes = {"pair_visits", "max_prompt_tokens", "max_response_tokens", "max_completion_length"}
     defaults = {"alpha_sdpo": 0, "seed": 0}
     for key in shipped.keys() - sizes:
-        assert float_or_text(given.get(key, defaults.get(key))) == float_or_text(shipped[key]), key
-
-
-def float_or_text(value):
-    """YAML reads 1e-3 as a text."""
-    try:
-        return float(value)
-    except ValueError:
-        return value
+        assert given.get(key, defaults.get(key)) == shipped[key], key
