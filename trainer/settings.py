@@ -172,6 +172,11 @@ class SharedSettings:
         return self.objective == "sft" and self.policy_weight > 0
 
     @property
+    def drawn(self) -> str:
+        """Return whose rows a step draws: `sft_on`, or those of the pairs if nothing is imitated."""
+        return self.sft_on if self.is_sft else "chosen"
+
+    @property
     def is_distill(self) -> bool:
         """Return whether channel 3 has a weight and follows frozen teachers."""
         return self.beta_replay > 0 and self.replay == "distill"

@@ -18,9 +18,9 @@ __all__ = ["inspected", "inspected_text"]
 def inspected(
     values: Mapping[str, Any], *, state_id: str | None = None, n_rows: int = 3
 ) -> list[dict[str, Any]]:
-    """Return pairs as training sees them: texts and ids of the prompt and of both sides.
+    """Return rows as training sees them: texts and ids of the prompt and of both sides.
 
-    Only the tokens of the two sides are scored, never the prompt. The tokenizer is that of the
+    Only the tokens of the sides are scored, never the prompt. A row that is only imitated has one side. The tokenizer is that of the
     model in the run's output, or else that of the model to train.
 
     Args:
@@ -47,7 +47,7 @@ def inspected(
         with_tools=shared.render_tools,
         window=shared.prompt_window,
     )
-    rows = [row for row in data.pairs if state_id in (None, row.get("state_id"))]
+    rows = [row for row in data.sft_pairs(shared.drawn) if state_id in (None, row.get("state_id"))]
     kept = rows if state_id is not None else rows[:n_rows]
     return [as_seen(row, renderer, tokenizer) for row in kept]
 

@@ -6,6 +6,7 @@ import pytest
 
 from trainer.__main__ import main
 from trainer.data.as_seen import parts_of
+from trainer.data.dataset import load_preference_data
 
 TIGHT = ("trl.max_prompt_tokens=200", "trl.max_response_tokens=8", "trl.render_tools=false")
 
@@ -62,3 +63,14 @@ def test_each_text_stands_below_what_is_done_with_it():
         ("chosen: 2 of 4 tokens, every one of them scored; cut: nothing", "Read a"),
         ("rejected: 3 of 4 tokens, every one of them scored; cut: 1 token", "Read b"),
     ]
+
+
+def test_a_state_that_is_only_imitated_shows_one_side(inspect, dataset_folder):
+    state = load_preference_data(dataset_folder).positives[0]["state_id"]
+    _, told, _ = inspect("--state", state, "--json")
+    (row,) = json.loads(told)
+    assert row["chosen (scored)"]["n_tokens"] == len(row["chosen (scored)"]["token_ids"]) > 0
+    assert "rejected (scored)" not in row
+    assert [heading.partition(":")[0] for heading, _ in parts_of(row)] == ["prompt", "chosen"]
+    _, told, _ = inspect("--state", state, "--json", settings=("trl.objective=dapo",))
+    assert json.loads(told) == []

@@ -12,6 +12,8 @@ SIDES = ("chosen", "rejected")
 def as_seen(row: Mapping[str, Any], renderer: Renderer, tokenizer: Any) -> dict[str, Any]:
     """Return a pair as training sees it: texts and ids of the prompt and both sides, and the cuts.
 
+    A row that is only imitated has the same action on both sides, and shows it once.
+
     Args:
         row: a row of a dataset of pairs.
         renderer: renders the pair to tokens.
@@ -24,14 +26,15 @@ def as_seen(row: Mapping[str, Any], renderer: Renderer, tokenizer: Any) -> dict[
         "prompt (read, not scored)": _shown(tokenizer, prompt),
     }
     cuts = {"prompt": str(cut)}
-    for side in SIDES:
+    sides = SIDES if row["chosen"] != row["rejected"] else SIDES[:1]
+    for side in sides:
         ids, response_cut = renderer.response(row[side])
         found[f"{side} (scored)"] = _shown(tokenizer, ids)
         cuts[side] = str(response_cut)
     return found | {
         "is_prompt_cut": bool(cut),
         "cut by max_prompt_tokens": cuts["prompt"],
-        "cut by max_response_tokens": {side: cuts[side] for side in SIDES},
+        "cut by max_response_tokens": {side: cuts[side] for side in sides},
         "budget": {
             "max_prompt_tokens": renderer.max_prompt_tokens,
             "max_response_tokens": renderer.max_response_tokens,
@@ -50,7 +53,7 @@ def parts_of(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
             prompt["text"],
         )
     ]
-    for side in SIDES:
+    for side in cut:
         shown = seen[f"{side} (scored)"]
         line = (
             f"{side}: {shown['n_tokens']} of {budget['max_response_tokens']} tokens, every one of "

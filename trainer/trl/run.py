@@ -297,9 +297,7 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
     off = off_channels(args, data)
     answers, teacher_tokens = recorded_answers(config, renderer)
     recorded = recorded_rollouts(config, args, data, renderer)
-    n_pairs = len(data.pairs)
-    if args.is_sft:
-        data = replace(data, pairs=data.sft_pairs(args.sft_on))
+    n_pairs, data = len(data.pairs), replace(data, pairs=data.sft_pairs(args.drawn))
     args.max_steps = args.steps_for(len(data.pairs))
     teachers = load_teachers(config, renderer, args.device) if args.is_distill else []
     if recorded is not None and (args.has_policy or args.alpha_sdpo > 0):
