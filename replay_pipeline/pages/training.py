@@ -36,7 +36,11 @@ def sentences_of(report: Report) -> list[dict[str, str]]:
         facts.append(
             f"By itself it takes the teachers' action at "
             f"{_percent(report['consensus_rate_after'])} of {report['held_out_states']:,} held-out states "
-            f"({_percent(report['consensus_rate_before'])} before), and writes well-formed calls at {_percent(report['valid_calls_after'])} "
+            f"({_percent(report['consensus_rate_before'])} before)."
+        )
+    if "valid_calls_after" in report:
+        facts.append(
+            f"It writes well-formed calls at {_percent(report['valid_calls_after'])} "
             f"({_percent(report['valid_calls_before'])} before)."
         )
     found = [{"kind": "fact", "text": text} for text in facts]

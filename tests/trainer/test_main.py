@@ -6,6 +6,7 @@ import math
 import pytest
 from safetensors import safe_open
 
+from replay_pipeline.pages.training import sentences_of
 from trainer.__main__ import main, read_config, report_words
 from trainer.errors import TrainerConfigError
 
@@ -77,6 +78,30 @@ def test_the_run_leaves_plot_card_evaluation_and_a_safe_checkpoint(finished):
         assert any("embed_tokens" in name for name in tensors.keys())  # noqa: SIM118
     assert (finished / "checkpoint" / "tokenizer.json").exists()
     assert not list(finished.rglob("*.bin"))
+
+
+def test_what_was_not_scored_has_no_figure(dataset_folder, tmp_path, capsys):
+    """No share of no pairs stands in the report, the card, the sentences or the page."""
+    output = tmp_path / "model"
+    settings = [f"dataset={dataset_folder}", f"output={output}", "trl.max_steps=1"]
+    settings += ["tiny.hidden_size=32", "tiny.vocab_size=512", "tiny.pretraining_steps=1"]
+    settings += ["evaluation.max_pairs=0", "evaluation.max_prompts=0"]
+    assert main([part for setting in settings for part in ("--set", setting)]) == 0
+    report = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert report["held_out_pairs"] == report["held_out_states"] == 0
+    assert report["intervals_after"] == {}
+    figures = {name for name in report if name.endswith(("_before", "_after"))}
+    assert figures == {"general_loss_before", "general_loss_after", "intervals_after"}
+    for name in ("report.json", "evaluation.json"):
+        json.loads((output / name).read_text(), parse_constant=pytest.fail)
+    card = (output / "README.md").read_text()
+    assert "It was not scored on held-out pairs. It acted at 0 held-out states." in card
+    assert [line for line in card.splitlines() if line.startswith("| ")][1:] == [
+        f"| loss on general text | {report['general_loss_before']:.3f} "
+        f"| {report['general_loss_after']:.3f} |"
+    ]
+    assert len(report_words(report, {}).splitlines()) == 1
+    assert len(sentences_of(report)) == 1
 
 
 def test_an_unknown_setting_ends_with_one_line(dataset_folder, tmp_path, capsys):

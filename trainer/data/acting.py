@@ -183,25 +183,39 @@ def general_loss(model: Any, tokenizer: Any) -> float:
 
 
 def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report's figures: before, after, their 95 % intervals, and the verdict."""
+    """Return a report's figures: before, after, their 95 % intervals, and the verdict.
+
+    What was scored at no pair or state has no figure.
+    """
+    pairs, acted = after["preference"], after["consensus"]
+    n_scored = {
+        "preference_accuracy": pairs["n_pairs"],
+        "blank_prompt_accuracy": pairs["n_pairs"],
+        "shuffled_prompt_accuracy": pairs["n_pairs"],
+        "prompt_gain": pairs["n_pairs"],
+        "consensus_rate": acted["n"],
+        "valid_calls": acted["n_calls"],
+    }
     figures: dict[str, Any] = {}
     for when, scores in (("before", before), ("after", after)):
-        for name in ("preference", "blank_prompt", "shuffled_prompt"):
-            figures[f"{name}_accuracy_{when}"] = scores[name]["accuracy"]
-        figures[f"prompt_gain_{when}"] = scores["prompt_gain"]
-        figures[f"consensus_rate_{when}"] = scores["consensus"]["same"]
-        figures[f"valid_calls_{when}"] = scores["consensus"]["valid"]
+        found = {
+            f"{name}_accuracy": scores[name]["accuracy"]
+            for name in ("preference", "blank_prompt", "shuffled_prompt")
+        }
+        found["prompt_gain"] = scores["prompt_gain"]
+        found["consensus_rate"] = scores["consensus"]["same"]
+        found["valid_calls"] = scores["consensus"]["valid"]
+        figures |= {f"{name}_{when}": each for name, each in found.items() if n_scored[name]}
         figures[f"general_loss_{when}"] = scores["general_loss"]
-    pairs, acted = after["preference"], after["consensus"]
-    intervals = {
-        "preference_accuracy": wilson_interval(pairs["accuracy"], pairs["n_pairs"]),
-        "consensus_rate": wilson_interval(acted["same"], acted["n"]),
-        "valid_calls": wilson_interval(acted["valid"], acted["n_calls"]),
-    }
     return {
         **figures,
+        "held_out_pairs": pairs["n_pairs"],
         "held_out_states": acted["n"],
-        "intervals_after": intervals,
+        "intervals_after": {
+            name: wilson_interval(figures[f"{name}_after"], n_scored[name])
+            for name in ("preference_accuracy", "consensus_rate", "valid_calls")
+            if n_scored[name]
+        },
         **verdict(before, after),
     }
 

@@ -1,7 +1,7 @@
 """Write a run's plot and model card."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,22 +42,28 @@ def model_card(
 ) -> str:
     """Write the README.md of a trained model."""
     before, after = evaluation["before"], evaluation["after"]
+    pairs, states = after["preference"]["n_pairs"], after["consensus"]["n"]
     rows = [
-        ("held-out preference accuracy", "preference", "accuracy"),
-        ("the same with a blank prompt", "blank_prompt", "accuracy"),
-        ("the same with another pair's prompt", "shuffled_prompt", "accuracy"),
-        ("held-out margin (nats per token)", "preference", "margin"),
-        ("format-only control accuracy", "format_only", "accuracy"),
-        ("greedy actions that are the consensus", "consensus", "same"),
-        ("greedy actions that are well-formed calls", "consensus", "valid"),
+        ("**true minus blank prompt**", pairs, lambda scores: f"{scores['prompt_gain']:+.3f}"),
+        ("held-out preference accuracy", pairs, _figure("preference", "accuracy")),
+        ("the same with a blank prompt", pairs, _figure("blank_prompt", "accuracy")),
+        ("the same with another pair's prompt", pairs, _figure("shuffled_prompt", "accuracy")),
+        ("held-out margin (nats per token)", pairs, _figure("preference", "margin")),
+        (
+            "format-only control accuracy",
+            after["format_only"]["n_pairs"],
+            _figure("format_only", "accuracy"),
+        ),
+        ("greedy actions that are the consensus", states, _figure("consensus", "same")),
+        (
+            "greedy actions that are well-formed calls",
+            after["consensus"]["n_calls"],
+            _figure("consensus", "valid"),
+        ),
+        ("loss on general text", 1, lambda scores: f"{scores['general_loss']:.3f}"),
     ]
-    gain = f"| **true minus blank prompt** | {before['prompt_gain']:+.3f} | {after['prompt_gain']:+.3f} |"
     table = "\n".join(
-        f"| {label} | {before[group][key]:.3f} | {after[group][key]:.3f} |"
-        for label, group, key in rows
-    )
-    general = (
-        f"| loss on general text | {before['general_loss']:.3f} | {after['general_loss']:.3f} |"
+        f"| {label} | {told(before)} | {told(after)} |" for label, n, told in rows if n
     )
     found = "".join(
         f"\n**{sentence[0].upper()}{sentence[1:]}.**\n" for sentence in report["findings"]
@@ -75,13 +81,9 @@ Trained from {base} on the preference dataset `{dataset}`: {report["steps"]} ste
 
 | on held-out sessions | before | after |
 |---|---|---|
-{gain}
 {table}
-{general}
 {found}
-The first line is the figure to judge the model by: what it can tell with a blank prompt it learned
-from how the two actions look, not from reading what was asked. The format-only control scores the same pairs with all content replaced by filler; a gain there
-comes from form, not from judgement. {before["preference"]["n_pairs"]} held-out pairs.
+{_judged(pairs, states)}
 
 ## Settings
 
@@ -89,3 +91,16 @@ comes from form, not from judgement. {before["preference"]["n_pairs"]} held-out 
 {json.dumps(settings, indent=2, sort_keys=True, default=str)}
 ```
 """
+
+
+def _figure(group: str, name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda scores: f"{scores[group][name]:.3f}"
+
+
+def _judged(n_pairs: int, n_states: int) -> str:
+    """Return what the table stands on, and how to read it."""
+    if not n_pairs:
+        return f"It was not scored on held-out pairs. It acted at {n_states} held-out states."
+    return f"""The first line is the figure to judge the model by: what it can tell with a blank prompt it learned
+from how the two actions look, not from reading what was asked. The format-only control scores the same pairs with all content replaced by filler; a gain there
+comes from form, not from judgement. {n_pairs} held-out pairs, {n_states} held-out states."""

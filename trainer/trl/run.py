@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -277,7 +278,6 @@ class _Prepared:
         """Return what a report says of the data."""
         return {
             "pairs": self.n_pairs,
-            "held_out_pairs": len(self.data.test_pairs),
             "cut_prompts": self.found.n_cut_prompts,
             "preflight": self.found.as_report(),
             **({"teacher_tokens": self.teacher_tokens} if self.teacher_tokens else {}),
@@ -658,4 +658,13 @@ def prompts_dataset(data: PreferenceData, acting: Renderer | None = None) -> Dat
 
 
 def _write_json(path: Path, values: Mapping[str, Any] | Sequence[Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
+    path.write_text(json.dumps(_without_nan(values), indent=2, allow_nan=False) + "\n", "utf-8")
+
+
+def _without_nan(value: Any) -> Any:
+    """Return a value with None for every NaN and infinity, which JSON has no words for."""
+    if isinstance(value, Mapping):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
