@@ -37,6 +37,7 @@ class Comparison:
         self._models: dict[str, Counter[str]] = {}
         self._agent_usd: dict[tuple[str, str, str], float] = {}
         self._played: set[str] = set()
+        self._n_states = 0
 
     def add(
         self,
@@ -59,6 +60,7 @@ class Comparison:
             given = answers.get(state["state_id"], ())
             if not given:
                 continue
+            self._n_states += 1
             own = canonical_action(_action_of(state), cwd=state["cwd"])
             kind = next(iter(tools_of(state)), "text")
             turn = by_turn.get(state["turn_idx"])
@@ -104,8 +106,20 @@ class Comparison:
             "by_project": self._table("project"),
             "agent_usd_per_decision": self._agent_per_decision(),
             "played": sorted(self._played),
-            "caveat": CAVEAT,
+            "caveat": CAVEAT + self._said_of_fewer(teachers),
         }
+
+    def _said_of_fewer(self, teachers: Sequence[Mapping[str, Any]]) -> str:
+        """Return a sentence about teachers that were not asked everywhere, with the space before it."""
+        fewer = [each for each in teachers if each["n"] < self._n_states]
+        if not fewer:
+            return ""
+        told = ", ".join(f"{each['teacher']} at {each['n']:,}" for each in fewer)
+        return (
+            f" Of {self._n_states:,} decisions, not all were put to everybody: {told}. Where a gate chose, "
+            "a cheaper teacher had not taken the agent's action, so the share of who was asked later is "
+            "too low."
+        )
 
     def _teacher(self, name: str, accuracy: Mapping[str, float]) -> dict[str, Any]:
         model = self._models[name].most_common(1)[0][0]

@@ -6,7 +6,7 @@ import pytest
 
 from replay_pipeline.pages.marks import FORMAT
 from replay_pipeline.reliability.model import SAME_RIGHT
-from replay_pipeline.stages.page import contents_of
+from replay_pipeline.stages.page import compare, contents_of
 from replay_pipeline.stages.receipts import Receipt
 from tests.roots import pipeline_at, sample_root
 
@@ -62,3 +62,27 @@ def test_a_control_run_tells_how_often_several_actions_are_right(root):
     assert not after.is_reused
     assert 0.7 < after.report["reliability"]["same_right"] < 0.9  # votes have a word in it
     assert work.pairs(batch).is_reused
+
+
+def test_a_comparison_says_which_teachers_a_gate_kept_from_decisions(root, tmp_path):
+    """What `cheap_first` leaves out are decisions at which a cheaper teacher agrees with the agent."""
+    every = compare(pipeline_at(root))
+    assert "not all were put to everybody" not in every["caveat"]
+    sample_root(tmp_path, n_batch_sessions=16)
+    work = pipeline_at(tmp_path, replay={"gates": ("cheap_first",)})
+    work.find_batches()
+    batch = work.batches()[0]
+    work.ingest(batch)
+    work.replay(batch)
+    gated = compare(work)
+    n_asked = {each["teacher"]: each["n"] for each in gated["teachers"]}
+    n_states = max(n_asked.values())
+    fewer = {name: n for name, n in n_asked.items() if n < n_states}
+    assert 0 < len(fewer) < len(n_asked)
+    assert f" Of {n_states:,} decisions, not all were put to everybody: " in gated["caveat"]
+    assert all(f"{name} at {n:,}" in gated["caveat"] for name, n in fewer.items())
+    alike = [
+        {each["teacher"]: each["share_alike"] for each in found["teachers"]}
+        for found in (every, gated)
+    ]
+    assert all(alike[1][name] < alike[0][name] for name in fewer)
