@@ -106,7 +106,10 @@ def summary(
         if bought:
             rows[name]["check"] = check(bought, gain)
     real = {n: d for n, d in drawn.items() if n not in CONTROLS}
-    sides = {agrees[n] for n in real}
+    # Arms are named only by all seeds: the best of many arms of one seed is so by luck.
+    n_seeds = max(len(results[n]) for n in real)
+    whole = {n: d for n, d in real.items() if n == "nothing" or len(results[n]) == n_seeds}
+    sides = {agrees[n] for n in whole}
     others = {
         f"{n} - nothing": p_value(d - drawn["nothing"]) for n, d in drawn.items() if n != "nothing"
     }
@@ -114,9 +117,9 @@ def summary(
                if agrees[a] and not agrees[b] and b != "nothing"}  # fmt: skip
     found: dict[str, Any] = {"tasks": len(tasks), "arms": rows, "corrected_p": holm(others)}
     if sides == {True, False}:
-        difference = named(real, agrees)
+        difference = named(whole, agrees)
         best = [
-            max((n for n in real if agrees[n] is side), key=lambda n: rates[n].mean())
+            max((n for n in whole if agrees[n] is side), key=lambda n: rates[n].mean())
             for side in (True, False)
         ]
         found["named"] = {

@@ -280,6 +280,16 @@ def test_a_real_difference_is_found_and_none_is_made_up(recipe):
     assert min(same["corrected_p"].values()) > 0.05
 
 
+def test_an_arm_of_fewer_seeds_is_not_named(recipe):
+    """The best of many arms that ran once is the best by luck."""
+    results = kept({"nothing": 0.45, "one": 0.45, "consensus": 0.5})
+    results["lucky"] = kept({"lucky": 0.7}, n_seeds=1)["lucky"]
+    found = recipe["table"].summary(results, AGREES | {"lucky": True})
+    assert found["named"]["best_of_agreement"] == "consensus"
+    assert found["arms"]["lucky"]["executed"] > found["arms"]["consensus"]["executed"]
+    assert {"lucky - nothing", "lucky - one"} <= found["corrected_p"].keys()
+
+
 def test_families_are_drawn_whole(recipe):
     # Sixty tasks of one family that stand and fall together say as much as one task.
     done = np.repeat(np.array([[1.0, 0.0, 1.0, 1.0]]), 60, axis=1)
