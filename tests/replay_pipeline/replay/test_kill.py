@@ -139,7 +139,7 @@ def run_once(nursery, job, *, kill_after=None, bill=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("settle_s", "ceilings"), [(2.0, [2, 4, 7, 12, 20]), (0.05, [3, 5, 9, 15])]
+    ("settle_s", "ceilings"), [(2.0, [2, 4, 7, 20]), (0.05, [3, 9])]
 )
 def test_kills_do_not_hold_the_money_of_a_small_ceiling_for_ever(
     tmp_path, nursery, settle_s, ceilings
@@ -153,7 +153,7 @@ def test_kills_do_not_hold_the_money_of_a_small_ceiling_for_ever(
         with TeacherServer(script={"content": "yes " * 200}, latency=0.15) as server:
             [teacher] = server.teachers(["deepseek/deepseek-v4-pro"])
             teacher = teacher.model_copy(
-                update={"timeout_s": 0.6, "params": {"max_completion_tokens": 1000}}
+                update={"timeout_s": 1.0, "params": {"max_completion_tokens": 1000}}
             )
             [state] = make_states(1, prefix="first")
             reserved_usd = estimate([state], [teacher]).bound_usd
