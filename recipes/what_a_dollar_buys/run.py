@@ -234,7 +234,7 @@ class Work:
             folder = self.out / "teachers" / f"{regime}.{number}"
             taught = [one for i, one in enumerate(lessons) if i % 3 != number]
             make = partial(self._taught, self.agent(), folder, taught, steps, number)
-            done = kept(folder.with_suffix(".json"), make) if steps else self.agent()
+            done = kept(folder.parent / f"{folder.name}.json", make) if steps else self.agent()
             made[teacher["model"]] = Path(done)
         return made
 

@@ -138,9 +138,7 @@ def run_once(nursery, job, *, kill_after=None, bill=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("settle_s", "ceilings"), [(2.0, [2, 4, 7, 20]), (0.05, [3, 9])]
-)
+@pytest.mark.parametrize(("settle_s", "ceilings"), [(2.0, [2, 4, 7, 20]), (0.05, [3, 9])])
 def test_kills_do_not_hold_the_money_of_a_small_ceiling_for_ever(
     tmp_path, nursery, settle_s, ceilings
 ):

@@ -201,6 +201,30 @@ def test_stronger_teachers_are_ahead_of_whatever_agent_there_is(recipe, wrong, a
     assert np.mean(marks) == pytest.approx(agent + 0.25, abs=0.08)
 
 
+def test_each_trained_teacher_is_a_checkpoint_of_its_own(recipe, tmp_path, monkeypatch):
+    run, taught = recipe["run"], {}
+
+    def teach(_work, _model, folder, lessons, steps, _seed):
+        taught[str(folder / "checkpoint")] = ({one.id for one in lessons}, steps)
+        return str(folder / "checkpoint")
+
+    for variable in (recipe["rewards"].VARIABLE, "PYTHONPATH"):
+        monkeypatch.setenv(variable, "")  # which the run sets, and this test puts back
+    monkeypatch.setattr(run.Work, "_taught", teach)
+    monkeypatch.setattr(run.Work, "agent", lambda _work: tmp_path / "agent")
+    size = run.PLAN["sizes"]["quick"]
+    for _ in range(2):  # what is whole is kept, and stays whose it is
+        work = run.Work(tmp_path / "run", Path("model"), size)
+        teachers = work.teachers("trained.stronger")
+        assert list(teachers) == [teacher["model"] for teacher in run.PLAN["teachers"]]
+        assert {str(one) for one in teachers.values()} == taught.keys()
+    first, second, third = (lessons for lessons, _ in taught.values())
+    assert len(first) == len(second) == len(third) == 2 * size["n_train"] / 3
+    assert len(first & second) == len(second & third) == size["n_train"] / 3
+    assert not first & second & third
+    assert set(work.teachers("trained.weaker").values()) == {tmp_path / "agent"}
+
+
 def test_agreement_is_more_often_right_than_a_teacher_and_controls_fail_the_check(recipe, wrong):
     folder, by_id = wrong
     states = list(ClaudeCodeIngester().ingest(folder))
