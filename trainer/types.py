@@ -28,6 +28,8 @@ class PairRow(_Row):
     chosen: list[Message]
     rejected: list[Message]
     weight: NotRequired[float | None]
+    balance: NotRequired[float]
+    """Factor of the weight as a pair, which a run with `balance_pairs` adds."""
 
 
 class PromptRow(_Row):

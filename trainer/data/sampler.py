@@ -20,6 +20,11 @@ def preference_weight(row: Mapping[str, Any]) -> float:
     return weight_of(row) if row["chosen"] != row["rejected"] else 0.0
 
 
+def balance_of(row: Mapping[str, Any]) -> float:
+    """Return the factor of a pair's preference weight that balances a dataset, by default 1."""
+    return float(row.get("balance", 1.0))
+
+
 def groups_of(rows: Sequence[Mapping[str, Any]], by: str = "session") -> list[str]:
     """Return the group of every pair: its session, or with `actions` the pairs with the same two actions.
 

@@ -33,8 +33,8 @@ SPEED_ONLY = frozenset(
 )
 """Fields of the `trl` section that change only speed or output, and nothing that is learned."""
 
-LEASH = frozenset({"drift_tokens", "drift_weight"})
-"""Fields of the `trl` section that keep a model near its first weights. Only TRL has this term."""
+LEASH = frozenset({"balance_pairs", "drift_tokens", "drift_weight"})
+"""Fields of the `trl` section that hold a model against its first weights. Only TRL has them."""
 
 
 def read_settings(values: Mapping[str, Any], engine: str = "trl") -> RunConfig:
@@ -87,6 +87,11 @@ def _without_unused(values: Mapping[str, Any], engine: str) -> dict[str, Any]:
     if trl.get("drift_weight"):
         logger.warning(
             "%s ignores trl.drift_weight, so nothing keeps the model's calls well formed; compare greedy actions before and after",
+            engine,
+        )
+    if trl.get("balance_pairs"):
+        logger.warning(
+            "%s ignores trl.balance_pairs: a model trained on its own mistakes may learn to distrust itself; compare greedy actions before and after",
             engine,
         )
     kept = {name: value for name, value in values.items() if name not in about_evaluation}

@@ -29,6 +29,11 @@ class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-i
     drift_tokens: int = 384
     """Tokens per step on which the drift is measured."""
 
+    balance_pairs: bool = False
+    """Whether pairs that the untouched model ranks right, and those that it ranks wrong, weigh the
+    same in the preference loss. If all are of one kind, the loss is off. Otherwise, a model that is
+    trained on its own mistakes learns to distrust itself, also where it is right."""
+
     logging_nan_inf_filter: bool = False
     """Whether the log replaces a NaN loss by a mean. If so, a diverging run isn't noticed, and
     every step waits for the device."""

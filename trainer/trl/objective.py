@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import PreferenceData
-from trainer.data.sampler import preference_weight
+from trainer.data.sampler import balance_of, preference_weight
 from trainer.losses.channels import replay_per_pair
 from trainer.losses.logps import align_responses
 from trainer.model.scoring import (
@@ -53,6 +53,7 @@ class FixedBatchObjective:
         self.model, self.args = model, args
         rows = [pairs[i] for i in order[:n_rows]]
         self.batch = collator(rows)
+        self._balance = torch.tensor([balance_of(row) for row in rows])
         self._distilled = _distilled_on(rows, collator, teachers, args) if teachers else None
         self._old: dict[str, Tensor] = {}
         self._reference: tuple[Tensor, Tensor] | None = None
@@ -110,7 +111,8 @@ class FixedBatchObjective:
         losses = replay_per_pair(
             chosen, rejected, n_chosen, n_rejected, before[0], before[1], self.args.preference
         )
-        return float((losses * batch["dpo_weight"]).sum() / batch["dpo_weight"].sum())
+        weights, balance = batch["dpo_weight"], self._balance.to(losses.device)
+        return float((losses * weights * balance).sum() / weights.sum())
 
     def _distillation(self, student: Tensor, batch: dict[str, Tensor]) -> float:
         teacher = self._states(batch, "ctx_teacher_")

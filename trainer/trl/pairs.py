@@ -18,7 +18,13 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
-from trainer.data.sampler import PairSampler, groups_of, preference_weight, weight_of
+from trainer.data.sampler import (
+    PairSampler,
+    balance_of,
+    groups_of,
+    preference_weight,
+    weight_of,
+)
 from trainer.losses.channels import replay_per_pair
 from trainer.losses.compose import PairLogps
 from trainer.model.packing import tree_pair_logps, trees_of
@@ -37,6 +43,7 @@ Passes = list[tuple[slice, Callable[[], PairLogps]]]
 _SCORED = (
     "dpo_weight",
     "preference_weight",
+    "balance",
     "dpo_chosen_ref_logprobs",
     "dpo_rejected_ref_logprobs",
 )
@@ -116,7 +123,10 @@ class PairChannel:
             # On the CPU, where trees are packed: what a pass needs is moved by the pass.
             rows = [self.pairs[i] for i in mine]
             weights = torch.tensor([preference_weight(row) for row in rows])
-            pairs["batch"] = self._collator.pairs(rows) | {"preference_weight": weights}
+            pairs["batch"] = self._collator.pairs(rows) | {
+                "preference_weight": weights,
+                "balance": torch.tensor([balance_of(row) for row in rows]),
+            }
             if is_filler:
                 pairs["batch"]["dpo_weight"].zero_()
                 weights.zero_()
@@ -212,6 +222,7 @@ class PairChannel:
                 batch.get("dpo_rejected_ref_logprobs"),
                 self._options,
             )
+            losses = losses * batch["balance"]  # the mean is over weights without it, so it shrinks
         margin = (chosen / n_chosen.clamp_min(1) - rejected / n_rejected.clamp_min(1)).detach()
         measures = [losses.detach() * weight, weight, margin > 0, margin, torch.ones_like(margin)]
         is_real = weight > 0  # a filler has no weight and does not count

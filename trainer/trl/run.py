@@ -49,6 +49,7 @@ from trainer.outer.callback import (
 from trainer.outer.environment import ReplicaPlace, replica_place
 from trainer.outer.object_store import ObjectStore
 from trainer.settings import RunConfig, section_of
+from trainer.trl.balance import Balance, balanced
 from trainer.trl.checkpoints import checkpoint_to_resume, mark_finished, stamp_of
 from trainer.trl.config import ComposerConfig
 from trainer.trl.evaluation_cost import evaluation_cost
@@ -249,6 +250,7 @@ class _Prepared:
     objective: FixedBatchObjective
     evaluation: EvaluationOptions
     pair_forward: PairForward
+    balance: Balance | None
     """How pairs of an evaluation run: as those of a step do."""
 
     def measured(self) -> tuple[dict[str, Any], float]:
@@ -280,6 +282,7 @@ class _Prepared:
             "pairs": self.n_pairs,
             "cut_prompts": self.found.n_cut_prompts,
             "preflight": self.found.as_report(),
+            **({"balance": self.balance.as_report()} if self.balance else {}),
             **({"teacher_tokens": self.teacher_tokens} if self.teacher_tokens else {}),
             **({"teachers": [one.as_report() for one in self.teachers]} if self.teachers else {}),
         }
@@ -299,6 +302,16 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
     recorded = recorded_rollouts(config, args, data, renderer)
     n_pairs, data = len(data.pairs), replace(data, pairs=data.sft_pairs(args.drawn))
     args.max_steps = args.steps_for(len(data.pairs))
+    pair_forward = _pair_forward(model, collator, data, args)
+    balance = None
+    if args.balance_pairs and args.has_preference:
+        balance = balanced(data.pairs, model, collator, pair_forward, args)
+        data = replace(data, pairs=balance.pairs)
+        if balance.refusal:
+            args.beta_replay = 0.0
+            off["replay"] = balance.refusal
+            logger.warning("channel replay is off: %s", balance.refusal)
+            refuse_all_off(off)
     teachers = load_teachers(config, renderer, args.device) if args.is_distill else []
     if recorded is not None and (args.has_policy or args.alpha_sdpo > 0):
         with _autocast(args):
@@ -322,7 +335,8 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
         teachers=teachers,
         objective=FixedBatchObjective(model, collator, data, args, teachers=teachers),
         evaluation=config.evaluation.within(evaluation_cost(data, renderer, args)),
-        pair_forward=_pair_forward(model, collator, data, args),
+        pair_forward=pair_forward,
+        balance=balance,
     )
 
 
@@ -438,15 +452,24 @@ def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
     needs_hint = "sdpo" not in off and args.teacher != "recorded"
     if needs_hint and not any(map(hint_for_row, states)):
         off["sdpo"] = "no row of the dataset has a hint"
-    if len(off) == len(weights):
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in off.items())
-        raise TrainerConfigError(
-            f"all channels are off, so the model would learn nothing ({reasons})"
-        )
+    refuse_all_off(off)
     for name, reason in off.items():
         level = logging.INFO if reason.endswith("is 0") else logging.WARNING
         logger.log(level, "channel %s is off: %s", name, reason)
     return off
+
+
+def refuse_all_off(off: Mapping[str, str]) -> None:
+    """Check that a channel is left.
+
+    Raises:
+        TrainerConfigError: all three are off.
+    """
+    if len(off) == 3:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in off.items())
+        raise TrainerConfigError(
+            f"all channels are off, so the model would learn nothing ({reasons})"
+        )
 
 
 def write_results(

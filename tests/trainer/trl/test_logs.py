@@ -25,7 +25,9 @@ ALL = {"alpha_sdpo": 0.5, "beta_replay": 0.7, "objective": "dapo", "learning_rat
 
 def logged(composer, model, tmp_path, **settings):
     """The lines that a run writes, without the last of the whole run."""
-    rows = [{**row, "weight": 0.25 + 0.5 * i} for i, row in enumerate(rows_of(3))]
+    rows = [
+        {**row, "weight": 0.25 + 0.5 * i, "balance": 1 - i / 24} for i, row in enumerate(rows_of(3))
+    ]
     trainer = composer(model=copy.deepcopy(model), pairs=rows, output=tmp_path, **ALL | settings)
     file = MetricsFile(tmp_path / "metrics.jsonl", trainer.composer, None)
     trainer.add_callback(file)
