@@ -136,6 +136,11 @@ def report_words(report: Mapping[str, Any], values: Mapping[str, Any]) -> str:
         before, after = (report.get(f"{name}_{when}") for when in ("before", "after"))
         if before is not None and after is not None:
             lines.append(f"{words}: {100 * before:.1f} % before, {100 * after:.1f} % after.")
+    lines += [
+        f"Channel {name} taught nothing: {reason}."
+        for name, reason in (report.get("channels_off") or {}).items()
+        if not reason.endswith("is 0")
+    ]
     lines += [f"{each[:1].upper()}{each[1:].rstrip('.')}." for each in report.get("findings") or ()]
     if output := values.get("output"):
         lines.append(

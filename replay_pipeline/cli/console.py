@@ -694,7 +694,8 @@ def show_train(report: Report) -> None:
     _tell_training(report, report.get("curves") or {})
     if live := report.get("channels_live"):
         off = report.get("channels_off") or {}
-        told = "".join(f"; {name} is off: {why}" for name, why in off.items())
+        # Other reasons are among the sentences above.
+        told = "".join(f"; {n} is off: {why}" for n, why in off.items() if why.endswith("is 0"))
         say(f"Channels that taught it: {', '.join(live)}{told}.")
     for name, words in _EXPLAINED.items():
         if n := report.get(name):

@@ -43,6 +43,11 @@ def sentences_of(report: Report) -> list[dict[str, str]]:
             f"It writes well-formed calls at {_percent(report['valid_calls_after'])} "
             f"({_percent(report['valid_calls_before'])} before)."
         )
+    facts += [
+        f"Channel {name} taught nothing: {reason}."
+        for name, reason in (report.get("channels_off") or {}).items()
+        if not reason.endswith("is 0")
+    ]
     found = [{"kind": "fact", "text": text} for text in facts]
     findings = report.get("findings") or ()
     return found + [{"kind": "finding", "text": _sentence(text)} for text in findings]

@@ -10,10 +10,11 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from replay_pipeline.pages.training import sentences_of
 from tests.trainer.programs import start_ranks
 from tests.trainer.published import rows_of
 from tests.trainer.training import PLAIN, save_tiny_model
-from trainer.__main__ import main
+from trainer.__main__ import main, report_words
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import load_preference_data
 from trainer.data.evaluation import preference_score
@@ -130,6 +131,9 @@ def test_a_model_that_prefers_every_rejected_side_only_imitates(turned, tmp_path
     assert report["channels_live"] == ["policy"]
     assert report["balance"] == {"n_ranked_right": 0, "n_ranked_wrong": report["pairs"]}
     assert f"ranks all {report['pairs']} pairs wrong" in report["channels_off"]["replay"]
+    said = f"Channel replay taught nothing: {report['channels_off']['replay']}."
+    assert said in report_words(report, {}).splitlines()
+    assert {"kind": "fact", "text": said} in sentences_of(report)
 
 
 def test_nothing_is_left_to_learn_if_pairs_alone_were_asked_for(turned, tmp_path, capsys):
