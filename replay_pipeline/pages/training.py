@@ -33,15 +33,16 @@ def sentences_of(report: Report) -> list[dict[str, str]]:
             f"{100 * report['prompt_gain_after']:+.1f} points by reading the prompt."
         )
     if "consensus_rate_after" in report:
+        calls = ""
+        if "valid_calls_after" in report:
+            calls = (
+                f", and writes well-formed calls at {_percent(report['valid_calls_after'])} "
+                f"({_percent(report['valid_calls_before'])} before)"
+            )
         facts.append(
             f"By itself it takes the teachers' action at "
             f"{_percent(report['consensus_rate_after'])} of {report['held_out_states']:,} held-out states "
-            f"({_percent(report['consensus_rate_before'])} before)."
-        )
-    if "valid_calls_after" in report:
-        facts.append(
-            f"It writes well-formed calls at {_percent(report['valid_calls_after'])} "
-            f"({_percent(report['valid_calls_before'])} before)."
+            f"({_percent(report['consensus_rate_before'])} before){calls}."
         )
     facts += [
         f"Channel {name} taught nothing: {reason}."
