@@ -318,7 +318,8 @@ class Work:
             if not bought["n_pairs"]:
                 return {"bought": bought, "outcomes": []}
             settings = {"trl.max_steps": self.size["steps"], "trl.seed": seed}
-            settings |= PLAN["settings"][arm["settings"]] | self.followed(regime, arm)
+            settings |= PLAN["settings"][arm["settings"]] | arm.get("also", {})
+            settings |= self.followed(regime, arm)
             for number in range(arm.get("rounds", 1)):
                 data = self._sampled(folder, data, model) if "rounds" in arm else data
                 model = train(model, data / "dataset", folder / f"round-{number}", settings)

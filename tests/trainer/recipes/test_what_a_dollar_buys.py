@@ -377,7 +377,7 @@ def test_the_trainer_understands_the_settings_of_every_arm(recipe, tmp_path):
     work.teachers = lambda regime: {"a": tmp_path / f"{regime}.0", "b": tmp_path / f"{regime}.1"}
     given = {"model": "m", "dataset": "d", "output": str(tmp_path / "out")}
     for arm in run.PLAN["arms"]:
-        settings = run.PLAN["settings"][arm.get("settings", "pairs")]
+        settings = run.PLAN["settings"][arm.get("settings", "pairs")] | arm.get("also", {})
         settings |= work.followed("trained.equal", arm)
         sets = [f"{key}={value}" for key, value in (given | settings).items()]
         read = read_settings(read_config(RECIPE / "train.yaml", sets))
