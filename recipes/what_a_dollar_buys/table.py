@@ -136,8 +136,10 @@ def write(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
     results: dict[str, dict[str, list[Any]]] = {}
     for path in sorted((folder / "arms").glob("*.json")):
         regime, _, rest = path.stem.partition(", ")
+        if (name := rest.rpartition(", ")[0]) not in agrees:
+            continue  # of another version of arms.toml
         known = json.loads(path.read_text("utf-8"))
-        results.setdefault(regime, {}).setdefault(rest.rpartition(", ")[0], []).append(
+        results.setdefault(regime, {}).setdefault(name, []).append(
             known["value"] | {"cpu_s": known["cpu_s"]}
         )
     mapped = {

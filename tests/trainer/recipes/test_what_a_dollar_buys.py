@@ -353,7 +353,8 @@ def test_a_control_that_passes_ends_the_command_with_an_error(recipe, capsys):
 
 def test_table_and_picture_are_written_of_whatever_there_is(recipe, tmp_path):
     (tmp_path / "run.json").write_text("[]")
-    for name, of in kept({"nothing": 0.4, "consensus, pairs": 0.6}).items():
+    rates = {"nothing": 0.4, "consensus, pairs": 0.6, "an arm of another version": 0.9}
+    for name, of in kept(rates).items():
         for seed, result in enumerate(of):
             path = tmp_path / "arms" / f"stronger, {name}, {seed}.json"
             path.parent.mkdir(exist_ok=True)
@@ -364,7 +365,11 @@ def test_table_and_picture_are_written_of_whatever_there_is(recipe, tmp_path):
             path.parent.mkdir(parents=True)
             path.write_text(json.dumps({"value": {"usd": usd, "n_right_pairs": 9}, "cpu_s": 2.0}))
     table = recipe["table"].write(tmp_path, recipe["run"].PLAN)
-    assert table["regimes"]["stronger"]["arms"]["consensus, pairs"]["seeds"] == 3
+    arms = table["regimes"]["stronger"]["arms"]
+    assert {name: arm["seeds"] for name, arm in arms.items()} == {
+        "nothing": 1,
+        "consensus, pairs": 3,
+    }
     assert json.loads((tmp_path / "table.json").read_text()) == table
     picture = (tmp_path / "picture.svg").read_text()
     assert "consensus, pairs" in picture
