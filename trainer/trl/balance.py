@@ -32,7 +32,7 @@ class Balance:
     @property
     def refusal(self) -> str | None:
         """Return why the pairs can't be balanced, or None."""
-        if self.n_right and self.n_wrong:
+        if (self.n_right and self.n_wrong) or self.n_right + self.n_wrong == 0:
             return None
         which = "wrong" if self.n_wrong else "right"
         return (

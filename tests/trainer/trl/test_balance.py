@@ -74,6 +74,13 @@ def test_pairs_of_one_kind_cannot_be_balanced(model, collator, args, wrong):
     assert f"ranks all 8 pairs {'wrong' if wrong else 'right'}" in found.refusal
 
 
+def test_without_pairs_there_is_nothing_to_balance(model, collator, args):
+    imitated = [{**row, "rejected": row["chosen"]} for row in rows_of(1)]
+    found = balanced(imitated, model, collator, FORWARD, args)
+    assert (found.n_right, found.n_wrong, found.refusal) == (0, 0, None)
+    assert [row["balance"] for row in found.pairs] == [1.0] * len(imitated)
+
+
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 def test_a_pair_of_half_the_balance_moves_the_model_half_as_much(composer, model):
     """Only the preference loss, and by plain gradients: Adam would hide the size of a step."""
