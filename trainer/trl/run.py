@@ -250,8 +250,8 @@ class _Prepared:
     objective: FixedBatchObjective
     evaluation: EvaluationOptions
     pair_forward: PairForward
-    balance: Balance | None
     """How pairs of an evaluation run: as those of a step do."""
+    balance: Balance | None
 
     def measured(self) -> tuple[dict[str, Any], float]:
         """Evaluate the model as it is now, and compute the objective on a fixed batch."""
@@ -465,7 +465,7 @@ def refuse_all_off(off: Mapping[str, str]) -> None:
     Raises:
         TrainerConfigError: all three are off.
     """
-    if len(off) == 3:
+    if len(off) == len(NOTHING_TO_LEARN):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in off.items())
         raise TrainerConfigError(
             f"all channels are off, so the model would learn nothing ({reasons})"
