@@ -150,7 +150,11 @@ def write(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
     table = {
         "run": json.loads((folder / "run.json").read_text("utf-8")),
         "agent": json.loads(agent.read_text("utf-8"))["value"] if agent.exists() else None,
-        "regimes": {name: summary(of, agrees) for name, of in results.items() if "nothing" in of},
+        "regimes": {
+            name: summary(results[name], agrees)
+            for name in plan["regimes"]
+            if "nothing" in results.get(name, {})
+        },
         "map": {name: known["value"] | {"cpu_s": known["cpu_s"]} for name, known in mapped.items()},
     }
     (folder / "table.json").write_text(json.dumps(table, indent=1) + "\n", "utf-8")
@@ -172,35 +176,42 @@ def draw(table: Mapping[str, Any], path: Path) -> None:
         )
     # With one budget there is no line to draw; the table has the points.
     mapped = [r for r, of in lines.items() if any(len(points) > 1 for points in of.values())]
-    n = max(len(table["regimes"]), 1), max(len(mapped), 1)
-    figure = Figure(figsize=(9, 3.6 * n[0] + 2.8), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=[3.6 * n[0], 2.8])
-    for axes, (regime, of) in zip(
-        above.subplots(n[0], 1, squeeze=False)[:, 0], table["regimes"].items(), strict=False
-    ):
-        rows = [(name, row) for name, row in of["arms"].items() if "executed" in row]
-        rows.sort(key=lambda row: row[1]["executed"])
+    panels = {
+        regime: sorted(
+            ((name, row) for name, row in of["arms"].items() if "executed" in row),
+            key=lambda one: one[1]["executed"],
+        )
+        for regime, of in table["regimes"].items()
+    }
+    heights = [0.9 + 0.22 * len(rows) for rows in panels.values()] + [2.8] * bool(mapped)
+    if not heights:
+        heights = [1.0]  # nothing has run: an empty picture
+    figure = Figure(figsize=(9, sum(heights)), layout="constrained")
+    parts = iter(np.atleast_1d(figure.subfigures(len(heights), 1, height_ratios=heights)))
+    for (regime, rows), part in zip(panels.items(), parts, strict=False):
+        axes = part.subplots()
         for place, (_, row) in enumerate(rows):
             axes.plot(row["interval"], [place, place], color="#888")
-            axes.plot(
-                [row["executed"]], [place], "o", color="#4063d8" if row["executed"] else "#888"
-            )
-        labels = [
-            f"{name} (${row['bought'].get('usd', 0):.3f}, n={row['seeds']})" for name, row in rows
-        ]
-        axes.set_yticks(range(len(rows)), labels)
+            axes.plot([row["executed"]], [place], "o", color="#4063d8")
+        axes.set_yticks(range(len(rows)), [_label(name, row) for name, row in rows])
         axes.set_xlim(0, 1)
-        axes.set_title(
-            f"Executed success at {of['tasks']} held-out repositories, teachers: {regime}"
-        )
-    for axes, regime in zip(
-        below.subplots(1, n[1], squeeze=False, sharey=True)[0], mapped, strict=False
-    ):
-        for purchase, points in lines[regime].items():
-            axes.plot(*zip(*sorted(points), strict=True), "o-", ms=3, label=purchase)
-        axes.set(title=regime, xlabel="dollars")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(-0.6, len(rows) - 0.4)
+        n_tasks = table["regimes"][regime]["tasks"]
+        axes.set_title(f"Right actions at {n_tasks} held-out repositories, teachers: {regime}")
     if mapped:
+        below = next(parts)
+        for axes, regime in zip(
+            below.subplots(1, len(mapped), squeeze=False, sharey=True)[0], mapped, strict=True
+        ):
+            for purchase, points in lines[regime].items():
+                axes.plot(*zip(*sorted(points), strict=True), "o-", ms=3, label=purchase)
+            axes.set(title=regime, xlabel="dollars")
+            axes.set_ylim(bottom=0)
         below.axes[0].set_ylabel("right pairs")
         below.axes[0].legend(fontsize=7)
     figure.savefig(path, metadata={"Date": None})
+
+
+def _label(name: str, row: Mapping[str, Any]) -> str:
+    usd, n = row["bought"].get("usd", 0), row["seeds"]
+    return f"{name} (${usd:.3f}" + (f", {n} seed{'s' * (n > 1)})" if name != "nothing" else ")")
