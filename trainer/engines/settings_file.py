@@ -33,8 +33,13 @@ SPEED_ONLY = frozenset(
 )
 """Fields of the `trl` section that change only speed or output, and nothing that is learned."""
 
-LEASH = frozenset({"balance_pairs", "drift_tokens", "drift_weight"})
-"""Fields of the `trl` section that hold a model against its first weights. Only TRL has them."""
+WITHOUT_LEASH = {
+    "drift_weight": "nothing keeps the model's calls well formed",
+    "balance_pairs": "a model that is trained on its own mistakes may learn to distrust itself",
+}
+"""What follows where fields of the `trl` section that hold a model against its first weights are
+ignored. Only TRL has them."""
+LEASH = frozenset({"drift_tokens", *WITHOUT_LEASH})
 
 
 def read_settings(values: Mapping[str, Any], engine: str = "trl") -> RunConfig:
@@ -84,16 +89,14 @@ def _without_unused(values: Mapping[str, Any], engine: str) -> dict[str, Any]:
     about_evaluation = {name for name in ("agreement", "evaluation", "tiny") if values.get(name)}
     for name in sorted(f"trl.{name}" for name in set(trl) & SPEED_ONLY) + sorted(about_evaluation):
         logger.info("%s: %s is not used", engine, name)
-    if trl.get("drift_weight"):
-        logger.warning(
-            "%s ignores trl.drift_weight, so nothing keeps the model's calls well formed; compare greedy actions before and after",
-            engine,
-        )
-    if trl.get("balance_pairs"):
-        logger.warning(
-            "%s ignores trl.balance_pairs: a model trained on its own mistakes may learn to distrust itself; compare greedy actions before and after",
-            engine,
-        )
+    for name, what in WITHOUT_LEASH.items():
+        if trl.get(name):
+            logger.warning(
+                "%s ignores trl.%s, so %s; compare greedy actions before and after",
+                engine,
+                name,
+                what,
+            )
     kept = {name: value for name, value in values.items() if name not in about_evaluation}
     unused = SPEED_ONLY | LEASH
     return kept | {"trl": {name: value for name, value in trl.items() if name not in unused}}

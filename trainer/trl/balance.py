@@ -1,6 +1,6 @@
 """Balance the pairs that the untouched model ranks right with those that it ranks wrong.
 
-A pair is where teachers agree on an action that the agent did not take. If the model is alike the
+A pair is where teachers agree on an action that the agent did not take. If the model is like the
 agent, it prefers the rejected side of nearly every pair. Then the rule "not what I would do" tells
 the sides apart, at every state and without reading it, and a preference loss learns this rule
 sooner than what the states have in common. It also follows the rule where the model was right.
@@ -60,10 +60,9 @@ def balanced(
     """
     real = [i for i, row in enumerate(rows) if preference_weight(row) > 0]
     mine = real[args.process_index :: args.world_size]
-    with forward.autocast():
-        margins = preference_score(
-            model, collator, [rows[i] for i in mine], forward=forward, batch_size=forward.batch_size
-        ).margins
+    margins = preference_score(
+        model, collator, [rows[i] for i in mine], forward=forward, batch_size=forward.batch_size
+    ).margins
     is_right = {i: margin > 0 for i, margin in zip(mine, margins, strict=True)}
     if args.world_size > 1:
         parts: list[dict[int, bool]] = [{}] * args.world_size
