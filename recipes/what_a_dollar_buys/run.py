@@ -148,10 +148,11 @@ def buy(
     lines += ["[ingest]\nmax_batch_sessions = 1000\n[publish]\ntest_fraction = 0.05"]
     for teacher in PLAN["teachers"][: purchase.get("n_teachers", 3)]:
         address, price = addresses[teacher["model"]], teacher["price"]
+        dialect, at_once = ("openrouter", 2) if address.endswith("/api/v1") else ("vllm", 8)
         lines += [
             f'[[replay.teachers]]\nname = "{teacher["name"]}"\nmodel = "{teacher["model"]}"',
-            f'base_url = "{address}"\napi_key_env = ""\nmax_concurrency = 2',
-            f'dialect = "{"openrouter" if address.endswith("/api/v1") else "vllm"}"',
+            f'base_url = "{address}"\napi_key_env = ""\nmax_concurrency = {at_once}',
+            f'dialect = "{dialect}"',
             f"price = {{prompt = {price[0]}e-6, completion = {price[1]}e-6}}",
             "params = {max_completion_tokens = 64, temperature = 0}",
         ]

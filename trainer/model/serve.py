@@ -6,23 +6,37 @@ The command prints one JSON line (`base_url`, `model`), and serves until you sto
 `/v1/completions` returns log-probabilities of prompt tokens in vLLM's form (`prompt_logprobs`), so
 the model can be a teacher of `trl.replay: distill`. Parts that the model's chat template can't show
 are written as text, and calls are parsed from text, so you can sample a small model like any
-endpoint. The server listens only on this machine.
+endpoint. Requests that wait at the same time are answered in one batch. The server listens only on
+this machine.
 """
 
 import argparse
 import json
 import logging
+import math
 import sys
 import threading
+import time
 import uuid
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from trainer.data.acting import end_tokens
 from trainer.data.rendering import RENDERING_FILE, Renderer
@@ -36,10 +50,58 @@ DEFAULT_NEW_TOKENS = 256
 DEFAULT_PROMPT_TOKENS = 1024
 N_PROMPTS = 64
 """Number of rendered prompts in the cache."""
+BATCH_ROWS, BATCH_TOKENS = 16, 8_192
+"""Most requests of a batch, and most tokens of their prompts with padding."""
+_GATHER_S = 0.005
+"""What a batch waits for requests that arrive with its first one."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Asked:
+    """A request that waits for its batch."""
+
+    prompt: list[int]
+    limit: int
+    temperature: float
+    generator: torch.Generator = field(default_factory=torch.Generator)
+    answer: Future[list[int]] = field(default_factory=Future)
+
+
+class _Sampling(LogitsProcessor):
+    """Make the likeliest token of each row a sample, by the temperature and the seed of its request.
+
+    The largest of `logits / temperature + noise` with noise of a standard Gumbel distribution has the
+    distribution of the softmax (the Gumbel-max trick, Maddison et al. 2014, arXiv:1411.0030). So rows
+    of other temperatures and seeds, and greedy ones, share a batch.
+    """
+
+    def __init__(self, batch: Sequence[_Asked]) -> None:
+        self._batch = batch
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
+        del input_ids
+        scores_BV = scores.float()
+        for row, asked in enumerate(self._batch):
+            if asked.temperature:
+                noise_V = torch.empty(scores_BV.size(1)).exponential_(generator=asked.generator)
+                noise_V = -noise_V.log().to(scores_BV.device)
+                scores_BV[row] = scores_BV[row] / asked.temperature + noise_V
+        return scores_BV
+
+
+class _Limits(StoppingCriteria):
+    """Stop each row at the limit of its request."""
+
+    def __init__(self, batch: Sequence[_Asked], width: int, device: Any) -> None:
+        self._longest_B = width + torch.tensor([asked.limit for asked in batch], device=device)
+
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> Any:
+        del scores, kwargs
+        return input_ids.size(1) >= self._longest_B
 
 
 class LocalModel:
-    """The model that answers requests of the OpenAI protocol, one at a time."""
+    """The model that answers requests of the OpenAI protocol."""
 
     def __init__(self, folder: str | Path, *, max_prompt_tokens: int | None = None) -> None:
         """Load the model.
@@ -63,44 +125,47 @@ class LocalModel:
         self.renderer = Renderer(
             tokenizer=tokenizer, max_prompt_tokens=max_prompt_tokens or longest, **rendering
         )
+        self._tokenizer = tokenizer
+        self._ends = end_tokens(self.model, tokenizer)
+        # Only what a request says counts, so a penalty of the model's own settings must not.
+        self.model.generation_config = GenerationConfig(
+            eos_token_id=self._ends, pad_token_id=tokenizer.pad_token_id
+        )
         self._one_at_a_time = threading.Lock()
         self._prompts: dict[str, list[int]] = {}
+        self._waiting: deque[_Asked] = deque()
 
-    @torch.no_grad()
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the chat completion of a request.
 
-        Temperature 0 is greedy. Equal seeds give equal answers.
+        Temperature 0 is greedy. Equal seeds give equal answers, but for two tokens that are nearly
+        equally likely: sums of a larger batch are rounded in another order.
 
         Raises:
             DatasetError: the chat template refuses the messages.
+            ValueError: the limit or the temperature is not a possible one.
         """
-        renderer, device = self.renderer, self.model.device
+        renderer = self.renderer
         prompt = self._prompt(request["messages"], request.get("tools"))
         limit = request.get("max_completion_tokens") or request.get("max_tokens")
-        temperature = float(request.get("temperature", 1.0))
-        # Nothing else of the model's own generation settings is in the request, so nothing is used.
-        sampling = {"temperature": temperature, "top_p": 1.0, "top_k": 0} if temperature else {}
-        prompt_1P = torch.tensor([prompt], device=device)
-        with self._one_at_a_time:
-            if request.get("seed") is not None:
-                torch.manual_seed(int(request["seed"]))
-            ids_1T = self.model.generate(
-                input_ids=prompt_1P,
-                attention_mask=torch.ones_like(prompt_1P),
-                do_sample=bool(temperature),
-                **sampling,
-                max_new_tokens=int(limit or DEFAULT_NEW_TOKENS),
-                pad_token_id=renderer.tokenizer.pad_token_id,
-                eos_token_id=end_tokens(self.model, renderer.tokenizer),
-            )
-        new = ids_1T[0, len(prompt) :].tolist()
+        asked = _Asked(
+            prompt=prompt,
+            limit=int(limit or DEFAULT_NEW_TOKENS),
+            temperature=float(request.get("temperature", 1.0)),
+        )
+        if asked.limit < 1 or not 0 <= asked.temperature < math.inf:
+            raise ValueError("max_completion_tokens must be at least 1, and temperature at least 0")
+        if request.get("seed") is not None:
+            asked.generator.manual_seed(int(request["seed"]) % 2**63)
+        else:
+            asked.generator.seed()
+        new = self._generated(asked)
         message = parse_action(renderer.tokenizer.decode(new, skip_special_tokens=True))
         for call in message.get("tool_calls") or ():
             arguments = call["function"]["arguments"]
             if not isinstance(arguments, str):
                 call["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
-        is_cut = bool(new) and new[-1] not in end_tokens(self.model, renderer.tokenizer)
+        is_cut = bool(new) and new[-1] not in self._ends
         reason = "tool_calls" if message.get("tool_calls") else "length" if is_cut else "stop"
         return {
             "object": "chat.completion",
@@ -113,6 +178,44 @@ class LocalModel:
                 "total_tokens": len(prompt) + len(new),
             },
         }
+
+    def _generated(self, asked: _Asked) -> list[int]:
+        """Answer with what else is waiting. Of several requests, the first that gets the model serves all."""
+        self._waiting.append(asked)
+        while not asked.answer.done():
+            with self._one_at_a_time:
+                if not asked.answer.done():
+                    time.sleep(_GATHER_S)
+                    self._answer_waiting()
+        return asked.answer.result()
+
+    @torch.no_grad()
+    def _answer_waiting(self) -> None:
+        batch = [self._waiting.popleft()]
+        while self._waiting and len(batch) < BATCH_ROWS:
+            longest = max(len(asked.prompt) for asked in (*batch, self._waiting[0]))
+            if longest * (len(batch) + 1) > BATCH_TOKENS:
+                break
+            batch.append(self._waiting.popleft())
+        width, device = max(len(asked.prompt) for asked in batch), self.model.device
+        try:
+            padded = self._tokenizer.pad(
+                {"input_ids": [asked.prompt for asked in batch]}, return_tensors="pt"
+            ).to(device)
+            rows = self.model.generate(
+                **padded,
+                do_sample=False,
+                max_new_tokens=max(asked.limit for asked in batch),
+                logits_processor=LogitsProcessorList([_Sampling(batch)]),
+                stopping_criteria=StoppingCriteriaList([_Limits(batch, width, device)]),
+            )[:, width:].tolist()
+        except Exception as error:  # noqa: BLE001 - each request that waits gets it
+            for asked in batch:
+                asked.answer.set_exception(error)
+            return
+        for asked, row in zip(batch, rows, strict=True):
+            end = next((i for i, token in enumerate(row) if token in self._ends), len(row))
+            asked.answer.set_result(row[: min(end + 1, asked.limit)])
 
     @torch.no_grad()
     def scored(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,6 +330,9 @@ class _Handler(BaseHTTPRequestHandler):
             answer = model.answer(request) if is_chat else model.scored(request)
         except (ValueError, KeyError, TypeError, AttributeError, DatasetError) as error:
             self._reply(400, {"error": {"message": f"{type(error).__name__}: {error}"}})
+        except RuntimeError as error:  # of torch, e.g. not enough memory
+            logger.error("a request failed: %s", error)
+            self._reply(500, {"error": {"message": f"{type(error).__name__}: {error}"}})
         else:
             answer |= {"id": f"local-{uuid.uuid4()}"}
             if is_chat and request.get("stream"):

@@ -7,9 +7,10 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from trainer.errors import TrainerConfigError
-from trainer.model.serve import LocalModel, ModelServer
+from trainer.model.serve import LocalModel, ModelServer, _Asked, _Sampling
 
 QUESTION = {"messages": [{"role": "user", "content": "What now?"}], "max_tokens": 8}
 
@@ -73,6 +74,80 @@ def test_many_clients_at_once_are_all_answered(server):
     with ThreadPoolExecutor(60) as pool:
         answers = list(pool.map(lambda _: ask(server, max_tokens=1), range(60)))
     assert all(answer["choices"] for answer in answers)
+
+
+def test_requests_that_wait_share_a_batch_and_get_the_answers_they_get_alone(server, monkeypatch):
+    requests = [
+        {
+            "messages": [{"role": "user", "content": f"What now? {'Well? ' * number}"}],
+            "max_tokens": 2 + 3 * number,
+            "temperature": number % 3 / 2,
+            "seed": number,
+        }
+        for number in range(12)
+    ]
+
+    def said(request):
+        answer = ask(server, **request)
+        return answer["choices"][0] | {"usage": answer["usage"]}
+
+    alone = [said(request) for request in requests]
+    batches, generate = [], type(server.model.model).generate
+
+    def counted(model, **how):
+        batches.append(len(how["input_ids"]))
+        return generate(model, **how)
+
+    monkeypatch.setattr(type(server.model.model), "generate", counted)
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(said, requests))
+    assert together == alone
+    assert sum(batches) == 12
+    assert max(batches) > 3
+
+
+def test_samples_have_the_distribution_of_the_softmax():
+    logits, temperature, n = torch.tensor([2.0, 1.0, 0.0, -1.0, -30.0]), 0.7, 4000
+    batch = [_Asked(prompt=[], limit=1, temperature=temperature) for _ in range(n)]
+    for seed, asked in enumerate(batch):
+        asked.generator.manual_seed(seed)
+    drawn = _Sampling(batch)(None, logits.repeat(n, 1)).argmax(-1)
+    expected = (logits / temperature).softmax(-1)
+    deviation = (drawn.bincount(minlength=5) / n - expected).abs()
+    assert (deviation <= 4 * (expected * (1 - expected) / n).sqrt()).all()
+
+
+def test_a_penalty_of_the_models_own_settings_is_not_used(server, tmp_path):
+    before = ask(server, temperature=0, max_tokens=24)["choices"]
+    settings = tmp_path / "m" / "generation_config.json"
+    own = json.loads(settings.read_text()) | {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1}
+    settings.write_text(json.dumps(own))
+    server.model = LocalModel(tmp_path / "m")
+    assert ask(server, temperature=0, max_tokens=24)["choices"] == before
+
+
+def test_an_impossible_request_is_refused_and_one_beside_it_is_answered(server):
+    wrong = {"max_tokens": -1}, {"temperature": -1}, {"temperature": "warm"}, {"seed": "x"}
+    with ThreadPoolExecutor(6) as pool:
+        refused = [pool.submit(ask, server, **each) for each in wrong]
+        answered = [pool.submit(ask, server, seed=seed) for seed in (10**30, -1)]
+    assert all(each.result()["choices"] for each in answered)
+    for each in refused:
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            each.result()
+
+
+def test_a_failure_of_the_model_reaches_all_who_wait_and_ends_there(server, monkeypatch):
+    def failing(*_, **__):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor(4) as pool:
+        patched.setattr(type(server.model.model), "generate", failing)
+        failed = [pool.submit(ask, server) for _ in range(4)]
+        for each in failed:
+            with pytest.raises(urllib.error.HTTPError, match="500"):
+                each.result(60)
+    assert ask(server)["choices"]
 
 
 def test_a_cut_answer_says_so_and_a_bad_request_is_refused(server):
