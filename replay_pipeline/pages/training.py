@@ -92,7 +92,7 @@ def training_shown(
     return {
         "seen": [
             {
-                "title": f"As the model reads it: {row['state_id'] or 'a pair'}, weight {row['weight']:.2f}",
+                "title": f"As the model reads it: {row['state_id'] or 'a pair'}, {_weight(row)}",
                 "sides": row["parts"],
             }
             for row in inspected or ()
@@ -102,6 +102,12 @@ def training_shown(
         "curves": report.get("curves") or {},
         "examples": examples(evaluation or {}),
     }
+
+
+def _weight(row: Report) -> str:
+    balance = row.get("balance", 1.0)
+    balanced = f", times {balance:.2f} in the preference loss" if balance != 1 else ""
+    return f"weight {row['weight']:.2f}{balanced}"
 
 
 _EXAMPLES = 6

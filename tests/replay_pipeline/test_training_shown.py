@@ -73,3 +73,5 @@ def test_pairs_are_shown_as_training_reads_them():
     [seen] = training_shown(REPORT, None, [row])["seen"]
     assert seen["title"] == "As the model reads it: s1, weight 0.90"
     assert seen["sides"] == parts
+    [balanced] = training_shown(REPORT, None, [row | {"balance": 0.125}])["seen"]
+    assert balanced["title"].endswith(": s1, weight 0.90, times 0.12 in the preference loss")

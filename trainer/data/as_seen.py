@@ -23,6 +23,8 @@ def as_seen(row: Mapping[str, Any], renderer: Renderer, tokenizer: Any) -> dict[
     found: dict[str, Any] = {
         "state_id": row.get("state_id"),
         "weight": 1.0 if row.get("weight") is None else row["weight"],
+        # The balance is known only within a run, which scores the pairs before it starts.
+        **({"balance": row["balance"]} if "balance" in row else {}),
         "prompt (read, not scored)": _shown(tokenizer, prompt),
     }
     cuts = {"prompt": str(cut)}

@@ -141,6 +141,8 @@ def test_a_model_that_prefers_every_rejected_side_only_imitates(turned, tmp_path
     said = f"Channel replay taught nothing: {report['channels_off']['replay']}."
     assert said in report_words(report, {}).splitlines()
     assert {"kind": "fact", "text": said} in sentences_of(report)
+    inspected = json.loads((tmp_path / "inspected.json").read_text())
+    assert [row["balance"] for row in inspected if "rejected (scored)" in row] == [0.0] * 3
 
 
 def test_nothing_is_left_to_learn_if_pairs_alone_were_asked_for(turned, tmp_path, capsys):
