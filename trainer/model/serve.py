@@ -57,7 +57,7 @@ _GATHER_S = 0.005
 
 
 @dataclass(kw_only=True, eq=False)
-class _Asked:
+class _Request:
     """A request that waits for its batch."""
 
     prompt: list[int]
@@ -75,7 +75,7 @@ class _Sampling(LogitsProcessor):
     of other temperatures and seeds, and greedy ones, share a batch.
     """
 
-    def __init__(self, batch: Sequence[_Asked]) -> None:
+    def __init__(self, batch: Sequence[_Request]) -> None:
         self._batch = batch
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
@@ -92,7 +92,7 @@ class _Sampling(LogitsProcessor):
 class _Limits(StoppingCriteria):
     """Stop each row at the limit of its request."""
 
-    def __init__(self, batch: Sequence[_Asked], width: int, device: Any) -> None:
+    def __init__(self, batch: Sequence[_Request], width: int, device: Any) -> None:
         self._longest_B = width + torch.tensor([asked.limit for asked in batch], device=device)
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> Any:
@@ -133,7 +133,7 @@ class LocalModel:
         )
         self._one_at_a_time = threading.Lock()
         self._prompts: dict[str, list[int]] = {}
-        self._waiting: deque[_Asked] = deque()
+        self._waiting: deque[_Request] = deque()
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the chat completion of a request.
@@ -148,7 +148,7 @@ class LocalModel:
         renderer = self.renderer
         prompt = self._prompt(request["messages"], request.get("tools"))
         limit = request.get("max_completion_tokens") or request.get("max_tokens")
-        asked = _Asked(
+        asked = _Request(
             prompt=prompt,
             limit=int(limit or DEFAULT_NEW_TOKENS),
             temperature=float(request.get("temperature", 1.0)),
@@ -179,7 +179,7 @@ class LocalModel:
             },
         }
 
-    def _generated(self, asked: _Asked) -> list[int]:
+    def _generated(self, asked: _Request) -> list[int]:
         """Answer with what else is waiting. Of several requests, the first that gets the model serves all."""
         self._waiting.append(asked)
         while not asked.answer.done():
