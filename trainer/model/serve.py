@@ -11,6 +11,7 @@ this machine.
 """
 
 import argparse
+import inspect
 import json
 import logging
 import math
@@ -92,8 +93,9 @@ class _Sampling(LogitsProcessor):
 class _Limits(StoppingCriteria):
     """Stop each row at the limit of its request."""
 
-    def __init__(self, batch: Sequence[_Request], width: int, device: Any) -> None:
-        self._longest_B = width + torch.tensor([asked.limit for asked in batch], device=device)
+    def __init__(self, batch: Sequence[_Request], ids_BP: torch.Tensor) -> None:
+        limits_B = torch.tensor([asked.limit for asked in batch], device=ids_BP.device)
+        self._longest_B = ids_BP.size(1) + limits_B
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> Any:
         del scores, kwargs
@@ -131,6 +133,9 @@ class LocalModel:
         self.model.generation_config = GenerationConfig(
             eos_token_id=self._ends, pad_token_id=tokenizer.pad_token_id
         )
+        # A model that takes no positions can't read prompts ahead that are padded on the left.
+        taken = inspect.signature(self.model.forward).parameters
+        self._reads_ahead = {"position_ids", "past_key_values", "logits_to_keep"} <= taken.keys()
         self._one_at_a_time = threading.Lock()
         self._prompts: dict[str, list[int]] = {}
         self._waiting: deque[_Request] = deque()
@@ -197,18 +202,8 @@ class LocalModel:
             if longest * (len(batch) + 1) > BATCH_TOKENS:
                 break
             batch.append(self._waiting.popleft())
-        width, device = max(len(asked.prompt) for asked in batch), self.model.device
         try:
-            padded = self._tokenizer.pad(
-                {"input_ids": [asked.prompt for asked in batch]}, return_tensors="pt"
-            ).to(device)
-            rows = self.model.generate(
-                **padded,
-                do_sample=False,
-                max_new_tokens=max(asked.limit for asked in batch),
-                logits_processor=LogitsProcessorList([_Sampling(batch)]),
-                stopping_criteria=StoppingCriteriaList([_Limits(batch, width, device)]),
-            )[:, width:].tolist()
+            rows = self._continuations(batch)
         except Exception as error:  # noqa: BLE001 - each request that waits gets it
             for asked in batch:
                 asked.answer.set_exception(error)
@@ -216,6 +211,37 @@ class LocalModel:
         for asked, row in zip(batch, rows, strict=True):
             end = next((i for i, token in enumerate(row) if token in self._ends), len(row))
             asked.answer.set_result(row[: min(end + 1, asked.limit)])
+
+    def _continuations(self, batch: Sequence[_Request]) -> list[list[int]]:
+        """Generate for each request, and read a prompt once that several of them have."""
+        prompts = list(dict.fromkeys(tuple(asked.prompt) for asked in batch))
+        rows_B = torch.tensor([prompts.index(tuple(asked.prompt)) for asked in batch])
+        padded = self._tokenizer.pad({"input_ids": [list(p) for p in prompts]}, return_tensors="pt")
+        ids_BP, mask_BP = (
+            padded[name].to(self.model.device) for name in ("input_ids", "attention_mask")
+        )
+        cache = None
+        if len(prompts) < len(batch) and ids_BP.size(1) > 1 and self._reads_ahead:
+            positions_BP = (mask_BP.cumsum(-1) - 1).clamp(min=0)
+            read = self.model(
+                input_ids=ids_BP[:, :-1],
+                attention_mask=mask_BP[:, :-1],
+                position_ids=positions_BP[:, :-1],
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            cache = read.past_key_values
+            cache.reorder_cache(rows_B.to(ids_BP.device))
+        generated_BT = self.model.generate(
+            input_ids=ids_BP[rows_B],
+            attention_mask=mask_BP[rows_B],
+            past_key_values=cache,
+            do_sample=False,
+            max_new_tokens=max(asked.limit for asked in batch),
+            logits_processor=LogitsProcessorList([_Sampling(batch)]),
+            stopping_criteria=StoppingCriteriaList([_Limits(batch, ids_BP)]),
+        )
+        return generated_BT[:, ids_BP.size(1) :].tolist()
 
     @torch.no_grad()
     def scored(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -106,6 +106,25 @@ def test_requests_that_wait_share_a_batch_and_get_the_answers_they_get_alone(ser
     assert max(batches) > 3
 
 
+def test_samples_of_one_state_read_its_prompt_once(server, monkeypatch):
+    long = [{"role": "user", "content": "Who knows? " * number} for number in (4, 9)]
+    requests = [{"messages": [long[seed % 2]], "seed": seed, "max_tokens": 6} for seed in range(8)]
+    alone = [ask(server, **request)["choices"] for request in requests]
+    n_read, forward = [], server.model.model.forward
+
+    def counted(*args, **how):
+        n_read.append(how["input_ids"].numel())
+        return forward(*args, **how)
+
+    monkeypatch.setattr(server.model.model, "forward", counted)
+    monkeypatch.setattr("trainer.model.serve._GATHER_S", 0.5)
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda each: ask(server, **each), requests))
+    assert [answer["choices"] for answer in together] == alone
+    longest = max(answer["usage"]["prompt_tokens"] for answer in together)
+    assert sum(n_read) <= 2 * longest + 8 * 6
+
+
 def test_samples_have_the_distribution_of_the_softmax():
     logits, temperature, n = torch.tensor([2.0, 1.0, 0.0, -1.0, -30.0]), 0.7, 4000
     batch = [_Request(prompt=[], limit=1, temperature=temperature) for _ in range(n)]
