@@ -100,7 +100,7 @@ def _local(folder: Path) -> TeacherSpec:
         dialect="vllm",
         api_key_env=None,
         price={"prompt": 0.0, "completion": 0.0},
-        max_concurrency=8,  # which the server answers in one batch
+        max_concurrency=4,  # times four samples: a batch of the server
         is_distillable=True,
     )
 

@@ -51,7 +51,7 @@ DEFAULT_NEW_TOKENS = 256
 DEFAULT_PROMPT_TOKENS = 1024
 N_PROMPTS = 64
 """Number of rendered prompts in the cache."""
-BATCH_ROWS, BATCH_TOKENS = 16, 8_192
+BATCH_ROWS, BATCH_TOKENS = 16, 16_384
 """Most requests of a batch, and most tokens of their prompts with padding."""
 _GATHER_S = 0.005
 """What a batch waits for requests that arrive with its first one."""
