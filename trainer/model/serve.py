@@ -21,7 +21,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -139,6 +139,7 @@ class LocalModel:
         self._one_at_a_time = threading.Lock()
         self._prompts: dict[str, list[int]] = {}
         self._waiting: deque[_Request] = deque()
+        self._batches = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the chat completion of a request.
@@ -185,17 +186,16 @@ class LocalModel:
         }
 
     def _generated(self, asked: _Request) -> list[int]:
-        """Answer with what else is waiting. Of several requests, the first that gets the model serves all."""
+        """Answer with what else is waiting."""
         self._waiting.append(asked)
-        while not asked.answer.done():
-            with self._one_at_a_time:
-                if not asked.answer.done():
-                    time.sleep(_GATHER_S)
-                    self._answer_waiting()
+        self._batches.submit(self._answer_waiting)
         return asked.answer.result()
 
     @torch.no_grad()
     def _answer_waiting(self) -> None:
+        if not self._waiting:
+            return  # an earlier batch had room for this request
+        time.sleep(_GATHER_S)
         batch = [self._waiting.popleft()]
         while self._waiting and len(batch) < BATCH_ROWS:
             longest = max(len(asked.prompt) for asked in (*batch, self._waiting[0]))
@@ -203,7 +203,8 @@ class LocalModel:
                 break
             batch.append(self._waiting.popleft())
         try:
-            rows = self._continuations(batch)
+            with self._one_at_a_time:
+                rows = self._continuations(batch)
         except Exception as error:  # noqa: BLE001 - each request that waits gets it
             for asked in batch:
                 asked.answer.set_exception(error)
