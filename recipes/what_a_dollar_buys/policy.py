@@ -9,7 +9,7 @@ import torch
 from tasks import Repository
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trainer.data.acting import end_tokens
+from trainer.data.acting import greedy_texts
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.evaluation import preference_score
 from trainer.data.rewards import parse_action
@@ -21,7 +21,7 @@ class Policy:
 
     def __init__(self, model: Path) -> None:
         """Load it with the trainer's own rendering."""
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(model, padding_side="left")
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
         self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         self.collator = ComposerDataCollator(
             self.tokenizer, max_prompt_tokens=192, max_response_tokens=64, with_tools=False
@@ -29,18 +29,9 @@ class Policy:
 
     def act(self, asked: Sequence[Repository]) -> list[dict[str, Any]]:
         """Return the greedy action at each repository."""
-        pad, ends = self.tokenizer.pad_token_id, end_tokens(self.model, self.tokenizer)
-        how = {"do_sample": False, "max_new_tokens": 48, "pad_token_id": pad, "eos_token_id": ends}
-        done: list[dict[str, Any]] = []
-        for start in range(0, len(asked), 60):
-            prompts = [one.prompt for one in asked[start : start + 60]]
-            ids = [self.collator.renderer.prompt_ids(prompt) for prompt in prompts]
-            batch = self.tokenizer.pad({"input_ids": ids}, return_tensors="pt")
-            with torch.no_grad():
-                written = self.model.generate(**batch, **how)[:, batch["input_ids"].size(1) :]
-            texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
-            done += [parse_action(text) for text in texts]
-        return done
+        ids = [self.collator.renderer.prompt_ids(one.prompt) for one in asked]
+        texts = greedy_texts(self.model, self.tokenizer, ids, max_new_tokens=48)
+        return [parse_action(text) for text in texts]
 
     def ranks(self, asked: Sequence[Repository]) -> list[bool]:
         """Say of each repository whether a right action is likelier per token than a wrong one."""

@@ -84,7 +84,7 @@ def test_a_signal_reaches_the_fork():
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
         "print('ready', flush=True)\n"
-        "time.sleep(60)"
+        "while True: time.sleep(0.05)"  # a signal just before one long sleep would wait for its end
     )
     process = subprocess.Popen(
         forked([sys.executable, "-c", code], KIND), stdout=subprocess.PIPE, text=True

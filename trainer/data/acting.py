@@ -4,10 +4,11 @@ Preference accuracy only compares two given actions. A model can get better at t
 writing either of them. So both are measured on the same states, before and after training.
 """
 
+import inspect
 import math
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = [
     "end_tokens",
     "general_loss",
     "general_texts",
+    "greedy_texts",
     "verdict",
     "wilson_interval",
 ]
@@ -41,6 +43,8 @@ random labels don't pass by luck on correlated states."""
 MAX_GENERAL_RISE = 0.1
 """Relative rise of the loss on general text above which a report warns of lost language."""
 _N_TEXTS, _TEXT_TOKENS = 12, 128
+BATCH_ROWS, BATCH_TOKENS = 16, 16_384
+"""Most prompts that are continued at once, and most of their tokens with padding."""
 _N_CODE = 40
 """Files of Python's library whose text a model is held to."""
 
@@ -64,25 +68,17 @@ def consensus_rate(
         count the states of both shares. `agreed` and `valid_at` give the same per state, and `acts`
         the written actions.
     """
-    was_training = model.training
-    model.eval()
-    device = next(model.parameters()).device
+    prompts = [
+        renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row)) for row in rows
+    ]
+    texts = greedy_texts(
+        model, renderer.tokenizer, prompts, max_new_tokens=max_new_tokens, on_acted=on_acted
+    )
     levels: Counter[str] = Counter()
     agreed: list[bool] = []
     valid_at: list[bool] = []
     acts: list[dict[str, Any]] = []
-    for row in rows:
-        ids = renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row))
-        prompt = torch.tensor([ids], device=device)
-        generated = model.generate(
-            input_ids=prompt,
-            attention_mask=torch.ones_like(prompt),
-            do_sample=False,
-            max_new_tokens=max_new_tokens,
-            pad_token_id=renderer.tokenizer.pad_token_id,
-            eos_token_id=end_tokens(model, renderer.tokenizer),
-        )
-        text = renderer.tokenizer.decode(generated[0, prompt.size(1) :], skip_special_tokens=True)
+    for row, text in zip(rows, texts, strict=True):
         action = as_message(text)
         found = level(action, row["consensus"])
         agreed.append(found in SAME)
@@ -91,8 +87,6 @@ def consensus_rate(
             levels[found] += 1
         if row["consensus"].get("tool_calls"):
             valid_at.append(bool(action.get("tool_calls")))
-        on_acted(1)
-    model.train(was_training)
     return {
         **{name: count / max(len(rows), 1) for name, count in sorted(levels.items())},
         "same": _share(agreed),
@@ -103,6 +97,69 @@ def consensus_rate(
         "valid_at": valid_at,
         "acts": acts,
     }
+
+
+@torch.no_grad()
+def greedy_texts(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    on_acted: Callable[[int], object] = lambda _n: None,
+) -> list[str]:
+    """Continue prompts greedily, those of like length in one batch.
+
+    Args:
+        model: a causal LM.
+        tokenizer: that of the model.
+        prompts: token ids of each.
+        max_new_tokens: of each continuation.
+        on_acted: called with the number of prompts of each batch.
+
+    Returns:
+        The text of each continuation without special tokens.
+    """
+    was_training = model.training
+    model.eval()
+    device, pad = next(model.parameters()).device, tokenizer.pad_token_id
+    texts: dict[int, str] = {}
+    for places in _batches([len(ids) for ids in prompts], is_padded=_takes_positions(model)):
+        longest = max(len(prompts[i]) for i in places)
+        padded = [[pad] * (longest - len(prompts[i])) + [*prompts[i]] for i in places]
+        read = [[0] * (longest - len(prompts[i])) + [1] * len(prompts[i]) for i in places]
+        generated_BT = model.generate(
+            input_ids=torch.tensor(padded, device=device),
+            attention_mask=torch.tensor(read, device=device),
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            pad_token_id=pad,
+            eos_token_id=end_tokens(model, tokenizer),
+        )
+        written = tokenizer.batch_decode(generated_BT[:, longest:], skip_special_tokens=True)
+        texts |= dict(zip(places, written, strict=True))
+        on_acted(len(places))
+    model.train(was_training)
+    return [texts[i] for i in range(len(prompts))]
+
+
+def _takes_positions(model: Any) -> bool:
+    """Check whether padding on the left leaves a model's tokens where they are; a recurrent one reads it."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return "position_ids" in inspect.signature(base.forward).parameters
+
+
+def _batches(lengths: Sequence[int], *, is_padded: bool) -> Iterator[list[int]]:
+    batch: list[int] = []
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        n_rows = len(batch) + 1
+        fits = n_rows <= BATCH_ROWS and n_rows * lengths[place] <= BATCH_TOKENS
+        if batch and not (fits and (is_padded or lengths[batch[0]] == lengths[place])):
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch
 
 
 def _act(row: PromptRow, text: str, level: str | None) -> dict[str, Any]:

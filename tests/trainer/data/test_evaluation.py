@@ -1,6 +1,15 @@
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    PretrainedConfig,
+)
 
+from trainer.data.acting import end_tokens, greedy_texts
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.evaluation import (
     EvaluationCost,
@@ -15,6 +24,7 @@ from trainer.data.evaluation import (
 )
 from trainer.data.rendering import Renderer
 from trainer.losses.compose import compose_loss
+from trainer.model.loading import without_peft_warnings
 
 
 def call(name, arguments):
@@ -138,6 +148,61 @@ def test_greedy_actions_are_compared_with_the_consensus(model, tokenizer):
     }
 
 
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 512}
+
+
+@pytest.mark.parametrize("is_adapted", [False, True])
+@pytest.mark.parametrize(
+    ("config", "is_padded"),
+    [
+        (LlamaConfig(**SMALL, num_attention_heads=4, intermediate_size=64), True),
+        (GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=512), True),
+        (MambaConfig(**SMALL, state_size=8), False),
+    ],
+    ids=["rotary", "learned positions", "recurrent"],
+)
+def test_prompts_are_continued_together_as_each_alone(
+    tokenizer, config: PretrainedConfig, is_padded: bool, is_adapted: bool
+):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    if is_adapted:
+        names = {"llama": "q_proj", "gpt2": "c_attn", "mamba": "in_proj"}
+        options = LoraConfig(
+            r=2,
+            target_modules=[names[config.model_type]],
+            init_lora_weights=False,
+            fan_in_fan_out=config.model_type == "gpt2",
+        )
+        with without_peft_warnings():
+            model = get_peft_model(model, options)
+    draw = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(9, 500, (n,), generator=draw).tolist() for n in [5, 40, 5, 17, 90] * 4]
+    how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": tokenizer.pad_token_id}
+    alone = []
+    for ids in prompts:
+        ids_1P = torch.tensor([ids])
+        ends = end_tokens(model, tokenizer)
+        found = model.generate(
+            input_ids=ids_1P, attention_mask=torch.ones_like(ids_1P), eos_token_id=ends, **how
+        )
+        alone.append(tokenizer.decode(found[0, len(ids) :], skip_special_tokens=True))
+    assert len(set(alone)) > 5
+    seen: list[int] = []
+    texts = greedy_texts(model, tokenizer, prompts, max_new_tokens=6, on_acted=seen.append)
+    assert texts == alone
+    assert seen == ([16, 4] if is_padded else [8, 4, 4, 4])
+
+
+def test_long_prompts_share_a_batch_only_within_its_tokens(model, tokenizer, monkeypatch):
+    monkeypatch.setattr("trainer.data.acting.BATCH_TOKENS", 100)
+    seen: list[int] = []
+    prompts = [[9] * n for n in (30, 10, 120, 20, 40)]
+    greedy_texts(model, tokenizer, prompts, max_new_tokens=1, on_acted=seen.append)
+    assert seen == [3, 1, 1]
+    assert greedy_texts(model, tokenizer, [], max_new_tokens=1) == []
+
+
 def test_evaluation_has_all_its_parts_and_respects_its_limits(model, collator):
     rows = [pair(READ, SAID)] * 3
     prompts = [{"prompt": rows[0]["prompt"], "consensus": READ}] * 3
@@ -171,7 +236,7 @@ def test_a_sample_has_every_kind_and_session_by_its_share():
 def test_what_is_not_said_takes_a_tenth_of_the_run():
     cost = EvaluationCost(pair_tokens=500, prompt_tokens=144, run_tokens=2_000_000)
     options = EvaluationOptions().within(cost)
-    acting = options.max_prompts * (144 + 16 * 64)
+    acting = options.max_prompts * (144 + 4 * 64)
     assert 2 * (options.max_pairs * 500 + acting) <= 0.1 * 2_000_000
     assert options.max_pairs == 100
     said = EvaluationOptions(max_pairs=7).within(cost)
