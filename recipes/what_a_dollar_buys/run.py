@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -216,14 +217,8 @@ class Work:
 
     def agent(self) -> Path:
         """Teach the model to call tools, on other tasks; it becomes the agent, and then the trainee."""
-        make = partial(
-            self._taught,
-            self.model,
-            self.out / "agent",
-            self.of("form"),
-            self.size["form_steps"],
-            0,
-        )
+        taught, steps = self.of("form"), self.size["form_steps"]
+        make = partial(self._taught, self.model, self.out / "agent", taught, steps, 0)
         return Path(kept(self.out / "agent.json", make))
 
     def teachers(self, regime: str) -> dict[str, Path]:
@@ -322,15 +317,14 @@ class Work:
             settings |= PLAN["settings"][arm["settings"]] | arm.get("also", {})
             settings |= self.followed(regime, arm)
             for number in range(arm.get("rounds", 1)):
-                data = self._sampled(folder, data, model) if "rounds" in arm else data
+                data = self._sampled(folder / f"{number}", data, model) if "rounds" in arm else data
                 model = train(model, data / "dataset", folder / f"round-{number}", settings)
             report = json.loads((model.parent / "report.json").read_text("utf-8"))
         tested, policy = self.of("new_repositories", "new_families"), loaded(model)
+        seen = zip(tested, policy.act(tested), policy.ranks(tested), strict=True)
         outcomes = [
-            [one.id, one.family.name, one.split, one.run(action)[0], ranks]
-            for one, action, ranks in zip(
-                tested, policy.act(tested), policy.ranks(tested), strict=True
-            )
+            [one.id, one.family.name, one.split, one.run(action)[0], is_ranked]
+            for one, action, is_ranked in seen
         ]
         if model != self.agent():
             shutil.rmtree(folder)  # weights of half a gigabyte; what they did is what counts
@@ -341,10 +335,22 @@ class Work:
         """Sample the trainee where the teachers agree, and publish pairs of what differs."""
         copy = folder / "data"
         shutil.copytree(data, copy, dirs_exist_ok=True)
-        where = ("--data", copy, "--settings", data.parent / "settings.toml")
+        settings = shutil.copy(data.parent / "settings.toml", folder)  # for the next round too
+        where = ("--data", copy, "--settings", settings)
         for words in (("sample", "--trainee", model), *((name,) for name in CHAIN[1:])):
             command(PRODUCT, *words, *where, log=folder / "log.txt")
         return copy
+
+
+def is_asked(arm: Mapping[str, Any], regime: str, options: Any, *, is_first: bool) -> bool:
+    """Say whether an arm runs by the first or a further seed; where none are named, `arms.toml` decides."""
+    if "follows" in arm and not regime.startswith("trained."):
+        return False  # scripted teachers have no weights
+    if options.arms is not None:
+        return arm["name"] in options.arms and (is_first or "purchase" in arm)
+    if regime != "stronger":
+        return is_first and "is_everywhere" in arm
+    return (options.size != "quick" or "is_quick" in arm) and (is_first or "is_candidate" in arm)
 
 
 def report(found: Mapping[str, Any]) -> int:
@@ -365,34 +371,28 @@ def main() -> int:
     names = ", ".join(arm["name"] for arm in PLAN["arms"])
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument(
-        "--size", default="full", choices=PLAN["sizes"], help="quick: the first arms"
-    )
+    parser.add_argument("--size", default="full", choices=PLAN["sizes"])
     parser.add_argument("--model", type=Path, default=WEIGHTS)
-    parser.add_argument("--regimes", nargs="+", default=["stronger"], choices=PLAN["regimes"])
+    parser.add_argument("--regimes", nargs="+", choices=PLAN["regimes"])
     parser.add_argument("--arms", nargs="*", help=f"of {names}; without a name none")
     parser.add_argument("--seeds", nargs="+", type=int)
     parser.add_argument("--draw", type=int, default=0, help="seed of repositories and requests")
-    parser.add_argument(
-        "--map", nargs="*", type=float, metavar="SHARE", default=(),
-        help="shares of the dollars at which all is bought",
-    )  # fmt: skip
+    shares = {"metavar": "SHARE", "help": "shares of the dollars at which all is bought"}
+    parser.add_argument("--map", nargs="*", type=float, default=(), **shares)
     options = parser.parse_args()
     work = Work(options.folder, options.model, PLAN["sizes"][options.size], options.draw)
-    asked = [a["name"] for a in PLAN["arms"] if a.get("is_quick") or options.size != "quick"]
-    asked = asked if options.arms is None else options.arms
     for share in options.map:
         for regime in ("stronger", "equal", "weaker", "shared"):
             for name in ("one", "consensus", "cheap_first", "value", "p_better"):
                 work.purchase(regime, name, round(share * work.size["usd"], 6), is_scripted=True)
-    for seed in options.seeds or ([0, 1, 2] if options.size == "full" else [0]):
-        for regime in options.regimes:
-            for arm in PLAN["arms"]:
-                if "follows" in arm and not regime.startswith("trained."):
-                    continue  # scripted teachers have no weights
-                if arm["name"] in asked and (arm["name"] != "nothing" or seed == 0):
-                    work.arm(regime, arm, seed)
-                    table.write(options.folder, PLAN)
+    is_part = options.arms is not None or options.size == "quick"
+    planned = [name for name, of in PLAN["regimes"].items() if "by_name" not in of]
+    regimes = options.regimes or (["stronger"] if is_part else planned)
+    seeds = options.seeds or ([0] if options.size == "quick" else [0, 1, 2])
+    for seed, regime, arm in product(seeds, regimes, PLAN["arms"]):
+        if is_asked(arm, regime, options, is_first=seed == seeds[0]):
+            work.arm(regime, arm, seed)
+            table.write(options.folder, PLAN)
     return report(table.write(options.folder, PLAN))
 
 

@@ -376,6 +376,64 @@ def test_table_and_picture_are_written_of_whatever_there_is(recipe, tmp_path):
     assert "right pairs" in picture
 
 
+def test_a_second_round_samples_the_trained_model_beside_what_the_first_found(
+    recipe, tmp_path, monkeypatch
+):
+    run, asked = recipe["run"], []
+
+    def command(*words, log):
+        asked.append(words)
+        (words[words.index("--data") + 1] / f"{words[1]}-{len(asked)}").touch()
+        assert Path(words[words.index("--settings") + 1]).read_text() == "# these"
+
+    (tmp_path / "bought" / "data").mkdir(parents=True)
+    (tmp_path / "bought" / "settings.toml").write_text("# these")
+    monkeypatch.setattr(run, "command", command)
+    work, data = object.__new__(run.Work), tmp_path / "bought" / "data"
+    for number, model in enumerate(("agent", "trained")):
+        data = work._sampled(tmp_path / "arm" / f"{number}", data, model)
+    assert [words[2:4] for words in asked if words[1] == "sample"] == [
+        ("--trainee", "agent"),
+        ("--trainee", "trained"),
+    ]
+    assert {path.name for path in data.iterdir()} == {
+        "sample-1", "normalize-2", "publish-3", "sample-4", "normalize-5", "publish-6"
+    }  # fmt: skip
+    assert not any((tmp_path / "bought" / "data").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "n_arms", "by_two_seeds", "elsewhere"),
+    [
+        ([], {"stronger": 25, "habits": 3, "trained.stronger": 4}, 5, set()),
+        (["--size", "quick"], {"stronger": 9}, 0, set()),
+        (["--size", "quick", "--seeds", "7", "9"], {"stronger": 9}, 4, set()),
+        (["--regimes", "trained.weaker"], {"trained.weaker": 4}, 0, {"stronger", "weaker"}),
+        (["--arms", "nothing", "channel 1"], {"stronger": 2}, 1, {"weaker"}),
+        (["--arms"], {}, 0, {"stronger"}),
+    ],
+)  # fmt: skip
+def test_what_runs_follows_from_the_plan_and_the_options(
+    recipe, tmp_path, monkeypatch, words, n_arms, by_two_seeds, elsewhere
+):
+    run, ran = recipe["run"], defaultdict(list)
+    for variable in (recipe["rewards"].VARIABLE, "PYTHONPATH"):
+        monkeypatch.setenv(variable, "")  # which the run sets, and this test puts back
+    monkeypatch.setattr(
+        run.Work, "arm", lambda _work, regime, arm, seed: ran[regime].append((arm["name"], seed))
+    )
+    monkeypatch.setattr("sys.argv", ["run.py", str(tmp_path / "out"), *words])
+    assert run.main() == 0
+    for regime, n in n_arms.items():
+        assert len({name for name, _ in ran[regime]}) == n, regime
+    seeds = defaultdict(set)
+    for name, seed in ran["stronger"]:
+        seeds[name].add(seed)
+    assert sum(len(of) > 1 for of in seeds.values()) == by_two_seeds
+    assert len(seeds.get("nothing", [0])) == 1
+    assert not any(ran[regime] for regime in elsewhere)
+
+
 def test_the_trainer_understands_the_settings_of_every_arm(recipe, tmp_path):
     run = recipe["run"]
     work = run.Work(tmp_path, tmp_path / "agent", run.PLAN["sizes"]["quick"], 0)
