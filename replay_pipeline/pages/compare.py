@@ -3,10 +3,15 @@
 An answer is the *same* if it is exactly the agent's action, *equal* if it has the same effect, and
 *another* action otherwise. The matcher that makes pairs decides. The same action doesn't mean a
 good action: both may have been wrong.
+
+Where a gate would have stopped and asked on at a random share of the decisions, an answer stands for
+as many decisions as the inverse of its propensity (Horvitz and Thompson 1952).
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Any
 
@@ -28,14 +33,56 @@ AGENT = "the agent itself"
 _VERDICTS = ("same", "equal", "other", "invalid", "failed")
 
 
+@dataclass(slots=True)
+class _Tally:
+    """The answers of a teacher: how many by verdict, and for how many decisions they stand."""
+
+    n: Counter[str] = field(default_factory=Counter)
+    weight: float = 0.0
+    squares: float = 0.0
+    nano_usd: float = 0.0
+    alike: float = 0.0
+    valid: float = 0.0
+    valid_squares: float = 0.0
+    agent_usd: float = 0.0
+    n_agent_priced: int = 0
+
+    def add(self, verdict: str, weight: float, usd: float, agent_usd: float | None) -> None:
+        """Count an answer that stands for `weight` decisions."""
+        self.n[verdict] += 1
+        self.weight += weight
+        self.squares += weight**2
+        self.nano_usd += weight * round(usd * 1e9)
+        if verdict in ("same", "equal", "other"):
+            self.valid += weight
+            self.valid_squares += weight**2
+            self.alike += weight * (verdict != "other")
+        if agent_usd is not None:
+            self.n_agent_priced += 1
+            self.agent_usd += agent_usd
+
+    @property
+    def share(self) -> float:
+        """Return the share of the valid answers that are like the agent's action."""
+        return self.alike / self.valid if self.valid else 0.0
+
+    @property
+    def n_effective(self) -> float:
+        """Return the number of unweighted answers that would tell as much (Kish 1965)."""
+        return self.valid**2 / self.valid_squares if self.valid else 0.0
+
+    def stands_for(self, n: int) -> bool:
+        """Return whether the answers may stand for `n` decisions, within two standard errors."""
+        return self.weight + 2 * math.sqrt(max(self.squares - self.weight, 0)) >= n
+
+
 class Comparison:
     """Adds up answers, one session at a time."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, str, str], Counter[str]] = {}
+        self._tallies: dict[tuple[str, str, str], _Tally] = {}
         self._latency_s: dict[str, list[float]] = {}
         self._models: dict[str, Counter[str]] = {}
-        self._agent_usd: dict[tuple[str, str, str], float] = {}
         self._played: set[str] = set()
         self._n_states = 0
 
@@ -81,13 +128,8 @@ class Comparison:
         if answer.error_code is None:
             self._latency_s.setdefault(name, []).append(answer.latency_s)
         for by, value in (("all", ""), ("tool", printable(kind)), ("project", project)):
-            key = (name, by, value)
-            counts = self._counts.setdefault(key, Counter())
-            counts[verdict] += 1
-            counts["nano_usd"] += round(answer.cost_usd * 1e9)
-            if agent_usd is not None:
-                counts["n_agent_priced"] += 1
-                self._agent_usd[key] = self._agent_usd.get(key, 0.0) + agent_usd
+            tally = self._tallies.setdefault((name, by, value), _Tally())
+            tally.add(verdict, 1 / answer.propensity, answer.cost_usd, agent_usd)
 
     def figures(self, accuracy: Mapping[str, float] | None = None) -> dict[str, Any] | None:
         """Return the comparison, with the most similar model first; `None` without answers.
@@ -95,7 +137,7 @@ class Comparison:
         Args:
             accuracy: how often each family of models is right, estimated from the votes.
         """
-        names = sorted({name for name, _, _ in self._counts})
+        names = sorted({name for name, _, _ in self._tallies})
         if not names:
             return None
         teachers = [self._teacher(name, accuracy or {}) for name in names]
@@ -111,7 +153,11 @@ class Comparison:
 
     def _said_of_fewer(self, teachers: Sequence[Mapping[str, Any]]) -> str:
         """Return a sentence about teachers that were not asked everywhere, with the space before it."""
-        fewer = [each for each in teachers if each["n"] < self._n_states]
+        fewer = [
+            each
+            for each in teachers
+            if not self._tallies[each["teacher"], "all", ""].stands_for(self._n_states)
+        ]
         if not fewer:
             return ""
         told = ", ".join(f"{each['teacher']} at {each['n']:,}" for each in fewer)
@@ -140,24 +186,21 @@ class Comparison:
         }
 
     def _row(self, key: tuple[str, str, str]) -> dict[str, Any]:
-        counts = self._counts[key]
-        n = sum(counts[verdict] for verdict in _VERDICTS)
-        n_valid = counts["same"] + counts["equal"] + counts["other"]
-        share = (counts["same"] + counts["equal"]) / n_valid if n_valid else 0.0
-        n_priced = counts["n_agent_priced"]
+        tally = self._tallies[key]
+        share, n_priced = tally.share, tally.n_agent_priced
         return {
-            **{f"n_{verdict}": counts[verdict] for verdict in _VERDICTS},
-            "n": n,
+            **{f"n_{verdict}": tally.n[verdict] for verdict in _VERDICTS},
+            "n": tally.n.total(),
             "share_alike": round(share, 4),
-            "interval": [round(end, 4) for end in wilson_interval(share, n_valid)],
-            "usd_per_decision": counts["nano_usd"] / 1e9 / n,
-            "agent_usd_per_decision": self._agent_usd[key] / n_priced if n_priced else None,
+            "interval": [round(end, 4) for end in wilson_interval(share, tally.n_effective)],
+            "usd_per_decision": tally.nano_usd / 1e9 / tally.weight,
+            "agent_usd_per_decision": tally.agent_usd / n_priced if n_priced else None,
         }
 
     def _table(self, by: str) -> list[dict[str, Any]]:
         """Return a row by tool or project, the most decisions first, with every teacher's figures."""
         groups: dict[str, dict[str, Any]] = {}
-        for key in self._counts:
+        for key in self._tallies:
             if key[1] == by:
                 groups.setdefault(key[2], {})[key[0]] = self._row(key)
         rows = [{"name": name, "teachers": row} for name, row in groups.items()]
@@ -167,9 +210,9 @@ class Comparison:
 
     def _agent_per_decision(self) -> float | None:
         found = [
-            (self._agent_usd[key], counts["n_agent_priced"])
-            for key, counts in self._counts.items()
-            if key[1] == "all" and counts["n_agent_priced"]
+            (tally.agent_usd, tally.n_agent_priced)
+            for (_, by, _), tally in self._tallies.items()
+            if by == "all" and tally.n_agent_priced
         ]
         usd, n = max(found, key=lambda each: each[1], default=(0.0, 0))
         return usd / n if n else None

@@ -6,7 +6,8 @@ propensity, so that later estimates can weight it.
 
     error_sites_first if money is short, sessions with the largest share of failed states come
     first, each up to its last failed state cheap_first cheapest teacher first; stop when no pair is
-    possible any more cheap_screen:E stop when the cheapest teacher does what the student did,
+    possible any more cheap_first:E the same, except at a random share E of such states
+    cheap_screen:E stop when the cheapest teacher does what the student did,
     except at a random share E of such states value buy where a dollar brings most right pairs, as
     judged from the answers so far max_usd_per_pair:X as `value`, and pay at most X dollars for a
     right pair free_vote has no effect any more: the recorded action always counts as a vote
@@ -14,7 +15,7 @@ propensity, so that later estimates can weight it.
 
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
@@ -163,8 +164,8 @@ class Policy:
     """The preset that stops when no pair is possible any more."""
     screens: str | None = None
     """The preset that stops when the cheapest teacher does what the student did."""
-    explored_share: float = 0.0
-    """Share of the screened states at which the other teachers are asked all the same."""
+    explored: Mapping[str, float] = field(default_factory=dict)
+    """By preset, the share of the states where it would stop at which all teachers are asked all the same."""
 
     @property
     def is_in_turn(self) -> bool:
@@ -184,14 +185,17 @@ class Policy:
         """
         for name in self.names:
             if name == self.stops_in_vain and poll.is_hopeless(set(left)):
-                return GateDecision(gate=name, reason="pair_impossible")
-            if name == self.screens and poll.n_asked == len(poll.votes) == 1:
-                if not poll.agrees_with_student(poll.votes[-1].action):
-                    continue
-                if _chance(poll.state["state_id"], name) >= self.explored_share:
-                    return GateDecision(gate=name, reason="screened")
-                return GateDecision(gate=name, propensity=self.explored_share)
+                return self._stop(poll, name, "pair_impossible")
+            is_screen = name == self.screens and poll.n_asked == len(poll.votes) == 1
+            if is_screen and poll.agrees_with_student(poll.votes[-1].action):
+                return self._stop(poll, name, "screened")
         return ASK
+
+    def _stop(self, poll: Poll, name: str, reason: str) -> GateDecision:
+        share = self.explored.get(name, 0.0)
+        if _chance(poll.state["state_id"], name) >= share:
+            return GateDecision(gate=name, reason=reason)
+        return GateDecision(gate=name, propensity=share)
 
 
 def parse_gates(
@@ -211,13 +215,13 @@ def parse_gates(
     full: dict[str, str] = {}
     names = tuple(names)
     for name in names:
-        kind, _, number = name.partition(":")
+        kind, colon, number = name.partition(":")
         if kind not in _KNOWN:
             raise ConfigError(f"gate {name!r} is not one of {', '.join(_KNOWN.values())}")
-        if (":" in _KNOWN[kind]) != bool(number):
+        if (":" in _KNOWN[kind]) != bool(colon) and not (kind in _SHARES and colon):
             raise ConfigError(f"gate {name!r}: write it as {_KNOWN[kind]}")
-        most = 1.0 if kind == "cheap_screen" else float("inf")
-        found[kind], full[kind] = _number(name, number, most) if number else None, name
+        most = 1.0 if kind in _SHARES else float("inf")
+        found[kind], full[kind] = _number(name, number, most) if colon else None, name
     by_value = [kind for kind in ("value", "max_usd_per_pair") if kind in found]
     if by_value and (others := found.keys() - {"value", "max_usd_per_pair", "free_vote"}):
         raise ConfigError(
@@ -234,7 +238,7 @@ def parse_gates(
         max_usd_per_pair=found.get("max_usd_per_pair"),
         stops_in_vain=full.get("cheap_first"),
         screens=full.get("cheap_screen"),
-        explored_share=found.get("cheap_screen") or 0.0,
+        explored={full[kind]: found[kind] or 0.0 for kind in _SHARES if kind in found},
     )
 
 
@@ -246,6 +250,9 @@ _KNOWN = {
     "free_vote": "free_vote",
     "value": "value",
 }
+
+_SHARES = ("cheap_first", "cheap_screen")
+"""Presets whose number is the share of states at which they don't stop."""
 
 
 def is_error_site(state: TraceState) -> bool:

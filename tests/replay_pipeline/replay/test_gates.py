@@ -15,6 +15,7 @@ from replay_pipeline.replay import (
     parse_gates,
     replay_states,
 )
+from replay_pipeline.replay.measuring import bought
 from replay_pipeline.replay.places import Place, errors_first
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
@@ -118,6 +119,27 @@ def test_a_share_of_screened_states_is_asked_on_and_carries_its_propensity():
     assert both.n_explored == report.n_explored  # what is explored is asked of everybody
 
 
+def test_a_share_of_the_states_without_a_pair_is_asked_of_everybody():
+    """So every answer has a known chance, and weighted by it, what is bought stands for all states."""
+    votes = [(0, 0, 1), (0, 1, 1), (1, 0, 0), (1, 1, 0), (1, 2, 2)] * 200
+    states = [make_state(i) for i in range(len(votes))]
+    answers = answers_of(states, votes)
+    [report, _] = measure_gates(states, TEACHERS, answers, ["cheap_first:0.2"])
+    [plain, _] = measure_gates(states, TEACHERS, answers, ["cheap_first"])
+    assert report.n_pairs_lost == plain.n_pairs_lost == 0
+    assert plain.n_calls_saved == 2 * 400 + 200
+    assert 0.75 < report.n_calls_saved / plain.n_calls_saved < 0.85
+    assert report.n_explored == plain.n_calls_saved - report.n_calls_saved
+    policy = parse_gates(["cheap_first:0.2"])
+    by_place = {(i // 3, i % 3): answer for i, answer in enumerate(answers)}
+    chosen = bought(states, TEACHERS, by_place, policy)
+    for teacher in range(3):
+        weights = [1 / p for (_, who), p in chosen.items() if who == teacher]
+        assert sum(weights) == pytest.approx(len(states), rel=0.1)
+    assert {p for (_, who), p in chosen.items() if who == 0} == {1.0}
+    assert {p for (_, who), p in chosen.items() if who == 2} == {0.2, 1.0}
+
+
 def test_dear_states_are_given_up():
     """Where teachers never agree, no right pair is worth half a call once that was seen."""
     states = [make_state(i) for i in range(300)]
@@ -135,7 +157,9 @@ def test_dear_states_are_given_up():
         ("cheap_screen", "write it as cheap_screen:0.1"),
         ("cheap_screen:2", "not a number from 0 to 1"),
         ("max_usd_per_pair:x", "not a number from 0"),
-        ("cheap_first:1", "write it as cheap_first"),
+        ("cheap_first:2", "not a number from 0 to 1"),
+        ("cheap_first:", "not a number from 0 to 1"),
+        ("value:1", "write it as value"),
     ],
 )
 def test_an_unknown_gate_is_refused_with_the_known_ones(name, words):

@@ -64,6 +64,30 @@ def test_a_control_run_tells_how_often_several_actions_are_right(root):
     assert work.pairs(batch).is_reused
 
 
+def test_a_comparison_weighs_the_decisions_that_a_gate_asked_on_at_by_chance(root, tmp_path):
+    """Without the weights, teachers that were asked later would seem to do otherwise more often."""
+    every = compare(pipeline_at(root))
+    sample_root(tmp_path, n_batch_sessions=16)
+    work = pipeline_at(tmp_path, replay={"gates": ("cheap_first:0.4",)})
+    work.find_batches()
+    batch = work.batches()[0]
+    work.ingest(batch)
+    work.replay(batch)
+    drawn = compare(work)
+    assert "not all were put to everybody" not in drawn["caveat"]
+    true = {each["teacher"]: each["share_alike"] for each in every["teachers"]}
+    n_states = max(each["n"] for each in drawn["teachers"])
+    fewer = [each for each in drawn["teachers"] if each["n"] < n_states]
+    assert fewer
+    for each in fewer:
+        low, high = each["interval"]
+        assert low < true[each["teacher"]] < high
+        plain = (each["n_same"] + each["n_equal"]) / (
+            each["n_same"] + each["n_equal"] + each["n_other"]
+        )
+        assert plain < each["share_alike"]
+
+
 def test_a_comparison_says_which_teachers_a_gate_kept_from_decisions(root, tmp_path):
     """What `cheap_first` leaves out are decisions at which a cheaper teacher agrees with the agent."""
     every = compare(pipeline_at(root))
