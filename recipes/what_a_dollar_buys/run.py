@@ -143,7 +143,8 @@ def buy(
     usd: float, until: str = "publish",
 ) -> None:  # fmt: skip
     """Take sessions to a dataset for so many dollars: five commands and one settings file."""
-    lines = ["[replay]\nconfirm_above_usd = 100.0", f"gates = {purchase.get('gates', [])}"]
+    lines = ["[replay]\nconfirm_above_usd = 100.0"]
+    lines += [f"gates = {purchase['gates']}"] if "gates" in purchase else []
     lines += [f"[pairs]\nagreement_threshold = {purchase.get('threshold', 2)}"]
     lines += [f"min_p_better = {purchase['min_p_better']}"] if "min_p_better" in purchase else []
     lines += ["[ingest]\nmax_batch_sessions = 1000\n[publish]\ntest_fraction = 0.05"]
@@ -242,9 +243,9 @@ class Work:
     def _taught(
         self, model: Path, folder: Path, taught: Sequence[Repository], steps: int, seed: int
     ) -> str:
-        draw = random.Random(seed)
+        draw, everything = random.Random(seed), PLAN["purchases"]["consensus"]
         record(folder / "sessions", taught, [one.wrong_action(draw) for one in taught])
-        self.bought(folder, folder / "sessions", taught, "perfect", {}, 10.0)
+        self.bought(folder, folder / "sessions", taught, "perfect", everything, 10.0)
         settings = PLAN["settings"]["sft"] | {"trl.max_steps": steps, "trl.seed": seed}
         return str(train(model, folder / "data" / "dataset", folder / "model", settings))
 
@@ -359,8 +360,7 @@ def report(found: Mapping[str, Any]) -> int:
     for regime, of in found["regimes"].items():
         for name, row in of["arms"].items():
             verdict = "; ".join(row.get("check", [])) or "passes"
-            right = f"{row.get('executed', 0):.3f} {row.get('interval', '')}"
-            print(f"{regime:20} {name:28} {right} {verdict}")
+            print(f"{regime:20} {name:28} {row.get('executed')} {row.get('interval')} {verdict}")
             passed += [name] if name in table.CONTROLS and not row["check"] else []
         print(json.dumps(of.get("named")))
     return int(bool(passed))

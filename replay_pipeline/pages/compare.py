@@ -153,14 +153,16 @@ class Comparison:
 
     def _said_of_fewer(self, teachers: Sequence[Mapping[str, Any]]) -> str:
         """Return a sentence about teachers that were not asked everywhere, with the space before it."""
-        fewer = [
-            each
-            for each in teachers
-            if not self._tallies[each["teacher"], "all", ""].stands_for(self._n_states)
-        ]
+        tallies = {each["teacher"]: self._tallies[each["teacher"], "all", ""] for each in teachers}
+        fewer = [name for name, tally in tallies.items() if not tally.stands_for(self._n_states)]
         if not fewer:
-            return ""
-        told = ", ".join(f"{each['teacher']} at {each['n']:,}" for each in fewer)
+            if all(tally.squares == tally.weight for tally in tallies.values()):
+                return ""
+            return (
+                " A gate left out some teachers where a cheaper one took the agent's action. At a random share "
+                "of these decisions all were asked, and these answers stand for the others."
+            )
+        told = ", ".join(f"{name} at {tallies[name].n.total():,}" for name in fewer)
         return (
             f" Of {self._n_states:,} decisions, not all were put to everybody: {told}. Where a gate chose, "
             "a cheaper teacher had not taken the agent's action, so the share of who was asked later is "

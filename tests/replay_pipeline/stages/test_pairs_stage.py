@@ -75,6 +75,8 @@ def test_a_comparison_weighs_the_decisions_that_a_gate_asked_on_at_by_chance(roo
     work.replay(batch)
     drawn = compare(work)
     assert "not all were put to everybody" not in drawn["caveat"]
+    assert "these answers stand for the others" in drawn["caveat"]
+    assert "these answers stand for the others" not in every["caveat"]
     true = {each["teacher"]: each["share_alike"] for each in every["teachers"]}
     n_states = max(each["n"] for each in drawn["teachers"])
     fewer = [each for each in drawn["teachers"] if each["n"] < n_states]
