@@ -143,8 +143,7 @@ def buy(
     usd: float, until: str = "publish",
 ) -> None:  # fmt: skip
     """Take sessions to a dataset for so many dollars: five commands and one settings file."""
-    lines = ["[replay]\nconfirm_above_usd = 100.0"]
-    lines += [f"gates = {purchase['gates']}"] if "gates" in purchase else []
+    lines = ["[replay]\nconfirm_above_usd = 100.0", f"gates = {purchase.get('gates', [])}"]
     lines += [f"[pairs]\nagreement_threshold = {purchase.get('threshold', 2)}"]
     lines += [f"min_p_better = {purchase['min_p_better']}"] if "min_p_better" in purchase else []
     lines += ["[ingest]\nmax_batch_sessions = 1000\n[publish]\ntest_fraction = 0.05"]
@@ -243,9 +242,9 @@ class Work:
     def _taught(
         self, model: Path, folder: Path, taught: Sequence[Repository], steps: int, seed: int
     ) -> str:
-        draw, everything = random.Random(seed), PLAN["purchases"]["consensus"]
+        draw = random.Random(seed)
         record(folder / "sessions", taught, [one.wrong_action(draw) for one in taught])
-        self.bought(folder, folder / "sessions", taught, "perfect", everything, 10.0)
+        self.bought(folder, folder / "sessions", taught, "perfect", {}, 10.0)
         settings = PLAN["settings"]["sft"] | {"trl.max_steps": steps, "trl.seed": seed}
         return str(train(model, folder / "data" / "dataset", folder / "model", settings))
 

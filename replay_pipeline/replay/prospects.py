@@ -123,7 +123,7 @@ def _advice(model: Reliability) -> list[str]:
     best = max(model.accuracy(rater) for rater in model.raters[1:])
     if (gain := best - model.accuracy(AGENT)) > SAME:
         return [
-            "buy agreement (gates = cheap_first) and train on it: one of them at more states brings more "
+            "buy agreement (gates = cheap_first:0.1) and train on it: one of them at more states brings more "
             "right pairs, but its wrong ones cost more than they bring"
         ]
     if gain < -SAME:
