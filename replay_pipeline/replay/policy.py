@@ -4,13 +4,15 @@ The setting `gates` names the presets. `replay/buying.py` follows them when it c
 state and teacher. Every preset counts its savings. A call that was drawn by chance records its
 propensity, so that later estimates can weight it.
 
-    error_sites_first if money is short, sessions with the largest share of failed states come
-    first, each up to its last failed state cheap_first cheapest teacher first; stop when no pair is
-    possible any more cheap_first:E the same, except at a random share E of such states
-    cheap_screen:E stop when the cheapest teacher does what the student did,
-    except at a random share E of such states value buy where a dollar brings most right pairs, as
-    judged from the answers so far max_usd_per_pair:X as `value`, and pay at most X dollars for a
-    right pair free_vote has no effect any more: the recorded action always counts as a vote
+- `error_sites_first`: if money is short, sessions with the largest share of failed states come first,
+  each up to its last failed state.
+- `cheap_first`: cheapest teacher first; stop when no pair is possible any more.
+- `cheap_first:E`: the same, except at a random share E of such states.
+- `cheap_screen:E`: stop when the cheapest teacher does what the student did, except at a random share
+  E of such states.
+- `value`: buy where a dollar brings most right pairs, as judged from the answers so far.
+- `max_usd_per_pair:X`: as `value`, and pay at most X dollars for a right pair.
+- `free_vote`: has no effect any more, since the recorded action always counts as a vote.
 """
 
 import hashlib
