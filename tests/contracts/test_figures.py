@@ -8,7 +8,13 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 RECIPE = REPO / "recipes" / "what_a_dollar_buys"
-TABLES = ("table.json", "table-draw-4.json", "table-draw-3.json", "table-draw-2.json")
+TABLES = (
+    "table.json",
+    "table-draw-6.json",
+    "table-draw-4.json",
+    "table-draw-3.json",
+    "table-draw-2.json",
+)
 ON_FRONT = (
     "cheap first, SFT",
     "consensus, SFT",
