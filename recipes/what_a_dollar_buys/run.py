@@ -359,7 +359,8 @@ def report(found: Mapping[str, Any]) -> int:
     for regime, of in found["regimes"].items():
         for name, row in of["arms"].items():
             verdict = "; ".join(row.get("check", [])) or "passes"
-            print(f"{regime:20} {name:28} {row.get('executed')} {row.get('interval')} {verdict}")
+            right = f"{row.get('executed', 0):.3f} {row.get('interval', '')}"
+            print(f"{regime:20} {name:28} {right} {verdict}")
             passed += [name] if name in table.CONTROLS and not row["check"] else []
         print(json.dumps(of.get("named")))
     return int(bool(passed))

@@ -122,21 +122,20 @@ def greedy_texts(
     """
     was_training = model.training
     model.eval()
-    device, pad = next(model.parameters()).device, tokenizer.pad_token_id
+    device = next(model.parameters()).device
     texts: dict[int, str] = {}
     for places in _batches([len(ids) for ids in prompts], is_padded=_takes_positions(model)):
-        longest = max(len(prompts[i]) for i in places)
-        padded = [[pad] * (longest - len(prompts[i])) + [*prompts[i]] for i in places]
-        read = [[0] * (longest - len(prompts[i])) + [1] * len(prompts[i]) for i in places]
+        asked = {"input_ids": [list(prompts[i]) for i in places]}
+        batch = tokenizer.pad(asked, padding_side="left", return_tensors="pt").to(device)
         generated_BT = model.generate(
-            input_ids=torch.tensor(padded, device=device),
-            attention_mask=torch.tensor(read, device=device),
+            **batch,
             do_sample=False,
             max_new_tokens=max_new_tokens,
-            pad_token_id=pad,
+            pad_token_id=tokenizer.pad_token_id,
             eos_token_id=end_tokens(model, tokenizer),
         )
-        written = tokenizer.batch_decode(generated_BT[:, longest:], skip_special_tokens=True)
+        new_BT = generated_BT[:, batch["input_ids"].size(1) :]
+        written = tokenizer.batch_decode(new_BT, skip_special_tokens=True)
         texts |= dict(zip(places, written, strict=True))
         on_acted(len(places))
     model.train(was_training)

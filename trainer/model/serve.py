@@ -39,7 +39,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from trainer.data.acting import end_tokens
+from trainer.data.acting import BATCH_ROWS, BATCH_TOKENS, end_tokens
 from trainer.data.rendering import RENDERING_FILE, Renderer
 from trainer.data.rewards import parse_action
 from trainer.errors import DatasetError, TrainerConfigError
@@ -51,8 +51,6 @@ DEFAULT_NEW_TOKENS = 256
 DEFAULT_PROMPT_TOKENS = 1024
 N_PROMPTS = 64
 """Number of rendered prompts in the cache."""
-BATCH_ROWS, BATCH_TOKENS = 16, 16_384
-"""Most requests of a batch, and most tokens of their prompts with padding."""
 _GATHER_S = 0.005
 """What a batch waits for requests that arrive with its first one."""
 

@@ -64,16 +64,21 @@ def test_a_control_run_tells_how_often_several_actions_are_right(root):
     assert work.pairs(batch).is_reused
 
 
-def test_a_comparison_weighs_the_decisions_that_a_gate_asked_on_at_by_chance(root, tmp_path):
-    """Without the weights, teachers that were asked later would seem to do otherwise more often."""
-    every = compare(pipeline_at(root))
-    sample_root(tmp_path, n_batch_sessions=16)
-    work = pipeline_at(tmp_path, replay={"gates": ("cheap_first:0.4",)})
+def compared(folder, gate):
+    """Replay the sample with a gate; give the comparison of its teachers."""
+    sample_root(folder, n_batch_sessions=16)
+    work = pipeline_at(folder, replay={"gates": (gate,)})
     work.find_batches()
     batch = work.batches()[0]
     work.ingest(batch)
     work.replay(batch)
-    drawn = compare(work)
+    return compare(work)
+
+
+def test_a_comparison_weighs_the_decisions_that_a_gate_asked_on_at_by_chance(root, tmp_path):
+    """Without the weights, teachers that were asked later would seem to do otherwise more often."""
+    every = compare(pipeline_at(root))
+    drawn = compared(tmp_path, "cheap_first:0.4")
     assert "not all were put to everybody" not in drawn["caveat"]
     assert "these answers stand for the others" in drawn["caveat"]
     assert "these answers stand for the others" not in every["caveat"]
@@ -94,13 +99,7 @@ def test_a_comparison_says_which_teachers_a_gate_kept_from_decisions(root, tmp_p
     """What `cheap_first` leaves out are decisions at which a cheaper teacher agrees with the agent."""
     every = compare(pipeline_at(root))
     assert "not all were put to everybody" not in every["caveat"]
-    sample_root(tmp_path, n_batch_sessions=16)
-    work = pipeline_at(tmp_path, replay={"gates": ("cheap_first",)})
-    work.find_batches()
-    batch = work.batches()[0]
-    work.ingest(batch)
-    work.replay(batch)
-    gated = compare(work)
+    gated = compared(tmp_path, "cheap_first")
     n_asked = {each["teacher"]: each["n"] for each in gated["teachers"]}
     n_states = max(n_asked.values())
     fewer = {name: n for name, n in n_asked.items() if n < n_states}
