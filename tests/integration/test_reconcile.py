@@ -108,6 +108,7 @@ def test_after_the_whole_tree_was_killed_the_next_start_is_clean_and_goes_on(tmp
             run = instance.get_run_by_id(run_ids[0])
             assert run is not None
             assert run.status == dg.DagsterRunStatus.STARTED
+            wait_for_the_end(instance, run)
     with TeacherServer(ANSWERS_FILE, port=int(slow.base_url.split(":")[2].split("/")[0])):
         with open_instance(pipeline_at(root)) as instance:
             run = instance.get_run_by_id(run_ids[0])
