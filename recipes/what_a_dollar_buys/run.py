@@ -22,30 +22,28 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import rewards
 import table
-from tasks import Repository, repositories, write_session
+import torch
+from tasks import DRAWN, Repository, repositories, scripted_answers, write_sessions
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from replay_pipeline import ClaudeCodeIngester, Pipeline, Settings
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.testing import TeacherServer
+from trainer.data.acting import greedy_texts
+from trainer.data.collator import ComposerDataCollator
+from trainer.data.evaluation import preference_score
+from trainer.data.rewards import parse_action
+from trainer.model.packing import enable_tree_attention, packed_pair_logps
 
 HERE = Path(__file__).parent
 PLAN = tomllib.loads((HERE / "arms.toml").read_text("utf-8"))
-AGENT = 0.45  # how often a scripted agent is right
 WEIGHTS = HERE.parents[1] / "build/real-model/smollm2-135m-instruct"
 TRAINER = (sys.executable, "-m", "trainer")
 PRODUCT = Path(sys.executable).with_name("replay-pipeline")
-CHAIN = ("pairs", "normalize", "publish")
-Message = dict[str, Any]
 
 
 def command(*words: str | Path, log: Path) -> None:
-    """Run a command of the product; what it says goes to a log.
-
-    Raises:
-        SystemExit: it failed.
-    """
+    """Run a command of the product; what it says goes to a log. Raises SystemExit if it fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
         file.write(f"$ {' '.join(map(str, words))}\n")
@@ -70,57 +68,36 @@ def train(model: Path, dataset: Path, output: Path, settings: Mapping[str, Any])
     """Train by `python -m trainer`; give the checkpoint."""
     values = {"model": model, "dataset": dataset, "output": output, **settings}
     sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-    config = ("--config", HERE / "train.yaml")
-    command(*TRAINER, *config, *sets, log=output.with_suffix(".log"))
+    command(*TRAINER, "--config", HERE / "train.yaml", *sets, log=output.with_suffix(".log"))
     return output / "checkpoint"
 
 
-def loaded(model: Path) -> Any:
-    """Load a checkpoint that acts in repositories."""
-    from policy import Policy  # with torch
+class Policy:
+    """A checkpoint that acts in repositories, with the trainer's own rendering."""
 
-    return Policy(model)
+    def __init__(self, model: Path) -> None:
+        """Load it."""
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        sizes = {"max_prompt_tokens": 192, "max_response_tokens": 64}
+        self.collator = ComposerDataCollator(self.tokenizer, **sizes, with_tools=False)
 
+    def act(self, asked: Sequence[Repository]) -> list[dict[str, Any]]:
+        """Return the greedy action at each repository."""
+        ids = [self.collator.renderer.prompt_ids(one.prompt) for one in asked]
+        texts = greedy_texts(self.model, self.tokenizer, ids, max_new_tokens=48)
+        return [parse_action(text) for text in texts]
 
-def record(folder: Path, asked: Sequence[Repository], actions: Sequence[Message]) -> Path:
-    """Write a session of each repository, as Claude Code logs it."""
-    for one, action in zip(asked, actions, strict=True):
-        write_session(folder / f"{one.id}.jsonl", one, action)
-    return folder
-
-
-def answers(
-    sessions: Path, asked: Sequence[Repository], regime: Mapping[str, Any], seed: int,
-    agent: float = AGENT,
-) -> dict[str, Any]:  # fmt: skip
-    """Draw what scripted teachers do, by state and model.
-
-    A teacher is ahead of the agent, which is right at a rate of `agent`, by what the regime says. At a share
-    of states all are right or wrong together, and wrong in the same way. `habits` draws for a family of
-    requests what else is drawn for each state: a teacher that gets one of its requests wrong gets all of
-    them wrong, in the same way. `labels` draws one of the six files by a coin, or what is right in another
-    repository.
-    """
-    by_id, found = {one.id: one for one in asked}, {}
-    for state in ClaudeCodeIngester().ingest(sessions):
-        one = by_id[state["session_id"]]
-        place = one.family.name if regime.get("habits") else one.id
-        draw = random.Random(f"{seed} {place}")
-        shared, wrong = draw.random(), one.wrong_action(draw)
-        is_shared = draw.random() < regime.get("shared", 0)
-        said = found[state["state_id"]] = {}
-        for number, teacher in enumerate(PLAN["teachers"]):
-            own = random.Random(f"{seed} {place} {number}")
-            if regime.get("labels") == "coin":
-                action = one.family.message(own.choice(one.names))
-            elif regime.get("labels") == "foreign":
-                action = asked[asked.index(one) - 1].right_action(random.Random(0))
-            elif (shared if is_shared else own.random()) < agent + regime["ahead"]:
-                action = one.right_action(own)
-            else:
-                action = wrong if is_shared else one.wrong_action(own)
-            said[teacher["model"]] = action
-    return found
+    def ranks(self, asked: Sequence[Repository]) -> list[bool]:
+        """Say of each repository whether a right action is likelier per token than a wrong one."""
+        rows: Any = []
+        for one in asked:
+            draw = random.Random(one.id)
+            right, wrong = one.right_action(draw), one.wrong_action(draw)
+            rows.append({"prompt": one.prompt, "chosen": [right], "rejected": [wrong]})
+        enable_tree_attention(self.model)  # both sides read their prompt once
+        score = preference_score(self.model, self.collator, rows, forward=packed_pair_logps)
+        return [margin > 0 for margin in score.margins]
 
 
 @contextmanager
@@ -138,50 +115,42 @@ def served(models: Mapping[str, Path]) -> Iterator[dict[str, str]]:
             process.wait()
 
 
+def chain(folder: Path, *commands: Sequence[str | Path]) -> None:
+    """Run commands of the product, one after another, on the data and the settings of a folder."""
+    where = ("--data", folder / "data", "--settings", folder / "settings.toml")
+    for words in commands:
+        command(PRODUCT, *words, *where, log=folder / "log.txt")
+
+
 def buy(
     folder: Path, sessions: Path, addresses: Mapping[str, str], purchase: Mapping[str, Any],
-    usd: float, until: str = "publish",
+    usd: float,
 ) -> None:  # fmt: skip
     """Take sessions to a dataset for so many dollars: five commands and one settings file."""
-    lines = ["[replay]\nconfirm_above_usd = 100.0", f"gates = {purchase.get('gates', [])}"]
-    lines += [f"[pairs]\nagreement_threshold = {purchase.get('threshold', 2)}"]
-    lines += [f"min_p_better = {purchase['min_p_better']}"] if "min_p_better" in purchase else []
-    lines += ["[ingest]\nmax_batch_sessions = 1000\n[publish]\ntest_fraction = 0.05"]
-    for teacher in PLAN["teachers"][: purchase.get("n_teachers", 3)]:
-        address, price = addresses[teacher["model"]], teacher["price"]
+    tables = [("", PLAN["pipeline"] | {k: v for k, v in purchase.items() if "." in k})]
+    for teacher in PLAN["teachers"][: purchase.get("n_teachers")]:
+        address = addresses[teacher["model"]]
         dialect, at_once = ("openrouter", 2) if address.endswith("/api/v1") else ("vllm", 8)
-        lines += [
-            f'[[replay.teachers]]\nname = "{teacher["name"]}"\nmodel = "{teacher["model"]}"',
-            f'base_url = "{address}"\napi_key_env = ""\nmax_concurrency = {at_once}',
-            f'dialect = "{dialect}"',
-            f"price = {{prompt = {price[0]}e-6, completion = {price[1]}e-6}}",
-            "params = {max_completion_tokens = 64, temperature = 0}",
-        ]
+        own = {"base_url": address, "dialect": dialect, "max_concurrency": at_once}
+        tables += [("[[replay.teachers]]", PLAN["asked"] | teacher | own)]
+    lines = [line for head, of in tables
+             for line in (head, *(f"{key} = {json.dumps(value)}" for key, value in of.items()))]  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    settings, data = folder / "settings.toml", folder / "data"
-    settings.write_text("\n".join(lines) + "\n", "utf-8")
-    if until == "pairs":  # the same by plain calls: hundreds of purchases start no processes
-        changes = {"ingest": {"sources": [sessions]}}
-        work = Pipeline(Settings.load(settings, data_dir=data, changes=changes, env={}))
-        [batch] = work.ingest_new()
-        work.replay(batch, max_total_usd=usd)
-        work.pairs(batch)
-        return
+    (folder / "settings.toml").write_text("\n".join(lines) + "\n", "utf-8")
     bought = ("replay", "--budget", str(usd), "--yes")
-    for words in (("ingest", sessions), bought, *((name,) for name in CHAIN)):
-        command(PRODUCT, *words, "--data", data, "--settings", settings, log=folder / "log.txt")
+    chain(folder, ("ingest", sessions), bought, ("pairs",), ("normalize",), ("publish",))
 
 
 def worth(data: Path, asked: Sequence[Repository]) -> dict[str, Any]:
     """Say what a dataset cost and how right it is, by running its actions."""
-    by_id, right = {one.id: one for one in asked}, {"chosen": [], "rejected": [], "action": []}
-    for table_name, sides in (("dpo_pairs", ("chosen", "rejected")), ("positives", ("action",))):
-        for file in sorted((data / table_name).rglob("*.parquet")):
-            for row in pq.read_table(file).to_pylist():
-                for side in sides:
-                    key = "action_json" if side == "action" else f"{side}_action_json"
-                    did, _ = by_id[row["session_id"]].run(json.loads(row[key]))
-                    right[side].append(did == "right")
+    by_id, right = {one.id: one for one in asked}, {}
+    for side in ("chosen", "rejected", "action"):
+        name = "positives" if side == "action" else "dpo_pairs"
+        key = "action_json" if side == "action" else f"{side}_action_json"
+        files = sorted((data / name).rglob("*.parquet"))
+        rows = [row for file in files for row in pq.read_table(file).to_pylist()]
+        did = [by_id[row["session_id"]].run(json.loads(row[key]))[0] for row in rows]
+        right[side] = [one == "right" for one in did]
     spent = ledger_status(data / "ledger.sqlite")
     pairs = list(zip(right["chosen"], right["rejected"], strict=True))
     return {
@@ -203,8 +172,7 @@ class Work:
         drawn |= {"seed": draw, "tasks": draw}
         self.repositories = repositories(**drawn)
         # For the reward, which the trainer loads.
-        told = {rewards.VARIABLE: json.dumps(drawn), "PYTHONPATH": str(HERE)}
-        os.environ.update(told)  # noqa: TID251
+        os.environ.update({DRAWN: json.dumps(drawn), "PYTHONPATH": str(HERE)})  # noqa: TID251
         out.mkdir(parents=True, exist_ok=True)
         identity = json.dumps([size, draw, model.name])
         if (kept_as := out / "run.json").exists() and kept_as.read_text("utf-8") != identity:
@@ -222,16 +190,19 @@ class Work:
         return Path(kept(self.out / "agent.json", make))
 
     def teachers(self, regime: str) -> dict[str, Path]:
-        """Train three teachers from the agent, each on two of three thirds of other repositories."""
+        """Train three teachers, each on two of three thirds of other repositories.
+
+        `on_agent` ones start from the agent and get ahead of it; others start where it started.
+        """
         drawn = repositories(n_form=0, n_train=self.size["n_train"], n_test=0, seed=1000)
         lessons = [replace(one, id=f"lesson-{one.id}") for one in drawn]
-        made, steps = {}, PLAN["regimes"][regime]["steps"]
+        of, made = PLAN["regimes"][regime], {}
+        start = self.agent() if of.get("on_agent") else self.model
         for number, teacher in enumerate(PLAN["teachers"]):
             folder = self.out / "teachers" / f"{regime}.{number}"
             taught = [one for i, one in enumerate(lessons) if i % 3 != number]
-            make = partial(self._taught, self.agent(), folder, taught, steps, number)
-            done = kept(folder.parent / f"{folder.name}.json", make) if steps else self.agent()
-            made[teacher["model"]] = Path(done)
+            make = partial(self._taught, start, folder, taught, of["steps"], number)
+            made[teacher["model"]] = Path(kept(folder.parent / f"{folder.name}.json", make))
         return made
 
     def followed(self, regime: str, arm: Mapping[str, Any]) -> dict[str, str]:
@@ -243,62 +214,46 @@ class Work:
         self, model: Path, folder: Path, taught: Sequence[Repository], steps: int, seed: int
     ) -> str:
         draw = random.Random(seed)
-        record(folder / "sessions", taught, [one.wrong_action(draw) for one in taught])
-        self.bought(folder, folder / "sessions", taught, "perfect", {}, 10.0)
+        write_sessions(folder / "sessions", taught, [one.wrong_action(draw) for one in taught])
+        self.bought(folder, folder / "sessions", taught, 0.0, "perfect", {}, 10.0)
         settings = PLAN["settings"]["sft"] | {"trl.max_steps": steps, "trl.seed": seed}
         return str(train(model, folder / "data" / "dataset", folder / "model", settings))
 
-    def sessions(self, *, is_scripted: bool = False) -> tuple[Path, float]:
-        """Let the agent act in the repositories to train on, and log it; give also how often it is right.
-
-        A scripted agent is right in .45 and needs no model: for the map of what dollars buy.
-        """
-        asked, draw = self.of("train"), random.Random(0)
-        folder = self.out / ("scripted" if is_scripted else "sessions")
-
-        def drawn(one: Repository) -> Message:
-            return one.right_action(draw) if draw.random() < AGENT else one.wrong_action(draw)
+    def sessions(self) -> tuple[Path, float]:
+        """Let the agent act in the repositories to train on, and log it; give also how often it is right."""
+        asked, folder = self.of("train"), self.out / "sessions"
 
         def make() -> dict[str, Any]:
-            done = [drawn(one) for one in asked] if is_scripted else loaded(self.agent()).act(asked)
-            record(folder, asked, done)
+            done = Policy(self.agent()).act(asked)
+            write_sessions(folder, asked, done)
             did = [one.run(action)[0] for one, action in zip(asked, done, strict=True)]
-            rate = AGENT if is_scripted else did.count("right") / len(did)
-            return {"right": rate, "n": len(did)}
+            return {"right": did.count("right") / len(did), "n": len(did)}
 
         return folder, kept(folder.with_suffix(".json"), make)["right"]
 
     def bought(
-        self, folder: Path, sessions: Path, asked: Sequence[Repository], regime: str,
-        purchase: Mapping[str, Any], usd: float, until: str = "publish", agent: float = AGENT,
+        self, folder: Path, sessions: Path, asked: Sequence[Repository], agent: float, regime: str,
+        purchase: Mapping[str, Any], usd: float,
     ) -> None:  # fmt: skip
         """Serve the teachers of a regime and buy from them."""
         shutil.rmtree(folder / "data", ignore_errors=True)
         if regime.startswith("trained."):
             with served(self.teachers(regime)) as addresses:
-                return buy(folder, sessions, addresses, purchase, usd, until)
-        said = answers(sessions, asked, PLAN["regimes"][regime], 0, agent)
-        with TeacherServer(said) as server:
-            addresses = {teacher["model"]: server.base_url for teacher in PLAN["teachers"]}
-            return buy(folder, sessions, addresses, purchase, usd, until)
+                return buy(folder, sessions, addresses, purchase, usd)
+        models, of = [teacher["model"] for teacher in PLAN["teachers"]], PLAN["regimes"][regime]
+        with TeacherServer(scripted_answers(sessions, asked, models, of, agent=agent)) as server:
+            return buy(folder, sessions, dict.fromkeys(models, server.base_url), purchase, usd)
 
-    def purchase(
-        self, regime: str, name: str, usd: float, *, is_scripted: bool = False
-    ) -> tuple[Path, dict[str, Any]]:
+    def purchase(self, regime: str, name: str, usd: float) -> tuple[Path, dict[str, Any]]:
         """Buy a dataset once; give its folder and what it is worth."""
-        folder = self.out / ("map" if is_scripted else "bought") / f"{regime}, {name}, {usd:g}"
-        asked, until = self.of("train"), "pairs" if is_scripted else "publish"
+        folder = self.out / "bought" / f"{regime}, {name}, {usd:g}"
 
         def make() -> dict[str, Any]:
-            sessions, agent = self.sessions(is_scripted=is_scripted)
-            bought = PLAN["purchases"][name]
-            self.bought(folder, sessions, asked, regime, bought, usd, until, agent)
+            (sessions, agent), asked = self.sessions(), self.of("train")
+            self.bought(folder, sessions, asked, agent, regime, PLAN["purchases"][name], usd)
             return worth(folder / "data", asked)
 
-        found = kept(folder / "worth.json", make)
-        if is_scripted:
-            shutil.rmtree(folder / "data", ignore_errors=True)
-        return folder / "data", found
+        return folder / "data", kept(folder / "worth.json", make)
 
     def arm(self, regime: str, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Train one arm by one seed and see what it does at the repositories to test on."""
@@ -320,7 +275,7 @@ class Work:
                 data = self._sampled(folder / f"{number}", data, model) if "rounds" in arm else data
                 model = train(model, data / "dataset", folder / f"round-{number}", settings)
             report = json.loads((model.parent / "report.json").read_text("utf-8"))
-        tested, policy = self.of("new_repositories", "new_families"), loaded(model)
+        tested, policy = self.of("new_repositories", "new_families"), Policy(model)
         seen = zip(tested, policy.act(tested), policy.ranks(tested), strict=True)
         outcomes = [
             [one.id, one.family.name, one.split, one.run(action)[0], is_ranked]
@@ -333,13 +288,10 @@ class Work:
 
     def _sampled(self, folder: Path, data: Path, model: Path) -> Path:
         """Sample the trainee where the teachers agree, and publish pairs of what differs."""
-        copy = folder / "data"
-        shutil.copytree(data, copy, dirs_exist_ok=True)
-        settings = shutil.copy(data.parent / "settings.toml", folder)  # for the next round too
-        where = ("--data", copy, "--settings", settings)
-        for words in (("sample", "--trainee", model), *((name,) for name in CHAIN[1:])):
-            command(PRODUCT, *words, *where, log=folder / "log.txt")
-        return copy
+        shutil.copytree(data, folder / "data", dirs_exist_ok=True)
+        shutil.copy(data.parent / "settings.toml", folder)  # for the next round too
+        chain(folder, ("sample", "--trainee", model), ("normalize",), ("publish",))
+        return folder / "data"
 
 
 def is_asked(arm: Mapping[str, Any], regime: str, options: Any, *, is_first: bool) -> bool:
@@ -353,38 +305,21 @@ def is_asked(arm: Mapping[str, Any], regime: str, options: Any, *, is_first: boo
     return (options.size != "quick" or "is_quick" in arm) and (is_first or "is_candidate" in arm)
 
 
-def report(found: Mapping[str, Any]) -> int:
-    """Print the table; 1 if a control passed the check that it must fail."""
-    passed = []
-    for regime, of in found["regimes"].items():
-        for name, row in of["arms"].items():
-            verdict = "; ".join(row.get("check", [])) or "passes"
-            right = f"{row.get('executed', 0):.3f} {row.get('interval', '')}"
-            print(f"{regime:20} {name:28} {right} {verdict}")
-            passed += [name] if name in table.CONTROLS and not row["check"] else []
-        print(json.dumps(of.get("named")))
-    return int(bool(passed))
-
-
 def main() -> int:
-    """Run what is asked for, and write the table."""
-    names = ", ".join(arm["name"] for arm in PLAN["arms"])
+    """Run what is asked for, and write the table; 1 if a control passes the check that it must fail."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--size", default="full", choices=PLAN["sizes"])
     parser.add_argument("--model", type=Path, default=WEIGHTS)
     parser.add_argument("--regimes", nargs="+", choices=PLAN["regimes"])
-    parser.add_argument("--arms", nargs="*", help=f"of {names}; without a name none")
+    parser.add_argument("--arms", nargs="*", help="of arms.toml; without a name none")
     parser.add_argument("--seeds", nargs="+", type=int)
     parser.add_argument("--draw", type=int, default=0, help="seed of repositories and requests")
-    shares = {"metavar": "SHARE", "help": "shares of the dollars at which all is bought"}
-    parser.add_argument("--map", nargs="*", type=float, default=(), **shares)
+    parser.add_argument("--map", nargs="*", type=float, default=(), help="shares of the dollars")
     options = parser.parse_args()
     work = Work(options.folder, options.model, PLAN["sizes"][options.size], options.draw)
-    for share in options.map:
-        for regime in ("stronger", "equal", "weaker", "shared"):
-            for name in ("one", "consensus", "cheap_first", "value", "p_better"):
-                work.purchase(regime, name, round(share * work.size["usd"], 6), is_scripted=True)
+    for share, regime, name in product(options.map, *PLAN["mapped"].values()):
+        work.purchase(regime, name, round(share * work.size["usd"], 6))
     is_part = options.arms is not None or options.size == "quick"
     planned = [name for name, of in PLAN["regimes"].items() if "by_name" not in of]
     regimes = options.regimes or (["stronger"] if is_part else planned)
@@ -393,7 +328,7 @@ def main() -> int:
         if is_asked(arm, regime, options, is_first=seed == seeds[0]):
             work.arm(regime, arm, seed)
             table.write(options.folder, PLAN)
-    return report(table.write(options.folder, PLAN))
+    return table.report(table.write(options.folder, PLAN))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ by running an action in a throw-away folder, never by comparing words.
 """
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -14,9 +15,14 @@ import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from replay_pipeline import ClaudeCodeIngester
+
+DRAWN = "DOLLAR_TASKS"
+"""The environment variable that tells the trainer which repositories were drawn, for `executed`."""
 _DATA = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text("utf-8"))
 N_FILES = 6
 SYSTEM = "You are a coding agent. Answer with one tool call."
@@ -252,8 +258,18 @@ def _drawn(
     return Repository(f"{split}-{number:03}", family, drawn, tuple(statuses), split)
 
 
-def write_session(path: Path, repository: Repository, message: Mapping[str, Any]) -> None:
-    """Write what an agent did in a repository, run for real, as Claude Code 2.1.280 logs it."""
+def write_sessions(
+    folder: Path, asked: Sequence[Repository], actions: Sequence[Mapping[str, Any]]
+) -> Path:
+    """Write what an agent did in each repository, run for real, as Claude Code 2.1.280 logs it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for one, action in zip(asked, actions, strict=True):
+        lines = "\n".join(json.dumps(row) for row in _session(one, action))
+        (folder / f"{one.id}.jsonl").write_text(lines + "\n", "utf-8")
+    return folder
+
+
+def _session(repository: Repository, message: Mapping[str, Any]) -> list[dict[str, Any]]:
     outcome, output = repository.run(message)
     [call] = message.get("tool_calls") or [None]
     content: list[dict[str, Any]] = [{"type": "text", "text": message.get("content") or "..."}]
@@ -274,16 +290,56 @@ def write_session(path: Path, repository: Repository, message: Mapping[str, Any]
     ]  # fmt: skip
     common = {"sessionId": repository.id, "version": "2.1.280", "cwd": f"/work/{repository.id}",
               "timestamp": "2026-11-01T10:00:00.000Z"}  # fmt: skip
-    lines: Sequence[str] = [
-        json.dumps(
-            common
-            | {
-                "uuid": f"{repository.id}-{i}",
-                "parentUuid": f"{repository.id}-{i - 1}" if i else None,
-            }
-            | row
-        )
-        for i, row in enumerate(rows)
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", "utf-8")
+    for i, row in enumerate(rows):
+        parent = f"{repository.id}-{i - 1}" if i else None
+        row |= common | {"uuid": f"{repository.id}-{i}", "parentUuid": parent}
+    return rows
+
+
+def scripted_answers(
+    sessions: Path, asked: Sequence[Repository], models: Sequence[str], regime: Mapping[str, Any],
+    *, agent: float, seed: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """Draw what scripted teachers do, by state and model.
+
+    A teacher is ahead of the agent, which is right at a rate of `agent`, by what the regime says. At a share
+    of states all are right or wrong together, and wrong in the same way. `habits` draws for a family of
+    requests what else is drawn for each state: a teacher that gets one of its requests wrong gets all of
+    them wrong, in the same way. `labels` draws one of the six files by a coin, or what is right in another
+    repository.
+    """
+    by_id, found = {one.id: one for one in asked}, {}
+    for state in ClaudeCodeIngester().ingest(sessions):
+        one = by_id[state["session_id"]]
+        place = one.family.name if regime.get("habits") else one.id
+        draw = random.Random(f"{seed} {place}")
+        shared, wrong = draw.random(), one.wrong_action(draw)
+        is_shared = draw.random() < regime.get("shared", 0)
+        said = found[state["state_id"]] = {}
+        for number, model in enumerate(models):
+            own = random.Random(f"{seed} {place} {number}")
+            if regime.get("labels") == "coin":
+                action = one.family.message(own.choice(one.names))
+            elif regime.get("labels") == "foreign":
+                action = asked[asked.index(one) - 1].right_action(random.Random(0))
+            elif (shared if is_shared else own.random()) < agent + regime["ahead"]:
+                action = one.right_action(own)
+            else:
+                action = wrong if is_shared else one.wrong_action(own)
+            said[model] = action
+    return found
+
+
+@cache
+def _drawn_before() -> dict[str, Repository]:
+    return {one.id: one for one in repositories(**json.loads(os.environ[DRAWN]))}  # noqa: TID251
+
+
+def executed(message: Mapping[str, Any], row: Mapping[str, Any]) -> float:
+    """Reward an action for channel 1 by what comes of running it, whatever any teacher said.
+
+    Returns:
+        1 for an action that does what was asked, .1 for a call that can be run, else 0.
+    """
+    did, _ = _drawn_before()[row["session_id"]].run(message)
+    return {"right": 1.0, "wrong": 0.1}.get(did, 0.0)

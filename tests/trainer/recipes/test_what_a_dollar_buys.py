@@ -18,7 +18,7 @@ from trainer.data.dataset import load_preference_data
 from trainer.engines.settings_file import read_settings
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "what_a_dollar_buys"
-MODULES = ("tasks", "table", "rewards", "run")
+MODULES = ("tasks", "table", "run")
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,14 @@ def test_a_text_is_no_call(some):
 def recorded(recipe, folder, asked, *, is_right):
     draw = random.Random(0)
     done = [one.right_action(draw) if is_right else one.wrong_action(draw) for one in asked]
-    return recipe["run"].record(folder, asked, done), done
+    return recipe["tasks"].write_sessions(folder, asked, done), done
+
+
+def answers(recipe, folder, asked, regime, *, agent=0.45, seed=0):
+    plan = recipe["run"].PLAN
+    models = [teacher["model"] for teacher in plan["teachers"]]
+    of = plan["regimes"][regime]
+    return recipe["tasks"].scripted_answers(folder, asked, models, of, agent=agent, seed=seed)
 
 
 def test_a_session_is_read_back_as_the_prompt_and_the_action(recipe, some, tmp_path):
@@ -123,7 +130,9 @@ def test_a_session_is_read_back_as_the_prompt_and_the_action(recipe, some, tmp_p
 
 
 def test_an_agent_that_says_something_is_recorded_too(recipe, some, tmp_path):
-    recipe["run"].record(tmp_path, some[:1], [{"role": "assistant", "content": "I am not sure."}])
+    recipe["tasks"].write_sessions(
+        tmp_path, some[:1], [{"role": "assistant", "content": "I am not sure."}]
+    )
     [state] = ClaudeCodeIngester().ingest(tmp_path)
     assert state["student_action"]["content"] == "I am not sure."
 
@@ -132,7 +141,7 @@ def test_an_agent_that_says_something_is_recorded_too(recipe, some, tmp_path):
 def test_a_purchase_is_a_dataset_whose_rows_are_followed_to_their_logs(recipe, some, tmp_path):
     run = recipe["run"]
     sessions, _ = recorded(recipe, tmp_path / "sessions", some, is_right=False)
-    said = run.answers(sessions, some, run.PLAN["regimes"]["perfect"], 0)
+    said = answers(recipe, sessions, some, "perfect")
     with TeacherServer(said) as server:
         addresses = {teacher["model"]: server.base_url for teacher in run.PLAN["teachers"]}
         run.buy(tmp_path, sessions, addresses, run.PLAN["purchases"]["cheap_first"], 1.0)
@@ -171,12 +180,10 @@ def test_scripted_teachers_are_as_right_as_their_regime_says(
 ):
     folder, by_id = wrong
     states = {s["state_id"]: by_id[s["session_id"]] for s in ClaudeCodeIngester().ingest(folder)}
-    rates = recipe["run"].PLAN["regimes"][regime]
     marks = []
     for seed in range(4):
-        for state_id, said in (
-            recipe["run"].answers(folder, list(by_id.values()), rates, seed).items()
-        ):
+        drawn = answers(recipe, folder, list(by_id.values()), regime, seed=seed)
+        for state_id, said in drawn.items():
             one = states[state_id]
             right = [one.family.message(name) for name in one.right]
             marks.append([action in right for action in said.values()])
@@ -189,13 +196,13 @@ def test_scripted_teachers_are_as_right_as_their_regime_says(
 def test_stronger_teachers_are_ahead_of_whatever_agent_there_is(recipe, wrong, agent):
     folder, by_id = wrong
     states = {s["state_id"]: by_id[s["session_id"]] for s in ClaudeCodeIngester().ingest(folder)}
-    regime = recipe["run"].PLAN["regimes"]["stronger"]
+    asked = list(by_id.values())
     marks = [
         states[state_id].run(action)[0] == "right"
         for seed in range(2)
-        for state_id, said in recipe["run"]
-        .answers(folder, list(by_id.values()), regime, seed, agent)
-        .items()
+        for state_id, said in answers(
+            recipe, folder, asked, "stronger", agent=agent, seed=seed
+        ).items()
         for action in said.values()
     ]
     assert np.mean(marks) == pytest.approx(agent + 0.25, abs=0.08)
@@ -204,11 +211,11 @@ def test_stronger_teachers_are_ahead_of_whatever_agent_there_is(recipe, wrong, a
 def test_each_trained_teacher_is_a_checkpoint_of_its_own(recipe, tmp_path, monkeypatch):
     run, taught = recipe["run"], {}
 
-    def teach(_work, _model, folder, lessons, steps, _seed):
-        taught[str(folder / "checkpoint")] = ({one.id for one in lessons}, steps)
+    def teach(_work, model, folder, lessons, _steps, _seed):
+        taught[str(folder / "checkpoint")] = ({one.id for one in lessons}, model)
         return str(folder / "checkpoint")
 
-    for variable in (recipe["rewards"].VARIABLE, "PYTHONPATH"):
+    for variable in (recipe["tasks"].DRAWN, "PYTHONPATH"):
         monkeypatch.setenv(variable, "")  # which the run sets, and this test puts back
     monkeypatch.setattr(run.Work, "_taught", teach)
     monkeypatch.setattr(run.Work, "agent", lambda _work: tmp_path / "agent")
@@ -218,11 +225,14 @@ def test_each_trained_teacher_is_a_checkpoint_of_its_own(recipe, tmp_path, monke
         teachers = work.teachers("trained.stronger")
         assert list(teachers) == [teacher["model"] for teacher in run.PLAN["teachers"]]
         assert {str(one) for one in teachers.values()} == taught.keys()
+    assert {model for _, model in taught.values()} == {tmp_path / "agent"}
     first, second, third = (lessons for lessons, _ in taught.values())
     assert len(first) == len(second) == len(third) == 2 * size["n_train"] / 3
     assert len(first & second) == len(second & third) == size["n_train"] / 3
     assert not first & second & third
-    assert set(work.teachers("trained.weaker").values()) == {tmp_path / "agent"}
+    taught.clear()
+    work.teachers("trained.weaker")
+    assert {model for _, model in taught.values()} == {Path("model")}
 
 
 def test_agreement_is_more_often_right_than_a_teacher_and_controls_fail_the_check(recipe, wrong):
@@ -231,12 +241,10 @@ def test_agreement_is_more_often_right_than_a_teacher_and_controls_fail_the_chec
 
     def bought(regime):
         """What the product makes of a regime's answers, without servers."""
-        rates = recipe["run"].PLAN["regimes"][regime]
+        drawn = answers(recipe, folder, list(by_id.values()), regime)
         said = [
             TeacherAction(state_id=state_id, teacher=model, model=model, action=action)
-            for state_id, by_model in recipe["run"]
-            .answers(folder, list(by_id.values()), rates, 0)
-            .items()
+            for state_id, by_model in drawn.items()
             for model, action in by_model.items()
         ]
         pairs = extract_dpo_pairs(states, said)
@@ -256,8 +264,8 @@ def test_agreement_is_more_often_right_than_a_teacher_and_controls_fail_the_chec
 
 def test_the_reward_of_an_action_is_what_comes_of_running_it(recipe, some, monkeypatch):
     drawn = {"n_form": 12, "n_train": 24, "n_test": 12}
-    monkeypatch.setenv(recipe["rewards"].VARIABLE, json.dumps(drawn))
-    one, executed, draw = some[20], recipe["rewards"].executed, random.Random(0)
+    monkeypatch.setenv(recipe["tasks"].DRAWN, json.dumps(drawn))
+    one, executed, draw = some[20], recipe["tasks"].executed, random.Random(0)
     row = {"session_id": one.id}
     assert executed(one.right_action(draw), row) == 1.0
     assert executed(one.wrong_action(draw), row) == 0.1
@@ -345,9 +353,9 @@ def test_coin_labels_a_frozen_optimizer_and_no_pairs_fail_the_check(recipe):
 
 def test_a_control_that_passes_ends_the_command_with_an_error(recipe, capsys):
     arms = {"coin, pairs": {"executed": 0.6, "check": []}}
-    assert recipe["run"].report({"regimes": {"stronger": {"arms": arms}}}) == 1
+    assert recipe["table"].report({"regimes": {"stronger": {"arms": arms}}}) == 1
     arms["coin, pairs"]["check"] = ["there is no pair"]
-    assert recipe["run"].report({"regimes": {"stronger": {"arms": arms}}}) == 0
+    assert recipe["table"].report({"regimes": {"stronger": {"arms": arms}}}) == 0
     assert "there is no pair" in capsys.readouterr().out
 
 
@@ -361,7 +369,7 @@ def test_table_and_picture_are_written_of_whatever_there_is(recipe, tmp_path):
             path.write_text(json.dumps({"value": result, "cpu_s": 2.0}))
     for usd in (0.01, 0.02):
         for purchase in ("one", "consensus", "value"):
-            path = tmp_path / "map" / f"equal, {purchase}, {usd}" / "worth.json"
+            path = tmp_path / "bought" / f"equal, {purchase}, {usd}" / "worth.json"
             path.parent.mkdir(parents=True)
             path.write_text(json.dumps({"value": {"usd": usd, "n_right_pairs": 9}, "cpu_s": 2.0}))
     table = recipe["table"].write(tmp_path, recipe["run"].PLAN)
@@ -417,7 +425,7 @@ def test_what_runs_follows_from_the_plan_and_the_options(
     recipe, tmp_path, monkeypatch, words, n_arms, by_two_seeds, elsewhere
 ):
     run, ran = recipe["run"], defaultdict(list)
-    for variable in (recipe["rewards"].VARIABLE, "PYTHONPATH"):
+    for variable in (recipe["tasks"].DRAWN, "PYTHONPATH"):
         monkeypatch.setenv(variable, "")  # which the run sets, and this test puts back
     monkeypatch.setattr(
         run.Work, "arm", lambda _work, regime, arm, seed: ran[regime].append((arm["name"], seed))
