@@ -35,14 +35,14 @@ from tokenizers import Tokenizer
 
 from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import Traces, ingest
-from replay_pipeline.replay import DEFAULT_GATES, measure_gates, parse_gates
+from replay_pipeline.replay import RECOMMENDED_GATES, measure_gates, parse_gates
 from replay_pipeline.replay.dialects import Prompt, RequestOptions
 from replay_pipeline.replay.measuring import bought, numbered
 from replay_pipeline.replay.places import Place, errors_first
 from replay_pipeline.replay.policy import is_error_site
 from replay_pipeline.replay.requests import Prefix, RequestBuilder
 from replay_pipeline.replay.sizes import Learned, Size
-from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS
+from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS, ReplaySettings
 from replay_pipeline.testing.catalog import served
 from replay_pipeline.types import Message, TeacherAction, TeacherSpec, TraceState
 
@@ -52,6 +52,7 @@ LATENCY_S = 10.0
 CACHE_TTL_S = 300.0
 LOOK_BACK_BLOCKS = 20
 MIN_CACHED_TOKENS = 1024
+SHIPPED = ReplaySettings().gates
 WINDOWS = ("clear_tool_results:5", "clear_tool_results:10", "token_budget:32000")
 MARK_USD = 1.50
 MARK_PAIRS = 0.9
@@ -302,16 +303,17 @@ def table(
         if heading == next(iter(VOTES)):
             in_order = asked_steps(states, teachers, answers, ())
             yield row("lanes in order", asked_usd(sessions, teachers, in_order))
-        alone = asked_steps(states, teachers, answers, ("cheap_first",))
-        *_, exact = measure_gates(states, teachers, answers.values(), ("cheap_first",))
-        yield row(
-            f"lanes, cheap_first ({heading})",
-            asked_usd(sessions, teachers, alone),
-            1 - (exact.n_pairs_lost or 0) / max(1, exact.n_pairs or 0),
-        )
-        *_, together = measure_gates(states, teachers, answers.values(), DEFAULT_GATES)
+        for label, gates in (("as shipped", SHIPPED), ("cheap_first", ("cheap_first",))):
+            alone = asked_steps(states, teachers, answers, gates)
+            *_, exact = measure_gates(states, teachers, answers.values(), gates)
+            yield row(
+                f"lanes, {label} ({heading})",
+                asked_usd(sessions, teachers, alone),
+                1 - (exact.n_pairs_lost or 0) / max(1, exact.n_pairs or 0),
+            )
+        *_, together = measure_gates(states, teachers, answers.values(), RECOMMENDED_GATES)
         kept = 1 - (together.n_pairs_lost or 0) / max(1, together.n_pairs or 0)
-        asked = asked_steps(states, teachers, answers, DEFAULT_GATES)
+        asked = asked_steps(states, teachers, answers, RECOMMENDED_GATES)
         mark = MARK_USD if teachers[-1].vendor == "anthropic" else None
         one_mark = asked_usd(sessions, teachers, asked, marks_last_asked=False)
         yield row(f"gates, one cache mark ({heading})", one_mark, kept)

@@ -114,7 +114,7 @@ class ReplaySettings(_Section):
     `REPLAY_LEDGER` sets it too. Use the variable for a URL with a password."""
     retry: RetryPolicy = RetryPolicy()
     """How often, and after how long, the program retries a call that certainly cost nothing."""
-    gates: tuple[str, ...] = ()
+    gates: tuple[str, ...] = ("cheap_first:0.1",)
     """Names of gates, which decide which teachers a run asks at which states. If empty, it asks
     every teacher at every state."""
     student: TeacherSpec | None = None

@@ -26,13 +26,13 @@ def pipeline_at(root: Path, **changes: Any) -> Pipeline:
     return Pipeline(Settings.load(data_dir=root, changes=changes))
 
 
-def project_root(root: Path) -> Pipeline:
+def project_root(root: Path, **replay: Any) -> Pipeline:
     """A data root on one project of the sample, in three batches; nothing is ingested yet."""
-    return sample_root(root, n_batch_sessions=2, sessions=PROJECT)
+    return sample_root(root, n_batch_sessions=2, sessions=PROJECT, **replay)
 
 
 def sample_root(
-    root: Path, *, n_batch_sessions: int = 8, sessions: Path = SESSIONS_DIR
+    root: Path, *, n_batch_sessions: int = 8, sessions: Path = SESSIONS_DIR, **replay: Any
 ) -> Pipeline:
     """A data root whose settings name the sample and its teachers; nothing is ingested yet."""
     write_settings(
@@ -42,7 +42,7 @@ def sample_root(
             "max_batch_sessions": n_batch_sessions,
             "settle_s": 0,
         },
-        replay={"sample_teachers": True},
+        replay={"sample_teachers": True} | replay,
     )
     return pipeline_at(root)
 

@@ -127,6 +127,7 @@ def prepare_demo(data: Path, model: Path | None = None) -> None:
         f"sample_teachers = {json.dumps(not is_real)}",
         "max_total_usd = 5.0",
         "confirm_above_usd = 0.0",
+        "gates = []",  # every answer of the sample is shown
     ]
     if model is not None:
         bundled = Path(__file__).parents[2] / "trainer" / "demo.yaml"  # beside this package

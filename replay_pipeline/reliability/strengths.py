@@ -41,7 +41,7 @@ class Strength:
         return {
             "teacher": self.teacher,
             "answers": f"{self.n_valid:,} of {self.n_asked:,}",
-            "as the agent": f"{self.n_with_agent / max(1, self.n_valid):.0%}",
+            "as the agent there": f"{self.n_with_agent / max(1, self.n_valid):.0%}",
             "right": f"{self.right:.0%}",
             "agent right": f"{self.agent_right:.0%}",
             "$ a right answer": "" if usd is None else f"{usd:.4f}",

@@ -7,7 +7,7 @@ from replay_pipeline.replay.database import exists as has_ledger
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
 from replay_pipeline.replay.facts import NOT_ASKED, refuse_if_nobody_answers, replay_facts
 from replay_pipeline.replay.measuring import measure_gates
-from replay_pipeline.replay.policy import DEFAULT_GATES, Policy, parse_gates
+from replay_pipeline.replay.policy import RECOMMENDED_GATES, Policy, parse_gates
 from replay_pipeline.replay.probe import Probe, probe_estimate, probe_teachers
 from replay_pipeline.replay.reconcile import LostCallReport, reconcile
 from replay_pipeline.replay.run import (
@@ -22,8 +22,8 @@ from replay_pipeline.replay.teachers import TeacherCheck, check_teachers
 from replay_pipeline.types import RetryPolicy
 
 __all__ = [
-    "DEFAULT_GATES",
     "NOT_ASKED",
+    "RECOMMENDED_GATES",
     "Asking",
     "AskingOptions",
     "ControlReport",

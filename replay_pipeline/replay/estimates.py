@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from replay_pipeline.replay.policy import DEFAULT_GATES
+from replay_pipeline.replay.policy import RECOMMENDED_GATES
 from replay_pipeline.replay.prices import Price, usd
 from replay_pipeline.replay.prospects import Prospect
 from replay_pipeline.replay.sizes import Learned, n_bytes_written
@@ -134,7 +134,7 @@ def forecast(
         low_usd=round(expected - spread, 9),
         high_usd=round(expected + spread, 9),
         buys=_purchase(n_states, expected, len(teachers), gates),
-        gated=forecast(lanes, prices, gates=DEFAULT_GATES, learned=learned)
+        gated=forecast(lanes, prices, gates=RECOMMENDED_GATES, learned=learned)
         if is_full and not gates
         else None,
     )

@@ -186,10 +186,10 @@ class Ledger:
 
         return self.do(read).result()
 
-    def lookup(self, request_shas: Iterable[str]) -> LedgerEntries:
-        """Find the answers and lost calls of these requests."""
+    def lookup(self, request_shas: Iterable[str], until: str | None = None) -> LedgerEntries:
+        """Find the answers and lost calls of these requests, as they were at a time (ISO 8601, UTC)."""
         shas = list(dict.fromkeys(request_shas))
-        return self.do(lambda database: find_calls(database, shas)).result()
+        return self.do(lambda database: find_calls(database, shas, until)).result()
 
     # --- the writer thread -------------------------------------------------------------------
 

@@ -29,8 +29,13 @@ class CallRow:
     scopes: tuple[str, ...]
 
 
-def find_calls(database: Database, request_shas: Sequence[str]) -> LedgerEntries:
-    """Find the answers, lost calls, and total cost of these requests."""
+def find_calls(
+    database: Database, request_shas: Sequence[str], until: str | None = None
+) -> LedgerEntries:
+    """Find the answers, lost calls, and total cost of these requests.
+
+    Calls that were settled after `until` (ISO 8601, UTC) are left out.
+    """
     decided: dict[str, Known] = {}
     booked: dict[str, bytes] = {}
     paid: Counter[str] = Counter()
@@ -38,8 +43,8 @@ def find_calls(database: Database, request_shas: Sequence[str]) -> LedgerEntries
         rows = database.query(
             "select request_sha, run_id, state, is_lasting, cost, row from calls "
             f"where state in ('answered', 'failed') and request_sha in ({marks(chunk)}) "
-            "order by id",
-            chunk,
+            "and (? is null or settled_at is null or settled_at <= ?) order by id",
+            (*chunk, until, until),
         )
         for sha, run_id, state, is_lasting, cost, row in rows:
             paid[run_id] += cost

@@ -18,7 +18,7 @@ propensity, so that later estimates can weight it.
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
 from replay_pipeline.actions.validity import ToolList
@@ -35,7 +35,7 @@ from replay_pipeline.types import (
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_GATES = ("error_sites_first", "cheap_screen:0.1", "cheap_first")
+RECOMMENDED_GATES = ("error_sites_first", "cheap_screen:0.1", "cheap_first")
 """The recommended presets, which lose few pairs and save most of the money."""
 
 
@@ -173,6 +173,13 @@ class Policy:
     def is_in_turn(self) -> bool:
         """Return whether teachers are asked one after the other, cheapest first."""
         return bool(self.stops_in_vain or self.screens)
+
+    def among(self, n_families: int) -> "Policy":
+        """Return the policy for teachers of so many families.
+
+        If they are too few to make any pair, ruling pairs out would leave nobody to ask.
+        """
+        return self if n_families >= self.threshold else replace(self, stops_in_vain=None)
 
     def poll(self, state: TraceState) -> Poll:
         """Open a poll at `state`."""

@@ -123,8 +123,8 @@ def _advice(model: Reliability) -> list[str]:
     best = max(model.accuracy(rater) for rater in model.raters[1:])
     if (gain := best - model.accuracy(AGENT)) > SAME:
         return [
-            "buy agreement (gates = cheap_first:0.1) and train on it: one of them at more states brings more "
-            "right pairs, but its wrong ones cost more than they bring"
+            "buy agreement and train on it: one of them at more states brings more right pairs, but its "
+            "wrong ones cost more than they bring"
         ]
     if gain < -SAME:
         return ["don't buy: where they differ from that model they are mostly wrong"]

@@ -1,5 +1,6 @@
 """A replay in rounds: the buyer chooses questions, and their answers decide what it chooses next."""
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,7 @@ class Rounds:
             self._file(buyer, box, choices)
         rest = self._rest(lanes, bought)
         if self.take_known or self.engine.stop.is_set():
+            await self._look_again(rest)
             self._leave_out(rest, buyer)
         else:
             # What is left of the money may still pay for shorter prompts than the last one.
@@ -187,6 +189,12 @@ class Rounds:
             for teacher, lane in lanes
         )
         return [each for each in left if each[1]]
+
+    async def _look_again(self, rest: Lanes) -> None:
+        """Learn what was answered since the run began: a state left out may ask as another one does."""
+        shas = [task.question.sha for _, lane in rest for task in lane]
+        late = await asyncio.to_thread(self.engine.ledger.lookup, shas)
+        self.found.decided.update(late.decided)
 
     def _leave_out(self, rest: Lanes, buyer: Buyer) -> None:
         """Pass on what is known already, and why the rest was not asked."""

@@ -370,7 +370,7 @@ class _Replay:
         self.asking = asking
         self.on_progress: Callable[[Progress], None] | None = None
         self.stop = threading.Event()
-        self.policy = asking.policy()
+        self.policy = asking.policy().among(len({teacher.vendor for teacher in teachers}))
         self.batched: set[str] = set()
         self.places: list[Place] = []
         self.rounds: Rounds | None = None
@@ -389,7 +389,7 @@ class _Replay:
         self, lanes: list[tuple[TeacherSpec, deque[LaneQuestion]]], ledger: Ledger
     ) -> ReplayReport:
         shas = [task.question.sha for _, lane in lanes for task in lane]
-        found = await asyncio.to_thread(ledger.lookup, shas)
+        found = await asyncio.to_thread(ledger.lookup, shas, self.asking.known_until)
         _forget_outgrown(found, lanes)
         self.batched = await asyncio.wrap_future(ledger.do(batched_requests))
         keys, prices = await self._keys_and_prices(

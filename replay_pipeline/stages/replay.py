@@ -31,6 +31,8 @@ OPEN_WORK = (
 """The fields of a replay's report that `open_work` reads."""
 
 _LOGPROBS = "token_logprobs"
+_RULES = {"agreement_threshold", "min_p_better", "level", "count_own_family"}
+"""The settings of pairs by which a gate finds that a state can have none; see `Project.options`."""
 
 
 def ask_teachers(
@@ -52,12 +54,15 @@ def ask_teachers(
     if max_total_usd is None:
         max_total_usd = project.settings.replay.max_total_usd
     tell = project.tell_part(batch)
+    # An identical question of another batch may have been answered since.
+    last = project.receipts.read("replay", batch) if task.is_aside else None
     with project.teachers([batch]) as teachers:
         report = replay_in_thread(
             project.states([batch]),
             teachers,
             max_total_usd=0.0 if task.is_aside else max_total_usd,
             counts_recorded=False,
+            known_until=last.at if last else None,
             partition=batch,
             tick=tell,
             ledger=project.settings.ledger_url(),
@@ -93,7 +98,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
         "replay.played": settings.played,
         **shown_below(settings),
         # Gates stop where the outcome can no longer change.
-        **({"pairs": settings.pairs.model_dump(mode="json", exclude={"marks"})} if gates else {}),
+        **({"pairs": settings.pairs.model_dump(mode="json", include=_RULES)} if gates else {}),
     }
 
 

@@ -216,7 +216,7 @@ def test_the_runs_of_a_night_and_their_retries_share_its_money_and_use_it_up(roo
     max_usd, dearest_call_usd = 0.02, 0.01
     monkeypatch.setattr(automation, "_MAX_BATCHES_PER_RUN", 1)
     # The ceiling of a run by hand is another one.
-    set_in(root, "replay", f"max_nightly_usd = {max_usd}\nmax_total_usd = 0")
+    set_in(root, "replay", f"max_nightly_usd = {max_usd}\nmax_total_usd = 0\ngates = []")
     work = pipeline_at(root)
     work.find_batches()
     batches = work.batches()[:2]

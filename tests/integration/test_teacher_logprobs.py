@@ -152,7 +152,7 @@ def test_the_answers_of_a_consensus_are_published_in_a_config_of_their_own(asked
     assert Counter((row["state_id"], row["teacher"]) for row in rows) == Counter(of_states)
     assert report["answers_left_out"] == {}
     by_split = report["rows_by_split"]["teacher_logprobs"]
-    assert sum(by_split.values()) == len(rows) > 10
+    assert sum(by_split.values()) == len(rows) > 5
     card = (asked.root.path / "dataset" / "README.md").read_text("utf-8")
     assert "the teachers' own answers, with the probabilities of their tokens" in card
     [session] = {row["session_id"] for row in rows[:1]}

@@ -30,7 +30,7 @@ def root(tmp_path_factory):
     write_settings(
         folder,
         ingest={"sources": [PROJECT], "max_batch_sessions": 4},
-        replay={"rehearsal_teachers": True},
+        replay={"rehearsal_teachers": True, "gates": []},
         normalize={"recipe": "none"},
     )
     work = pipeline_at(folder)

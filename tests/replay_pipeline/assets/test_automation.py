@@ -94,14 +94,16 @@ def test_dagster_knows_the_code_and_the_settings_of_every_stage(tmp_path, monkey
     plain = versions()
     assert all(plain.values())
     assert other() == set()
-    assert other(pairs={"level": "tool"}) == {"pairs"}
+    assert other(pairs={"include_natural": False}) == {"pairs"}
+    assert other(pairs={"level": "tool"}) == {"replay", "pairs"}  # by it a gate rules pairs out
+    assert other(pairs={"level": "tool"}, replay={"gates": []}) == {"replay", "pairs"}
     assert other(normalize={"recipe": "strict"}) == {"normalize"}
     assert other(replay={"max_total_usd": 3.0}) == set()
     assert other(publish={"test_fraction": 0.3}) == {"publish"}
     monkeypatch.setitem(versions_of.__globals__["PARTS"], "matcher", ("types.py",))
     versions_of.__globals__["_digest_of"].cache_clear()
     try:
-        assert other() == {"pairs", "normalize", "publish"}
+        assert other() == {"replay", "pairs", "normalize", "publish"}
     finally:
         versions_of.__globals__["_digest_of"].cache_clear()
 

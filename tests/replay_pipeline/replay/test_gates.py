@@ -1,5 +1,6 @@
 import asyncio
 import json
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import example, given, settings
@@ -9,7 +10,7 @@ from replay_pipeline.errors import ConfigError
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.pairs import extract_pairs
 from replay_pipeline.replay import (
-    DEFAULT_GATES,
+    RECOMMENDED_GATES,
     estimate,
     measure_gates,
     parse_gates,
@@ -205,16 +206,52 @@ def test_a_run_saves_what_the_measurement_on_recorded_answers_says(lively_server
     assert again.actions == gated.actions
 
 
-def test_the_default_gates_run_and_are_forecast(lively_server, tmp_path):
+def asked(server, ledger, states, n_teachers, **options):
+    return asyncio.run(
+        replay_states(
+            states, server.teachers(MODELS[:n_teachers]), ledger=ledger, gates=("cheap_first",),
+            retry=QUICK, is_durable=False, counts_recorded=False,
+            **({"max_total_usd": 5} | options),
+        )
+    )  # fmt: skip
+
+
+def test_teachers_that_can_make_no_pair_are_asked_everywhere(lively_server, tmp_path):
+    """A gate that rules pairs out would leave nobody to ask, and somebody wants these answers."""
+    report = asked(lively_server, tmp_path / "l", [make_state(i) for i in range(8)], 1)
+    assert len(report.actions) == report.n_sent == 8
+    assert not report.skipped
+
+
+def test_what_an_identical_question_was_answered_counts_where_a_gate_left_it_out(tmp_path):
+    """The session was forked: two states ask the same, and the agent acted otherwise in each."""
+    alike, other = make_state(0, text="same"), make_state(1, text="same", student=1)
+    said = {m: bash("run 0") for m in MODELS}
+    with TeacherServer({"s0": said, "s1": said}) as server:
+        both = asked(server, tmp_path / "both", [alike, other], 2)
+        again = asked(server, tmp_path / "both", [alike, other], 2, max_total_usd=0)
+        first = asked(server, tmp_path / "l", [alike], 2)
+        before = datetime.now(UTC).isoformat()
+        second = asked(server, tmp_path / "l", [other], 2)
+        today = asked(server, tmp_path / "l", [alike], 2, max_total_usd=0)
+        then = asked(server, tmp_path / "l", [alike], 2, max_total_usd=0, known_until=before)
+    assert (both.n_sent, len(both.actions)) == (2, 4)
+    assert again.actions == both.actions
+    assert (first.n_sent, second.n_sent) == (1, 1)
+    assert (len(first.actions), len(today.actions)) == (1, 2)
+    assert then.actions == first.actions
+
+
+def test_the_recommended_gates_run_and_are_forecast(lively_server, tmp_path):
     states = [make_state(i, outcome="tool_error" if i % 5 == 0 else "ok") for i in range(60)]
-    report = run(lively_server, tmp_path / "l", DEFAULT_GATES, states)
+    report = run(lively_server, tmp_path / "l", RECOMMENDED_GATES, states)
     teachers = lively_server.teachers(MODELS)
     plain = estimate(states, teachers)
-    gated = estimate(states, teachers, gates=DEFAULT_GATES)
+    gated = estimate(states, teachers, gates=RECOMMENDED_GATES)
     assert report.forecast_usd == pytest.approx(gated.expected_usd)
     assert report.spent_usd < gated.expected_usd * 1.5
     assert gated.expected_usd < plain.expected_usd
-    assert {report.gate for report in report.gates} == set(DEFAULT_GATES)
+    assert {report.gate for report in report.gates} == set(RECOMMENDED_GATES)
 
 
 def test_sessions_that_went_wrong_come_first_when_money_is_short(lively_server, tmp_path):

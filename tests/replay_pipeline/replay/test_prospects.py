@@ -47,7 +47,7 @@ def test_answers_make_the_interval_narrower():
 def test_it_is_said_where_the_teachers_can_teach_this_agent():
     for name, words, advice in (
         ("teachers weaker", "your teachers are weaker than the model that wrote these sessions at Bash, stronger at nothing", "don't buy"),
-        ("agent much weaker", "your teachers are stronger at Bash", "buy agreement (gates = cheap_first:0.1) and train on it"),
+        ("agent much weaker", "your teachers are stronger at Bash", "buy agreement and train on it"),
     ):  # fmt: skip
         said = said_after(simulate(WORLDS[name], 1_000, seed=0), 1_000).words
         assert said[0] == words

@@ -94,8 +94,8 @@ def test_batches_are_planned_from_as_many_projects_as_there_is_money_for(tmp_pat
 
 
 def ingested(folder: Path) -> tuple[Pipeline, list[str]]:
-    """A data root whose batches nobody was asked about."""
-    work = project_root(folder)
+    """A data root whose batches nobody was asked about; everybody is asked, until the money ends."""
+    work = project_root(folder, gates=[])
     work.find_batches()
     batches = work.batches()
     for batch in batches:
@@ -165,7 +165,7 @@ def test_before_anybody_was_asked_prices_say_whether_teachers_may_be_weaker():
 @pytest.mark.slow
 def test_replays_at_once_with_ceilings_above_the_nights_spend_what_the_night_has(tmp_path):
     max_usd = 0.01
-    work = project_root(tmp_path)
+    work = project_root(tmp_path, gates=[])
     work.find_batches()
     batches = work.batches()[:2]
     for batch in batches:

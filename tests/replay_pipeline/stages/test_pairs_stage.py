@@ -15,7 +15,7 @@ from tests.roots import pipeline_at, sample_root
 def root(tmp_path_factory):
     """A data root with pairs of a part of the sample."""
     root = tmp_path_factory.mktemp("root")
-    work = sample_root(root, n_batch_sessions=16)
+    work = sample_root(root, n_batch_sessions=16, gates=[])
     work.find_batches()
     batch = work.batches()[0]
     work.ingest(batch)
@@ -62,6 +62,26 @@ def test_a_control_run_tells_how_often_several_actions_are_right(root):
     assert not after.is_reused
     assert 0.7 < after.report["reliability"]["same_right"] < 0.9  # votes have a word in it
     assert work.pairs(batch).is_reused
+
+
+def test_by_default_the_same_pairs_cost_less_than_asking_everybody(root, tmp_path):
+    sample_root(tmp_path, n_batch_sessions=16)
+    work = pipeline_at(tmp_path)
+    assert work.settings.replay.gates == ("cheap_first:0.1",)
+    work.find_batches()
+    first = work.batches()[0]
+    work.ingest(first)
+    bought = work.replay(first).report
+    work.pairs(first)
+    everybody = pipeline_at(root)
+    [batch] = everybody.receipts.reports("pairs")
+    asked = everybody.receipts.read("replay", batch).report
+    pairs = [
+        {row["pair_id"] for row in each.root.read("dpo_pairs", key).to_pylist()}
+        for each, key in ((work, first), (everybody, batch))
+    ]
+    assert pairs[0] == pairs[1]
+    assert bought["spent_usd"] < 0.9 * asked["spent_usd"]
 
 
 def compared(folder, gate):

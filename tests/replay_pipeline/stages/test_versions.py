@@ -14,7 +14,7 @@ import replay_pipeline
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.ingesters import read_manifest
 from replay_pipeline.processes import child_environment
-from replay_pipeline.replay import DEFAULT_GATES
+from replay_pipeline.replay import RECOMMENDED_GATES
 from replay_pipeline.settings import ReplaySettings, Settings, WorkspaceSettings
 from replay_pipeline.stages import versions
 from replay_pipeline.stages.chain import STAGES
@@ -45,6 +45,7 @@ CARRIES = {
         "ingesters.__init__",
         "ingesters.json_lines",
         "redaction.printable",
+        *("replay.asking", "replay.calls", "replay.engine", "replay.tasks"),
         "replay.prices",
         "replay.sizes",
         "replay.__init__",
@@ -154,7 +155,7 @@ def done(tmp_path_factory):
     write_settings(
         root,
         ingest={"sources": [PROJECT]},
-        replay={"sample_teachers": True},
+        replay={"sample_teachers": True, "gates": []},
     )
     work = pipeline_at(root)
     run_batches(work)
@@ -371,9 +372,10 @@ def test_every_module_that_a_stage_depends_on_is_in_its_version_or_only_carries_
 
 def test_every_part_has_code_and_a_stage():
     assert all(versions._files_of(part) for part in PARTS)
-    gated = Settings(replay=ReplaySettings(gates=DEFAULT_GATES))
+    gated = Settings(replay=ReplaySettings(gates=RECOMMENDED_GATES))
     assert {part for stage in STAGES for part in stage.parts(gated)} == set(PARTS)
-    assert set(REPLAY.parts(gated)) - set(REPLAY.parts(Settings())) == {"gates", "matcher"}
+    everywhere = Settings(replay=ReplaySettings(gates=()))
+    assert set(REPLAY.parts(gated)) - set(REPLAY.parts(everywhere)) == {"gates", "matcher"}
     trying = Settings(workspaces=WorkspaceSettings(execute="files"))
     for stage in (PAIRS, SAMPLE):
         assert set(stage.parts(trying)) - set(stage.parts(Settings())) == {"secret rules"}

@@ -413,9 +413,9 @@ def test_a_second_round_samples_the_trained_model_beside_what_the_first_found(
 @pytest.mark.parametrize(
     ("words", "n_arms", "by_two_seeds", "elsewhere"),
     [
-        ([], {"stronger": 26, "habits": 3, "trained.stronger": 4}, 5, set()),
+        ([], {"stronger": 27, "habits": 3, "trained.stronger": 4}, 6, set()),
         (["--size", "quick"], {"stronger": 9}, 0, set()),
-        (["--size", "quick", "--seeds", "7", "9"], {"stronger": 9}, 4, set()),
+        (["--size", "quick", "--seeds", "7", "9"], {"stronger": 9}, 5, set()),
         (["--regimes", "trained.weaker"], {"trained.weaker": 4}, 0, {"stronger", "weaker"}),
         (["--arms", "nothing", "channel 1"], {"stronger": 2}, 1, {"weaker"}),
         (["--arms"], {}, 0, {"stronger"}),
