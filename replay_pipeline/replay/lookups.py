@@ -39,12 +39,13 @@ def find_calls(
     decided: dict[str, Known] = {}
     booked: dict[str, bytes] = {}
     paid: Counter[str] = Counter()
+    then = " and (settled_at is null or settled_at <= ?)" if until else ""
     for chunk in chunks(request_shas):
         rows = database.query(
             "select request_sha, run_id, state, is_lasting, cost, row from calls "
-            f"where state in ('answered', 'failed') and request_sha in ({marks(chunk)}) "
-            "and (? is null or settled_at is null or settled_at <= ?) order by id",
-            (*chunk, until, until),
+            f"where state in ('answered', 'failed') and request_sha in ({marks(chunk)})"
+            f"{then} order by id",
+            (*chunk, *([until] if until else ())),
         )
         for sha, run_id, state, is_lasting, cost, row in rows:
             paid[run_id] += cost

@@ -138,10 +138,10 @@ def open_work(
 
     Returns:
         The open questions that no gate skipped, their cost, the reasons why replays ended, and
-        failed calls by error. The cost, in US dollars, follows from that of earlier answers, else
-        from the estimate, and is `None` without either. Questions that no real teacher was ever
-        asked are counted separately, before gates. Made-up answers of a rehearsal count nowhere
-        else.
+        failed calls by error. The cost, in US dollars, follows from that of earlier answers and
+        from what gates left out there, else from the estimate, and is `None` without either.
+        Questions that no real teacher was ever asked are counted separately, before gates.
+        Made-up answers of a rehearsal count nowhere else.
     """
     played = [report for report in replays if is_play(report)]
     replays = [report for report in replays if not is_play(report)]
@@ -149,12 +149,13 @@ def open_work(
     skipped = added(report.get("skipped", {}) for report in replays)
     n_left = sum(skipped.get(reason, 0) for reason in NOT_ASKED)
     n_answers = sum(report["n_answers"] for report in replays)
+    n_settled = n_answers + sum(skipped.values()) - n_left
     spent_usd = sum(report["spent_usd"] for report in replays)
     expected_usd = sum(report.get("forecast_usd") or 0.0 for report in replays)
     stopped = [report.get("stop_reason", "unknown") for report in replays]
     return {
         "n_questions_left": n_left,
-        "left_usd": n_left * spent_usd / n_answers if n_answers else expected_usd or None,
+        "left_usd": n_left * spent_usd / n_settled if n_answers else expected_usd or None,
         "stop_reasons": {reason: stopped.count(reason) for reason in dict.fromkeys(stopped)},
         "errors": added(report.get("errors", {}) for report in replays),
         "n_answers": n_answers,
