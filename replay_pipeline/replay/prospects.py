@@ -117,21 +117,35 @@ _Place = tuple[str, Pattern, bool | None]
 
 
 def _advice(model: Reliability) -> list[str]:
-    """Return what to buy, as the table of `recipes/what_a_dollar_buys` has it."""
     if not model.words():
         return []
     best = max(model.accuracy(rater) for rater in model.raters[1:])
-    if (gain := best - model.accuracy(AGENT)) > SAME:
-        return [
+    found = [advice(best - model.accuracy(AGENT))]
+    if best - model.accuracy(AGENT) > SAME:
+        found.append(
+            "teachers that make the same mistakes look stronger than they are: check forty pairs in "
+            "replay-pipeline look first"
+        )
+    return found
+
+
+def advice(gain: float) -> str:
+    """Return what to buy, as the tables of `recipes/what_a_dollar_buys` have it.
+
+    Args:
+        gain: how much more often the best teacher is right than the model to train.
+    """
+    if gain > SAME:
+        return (
             "buy agreement and train on it: one of them at more states brings more right pairs, but its "
             "wrong ones cost more than they bring"
-        ]
+        )
     if gain < -SAME:
-        return ["don't buy: where they differ from that model they are mostly wrong"]
-    return [
+        return "don't buy: where they differ from that model they are mostly wrong"
+    return (
         "teachers that are as good as that model gain it little: check some pairs on the page of "
         "replay-pipeline look before you buy more"
-    ]
+    )
 
 
 def _usd_by_family(

@@ -2,13 +2,15 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from replay_pipeline.errors import ConfigError, PriceError
 from replay_pipeline.pages.costs import list_price_usd
 from replay_pipeline.pages.public_scores import words_of_scores
+from replay_pipeline.reliability.calibration import FEWEST_CHECKED
+from replay_pipeline.reliability.strengths import strengths
 from replay_pipeline.replay import (
     Estimate,
     check_teachers,
@@ -18,6 +20,7 @@ from replay_pipeline.replay import (
     probe_teachers,
     replay_batch,
 )
+from replay_pipeline.replay.prospects import Prospect, advice
 from replay_pipeline.settings import teacher_key
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.doctor import examine, examine_probes
@@ -93,6 +96,7 @@ def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> E
         )
         added = _added_by_clients(project, batches, teachers, found)
         found = replace(found, added_by_clients=added)
+    found = replace(found, prospect=as_checked(found.prospect, _checked(project)))
     if found.prospect.words or project.settings.played:
         return found
     agents: Counter[str] = Counter()
@@ -101,6 +105,41 @@ def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> E
         agents.update(model for model in column.to_pylist() if model)
     words = tuple(words_beforehand(found, agents))
     return replace(found, prospect=replace(found.prospect, words=words))
+
+
+def _checked(project: Project) -> Iterator[Mapping[str, Any]]:
+    """Yield the report of each batch with pairs that a person checked."""
+    for batch, report in project.receipts.reports("pairs", names=["precision"]).items():
+        n_checked = (report.get("precision") or {}).get("n_checked", 0)
+        if n_checked >= FEWEST_CHECKED and (receipt := project.receipts.read("pairs", batch)):
+            yield receipt.report
+
+
+def as_checked(seen: Prospect, reports: Iterable[Mapping[str, Any]]) -> Prospect:
+    """Correct what votes promise by the pairs that a person checked.
+
+    Votes alone can't tell an agreement that is right from a mistake that the teachers share.
+
+    Args:
+        seen: what the votes promise.
+        reports: of the pairs stage, each of a batch with checked pairs.
+    """
+    checked = list(reports)
+    found = strengths(checked)
+    if not found:
+        return seen
+    n = sum(each["precision"]["n_checked"] for each in checked)
+    low, high = (
+        sum(each["precision"]["n_checked"] * each["precision"][end] for each in checked) / n
+        for end in ("low", "high")
+    )
+    best = max(found, key=lambda each: each.right)
+    words = (
+        f"by {n} checked pairs, {low:.0%} to {high:.0%} of the pairs are right, your best teacher in "
+        f"{best.right:.0%}, and that model in {best.agent_right:.0%}"
+    )
+    told = (words, advice(best.right - best.agent_right))
+    return replace(seen, low=low * seen.low, high=high * seen.high, words=told, next=None)
 
 
 _LOOKED_AT = 100

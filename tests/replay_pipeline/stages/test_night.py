@@ -10,10 +10,11 @@ import pytest
 from replay_pipeline.ingesters import SourceSlice, TraceBatch, write_manifest
 from replay_pipeline.ingesters.batches import ReadMark
 from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
+from replay_pipeline.replay.prospects import Prospect
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipt
-from replay_pipeline.stages.spending import words_beforehand
+from replay_pipeline.stages.spending import as_checked, words_beforehand
 from replay_pipeline.stages.summary import night_words, summarize_night
 from tests.roots import pipeline_at, project_root
 
@@ -136,6 +137,23 @@ def test_money_for_a_part_reaches_every_batch_of_a_run(tmp_path):
         counts = report["asked_by"]["projects"]
         assert len(counts) == report["coverage"]["projects"]["all"]
         assert sum(counts.values()) == report["coverage"]["states"]["asked"]
+
+
+def test_checked_pairs_outweigh_what_votes_promise():
+    """Three teachers that share their mistakes agree, and look right to one another."""
+    seen = Prospect(low=0.2, high=0.4, n_states=499, words=("buy",), next=None)
+    tally = {"family": "qwen", "n_asked": 9, "n_valid": 9, "n_with_student": 3, "cost_usd": 0.1}
+    kinds = {"accuracy_by_kind": {}, "accuracy": {"qwen": 0.36, "agent": 0.92}}
+    checked = {"n_checked": 40, "low": 0.1, "high": 0.35}
+    report = {"precision": checked, "reliability": kinds, "teachers": {"qwen": tally}}
+    found = as_checked(seen, [report])
+    assert found.words == (
+        "by 40 checked pairs, 10% to 35% of the pairs are right, your best teacher in 36%, and that "
+        "model in 92%",
+        "don't buy: where they differ from that model they are mostly wrong",
+    )
+    assert (found.low, found.high) == (pytest.approx(0.02), pytest.approx(0.14))
+    assert as_checked(seen, []) == seen
 
 
 def test_before_anybody_was_asked_prices_say_whether_teachers_may_be_weaker():

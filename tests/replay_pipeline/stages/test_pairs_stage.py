@@ -46,6 +46,20 @@ def test_a_second_export_of_marks_keeps_those_before(root, tmp_path):
     assert all(other["marks"] == said for other in others)
 
 
+def test_an_estimate_believes_checked_pairs_more_than_votes(root, tmp_path):
+    work = pipeline_at(root)
+    [batch] = work.receipts.reports("pairs")
+    work.pairs(batch)
+    pairs = [row["pair_id"] for row in work.root.read("dpo_pairs", batch).to_pylist()]
+    for n, is_enough in ((4, False), (8, True)):
+        marks = {"format": FORMAT, "marks": dict.fromkeys(pairs[:n], "reject")}
+        (tmp_path / "marks.json").write_text(json.dumps(marks), "utf-8")
+        checked = pipeline_at(root, pairs={"marks": tmp_path / "marks.json"})
+        checked.pairs(batch)
+        told, *_ = checked.estimate([batch]).prospect.words
+        assert told.startswith(f"by {n} checked pairs, ") == is_enough
+
+
 def test_a_control_run_tells_how_often_several_actions_are_right(root):
     """Pairs made before it are made again: it changes what they claim."""
     work = pipeline_at(root)
