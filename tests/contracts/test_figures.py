@@ -56,7 +56,9 @@ def test_the_recipe_tells_every_purchase_as_its_table_has_it():
         counts = f"{row['n_calls']} | {row['n_pairs']} | {row['n_right_pairs']}"
         sides = (f"{row[side]:.2f}".lstrip("0") for side in ("chosen_right", "rejected_right"))
         regime = name.partition(",")[0]
-        told_row = rf"\| {re.escape(regime)} \| [^|]+ \| {re.escape(' | '.join([counts, *sides]))} \|"
+        told_row = (
+            rf"\| {re.escape(regime)} \| [^|]+ \| {re.escape(' | '.join([counts, *sides]))} \|"
+        )
         assert re.search(told_row, page), (name, told_row)
 
 
