@@ -120,13 +120,12 @@ def _advice(model: Reliability) -> list[str]:
     if not model.words():
         return []
     best = max(model.accuracy(rater) for rater in model.raters[1:])
-    found = [advice(best - model.accuracy(AGENT))]
-    if best - model.accuracy(AGENT) > SAME:
-        found.append(
-            "teachers that make the same mistakes look stronger than they are: check forty pairs in "
-            "replay-pipeline look first"
-        )
-    return found
+    gain = best - model.accuracy(AGENT)
+    doubt = (
+        "teachers that make the same mistakes look stronger than they are: check forty pairs in "
+        "replay-pipeline look first"
+    )
+    return [advice(gain), *([doubt] if gain > SAME else [])]
 
 
 def advice(gain: float) -> str:

@@ -72,7 +72,8 @@ class Rounds:
             self._file(buyer, box, choices)
         rest = self._rest(lanes, bought)
         if self.take_known or self.engine.stop.is_set():
-            await self._look_again(rest)
+            if self.take_known:
+                await self._look_again(rest)
             self._leave_out(rest, buyer)
         else:
             # What is left of the money may still pay for shorter prompts than the last one.
