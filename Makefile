@@ -16,7 +16,7 @@ FRAMEWORKS ?= $(patsubst tests/frameworks/%/,%,$(wildcard tests/frameworks/[a-z]
 ENVIRONMENTS := .venv-frameworks
 
 CHECKS := check-pipeline check-trainer check-replay check-whole check-static
-.PHONY: install demo real-model dollar dollar-quick test test-wheel test-browser test-client test-real test-engines test-storage test-ray test-recipes screenshots test-frameworks ui check $(CHECKS) check-deploy run-deploy mutants audit format bench month stops lock sbom docs clean
+.PHONY: install demo real-model dollar dollar-quick test test-wheel test-browser test-client test-real test-engines test-ray test-recipes screenshots test-frameworks ui check $(CHECKS) check-deploy run-deploy mutants audit format bench month stops lock sbom docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
@@ -117,19 +117,6 @@ test-engines: $(STAMP)
 	$(BIN)/python recipes/real_model/weights.py build/real-model --only gemma-3-270m --gguf
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r tests/engines/requirements.txt
 	$(BIN)/python -m pytest --confcutdir=tests/engines tests/engines
-
-# Dagster's own tests of a storage, asked of ours. They are in its source distribution, and in a checkout
-# of the same version, which DAGSTER_SOURCE may name.
-DAGSTER_VERSION := $(shell sed -n 's/^dagster==//p' constraints.txt)
-DAGSTER_SOURCE ?= build/dagster-$(DAGSTER_VERSION)
-test-storage: $(STAMP) | $(filter build/dagster-%,$(DAGSTER_SOURCE))
-	DAGSTER_SOURCE=$(DAGSTER_SOURCE) REPLAY_FAST_STORAGE=1 $(BIN)/python -m pytest \
-	  -c tests/storage/pytest.ini --rootdir . tests/storage
-
-build/dagster-%:
-	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary dagster \
-	  -d build dagster==$*
-	tar -xzf $@.tar.gz -C build
 
 # data-juicer's Ray executor on two nodes of this machine. Ray is in no other environment of ours.
 test-ray: $(ENVIRONMENTS)/ray/.installed

@@ -56,7 +56,6 @@ T = TypeVar("T")
 
 ASSETS = ("trace_states", "teacher_actions", "dpo_pairs", "normalized_pairs")
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-STOCK_YAML = "telemetry: {enabled: false}\n"
 
 
 def make_root(folder: Path, n: int, server: TeacherServer) -> Pipeline:
@@ -114,14 +113,8 @@ def timed(work: Callable[[], Any]) -> tuple[float, float]:
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
-def stock_home(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "dagster.yaml").write_text(STOCK_YAML)
-    return folder
-
-
-def per_batch(folder: Path, n: int, n_stock: int, *, with_backfill: bool) -> dict[str, float]:
-    """Range runs with work and without, against plain calls and against stock storage."""
+def per_batch(folder: Path, n: int, *, with_backfill: bool) -> dict[str, float]:
+    """Range runs with work and without, against plain calls."""
     figures: dict[str, float] = {}
     with TeacherServer(script={"content": "I read the test first."}) as server:
         (folder / "warm").mkdir()
@@ -145,20 +138,8 @@ def per_batch(folder: Path, n: int, n_stock: int, *, with_backfill: bool) -> dic
         figures["sensor_tick_cpu_s"] = tick_cpu
         _, figures["status_s"] = timed(lambda: at(root).status())
         figures["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        few = folder / "few"
-        few.mkdir()
         if with_backfill:
             figures |= backfill(root)
-        small = make_root(few, n_stock, server).root.path
-        by_hand(small)
-        for name, place in (("fast", prepare_home(small)), ("stock", stock_home(few / "stock"))):
-            with dg.DagsterInstance.from_config(str(place)) as instance:
-                range_run(small, instance)
-                cpu, wall = timed(lambda: range_run(small, instance))
-            figures[f"{name}_cpu_ms"] = cpu / (n_stock * len(ASSETS)) * 1e3
-            figures[f"{name}_wall_ms"] = wall / (n_stock * len(ASSETS)) * 1e3
-        figures["stock_over_fast_cpu"] = figures["stock_cpu_ms"] / figures["fast_cpu_ms"]
-        figures["stock_over_fast_wall"] = figures["stock_wall_ms"] / figures["fast_wall_ms"]
     return figures
 
 
@@ -290,11 +271,11 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=1000, help="how many partitions")
     arguments = parser.parse_args()
     is_small = arguments.small  # then one web server has to do for the clicks and the backfill
-    n, n_stock, n_clicks = (30, 5, 1) if is_small else (arguments.batches, 40, 5)
+    n, n_clicks = (30, 1) if is_small else (arguments.batches, 5)
     figures: dict[str, float] = {"batches": n}
     with tempfile.TemporaryDirectory(prefix="orchestration-") as folder:
         for name, measure in (
-            ("batches", lambda place: per_batch(place, n, n_stock, with_backfill=not is_small)),
+            ("batches", lambda place: per_batch(place, n, with_backfill=not is_small)),
             ("clicks", lambda place: clicks(place, n_clicks, with_backfill=is_small)),
         ):
             place = Path(folder) / name

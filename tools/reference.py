@@ -30,7 +30,6 @@ the one that `REPLAY_SETTINGS` names, else `settings.toml` in the data root.
 | `REPLAY_SALT` | makes placeholders of secrets unguessable outside this installation |
 | `REPLAY_LEDGER` | the ledger, as `replay.ledger`: the place for a URL with a password |
 | `REPLAY_DAGSTER_DB` | Dagster's records on PostgreSQL, as `postgresql+psycopg2://user:password@host/name`; without it they are files |
-| `REPLAY_FAST_STORAGE` | `1` or `0`: keep Dagster's records in files by the fast storage, or not; without it, under the minor versions of Dagster that it was tested with |
 | `REPLAY_WEBHOOK` | the address that is told when a run fails, as `notify.webhook_url` |
 | `REPLAY_DEBUG` | `1`: show the stack below an error, also in Dagster; `--debug` sets it |
 | `OPENROUTER_API_KEY`, `HF_TOKEN` | keys; read from the environment only, never written |

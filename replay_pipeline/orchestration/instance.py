@@ -42,19 +42,7 @@ retention:
   schedule: {{purge_after_days: 90}}
 """
 
-_SQLITE_YAML = """\
-storage:
-  custom:
-    module: replay_pipeline.orchestration.sqlite_storage
-    class: FastSqliteStorage
-    config: {{base_dir: {home}}}
-"""
-
-_POSTGRES_YAML = """\
-storage:
-  postgres:
-    postgres_url: {{env: {variable}}}
-"""
+_POSTGRES_YAML = f"storage: {{postgres: {{postgres_url: {{env: {DAGSTER_DATABASE}}}}}}}\n"
 
 # Modules are looked for in the working directory first: left out, it would be the current folder.
 _WORKSPACE_YAML = """\
@@ -70,7 +58,7 @@ _STORES = ("AWS_*", "AZURE_*", "FSSPEC_*", "GCS_*", "GOOGLE_*")
 """Where the clients of object stores look for credentials, endpoint and region."""
 
 _EVENT_BATCH = "500"
-"""Events of one step that Dagster hands to its storage together."""
+"""Events of one step that Dagster hands to PostgreSQL together."""
 
 
 def prepare_home(local_dir: Path) -> Path:
@@ -91,8 +79,7 @@ def prepare_home(local_dir: Path) -> Path:
         raise MissingDependencyError(
             f"{DAGSTER_DATABASE} needs dagster-postgres: pip install 'replay-pipeline[postgres]'"
         )
-    storage = _POSTGRES_YAML if has_dagster_database() else _SQLITE_YAML
-    storage = storage.format(home=json.dumps(str(home)), variable=DAGSTER_DATABASE)
+    storage = _POSTGRES_YAML if has_dagster_database() else ""  # SQLite files in this folder
     instance_yaml = _INSTANCE_YAML.format(storage=storage)
     workspace_yaml = _WORKSPACE_YAML.format(home=json.dumps(str(home)))
     for name, text in (("dagster.yaml", instance_yaml), ("workspace.yaml", workspace_yaml)):

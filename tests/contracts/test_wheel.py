@@ -16,7 +16,6 @@ LOADED_BY_NAME = {
     "replay_pipeline.normalize.executor_process": "a process of its own: normalize/executors.py",
     "replay_pipeline.normalize.operators": "the entry point of data-juicer",
     "replay_pipeline.orchestration.serve": "the process behind `replay-pipeline ui`",
-    "replay_pipeline.orchestration.sqlite_storage": "dagster.yaml",
     "replay_pipeline.publish.hub": "publish/earlier.py, once a repository is named",
     "replay_pipeline.publish.sync": "publish/earlier.py, once a repository is named",
     "replay_pipeline.orchestration.supervise": "the first process of a container",

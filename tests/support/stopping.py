@@ -16,7 +16,6 @@ from dagster._cli.job import execute_launch_command
 from dagster._cli.workspace.cli_target import WorkspaceOpts
 
 from replay_pipeline.orchestration.instance import prepare_home
-from replay_pipeline.orchestration.sqlite_storage import FastSqliteStorage
 from replay_pipeline.processes import child_environment
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.testing import TeacherServer
@@ -187,8 +186,7 @@ def _home_without_queue(root: Path) -> Path:
     """Dagster's home with runs that start at once, as they do when they have left the queue."""
     home = prepare_home(root)
     (home / "dagster.yaml").write_text(
-        f"telemetry: {{enabled: false}}\nstorage: {{custom: {{module: {FastSqliteStorage.__module__}, "
-        f"class: FastSqliteStorage, config: {{base_dir: '{home}'}}}}}}\n"
+        "telemetry: {enabled: false}\n"
         "run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}\n"
     )
     return home
