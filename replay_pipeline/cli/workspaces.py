@@ -123,6 +123,10 @@ def workspace_checks(
 
 @workspace_app.command("serve")
 def workspace_serve(
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="Offer the states of this dataset instead: a folder or Hub id."),
+    ] = None,
     data: DataOption = None,
     settings: SettingsOption = None,
     sessions: SourcesOption = None,
@@ -132,16 +136,24 @@ def workspace_serve(
     limit: Annotated[int, typer.Option(min=1, help="How many states to offer.")] = 200,
     max_calls: Annotated[int, typer.Option(min=1, help="Most calls in an episode.")] = 32,
 ) -> None:
-    """Offer states with a check as an environment that OpenEnv's clients speak to.
+    """Offer states as an environment that OpenEnv's clients speak to.
 
-    Needs `workspaces.execute = "commands"` and `workspaces.checks`. Anyone who reaches the address can run
+    With `--dataset` they are the recorded states of a published dataset, and the reward is the agreement
+    with the consensus. Else they are states of sessions, and the reward is the project's check. This needs
+    `workspaces.execute = "commands"` and `workspaces.checks`, and anyone who reaches the address can run
     commands in the sandbox: bind it to a network you trust.
     """
-    from replay_pipeline.stages.environment import serve_tasks
+    from replay_pipeline.stages.environment import serve_checked, serve_recorded
 
+    def on_ready(address: str) -> None:
+        out.print(address, highlight=False)
+
+    if dataset is not None:
+        serve_recorded(dataset, host=host, port=port, on_ready=on_ready)
+        return
     options = load(settings, data)
     work = _workspaces(settings, data, sessions, repository)
-    serve_tasks(
+    serve_checked(
         work, options.workspaces, host=host, port=port, limit=limit, max_calls=max_calls,
-        on_ready=lambda address: out.print(address, highlight=False),
+        on_ready=on_ready,
     )  # fmt: skip

@@ -1,12 +1,35 @@
 """Open the dataset with `datasets.load_dataset`, as its users do."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from replay_pipeline.errors import ConfigError, MissingDependencyError
 from replay_pipeline.publish import layout
+
+
+def rows_of(dataset: str, config: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a config of a dataset, a folder or a Hub id, each with its `split`.
+
+    Raises:
+        ConfigError: the dataset can't be read.
+        MissingDependencyError: `datasets` isn't installed.
+    """
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ImportError as error:
+        raise MissingDependencyError(
+            "datasets is not installed; pip install 'replay-pipeline[train]' brings it"
+        ) from error
+    try:
+        splits = datasets.load_dataset(dataset, config)
+    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+        raise ConfigError(f"{dataset}: cannot read {config} ({error})") from error
+    for split, rows in splits.items():
+        for row in rows:
+            yield {**row, "split": split}
 
 
 def problems_of_loading(

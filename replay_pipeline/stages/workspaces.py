@@ -19,7 +19,7 @@ from replay_pipeline.ingesters.opencode_database import databases_in, export_ses
 from replay_pipeline.settings import Settings
 from replay_pipeline.workspaces.checks import guess_checks
 from replay_pipeline.workspaces.commands import only_reads
-from replay_pipeline.workspaces.environment import CheckedTask
+from replay_pipeline.workspaces.environment import CheckedTask, Run
 from replay_pipeline.workspaces.fidelity import RerunCall, checks, shares
 from replay_pipeline.workspaces.git import Repository, find_repositories
 from replay_pipeline.workspaces.history import History
@@ -238,12 +238,16 @@ class Workspaces:
                 found[tree.root] = guess_checks(files)
         return found
 
-    def tasks(self, checks_of: Mapping[str, str], *, limit: int) -> list[CheckedTask]:
+    def tasks(
+        self, checks_of: Mapping[str, str], *, run: Run, limit: int, max_calls: int
+    ) -> list[CheckedTask]:
         """Return states of working trees that have a check, the first decisions after a request.
 
         Args:
             checks_of: commands, by working tree.
+            run: runs a command on files of a task.
             limit: how many.
+            max_calls: how many calls an episode has at most.
         """
         found: list[CheckedTask] = []
         for log, history in self.histories():
@@ -266,6 +270,8 @@ class Workspaces:
                             check=check,
                             messages=[{"role": "user", "content": step.request}],
                             files=lambda files=files: files,
+                            run=run,
+                            max_calls=max_calls,
                         )
                     )
                 history.enter(order, step)

@@ -1,16 +1,24 @@
-"""States with a check as episodes: an agent starts at the files, acts with the client's tools, and should pass the check."""
+"""States as episodes. The reward is that the project's check passes, or that the consensus is met.
 
+At a checked state an agent has the files, acts with the client's tools, and should make the check
+pass. At a recorded state of a published dataset it makes the calls of one decision. They have no
+results, because the recording ends there.
+"""
+
+import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
+from replay_pipeline.actions.reward import consensus_reward
+from replay_pipeline.types import Tool
 from replay_pipeline.workspaces.sandbox import Ran
 from replay_pipeline.workspaces.tools import FILE_TOOLS, ToolRun
 from replay_pipeline.workspaces.tree import FileTree
 
-Run = Callable[[str, Mapping[str, bytes]], Ran]
-"""Runs a command on files of the task's root."""
+Run = Callable[["CheckedTask", str, Mapping[str, bytes]], Ran]
+"""Runs a command on files of a task's root."""
 _ARGUMENTS: dict[str, dict[str, str]] = {
     "Read": {"file_path": "string", "offset": "integer", "limit": "integer"},
     "Edit": {
@@ -40,19 +48,94 @@ _ABOUT = {
     "Glob": "Find files by name.",
     "Bash": "Run a command in the shell.",
 }
-TOOLS: list[dict[str, Any]] = [
+CLIENT_TOOLS: list[Tool] = [
     {
-        "name": name,
-        "description": _ABOUT[name],
-        "input_schema": {
-            "type": "object",
-            "properties": {key: {"type": kind} for key, kind in arguments.items()},
-            "required": _REQUIRED[name],
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": _ABOUT[name],
+            "parameters": {
+                "type": "object",
+                "properties": {key: {"type": kind} for key, kind in arguments.items()},
+                "required": _REQUIRED[name],
+            },
         },
     }
     for name, arguments in _ARGUMENTS.items()
 ]
-"""The tools of an episode, in MCP's form."""
+NO_RESULT = "The recording ends here."
+
+
+class EpisodeTurn(msgspec.Struct, frozen=True):
+    """The results of one call of an episode."""
+
+    text: str
+    error: str | None
+    reward: float
+    is_done: bool
+
+
+class Episode(Protocol):
+    """One attempt at a task. The rewards of its calls add up."""
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> EpisodeTurn:
+        """Make a call."""
+        ...
+
+
+class Task(Protocol):
+    """A state that is on offer."""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Return what an agent is told: the state's id, its split, its messages as `prompt`."""
+        ...
+
+    @property
+    def tools(self) -> list[Tool]:
+        """Return the tools of its episodes."""
+        ...
+
+    def begin(self) -> Episode:
+        """Begin an episode."""
+        ...
+
+
+class RecordedTask(msgspec.Struct, frozen=True):
+    """A state at which the teachers agreed on tool calls."""
+
+    row: dict[str, Any]
+    """The row of the dataset's `prompts`, with its split."""
+    tools: list[Tool]
+
+    def begin(self) -> "RecordedEpisode":
+        """Begin an episode, which is over after as many calls as the consensus has."""
+        return RecordedEpisode(self)
+
+
+class RecordedEpisode:
+    """One decision at a recorded state. Its reward is how well it agrees with the consensus."""
+
+    def __init__(self, task: RecordedTask) -> None:
+        self._row = task.row
+        self._names = {tool["function"]["name"] for tool in task.tools}
+        self._n_calls = len(task.row["consensus"]["tool_calls"])
+        self._calls: list[dict[str, Any]] = []
+        self._score = 0.0
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> EpisodeTurn:
+        """Add a call to the decision; its reward is by how much the agreement grew."""
+        is_done = len(self._calls) >= self._n_calls
+        if is_done or name not in self._names:
+            error = "the episode is over" if is_done else f"there is no tool {name}"
+            return EpisodeTurn("", error, 0.0, is_done)
+        function = {"name": name, "arguments": json.dumps(dict(arguments), sort_keys=True)}
+        number = len(self._calls)
+        self._calls.append({"id": f"call_{number}", "type": "function", "function": function})
+        action = {"role": "assistant", "content": "", "tool_calls": list(self._calls)}
+        before, self._score = self._score, consensus_reward(action, self._row)
+        is_done = len(self._calls) >= self._n_calls
+        return EpisodeTurn(NO_RESULT, None, self._score - before, is_done)
 
 
 class CheckedTask(msgspec.Struct, frozen=True):
@@ -67,37 +150,38 @@ class CheckedTask(msgspec.Struct, frozen=True):
     """The messages that the agent gets."""
     files: Callable[[], Mapping[str, bytes]]
     """Everything in the working tree, by path relative to the root."""
+    run: Run
+    """Runs the check and the agent's commands in a sandbox."""
+    max_calls: int = 32
+    """After so many calls an episode is over."""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Return what an agent is told."""
+        return {"state_id": self.state_id, "prompt": self.messages, "check": self.check}
+
+    @property
+    def tools(self) -> list[Tool]:
+        """Return the tools of its episodes."""
+        return CLIENT_TOOLS
+
+    def begin(self) -> "CheckedEpisode":
+        """Begin an episode at the files of the task."""
+        return CheckedEpisode(self)
 
 
-class EpisodeTurn(msgspec.Struct, frozen=True):
-    """The results of one call of an episode."""
-
-    text: str
-    error: str | None
-    reward: float
-    is_done: bool
-
-
-class TaskEpisode:
-    """One attempt at a task. The rewards of its calls add up to 1 if the check passes at the end.
+class CheckedEpisode:
+    """One attempt at a checked task. The rewards of its calls add up to 1 if the check passes at the end.
 
     A check that passed at the start gives no reward.
     """
 
-    def __init__(self, task: CheckedTask, run: Run, *, max_calls: int = 32) -> None:
-        """Stand at the files of a task.
-
-        Args:
-            task: which.
-            run: runs the check and commands, in a sandbox.
-            max_calls: after so many the episode is over.
-        """
+    def __init__(self, task: CheckedTask) -> None:
         self.task = task
-        self._run = run
         self._files = dict(task.files())
         texts = {name: data.decode("utf-8", "replace") for name, data in self._files.items()}
         self._tools = ToolRun(FileTree(task.root, texts), cwd=task.cwd)
-        self._n_left = max_calls
+        self._n_left = task.max_calls
         self._passed = self._is_passing()
         self.is_done = False
 
@@ -116,7 +200,7 @@ class TaskEpisode:
 
     def _called(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, str | None, bool]:
         if name == "Bash":
-            ran = self._run(str(arguments.get("command")), self._now())
+            ran = self.task.run(self.task, str(arguments.get("command")), self._now())
             for path, text in ran.changes.items():
                 self._tools.view.write(path, text)
             status = "stopped for its time" if ran.status is None else f"Exit code {ran.status}"
@@ -139,9 +223,4 @@ class TaskEpisode:
         return files
 
     def _is_passing(self) -> bool:
-        return self._run(self.task.check, self._now()).status == 0
-
-
-def row_of(task: CheckedTask) -> dict[str, Any]:
-    """Return a task as a dataset row with its question and id."""
-    return {"state_id": task.state_id, "prompt": task.messages, "check": task.check}
+        return self.task.run(self.task, self.task.check, self._now()).status == 0

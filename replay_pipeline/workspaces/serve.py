@@ -11,7 +11,7 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +22,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.workspaces.environment import TOOLS, CheckedTask, Run, TaskEpisode, row_of
+from replay_pipeline.types import Tool
+from replay_pipeline.workspaces.environment import Episode, Task
 
 _MOST_BYTES = 64_000_000
 _ACTION = {
@@ -38,25 +39,24 @@ _ACTION = {
 
 
 class Served:
-    """The tasks on offer."""
+    """The tasks on offer. Each client is told of the tools of all of them."""
 
-    def __init__(
-        self,
-        tasks: Sequence[CheckedTask],
-        run_of: Callable[[CheckedTask], Run],
-        *,
-        max_calls: int = 32,
-    ) -> None:
-        """Offer tasks.
-
-        Args:
-            tasks: which.
-            run_of: what runs commands of a task.
-            max_calls: how many calls an episode has at most.
-        """
-        self.tasks = {task.state_id: task for task in tasks}
-        self._run_of = run_of
-        self._max_calls = max_calls
+    def __init__(self, tasks: Mapping[str, Task]) -> None:
+        self._tasks = tasks
+        tools: dict[str, Tool] = {}
+        for task in tasks.values():
+            for tool in task.tools:
+                name = tool["function"]["name"]
+                if name not in tools or _n_parameters(tool) > _n_parameters(tools[name]):
+                    tools[name] = tool
+        self._tools = [
+            {
+                "name": name,
+                "description": tools[name]["function"].get("description") or name,
+                "input_schema": tools[name]["function"].get("parameters") or {"type": "object"},
+            }
+            for name in sorted(tools)
+        ]
 
     def answer(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer an HTTP request, or return `None` if a session begins."""
@@ -66,7 +66,7 @@ class Served:
         pages = {
             "/health": lambda: {"status": "healthy"},
             "/schema": lambda: {"action": _ACTION, "observation": {}, "state": {}},
-            "/tasks": lambda: [row_of(task) for task in self.tasks.values()],
+            "/tasks": lambda: [task.row for task in self._tasks.values()],
         }
         if path not in pages:
             return connection.respond(HTTPStatus.NOT_FOUND, f"no such address: {path}\n")
@@ -81,7 +81,7 @@ class Served:
             await self._play(connection)
 
     async def _play(self, connection: ServerConnection) -> None:
-        episode: TaskEpisode | None = None
+        episode: Episode | None = None
         async for message in connection:
             if not isinstance(message, str):
                 break
@@ -91,12 +91,11 @@ class Served:
                 if kind == "close":
                     break
                 if kind == "reset":
-                    episode = await asyncio.to_thread(self._reset, data)
-                    answer = _observation(
-                        {**row_of(episode.task), "text": None}, 0.0, is_done=False
-                    )
+                    task = self._task(data)
+                    episode = await asyncio.to_thread(task.begin)
+                    answer = _observation({**task.row, "text": None}, 0.0, is_done=False)
                 elif kind == "step" and data.get("type") == "list_tools":
-                    answer = _observation({"tools": TOOLS}, 0.0, is_done=False)
+                    answer = _observation({"tools": self._tools}, 0.0, is_done=False)
                 elif kind == "step" and episode is not None:
                     answer = await asyncio.to_thread(_step, episode, data)
                 else:
@@ -109,25 +108,30 @@ class Served:
                 answer = {"type": "error", "data": {"message": str(error), "code": code}}
             await connection.send(json.dumps(answer))
 
-    def _reset(self, data: dict[str, Any]) -> TaskEpisode:
-        """Begin an episode at a state by its id, its position or a seed.
+    def _task(self, data: dict[str, Any]) -> Task:
+        """Return the task of a state by its id, its position (in a split) or a seed.
 
         Raises:
             ValueError: there is no such state.
         """
-        names = list(self.tasks)
         if (state_id := data.get("state_id")) is None:
-            number = data.get("index", data.get("seed"))
+            number, split = data.get("index", data.get("seed")), data.get("split")
             if not isinstance(number, int):
                 raise ValueError("reset needs state_id, index or seed")
+            names = [n for n, t in self._tasks.items() if split in (None, t.row.get("split"))]
+            if not names:
+                raise ValueError(f"there is no state in the split {split}")
             state_id = names[number % len(names)]
-        if state_id not in self.tasks:
+        if state_id not in self._tasks:
             raise ValueError(f"there is no state {state_id}")
-        task = self.tasks[state_id]
-        return TaskEpisode(task, self._run_of(task), max_calls=self._max_calls)
+        return self._tasks[state_id]
 
 
-def _step(episode: TaskEpisode, data: dict[str, Any]) -> dict[str, Any]:
+def _n_parameters(tool: Tool) -> int:
+    return len((tool["function"].get("parameters") or {}).get("properties") or {})
+
+
+def _step(episode: Episode, data: dict[str, Any]) -> dict[str, Any]:
     name = str(data["tool_name"])
     turn = episode.call(name, data.get("arguments") or {})
     observation: dict[str, Any] = {"tool_name": name, "result": turn.text, "error": None}
@@ -141,11 +145,13 @@ def _observation(observation: dict[str, Any], reward: float, *, is_done: bool) -
     return {"type": "observation", "data": data}
 
 
-def serve(served: Served, *, host: str, port: int, on_ready: Callable[[str], None]) -> None:
+def serve(
+    tasks: Mapping[str, Task], *, host: str, port: int, on_ready: Callable[[str], None]
+) -> None:
     """Serve until the process is stopped.
 
     Args:
-        served: the tasks to serve.
+        tasks: the tasks to serve, by the id of their state.
         host: the address to listen on.
         port: the port; 0 chooses a free one.
         on_ready: called with the address.
@@ -159,7 +165,7 @@ def serve(served: Served, *, host: str, port: int, on_ready: Callable[[str], Non
         raise ConfigError(f"{host}:{port}: cannot listen there ({error})") from error
     address = listener.getsockname()
     on_ready(f"http://{address[0]}:{address[1]}")
-    asyncio.run(_until_told(served, listener))
+    asyncio.run(_until_told(Served(tasks), listener))
 
 
 async def _until_told(served: Served, listener: socket.socket) -> None:

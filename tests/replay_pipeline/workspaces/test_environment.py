@@ -1,14 +1,19 @@
 """States as an environment: the program serves them, and the project's own check is the reward."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.environment import serve_tasks
+from replay_pipeline.stages.environment import serve_checked
 from replay_pipeline.stages.workspaces import Workspaces
-from replay_pipeline.workspaces.checks import guess_checks
 from tests.support.openenv_session import Session, rows_at
 from tests.support.small_repository import CHECK, REQUESTS, RIGHT, WRONG, record, served
+from tests.trainer.published import write_dataset
 
 
 @pytest.fixture(scope="module")
@@ -84,34 +89,32 @@ def test_without_leave_or_check_nothing_is_served(tmp_path, settings, why):
     options = Settings.model_validate({"workspaces": settings}).workspaces
     work = Workspaces(Settings(), sources=[tmp_path / "projects"])
     with pytest.raises(ConfigError, match=why):
-        serve_tasks(
+        serve_checked(
             work, options, host="127.0.0.1", port=0, limit=1, max_calls=1, on_ready=pytest.fail
         )
 
 
-def test_checks_are_proposed_by_the_files_of_the_project_and_nothing_is_run(tmp_path):
-    root = record(tmp_path)
-    work = Workspaces(Settings(), sources=[tmp_path / "projects"])
-    assert work.proposed_checks() == {str(root): ["python -m pytest -q"]}
-
-
-@pytest.mark.parametrize(
-    ("files", "first"),
-    [
-        ({"go.mod": "", "main.go": ""}, "go test ./..."),
-        ({"Cargo.toml": ""}, "cargo test --offline"),
-        (
-            {"package.json": '{"scripts": {"test": "vitest"}}', "tsconfig.json": ""},
-            "npm test --silent",
-        ),
-        ({"package.json": "{}", "tsconfig.json": ""}, "tsc --noEmit"),
-        ({"pyproject.toml": "[tool.pytest.ini_options]"}, "python -m pytest -q"),
-        ({"Makefile": "all:\ntest: all\n"}, "make test"),
-    ],
-)
-def test_a_check_is_guessed(files, first):
-    assert guess_checks(files)[0] == first
-
-
-def test_nothing_is_guessed_of_nothing():
-    assert guess_checks({"README.md": "", "package.json": "[]"}) == []
+def test_recorded_states_are_served_with_the_agreement_with_the_consensus_as_reward(tmp_path):
+    dataset = write_dataset(tmp_path / "published", n_sessions=2, n_test=1)
+    command = [Path(sys.executable).with_name("replay-pipeline"), "workspace", "serve"]
+    command += ["--port", "0", "--dataset", dataset]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        address = process.stdout.readline().strip()
+        rows = rows_at(address)
+        assert {row["split"] for row in rows} == {"train", "test"}
+        session = Session(address)
+        assert [tool["name"] for tool in session.tools()] == ["Bash", "Edit", "Read"]
+        begun = session.reset(state_id=rows[0]["state_id"])
+        assert begun.observation["prompt"] == rows[0]["prompt"]
+        [call] = rows[0]["consensus"]["tool_calls"]
+        assert session.call("Fly", {}).is_refused
+        answer = session.call(call["function"]["name"], json.loads(call["function"]["arguments"]))
+        assert (answer.reward, answer.is_done) == (1.0, True)
+        assert session.call("Bash", {"command": "ls"}).is_refused
+        session.reset(split="test", index=0)
+        assert session.call("Bash", {"command": "rm -r build"}).reward == 0.0
+        session.close()
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
