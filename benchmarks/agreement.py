@@ -12,7 +12,7 @@ import random
 import sys
 import time
 
-from replay_pipeline.pairs import extract_pairs
+from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.types import TeacherAction, TraceState
 
 MARK_STATES_PER_S = 5_000

@@ -36,7 +36,7 @@ import pyarrow.parquet as pq
 from replay_pipeline.actions import agreement_level, agrees_at, canonical_action
 from replay_pipeline.actions.native import NativeForm
 from replay_pipeline.ingesters import ClaudeCodeIngester
-from replay_pipeline.pairs import extract_pairs
+from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.publish.client_texts import texts_in, with_client_texts
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import DPOPair, TeacherAction, TraceState

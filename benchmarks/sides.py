@@ -34,8 +34,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.plausible import answers
 from replay_pipeline.ingesters import ingest, open_traces, write_traces
+from replay_pipeline.judge.extract import extract_pairs
+from replay_pipeline.judge.rows import pairs_table, positives_table
 from replay_pipeline.normalize import DJNormalizer
-from replay_pipeline.pairs import extract_pairs, pairs_table, positives_table
 from replay_pipeline.publish import export, layout, publish
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from replay_pipeline.types import ExportFormat

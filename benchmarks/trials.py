@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from replay_pipeline.actions import canonical_action
-from replay_pipeline.feasibility import PromptState
 from replay_pipeline.ingesters import ClaudeCodeIngester
+from replay_pipeline.judge.feasibility import PromptState
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.workspaces import Workspaces, ids_of
 from replay_pipeline.types import Message

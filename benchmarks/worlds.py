@@ -25,8 +25,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from replay_pipeline.pairs import extract_pairs
-from replay_pipeline.reliability import draw
+from replay_pipeline.judge.extract import extract_pairs
+from replay_pipeline.judge.precision import draw
 from replay_pipeline.replay import estimate, replay_states
 from replay_pipeline.testing import TeacherServer
 from tests.support.worlds import WORLDS, World, bought, simulate

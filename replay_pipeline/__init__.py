@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from replay_pipeline.actions import agreement_level, canonical_action, consensus_reward
     from replay_pipeline.ingesters import ClaudeCodeIngester, open_traces
+    from replay_pipeline.judge.extract import extract_dpo_pairs
     from replay_pipeline.normalize import DJNormalizer
-    from replay_pipeline.pairs import extract_dpo_pairs
     from replay_pipeline.replay import replay_trace
     from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS, Settings
     from replay_pipeline.stages.oneshot import (
@@ -46,7 +46,7 @@ _HOME = {
     "agreement_level": "actions",
     "canonical_action": "actions",
     "consensus_reward": "actions",
-    "extract_dpo_pairs": "pairs",
+    "extract_dpo_pairs": "judge.extract",
     "open_traces": "ingesters",
     "replay_and_normalize_trace": "stages.oneshot",
     "replay_and_normalize_trace_sync": "stages.oneshot",

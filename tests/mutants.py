@@ -37,6 +37,7 @@ class Room:
 
 
 MONEY = "ledger writer scopes lookups books database migration reconcile unbooked prices estimates"
+EXTRACTION = "answers balance claims evidence extract look_ahead natural on_policy records report rows trials"
 ROOMS = {
     "ledger": Room(
         tuple(f"replay_pipeline/replay/{name}.py" for name in MONEY.split()),
@@ -47,11 +48,8 @@ ROOMS = {
         ("-k", "not thousand and not several_processes"),  # a minute of random trials
     ),
     "extraction": Room(
-        ("replay_pipeline/pairs/*.py",),
-        tuple(
-            f"tests/replay_pipeline/test_pairs_{name}.py"
-            for name in ("evidence", "extract", "natural", "on_policy", "sample")
-        ),
+        tuple(f"replay_pipeline/judge/{name}.py" for name in EXTRACTION.split()),
+        ("tests/replay_pipeline/judge",),
     ),
     "splits": Room(
         ("replay_pipeline/publish/splits.py",), ("tests/replay_pipeline/publish/test_splits.py",)

@@ -590,7 +590,7 @@ def _draw_facts(title: str, report: Report) -> None:
 
 def show_strengths(reports: Report) -> None:
     """Compare the strength of each teacher with the agent's, as estimated from their agreement."""
-    from replay_pipeline.reliability import shared_errors, strengths
+    from replay_pipeline.judge.strengths import shared_errors, strengths
 
     found = [each.row() for each in strengths(reports.values())]
     if not found:
@@ -625,7 +625,7 @@ def show_pairs(reports: Report, *, is_last: bool = True) -> None:
     say(f"Pairs by source: {_counted(_added(reports, 'pairs_by_source'))}.")
     if n := sum(report.get("n_rejected_in_review") or 0 for report in reports.values()):
         say(f"{n:,} pairs were rejected in review.")
-    from replay_pipeline.reliability import PrecisionEvidence
+    from replay_pipeline.judge.precision import PrecisionEvidence
 
     show_strengths(reports)
     poll = PrecisionEvidence.pooled(

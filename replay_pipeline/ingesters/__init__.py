@@ -1,5 +1,6 @@
 """Turn sessions of coding agents into trace states."""
 
+from replay_pipeline.actions.windows import WindowPolicy, parse_window
 from replay_pipeline.ingesters.base import SourceSlice
 from replay_pipeline.ingesters.batches import (
     ReadMark,
@@ -23,7 +24,6 @@ from replay_pipeline.ingesters.kept_bytes import is_kept, is_there, keep, kept_f
 from replay_pipeline.ingesters.log_rows import state_id_of
 from replay_pipeline.ingesters.one_session import ClaudeCodeIngester
 from replay_pipeline.ingesters.traces import LazyStates, Traces, open_traces, system_prompt
-from replay_pipeline.windows import WindowPolicy, parse_window
 
 __all__ = [
     "ClaudeCodeIngester",

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from replay_pipeline.actions.windows import parse_window
 from replay_pipeline.ingesters.corpus import ingest
 from replay_pipeline.ingesters.traces import Traces
 from replay_pipeline.types import TraceState
-from replay_pipeline.windows import parse_window
 
 
 class ClaudeCodeIngester:

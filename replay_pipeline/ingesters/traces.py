@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, overload
 import msgspec
 import pyarrow as pa
 
+from replay_pipeline.actions.windows import CLEARED_RESULT, WindowPolicy, merged_users, parse_window
 from replay_pipeline.errors import SchemaError
 from replay_pipeline.harness import Filled, Harness, HarnessStore, Moment
 from replay_pipeline.harness.harness import fill
@@ -34,7 +35,6 @@ from replay_pipeline.ingesters.wire import messages_of, system_of, tool_of
 from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.tables import read_table
 from replay_pipeline.types import ClientTexts, Message, Tool, TraceState
-from replay_pipeline.windows import CLEARED_RESULT, WindowPolicy, merged_users, parse_window
 
 if TYPE_CHECKING:
     import polars as pl

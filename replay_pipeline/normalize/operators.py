@@ -22,7 +22,7 @@ from data_juicer.utils.constant import Fields
 from rensa import RMinHash  # pyrefly: ignore[missing-module-attribute]
 
 from replay_pipeline.actions import Action, canonical_action
-from replay_pipeline.feasibility import PromptState
+from replay_pipeline.judge.feasibility import PromptState
 from replay_pipeline.normalize.kernels import character_class, repetition_ratio, text_digests
 from replay_pipeline.normalize.recipe import inner_arguments
 from replay_pipeline.normalize.stock import filter_rows, map_rows

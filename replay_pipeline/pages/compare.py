@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 
 from replay_pipeline.actions import agreement_level, canonical_action
+from replay_pipeline.judge.wilson import wilson_interval
 from replay_pipeline.pages.costs import Row, list_price_usd, tokens_of
 from replay_pipeline.pages.overview import Facts, tools_of
 from replay_pipeline.pages.tree import call_shown, cut
 from replay_pipeline.redaction.printable import printable
-from replay_pipeline.reliability import wilson_interval
 from replay_pipeline.types import Message, TeacherAction, family_of_model
 
 CAVEAT = (

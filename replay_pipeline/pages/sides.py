@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 from replay_pipeline.actions.native import NativeForm
-from replay_pipeline.feasibility.state import cwd_of
+from replay_pipeline.judge.feasibility import cwd_of
 from replay_pipeline.types import DPOPair, Message
 
 _MAX_DIFF_LINES = 400

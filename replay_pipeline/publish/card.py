@@ -13,6 +13,8 @@ from typing import Any
 import yaml
 from jinja2 import Template
 
+from replay_pipeline.judge.precision import PrecisionEvidence
+from replay_pipeline.judge.strengths import strengths
 from replay_pipeline.publish import layout
 from replay_pipeline.publish.batch_facts import (
     content_digest,
@@ -23,7 +25,6 @@ from replay_pipeline.publish.batch_facts import (
 from replay_pipeline.publish.blind import in_words
 from replay_pipeline.publish.splits import SPLITS
 from replay_pipeline.redaction.printable import printable
-from replay_pipeline.reliability import PrecisionEvidence, strengths
 from replay_pipeline.storage.schemas import describe
 
 # Filled in directly: `DatasetCard.from_template` would compile it and read the result back each

@@ -15,12 +15,12 @@ from typing import Any
 import pyarrow as pa
 
 from replay_pipeline.actions import Action, canonical_action
-from replay_pipeline.feasibility import PromptState
-from replay_pipeline.feasibility.files import replacements
+from replay_pipeline.actions.windows import OMITTED, merged_users, n_pinned
+from replay_pipeline.judge.feasibility import PromptState
+from replay_pipeline.judge.known_files import replacements
 from replay_pipeline.publish import layout
 from replay_pipeline.publish.lengths import FILLED, TokenSizes
 from replay_pipeline.types import Message
-from replay_pipeline.windows import OMITTED, merged_users, n_pinned
 
 Row = Mapping[str, Any]
 

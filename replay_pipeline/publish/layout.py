@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.actions.native import NativeForm
-from replay_pipeline.feasibility.state import cwd_of
+from replay_pipeline.judge.feasibility import cwd_of
 from replay_pipeline.storage.pair_rows import ROWS_AT_ONCE, json_value
 from replay_pipeline.types import Message, conversation_of
 

@@ -12,6 +12,7 @@ from typing import TypedDict, Unpack
 
 from pydantic import SecretStr
 
+from replay_pipeline.actions.windows import window_messages
 from replay_pipeline.errors import ConfigError, PriceError, TeacherError, UntrustedError
 from replay_pipeline.replay.dialects import (
     DEFAULT_MAX_COMPLETION_TOKENS,
@@ -24,7 +25,6 @@ from replay_pipeline.replay.prices import Price, PriceBook, floor_nano
 from replay_pipeline.settings import teacher_key
 from replay_pipeline.storage.store import Place
 from replay_pipeline.types import AgreementLevel, RetryPolicy, TeacherSpec
-from replay_pipeline.windows import window_messages
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Asking:
     max_concurrency: int = 64
     """Calls in flight at once, all teachers together."""
     window: str = "full"
-    """Windowing policy for long prefixes; see `replay_pipeline.windows`."""
+    """Windowing policy for long prefixes; see `replay_pipeline.actions.windows`."""
     max_completion_tokens: int = DEFAULT_MAX_COMPLETION_TOKENS
     accepted_terms: Sequence[str] = ()
     """Teachers that you accept although their vendors forbid training on their answers."""

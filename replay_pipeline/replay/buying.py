@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from replay_pipeline.reliability import Ballot, Reliability, fit
-from replay_pipeline.reliability.worth import MOST_PLANNED, Rule, Worth
+from replay_pipeline.judge.ballots import Ballot
+from replay_pipeline.judge.reliability import Reliability, fit
+from replay_pipeline.judge.worth import MOST_PLANNED, Rule, Worth
 from replay_pipeline.replay.places import Place, errors_first, spread
 from replay_pipeline.replay.policy import GateDecision, Policy, Poll
 from replay_pipeline.types import TeacherSpec

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from replay_pipeline.reliability import BallotBox
+from replay_pipeline.judge.ballots import BallotBox
 from replay_pipeline.replay.buying import Buyer, Market
 from replay_pipeline.replay.places import place_of
 from replay_pipeline.replay.policy import Policy, Poll, parse_gates

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from replay_pipeline.reliability.ballots import kind_of_state
+from replay_pipeline.judge.ballots import kind_of_state
 from replay_pipeline.replay.policy import is_error_site
 from replay_pipeline.replay.sizes import n_bytes_written
 from replay_pipeline.types import FAILURES, TraceState, family_of_model

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replay_pipeline.reliability import AGENT, Ballot, BallotBox, Reliability, fit
-from replay_pipeline.reliability.ballots import Pattern, kind_of_state
-from replay_pipeline.reliability.model import SAME
-from replay_pipeline.reliability.worth import MOST_PLANNED, PRICES, Rule, Worth
+from replay_pipeline.judge.ballots import AGENT, Ballot, BallotBox, Pattern, kind_of_state
+from replay_pipeline.judge.reliability import SAME, Reliability, fit
+from replay_pipeline.judge.worth import MOST_PLANNED, PRICES, Rule, Worth
 from replay_pipeline.replay.asking import Asking
 from replay_pipeline.replay.places import outcome_of
 from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState, family_of_model

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from replay_pipeline.actions.windows import window_messages
 from replay_pipeline.replay.dialects import Ask, Prompt, RequestOptions, dialect_of
 from replay_pipeline.replay.prices import Price
 from replay_pipeline.replay.rules import broken_rule
@@ -23,7 +24,6 @@ from replay_pipeline.replay.wellformed import (
     well_formed_tools,
 )
 from replay_pipeline.types import Message, TeacherSpec, Tool, TraceState
-from replay_pipeline.windows import window_messages
 
 CATALOGUE_VERSION = "1"
 """Version of the form in which tools and parameters are sent. It is part of every request hash.

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from replay_pipeline.reliability import BallotBox
+from replay_pipeline.judge.ballots import BallotBox
 from replay_pipeline.replay.asking import Asking
 from replay_pipeline.replay.buying import BY_VALUE, Buyer, Choice, Market
 from replay_pipeline.replay.calls import LedgerEntries

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from replay_pipeline.judge.extract import extract_dpo_pairs
 from replay_pipeline.normalize import DJNormalizer
-from replay_pipeline.pairs import extract_dpo_pairs
 from replay_pipeline.replay import replay_trace
 from replay_pipeline.settings import DEFAULT_TEACHERS
 from replay_pipeline.types import NormalizedDPOPair, TeacherAction, TeacherSpec, TraceState

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_pipeline.ingesters.fidelity import shares_by_client
+from replay_pipeline.judge.precision import draw_next
 from replay_pipeline.pages import (
     Comparison,
     Contents,
@@ -18,7 +19,6 @@ from replay_pipeline.pages.costs import Row
 from replay_pipeline.pages.look import SessionRows
 from replay_pipeline.pages.overview import facts_of_session
 from replay_pipeline.pages.training import training_shown
-from replay_pipeline.reliability import draw_next
 from replay_pipeline.replay.rows import teacher_actions_from_table
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.project import Project, paired

@@ -24,7 +24,8 @@ _N_SAMPLES = 3
 
 def make_pairs(task: Task) -> Report:
     """Make `dpo_pairs`, `positives`, and `outcomes` from the answers at a batch's states."""
-    from replay_pipeline.pairs import extract_pairs, outcomes_table, pairs_table, positives_table
+    from replay_pipeline.judge.extract import extract_pairs
+    from replay_pipeline.judge.rows import outcomes_table, pairs_table, positives_table
     from replay_pipeline.replay.rows import teacher_actions_from_table
     from replay_pipeline.stages.trials import try_batch, verdicts_of
 
@@ -132,8 +133,8 @@ def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
 
 
 def _facts(project: "Project", receipt: Receipt) -> Mapping[str, Any]:
-    from replay_pipeline.pairs import pairs_of
-    from replay_pipeline.reliability import strengths
+    from replay_pipeline.judge.strengths import strengths
+    from replay_pipeline.storage.pair_rows import pairs_of
 
     report = receipt.report
     n_states = sum(report["outcomes"].values())

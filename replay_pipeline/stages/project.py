@@ -19,7 +19,6 @@ import pyarrow as pa
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import LazyStates, TraceBatch, Traces, manifest_from
-from replay_pipeline.pairs import pairs_of
 from replay_pipeline.replay import AskingOptions
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.overview import FOLDER, Overview, hash_texts
@@ -27,7 +26,7 @@ from replay_pipeline.stages.receipts import ALL, Receipts, Written
 from replay_pipeline.stages.shown import harnesses_of
 from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.folds import Fold, Kept
-from replay_pipeline.storage.pair_rows import PromptsOf
+from replay_pipeline.storage.pair_rows import PromptsOf, pairs_of
 from replay_pipeline.storage.schemas import TABLES, WRITTEN_BY
 from replay_pipeline.storage.store import Place, as_path
 from replay_pipeline.storage.tables import DataRoot

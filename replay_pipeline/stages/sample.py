@@ -34,7 +34,8 @@ def sample_trainee(task: Task) -> Report:
         ConfigError: no trainee is named, or it can't be asked.
         TrainError: the model in the folder can't be served.
     """
-    from replay_pipeline.pairs import on_policy_pairs, pairs_table, positives_table
+    from replay_pipeline.judge.on_policy import on_policy_pairs
+    from replay_pipeline.judge.rows import pairs_table, positives_table
     from replay_pipeline.replay import refuse_if_nobody_answers, replay_facts, replay_in_thread
     from replay_pipeline.replay.rows import teacher_actions_from_table, teacher_actions_table
     from replay_pipeline.stages.trials import try_batch
@@ -90,7 +91,7 @@ def _blind(pairs: Sequence[DPOPair]) -> dict[str, Any] | None:
 
 def states_with_consensus(project: "Project", batch: str) -> list[TraceState]:
     """Return the states of a batch at which enough teachers agree."""
-    from replay_pipeline.pairs import WITH_CONSENSUS
+    from replay_pipeline.judge.on_policy import WITH_CONSENSUS
 
     outcomes = project.root.read("outcomes", batch).to_pylist()
     wanted = {row["state_id"] for row in outcomes if row["outcome"] in WITH_CONSENSUS}

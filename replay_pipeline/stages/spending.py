@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from replay_pipeline.errors import ConfigError, PriceError
+from replay_pipeline.judge.calibration import FEWEST_CHECKED
+from replay_pipeline.judge.strengths import strengths
 from replay_pipeline.pages.costs import list_price_usd
 from replay_pipeline.pages.public_scores import words_of_scores
-from replay_pipeline.reliability.calibration import FEWEST_CHECKED
-from replay_pipeline.reliability.strengths import strengths
 from replay_pipeline.replay import (
     Estimate,
     check_teachers,

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.ingesters import read_manifest
+from replay_pipeline.judge.ballots import AGENT
 from replay_pipeline.redaction.people import user_of
 from replay_pipeline.redaction.redactor import Redactor
-from replay_pipeline.reliability import AGENT
 from replay_pipeline.settings import WorkspaceSettings, redaction_salt
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.workspaces import Workspaces, ids_of

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from replay_pipeline.errors import ConfigError, StorageError
+from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.pages import apply_marks, in_portions, portion, read_marks, show_state
 from replay_pipeline.pages.inert_html import inert
 from replay_pipeline.pages.sides import last_request, over_lines, shown_prefix, side_by_side
-from replay_pipeline.pairs import extract_pairs
 from replay_pipeline.publish.layout import pair_rows
 from replay_pipeline.storage.pair_rows import id_of_pair, table_with_prompts
 from replay_pipeline.types import TeacherAction

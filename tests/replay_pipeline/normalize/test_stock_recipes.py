@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from replay_pipeline.errors import ConfigError, MissingDependencyError, UntrustedError
+from replay_pipeline.judge.rows import pairs_table
 from replay_pipeline.normalize import DJNormalizer
 from replay_pipeline.normalize.recipe import _EXECUTES_NOTHING, _NEEDS_A_TEXT
-from replay_pipeline.pairs import pairs_table
 
 SEEDS = [
     {"text_length_filter": {"min_len": 8, "max_len": 32_000}},

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.pairs import extract_pairs
+from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay import parse_gates, replay_states
 from replay_pipeline.replay.places import Place, spread
 from replay_pipeline.testing import TeacherServer

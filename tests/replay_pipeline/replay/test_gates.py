@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.ingesters import ClaudeCodeIngester
-from replay_pipeline.pairs import extract_pairs
+from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay import (
     RECOMMENDED_GATES,
     estimate,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from replay_pipeline.pairs import extract_pairs
+from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay import estimate, replay_states
 from replay_pipeline.replay.asking import Asking
 from replay_pipeline.replay.prospects import NEXT_USD, prospect

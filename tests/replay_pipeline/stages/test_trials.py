@@ -7,7 +7,7 @@ import pytest
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.ingesters import ClaudeCodeIngester
-from replay_pipeline.pairs import extract_pairs
+from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline

@@ -10,7 +10,7 @@ import pytest
 
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.errors import SchemaError
-from replay_pipeline.feasibility.state import cwd_of
+from replay_pipeline.judge.feasibility import cwd_of
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.storage.schemas import TABLES
 from tests.roots import pipeline_at

@@ -1,0 +1,230 @@
+"""Estimate how likely each pair is to be right, from all votes of an extraction."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from replay_pipeline.actions import Action
+from replay_pipeline.actions.votes import Vote
+from replay_pipeline.judge.ballots import AGENT, Ballot, BallotBox, Verdicts
+from replay_pipeline.judge.calibration import calibrated
+from replay_pipeline.judge.precision import PrecisionEvidence
+from replay_pipeline.judge.reliability import Beliefs, Reliability, fit, posterior
+from replay_pipeline.storage.pair_rows import pair_id_of
+from replay_pipeline.types import DPOPair, TraceState
+
+_MIN_CONTROL = 20
+"""From so many answers of the agent's own model on, its agreement with itself is used."""
+_NATURAL = {"rejection": 0.8, "rewind": 0.65}
+"""What is taken for the chance that a pair of the record is right, before any such pair was checked;
+ten pairs that were checked count for as much."""
+_NATURAL_STRENGTH = 10.0
+_KNOWN_RIGHT = 0.99
+"""What is published of a pair that a person accepted or execution proved: both may err."""
+
+
+@dataclass(frozen=True, slots=True)
+class _MarkedSide:
+    """What a person said of a pair, and where its chosen side stands on the ballot of its state."""
+
+    group: int
+    is_right: bool
+    chance: float
+    """With which it was drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A pair, and where its chosen side stands on the ballot of its state."""
+
+    pair: DPOPair
+    group: int | None
+
+
+class Claims:
+    """The collector of evidence. It learns who is right while states are judged, and then rates each pair.
+
+    Args:
+        box: makes the ballots.
+        verdicts: results of executing answers and recorded actions.
+        checked: whether a person found a pair right, by pair.
+        chances: probability with which each pair was drawn to be checked. Equal by default.
+        known: estimates from elsewhere, used instead of new ones.
+    """
+
+    def __init__(
+        self,
+        box: BallotBox,
+        *,
+        verdicts: Verdicts | None = None,
+        checked: Mapping[str, bool] | None = None,
+        chances: Mapping[str, float] | None = None,
+        known: Reliability | None = None,
+    ) -> None:
+        self._box = box
+        self._verdicts = verdicts or {}
+        self._checked = checked or {}
+        self._chances = chances or {}
+        self._known = known
+        self._ballots: dict[str, Ballot] = {}
+        self._marks: dict[str, _MarkedSide] = {}
+        """By state: of several marks at one the last."""
+        self._claims: list[_Claim] = []
+
+    def file(
+        self, state: TraceState, agent: Action, votes: Iterable[Vote], *, is_recorded: bool
+    ) -> None:
+        """Record which raters took the same action at a state."""
+        votes = list(votes)
+        ballot = self._box.ballot(state, agent, votes, is_recorded=is_recorded) if votes else None
+        if ballot is None:
+            return
+        self._ballots[ballot.state_id] = ballot
+        for vote in votes if self._checked else ():
+            pair_id = pair_id_of(ballot.state_id, vote.action.render(), agent.render())
+            marked = self._checked.get(pair_id)
+            if marked is not None and (group := self._box.group_of(ballot, [vote.family])):
+                chance = self._chances.get(pair_id, 1.0)
+                self._marks[ballot.state_id] = _MarkedSide(group, marked, chance)
+
+    def beliefs(self, state_id: str) -> tuple[Ballot, Beliefs] | None:
+        """Return the given estimates for a state, or None."""
+        ballot = self._ballots.get(state_id)
+        return (ballot, _beliefs(self._known, ballot)) if self._known and ballot else None
+
+    def accepted(self, state_id: str) -> int | None:
+        """Return the group whose pair a person accepted, or None."""
+        mark = self._marks.get(state_id)
+        return mark.group if mark is not None and mark.is_right else None
+
+    def families_of(self, ballot: Ballot, group: int) -> set[str]:
+        """Return the families of a group of a ballot."""
+        return {
+            rater
+            for rater, number in zip(self._box.raters, ballot.pattern, strict=True)
+            if number == group
+        }
+
+    def claim(self, pair: DPOPair, families: Iterable[str]) -> None:
+        """Record a pair, and the families that took its chosen action."""
+        ballot = self._ballots.get(pair["state_id"])
+        group = self._box.group_of(ballot, families) if ballot is not None else None
+        self._claims.append(_Claim(pair, group))
+
+    def is_right(self, pair: DPOPair) -> bool | None:
+        """Return whether a pair is known to be right, from a person or from execution."""
+        if (marked := self._checked.get(pair.get("pair_id", ""))) is not None:
+            return marked
+        state_id = pair["state_id"]
+        agent = self._verdicts.get((state_id, AGENT))
+        told = [self._verdicts.get((state_id, name)) for name in pair.get("teachers_agreeing", ())]
+        if agent is True or False in told:
+            return False
+        return True if agent is False and True in told else None
+
+    def fitted(self, n_control: int = 0, n_mismatch: int = 0) -> Reliability:
+        """Return the estimates from all ballots, calibrated by checked pairs.
+
+        Args:
+            n_control: number of states at which the agent's own model was asked again.
+            n_mismatch: number of those at which it took another action.
+        """
+        ballots = dict(self._ballots)
+        for state_id, mark in self._marks.items():
+            ballot = ballots[state_id]
+            fact = (-1 - mark.group, mark.is_right)
+            ballots[state_id] = replace(ballot, known=(*ballot.known, fact))
+        agreement = 1 - n_mismatch / n_control if n_control >= _MIN_CONTROL else None
+        model = fit(list(ballots.values()), self._box.raters, self_agreement=agreement)
+        checks = [
+            (
+                _beliefs(model, self._ballots[state_id]).better[mark.group],
+                mark.is_right,
+                mark.chance,
+            )
+            for state_id, mark in self._marks.items()
+        ]
+        return replace(model, calibration=calibrated(checks))
+
+    def settle(
+        self, pairs: Iterable[DPOPair], n_control: int = 0, n_mismatch: int = 0
+    ) -> tuple[Reliability, dict[str, float]]:
+        """Set `p_chosen_right`, `p_better`, and `weight` of every pair.
+
+        Returns:
+            The estimates, and each pair's claim from votes and record alone. The values that are
+            set on the pairs also use what is known about the pair itself, so only the claims can be
+            compared with that.
+        """
+        model = self._known or self.fitted(n_control, n_mismatch)
+        groups = {id(claim.pair): claim.group for claim in self._claims}
+        natural = self._natural_shares(pairs)
+        claims: dict[str, float] = {}
+        for pair in pairs:
+            ballot = self._ballots.get(pair["state_id"])
+            group = groups.get(id(pair))
+            if ballot is not None and group is not None:
+                beliefs = _beliefs(model, ballot)
+                right, better = beliefs.right[group], beliefs.better[group]
+            else:
+                right = better = natural.get(pair.get("source", ""), 0.5)
+            claims[pair.get("pair_id", "")] = better
+            is_right = self.is_right(pair)
+            if is_right is not None:
+                pair["is_checked_right"] = is_right
+            if is_right:
+                right, better = max(right, _KNOWN_RIGHT), max(better, _KNOWN_RIGHT)
+            pair["p_chosen_right"] = round(right, 4)
+            pair["p_better"] = pair["weight"] = round(better, 4)
+        return model, claims
+
+    def poll(
+        self,
+        claims: Mapping[str, float],
+        pairs: Iterable[DPOPair],
+        *,
+        min_p_better: float | None = None,
+    ) -> PrecisionEvidence:
+        """Return the evidence for how many pairs are right.
+
+        Args:
+            claims: the claims from `settle`.
+            pairs: the pairs of these claims.
+            min_p_better: the least claim of a kept pair, if probability decides.
+        """
+        known = {
+            pair.get("pair_id", ""): is_right
+            for pair in pairs
+            if (is_right := self.is_right(pair)) is not None
+        }
+        # What execution tells is of no sample of all pairs: those proven are counted apart, and those
+        # refuted are gone.
+        told = {key: is_right for key, is_right in known.items() if key not in self._checked}
+        left = {key: p for key, p in claims.items() if told.get(key) is not False}
+        marked = {key: known[key] for key in known.keys() - told.keys()}
+        # What its mark alone has kept is no sample of what claims have kept.
+        least = min_p_better or 0.0
+        return PrecisionEvidence.of(
+            left,
+            marked,
+            self._chances,
+            proven=[key for key, is_right in told.items() if is_right],
+            accepted=[key for key, is_right in marked.items() if is_right and left[key] < least],
+        )
+
+    def _natural_shares(self, pairs: Iterable[DPOPair]) -> dict[str, float]:
+        """Share of right pairs among those that need no teacher, by source."""
+        shares: dict[str, float] = {}
+        for source, before in _NATURAL.items():
+            found = [
+                is_right
+                for pair in pairs
+                if pair.get("source") == source and (is_right := self.is_right(pair)) is not None
+            ]
+            shares[source] = (sum(found) + before * _NATURAL_STRENGTH) / (
+                len(found) + _NATURAL_STRENGTH
+            )
+        return shares
+
+
+def _beliefs(model: Reliability, ballot: Ballot) -> Beliefs:
+    return posterior(model, model.kind(ballot.kind), ballot.pattern, has_failed=ballot.has_failed)

@@ -1,0 +1,474 @@
+"""Judge actions at one prompt: are they possible, already done, or not asked for?
+
+Each side of a pair must be possible at its prompt, both at extraction and after a cut of the
+prompt. The rules look only at the prompt, so the same judge works in both places.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from replay_pipeline.actions import Action, Call
+from replay_pipeline.actions.canonical import MalformedCallError, canonical_call
+from replay_pipeline.actions.edits import Edit
+from replay_pipeline.actions.keys import keys_of
+from replay_pipeline.actions.reach import depend, plan_of, reach_of
+from replay_pipeline.actions.windows import CLEARED_RESULT
+from replay_pipeline.judge.asked import agrees_to, asks_for
+from replay_pipeline.judge.known_files import (
+    CHANGED_BY_OTHERS,
+    Files,
+    file_path_of,
+    may_change,
+    replacements,
+)
+from replay_pipeline.types import Message
+
+ObstacleKind = Literal["infeasible", "applied", "repeated_look", "unasked"]
+
+_NEED_A_FILE = {
+    "Read": "file_path",
+    "Edit": "file_path",
+    "MultiEdit": "file_path",
+    "NotebookEdit": "notebook_path",
+}
+"""Tools that act on a file that is there already, and the argument that names it."""
+_DELEGATES = frozenset({"Task", "Agent"})
+"""Tools that have a subagent work, which may change any file; those of `_LOOKING` only look."""
+_LOOKING = frozenset({"explore", "plan"})
+_N_RECENT = 8
+"""Calls back to which a look counts as a repetition."""
+_FAILED = re.compile(
+    r"\s*(?:<tool_use_error>|error\b|exit code [1-9]|string to replace not found|found \d+ matches"
+    r"|file (?:has not been read|does not exist)|no changes to make|the user doesn|user rejected"
+    r"|\[request interrupted|permission|inputvalidationerror|enoent|eacces|cancelled:)",
+    re.IGNORECASE,
+)
+_NOT_OWN_WORDS = re.compile(r"<(system-reminder|local-command-\w+)>.*?</\1>", re.DOTALL)
+_TEXT_OF_OTHERS = re.compile(
+    r"(?:Base directory for this skill:|This session is being continued from a previous conversation).*"
+    r"|```.*?(?:```|\Z)|^\s*(?:[{$❯]|diff --git |[+-]{3} ).*?$",
+    re.DOTALL | re.MULTILINE,
+)
+"""What stands in the user's place and is none of their words: a skill says how, a summary what was asked
+before, and code, logs and output are pasted."""
+_NAME_PARTS = re.compile(r"[a-z]{3,}|\d{2,}")
+_CREATES = r"(?:>\s*|\b(?:touch|mkdir|tee|cp|mv|mktemp|clone)\b[^|;&\n]*[\s/]|-o\s+|--output[ =])[\w./~$-]*"
+"""What stands before the name of a file in a command that makes it."""
+_DELETING = (
+    r"\b(?:delet|remov|rm\b|drop|get(?:ting)? rid|prun|clean|wip|uninstall|clear|destroy|throw)"
+)
+_DELETES = rf"{_DELETING}[^.!?\n]{{0,100}}"
+"""Words of a request to delete, up to what it names."""
+_TO_DELETE = re.compile(rf"{_DELETING}(?:[^.!?\n]|[.!?](?!\s)){{0,200}}")
+"""A request to delete, to the end of its sentence. A point inside a name does not end it."""
+_A_FILE = re.compile(r"/|[\w-]\.[a-z]\w{0,7}\b|\*")
+"""What makes words the name of a file, and not a description such as "the stale ones"."""
+_STANDING = re.compile(
+    r"\b(?:always|each|every|whenever|from now on|as you go|along the way|regularly)\b"
+)
+_LOOK_AGAIN = re.compile(
+    r"\b(?:again|once more|re-?(?:read|check|run|view|load|fresh|visit)|now|latest|current|look|check|review|see"
+    r"|read|open|find|search|where|what|which|why|how|who|explain|show|list|print|tell|describe|summar\w+|run|try|test"
+    r"|(?:i|we|it|they|he|she)(?:['’]ve|['’]s| have| has| just)? (?:\w+ )?(?:chang|updat|edit|fix|pull|push|merg|commit"
+    r"|revert|modif|rebas|add|remov|mov|renam|replac|writ|wrote|delet|undo|undid|restart|restor|stash|switch|check|put)\w*)\b",
+    re.IGNORECASE,
+)
+"""Words of a user that give a reason to look at something again; a mere "go on" gives none."""
+_TEMPORARY = ("/tmp/", "/private/tmp/", "/var/folders/", "/var/tmp/", "/dev/")
+_CWD = re.compile(r"^(?:\s*- |\s*)(?:Primary w|W)orking directory: (/.*)$", re.MULTILINE)
+
+
+class Obstacle(NamedTuple):
+    """The reason why an action can't work at a state."""
+
+    kind: ObstacleKind
+    why: str
+
+
+class Done(NamedTuple):
+    """A call of the prompt, with its answer."""
+
+    call: Call
+    place: int
+    """Index of the message that answers it, or of the call if nothing does."""
+    answer: str
+    has_failed: bool
+
+
+def cwd_of(messages: Sequence[Message]) -> str | None:
+    """Return the working directory that the first message names, if any."""
+    content = messages[0].get("content") if messages else None
+    found = _CWD.search(content) if isinstance(content, str) else None
+    return found[1].strip() if found else None
+
+
+class PromptState:
+    """The facts that a prompt shows, and the calls made in it. Computed when first used.
+
+    Args:
+        messages: the prompt.
+        student: the recorded action. Its files count as named, since logs lack the student's system
+            prompt, and its consequences need no request.
+        cwd: folder that relative paths are read against. By default, the one in the prompt.
+    """
+
+    def __init__(
+        self, messages: Sequence[Message], student: Action | None = None, *, cwd: str | None = None
+    ) -> None:
+        self._messages = messages
+        self._student = student
+        self._cwd = cwd or cwd_of(messages)
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Return all texts of each message, with unescaped call arguments."""
+        return ["\n".join(_leaves(_opened(message))) for message in self._messages]
+
+    @cached_property
+    def text(self) -> str:
+        """Return all texts of the messages as one."""
+        return "\n".join(self.texts)
+
+    @cached_property
+    def done(self) -> list[Done]:
+        """Return the calls of the prompt, in order, with their answers."""
+        answers = {
+            message.get("tool_call_id"): (place, self.texts[place])
+            for place, message in enumerate(self._messages)
+            if message.get("role") == "tool"
+        }
+        found: list[Done] = []
+        for place, message in enumerate(self._messages):
+            for given in message.get("tool_calls") or ():
+                function = given.get("function") or {}
+                try:
+                    call = canonical_call(
+                        function.get("name"), function.get("arguments"), cwd=self._cwd
+                    )
+                except MalformedCallError:
+                    continue
+                at, answer = answers.get(given.get("id"), (place, ""))
+                found.append(Done(call, at, answer, _FAILED.match(answer) is not None))
+        return found
+
+    @cached_property
+    def files(self) -> Files:
+        """Return the known contents of files at this point."""
+        found = Files()
+        users = [i for i, message in enumerate(self._messages) if message.get("role") == "user"]
+        for done in self.done:
+            while users and users[0] < done.place:
+                found.told(self.texts[users.pop(0)])
+            if not done.has_failed:
+                found.take(done.call, done.answer)
+        for place in users:
+            found.told(self.texts[place])
+        return found
+
+    def obstacle(self, action: Action) -> Obstacle | None:
+        """Return the reason why an action can't work here, or `None`.
+
+        Args:
+            action: A valid action.
+        """
+        if why := self.impossible(action):
+            return Obstacle("infeasible", why)
+        found = self.stale(action) or self.repeated(action)
+        if found is not None:
+            return found
+        kinds = sorted(self.unasked(action))
+        return Obstacle("unasked", f"nobody asked for: {', '.join(kinds)}") if kinds else None
+
+    def impossible(self, action: Action) -> str | None:
+        """Return the first name or text that an action needs and the prompt never showed, or `None`.
+
+        The prompt must have named each file that the action reads or changes, and must have shown
+        each line of the text that an edit replaces. Lines are compared one by one, because results
+        number and indent them.
+        """
+        written: set[str] = set()
+        for call in action.calls:
+            if (key := _NEED_A_FILE.get(call.name)) is None:
+                continue
+            name = PurePosixPath(call.values()[key].replace("\\", "/")).name
+            known_to_student = self._student is not None and name in self._student.render()
+            if name not in self.text and not known_to_student:
+                return f"{name} was never named"
+            for _, edits in replacements([call]):
+                for edit in edits:
+                    if any(line not in self.text and line not in written for line in _lines(edit)):
+                        return f"the text that is replaced in {name} was never shown"
+                    written.update(map(str.strip, edit.new.splitlines()))
+        return None
+
+    def stale(self, action: Action) -> Obstacle | None:
+        """Return why an edit is pointless: it is already made, or the text that it replaces no longer exists."""
+        own: set[str] = set()
+        for call in action.calls:
+            path = file_path_of(call)
+            if path is None:
+                continue
+            name = PurePosixPath(path).name
+            if call.name == "Write":
+                content = call.values().get("content")
+                file = self.files[path]
+                if content and (content == file.content or content in file.written):
+                    return Obstacle("applied", f"{name} holds that already")
+            for _, edits in replacements([call]):
+                for edit in edits:
+                    if path in own:
+                        break  # what its own earlier calls leave is not followed
+                    found = self.files[path].obstacle(edit)
+                    if found == "applied":
+                        return Obstacle("applied", f"the change of {name} is made already")
+                    if found == "gone":
+                        return Obstacle(
+                            "infeasible", f"the text that is replaced in {name} is gone"
+                        )
+                    own.add(path)
+        return None
+
+    def repeated(self, action: Action) -> Obstacle | None:
+        """Return whether an action only repeats a read whose result the prompt just showed."""
+        if not action.calls or any(reach_of(call) != "look" for call in action.calls):
+            return None
+        if all(self._is_repeated(call) for call in action.calls):
+            return Obstacle("repeated_look", "it was shown already, and nothing changed since")
+        return None
+
+    def _is_repeated(self, look: Call) -> bool:
+        last_word = self._last_reason_to_look
+        for done in reversed(self.done[-_N_RECENT:]):
+            if done.place < last_word:
+                return False
+            if _shows_again(look, done):
+                return True
+            # A change that failed is a reason to look again: what was shown did not hold.
+            is_reason = reach_of(done.call) == "object" if done.has_failed else True
+            if is_reason and _changes_what_is_seen(done.call, look):
+                return False
+        return False
+
+    @cached_property
+    def _last_reason_to_look(self) -> int:
+        """Place of the last word of the user that gives a reason to look at something again."""
+        for place in range(len(self._messages) - 1, 0, -1):
+            if self._messages[place].get("role") == "user":
+                words = _NOT_OWN_WORDS.sub(" ", self.texts[place])
+                if _LOOK_AGAIN.search(words) or CHANGED_BY_OTHERS.search(self.texts[place]):
+                    return place
+        return 0
+
+    def unasked(self, action: Action) -> set[str]:
+        """Return the kinds of an action's consequences that nobody asked for."""
+        agent = self._student.calls if self._student is not None else ()
+        excused = {kind for call in agent for kind in self._acts(call)} - {"delete"}
+        deleted = {path for call in agent for path in _deleted_by(call)}
+        return {
+            kind
+            for call in action.calls
+            for kind in self._acts(call) - excused
+            if not (kind == "delete" and deleted and deleted.issuperset(_deleted_by(call)))
+            if self._request_for(kind, call) is None
+        }
+
+    def _request_for(self, kind: str, call: Call) -> int | None:
+        """Return the place of the request behind a consequence; one to delete names what is deleted."""
+        return self.request_place(kind, _deleted_by(call) if kind == "delete" else ())
+
+    def _acts(self, call: Call) -> set[str]:
+        if call.name != "Bash":
+            return set()
+        deleted = _deleted_by(call)
+        is_own = bool(deleted) and all(map(self._is_own, deleted))
+        return set(plan_of(call).acts) - ({"delete"} if is_own else set())
+
+    def _is_own(self, path: str) -> bool:
+        """Return whether the agent made what it deletes, in this prompt."""
+        name = PurePosixPath(path).name
+        if path.startswith(_TEMPORARY):
+            return True
+        if not name:
+            return False
+        for done in self.done:
+            is_of_it = (file_path_of(done.call) or "").endswith(name)
+            if is_of_it or (done.call.name == "Bash" and self._makes(done, name)):
+                # The first that was done with it: a client overwrites nothing that was not read.
+                return done.call.name in ("Bash", "Write") and not done.has_failed
+        return False
+
+    @staticmethod
+    def _makes(done: Done, name: str) -> bool:
+        return re.search(_CREATES + re.escape(name), done.call.values()["command"]) is not None
+
+    def request_place(self, kind: str, paths: Sequence[str] = ()) -> int | None:
+        """Return the index of the last user message that asks for a kind of consequence.
+
+        Args:
+            kind: kind of consequence, such as `push`.
+            paths: the objects of the consequence. The message, or the proposal that it accepts,
+                must contain a part of each name, or describe what it lists ("delete the stale one").
+
+        A request ends when it is carried out, unless it is a standing one ("commit after each
+        step").
+        """
+        spoke = False
+        carried_out = [
+            done.place
+            for done in self.done
+            if not done.has_failed and kind in self._acts(done.call)
+        ]
+        next_word = len(self._messages)
+        for place in range(len(self._messages) - 1, -1, -1):
+            if self._messages[place].get("role") != "user":
+                continue
+            shown = _NOT_OWN_WORDS.sub(" ", self.texts[place])
+            words = _TEXT_OF_OTHERS.sub(" ", shown).lower()
+            if not words.strip():
+                continue
+            before = self.texts[place - 1] if place else ""
+            agrees = agrees_to(words, before, kind)
+            said = f"{before.lower()} {words}" if agrees else words
+            asks = agrees or asks_for(words, kind)
+            if asks and all(_is_named(p, said) or _is_described(p, said, shown) for p in paths):
+                is_over = spoke and any(place < at < next_word for at in carried_out)
+                return None if is_over and not _STANDING.search(words) else place
+            spoke, next_word = True, place
+        return None
+
+    def needed(self, action: Action) -> set[int]:
+        """Return the indexes of the messages that make an action possible here.
+
+        For each needed fact this is the latest message that shows it, and for a request the message
+        that asks.
+        """
+        found: set[int | None] = set()
+        written: set[str] = set()
+        for call in action.calls:
+            if (key := _NEED_A_FILE.get(call.name)) is not None:
+                name = PurePosixPath(call.values()[key].replace("\\", "/")).name
+                found.add(self._last_with([name]))
+                shown: set[int | None] = set()
+                for _, edits in replacements([call]):
+                    for edit in edits:
+                        shown |= self._showing([x for x in _lines(edit) if x not in written])
+                        written.update(map(str.strip, edit.new.splitlines()))
+                first = min((place for place in shown if place is not None), default=None)
+                found |= shown | self._changes_since(first, name)
+            found |= {self._request_for(kind, call) for kind in self._acts(call)}
+        return {place for place in found if place is not None}
+
+    def _changes_since(self, place: int | None, name: str) -> set[int]:
+        """Return the places of what changed a file after it was shown: without them it would look old."""
+        return {
+            done.place
+            for done in self.done
+            if place is not None and done.place > place and not done.has_failed
+            if reach_of(done.call) == "object" and (file_path_of(done.call) or "").endswith(name)
+        }
+
+    def _showing(self, lines: list[str]) -> set[int | None]:
+        if not lines:
+            return set()
+        whole = self._last_with(lines)
+        return {whole} if whole is not None else {self._last_with([line]) for line in lines}
+
+    def _last_with(self, parts: list[str]) -> int | None:
+        for place in range(len(self.texts) - 1, -1, -1):
+            text = self.texts[place]
+            if all(part in text for part in parts):
+                return place
+        return None
+
+
+def _shows_again(look: Call, done: Done) -> bool:
+    """Return whether what a look would show stands in the answer of a call."""
+    if look.name != done.call.name or done.answer.startswith(CLEARED_RESULT):
+        return False
+    if look == done.call:
+        return True
+    if look.name not in ("Read", "Bash"):
+        return False
+    ours, theirs = keys_of(look), keys_of(done.call)
+    if ours.effect != theirs.effect:
+        return False
+    if theirs.lines is None or ours.lines is None:
+        return theirs.lines is None
+    return theirs.lines[0] <= ours.lines[0] and ours.lines[1] <= theirs.lines[1]
+
+
+def _changes_what_is_seen(call: Call, look: Call) -> bool:
+    if call.name in _DELEGATES:
+        return str(call.values().get("subagent_type", "")).lower() not in _LOOKING
+    if reach_of(call) == "anything" and look.name in ("Read", "NotebookRead"):
+        path = file_path_of(look)
+        return path is None or may_change(call, path)
+    if call.name == "Bash" and look.name in ("Grep", "Glob", "LS") and plan_of(call).keeps_files:
+        return False
+    return depend(call, look)
+
+
+def _deleted_by(call: Call) -> list[str]:
+    """Return what a call deletes; an empty name where that is not plain."""
+    if call.name != "Bash" or "delete" not in plan_of(call).acts:
+        return []
+    return list(_deleted(plan_of(call).target or ()))
+
+
+def _is_named(path: str, words: str) -> bool:
+    """Return whether words ask to delete a path by a part of its name; of one that is not plain nobody can tell."""
+    name = PurePosixPath(path).name.lower()
+    parts = _NAME_PARTS.findall(PurePosixPath(name).stem)
+    named = [re.escape(name), *(rf"\b{part}" for part in parts)]
+    return not parts or re.search(f"{_DELETES}(?:{'|'.join(named)})", words) is not None
+
+
+def _is_described(path: str, words: str, shown: str) -> bool:
+    """Return whether words ask to delete something without a name, and the same message lists the path.
+
+    "Remove the one that nobody needs", below a list of files: which one that is, the agent has to find. A name
+    inside a sentence or a traceback is no list.
+    """
+    name = re.escape(PurePosixPath(path).name)
+    listed = rf"(?:^|\s|/){name}[\s\"'`)]*$|^[\s\"'`(*•-]*(?:[^\s:]*/)?{name}(?![\w.-])"
+    is_one = any(not _A_FILE.search(request) for request in _TO_DELETE.findall(words))
+    return bool(name) and is_one and re.search(listed, shown, re.MULTILINE) is not None
+
+
+def _deleted(target: Sequence[Any]) -> Iterator[str]:
+    """Yield the operands of the commands that delete files; an empty one where they are not plain."""
+    for words in target:
+        program = PurePosixPath(str(words[0])).name if words else ""
+        if program in ("rm", "rmdir", "unlink", "shred", "truncate"):
+            yield from (word for word in words[1:] if isinstance(word, str))
+        elif words and (words[0] == "find" or words[:2] == ("git", "rm") or words[0] == "xargs"):
+            yield ""
+
+
+def _lines(edit: Edit) -> list[str]:
+    return [line for line in map(str.strip, edit.old.splitlines()) if line]
+
+
+def _opened(message: Message) -> list[Any]:
+    calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    return [message.get("content"), *(_arguments(call.get("arguments")) for call in calls)]
+
+
+def _arguments(arguments: Any) -> Any:
+    try:
+        return msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return arguments
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(item)

@@ -1,0 +1,289 @@
+"""Estimate how many pairs are right: the claims, corrected by checked pairs.
+
+The method is prediction-powered inference: the mean of all claims plus their mean error at pairs
+that were drawn and checked. It is valid for any claims, and good claims make the interval narrow.
+See Angelopoulos et al. (2023), "Prediction-powered inference", arXiv:2301.09633. Claims are
+weighted as in Angelopoulos, Duchi, and Zrnic (2023), "PPI++", arXiv:2311.01453. Pairs that were
+drawn with unequal probabilities are weighted by the inverse (Hajek's estimator).
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from replay_pipeline.judge.calibration import FEWEST_CHECKED
+from replay_pipeline.judge.wilson import Z, wilson_interval
+
+_LEAST_CHANCE = 0.3
+"""Of the chance of the most doubtful pair, so much has the surest one to be drawn."""
+_MISLED_BELOW, _MISLED_ABOVE = 0.2, 0.03
+"""How much votes alone may claim too much or too little, besides chance. The same votes fit a world
+in which all states are alike, and one in which half of them are hard for everybody. No estimate
+from votes can tell these apart. The bounds hold in the worlds of `benchmarks/worlds.py`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """Share of pairs whose chosen side is right and whose rejected side is wrong."""
+
+    share: float
+    low: float
+    high: float
+    """Upper end of the 95 % interval. If no pair was checked, it is the range that votes leave open."""
+    claimed: float
+    """Mean of the claims."""
+    n_pairs: int
+    n_checked: int
+    """Number of pairs that a person has checked."""
+    n_proven: int = 0
+    """Number of pairs whose chosen side worked when it was tried, and whose rejected side was refused."""
+
+    def words(self) -> str:
+        """Return the figure in words."""
+        if not self.n_pairs:
+            return "no pairs"
+        proven = f"; {self.n_proven} proven by execution" if self.n_proven else ""
+        if self.n_checked < FEWEST_CHECKED:
+            who = (
+                f"{self.n_checked} checked, too few"
+                if self.n_checked
+                else "nobody has checked a pair"
+            )
+            return (
+                f"claimed precision {_short(self.claimed)} ({_short(self.low)} to "
+                f"{_short(self.high)} by votes alone){proven}; {who}"
+            )
+        return (
+            f"precision {_short(self.share)} ({_short(self.low)} to {_short(self.high)}), "
+            f"{self.n_checked} pairs checked{proven}"
+        )
+
+
+def _short(share: float) -> str:
+    return f"{share:.2f}".removeprefix("0") if share < 0.995 else "1.00"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrecisionEvidence:
+    """The evidence for the share of right pairs: sums of claims, and checks. Polls of batches can be added.
+
+    Pairs that execution has proven, and pairs that only a person's mark keeps, are counted
+    separately, because they aren't a sample of the others.
+    """
+
+    n_pairs: int = 0
+    claimed: float = 0.0
+    """Sum of the claims."""
+    open: float = 0.0
+    """Sum of `p (1 - p)`."""
+    checks: tuple[tuple[float, bool, float], ...] = ()
+    """For each checked pair its claim, whether it is right, and its chance of being drawn."""
+    n_proven: int = 0
+    n_accepted: int = 0
+    """Number of pairs that exist only because a person found them right."""
+
+    @classmethod
+    def of(
+        cls,
+        claims: Mapping[str, float],
+        checked: Mapping[str, bool],
+        chances: Mapping[str, float] | None = None,
+        *,
+        proven: Iterable[str] = (),
+        accepted: Iterable[str] = (),
+    ) -> "PrecisionEvidence":
+        """Make a poll of claims and checks by pair.
+
+        Args:
+            claims: `p_better` by pair, including pairs that were found wrong.
+            checked: whether a pair was found right. Pairs outside `claims` are ignored.
+            chances: probability with which each pair was drawn to be checked. Equal by default.
+            proven: pairs that execution has shown to be right. A person's verdict has priority.
+            accepted: pairs that exist only because a person found them right.
+        """
+        apart = claims.keys() & set(proven) - checked.keys()
+        sure = claims.keys() & set(accepted)
+        rest = {key: p for key, p in claims.items() if key not in apart | sure}
+        return cls(
+            n_pairs=len(rest),
+            claimed=math.fsum(rest.values()),
+            open=math.fsum(p * (1 - p) for p in rest.values()),
+            checks=tuple(
+                (p, checked[key], (chances or {}).get(key, 1.0))
+                for key, p in rest.items()
+                if key in checked
+            ),
+            n_proven=len(apart),
+            n_accepted=len(sure),
+        )
+
+    @classmethod
+    def pooled(cls, reports: Iterable[Mapping[str, Any]]) -> "PrecisionEvidence":
+        """Add up polls in the form of `to_json`."""
+        found = list(reports)
+        return cls(
+            n_pairs=sum(each["n_pairs"] for each in found),
+            claimed=math.fsum(each["claimed"] for each in found),
+            open=math.fsum(each["open"] for each in found),
+            checks=tuple((p, bool(y), w) for each in found for p, y, w in each["checks"]),
+            n_proven=sum(each.get("n_proven", 0) for each in found),
+            n_accepted=sum(each.get("n_accepted", 0) for each in found),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain numbers."""
+        return {
+            "n_pairs": self.n_pairs,
+            "claimed": round(self.claimed, 6),
+            "open": round(self.open, 6),
+            "checks": [[round(p, 6), y, round(chance, 6)] for p, y, chance in self.checks],
+            "n_proven": self.n_proven,
+            "n_accepted": self.n_accepted,
+        }
+
+    def precision(self) -> Precision:
+        """Return the share of right pairs, and an interval for it.
+
+        Pairs that were found wrong are removed, so this is the share among the others.
+        """
+        mean = self.claimed / self.n_pairs if self.n_pairs else 0.0
+        n_wrong = sum(not is_right for _, is_right, _ in self.checks)
+        if len(self.checks) < FEWEST_CHECKED:
+            half = Z * math.sqrt(self.open) / max(1, self.n_pairs)
+            share = mean
+            low = max(0.0, mean - half - _MISLED_BELOW)
+            high = min(1.0, mean + half + _MISLED_ABOVE) if self.n_pairs else 0.0
+            grown = 1.0
+        else:
+            weights = [1.0 / chance for _, _, chance in self.checks]
+            truths = [float(is_right) for _, is_right, _ in self.checks]
+            said = [p for p, _, _ in self.checks]
+            trust = _trust(truths, said, weights)
+            errors = [y - trust * p for y, p in zip(truths, said, strict=True)]
+            share = min(1.0, max(0.0, trust * mean + _mean(errors, weights)))
+            low, high = _interval(share, errors, weights, self.n_pairs)
+            # Those found wrong are gone, so that as many right ones are a greater share of the rest.
+            grown = self.n_pairs / max(1, self.n_pairs - n_wrong)
+        n_left = self.n_pairs - n_wrong
+        n_known = self.n_proven + self.n_accepted
+        n = n_left + n_known
+
+        def of_all(part: float) -> float:
+            return (min(1.0, part) * n_left + n_known) / n if n else 0.0
+
+        return Precision(
+            share=of_all(share * grown),
+            low=of_all(low * grown),
+            high=of_all(high * grown),
+            claimed=of_all(mean),
+            n_pairs=n,
+            n_checked=len(self.checks) + self.n_accepted,
+            n_proven=self.n_proven,
+        )
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    return math.fsum(w * v for w, v in zip(weights, values, strict=True)) / math.fsum(weights)
+
+
+def _trust(truths: Sequence[float], said: Sequence[float], weights: Sequence[float]) -> float:
+    """Return how much of the claims to use: the slope of what is true on what is claimed, 0 to 1.
+
+    It is drawn towards 1 as if twenty more pairs had been found as claimed: few checked pairs tell
+    little of a slope.
+    """
+    total = math.fsum(weights)
+    scaled = [w * len(weights) / total for w in weights]
+    y, p = _mean(truths, weights), _mean(said, weights)
+    both = math.fsum(w * (a - y) * (b - p) for w, a, b in zip(scaled, truths, said, strict=True))
+    own = math.fsum(w * (b - p) ** 2 for w, b in zip(scaled, said, strict=True))
+    extra = 20 * 0.01
+    return min(1.0, max(0.0, (both + extra) / (own + extra)))
+
+
+def _interval(
+    share: float, errors: Sequence[float], weights: Sequence[float], n_pairs: int
+) -> tuple[float, float]:
+    """Return Wilson's score interval for as many checked pairs as the weights leave (Wilson 1927).
+
+    Claims that err more than a poll's answers would widen it; those that err less do not narrow it, so
+    that it holds where all checked pairs were right. Pairs that were checked are no longer open.
+    """
+    total, n = math.fsum(weights), len(weights)
+    error = _mean(errors, weights)
+    spread = math.fsum((w * (e - error)) ** 2 for w, e in zip(weights, errors, strict=True))
+    variance = spread / total**2 * n / max(1, n - 1)
+    n_effective = total**2 / math.fsum(w * w for w in weights)
+    if variance > 0 and 0 < share < 1:
+        n_effective = min(n_effective, share * (1 - share) / variance)
+    if n >= n_pairs:
+        return share, share
+    n_effective = max(2.0, n_effective) / (1 - n / n_pairs)
+    low, top = wilson_interval(share, n_effective)
+    high = 1.0 if share > 1 - 1 / (2 * n) else top
+    return min(low, share), max(high, share)
+
+
+def draw(claims: Mapping[str, float], n: int) -> dict[str, float]:
+    """Draw the `n` pairs that tell most about the precision, and return each with its probability.
+
+    The chance grows with the standard deviation of the claim, `sqrt(p (1 - p))` (Neyman's
+    allocation). Every pair has some chance, since claims may be wrong. A hash of the pair decides,
+    so that the draw is repeatable.
+    """
+    if n >= len(claims):
+        return dict.fromkeys(sorted(claims), 1.0)
+    chances = _chances({pair_id: _size(p) for pair_id, p in claims.items()}, n)
+    # Sampford-like order sampling: ranks u / chance, of which the smallest n are taken
+    # (Rosen 1997, "On sampling with probability proportional to size").
+    order = sorted(claims, key=lambda pair_id: (_rank(pair_id, chances[pair_id]), pair_id))
+    return {pair_id: chances[pair_id] for pair_id in order[:n]}
+
+
+def draw_next(claims: Mapping[str, float], n: int, before: Mapping[str, float]) -> dict[str, float]:
+    """Return `n` more pairs to check and all checked ones, with chances that are valid for all of them.
+
+    A pair's chance is that of being drawn in any round so far. A round that didn't draw the pair is
+    assumed to have had the same chance for it, scaled by how many pairs it drew of how many.
+
+    Args:
+        claims: `p_better` of the pairs that nobody has checked.
+        n: number of pairs to draw.
+        before: the chances of the checked pairs.
+    """
+    drawn = draw(claims, n)
+    if not before or not drawn:
+        return {**before, **drawn}
+    ratio = len(before) / len(drawn) * len(claims) / (len(claims) + len(before))
+    return {
+        **{key: _either(chance, chance / ratio) for key, chance in before.items()},
+        **{key: _either(chance, chance * ratio) for key, chance in drawn.items()},
+    }
+
+
+def _either(one: float, other: float) -> float:
+    return 1 - (1 - one) * (1 - min(1.0, other))
+
+
+def _size(p: float) -> float:
+    return _LEAST_CHANCE * 0.5 + (1 - _LEAST_CHANCE) * math.sqrt(max(0.0, p * (1 - p)))
+
+
+def _chances(sizes: Mapping[str, float], n: int) -> dict[str, float]:
+    """Return chances in proportion to sizes that add up to `n`, none above 1."""
+    sure: set[str] = set()
+    while True:
+        rest = math.fsum(size for key, size in sizes.items() if key not in sure)
+        scale = (n - len(sure)) / rest if rest else 0.0
+        more = {key for key, size in sizes.items() if key not in sure and size * scale >= 1}
+        if not more:
+            return {key: 1.0 if key in sure else sizes[key] * scale for key in sizes}
+        sure |= more
+
+
+def _rank(pair_id: str, chance: float) -> float:
+    digest = hashlib.blake2b(f"check\0{pair_id}".encode(), digest_size=8).digest()
+    u = (int.from_bytes(digest, "big") + 0.5) / 2**64
+    return u * (1 - chance) / (chance * (1 - u)) if chance < 1 else 0.0

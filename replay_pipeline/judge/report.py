@@ -1,0 +1,271 @@
+"""The figures of an extraction. Every input is counted in some outcome."""
+
+import random
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from heapq import heappush, heappushpop
+from typing import Any
+
+from replay_pipeline.actions import LEVELS, Action, agreement_level
+from replay_pipeline.actions.agreement import strictness
+from replay_pipeline.actions.votes import Vote
+from replay_pipeline.judge.precision import Precision, PrecisionEvidence
+from replay_pipeline.judge.reliability import Reliability
+from replay_pipeline.types import AgreementLevel, DPOPair
+
+_N_CHANCE_STATES = 1_000
+_N_CHANCE_PAIRS = 2_000
+
+
+@dataclass(kw_only=True)
+class TeacherTally:
+    """The counts of one teacher's answers by outcome."""
+
+    n_asked: int = 0
+    n_failed: int = 0
+    """Calls that ended with an error."""
+    n_invalid: int = 0
+    """Answers without a valid action."""
+    n_valid: int = 0
+    n_in_consensus: int = 0
+    """Answers that belong to a winning group."""
+    n_with_student: int = 0
+    """Valid answers that agree with the student's action."""
+    cost_usd: float = 0.0
+    family: str | None = None
+    """The family for which it votes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelAgreement:
+    """How often two answers agree at a level or a stricter one, and how often they would by chance."""
+
+    raw: float
+    """Share of agreement among two teachers at the same state."""
+    chance: float
+    """Share of agreement among answers paired at random across states."""
+
+    @property
+    def corrected(self) -> float:
+        """Return agreement beyond chance: 0 at chance level, 1 if all agree."""
+        return (self.raw - self.chance) / (1 - self.chance) if self.chance < 1 else 0.0
+
+
+@dataclass(kw_only=True)
+class PairReport:
+    """Pairs, positives, one outcome per state, and statistics of the votes."""
+
+    level: AgreementLevel
+    agreement_threshold: int
+    pairs: list[DPOPair] = field(default_factory=list)
+    positives: list[dict[str, Any]] = field(default_factory=list)
+    """States at which teachers and student agree, as rows of the table `positives`."""
+    outcomes: list[dict[str, Any]] = field(default_factory=list)
+    """One row per state, for the table `outcomes`."""
+    teachers: dict[str, TeacherTally] = field(default_factory=dict)
+    n_duplicate_states: int = 0
+    n_duplicate_answers: int = 0
+    """Repeated answers of a teacher at a state. Only the first counts."""
+    n_unmatched_answers: int = 0
+    """Answers to states that were not among `states`."""
+    n_control: int = 0
+    """States at which the student's own model was asked again."""
+    n_control_mismatch: int = 0
+    """States at which it then took another action."""
+    natural_left_out: Counter[str] = field(default_factory=Counter)
+    """Rewinds and rejections that make no pair, by reason."""
+    n_natural_joined: int = 0
+    """Rewinds and rejections that match the teachers' pair, and count as its `evidence`."""
+    matrix: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    """For each two teachers: states with valid answers of both, and states at which they agree."""
+    agreement: dict[str, LevelAgreement] = field(default_factory=dict)
+    reliability: Reliability | None = None
+    """Estimates of who is right how often, from the votes."""
+    poll: PrecisionEvidence = field(default_factory=PrecisionEvidence)
+    """The evidence for how many of `pairs` are right."""
+    refuted: list[DPOPair] = field(default_factory=list)
+    """Pairs that were checked and found wrong. They aren't in `pairs`."""
+    """Raw and chance agreement by level."""
+
+    @property
+    def n_states(self) -> int:
+        """Return the number of judged states."""
+        return len(self.outcomes)
+
+    @property
+    def outcome_counts(self) -> dict[str, int]:
+        """Return the number of states by outcome."""
+        return _counts(row["outcome"] for row in self.outcomes)
+
+    @property
+    def consensus_levels(self) -> dict[str, int]:
+        """Return the number of states with a consensus, by the weakest agreement inside the group."""
+        return _counts(row["level"] for row in self.outcomes if row["level"])
+
+    @property
+    def pairs_by_source(self) -> dict[str, int]:
+        """Return the number of pairs by source."""
+        return _counts(pair.get("source", "consensus") for pair in self.pairs)
+
+    @property
+    def precision(self) -> Precision:
+        """Return the estimated share of `pairs` that are right."""
+        return self.poll.precision()
+
+    @property
+    def n_ties(self) -> int:
+        """Return the number of states at which two separate groups have the same size and enough families."""
+        return sum(bool(row["is_tie"]) for row in self.outcomes)
+
+    @property
+    def near_misses(self) -> dict[str, int]:
+        """Return the number of states without a consensus that have one at a looser level, by that level."""
+        return _counts(row["near_level"] for row in self.outcomes if row["near_level"])
+
+    @property
+    def control_mismatch_rate(self) -> float | None:
+        """Share of control answers that differ from the recorded action. `None` without a control.
+
+        If it is high, a replayed state differs from what the student saw, so a disagreement of
+        teachers tells less about the student.
+        """
+        return self.n_control_mismatch / self.n_control if self.n_control else None
+
+    @property
+    def n_circular_pairs(self) -> int:
+        """Return the number of pairs in which an agreeing teacher is from the student's own vendor."""
+        return sum(bool(pair.get("shares_vendor")) for pair in self.pairs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all statistics as plain numbers and names, without the pairs."""
+        return {
+            "level": self.level,
+            "agreement_threshold": self.agreement_threshold,
+            "n_states": self.n_states,
+            "n_pairs": len(self.pairs),
+            "n_positives": len(self.positives),
+            "n_refuted": len(self.refuted),
+            "precision": asdict(self.precision) | {"words": self.precision.words()},
+            "poll": self.poll.to_json(),
+            "reliability": self.reliability.to_json() if self.reliability else None,
+            "outcomes": self.outcome_counts,
+            "pairs_by_source": self.pairs_by_source,
+            "natural_left_out": dict(sorted(self.natural_left_out.items())),
+            "n_natural_joined": self.n_natural_joined,
+            "consensus_levels": self.consensus_levels,
+            "n_ties": self.n_ties,
+            "near_misses": self.near_misses,
+            "n_circular_pairs": self.n_circular_pairs,
+            "n_duplicate_states": self.n_duplicate_states,
+            "n_duplicate_answers": self.n_duplicate_answers,
+            "n_unmatched_answers": self.n_unmatched_answers,
+            "control": {
+                "n": self.n_control,
+                "n_mismatch": self.n_control_mismatch,
+                "mismatch_rate": self.control_mismatch_rate,
+            },
+            "teachers": {
+                name: {**vars(tally), "cost_usd": round(tally.cost_usd, 9)}
+                for name, tally in sorted(self.teachers.items())
+            },
+            "matrix": {
+                name: {
+                    other: {"n": n, "n_agree": agree, "rate": agree / n}
+                    for other, (n, agree) in sorted(row.items())
+                }
+                for name, row in sorted(self.matrix.items())
+            },
+            "agreement": {
+                level: {
+                    "raw": round(found.raw, 6),
+                    "chance": round(found.chance, 6),
+                    "corrected": round(found.corrected, 6),
+                }
+                for level, found in self.agreement.items()
+            },
+        }
+
+
+class AgreementStatistics:
+    """The counts of which teachers agree with which, and a sample to measure agreement by chance."""
+
+    def __init__(self, level: AgreementLevel) -> None:
+        self._rank = strictness(level)
+        self._pairs: dict[tuple[str, str], list[int]] = {}
+        """By two teachers: states with both, states at which they agree."""
+        self._by_strictness: Counter[int] = Counter()
+        self._sample: list[tuple[int, str, list[tuple[str, Action]]]] = []
+
+    def add(
+        self, state_id: str, votes: list[Vote], levels: Iterable[tuple[Vote, Vote, int]]
+    ) -> None:
+        """Count one state."""
+        by_strictness = [0, 0, 0, 0, 0]
+        for one, other, found in levels:
+            a, b = one.row.teacher, other.row.teacher
+            counts = self._pairs.setdefault((a, b) if a <= b else (b, a), [0, 0])
+            counts[0] += 1
+            counts[1] += found >= self._rank
+            by_strictness[found] += 1
+        for found, n in enumerate(by_strictness):
+            if n:
+                self._by_strictness[found] += n
+        if votes:
+            self._keep(state_id, votes)
+
+    def _keep(self, state_id: str, votes: list[Vote]) -> None:
+        """Keep a sample of states by their hash, so that it does not depend on their order."""
+        rank = (-zlib.crc32(state_id.encode("utf-8", "replace")), state_id)
+        is_full = len(self._sample) >= _N_CHANCE_STATES
+        if is_full and rank < self._sample[0]:
+            return
+        actions = sorted((v.row.teacher, v.action) for v in votes)
+        push = heappushpop if is_full else heappush
+        push(self._sample, (*rank, actions))
+
+    def matrix(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """Return for each two teachers, in both orders, the states with both and the states at which they agree."""
+        found: dict[str, dict[str, tuple[int, int]]] = {}
+        for (one, other), (n, n_agreeing) in self._pairs.items():
+            counts = (n, n_agreeing)
+            found.setdefault(one, {})[other] = counts
+            found.setdefault(other, {})[one] = counts
+        return found
+
+    def by_level(self) -> dict[str, LevelAgreement]:
+        """Return raw and chance agreement. Empty if no two answers could be compared."""
+        n = sum(self._by_strictness.values())
+        chance = self._chance()
+        if not n or not chance:
+            return {}
+        n_chance = sum(chance.values())
+        return {
+            level: LevelAgreement(
+                raw=_at_least(self._by_strictness, level) / n,
+                chance=_at_least(chance, level) / n_chance,
+            )
+            for level in LEVELS
+        }
+
+    def _chance(self) -> Counter[int]:
+        """Return strictness of the agreement between answers of different states, drawn at random."""
+        sample = sorted(self._sample)
+        found: Counter[int] = Counter()
+        if len(sample) < 2:
+            return found
+        draw = random.Random(0)
+        for _ in range(min(_N_CHANCE_PAIRS, 4 * len(sample) * (len(sample) - 1))):
+            one, other = draw.sample(sample, 2)
+            level = agreement_level(draw.choice(one[2])[1], draw.choice(other[2])[1])
+            found[strictness(level)] += 1
+        return found
+
+
+def _at_least(counts: Mapping[int, int], level: AgreementLevel) -> int:
+    return sum(n for found, n in counts.items() if found >= strictness(level))
+
+
+def _counts(values: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(values).items()))

@@ -1,0 +1,379 @@
+"""Agreement of teachers that makes no pair: what prompt, record and the other side say against it."""
+
+import json
+
+import pytest
+
+from replay_pipeline.judge.extract import extract_pairs
+from replay_pipeline.judge.rows import outcomes_table
+from replay_pipeline.types import TeacherAction
+
+
+def call(name, **arguments):
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+
+
+def bash(command):
+    return call("Bash", command=command)
+
+
+def together(*actions):
+    calls = [call for action in actions for call in action["tool_calls"]]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def says(text):
+    return {"role": "assistant", "content": text}
+
+
+def state(turn=0, action=None, shown="Fix the cart.", **more):
+    return {
+        "state_id": f"s{turn}",
+        "session_id": "session",
+        "turn_idx": turn,
+        "messages": [{"role": "user", "content": shown}],
+        "student_action": action or bash("pytest"),
+        "student_model": "claude-opus-4-5-20251101",
+        "outcome": "ok",
+        **more,
+    }
+
+
+def answers(state_id="s0", **by_family):
+    return [
+        TeacherAction(state_id=state_id, teacher=name, model=f"{name}/m", action=action)
+        for name, action in by_family.items()
+    ]
+
+
+def judge(states, rows, **options):
+    """Outcome and reason of the first state; the report counts it and the table holds it."""
+    report = extract_pairs(states, rows, **options)
+    row = report.outcomes[0]
+    assert report.outcome_counts[row["outcome"]] >= 1
+    assert outcomes_table(report.outcomes)["why"].to_pylist()[0] == row["why"]
+    assert bool(report.pairs) == (row["outcome"] == "pair")
+    return row["outcome"], row["why"]
+
+
+LS = {"qwen": bash("ls"), "glm": bash("ls")}
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 3])
+def test_what_the_student_does_itself_a_few_steps_later_is_deferred(n_steps):
+    later = [state(n, bash("ls" if n == n_steps else f"echo {n}")) for n in (1, 2, 3)]
+    outcome, why = judge([state(), *later[::-1]], answers(**LS))
+    assert outcome == "deferred"
+    assert why == f"the student does it {n_steps} steps later"
+
+
+def test_a_step_that_comes_too_late_or_on_request_defers_nothing():
+    later = [state(n, bash(f"echo {n}")) for n in (1, 2, 3)]
+    assert judge([state(), *later, state(4, bash("ls"))], answers(**LS))[0] == "pair"
+    told = state(1, bash("ls"))
+    told["messages"] = [*told["messages"], {"role": "user", "content": "Look around first."}]
+    assert judge([state(), told], answers(**LS))[0] == "pair"
+    assert judge([state(), state(1, bash("ls"), session_id="x")], answers(**LS))[0] == "pair"
+    soon = [state(), state(1, bash("echo")), state(2, bash("ls"))]
+    assert judge(soon, answers(**LS), look_ahead_steps=1)[0] == "pair"
+    assert judge(soon, answers(**LS), look_ahead_steps=2)[0] == "deferred"
+
+
+def test_what_a_tool_says_in_between_is_no_word_of_the_user():
+    later = state(1, bash("ls"))
+    later["messages"] = [*later["messages"], {"role": "tool", "content": "2 failed"}]
+    assert judge([state(), later], answers(**LS))[0] == "deferred"
+
+
+def test_an_earlier_or_an_unnumbered_step_defers_nothing():
+    assert judge([state(5), state(4, bash("ls"))], answers("s5", **LS))[0] == "pair"
+    unnumbered = state(1, bash("ls"))
+    del unnumbered["turn_idx"]
+    assert judge([state(), unnumbered], answers(**LS))[0] == "pair"
+
+
+def test_a_sampled_side_is_not_held_against_what_the_record_goes_on_with():
+    sampled = {"s0": bash("make")}
+    steps = [state(), state(1, bash("ls"))]
+    assert judge(steps, answers(**LS), samples=sampled)[0] == "pair"
+    assert judge(steps, answers(**LS), samples={"s1": bash("make")})[0] == "pair"
+
+
+def test_the_judge_of_texts_says_too_what_the_student_does_later():
+    def same_start(one, other):
+        return one[:4] == other[:4]
+
+    rows = answers(qwen=says("Done at last."), glm=says("Done."))
+    steps = [state(action=says("Shall I?")), state(1, says("Done!"))]
+    assert judge(steps, rows, same_text=same_start)[0] == "deferred"
+
+
+def test_what_is_deferred_goes_by_the_level_that_is_asked_for():
+    steps = [state(action=bash("make")), state(1, bash("pytest -x"))]
+    rows = answers(qwen=bash("pytest"), glm=bash("pytest"))
+    assert judge(steps, rows)[0] == "pair"
+    assert judge(steps, rows, level="target")[0] == "deferred"
+
+
+def test_what_the_student_does_after_its_own_action_failed_is_a_pair():
+    failed = state(outcome="tool_error")
+    assert judge([failed, state(1, bash("ls"))], answers(**LS))[0] == "pair"
+
+
+def edit(path, old, new="x"):
+    return call("Edit", file_path=path, old_string=old, new_string=new)
+
+
+@pytest.mark.parametrize(
+    ("action", "why"),
+    [
+        (edit("cart.py", "a = 1\nb = 2"), None),
+        (edit("cart.py", "a = 1\nc = 3"), "the text that is replaced in cart.py was never shown"),
+        (edit("shop.py", "a = 1"), "shop.py was never named"),
+        (call("Read", file_path="/home/ada/shop.py"), "shop.py was never named"),
+        (call("Read", file_path="/home/ada/src/cart.py"), None),
+        (call("Write", file_path="new.py", content="x"), None),
+        (
+            call(
+                "MultiEdit",
+                file_path="cart.py",
+                edits=[
+                    {"old_string": "a = 1", "new_string": "c = 3"},
+                    {"old_string": "c = 3", "new_string": "d = 4"},
+                ],
+            ),
+            None,
+        ),
+    ],
+)
+def test_an_action_that_needs_what_was_never_shown_is_infeasible(action, why):
+    seen = state(shown="src/cart.py has:\n     1→a = 1\n     2→    b = 2\n")
+    found = judge([seen], answers(qwen=action, glm=action))
+    assert found == (("infeasible", why) if why else ("pair", None))
+
+
+def multi_edit(*changes):
+    edits = [{"old_string": old, "new_string": new} for old, new in changes]
+    return call("MultiEdit", file_path="cart.py", edits=edits)
+
+
+NEVER_SHOWN = "the text that is replaced in cart.py was never shown"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (multi_edit(("a = 1", "b = 2"), ("c = 3", "d = 4")), NEVER_SHOWN),
+        (multi_edit(("a = 1", "b = 2"), ("\n\n   a = 1", "b = 2")), None),
+        (multi_edit(("a = 1", "if b:\n    c = 3"), ("c = 3\n", "")), None),
+        (multi_edit(("a = 1", ""), ("c = 3", "a = 1")), NEVER_SHOWN),
+        (multi_edit(("a = 1", "c = 3"), ("a = 1", "d = 4"), ("c = 3", "d = 4")), None),
+    ],
+)
+def test_each_change_of_several_needs_text_that_was_shown_or_just_written(change, why):
+    found = judge([state(shown="cart.py: a = 1")], answers(qwen=change, glm=change))
+    assert found == (("infeasible", why) if why else ("pair", None))
+
+
+@pytest.mark.parametrize(
+    ("actions", "why"),
+    [
+        ([bash("ls"), edit("cart.py", "c = 3")], NEVER_SHOWN),
+        ([call("Read", file_path="cart.py"), edit("cart.py", "c = 3")], NEVER_SHOWN),
+        ([edit("cart.py", "a = 1", "c = 3"), edit("cart.py", "c = 3")], None),
+        ([bash("ls"), call("Read", file_path="shop.py")], "shop.py was never named"),
+        ([call("NotebookEdit", notebook_path="a.ipynb", new_source="")], "a.ipynb was never named"),
+        ([call("NotebookEdit", notebook_path="cart.py", new_source="")], None),
+        ([call("Read", file_path="cart.py", edits="all")], None),
+        (
+            [call("Edit", file_path="cart.py", old_string="c = 3", new_string="", edits=[])],
+            NEVER_SHOWN,
+        ),
+    ],
+)
+def test_every_call_of_an_action_must_be_possible_where_it_stands(actions, why):
+    action = together(*actions)
+    found = judge([state(shown="cart.py: a = 1")], answers(qwen=action, glm=action))
+    assert found == (("infeasible", why) if why else ("pair", None))
+
+
+def called(arguments):
+    call = {"function": {"name": "Look", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "text", "text": "See cart.py."}]},
+        {"role": "tool", "tool_call_id": "1", "content": "src/cart.py"},
+        called('{"in": {"files": [1, "cart.py"]}}'),
+        called({"files": ["cart.py"]}),
+        called("{cart.py"),
+        called('{"name": "\ud800 cart.py"}'),
+        called("[" * 5_000 + "cart.py"),
+    ],
+)
+def test_a_file_is_named_wherever_in_the_prompt_it_stands(message):
+    seen = state(shown="Look around.")
+    action = call("Read", file_path="cart.py")
+    assert judge([seen], answers(qwen=action, glm=action))[0] == "infeasible"
+    empty = {"role": "assistant", "tool_calls": [{"id": "cut off"}, {"function": None}]}
+    seen["messages"] = [*seen["messages"], empty, message]
+    assert judge([seen], answers(qwen=action, glm=action))[0] == "pair"
+
+
+def test_the_end_of_one_message_and_the_beginning_of_the_next_are_no_name():
+    seen = state(shown="ca")
+    seen["messages"] = [*seen["messages"], {"role": "user", "content": "rt.py"}]
+    action = call("Read", file_path="cart.py")
+    assert judge([seen], answers(qwen=action, glm=action))[0] == "infeasible"
+
+
+def test_a_file_is_known_by_its_name_however_its_folders_are_written():
+    action = call("Read", file_path="C:\\shop\\cart.py")
+    assert judge([state(shown="Fix cart.py.")], answers(qwen=action, glm=action))[0] == "pair"
+
+
+def test_text_that_an_earlier_call_wrote_was_shown():
+    wrote = call("Write", file_path="cart.py", content='a = "1"\nb = 2\n')
+    seen = state()
+    seen["messages"] = [*seen["messages"], wrote]
+    change = edit("cart.py", 'a = "1"')
+    assert judge([seen], answers(qwen=change, glm=change))[0] == "pair"
+
+
+def test_a_file_that_the_student_knows_counts_as_named():
+    rules = call("Read", file_path="/home/ada/RULES.md")
+    student = call("Edit", file_path="/home/ada/RULES.md", old_string="a", new_string="b")
+    assert judge([state(action=student)], answers(qwen=rules, glm=rules))[0] == "pair"
+
+
+def test_a_tool_that_was_not_on_offer_has_no_vote():
+    bash_only = [{"type": "function", "function": {"name": "Bash", "parameters": {}}}]
+    glob = call("Glob", pattern="*")
+    report = extract_pairs([state(tools=bash_only)], answers(qwen=glob, glm=glob))
+    assert report.outcome_counts == {"too_few_answers": 1}
+    assert report.outcomes[0]["n_invalid"] == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "I'm sorry, but I can't help with that.",
+        "Sorry, I won't do this.",
+        "I cannot assist with this request.",
+        "As an AI, I have no opinion.",
+        "Unfortunately, I am unable to run commands.",
+    ],
+)
+def test_the_same_words_of_refusal_are_no_pair(words):
+    rows = answers(qwen=says(words), glm=says(words))
+    assert judge([state()], rows)[0] == "refusal"
+    assert judge([state(action=says("Which one?"))], rows)[0] == "refusal"
+
+
+def test_an_end_against_going_on_is_no_pair_either_way():
+    done = answers(qwen=says("Done."), glm=says("Done."))
+    assert judge([state()], done)[0] == "early_stop"
+    assert judge([state(action=says("Shall I go on?"))], done)[0] == "pair"
+    assert judge([state(action=says("Done!"))], answers(**LS))[0] == "late_stop"
+
+
+def row_of(rows, **options):
+    return extract_pairs([state()], rows, **options).outcomes[0]
+
+
+def test_a_family_that_sides_with_the_student_outweighs_a_bare_majority():
+    two_to_one = answers(**LS, deepseek=bash("pytest"))
+    assert judge([state()], two_to_one) == ("contested", "2 for the student's action")
+    row = row_of(answers(**LS, deepseek=bash("make")))
+    assert (row["outcome"], row["n_against"], row["margin"]) == ("pair", 1, 1)
+    three_to_one = answers(**LS, kimi=bash("ls"), deepseek=bash("pytest"))
+    row = row_of(three_to_one)
+    assert (row["outcome"], row["n_against"], row["margin"]) == ("pair", 2, 1)
+    [pair] = extract_pairs([state()], three_to_one).pairs
+    assert (pair["margin"], pair["n_against"]) == (1, 2)
+
+
+def test_the_students_own_family_counts_on_either_side():
+    def own(action):
+        return answers(**LS, anthropic=action)
+
+    assert judge([state()], own(bash("pytest")))[0] == "contested"
+    row = row_of(own(bash("ls")))
+    assert (row["outcome"], row["n_agreeing"], row["margin"]) == ("pair", 2, 2)
+    assert row_of(own(bash("make")))["margin"] == 1
+    alone = answers(qwen=bash("ls"), anthropic=bash("ls"))
+    assert row_of(alone)["outcome"] == "too_few_answers"  # it makes no consensus of its own
+
+
+def test_two_teachers_of_one_family_are_no_consensus():
+    rows = [
+        TeacherAction(state_id="s0", teacher=name, model=f"qwen/{name}", action=bash("ls"))
+        for name in ("small", "large")
+    ]
+    other = TeacherAction(state_id="s0", teacher="glm", model="z-ai/glm-5", action=bash("make"))
+    assert judge([state()], [*rows, other])[0] == "no_consensus"
+
+
+@pytest.mark.parametrize("threshold", [1, 2, 3, 4])
+def test_exactly_as_many_families_as_the_threshold_asks_for_make_a_pair(threshold):
+    names = ["qwen", "glm", "kimi", "deepseek"]
+    rows = answers(**{name: bash("ls") for name in names[:threshold]})
+    assert extract_pairs([state()], rows, threshold).outcome_counts == {"pair": 1}
+    assert extract_pairs([state()], rows, threshold + 1).outcome_counts == {"too_few_answers": 1}
+
+
+def test_a_pair_is_named_by_its_state_and_its_sides():
+    def pair_id(states, rows):
+        return extract_pairs(states, rows).pairs[0]["pair_id"]
+
+    one = pair_id([state()], answers(**LS))
+    assert pair_id([state()], answers(**LS, kimi=bash("tox"))) == one
+    assert pair_id([state(action=bash("tox"))], answers(**LS)) != one
+    assert pair_id([state(1)], answers("s1", **LS)) != one
+
+
+@pytest.mark.parametrize(
+    ("action", "outcome"),
+    [
+        (bash("pytest"), "call_count"),
+        (together(bash("pytest"), bash("ls")), "agreement"),
+        (together(bash("ls"), bash("pytest")), "call_count"),
+        (together(bash("ls"), bash("pytest"), call("Read", file_path="cart.py")), "call_count"),
+        (bash("git status"), "pair"),
+        (together(bash("ls"), bash("git status")), "pair"),
+    ],
+)
+def test_sides_that_differ_in_number_or_order_of_their_calls_alone_make_no_pair(action, outcome):
+    seen = state(action=together(bash("pytest"), bash("ls")))
+    assert judge([seen], answers(qwen=action, glm=action)) == (outcome, None)
+
+
+def test_calls_are_counted_off_at_the_level_that_is_asked_for():
+    more = together(bash("pytest -x"), bash("git status"))
+    rows = answers(qwen=more, glm=more)
+    assert judge([state(action=bash("pytest"))], rows)[0] == "pair"
+    assert judge([state(action=bash("pytest"))], rows, level="target")[0] == "call_count"
+
+
+def test_a_pair_weighs_what_its_probability_is():
+    undisputed, disputed = answers(**LS, kimi=bash("ls")), answers(**LS, deepseek=bash("tox"))
+    for rows in (undisputed, disputed):
+        [pair] = extract_pairs([state()], rows).pairs
+        assert pair["weight"] == pair["p_better"] <= pair["p_chosen_right"]
+    weights = [
+        extract_pairs([state(outcome=outcome)], rows).pairs[0]["weight"]
+        for rows in (undisputed, disputed)
+        for outcome in ("tool_error", "ok")
+    ]
+    assert weights == sorted(weights, reverse=True)
+    # The failure of another action says nothing of a sample.
+    sampled = {"samples": {"s0": bash("make")}}
+    [failed], [plain] = (
+        extract_pairs([state(outcome=outcome)], disputed, **sampled).pairs
+        for outcome in ("tool_error", "ok")
+    )
+    assert failed["weight"] == plain["weight"]

@@ -1,0 +1,1014 @@
+"""From votes to pairs: outcomes, thresholds, families, evidence, tables."""
+
+import itertools
+import json
+
+import pytest
+
+from replay_pipeline.actions import agreement_level
+from replay_pipeline.actions.validity import ToolList
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.judge.extract import extract_dpo_pairs, extract_pairs
+from replay_pipeline.judge.report import LevelAgreement, PairReport, TeacherTally
+from replay_pipeline.judge.rows import outcomes_table, pairs_table, positives_table
+from replay_pipeline.storage.pair_rows import pair_id_of, pairs_of
+from replay_pipeline.storage.schemas import (
+    DPO_PAIRS,
+    DROPPED_PAIRS,
+    NORMALIZED_PAIRS,
+    OUTCOMES,
+    POSITIVES,
+)
+from replay_pipeline.types import Progress, TeacherAction
+
+CWD = "/home/ada/shop"
+READ_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "Read",
+        "parameters": {
+            "type": "object",
+            "properties": {"file_path": {"type": "string"}},
+            "required": ["file_path"],
+        },
+    },
+}
+
+
+def call(name, **arguments):
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+
+
+def bash(command):
+    return call("Bash", command=command)
+
+
+def state(state_id="s1", action=None, **more):
+    return {
+        "state_id": state_id,
+        "session_id": "session",
+        "messages": [{"role": "user", "content": "Fix tests/test_cart.py; a.py?"}],
+        "student_action": action or bash("pytest"),
+        "student_model": "claude-opus-4-5-20251101",
+        "cwd": CWD,
+        **more,
+    }
+
+
+def answers(state_id="s1", **by_teacher):
+    return [
+        TeacherAction(state_id=state_id, teacher=name, family=name, action=action, cost_usd=0.01)
+        for name, action in by_teacher.items()
+    ]
+
+
+def test_two_teachers_that_agree_against_the_student_make_a_pair():
+    [pair] = extract_dpo_pairs(
+        [state()],
+        answers(
+            deepseek=call("Read", file_path="tests/test_cart.py"),
+            qwen=call("Read", file_path=f"{CWD}/tests/./test_cart.py"),
+            glm=bash("ls"),
+        ),
+    )
+    assert pair["chosen"] == 'Read {"file_path":"tests/test_cart.py"}'
+    assert pair["rejected"] == 'Bash {"command":"pytest"}'
+    assert pair["n_teachers_agreeing"] == 2
+    assert pair["n_teachers_asked"] == pair["n_teachers_valid"] == 3
+    assert pair["teachers_agreeing"] == ["deepseek", "qwen"]
+    assert pair["agreement_level"] == "exact"
+    assert pair["margin"] == 1
+    assert pair["cost_usd"] == pytest.approx(0.03)
+    assert 0.8 < pair["weight"] == pair["p_better"] <= pair["p_chosen_right"]
+    assert pair["state_messages"] == [{"role": "user", "content": "Fix tests/test_cart.py; a.py?"}]
+
+
+TOLD = {
+    "session_id": "session",
+    "conversation": "conversation",
+    "cwd": "/home/ada/shop",
+    "tools": [{"type": "function", "function": {"name": "Bash", "parameters": {}}}],
+    "hint": "Look first.",
+    "outcome": "tool_error",
+    "student_model": "claude-opus-4-5-20251101",
+}
+"""What a state tells, and a pair of it takes over."""
+
+
+def message(command):
+    """A canonical call."""
+    function = {"name": "Bash", "arguments": f'{{"command":"{command}"}}'}
+    called = {"id": "call_0", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [called]}
+
+
+def prices(**by_teacher):
+    """Answers with a price each."""
+    return [
+        TeacherAction(
+            state_id="s1",
+            teacher=name,
+            family=name,
+            action=bash(command),
+            cost_usd=cost_usd,
+            is_distillable=True,
+        )
+        for name, (command, cost_usd) in by_teacher.items()
+    ]
+
+
+def test_a_pair_says_all_that_is_known_of_it():
+    rows = prices(qwen=("ls", 0.1), deepseek=("ls", 0.2), glm=("make", 0.3))
+    again = TeacherAction(state_id="s1", teacher="again", action=bash("tox"))
+    told = state(**TOLD)
+    [pair] = extract_dpo_pairs([told], [*rows, *answers(kimi=None)], control=[again])
+    assert pair == {
+        **TOLD,
+        "state_id": "s1",
+        "state_messages": told["messages"],
+        "pair_id": pair_id_of("s1", 'Bash {"command":"ls"}', 'Bash {"command":"pytest"}'),
+        "chosen": 'Bash {"command":"ls"}',
+        "rejected": 'Bash {"command":"pytest"}',
+        "chosen_action": message("ls"),
+        "rejected_action": message("pytest"),
+        "n_teachers_agreeing": 2,
+        "n_teachers_asked": 4,
+        "n_teachers_valid": 3,
+        "teachers_agreeing": ["deepseek", "qwen"],
+        "agreement_level": "exact",
+        "n_against": 1,
+        "margin": 1,
+        "source": "consensus",
+        "rejected_source": "recorded",
+        "shares_vendor": False,
+        "is_distillable": True,
+        "control_mismatch": True,
+        "cost_usd": 0.61,
+        "p_chosen_right": pair["p_chosen_right"],
+        "p_better": pair["p_better"],
+        "weight": pair["p_better"],
+    }
+
+
+def test_a_pair_leaves_out_what_nobody_knows():
+    [pair] = extract_dpo_pairs([state(hint=None)], answers(a=bash("ls"), b=bash("ls")))
+    unknown = {"tools", "hint", "outcome", "is_distillable", "control_mismatch", "evidence"}
+    assert not pair.keys() & unknown
+    assert None not in pair.values()
+
+
+def test_a_positive_says_all_that_is_known_of_it():
+    rows = prices(qwen=("pytest", 0.1), deepseek=("pytest", 0.2), glm=("make", 0.3))
+    told = state(**TOLD)
+    report = extract_pairs([told], rows)
+    shared = {key: value for key, value in TOLD.items() if key != "hint"}
+    assert report.positives == [
+        {
+            **shared,
+            "state_id": "s1",
+            "state_messages": told["messages"],
+            "action": 'Bash {"command":"pytest"}',
+            "action_message": message("pytest"),
+            "n_teachers_agreeing": 2,
+            "n_teachers_asked": 3,
+            "teachers_agreeing": ["deepseek", "qwen"],
+            "agreement_level": "exact",
+            "is_distillable": True,
+            "cost_usd": 0.6,
+        }
+    ]
+    [stored] = positives_table(report.positives).to_pylist()
+    assert (stored["n_teachers_agreeing"], stored["cost_usd"]) == (2, 0.6)
+    assert json.loads(stored["action_json"]) == message("pytest")
+
+
+def test_the_cost_of_a_state_does_not_depend_on_the_order_of_its_answers():
+    rows = prices(qwen=("ls", 0.1), deepseek=("ls", 0.2), glm=("ls", 0.3))
+    for drawn in (rows, rows[::-1], [rows[1], rows[2], rows[0]]):
+        assert extract_dpo_pairs([state()], drawn)[0]["cost_usd"] == 0.6
+
+
+def row(**told):
+    """A row of the table of outcomes, of a state at which nothing special happened."""
+    plain = {
+        "state_id": "s1",
+        "session_id": "session",
+        "outcome": "no_consensus",
+        "level": None,
+        "student_level": None,
+        "near_level": None,
+        "n_asked": 0,
+        "n_valid": 0,
+        "n_failed": 0,
+        "n_invalid": 0,
+        "n_own_family": 0,
+        "n_agreeing": 0,
+        "n_against": None,
+        "margin": 0,
+        "is_tie": False,
+        "invalid_reason": None,
+        "why": None,
+    }
+    return plain | told
+
+
+LS, MAKE, TOX, PYTEST = bash("ls"), bash("make"), bash("tox"), bash("pytest")
+EXACT = {"outcome": "pair", "level": "exact"}
+
+
+@pytest.mark.parametrize(
+    ("votes", "told"),
+    [
+        ({}, {"outcome": "too_few_answers"}),
+        (
+            {"a": LS, "b": None, "c": call("Read")},
+            {"outcome": "too_few_answers", "n_asked": 3, "n_valid": 1, "n_failed": 1}
+            | {"n_invalid": 1, "n_agreeing": 1, "margin": 1},
+        ),
+        (
+            {"a": LS, "b": MAKE},
+            {"n_asked": 2, "n_valid": 2, "n_agreeing": 1, "near_level": "tool"},
+        ),
+        (
+            {"a": LS, "b": call("Read", file_path="a.py")},
+            {"n_asked": 2, "n_valid": 2, "n_agreeing": 1},
+        ),
+        (
+            {"a": bash("make -j2"), "b": MAKE, "c": TOX},
+            {"n_asked": 3, "n_valid": 3, "n_agreeing": 1, "near_level": "target"},
+        ),
+        (
+            {"a": LS, "b": LS, "c": MAKE, "d": bash("make")},
+            {"n_asked": 4, "n_valid": 4, "n_agreeing": 2, "is_tie": True},
+        ),
+        (
+            {"a": LS, "b": LS, "anthropic": LS, "d": bash("pytest -q")},
+            EXACT
+            | {"n_asked": 4, "n_valid": 3, "n_own_family": 1, "n_agreeing": 2}
+            | {"n_against": 1, "margin": 2, "student_level": "tool"},
+        ),
+        (
+            {"a": PYTEST, "b": PYTEST, "c": MAKE},
+            {"outcome": "agreement", "level": "exact", "student_level": "exact"}
+            | {"n_asked": 3, "n_valid": 3, "n_agreeing": 2, "margin": 1},
+        ),
+        (
+            {"a": LS, "b": LS, "c": PYTEST, "anthropic": PYTEST},
+            EXACT
+            | {"outcome": "contested", "why": "3 for the student's action", "n_own_family": 1}
+            | {"n_asked": 4, "n_valid": 3, "n_agreeing": 2, "n_against": 3, "margin": -1}
+            | {"student_level": "tool"},
+        ),
+        (
+            {"a": bash("pytest -x"), "b": bash("pytest -x")},
+            EXACT
+            | {"n_asked": 2, "n_valid": 2, "n_agreeing": 2, "n_against": 1, "margin": 1}
+            | {"student_level": "target"},
+        ),
+    ],
+)
+def test_the_row_of_a_state_says_how_it_was_judged(votes, told):
+    [found] = extract_pairs([state()], answers(**votes)).outcomes
+    assert found == row(**told)
+
+
+def test_answers_of_the_students_own_family_are_counted_whether_or_not_they_vote():
+    rows = [*answers(a=LS, b=LS), own(LS, teacher="opus"), own(MAKE, teacher="sonnet")]
+    counted = {"n_asked": 4, "n_own_family": 2, "student_level": "tool", "n_against": 1}
+    [found] = extract_pairs([state()], rows).outcomes
+    assert found == row(**EXACT, **counted, n_valid=2, n_agreeing=2, margin=2)
+    [found] = extract_pairs([state()], rows, count_own_family=True).outcomes
+    assert found == row(**EXACT, **counted, n_valid=4, n_agreeing=3, margin=2)
+
+
+def test_the_row_of_an_action_that_cannot_run_says_why():
+    broken = state(action=call("Bash"))
+    [found] = extract_pairs([broken], answers(a=LS, b=LS)).outcomes
+    counted = {"n_asked": 2, "n_valid": 2, "n_agreeing": 2, "n_against": 1, "margin": 1}
+    why = "schema_invalid: Bash: command is missing"
+    told = {"outcome": "invalid_action", "invalid_reason": why, "level": "exact"}
+    assert found == row(**told, **counted)
+
+
+def outcome_of(report, state_id="s1"):
+    return next(row for row in report.outcomes if row["state_id"] == state_id)
+
+
+def judged(*args, **options):
+    return outcome_of(extract_pairs(*args, **options))["outcome"]
+
+
+def test_every_state_has_exactly_one_outcome():
+    states = [state(f"s{n}") for n in range(6)]
+    states[5] = state("s5", action=call("Edit", file_path="a.py"))
+    rows = [
+        *answers("s0", a=bash("ls"), b=bash("ls"), c=bash("make")),
+        *answers("s1", a=bash("pytest  # all"), b=bash("pytest"), c=bash("make")),
+        *answers("s2", a=bash("ls"), b=bash("make"), c=bash("tox")),
+        *answers("s3", a=bash("ls"), b=None, c=call("Read")),
+        *answers("s5", a=bash("ls"), b=bash("ls")),
+    ]
+    report = extract_pairs(states, rows)
+    assert [(row["state_id"], row["outcome"]) for row in report.outcomes] == [
+        ("s0", "pair"),
+        ("s1", "agreement"),
+        ("s2", "no_consensus"),
+        ("s3", "too_few_answers"),
+        ("s4", "too_few_answers"),
+        ("s5", "invalid_action"),
+    ]
+    assert report.n_states == sum(report.outcome_counts.values()) == 6
+    s3 = outcome_of(report, "s3")
+    assert (s3["n_asked"], s3["n_valid"], s3["n_failed"], s3["n_invalid"]) == (3, 1, 1, 1)
+    assert "old_string is missing" in outcome_of(report, "s5")["invalid_reason"]
+
+
+def test_where_all_who_were_asked_took_the_agents_action_its_vote_counts():
+    report = extract_pairs([state()], answers(a=bash("pytest  # all")))
+    assert report.outcome_counts == {"agreement": 1}
+    [positive] = report.positives
+    assert (positive["teachers_agreeing"], positive["n_teachers_agreeing"]) == (["a"], 1)
+    assert outcome_of(report)["n_agreeing"] == 1
+    listed = state(action=bash("ls -a -l"))
+    assert (
+        outcome_of(extract_pairs([listed], answers(a=bash("ls -la"))))["student_level"] == "effect"
+    )
+    both = extract_pairs([state()], answers(a=bash("pytest"), b=bash("pytest")), 3)
+    assert both.positives[0]["n_teachers_agreeing"] == 2
+    # Not with another answer, one that can't be used, a higher threshold, or a sample of the trainee.
+    assert judged([state()], answers(a=bash("ls"))) == "too_few_answers"
+    assert judged([state()], answers(a=bash("pytest"), b=None)) == "too_few_answers"
+    assert judged([state()], answers(a=bash("pytest")), 3) == "too_few_answers"
+    assert judged([state()], answers(a=bash("pytest"), b=bash("pytest")), 3) == "agreement"
+    assert judged([state()], answers(a=bash("ls")), samples={"s1": bash("ls")}) == "too_few_answers"
+
+
+def test_failed_and_invalid_answers_have_no_vote_but_are_counted():
+    failed = TeacherAction(
+        state_id="s1", teacher="kimi", family="kimi", action=bash("ls"), error_code="502"
+    )
+    report = extract_pairs([state()], [*answers(a=bash("ls"), b=call("Bash", cmd="ls")), failed])
+    assert outcome_of(report)["outcome"] == "too_few_answers"
+    assert report.teachers["kimi"].n_failed == 1
+    assert report.teachers["b"].n_invalid == 1
+    assert sum(tally.n_asked for tally in report.teachers.values()) == 3
+
+
+def test_an_answer_cut_short_has_no_vote():
+    text = {"role": "assistant", "content": "The test fails because"}
+    rows = [
+        TeacherAction(state_id="s1", teacher=t, family=t, action=text, finish_reason=reason)
+        for t, reason in (("a", "stop"), ("b", "length"))
+    ]
+    asked = state(action={"role": "assistant", "content": "Shall I?"})
+    assert judged([asked], rows) == "too_few_answers"
+    assert judged([asked], rows, 1) == "pair"
+
+
+def test_one_model_family_is_one_vote():
+    rows = answers(a=bash("ls"), b=bash("ls"))
+    same = [
+        TeacherAction(state_id="s1", teacher=t, model=m, family=None, action=bash("ls"))
+        for t, m in (("small", "qwen/qwen3-8b"), ("large", "Qwen/Qwen3-Coder"))
+    ]
+    assert judged([state()], rows) == "pair"
+    assert judged([state()], same) == "too_few_answers"
+    assert judged([state()], same, 1) == "pair"
+
+
+def test_a_teacher_of_the_students_family_does_not_count_by_default():
+    own = TeacherAction(
+        state_id="s1", teacher="opus", model="anthropic/claude-opus-4.7", action=bash("ls")
+    )
+    rows = [own, *answers(deepseek=bash("ls"), qwen=bash("make"))]
+    assert judged([state()], rows) == "no_consensus"
+    report = extract_pairs([state()], rows, count_own_family=True)
+    [pair] = report.pairs
+    assert pair["shares_vendor"] is True
+    assert report.n_circular_pairs == 1
+
+
+def test_control_run_of_the_students_own_model_is_carried_along():
+    def control(state_id, action):
+        return TeacherAction(
+            state_id=state_id, teacher="c", model="anthropic/claude-opus-4.5", action=action
+        )
+
+    states = [state("s1"), state("s2"), state("s3")]
+    rows = [row for s in states for row in answers(s["state_id"], a=bash("ls"), b=bash("ls"))]
+    report = extract_pairs(
+        states, rows, control=[control("s1", bash("pytest")), control("s2", bash("tox"))]
+    )
+    assert [pair.get("control_mismatch") for pair in report.pairs] == [False, True, None]
+    assert report.control_mismatch_rate == 0.5
+    left = extract_pairs(states, rows, control=[control(f"s{n}", bash("tox")) for n in (1, 2)])
+    assert (left.n_control, left.n_control_mismatch) == (2, 2)
+    asked_again = extract_pairs(states, [*rows, control("s2", bash("pytest"))])
+    assert (asked_again.n_control, asked_again.n_control_mismatch) == (1, 0)
+
+
+OPUS = "anthropic/claude-opus-4.5"
+
+
+def own(action, model=OPUS, teacher="own", **more):
+    """An answer of the student's own model."""
+    return TeacherAction(state_id="s1", teacher=teacher, model=model, action=action, **more)
+
+
+def control_of(*rows, at=None, **options):
+    report = extract_pairs([at or state()], rows, **options)
+    assert report.control_mismatch_rate == (
+        report.n_control_mismatch / report.n_control if report.n_control else None
+    )
+    return report.n_control, report.n_control_mismatch
+
+
+def test_a_control_that_failed_is_none():
+    failed = own(bash("ls"), error_code="502")
+    assert control_of(control=[failed]) == control_of(control=[own(None)]) == (0, 0)
+    assert control_of(own(bash("ls")), control=[failed]) == (1, 1)
+    assert control_of(own(bash("ls")), control=[own(bash("pytest"))]) == (1, 0)
+
+
+def test_of_several_controls_the_first_counts_and_of_teachers_the_first_by_name():
+    two = [own(bash("pytest")), own(bash("ls"))]
+    assert control_of(control=two) == (1, 0)
+    assert control_of(control=two[::-1]) == (1, 1)
+    named = [own(bash("ls"), teacher="b"), own(bash("pytest"), teacher="a")]
+    assert control_of(*named) == control_of(*named[::-1]) == (1, 0)
+
+
+def test_a_control_is_compared_as_teachers_are():
+    recorded = state(action=call("Read", file_path=f"{CWD}/a.py"))
+    for answer in (call("Read", file_path="a.py"), call("Read", file_path=f"{CWD}/./a.py")):
+        assert control_of(own(answer), at=recorded) == (1, 0)
+        assert control_of(control=[own(answer)], at=recorded) == (1, 0)
+    asked = state(action={"role": "assistant", "content": "Shall I?"})
+    again = own({"role": "assistant", "content": "Should I?"})
+    assert control_of(control=[again], at=asked) == (1, 1)
+    assert control_of(control=[again], at=asked, same_text=lambda *_: True) == (1, 0)
+    more = own(bash("pytest -x"))
+    assert control_of(control=[more]) == (1, 1)
+    assert control_of(control=[more], level="target") == (1, 0)
+
+
+@pytest.mark.parametrize(("recorded", "again", "n_mismatch"), [(1, 2, 0), ("1", 2, 1), (1, "2", 1)])
+def test_a_control_agrees_only_if_both_calls_fit_the_tools_on_offer(recorded, again, n_mismatch):
+    schema = {"type": "object", "properties": {"at": {"type": "integer"}}}
+    look = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    at = state(action=call("look", at=recorded), tools=[look])
+    found = control_of(control=[own(call("look", at=again))], at=at, level="tool")
+    assert found == (1, n_mismatch)
+
+
+def test_a_control_answers_for_the_record_even_where_the_side_was_sampled():
+    sampled = {"samples": {"s1": bash("make")}}
+    assert control_of(control=[own(bash("make"))], **sampled) == (1, 1)
+    assert control_of(control=[own(bash("pytest"))], **sampled) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("answered", "recorded", "is_own"),
+    [
+        ("anthropic/claude-opus-4.5", "claude-opus-4-5-20251101", True),
+        ("openrouter/anthropic/Claude_Opus_4.5", "claude-opus-4-5", True),
+        ("claude-opus-4-5-251101", "claude-opus-4-5-20250901", True),
+        ("claude-opus-4-6", "claude-opus-4-5", False),
+        ("claude-opus-4-5", "claude-opus-4", False),
+        ("moonshotai/kimi-k2-0905", "kimi-k2-0711", False),
+        ("kimi-k2-25090", "kimi-k2", False),
+        ("kimi-k2-250905b", "kimi-k2", False),
+        ("qwen/qwen3", "anthropic/qwen3", True),
+        (None, "claude-opus-4-5", False),
+        ("claude-opus-4-5", None, False),
+        (None, None, False),
+        ("", "", False),
+    ],
+)
+def test_the_students_own_model_is_known_under_every_spelling(answered, recorded, is_own):
+    row = own(bash("pytest"), model=answered)
+    assert control_of(row, at=state(student_model=recorded)) == (int(is_own), 0)
+
+
+def votes(*rows):
+    return [
+        TeacherAction(state_id="s1", action=bash("ls"), **{"family": told["teacher"], **told})
+        for told in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("known", "is_distillable"),
+    [
+        ((True, True), True),
+        ((True, None), None),
+        ((None, None), None),
+        ((None, False), False),
+        ((False, True), False),
+    ],
+)
+def test_a_pair_may_be_trained_on_if_every_agreeing_teacher_allows_it(known, is_distillable):
+    one, other = known
+    rows = votes({"teacher": "a", "is_distillable": one}, {"teacher": "b", "is_distillable": other})
+    outsider = TeacherAction(state_id="s1", teacher="c", action=bash("make"), is_distillable=False)
+    [pair] = extract_dpo_pairs([state()], [*rows, outsider])
+    assert pair.get("is_distillable") is is_distillable
+
+
+def test_one_vote_of_a_rehearsal_makes_all_of_a_pair_a_rehearsal():
+    real = {"teacher": "b", "model": "qwen/qwen3"}
+    for played in ({"model": "rehearsal/one"}, {"provider": "Rehearsal"}):
+        rows = votes({"teacher": "a", **played}, real, {"teacher": "rehearsal-one"})
+        [pair] = extract_dpo_pairs([state()], rows)
+        assert pair["source"] == "rehearsal"
+        assert pair["teachers_agreeing"] == ["rehearsal:a", "b", "rehearsal-one"]
+    report = extract_pairs([state(action=bash("ls"))], rows)
+    assert report.positives[0]["teachers_agreeing"] == ["rehearsal:a", "b", "rehearsal-one"]
+    beside = TeacherAction(state_id="s1", teacher="rehearsal-two", action=bash("make"))
+    [pair] = extract_dpo_pairs([state()], [*votes(real, {"teacher": "c"}), beside])
+    assert (pair["source"], pair["teachers_agreeing"]) == ("consensus", ["b", "c"])
+
+
+def test_what_became_of_the_recorded_action_is_evidence_for_the_weight():
+    rows = answers(a=bash("ls"), b=bash("ls"))
+    well, plain, failed = (
+        extract_dpo_pairs([state(outcome=outcome)], rows)[0]["weight"]
+        for outcome in ("ok", None, "tool_error")
+    )
+    assert well < plain < failed < 1
+
+
+def test_two_separate_groups_of_equal_size_are_a_tie():
+    rows = answers(a=bash("ls"), b=bash("ls"), c=bash("make"), d=bash("make"))
+    report = extract_pairs([state()], rows)
+    assert outcome_of(report)["outcome"] == "no_consensus"
+    assert report.n_ties == 1
+    assert outcome_of(report)["margin"] == 0
+
+
+def read(offset, limit, file="a.py"):
+    return call("Read", file_path=file, offset=offset, limit=limit)
+
+
+def test_consensus_is_a_group_that_agrees_pairwise():
+    chain = {"a": read(1, 10), "b": read(8, 10), "c": read(15, 10)}
+    [pair] = extract_dpo_pairs([state()], answers(**chain))
+    assert pair["n_teachers_agreeing"] == 2
+    assert judged([state()], answers(**chain), 3) == "no_consensus"
+
+
+def test_grouping_does_not_depend_on_the_order_of_votes():
+    votes = {
+        "a": read(1, 10),
+        "b": read(8, 10),
+        "c": read(15, 10),
+        "d": read(12, 30),
+        "e": bash("ls"),
+    }
+    rows = answers(**votes)
+    found = [
+        extract_dpo_pairs([state()], [rows[i] for i in order])
+        for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 0, 4, 1, 3])
+    ]
+    assert found[0] == found[1] == found[2]
+    assert found[0][0]["n_teachers_agreeing"] == 3
+
+
+def test_chosen_is_the_medoid_of_the_winning_group():
+    votes = {
+        "a": bash("pytest -q -x"),
+        "b": bash("pytest -x -q"),
+        "c": bash("pytest -x -q"),
+    }
+    [pair] = extract_dpo_pairs([state(action=bash("ls"))], answers(**votes))
+    assert pair["chosen"] == 'Bash {"command":"pytest -x -q"}'
+    assert pair["agreement_level"] == "effect"
+
+
+def test_near_misses_name_the_level_that_would_have_agreed():
+    rows = answers(a=bash("pytest -q"), b=bash("pytest -x"), c=bash("make"))
+    report = extract_pairs([state(action=bash("ls"))], rows)
+    assert report.near_misses == {"target": 1}
+    assert judged([state(action=bash("ls"))], rows, level="target") == "pair"
+
+
+def test_a_student_that_agrees_with_any_of_the_group_makes_no_pair():
+    chain = answers(a=read(1, 10), b=read(8, 10))
+    assert judged([state(action=read(17, 5))], chain) == "agreement"
+    assert judged([state(action=read(18, 5))], chain) == "pair"
+
+
+def test_tools_on_offer_decide_what_is_a_valid_action():
+    rows = answers(a=call("Read", file_path="a.py"), b=call("Glob", pattern="*"), c=bash("ls"))
+    report = extract_pairs([state(action=call("Read", file_path="b.py"), tools=[READ_TOOL])], rows)
+    assert outcome_of(report)["n_invalid"] == 2
+
+
+def test_a_student_that_calls_a_tool_not_on_offer_makes_no_pair():
+    rows = answers(a=call("Read", file_path="a.py"), b=call("Read", file_path="a.py"))
+    assert judged([state(action=LS)], rows) == "pair"
+    assert judged([state(action=LS, tools=[READ_TOOL])], rows) == "invalid_action"
+    sampled = {"samples": {"s1": LS}}
+    offered = state(action=call("Read", file_path="b.py"), tools=[READ_TOOL])
+    assert judged([offered], rows) == "pair"
+    assert judged([offered], rows, **sampled) == "invalid_action"
+
+
+def test_the_tools_that_states_share_are_read_once(monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        "replay_pipeline.judge.answers.ToolList",
+        lambda tools: read.append(tools) or ToolList(tools),
+    )
+    tools, others = [READ_TOOL], [READ_TOOL, READ_TOOL]
+    states = [state("s1", tools=tools), state("s2", tools=others), state("s3", tools=tools)]
+    extract_pairs(states, answers(a=LS, b=LS))
+    assert read == [tools, others]
+
+
+def test_rejected_side_can_be_sampled_from_the_model_to_be_trained():
+    rows = answers(a=bash("ls"), b=bash("ls"))
+    [pair] = extract_dpo_pairs([state()], rows, samples={"s1": bash("make")})
+    assert pair["rejected"] == 'Bash {"command":"make"}'
+    assert pair["rejected_source"] == "sampled"
+    assert judged([state()], rows, samples={"s1": bash("ls")}) == "agreement"
+
+
+def test_duplicates_and_strangers_are_counted():
+    rows = answers(a=bash("ls"), b=bash("ls"))
+    strangers = [row for name in ("s8", "s9") for row in answers(name, a=LS, b=LS)]
+    twice = [*rows, rows[0], *answers(a=MAKE), *answers(b=MAKE)]
+    report = extract_pairs([state()] * 3 + [state("s2")], [*twice, *strangers])
+    assert report.n_duplicate_states == 2
+    assert report.n_duplicate_answers == 3
+    assert report.n_unmatched_answers == 4
+    assert [row["state_id"] for row in report.outcomes] == ["s1", "s2"]
+    assert [pair["chosen"] for pair in report.pairs] == ['Bash {"command":"ls"}']
+
+
+@pytest.mark.parametrize(
+    ("threshold", "why"),
+    [
+        (0, "agreement_threshold=0 must be at least 1: it is the number of model families that"),
+        (-1, "agreement_threshold=-1 must be at least 1"),
+        (1.5, "agreement_threshold=1.5 is not a whole number"),
+        (True, "agreement_threshold=True is not a whole number"),
+        ("2", "agreement_threshold='2' is not a whole number"),
+    ],
+)
+def test_threshold_must_be_a_positive_number_of_families(threshold, why):
+    with pytest.raises(ConfigError, match=f"^{why}"):
+        extract_dpo_pairs([], [], threshold)
+
+
+def test_final_texts_are_compared_by_the_judge_that_is_given():
+    def says(text):
+        return {"role": "assistant", "content": text}
+
+    def same_topic(one, other):
+        return one.split()[0] == other.split()[0]
+
+    rows = answers(a=says("Fixed it."), b=says("Fixed the cart."), c=says("Stuck."))
+    asked = state(action=says("Shall I?"))
+    assert judged([asked], rows) == "no_consensus"
+    for more in ([], [own(says("I stopped."))]):  # one that does not vote makes no difference
+        [pair] = extract_dpo_pairs([asked], [*rows, *more], same_text=same_topic)
+        assert pair["agreement_level"] == "effect"
+    assert pair["rejected"] == "Shall I?"
+
+
+def test_progress_is_told_every_thousand_states():
+    told = []
+    extract_pairs((state(f"s{n}") for n in range(2_100)), [], on_progress=told.append)
+    assert told == [Progress(stage="pairs", n_done=n) for n in (1_000, 2_000)]
+
+
+def test_unknown_level_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"^level='nearly' is not one of exact, effect, target, tool$"
+    ):
+        extract_dpo_pairs([], [], level="nearly")
+
+
+def test_report_is_plain_json_with_matrix_and_chance():
+    states = [state(f"s{n}", action=bash("tox")) for n in range(20)]
+    rows = [
+        row
+        for n in range(20)
+        for row in answers(
+            f"s{n}",
+            a=call("Read", file_path=f"{n}.py"),
+            b=call("Read", file_path=f"./{n}.py"),
+            c=call("Read", file_path="x.py"),
+        )
+    ]
+    report = extract_pairs(states, rows)
+    found = json.loads(json.dumps(report.to_json()))
+    assert found.keys() == {
+        *("level", "agreement_threshold", "consensus_levels", "outcomes"),
+        *("n_states", "n_pairs", "n_positives", "n_natural_joined", "n_circular_pairs"),
+        *("n_ties", "near_misses", "pairs_by_source", "natural_left_out"),
+        *("n_duplicate_states", "n_duplicate_answers", "n_unmatched_answers"),
+        *("control", "teachers", "matrix", "agreement"),
+        *("n_refuted", "precision", "poll", "reliability"),
+    }
+    assert found["matrix"]["a"]["b"] == {"n": 20, "n_agree": 20, "rate": 1.0}
+    assert found["matrix"]["c"]["a"]["rate"] == 0
+    assert found["teachers"]["a"]["n_in_consensus"] == 20
+    agreement = found["agreement"]
+    assert agreement["exact"]["raw"] == pytest.approx(1 / 3, abs=1e-5)
+    assert agreement["exact"]["chance"] < 0.2 < agreement["tool"]["chance"] == 1.0
+    assert agreement["exact"]["corrected"] > 0.15
+    assert agreement["tool"]["corrected"] == 0
+    raw = [agreement[level]["raw"] for level in ("exact", "effect", "target", "tool")]
+    assert raw == sorted(raw)
+
+
+def test_the_report_as_json_holds_every_figure():
+    def judged(outcome, **told):
+        return {"outcome": outcome, "level": None, "is_tie": False, "near_level": None, **told}
+
+    pairs = [{"shares_vendor": True}, {"source": "rewind"}, {"source": "rejection"}, {}]
+    pairs += [{"source": "rewind", "shares_vendor": False}, {"shares_vendor": True}]
+    report = PairReport(
+        level="effect",
+        agreement_threshold=3,
+        pairs=pairs,
+        positives=[{}] * 5,
+        outcomes=[
+            judged("pair", level="exact"),
+            judged("pair", level="effect"),
+            judged("agreement", level="exact"),
+            judged("no_consensus", is_tie=True),
+            judged("no_consensus", near_level="tool"),
+            judged("no_consensus", near_level="target"),
+            judged("no_consensus", near_level="tool"),
+        ],
+        teachers={
+            "qwen": TeacherTally(n_asked=11, n_failed=1, n_invalid=2, n_valid=8),
+            "glm": TeacherTally(n_in_consensus=4, n_with_student=3, cost_usd=0.0123456784999),
+        },
+        n_duplicate_states=21,
+        n_duplicate_answers=22,
+        n_unmatched_answers=23,
+        n_control=40,
+        n_control_mismatch=10,
+        n_natural_joined=24,
+        matrix={"qwen": {"glm": (8, 2)}, "glm": {"qwen": (8, 2), "kimi": (5, 5)}},
+        agreement={
+            "exact": LevelAgreement(raw=2 / 3, chance=1 / 7),
+            "tool": LevelAgreement(raw=1.0, chance=1.0),
+        },
+    )
+    report.natural_left_out.update(["rewind_refusal", "rewind_refusal", "rejection_invalid"])
+    nothing = {"n_asked": 0, "n_failed": 0, "n_invalid": 0, "n_valid": 0}
+    found = report.to_json()
+    assert found == {
+        "level": "effect",
+        "agreement_threshold": 3,
+        "n_states": 7,
+        "n_pairs": 6,
+        "n_positives": 5,
+        "n_refuted": 0,
+        "precision": {
+            "share": 0.0,
+            "low": 0.0,
+            "high": 0.0,
+            "claimed": 0.0,
+            "n_pairs": 0,
+            "n_checked": 0,
+            "n_proven": 0,
+            "words": "no pairs",
+        },
+        "poll": {
+            "n_pairs": 0,
+            "claimed": 0.0,
+            "open": 0.0,
+            "checks": [],
+            "n_proven": 0,
+            "n_accepted": 0,
+        },
+        "reliability": None,
+        "outcomes": {"agreement": 1, "no_consensus": 4, "pair": 2},
+        "pairs_by_source": {"consensus": 3, "rejection": 1, "rewind": 2},
+        "natural_left_out": {"rejection_invalid": 1, "rewind_refusal": 2},
+        "n_natural_joined": 24,
+        "consensus_levels": {"effect": 1, "exact": 2},
+        "n_ties": 1,
+        "near_misses": {"target": 1, "tool": 2},
+        "n_circular_pairs": 2,
+        "n_duplicate_states": 21,
+        "n_duplicate_answers": 22,
+        "n_unmatched_answers": 23,
+        "control": {"n": 40, "n_mismatch": 10, "mismatch_rate": 0.25},
+        "teachers": {
+            "glm": {
+                **nothing,
+                "n_in_consensus": 4,
+                "n_with_student": 3,
+                "cost_usd": 0.012345678,
+                "family": None,
+            },
+            "qwen": {
+                "n_asked": 11,
+                "n_failed": 1,
+                "n_invalid": 2,
+                "n_valid": 8,
+                "n_in_consensus": 0,
+                "n_with_student": 0,
+                "family": None,
+                "cost_usd": 0.0,
+            },
+        },
+        "matrix": {
+            "glm": {
+                "kimi": {"n": 5, "n_agree": 5, "rate": 1.0},
+                "qwen": {"n": 8, "n_agree": 2, "rate": 0.25},
+            },
+            "qwen": {"glm": {"n": 8, "n_agree": 2, "rate": 0.25}},
+        },
+        "agreement": {
+            # (2/3 - 1/7) / (1 - 1/7) = 11/18
+            "exact": {"raw": 0.666667, "chance": 0.142857, "corrected": 0.611111},
+            "tool": {"raw": 1.0, "chance": 1.0, "corrected": 0.0},
+        },
+    }
+    assert [*found["outcomes"]] == ["agreement", "no_consensus", "pair"]
+    assert [*found["teachers"]] == [*found["matrix"]] == ["glm", "qwen"]
+    assert [*found["matrix"]["glm"]] == ["kimi", "qwen"]
+    assert [*found["natural_left_out"]] == ["rejection_invalid", "rewind_refusal"]
+
+
+def test_a_report_of_nothing_has_no_rates():
+    report = extract_pairs([state()], []).to_json()
+    assert (report["level"], report["agreement_threshold"]) == ("effect", 2)
+    assert report["control"] == {"n": 0, "n_mismatch": 0, "mismatch_rate": None}
+    assert report["matrix"] == report["agreement"] == report["teachers"] == {}
+    alone = extract_pairs([state("s1"), state("s2")], answers(a=LS) + answers("s2", a=LS))
+    assert alone.agreement == {}  # a teacher that nobody could disagree with
+
+
+def test_every_answer_is_tallied_under_its_teacher():
+    states = [state("s1"), state("s2"), state("s3")]
+    rows = [
+        *answers("s1", a=LS, b=LS, anthropic=PYTEST, c=bash("pytest  # all")),
+        *answers("s2", a=PYTEST, b=PYTEST, anthropic=MAKE, c=None),
+        *answers("s3", a=LS, b=MAKE, c=call("Read")),
+    ]
+    report = extract_pairs(states, rows)
+    assert report.outcome_counts == {"agreement": 1, "contested": 1, "no_consensus": 1}
+    tally = {
+        name: (t.n_asked, t.n_failed, t.n_invalid, t.n_valid, t.n_in_consensus, t.n_with_student)
+        for name, t in report.teachers.items()
+    }
+    assert tally == {
+        "a": (3, 0, 0, 3, 2, 1),
+        "b": (3, 0, 0, 3, 2, 1),
+        "anthropic": (2, 0, 0, 2, 0, 1),
+        "c": (3, 1, 1, 1, 0, 1),
+    }
+    costs = {name: tally.cost_usd for name, tally in report.teachers.items()}
+    assert costs == pytest.approx({"a": 0.03, "b": 0.03, "anthropic": 0.02, "c": 0.03})
+
+
+def test_the_matrix_counts_states_at_which_both_teachers_were_valid():
+    rows = [
+        *answers("s1", b=bash("ls -l -a"), a=bash("ls -la"), c=bash("ls -l")),
+        *answers("s2", a=LS, b=MAKE),
+        *answers("s3", c=LS, a=None),
+    ]
+    states = [state(f"s{n}") for n in (1, 2, 3)]
+    assert extract_pairs(states, rows).matrix == {
+        "a": {"b": (2, 1), "c": (1, 0)},
+        "b": {"a": (2, 1), "c": (1, 0)},
+        "c": {"a": (1, 0), "b": (1, 0)},
+    }
+    loose = extract_pairs(states, rows, level="target").matrix
+    assert loose["a"] == {"b": (2, 1), "c": (1, 1)}
+    strict = extract_pairs(states, rows, level="exact").matrix
+    assert strict["a"] == {"b": (2, 0), "c": (1, 0)}
+
+
+def test_raw_agreement_is_that_of_each_two_teachers_at_a_level_or_stricter():
+    def read(file, *lines):
+        return call("Read", file_path=file, **dict(zip(("offset", "limit"), lines, strict=False)))
+
+    rows = [
+        *answers("s1", a=read("1.py"), b=read("1.py", 1, 5), c=read("2.py")),
+        *answers("s2", a=read("3.py", 1, 5), b=read("3.py", 7, 5), c=read("3.py", 7, 5)),
+    ]
+    rows += answers("s3", a=read("4.py"), b=read("4.py"))
+    report = extract_pairs([state("s1"), state("s2"), state("s3")], rows)
+    raw = {level: found.raw for level, found in report.agreement.items()}
+    # Of seven: s3, and b and c of s2; a and b of s1 share lines; a of s2 reads others of the file.
+    assert raw == {"exact": 2 / 7, "effect": 3 / 7, "target": 5 / 7, "tool": 1.0}
+    chance = {level: found.chance for level, found in report.agreement.items()}
+    assert chance == {"exact": 0, "effect": 0, "target": 0, "tool": 1}
+
+
+def compared(monkeypatch):
+    """Every comparison that is made for the agreement by chance."""
+    found = []
+
+    def agreement_level_of(*sides):
+        found.append(sides)
+        return agreement_level(*sides)
+
+    monkeypatch.setattr("replay_pipeline.judge.report.agreement_level", agreement_level_of)
+    return found
+
+
+def of_states(numbers, command=lambda n: f"echo {n}"):
+    states = [state(f"s{n}") for n in numbers]
+    rows = [
+        row for n in numbers for row in answers(f"s{n}", a=bash(command(n)), b=bash(command(n)))
+    ]
+    return extract_pairs(states, rows)
+
+
+@pytest.mark.parametrize(
+    ("n_states", "n_drawn"), [(1, 0), (2, 8), (3, 24), (22, 1_848), (23, 2_000)]
+)
+def test_chance_is_measured_by_a_bounded_number_of_draws(monkeypatch, n_states, n_drawn):
+    drawn = compared(monkeypatch)
+    found = of_states(range(n_states)).agreement
+    assert len(drawn) == n_drawn
+    assert all(one != other for one, other in drawn), "never two answers of one state"
+    assert found == {} if n_states == 1 else found["exact"].chance == 0 < found["exact"].raw
+
+
+def test_chance_is_near_the_share_of_equal_answers_of_different_states():
+    found = of_states(range(40), lambda n: "ls" if n % 4 else "make").agreement["exact"]
+    # 30 and 10 of 40: (30 * 29 + 10 * 9) / (40 * 39); 2,000 draws stay within 4 sigma.
+    assert found.chance == pytest.approx(0.615, abs=0.044)
+
+
+def test_chance_takes_a_sample_of_states_whatever_their_order(monkeypatch):
+    monkeypatch.setattr("replay_pipeline.judge.report._N_CHANCE_STATES", 3)
+    drawn = compared(monkeypatch)
+    orders = list(itertools.permutations(range(5)))[::7]
+    seen = set()
+    for order in orders:
+        drawn.clear()
+        of_states(order)
+        assert len(drawn) == 24, "three states"
+        seen.add(tuple(side.render() for sides in drawn for side in sides))
+    assert len(seen) == 1
+
+
+def test_a_state_may_be_named_by_what_is_no_text():
+    names = ("s\ud800", "s\udfff")
+    rows = [row for name in names for row in answers(name, a=LS, b=LS)]
+    report = extract_pairs([state(name) for name in names], rows)
+    assert report.agreement["exact"].chance == 1.0
+    assert len({pair["pair_id"] for pair in report.pairs}) == 2
+
+
+def test_tables_have_their_schemas_and_pairs_come_back():
+    surrogate = call("Write", file_path="a.py", content="\ud800")
+    rows = [
+        *answers("s1", a=bash("ls"), b=bash("ls")),
+        *answers("s2", a=bash("pytest"), b=bash("pytest")),
+        *answers("s3", a=surrogate, b=surrogate),
+    ]
+    states = [state("s1", tools=[]), state("s2", hint="Not so."), state("s3")]
+    by_id = {one["state_id"]: one for one in states}
+    report = extract_pairs(states, rows)
+    table = pairs_table(report.pairs)
+    assert table.schema.equals(DPO_PAIRS)
+    assert list(pairs_of(table, lambda ids: [by_id[i] for i in ids])) == report.pairs
+    positives = positives_table(report.positives)
+    assert positives.schema.equals(POSITIVES)
+    assert positives["action"].to_pylist() == ['Bash {"command":"pytest"}']
+    assert outcomes_table(report.outcomes).schema.equals(OUTCOMES)
+    assert pairs_table([]).schema.equals(DPO_PAIRS)
+    assert pairs_table(report.pairs, "normalized_pairs").schema.equals(NORMALIZED_PAIRS)
+    assert positives_table(report.positives, "dropped_pairs").schema.equals(DROPPED_PAIRS)
+
+
+def test_a_pair_at_rest_names_its_state_and_gets_its_prompt_back(monkeypatch):
+    monkeypatch.setattr("replay_pipeline.storage.pair_rows.ROWS_AT_ONCE", 3)
+    states = [state(f"s{n}", tools=[]) for n in range(8)]
+    rows = [r for n in range(8) for r in answers(f"s{n}", a=bash("ls"), b=bash("ls"))]
+    report = extract_pairs(states, rows)
+    table = pairs_table(report.pairs)
+    assert table.nbytes < 8_000
+    asked = []
+
+    def prompts(ids):
+        asked.append(list(ids))
+        return [one for one in states if one["state_id"] in ids and one["state_id"] != "s4"]
+
+    pairs = list(pairs_of(table, prompts))
+    assert [len(ids) for ids in asked] == [3, 3, 2]
+    assert "state_messages" not in pairs.pop(4)
+    assert pairs == report.pairs[:4] + report.pairs[5:]
+
+
+def test_extraction_is_deterministic_whatever_the_order_of_answers():
+    states = [state(f"s{n}") for n in range(5)]
+    rows = [row for s in states for row in answers(s["state_id"], a=bash("ls"), b=bash("ls -l"))]
+    one, other = extract_pairs(states, rows), extract_pairs(states, rows[::-1])
+    assert one.to_json() == other.to_json()
+    assert one.pairs == other.pairs
