@@ -146,27 +146,26 @@ screenshots: $(STAMP)
 test-frameworks: $(FRAMEWORKS:%=test-framework-%)
 	@echo "frameworks tested: $(FRAMEWORKS)"
 
-# Trainers and readers that take the published pairs are tried on sessions of real length: made from
+# Readers of the published pairs are tried on sessions of real length: made from
 # this repository's own files, or SESSIONS names a folder of others.
 SESSIONS ?= build/framework-sessions
 export SESSIONS
-ON_SESSIONS := axolotl llama_factory readers unsloth
-$(ON_SESSIONS:%=test-framework-%): $(SESSIONS)/.made
+test-framework-readers: $(SESSIONS)/.made
 
 $(SESSIONS)/.made: tests/frameworks/sessions.py $(STAMP)
 	rm -rf $(@D)
 	$(BIN)/python -m tests.frameworks.sessions $(@D)
 	@touch $@
 
-# Their lists are whole; what they leave out is explained in them.
-$(ON_SESSIONS:%=$(ENVIRONMENTS)/%/.installed): PIP_OPTIONS := --no-deps
+# Its list is whole.
+$(ENVIRONMENTS)/readers/.installed: PIP_OPTIONS := --no-deps
 
 test-framework-%: $(ENVIRONMENTS)/%/.installed
 	$(<D)/bin/python -m pytest -c tests/frameworks/pytest.ini --rootdir . tests/frameworks/$*
 
 # What does not run on Python 3.11.
 PYTHON312 ?= python3.12
-$(ENVIRONMENTS)/prime_rl/.installed $(ENVIRONMENTS)/skyrl/.installed: PYTHON := $(PYTHON312)
+$(ENVIRONMENTS)/prime_rl/.installed: PYTHON := $(PYTHON312)
 
 $(ENVIRONMENTS)/%/.installed: recipes/%/requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(@D)

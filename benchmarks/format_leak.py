@@ -25,7 +25,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from replay_pipeline.actions import agreement_level, agrees_at, canonical_action
 from replay_pipeline.actions.native import NativeForm
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.judge.extract import extract_pairs
-from replay_pipeline.publish.client_texts import texts_in, with_client_texts
+from replay_pipeline.publish.client_texts import texts_in
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import DPOPair, TeacherAction, TraceState
 
@@ -276,6 +276,22 @@ def breaks_habit(path: Any, n_more_absolute: int, cwd: str | None) -> bool:
     if is_absolute and not str(path).startswith(f"{cwd}/"):
         return False
     return n_more_absolute * (1 if is_absolute else -1) < 0
+
+
+def with_client_texts(
+    row: Mapping[str, Any], texts: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a row with the prompt and tools of its client, if the texts exist."""
+    text = texts.get(row.get("client_texts") or "")
+    if text is None:
+        return dict(row)
+    n_replaced, head = text["n_replaced"], text["messages"]
+    needs = [
+        place + len(head) - n_replaced if place >= n_replaced else place
+        for place in row.get("needs") or ()
+    ]
+    found = {"prompt": [*head, *row["prompt"][n_replaced:]], "tools": text["tools"]}
+    return dict(row) | found | ({"needs": needs} if row.get("needs") else {})
 
 
 def judge_dataset(folder: Path) -> None:

@@ -1,9 +1,9 @@
-"""Can the sides of published pairs be done where they stand? In every config, export and window.
+"""Can the sides of published pairs be done where they stand? In every config and window.
 
     python benchmarks/sides.py [SESSIONS] [--work FOLDER] [--json benchmarks/results/sides.json]
 
 The sessions are ingested, answered by rule (`plausible.py`: what the agent did, sound steps, and tempting ones),
-and taken through extraction, the recipe `agent`, publishing, every export, and the windows of the trainer. What is
+and taken through extraction, the recipe `agent`, publishing, and the windows of the trainer. What is
 left is judged by a reading of its own, from the texts alone, so that the product does not grade itself:
 
 - infeasible: a file that is read or changed is named nowhere before, or a line that an edit replaces
@@ -37,15 +37,13 @@ from replay_pipeline.ingesters import ingest, open_traces, write_traces
 from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.judge.rows import pairs_table, positives_table
 from replay_pipeline.normalize import DJNormalizer
-from replay_pipeline.publish import export, layout, publish
+from replay_pipeline.publish import layout, publish
 from replay_pipeline.testing.sample import SESSIONS_DIR
-from replay_pipeline.types import ExportFormat
 
 LENGTHS = (8_192, 16_384, 32_768)
 WINDOWS = (1_024, 2_048, 4_096, 8_192, None)
 N_IN_WINDOWS = 400
 """Rows that are rendered at each window: all that edit a file, and some of the others. The last is without a limit."""
-FORMATS: tuple[ExportFormat, ...] = ("jsonl", "trl", "llama-factory", "axolotl", "unsloth")
 MARK_RECORDED, MARK_LOOKS = 0.01, 0.01
 N_RECENT = 8
 
@@ -334,23 +332,6 @@ def main() -> None:
                 judged(whole[row["pair_id"]], text_of(row["prompt"]), tally, row["prompt"])
             missed |= printed(config, tally, len(whole) - len(rows))
             table[config] = dict(tally) | {"left out": len(whole) - len(rows)}
-            for form in FORMATS if config in ("pairs", "pairs_8k") else ():
-                tally = Counter()
-                by_id = {row["state_id"]: row for row in rows}
-                to = folder / "exports" / f"{config}-{form}"
-                export(dataset, to, form, config=config)
-                for file in sorted(to.glob("t*.jsonl")):
-                    for line in file.read_text("utf-8").splitlines():
-                        one = json.loads(line)
-                        row = by_id[one["state_id"]]
-                        before = next(
-                            one[k] for k in ("prompt", "conversations", "messages") if k in one
-                        )
-                        judged(whole[row["pair_id"]], text_of(before), tally, None)
-                missed |= printed(f"{config} as {form}", tally, len(whole) - tally["rows"])
-                table[f"{config} as {form}"] = dict(tally) | {
-                    "left out": len(whole) - tally["rows"]
-                }
         for name, tally, n_refused in windows(dataset, whole):
             missed |= printed(name, tally, n_refused)
             table[name] = dict(tally) | {"left out": n_refused}

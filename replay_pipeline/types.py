@@ -63,8 +63,6 @@ with this prefix stays away from the Hub."""
 TEST_FRACTION = 0.25
 """Default share of sessions that go to the test split, by hash."""
 
-ExportFormat = Literal["trl", "llama-factory", "axolotl", "unsloth", "jsonl"]
-"""The file format of exported pairs: that of a trainer, or JSON lines in OpenAI's form."""
 
 PAIR_LENGTHS = (8_192,)
 """Default lengths to which pairs are cut: tokens of the prompt, the tools, and the longer side."""

@@ -15,7 +15,7 @@ TESTED_WITH = {
     "monarch": "torchmonarch 0.7.0, trl 1.16.0",
     "verl": "verl 0.9.1",
     "prime_rl": "commit 559b44772, to the loss",
-    "tinker": "tinker 0.38.0, skyrl 0.4.0",
+    "tinker": "tinker 0.38.0",
 }
 SPREAD_OVER = {
     "trl": "DDP, FSDP",

@@ -19,7 +19,6 @@ from replay_pipeline.cli.options import (
 from replay_pipeline.cli.shared import chosen, open_pipeline
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.storage.store import as_path
-from replay_pipeline.types import ExportFormat
 
 
 @app.command()
@@ -65,23 +64,9 @@ def publish(
     repo: Annotated[
         str | None, typer.Option(help="Hub dataset `owner/name`; needs `HF_TOKEN`.")
     ] = None,
-    form: Annotated[
-        ExportFormat | None,
-        typer.Option(
-            "--format", help="Also write the pairs as files of this trainer, under `exports`."
-        ),
-    ] = None,
-    config: Annotated[
-        str | None,
-        typer.Option(
-            help="Config of the pairs that `--format` writes; by default the one with the shortest prompts."
-        ),
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the dataset folder, and push it to the Hub if you name a repository."""
-    if config is not None and form is None:
-        raise ConfigError("--config names the pairs that --format writes: pass --format too")
     changes: dict[str, Any] = {"publish": {}}
     if to is not None:
         changes["publish"]["folder"] = to
@@ -92,9 +77,6 @@ def publish(
             settings, data, teachers=teachers, changes=changes, on_progress=on_progress
         )
         report = work.publish().report
-        exported = work.export(form, config=config).to_json() if form else None
-    if exported:
-        report = {**report, "exported": exported}
     print_report(report, as_json=as_json, show=show_publish)
 
 

@@ -4,7 +4,6 @@ from replay_pipeline.publish.batch_facts import CardFacts, TeacherFacts
 from replay_pipeline.publish.blind import BlindControl, blind_control, in_words
 from replay_pipeline.publish.card import column_words
 from replay_pipeline.publish.card import render as render_card
-from replay_pipeline.publish.exports import ExportReport, export
 from replay_pipeline.publish.publisher import problems_on_hub, publish, retract, shards_of
 from replay_pipeline.publish.version import Cuts, PublishReport
 from replay_pipeline.publish.versions import local_copy, newest, to_be_published
@@ -13,12 +12,10 @@ __all__ = [
     "BlindControl",
     "CardFacts",
     "Cuts",
-    "ExportReport",
     "PublishReport",
     "TeacherFacts",
     "blind_control",
     "column_words",
-    "export",
     "in_words",
     "local_copy",
     "newest",

@@ -67,22 +67,6 @@ def texts_in(dataset: Path, batch: str = "*") -> dict[str, dict[str, Any]]:
     return {row["hash"]: row for row in rows}
 
 
-def with_client_texts(
-    row: Mapping[str, Any], texts: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return a row with the prompt and tools of its client, if the texts exist."""
-    text = texts.get(row.get("client_texts") or "")
-    if text is None:
-        return dict(row)
-    n_replaced, head = text["n_replaced"], text["messages"]
-    needs = [
-        place + len(head) - n_replaced if place >= n_replaced else place
-        for place in row.get("needs") or ()
-    ]
-    found = {"prompt": [*head, *row["prompt"][n_replaced:]], "tools": text["tools"]}
-    return dict(row) | found | ({"needs": needs} if row.get("needs") else {})
-
-
 def taken_out(rows: pa.Table, keep: layout.Keep | None) -> pa.Table:
     """Return rows of an older version in the neutral form. Their prompts contain texts of clients.
 

@@ -19,7 +19,7 @@ from replay_pipeline.stages.doctor import require_extras, require_trainer
 from replay_pipeline.stages.normalize import normalizer_of
 from replay_pipeline.stages.pairs import check_marks
 from replay_pipeline.stages.project import OnProgress, Project
-from replay_pipeline.stages.publish import export_dataset, retract_rows
+from replay_pipeline.stages.publish import retract_rows
 from replay_pipeline.stages.read_ahead import ReadAhead
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.staleness import reasons_by_batch
@@ -63,7 +63,6 @@ class Pipeline(Project):
     ranked_pairs = looking.ranked_pairs
     summary = looking.summary
     night = looking.night
-    export = export_dataset
 
     def ingest_new(self) -> list[str]:
         """Find new sessions, ingest every batch that isn't yet, and return all ingested batches.

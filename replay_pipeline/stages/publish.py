@@ -21,9 +21,8 @@ from replay_pipeline.types import TraceState
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from replay_pipeline.publish import CardFacts, ExportReport, PublishReport
+    from replay_pipeline.publish import CardFacts, PublishReport
     from replay_pipeline.stages.project import Project
-    from replay_pipeline.types import ExportFormat
 
 _SCORES = "token_logprobs"
 _AFTER = ("ingest", "pairs", "sample", "normalize")
@@ -264,30 +263,6 @@ def _is_there(project: "Project", receipt: Receipt) -> bool:
 
     name = f"dataset/{CARD}"
     return file_digest(project.place_of(name)) == receipt.files.get(name)
-
-
-def export_dataset(
-    project: "Project", form: "ExportFormat", *, config: str | None = None
-) -> "ExportReport":
-    """Write the published pairs in another trainer's file format, into a local folder.
-
-    Args:
-        project: the data root with the dataset.
-        form: the trainer whose format to write.
-        config: config of the pairs. By default, the one with the shortest prompts.
-
-    Raises:
-        ConfigError: the format or config doesn't exist.
-        SecretFoundError: a secret is in the rows. Nothing was written.
-        StorageError: the folder can't be written. It is unchanged.
-    """
-    from replay_pipeline.publish import export, local_copy
-
-    dataset = local_copy(project.settings.dataset_dir(), project.dataset_copy())
-    folder = project.settings.local_dir() / "exports" / form
-    named = project.settings.publish.tokenizer
-    model = named if named is not None and named.is_dir() else None
-    return export(dataset, folder, form, config=config, model=model)
 
 
 def retract_rows(

@@ -1,6 +1,5 @@
 """What the tests of every engine stand on: no hub, and a small published dataset."""
 
-import json
 import os
 import subprocess
 import sys
@@ -24,15 +23,6 @@ def dataset(tmp_path_factory) -> Path:
 def sessions() -> Path:
     """Published sessions of real length, as `tests.frameworks.sessions` prepares them."""
     return Path(os.environ["SESSIONS"]).absolute()
-
-
-@pytest.fixture(scope="session")
-def rows_of(sessions) -> Callable[[str], list[dict[str, Any]]]:
-    def read(form: str) -> list[dict[str, Any]]:
-        lines = (sessions / "exports" / form / "train.jsonl").read_text("utf-8").splitlines()
-        return [json.loads(line) for line in lines]
-
-    return read
 
 
 @pytest.fixture(scope="session")

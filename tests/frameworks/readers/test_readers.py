@@ -48,15 +48,6 @@ def test_datasets_4_0_reads_every_config_streaming_or_not(dataset, n_rows, tmp_p
     assert json.loads(message["tools"])[0]["function"]["name"] == "Read"
 
 
-def test_datasets_4_0_reads_json_lines(sessions, rows_of, tmp_path):
-    for form in ("unsloth", "axolotl", "llama-factory"):
-        file = str(sessions / "exports" / form / "train.jsonl")
-        rows = datasets.load_dataset(
-            "json", data_files=file, split="train", cache_dir=str(tmp_path / form)
-        )
-        assert rows.to_list() == rows_of(form)
-
-
 def test_every_reader_counts_the_same_rows_in_the_folder_of_a_config(dataset, n_rows):
     for config in ("pairs", "pairs_4k"):
         folder = dataset / "data" / config

@@ -10,7 +10,7 @@ import pytest
 
 from replay_pipeline.errors import SecretFoundError
 from replay_pipeline.harness.neutral import plain_tools, system_prompt
-from replay_pipeline.publish import export, publish, retract
+from replay_pipeline.publish import publish, retract
 from replay_pipeline.publish.client_texts import texts_in
 from tests.replay_pipeline.publish.conftest import tool
 from tests.support.hub import HubServer
@@ -97,7 +97,7 @@ def test_the_trainer_puts_them_in_and_says_where_it_cannot(tmp_path, batch, capl
     assert "use the neutral form" in caplog.text
 
 
-def test_the_card_and_exports_put_in_what_the_trainer_does(tmp_path, batch, monkeypatch):
+def test_the_card_puts_in_what_the_trainer_does(tmp_path, batch, monkeypatch):
     folder = tmp_path / "d"
     publish([("b", batch(*range(8), with_texts=is_odd))], folder=folder)
     ours = rows_in(folder)
@@ -110,18 +110,10 @@ def test_the_card_and_exports_put_in_what_the_trainer_does(tmp_path, batch, monk
     exec(code, told)
     loaded = {row["state_id"]: row for row in told["pairs"]}
     assert loaded
-    export(folder, tmp_path / "trl", "trl", config="pairs")
-    lines = [
-        line for f in (tmp_path / "trl").glob("*.jsonl") for line in f.read_text().splitlines()
-    ]
-    exported = {row["state_id"]: row for row in map(json.loads, lines)}
-    assert exported.keys() == ours.keys()
-    for state_id, row in ours.items():
-        shown = [(each["role"], each["content"]) for each in row["prompt"]]
-        others = [rows[state_id] for rows in (exported, loaded) if state_id in rows]
-        for other in others:
-            assert [(each["role"], each["content"]) for each in other["prompt"]] == shown
-        assert exported[state_id]["tools"] == row["tools"]
+    assert loaded.keys() <= ours.keys()
+    for state_id, row in loaded.items():
+        shown = [(each["role"], each["content"]) for each in ours[state_id]["prompt"]]
+        assert [(each["role"], each["content"]) for each in row["prompt"]] == shown
 
 
 def test_retracting_takes_the_texts_of_a_session_along(tmp_path, batch):

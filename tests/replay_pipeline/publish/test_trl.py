@@ -5,9 +5,7 @@ import re
 
 import pytest
 
-from replay_pipeline.errors import ConfigError
-from replay_pipeline.publish import export, publish
-from replay_pipeline.publish.templates import has_place_for_calls
+from replay_pipeline.publish import publish
 
 TEMPLATE = """{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>
 {% endif %}{%- for message in messages %}<{{ message.role }}>{{ message.content }}
@@ -225,9 +223,8 @@ def calls_alone(tmp_path, kept_table, make_kept, make_call):
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, WITHOUT_CALLS])
-@pytest.mark.parametrize("source", ["card", "export"])
 def test_the_sides_differ_for_every_family_of_templates(
-    calls_alone, model, tokenizer, tmp_path, template, source
+    calls_alone, model, tokenizer, tmp_path, template
 ):
     import copy
 
@@ -238,16 +235,11 @@ def test_the_sides_differ_for_every_family_of_templates(
     cache = str(tmp_path / "cache")
     mine = copy.deepcopy(tokenizer)
     mine.chat_template = template
-    if source == "card":
-        as_text = not of_card(calls_alone, "has_place_for_calls")(mine)
-        assert as_text == (template == WITHOUT_CALLS)
-        for_templates = of_card(calls_alone)
-        loaded = datasets.load_dataset(str(calls_alone), "pairs", split="train", cache_dir=cache)
-        rows = loaded.with_transform(lambda rows: for_templates(rows, as_text))
-    else:
-        mine.save_pretrained(tmp_path / "named")
-        export(calls_alone, tmp_path / "out", "trl", model=tmp_path / "named")
-        rows = datasets.load_dataset(str(tmp_path / "out"), split="train", cache_dir=cache)
+    as_text = not of_card(calls_alone, "has_place_for_calls")(mine)
+    assert as_text == (template == WITHOUT_CALLS)
+    for_templates = of_card(calls_alone)
+    loaded = datasets.load_dataset(str(calls_alone), "pairs", split="train", cache_dir=cache)
+    rows = loaded.with_transform(lambda rows: for_templates(rows, as_text))
     arguments = DPOConfig(**options(tmp_path), max_length=None)
     trainer = DPOTrainer(model, args=arguments, train_dataset=rows, processing_class=mine)
     for row in trainer.train_dataset:
@@ -256,18 +248,3 @@ def test_the_sides_differ_for_every_family_of_templates(
         assert "test_" in mine.decode(row["prompt_ids"])
         assert "<tool" in mine.decode(row["prompt_ids"])
     trainer.train()
-
-
-def test_a_template_says_whether_it_has_a_place_for_calls(tmp_path):
-    assert has_place_for_calls(tmp_path) is None
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": WITHOUT_CALLS}))
-    assert has_place_for_calls(tmp_path) is False
-    named = [
-        {"name": "default", "template": WITHOUT_CALLS},
-        {"name": "tool_use", "template": TEMPLATE},
-    ]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert has_place_for_calls(tmp_path) is True
-    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
-    with pytest.raises(ConfigError, match="no"):
-        has_place_for_calls(tmp_path)
