@@ -80,9 +80,6 @@ class IngestSettings(_Section):
     settle_s: Annotated[float, Field(ge=0)] = 60.0
     """Seconds without a write after which the sensor reads a file, so that it reads no half-written
     message."""
-    n_processes: Annotated[int, Field(ge=1)] | None = None
-    """Number of processes that read batches, one batch each; by default one process per core. The
-    tables don't depend on it."""
     keeps_bytes: bool = True
     """Keep the bytes of sessions, compressed and unredacted, readable only by you, because agents
     delete their logs after some weeks. They stay on this machine, under `home_dir` or the data
@@ -196,9 +193,6 @@ class PublishSettings(_Section):
     tokenizer: Path | None = None
     """The tokenizer that counts tokens: a `tokenizer.json`, or the folder of a model that has one.
     Without it, the number is estimated from words and punctuation, on the high side."""
-    teacher_logprobs: Annotated[bool, Field(exclude_if=lambda is_asked: not is_asked)] = False
-    """Also publish the answers of each consensus that came with token probabilities
-    (`replay.teachers.top_logprobs`), as the config `teacher_logprobs`, for a trainer's channel 2."""
 
     @property
     def pushes_client_texts(self) -> bool:

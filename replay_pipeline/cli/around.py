@@ -14,10 +14,8 @@ from replay_pipeline.cli.console import (
     out,
     print_report,
     show_findings,
-    show_repair,
     show_stale,
     show_status,
-    show_upgrade,
     show_verify,
 )
 from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption, TeachersOption
@@ -51,40 +49,16 @@ def status(
 
 
 @app.command()
-def upgrade(
-    data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
-) -> None:
-    """Upgrade the data root of an older version. Reads no log and costs nothing."""
-    report = open_pipeline(settings, data).upgrade()
-    print_report(report, as_json=as_json, show=show_upgrade)
-
-
-@app.command()
 def verify(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
-    """Check that no file has changed since it was written: tables, receipts, sessions, and the dataset.
+    """Check that no table, shard of the dataset, or ledger has changed since it was written.
 
-    The command reads the whole data root and changes only its index. The exit code is 1 if it finds
-    damage.
+    The command reads the whole data root and changes nothing. The exit code is 1 if it finds damage.
     """
     report = open_pipeline(settings, data).verify()
     print_report(report, as_json=as_json, show=show_verify)
     if report["damaged"]:
-        raise typer.Exit(1)
-
-
-@app.command()
-def repair(
-    data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
-) -> None:
-    """Rebuild the files that `verify` finds damaged. This asks no teacher and costs nothing.
-
-    The exit code is 1 if a file can't be restored exactly.
-    """
-    report = open_pipeline(settings, data).repair()
-    print_report(report, as_json=as_json, show=show_repair)
-    if report["left"]:
         raise typer.Exit(1)
 
 

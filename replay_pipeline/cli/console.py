@@ -657,7 +657,6 @@ def show_normalize(reports: Report) -> None:
 
 
 show_control = partial(_draw_facts, "Control")
-show_upgrade = partial(_draw_facts, "Brought over")
 
 
 def show_publish(report: Report) -> None:
@@ -674,18 +673,10 @@ def show_verify(report: Report) -> None:
     for damage in report["damaged"]:
         out.print(f"{escape(damage['path'])}: {damage['why']}", soft_wrap=True)
     if report["damaged"]:
-        out.print(f"{len(report['damaged'])} files are damaged: run `replay-pipeline repair`.")
+        next_step(
+            "delete what is damaged; `replay-pipeline run` makes it again and pays for nothing twice"
+        )
     else:
-        out.print("Nothing is damaged.")
-
-
-def show_repair(report: Report) -> None:
-    """Report the files that were repaired, and those that could not be."""
-    for path in report["repaired"]:
-        out.print(f"{escape(path)}: as it was written", soft_wrap=True)
-    for path, why in report["left"].items():
-        out.print(f"{escape(path)}: [bold red]left as it is[/], {escape(why)}", soft_wrap=True)
-    if not report["repaired"] and not report["left"]:
         out.print("Nothing is damaged.")
 
 

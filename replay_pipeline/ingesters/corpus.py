@@ -139,8 +139,6 @@ class IngestResult:
     parts: Mapping[str, Iterable[pa.Table]]
     """The tables by name, each in parts, so that only one part of a long session is in memory."""
     report: IngestReport
-    decided: frozenset[str] = frozenset()
-    """Ids of its decisions, including those that were left out because they have no prefix."""
     conversation_of: Mapping[str, str] = field(default_factory=dict)
     """The conversation of each session."""
     conversations: Mapping[str, KnownConversation] = field(default_factory=dict)
@@ -602,7 +600,6 @@ class _Corpus:
                 "tools": tools,
             },
             report=report,
-            decided=frozenset(self.taken),
             conversation_of=conversation_of,
             conversations=conversations,
         )

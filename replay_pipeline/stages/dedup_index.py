@@ -41,7 +41,6 @@ class DedupIndex:
         folder: folder of the files. Every recipe has its own.
         batches: the keys of all batches, sorted.
         start: an empty index for each step, by its label.
-        into: another folder to write to, if not the one to read from.
         kept: stores the keys of all batches beyond this process.
     """
 
@@ -51,10 +50,9 @@ class DedupIndex:
         *,
         batches: Callable[[], list[str]],
         start: Callable[[], _Memories],
-        into: Place | None = None,
         kept: Keep | None = None,
     ) -> None:
-        self._folder, self._into = folder, into or folder
+        self._folder = folder
         self._start = start
         self._fold = Fold(
             batches,
@@ -103,7 +101,7 @@ class DedupIndex:
         """
         rows = [(step, key) for step, step_keys in keys.items() for key in step_keys]
         columns = [pa.array([row[place] for row in rows], _SCHEMA.types[place]) for place in (0, 1)]
-        with written_whole(self._into / f"{batch}.parquet") as file:
+        with written_whole(self._folder / f"{batch}.parquet") as file:
             pq.write_table(pa.table(columns, schema=_SCHEMA), file, compression="zstd")
         self._fold.forget(batch)
 

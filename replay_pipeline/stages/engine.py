@@ -6,21 +6,14 @@ its time. You can repeat any run: it does only stale or open work, and pays for 
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from replay_pipeline.replay import has_ledger
-from replay_pipeline.replay.ledger import Ledger
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.project import Project, file_digest
 from replay_pipeline.stages.receipts import ALL, Receipt
 from replay_pipeline.stages.stage import Changes, Report, Stage, Task
 from replay_pipeline.stages.staleness import Given, changes_since, given_of
-from replay_pipeline.storage.migrations import upgrade_tables
-from replay_pipeline.storage.tables import DataRoot
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +35,7 @@ def do(stage: Stage, project: Project, batch: str = ALL) -> Receipt:
         return last
     started = time.perf_counter()
     report = stage.work(
-        Task(
-            project=project,
-            batch=batch,
-            into=project.root,
-            last=last,
-            changes=changes,
-            chain=chain.STAGES,
-        )
+        Task(project=project, batch=batch, last=last, changes=changes, chain=chain.STAGES)
     )
     seconds = round(time.perf_counter() - started, 3)
     logger.info("%s %s: done in %.1f s", stage.name, batch, seconds)
@@ -120,66 +106,3 @@ def amend_files(stage: Stage, project: Project) -> None:
     if last := project.receipts.read(stage.name, ALL):
         files = file_digests(project, stage.files(project, ALL))
         project.receipts.amend(replace(last, files=files, data=stage.data(project)))
-
-
-def do_aside(stage: Stage, project: Project, batch: str, folder: Path) -> None:
-    """Repeat the work of a stage on a batch in another folder. Writes no receipt.
-
-    Raises:
-        ReplayPipelineError: the work can't be repeated, for example because a session's bytes are
-            gone.
-    """
-    into = DataRoot(folder)
-    stage.work(Task(project=project, batch=batch, into=into, is_aside=True, chain=chain.STAGES))
-
-
-def upgrade(project: Project) -> dict[str, Any]:
-    """Convert the tables and receipts of an older version, without logs and without paying.
-
-    Tables get today's columns, and their texts today's secret rules. Receipts are converted
-    unchanged, on the assumption that the root was made with its present settings. Returns the
-    number of converted tables by name, and of receipts by stage.
-
-    Raises:
-        SchemaError: a table can't be read, or has an unknown version.
-        LedgerError: the ledger can't be read, or has an unknown version.
-    """
-    if has_ledger(project.settings.ledger_url()):
-        Ledger(project.settings.ledger_url()).close()  # brings itself up to date as it opens
-    tables = upgrade_tables(project.root)
-    receipts: Counter[str] = Counter()
-    for stage in chain.by_batch():
-        for batch in project.batches():
-            last = project.receipts.read(stage.name, batch)
-            if last is not None and (last.settings is None or not last.digest):
-                _take_over(stage, project, last)
-                receipts[stage.name] += 1
-    return {"tables": tables, "receipts": dict(receipts)}
-
-
-def _take_over(stage: Stage, project: Project, last: Receipt) -> None:
-    """Write a receipt of an older version as one of today, with what it does not say left open."""
-    started = time.perf_counter()
-    given = given_of(stage, project, last.batch)
-    if last.outputs:
-        files = file_digests(project, stage.files(project, last.batch))
-        inputs = {**given.inputs, **last.inputs}
-        of_today = replace(
-            last,
-            settings=dict(given.settings) if last.settings is None else last.settings,
-            code_version=given.code_version if last.versions == given.versions else "",
-            inputs=inputs,
-            files=files,
-            is_reused=False,
-        )
-        project.receipts.amend(of_today)
-        return
-    report, versions = last.report, {}
-    if stage.take_over is not None:
-        task = Task(project=project, batch=last.batch, into=project.root, last=last)
-        report = stage.take_over(task)
-        # What was redacted is known to be so by the rules of today, and nothing else is known.
-        versions = {name: given.versions[name] for name in ("secret rules",)}
-    seconds = round(time.perf_counter() - started, 3)
-    receipt = _receipt(stage, project, last.batch, given, report, seconds)
-    project.receipts.write(replace(receipt, versions=versions, code_version=""))

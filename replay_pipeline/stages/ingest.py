@@ -10,14 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from replay_pipeline.errors import IngestError
 from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages.overview import Overview
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.sums import added, total
-from replay_pipeline.types import Progress, TraceState
+from replay_pipeline.types import TraceState
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,26 +25,18 @@ if TYPE_CHECKING:
     from replay_pipeline.ingesters.base import SourceSlice
     from replay_pipeline.ingesters.corpus import IngestResult
     from replay_pipeline.stages.project import Owners, Project
-    from replay_pipeline.stages.read_ahead import ReadAhead
 
 logger = logging.getLogger(__name__)
 
 TABLES = ("sessions", "turns", "states", "tools")
 
 
-def read_sessions(task: Task, *, ahead: "ReadAhead | None" = None) -> Report:
+def read_sessions(task: Task) -> Report:
     """Read the sessions of a batch into `sessions`, `turns`, `states` and `tools`.
 
     If an earlier batch has an incomplete form of a decision, the decision moves to this batch. Only
     what depends on it is redone there, and no answer is paid for twice. If a log no longer exists,
     its kept bytes are read. Without kept bytes, it is counted as lost and the rest is read.
-
-    Args:
-        task: the batch.
-        ahead: reads batches ahead, and may have this one already.
-
-    Raises:
-        IngestError: a log no longer exists, and its bytes were not kept.
     """
     from replay_pipeline.ingesters import read_manifest
 
@@ -58,28 +49,20 @@ def read_sessions(task: Task, *, ahead: "ReadAhead | None" = None) -> Report:
         # What was read from logs that are gone now, new rules must reach in the tables.
         return redact_again(task, n_lost=len(lost))
     with TemporaryDirectory() as name:
-        result = _read(task, manifest, lost, Path(name), ahead=ahead)
+        result = _read(task, manifest, lost, Path(name))
         _write(task, _with_earlier_conversations(task, result).parts)
-    if lost and task.is_aside:
-        raise IngestError(f"{lost[0].path}: the file no longer exists, and its bytes were not kept")
     for source in lost:
         logger.warning(
             "%s: left out, because the file no longer exists and its bytes were not kept",
             source.path,
         )
         result.report.skipped_files["gone"] += 1
-    if not task.is_aside:
-        _supersede(task, result.state_ids)
+    _supersede(task, result.state_ids)
     return result.report.to_json()
 
 
 def _read(
-    task: Task,
-    manifest: "TraceBatch",
-    lost: "Sequence[SourceSlice]",
-    folder: Path,
-    *,
-    ahead: "ReadAhead | None",
+    task: Task, manifest: "TraceBatch", lost: "Sequence[SourceSlice]", folder: Path
 ) -> "IngestResult":
     """Read what is there of a batch; logs that are gone are restored below `folder`."""
     from replay_pipeline.ingesters import ingest, is_there, restore
@@ -93,13 +76,6 @@ def _read(
         for source, cursor in zip(manifest.slices, manifest.cursors, strict=True)
         if source not in lost
     ]
-    tell = project.tell_part(batch)
-    # Read elsewhere, it could not know what other batches have.
-    result = ahead.result(manifest) if ahead is not None else None
-    if result and slices == list(manifest.slices) and not any(map(owners.get, result.decided)):
-        n_bytes = manifest.n_bytes
-        tell(Progress(stage="ingest", n_done=n_bytes, n_total=n_bytes, unit="bytes"))
-        return result
     return ingest(
         slices,
         redact=options.is_redacted,
@@ -107,7 +83,7 @@ def _read(
         known_state_ids=_Owned(owners, lambda owner: owner < batch),
         superseded_state_ids=_Owned(owners, lambda owner: owner > batch),
         salt=redaction_salt(),
-        on_progress=tell,
+        on_progress=project.tell_part(batch),
     )
 
 
@@ -149,15 +125,12 @@ def lost_sources(project: "Project", manifest: "TraceBatch") -> "list[SourceSlic
     ]
 
 
-def redact_again(task: Task, *, n_lost: int | None = None) -> Report:
+def redact_again(task: Task, *, n_lost: int) -> Report:
     """Redact the tables of a batch in place, without reading its sessions again."""
-    from replay_pipeline.ingesters import read_manifest
     from replay_pipeline.stages.redacting import redacted_again
 
     assert task.last is not None
     logger.info("%s: redacting its tables without reading its sessions again", task.batch)
-    if n_lost is None:
-        n_lost = len(lost_sources(task.project, read_manifest(task.batch, task.project.root.path)))
     tables = {name: task.read(name) for name in TABLES}
     counts: Mapping[str, int] = {}
     if task.project.settings.ingest.is_redacted:
@@ -346,5 +319,4 @@ INGEST = Stage(
     asset="trace_states",
     table="states",
     unsafe=("secret rules", "unknown", "ingest.is_redacted"),
-    take_over=redact_again,
 )

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from replay_pipeline.normalize import DJNormalizer
     from replay_pipeline.stages.dedup_index import DedupIndex
     from replay_pipeline.stages.project import Project
-    from replay_pipeline.storage.store import Place
 
 
 def normalize_pairs(task: Task) -> Report:
@@ -26,7 +25,7 @@ def normalize_pairs(task: Task) -> Report:
     result = normalizer_of(project).run(
         pa.concat_tables([task.read(name) for name in project.tables_of_pairs(batch)]),
         prompts=project.prompts(batch),
-        index=_dedup_index(task).of(batch),
+        index=_dedup_index(project).of(batch),
     )
     task.write("normalized_pairs", result.kept)
     task.write("dropped_pairs", result.dropped)
@@ -53,25 +52,21 @@ def normalizer_of(project: "Project") -> "DJNormalizer":
     )
 
 
-def _dedup_index(task: Task) -> "DedupIndex":
-    """Return what each batch has kept; a batch that is made aside leaves what it keeps there."""
-    project = task.project
-    if task.is_aside:
-        return _dedup(project, task.into.path)
-    return project.once("dedup", lambda: _dedup(project, project.root.path))
-
-
-def _dedup(project: "Project", into: "Place") -> "DedupIndex":
+def _dedup_index(project: "Project") -> "DedupIndex":
+    """Return the keys of the pairs that each batch has kept."""
     from replay_pipeline.stages.dedup_index import DedupIndex
 
     normalizer = normalizer_of(project)
-    name = f"dedup/{normalizer.recipe.sha}"
-    return DedupIndex(
-        project.root.path / name,
-        batches=project.batches,
-        start=normalizer.memories,
-        into=into / name,
-        kept=lambda encode, decode: project.kept_fold(name, "normalized_pairs", encode, decode),
+    return project.once(
+        "dedup",
+        lambda: DedupIndex(
+            project.root.path / "dedup" / normalizer.recipe.sha,
+            batches=project.batches,
+            start=normalizer.memories,
+            kept=lambda encode, decode: project.kept_fold(
+                f"dedup/{normalizer.recipe.sha}", "normalized_pairs", encode, decode
+            ),
+        ),
     )
 
 

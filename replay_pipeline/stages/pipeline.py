@@ -12,20 +12,20 @@ from typing import Any
 from replay_pipeline.errors import ConfigError, ReplayPipelineError
 from replay_pipeline.ingesters import read_manifest
 from replay_pipeline.publish import PublishReport
-from replay_pipeline.settings import Settings, redaction_salt
-from replay_pipeline.stages import chain, engine, integrity, looking, page, sharing, spending
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages import chain, engine, looking, page, sharing, spending
 from replay_pipeline.stages.discovery import find_batches, keep_bytes
 from replay_pipeline.stages.doctor import require_extras, require_trainer
 from replay_pipeline.stages.normalize import normalizer_of
 from replay_pipeline.stages.pairs import check_marks
 from replay_pipeline.stages.project import OnProgress, Project
 from replay_pipeline.stages.publish import retract_rows
-from replay_pipeline.stages.read_ahead import ReadAhead
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.staleness import reasons_by_batch
 from replay_pipeline.stages.status import status_of
 from replay_pipeline.stages.train import trainer_config
 from replay_pipeline.stages.trainer_process import Launch, run_trainer
+from replay_pipeline.stages.verify import verify
 from replay_pipeline.types import Progress
 
 logger = logging.getLogger(__name__)
@@ -40,9 +40,7 @@ class Pipeline(Project):
     find_batches = find_batches
     status = status_of
     stale = spending.stale
-    upgrade = engine.upgrade
-    verify = integrity.verify
-    repair = integrity.repair
+    verify = verify
 
     completed_batches = spending.completed_batches
     fitting = sharing.fitting
@@ -86,25 +84,17 @@ class Pipeline(Project):
         new = [each for each in manifests if each.key not in done]
         n_bytes = sum(each.n_bytes for each in new)
         self.on_progress(Progress(stage="ingest", n_done=0, n_total=n_bytes, unit="bytes"))
-        options = self.settings.ingest
-        with ReadAhead(
-            new,
-            redact=options.is_redacted,
-            hash_project=options.is_project_hashed,
-            salt=redaction_salt(),
-            n_processes=options.n_processes,
-        ) as ahead:
-            for batch, manifest in zip(batches, manifests, strict=True):
-                try:
-                    keep_bytes(self, manifest)
-                    engine.do(chain.stage_named("ingest").told_to(ahead=ahead), self, batch)
-                except Exception as error:
-                    # The next batch has other files; what is wrong with this one is told at the end.
-                    is_ours = isinstance(error, ReplayPipelineError)
-                    logger.error("%s: cannot be ingested: %s", batch, error, exc_info=not is_ours)
-                    self.failed[batch] = str(error)
-                    if len(self.failed) == len(batches):
-                        raise
+        for batch, manifest in zip(batches, manifests, strict=True):
+            try:
+                keep_bytes(self, manifest)
+                engine.do(chain.stage_named("ingest"), self, batch)
+            except Exception as error:
+                # The next batch has other files; what is wrong with this one is told at the end.
+                is_ours = isinstance(error, ReplayPipelineError)
+                logger.error("%s: cannot be ingested: %s", batch, error, exc_info=not is_ours)
+                self.failed[batch] = str(error)
+                if len(self.failed) == len(batches):
+                    raise
         return [batch for batch in batches if batch not in self.failed]
 
     def ingest(self, batch: str) -> Receipt:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from replay_pipeline.publish import CardFacts, PublishReport
     from replay_pipeline.stages.project import Project
 
-_SCORES = "token_logprobs"
 _AFTER = ("ingest", "pairs", "sample", "normalize")
 """Stages whose tables decide what is published."""
 _CONTROL_RUN = "the control run"
@@ -50,7 +49,6 @@ def publish_dataset(task: Task) -> Report:
     place, new = project.settings.dataset_dir(), _changed_batches(task)
     refuse_stale(project, task.chain, set(new))
     refuse_unfit(project.root, new)
-    scored = [batch for batch in new if _is_scored(project, batch)]
     checks: dict[str, str] = {}
 
     def look(folder: Path) -> None:
@@ -71,7 +69,6 @@ def publish_dataset(task: Task) -> Report:
             card_facts=_facts_of(project, new),
             lengths=options.lengths,
             tokenizer=options.tokenizer,
-            logprobs={batch: project.root.read(_SCORES, batch) for batch in scored},
         )
         if not checks:  # it had nothing new
             look(folder)
@@ -181,19 +178,11 @@ def _digest(project: "Project", batch: str, facts: Mapping[str, Any]) -> str:
     from replay_pipeline.publish.batch_facts import stage_facts
 
     tables = project.tables_of(batch, *_AFTER)
-    if _is_scored(project, batch):
-        tables.append(_SCORES)
     return hash_texts([
         json.dumps(project.known_digests(batch, tables)),
         project.tools_seen.before(batch),
         json.dumps(stage_facts(facts, batch), sort_keys=True, default=str),
     ])  # fmt: skip
-
-
-def _is_scored(project: "Project", batch: str) -> bool:
-    """Return whether the token probabilities of a batch are there, and to be published."""
-    is_wanted = project.settings.publish.teacher_logprobs
-    return is_wanted and project.root.has(_SCORES, batch)
 
 
 def _positives(project: "Project", batch: str) -> "pa.Table":
@@ -259,10 +248,9 @@ def _is_there(project: "Project", receipt: Receipt) -> bool:
     if project.settings.publish.repo_id not in (None, receipt.report.get("repo_id")):
         return False
     from replay_pipeline.publish.layout import CARD
-    from replay_pipeline.stages.project import file_digest
 
-    name = f"dataset/{CARD}"
-    return file_digest(project.place_of(name)) == receipt.files.get(name)
+    has_card = project.place_of(f"dataset/{CARD}").exists()
+    return has_card and digest_of_shards(project) == receipt.data
 
 
 def retract_rows(
@@ -288,53 +276,6 @@ def retract_rows(
             repo_id=project.settings.publish.repo_id,
             erase=erase,
         )
-
-
-def published_manifests(project: "Project", receipt: Receipt) -> dict[str, dict[str, Any]]:
-    """Return the manifests of the dataset by batch. A damaged one is read from its copy."""
-    from replay_pipeline.publish.layout import FACTS, MANIFESTS
-    from replay_pipeline.stages.project import bytes_digest
-
-    manifests = {}
-    for name, digest in receipt.files.items():
-        folder, _, file = name.rpartition("/")
-        if folder == f"dataset/{MANIFESTS}" and not name.endswith(FACTS):
-            place = project.place_of(name)
-            data = place.read_bytes() if place.exists() else b""
-            if bytes_digest(data) != digest:
-                data = project.index.copy(folder, file) or b""
-            if bytes_digest(data) == digest:
-                manifests[file.removesuffix(".json")] = json.loads(data)
-    return manifests
-
-
-def _make_again(project: "Project", receipt: Receipt, wanted: Sequence[str], folder: Path) -> None:
-    """Make the card and shards of the published dataset again."""
-    from replay_pipeline.publish import Cuts, render_card, shards_of
-    from replay_pipeline.publish.layout import CARD, FACTS, batch_of
-
-    manifests, options = published_manifests(project, receipt), project.settings.publish
-    facts = json.loads(project.place_of(f"dataset/{FACTS}").read_bytes())
-    dataset = folder / "dataset"
-    dataset.mkdir()
-    (dataset / CARD).write_bytes(render_card(manifests, facts))
-    names = {name.removeprefix("dataset/") for name in wanted}
-    for batch in sorted({key for name in names if (key := batch_of(name)) is not None}):
-        scores = project.root.read(_SCORES, batch) if _is_scored(project, batch) else None
-        shards = shards_of(
-            manifests[batch],
-            project.root.read("normalized_pairs", batch),
-            _positives(project, batch),
-            facts=facts,
-            prompts=project.prompts(batch, is_neutral=True),
-            cuts=Cuts(lengths=options.lengths, tokenizer=options.tokenizer),
-            logprobs=scores,
-            folder=folder / "made",
-        )
-        for name, made in shards.items():
-            if name in names:
-                (dataset / name).parent.mkdir(parents=True, exist_ok=True)
-                made.rename(dataset / name)
 
 
 def published_rows(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
@@ -401,5 +342,4 @@ PUBLISH = Stage(
     asset="published_dataset",
     kinds=("huggingface", "parquet"),
     after=_AFTER,
-    make_again=_make_again,
 )

@@ -292,9 +292,7 @@ def _text_of(receipt: Receipt) -> bytes:
 def receipt_in(text: bytes) -> Receipt | None:
     """Read a receipt, or return `None` for a damaged one, so that its stage runs again."""
     if not is_intact(text):
-        logger.warning(
-            "a receipt is damaged, so its stage counts as not done; `replay-pipeline verify` lists the damage, and `replay-pipeline repair` fixes it"
-        )
+        logger.warning("a receipt is damaged, so its stage counts as not done")
         return None
     try:
         receipt = msgspec.json.decode(text, type=Receipt)

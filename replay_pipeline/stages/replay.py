@@ -30,7 +30,6 @@ OPEN_WORK = (
 )
 """The fields of a replay's report that `open_work` reads."""
 
-_LOGPROBS = "token_logprobs"
 _RULES = {"agreement_threshold", "min_p_better", "level", "count_own_family"}
 """The settings of pairs by which a gate finds that a state can have none; see `Project.options`."""
 
@@ -48,21 +47,18 @@ def ask_teachers(
         ConfigError: a teacher can't be used.
     """
     from replay_pipeline.replay import replay_in_thread
-    from replay_pipeline.replay.rows import teacher_actions_table, token_logprobs_table
+    from replay_pipeline.replay.rows import teacher_actions_table
 
     project, batch = task.project, task.batch
     if max_total_usd is None:
         max_total_usd = project.settings.replay.max_total_usd
     tell = project.tell_part(batch)
-    # An identical question of another batch may have been answered since.
-    last = project.receipts.read("replay", batch) if task.is_aside else None
     with project.teachers([batch]) as teachers:
         report = replay_in_thread(
             project.states([batch]),
             teachers,
-            max_total_usd=0.0 if task.is_aside else max_total_usd,
+            max_total_usd=max_total_usd,
             counts_recorded=False,
-            known_until=last.at if last else None,
             partition=batch,
             tick=tell,
             ledger=project.settings.ledger_url(),
@@ -73,9 +69,6 @@ def ask_teachers(
     spent_usd = report.newly_spent_usd
     tell(Progress(stage="replay", n_done=n_total - left, n_total=n_total, cost_usd=spent_usd))
     task.write("teacher_actions", teacher_actions_table(report.actions))
-    logprobs = token_logprobs_table(report.actions)
-    if len(logprobs) or project.root.has(_LOGPROBS, batch):
-        task.write(_LOGPROBS, logprobs)
     refuse_if_nobody_answers(report)
     return replay_facts(report) | ({"night": night} if night else {})
 
@@ -100,11 +93,6 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
         # Gates stop where the outcome can no longer change.
         **({"pairs": settings.pairs.model_dump(mode="json", include=_RULES)} if gates else {}),
     }
-
-
-def _files(project: "Project", batch: str) -> list[str]:
-    has = project.root.has(_LOGPROBS, batch)
-    return [project.root.name_of(_LOGPROBS, batch)] if has else []
 
 
 def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
@@ -264,7 +252,6 @@ REPLAY = Stage(
         *(("gates", "matcher") if settings.replay.gates else ()),
     ),
     inputs=lambda project, batch: project.tools_digest(batch),
-    files=_files,
     is_final=lambda _, receipt: receipt.report["is_complete"],
     pays=True,
     pool="teachers",

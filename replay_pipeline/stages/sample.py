@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.settings import Settings
@@ -13,7 +12,7 @@ from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.replay import answer_facts, asked
 from replay_pipeline.stages.stage import Report, Stage, Task
-from replay_pipeline.stages.trainee import samplers, serving, trainee_of
+from replay_pipeline.stages.trainee import serving, trainee_of
 from replay_pipeline.types import DPOPair, TraceState
 
 if TYPE_CHECKING:
@@ -43,11 +42,11 @@ def sample_trainee(task: Task) -> Report:
     project, batch = task.project, task.batch
     trainee, options = project.settings.trainee, project.settings.pairs
     states = states_with_consensus(project, batch)
-    with nullcontext(samplers(trainee)) if task.is_aside else serving(trainee) as specs:
+    with serving(trainee) as specs:
         replay = replay_in_thread(
             states,
             specs,
-            max_total_usd=0.0 if task.is_aside else trainee.max_total_usd,
+            max_total_usd=trainee.max_total_usd,
             counts_recorded=False,
             partition=batch,
             tick=project.tell_part(batch, stage="sample"),

@@ -1,7 +1,7 @@
 """The definition of a stage: one value that describes a whole step.
 
-Planning, running, staleness, `status`, `verify`, `repair`, `upgrade`, and Dagster's assets read
-these values and know no stage by name. `replay_pipeline.stages.chain` lists them;
+Planning, running, staleness, `status`, `verify`, and Dagster's assets read these values and know no
+stage by name. `replay_pipeline.stages.chain` lists them;
 `replay_pipeline.stages.engine` runs them.
 
 Importing a stage imports none of the modules that do its work, so that a quick look at a data root
@@ -17,8 +17,6 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.receipts import Receipt
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pyarrow as pa
 
     from replay_pipeline.stages.audit.verdict import AuditResult
@@ -67,10 +65,6 @@ class Task:
 
     project: "Project"
     batch: str
-    into: "DataRoot"
-    """Another folder for the output, if it is only made to be compared."""
-    is_aside: bool = False
-    """Whether the output is only made to be compared. Then no teacher is asked, and no receipt is written."""
     last: Receipt | None = None
     """The receipt of the last time."""
     changes: Changes = Changes()
@@ -84,10 +78,7 @@ class Task:
 
     def write(self, table: str, rows: "pa.Table | Iterable[pa.Table]") -> None:
         """Write a table of the batch. Raises the errors of `DataRoot.write`."""
-        if self.is_aside:
-            self.into.write(table, self.batch, rows)
-        else:
-            self.project.write(table, self.batch, rows)
+        self.project.write(table, self.batch, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +140,6 @@ class Stage:
 
     unsafe: tuple[str, ...] = ()
     """If a reason for staleness begins with one of these texts, its output can't be published."""
-    take_over: Callable[[Task], Report] | None = None
-    """Converts the output of an older version to today's rules, without its sources."""
-    make_again: "Callable[[Project, Receipt, Sequence[str], Path], None] | None" = None
-    """Rebuilds some of its files below a folder, if a full repetition would not."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "asset", self.asset or self.name)

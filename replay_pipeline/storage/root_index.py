@@ -201,7 +201,7 @@ class RootIndex:
                 yield self._database
             except sqlite3.Error as error:
                 raise StorageError(
-                    f"{self._path}: {error}; `replay-pipeline repair` rebuilds the index"
+                    f"{self._path}: {error}; delete it, and it is made again"
                 ) from error
 
     def _connected(self) -> sqlite3.Connection:

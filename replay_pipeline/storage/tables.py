@@ -4,7 +4,6 @@ Layout under the data root: `<table>/trace_batch=<key>/part-0.parquet`.
 """
 
 import io
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,12 @@ import pyarrow.parquet as pq
 from replay_pipeline.errors import SchemaError, StorageError
 from replay_pipeline.storage.schemas import REPEATING, SCHEMA_VERSION, TABLES, WRITTEN_BY
 from replay_pipeline.storage.store import Place, written_whole
+
+OF_OTHER_VERSION = (
+    "another version of this program wrote it: `replay-pipeline run` makes everything again, and the "
+    "ledger keeps what is paid for"
+)
+"""What to do with a data root of another version."""
 
 _VERSION_KEY = b"schema_version"
 _WORTH_THREADS = 1_000
@@ -31,10 +36,6 @@ def write_table(table: pa.Table | Iterable[pa.Table], path: Place, name: str) ->
         SchemaError: a column is missing, unknown, or of the wrong type.
         StorageError: the file cannot be written.
     """
-    if isinstance(table, WrittenTable):
-        with written_whole(path) as file, table.path.open("rb") as written:
-            shutil.copyfileobj(written, file)
-        return path
     parts = [table] if isinstance(table, pa.Table) else table
     schema = TABLES[name].with_metadata({_VERSION_KEY: SCHEMA_VERSION.encode()})
     with (
@@ -54,17 +55,6 @@ def write_table(table: pa.Table | Iterable[pa.Table], path: Place, name: str) ->
         for part in parts:
             writer.write_table(_as_declared(part, schema, name))
     return path
-
-
-class WrittenTable:
-    """A table that `write_table` wrote elsewhere. Its bytes are copied, and only read on request."""
-
-    def __init__(self, path: Path, name: str) -> None:
-        self.path = path
-        self.name = name
-
-    def __iter__(self) -> Iterator[pa.Table]:
-        yield read_table(self.path, self.name)
 
 
 def _as_declared(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
@@ -97,14 +87,11 @@ def read_table(path: Place, name: str, *, columns: Sequence[str] | None = None) 
     if (version := version_of(table)) != SCHEMA_VERSION:
         raise SchemaError(
             f"{path}: schema version {version or 'unknown'}, this program reads {SCHEMA_VERSION}; "
-            "`replay-pipeline upgrade` converts older tables"
+            f"{OF_OTHER_VERSION}"
         )
     wanted = TABLES[name].names if columns is None else list(columns)
     if missing := set(wanted) - set(table.column_names):
-        raise SchemaError(
-            f"{path}: columns {sorted(missing)} are missing; `replay-pipeline upgrade` adds those "
-            "that an older version did not have"
-        )
+        raise SchemaError(f"{path}: columns {sorted(missing)} are missing; {OF_OTHER_VERSION}")
     return table.select(wanted)
 
 
@@ -125,7 +112,7 @@ def _reading(path: Place, name: str) -> Iterator[None]:
         raise
     except (OSError, pa.ArrowInvalid) as error:
         raise SchemaError(
-            f"{path}: not a readable parquet file ({error}); `replay-pipeline verify` lists all damage, and `replay-pipeline repair` fixes it"
+            f"{path}: not a readable parquet file ({error}); `replay-pipeline verify` lists all damage"
         ) from error
 
 

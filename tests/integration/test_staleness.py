@@ -208,7 +208,7 @@ OTHER_SETTINGS = {
 SAME_BYTES = [
     {"publish": {"folder": "here/../there", "is_private": False}},
     {"replay": {"max_concurrency": 3, "max_total_usd": 7.0, "accepted_terms": []}},
-    {"ingest": {"n_processes": 1, "settle_s": 3, "max_batch_bytes": 1_000_000}},
+    {"ingest": {"settle_s": 3, "max_batch_bytes": 1_000_000}},
     {"replay": {"max_nightly_usd": 3.0, "max_daily_usd": 3.0, "confirm_above_usd": 0.0}},
     {"ingest": {"keeps_bytes": False, "max_batch_sessions": 3, "harness": "neutral"}},
     {

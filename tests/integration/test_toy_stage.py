@@ -112,20 +112,12 @@ def test_a_stage_in_the_list_is_in_every_command(root):
 
     first = work.batches()[0]
     part = work.root.part("word_counts", first)
-    whole = part.read_bytes()
-    part.write_bytes(whole[:-1] + b"!")
+    part.write_bytes(part.read_bytes()[:-1] + b"!")
     (damage,) = told("verify")["damaged"]
     assert (damage["stage"], damage["batch"]) == ("count", first)
-
-
-def test_repair_makes_again_what_a_stage_wrote(root):
+    part.unlink()
     told("run", "--no-train", "--yes")
-    work = pipeline_at(root)
-    part = work.root.part("word_counts", work.batches()[0])
-    whole = part.read_bytes()
-    part.write_bytes(whole[:-1] + b"!")
-    assert told("repair")["left"] == {}
-    assert part.read_bytes() == whole
+    assert told("verify")["damaged"] == []
 
 
 def test_a_stage_in_the_list_is_an_asset_with_partitions_checks_and_columns(root):

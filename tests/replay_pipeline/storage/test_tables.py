@@ -59,7 +59,7 @@ def test_another_schema_version_is_refused_with_what_to_do(tmp_path):
     pq.write_table(
         table_of(ROWS, "outcomes").replace_schema_metadata({b"schema_version": b"0"}), path
     )
-    with pytest.raises(SchemaError, match="replay-pipeline upgrade"):
+    with pytest.raises(SchemaError, match="replay-pipeline run"):
         read_table(path, "outcomes")
 
 
