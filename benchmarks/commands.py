@@ -1,9 +1,9 @@
-"""What recorded commands that only read print on rebuilt trees, where it isn't what they printed then.
+"""What recorded calls give on rebuilt trees, where it isn't what they gave then.
 
     python benchmarks/commands.py SESSIONS --repository DIR [--sample 100] > MISSES.json
 
-`replay-pipeline workspace fidelity` counts them, if its settings let commands run; this prints both outputs of
-each miss of a sample, to read them.
+Counts the calls that are reproduced, by project and tool, and prints both outputs of each missed command that
+only reads, to read them. The commands run in the sandbox: `--sample` of each project at most.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.workspaces import Workspaces
+from replay_pipeline.workspaces.fidelity import shares
 from replay_pipeline.workspaces.sandbox import Sandbox
 
 
@@ -23,7 +24,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=100)
     options = parser.parse_args()
     work = Workspaces(Settings(), sources=[options.sessions], repositories=[options.repository])
-    found = work.checks(sandbox=Sandbox(), max_commands=options.sample)
+    found = list(work.checks(sandbox=Sandbox(), max_commands=options.sample))
     misses = [
         {
             "command": each.step.arguments["command"],
@@ -34,7 +35,7 @@ def main() -> None:
         for each in found
         if each.step.name == "Bash" and not each.is_same
     ]
-    json.dump(misses, sys.stdout, indent=1)
+    json.dump({"projects": shares(found), "misses": misses}, sys.stdout, indent=1)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import sys
 import traceback
 
 # isort: off
-from replay_pipeline.cli import whole, sessions, replay, pairs, dataset, model  # noqa: F401
-from replay_pipeline.cli import workspaces, harness, trace, around  # noqa: F401
+from replay_pipeline.cli import whole, sessions, replay, pairs, dataset  # noqa: F401
+from replay_pipeline.cli import workspaces, harness, around  # noqa: F401
 
 # isort: on
 from replay_pipeline.cli.app import app

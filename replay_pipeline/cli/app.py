@@ -1,7 +1,8 @@
-"""The program: its groups of commands, and options that all commands share."""
+"""The program: its groups of commands, and options that several commands share."""
 
 import importlib.metadata
 import logging
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ from typer.core import TyperOption
 
 from replay_pipeline.cli.console import PrintableFormatter, err, out
 from replay_pipeline.processes import set_debug
+from replay_pipeline.storage.store import as_path
 
 _with_type = TyperOption.display_type
 
@@ -44,6 +46,45 @@ app.add_typer(teachers_app, name="teachers")
 app.add_typer(pairs_app, name="pairs")
 app.add_typer(workspace_app, name="workspace")
 app.add_typer(harness_app, name="harness")
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        help="Data root: a folder, or a URL such as `s3://bucket/root`. By default `REPLAY_DATA`, "
+        "else `data`.",
+        metavar="DIR",
+        parser=as_path,
+    ),
+]
+SettingsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--settings",
+        help="TOML settings. By default `REPLAY_SETTINGS`, else `settings.toml` in the data root.",
+        metavar="FILE",
+    ),
+]
+TeachersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--teachers",
+        help="The teachers to ask: `openrouter`, `frontier`, `sample` (recorded answers for the sample), "
+        "or `rehearsal` (made-up answers for your own sessions, without a key). By default "
+        "`REPLAY_TEACHERS`, else the settings.",
+        metavar="WHO",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+BatchOption = Annotated[
+    list[str] | None,
+    typer.Option("--batch", help="Only this trace batch; can be repeated.", metavar="KEY"),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before paying.")]
+BudgetOption = Annotated[
+    float | None,
+    typer.Option("--budget", help="Hard ceiling for this run, in US dollars.", metavar="USD"),
+]
 
 
 def _print_version(is_wanted: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from replay_pipeline.cli.app import app
+from replay_pipeline.cli.app import DataOption, JsonOption, SettingsOption, TeachersOption, app
 from replay_pipeline.cli.bars import progress_bars
 from replay_pipeline.cli.console import (
     err,
@@ -14,11 +14,11 @@ from replay_pipeline.cli.console import (
     out,
     print_report,
     show_findings,
+    show_lost_calls,
     show_stale,
     show_status,
     show_verify,
 )
-from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption, TeachersOption
 from replay_pipeline.cli.shared import load, open_pipeline, prepare_demo
 
 
@@ -34,12 +34,30 @@ def status(
             help="List the stale results, the reasons, and the cost to redo them.",
         ),
     ] = False,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="List the calls that were sent but got no answer.")
+    ] = False,
+    settle: Annotated[
+        bool,
+        typer.Option(
+            "--settle",
+            help="Book each lost call that has ended, at the cost that its endpoint recorded, or else "
+            "at the most that it can have cost.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Report finished work, its cost, and open work."""
     if stale:
         work = open_pipeline(settings, data, teachers=teachers)
         print_report(work.stale(), as_json=as_json, show=show_stale)
+    elif lost or settle:
+        from replay_pipeline.replay import reconcile
+
+        loaded = load(settings, data, teachers=teachers)
+        found = reconcile(loaded.ledger_url(), loaded.replay.teachers, settle=settle)
+        report = {"lost_calls": [each.to_json() for each in found]}
+        print_report(report, as_json=as_json, show=show_lost_calls)
     else:
         from replay_pipeline.stages.overview import Overview
         from replay_pipeline.stages.status import status_of
@@ -74,9 +92,31 @@ def doctor(
             "does its price match? Says first what that costs.",
         ),
     ] = False,
+    trust: Annotated[
+        str | None,
+        typer.Option(
+            "--trust",
+            help="Only trust a settings file in the current folder, as it is now, and print it; or, with "
+            "`--key`, a host (`name` or `name:port`).",
+            metavar="WHAT",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key", help="The environment variable whose key may go to that host.", metavar="NAME"
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine and these settings: packages, keys, teachers, disk, folders."""
+    """Check this machine and these settings: packages, keys, teachers, disk, folders.
+
+    What you trust is stored in your own configuration folder. After each change, you have to trust a file
+    again.
+    """
+    if trust is not None:
+        _trust(trust, key)
+        return
     work = open_pipeline(settings, data)
     findings = work.examine()
     if probe:
@@ -91,20 +131,17 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
-def trust(
-    file: Annotated[Path, typer.Argument(help="A settings file.", metavar="FILE")],
-) -> None:
-    """Trust a settings file in the current folder, as it is now.
-
-    The command shows the contents first. After each change, you have to trust the file again.
-    """
+def _trust(what: str, key: str | None) -> None:
     from replay_pipeline.settings import config_dir
-    from replay_pipeline.storage.trust import trust_file
+    from replay_pipeline.storage.trust import trust_file, trust_host
 
-    data = trust_file(file, folder=config_dir())
+    if key is not None:
+        trust_host(what, key=key, folder=config_dir())
+        out.print(f"{escape(key)} may be sent to {escape(what)} from now on.")
+        return
+    data = trust_file(Path(what), folder=config_dir())
     out.print(escape(data.decode("utf-8", "replace")), highlight=False, soft_wrap=True)
-    out.print(f"{escape(str(file))} is trusted as it is now.")
+    out.print(f"{escape(what)} is trusted as it is now.")
 
 
 @app.command()
@@ -113,6 +150,21 @@ def ui(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 3000,
     sample: Annotated[
         bool, typer.Option("--demo", help="Prepare the data root like `demo`.")
+    ] = False,
+    is_served: Annotated[
+        bool,
+        typer.Option(
+            "--serve/--no-serve",
+            help="Without it, only bring Dagster's view up to date with the files.",
+        ),
+    ] = True,
+    runs_are_here: Annotated[
+        bool,
+        typer.Option(
+            "--runs-are-here",
+            help="Say that all runs are processes of this machine, so that runs without a process end, "
+            "even if Dagster's records are on a server.",
+        ),
     ] = False,
     settings: SettingsOption = None,
 ) -> None:
@@ -129,33 +181,15 @@ def ui(
             prepare_demo(data)
     with progress_bars() as on_progress:
         work = open_pipeline(settings, data, on_progress=on_progress)
-        sync(work)
-        if work.batches():
+        n_added = sync(work, runs_are_here=runs_are_here)
+        if is_served and work.batches():
             work.write_page()
+    if not is_served:
+        out.print(f"{n_added} materializations added")
+        return
     command, environment = ui_command(work.settings, port=port)
     if settings is not None:
         # Dagster's processes load the settings themselves.
         environment["REPLAY_SETTINGS"] = str(settings.absolute())
     out.print(f"Starting Dagster on [bold]{work.root.path}[/]")
     os.execve(command[0], command, environment)
-
-
-@app.command()
-def sync(
-    data: DataOption = None,
-    settings: SettingsOption = None,
-    runs_are_here: Annotated[
-        bool,
-        typer.Option(
-            "--runs-are-here",
-            help="Say that all runs are processes of this machine, so that runs without a process end, "
-            "even if Dagster's records are on a server.",
-        ),
-    ] = False,
-) -> None:
-    """Bring Dagster's view up to date with the files, even after Dagster's home was lost."""
-    from replay_pipeline.assets import records
-
-    work = open_pipeline(settings, data)
-    n_added = records.sync(work, runs_are_here=runs_are_here)
-    out.print(f"{n_added} materializations added")

@@ -327,47 +327,6 @@ def show_workspace(report: Report) -> None:
     out.print(table)
 
 
-def show_survival(report: Report) -> None:
-    """Show how many edits were undone, committed, or left in place."""
-    n_edits = report["n_edits"]
-    names = {
-        "n_undone_in_session": "at least half undone in the session",
-        "n_committed": "in a later commit of the branch",
-        "n_still_there": "at least half in its newest commit",
-    }
-    rows = [(words, f"{report[name]:,} of {n_edits:,}") for name, words in names.items()]
-    _table("Edits that added lines", rows)
-
-
-def show_checks(report: Report) -> None:
-    """Show proposed checks as settings."""
-    out.print("[workspaces.checks]", markup=False)
-    for root, commands in sorted(report.items()):
-        first, *others = commands or ["", "nothing that is known checks it"]
-        line = f"{json.dumps(root)} = {json.dumps(first)}" if first else f"# {json.dumps(root)}"
-        out.print(escape(line + (f"  # or: {', '.join(others)}" if others else "")), soft_wrap=True)
-
-
-def show_fidelity(report: Report) -> None:
-    """Show how much the rebuilt files reproduce, by project and tool."""
-    for project, tools in report["projects"].items():
-        table = Table(title=escape(project), title_justify="left", title_style="bold")
-        for name in ("call", "recorded", "reproduced", "share", "whole file", "otherwise because"):
-            table.add_column(name, overflow="fold")
-        for tool, row in sorted(tools.items()):
-            share = f"{100 * row['n_same'] / row['n']:.1f} %"
-            why = _words(dict(row["reasons"].most_common()))
-            numbers = [str(row["n"]), str(row["n_same"]), share, str(row["n_exact"])]
-            table.add_row(tool, *numbers, why)
-        out.print(table)
-    if report["n_commands"] and not report["are_commands_run"]:
-        out.print(
-            f"{report['n_commands']} recorded commands that only read were not run again: commands don't run by "
-            'default. `workspaces.execute = "commands"` in the settings runs them in a sandbox.',
-            highlight=False,
-        )
-
-
 def _cost_words(overview: Report) -> str:
     words = f"${overview['cost_usd']:,.2f} at list prices of {overview['prices_of']}"
     unpriced = ", ".join(overview["models_without_price"])

@@ -1,4 +1,4 @@
-"""The commands that make the dataset and change it."""
+"""The commands that make the dataset, change it, and train on it."""
 
 import sys
 from pathlib import Path
@@ -6,16 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from replay_pipeline.cli.app import app
-from replay_pipeline.cli.bars import progress_bars
-from replay_pipeline.cli.console import print_report, show_normalize, show_publish
-from replay_pipeline.cli.options import (
+from replay_pipeline.cli.app import (
     BatchOption,
     DataOption,
     JsonOption,
     SettingsOption,
     TeachersOption,
+    app,
 )
+from replay_pipeline.cli.bars import progress_bars
+from replay_pipeline.cli.console import print_report, show_normalize, show_publish, show_train
 from replay_pipeline.cli.shared import chosen, open_pipeline
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.storage.store import as_path
@@ -115,3 +115,18 @@ def retract(
             raise ConfigError("stopped; nothing was changed")
     report = work.retract(session_ids=session or (), batches=batch or (), erase=erase)
     print_report(report.to_json(), as_json=as_json, show=show_publish)
+
+
+@app.command()
+def train(
+    data: DataOption = None,
+    settings: SettingsOption = None,
+    config: Annotated[Path | None, typer.Option(help="The trainer's YAML file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train on the published dataset."""
+    changes = {} if config is None else {"train": {"config": config}}
+    with progress_bars() as on_progress:
+        work = open_pipeline(settings, data, changes=changes, on_progress=on_progress)
+        report = work.train().report
+    print_report(report, as_json=as_json, show=show_train)

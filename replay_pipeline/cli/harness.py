@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from replay_pipeline.cli.app import harness_app
+from replay_pipeline.cli.app import DataOption, JsonOption, SettingsOption, harness_app
 from replay_pipeline.cli.console import Report, escape, out, print_report
-from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
 from replay_pipeline.cli.shared import open_pipeline
 
 AgentOption = Annotated[

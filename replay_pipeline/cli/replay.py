@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from replay_pipeline.cli.app import app, teachers_app
+from replay_pipeline.cli.app import (
+    BatchOption,
+    BudgetOption,
+    DataOption,
+    JsonOption,
+    SettingsOption,
+    TeachersOption,
+    YesOption,
+    app,
+    teachers_app,
+)
 from replay_pipeline.cli.bars import progress_bars
 from replay_pipeline.cli.console import (
     err,
@@ -17,19 +27,9 @@ from replay_pipeline.cli.console import (
     show_compare,
     show_control,
     show_estimate,
-    show_lost_calls,
     show_replay,
     show_samples,
     show_teachers,
-)
-from replay_pipeline.cli.options import (
-    BatchOption,
-    BudgetOption,
-    DataOption,
-    JsonOption,
-    SettingsOption,
-    TeachersOption,
-    YesOption,
 )
 from replay_pipeline.cli.shared import (
     chosen,
@@ -186,29 +186,6 @@ def compare(
         )
 
 
-@app.command()
-def reconcile(
-    data: DataOption = None,
-    settings: SettingsOption = None,
-    settle: Annotated[
-        bool,
-        typer.Option(
-            "--settle",
-            help="Book each call that has ended, at the cost that its endpoint recorded, or else at the "
-            "most that it can have cost.",
-        ),
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Show the calls that were sent but got no answer, and settle those that have ended."""
-    from replay_pipeline.replay import reconcile
-
-    loaded = load(settings, data)
-    found = reconcile(loaded.ledger_url(), loaded.replay.teachers, settle=settle)
-    report = {"lost_calls": [each.to_json() for each in found]}
-    print_report(report, as_json=as_json, show=show_lost_calls)
-
-
 @teachers_app.command("list")
 def teachers_list(
     data: DataOption = None,
@@ -219,21 +196,6 @@ def teachers_list(
     """List the teachers of these settings, with model, key, price, and terms."""
     checks = open_pipeline(settings, data, teachers=teachers).check_teachers()
     print_report({"teachers": checks}, as_json=as_json, show=show_teachers)
-
-
-@teachers_app.command("trust")
-def teachers_trust(
-    host: Annotated[str, typer.Argument(help="Name of the host, or name:port.")],
-    key: Annotated[
-        str, typer.Option("--key", help="Environment variable of the key.", metavar="NAME")
-    ],
-) -> None:
-    """Allow a key to be sent to a host. This is stored in your configuration folder, for all projects."""
-    from replay_pipeline.settings import config_dir
-    from replay_pipeline.storage.trust import trust_host
-
-    trust_host(host, key=key, folder=config_dir())
-    out.print(f"{escape(key)} may be sent to {escape(host)} from now on.")
 
 
 @teachers_app.command("serve")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replay_pipeline.cli.app import app
+from replay_pipeline.cli.app import DataOption, JsonOption, SettingsOption, app
 from replay_pipeline.cli.bars import progress_bars
 from replay_pipeline.cli.console import (
     near,
@@ -14,7 +14,6 @@ from replay_pipeline.cli.console import (
     show_ingest,
     show_look,
 )
-from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
 from replay_pipeline.cli.shared import exit_if_failed, load, open_pipeline
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import redaction_salt

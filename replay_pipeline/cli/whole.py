@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replay_pipeline.cli.app import app
+from replay_pipeline.cli.app import (
+    BudgetOption,
+    DataOption,
+    JsonOption,
+    SettingsOption,
+    TeachersOption,
+    YesOption,
+    app,
+)
 from replay_pipeline.cli.bars import progress_bars
 from replay_pipeline.cli.console import (
     near,
@@ -17,14 +25,6 @@ from replay_pipeline.cli.console import (
     show_ranked,
     show_run,
     show_summary,
-)
-from replay_pipeline.cli.options import (
-    BudgetOption,
-    DataOption,
-    JsonOption,
-    SettingsOption,
-    TeachersOption,
-    YesOption,
 )
 from replay_pipeline.cli.shared import (
     confirm,

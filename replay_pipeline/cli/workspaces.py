@@ -5,16 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replay_pipeline.cli.app import workspace_app
-from replay_pipeline.cli.console import (
-    out,
-    print_report,
-    show_checks,
-    show_fidelity,
-    show_survival,
-    show_workspace,
-)
-from replay_pipeline.cli.options import DataOption, JsonOption, SettingsOption
+from replay_pipeline.cli.app import DataOption, JsonOption, SettingsOption, workspace_app
+from replay_pipeline.cli.console import out, print_report, show_workspace
 from replay_pipeline.cli.shared import load
 
 if TYPE_CHECKING:
@@ -62,63 +54,6 @@ def workspace_show(
     """Show the files at a state: the commit it was at, and the differences from it."""
     report = _workspaces(settings, data, sessions, repository).show(state)
     print_report(report, as_json=as_json, show=show_workspace)
-
-
-@workspace_app.command("fidelity")
-def workspace_fidelity(
-    data: DataOption = None,
-    settings: SettingsOption = None,
-    sessions: SourcesOption = None,
-    repository: RepositoriesOption = None,
-    before_only: Annotated[
-        bool,
-        typer.Option(
-            "--before-only", help="Use only what the log shows before each call, not what follows."
-        ),
-    ] = False,
-    max_commands: Annotated[
-        int, typer.Option(min=1, help="Most commands of each project that are run again.")
-    ] = 500,
-    as_json: JsonOption = False,
-) -> None:
-    """Report how many recorded calls the rebuilt files reproduce.
-
-    With `workspaces.execute = "commands"`, also recorded commands that only read, such as `git log` and `cat`.
-    """
-    from replay_pipeline.stages.trials import judge_of
-
-    work = _workspaces(settings, data, sessions, repository)
-    sandbox = judge_of(load(settings, data).workspaces).sandbox
-    report = work.fidelity(
-        is_later_used=not before_only, sandbox=sandbox, max_commands=max_commands
-    )
-    print_report(report, as_json=as_json, show=show_fidelity)
-
-
-@workspace_app.command("survival")
-def workspace_survival(
-    data: DataOption = None,
-    settings: SettingsOption = None,
-    sessions: SourcesOption = None,
-    repository: RepositoriesOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Report how many recorded edits were undone, committed, or left. `--json` lists them."""
-    report = _workspaces(settings, data, sessions, repository).survival()
-    print_report(report, as_json=as_json, show=show_survival)
-
-
-@workspace_app.command("checks")
-def workspace_checks(
-    data: DataOption = None,
-    settings: SettingsOption = None,
-    sessions: SourcesOption = None,
-    repository: RepositoriesOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Propose the command that checks each project, as settings to copy. Nothing is run."""
-    report = _workspaces(settings, data, sessions, repository).proposed_checks()
-    print_report(report, as_json=as_json, show=show_checks)
 
 
 @workspace_app.command("serve")

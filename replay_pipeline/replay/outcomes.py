@@ -128,7 +128,7 @@ def lost_row(task: LaneQuestion) -> TeacherAction:
         error_code="outcome_unknown",
         error_message=f"a call was sent and no reply came back{f' ({code})' if code else ''}"
         "; it counts at its full reservation until it is asked again or settled "
-        "(replay-pipeline reconcile)",
+        "(replay-pipeline status --lost)",
     )
 
 

@@ -17,8 +17,6 @@ from replay_pipeline.ingesters.corpus import session_files
 from replay_pipeline.ingesters.log_rows import state_ids_for
 from replay_pipeline.ingesters.opencode_database import databases_in, export_sessions
 from replay_pipeline.settings import Settings
-from replay_pipeline.workspaces.checks import guess_checks
-from replay_pipeline.workspaces.commands import only_reads
 from replay_pipeline.workspaces.environment import CheckedTask, Run
 from replay_pipeline.workspaces.fidelity import RerunCall, checks, shares
 from replay_pipeline.workspaces.git import Repository, find_repositories
@@ -35,7 +33,6 @@ from replay_pipeline.workspaces.snapshots import (
     read_session,
     snapshots_of,
 )
-from replay_pipeline.workspaces.survival import fates
 
 MAX_COMMANDS = 500
 """How many recorded commands of each project are run again by default."""
@@ -77,15 +74,11 @@ class Workspaces:
         if not (folders or self.databases or self.exported):
             raise ConfigError("no session found: name a folder or a .jsonl file")
         self.folders = [folders[key] for key in sorted(folders)]
-        self.n_unreadable = 0
-        self.n_commands = 0
-        """Recorded commands that only read, in the logs that were checked."""
 
     def histories(self, *, is_later_used: bool = True) -> Iterator[tuple[Log, History]]:
         """Yield each project's log and its files, before the first step."""
         for files in self.folders:
             log = read_log(files, copies=_copies_beside(files[0]))
-            self.n_unreadable += log.n_unreadable
             if log.steps:
                 yield from self._of_log(log, is_later_used=is_later_used)
         yield from self._of_opencode(self.exported, data_folder(), is_later_used=is_later_used)
@@ -99,7 +92,6 @@ class Workspaces:
     ) -> Iterator[tuple[Log, History]]:
         """Yield OpenCode's sessions with its own snapshots, or else with the project's repository."""
         for log in map(read_session, files):
-            self.n_unreadable += log.n_unreadable
             if not log.steps:
                 continue
             found = snapshots_of(log, folder)
@@ -141,7 +133,6 @@ class Workspaces:
             max_commands: how many commands of each project run at most.
         """
         for log, history in self.histories(is_later_used=is_later_used):
-            self.n_commands += sum(step.was_run and only_reads(step) for step in log.steps)
             yield from checks(history, log, sandbox=sandbox, max_commands=max_commands)
 
     def fidelity(
@@ -155,16 +146,8 @@ class Workspaces:
 
         The arguments are those of `checks`.
         """
-        found = shares(
-            self.checks(is_later_used=is_later_used, sandbox=sandbox, max_commands=max_commands)
-        )
-        return {
-            "is_later_used": is_later_used,
-            "n_unreadable_rows": self.n_unreadable,
-            "n_commands": self.n_commands,
-            "are_commands_run": sandbox is not None,
-            "projects": found,
-        }
+        found = self.checks(is_later_used=is_later_used, sandbox=sandbox, max_commands=max_commands)
+        return {"projects": shares(found)}
 
     def show(self, state: str) -> dict[str, Any]:
         """Return the files at a state: its commit, and those that are not as the commit has them.
@@ -189,54 +172,6 @@ class Workspaces:
         raise ConfigError(
             f"{state}: these sessions have no tool call at this state, so it has no files"
         )
-
-    def survival(self) -> dict[str, Any]:
-        """Return the fate of each recorded edit, and how many were undone or are still there."""
-        edits: list[dict[str, Any]] = []
-        for log, history in self.histories():
-            ids = ids_of(log)
-            edits += [
-                {
-                    "state_id": ids[fate.step.decision],
-                    "call_id": fate.step.call_id,
-                    "tool": fate.step.name,
-                    "path": fate.path,
-                    "n_added": fate.n_added,
-                    "n_at_end_of_session": fate.n_at_end_of_session,
-                    "n_committed": fate.n_committed,
-                    "n_now": fate.n_now,
-                    "is_undone": fate.is_undone,
-                }
-                for fate in fates(history, log)
-            ]
-        return {
-            "n_edits": len(edits),
-            "n_undone_in_session": sum(edit["is_undone"] for edit in edits),
-            "n_committed": sum(edit["n_committed"] is not None for edit in edits),
-            "n_still_there": sum(2 * (e["n_now"] or 0) >= e["n_added"] for e in edits),
-            "edits": edits,
-        }
-
-    def proposed_checks(self) -> dict[str, list[str]]:
-        """Return commands that would check each working tree, guessed from its newest files."""
-        found: dict[str, list[str]] = {}
-        for log, history in self.histories():
-            last = {step.cwd: (order, step) for order, step in enumerate(log.steps) if step.cwd}
-            for order, step in last.values():
-                tree = history.tree_of(step.cwd or "/")
-                if tree is None or tree.root in found:
-                    continue
-                history.enter(order, step)
-                paths = [
-                    path.removeprefix(f"{tree.root}/") for path in history.below(tree.root) or ()
-                ]
-                files = dict.fromkeys(paths, "") | {
-                    name: (file.text or "")
-                    for name in _TOLD
-                    if name in paths and (file := history.file(f"{tree.root}/{name}"))
-                }
-                found[tree.root] = guess_checks(files)
-        return found
 
     def tasks(
         self, checks_of: Mapping[str, str], *, run: Run, limit: int, max_calls: int
@@ -277,9 +212,6 @@ class Workspaces:
                 history.enter(order, step)
                 history.take(step)
         return found
-
-
-_TOLD = ("package.json", "pyproject.toml", "Makefile")
 
 
 def ids_of(log: Log) -> dict[str, str]:

@@ -77,7 +77,7 @@ def check_binding(key: str, url: str, *, folder: Path) -> None:
     if host not in read_trust(folder).hosts.get(key, ()):
         raise UntrustedError(
             f"{key} is not bound to {host}, so nothing was sent there. If that host may have it: "
-            f"replay-pipeline teachers trust {host} --key {key}"
+            f"replay-pipeline doctor --trust {host} --key {key}"
         )
 
 
@@ -131,7 +131,7 @@ def check_file(path: Path, data: bytes, *, folder: Path) -> None:
         )
         raise UntrustedError(
             f"{path} {why}, so it is ignored: it could name other teachers, keys, and programs. "
-            f"Read it, then run `replay-pipeline trust {path}`, or name it with --settings or "
+            f"Read it, then run `replay-pipeline doctor --trust {path}`, or name it with --settings or "
             "REPLAY_SETTINGS"
         )
 

@@ -154,8 +154,8 @@ def test_commands_of_the_services_exist():
 
     commands = {info.name or info.callback.__name__ for info in app.registered_commands}
     text = "".join(path.read_text("utf-8") for path in FILES)
-    used = set(re.findall(r"replay-pipeline[, ]+(run|sync|ingest|ui)\b", text))
-    assert {"run", "sync"} <= used <= commands
+    used = set(re.findall(r"replay-pipeline[, ]+(run|ingest|ui)\b", text))
+    assert {"run", "ui"} <= used <= commands
 
 
 def test_the_workspace_names_the_service_of_the_compose_file():

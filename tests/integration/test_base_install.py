@@ -175,7 +175,7 @@ def test_with_the_trainer_alone_the_commands_go_as_far_as_a_model(with_trainer, 
     (tmp_path / "two.yaml").write_text(TWO_STEPS)
     report = json.loads(command("train", "--config", "two.yaml", *data, "--json").stdout)
     assert report["steps"] == 2
-    missing = command("sync", *data, rc=2).stderr
+    missing = command("ui", *data, rc=2).stderr
     assert "replay-pipeline[dagster]" in missing
     doctor = json.loads(command("doctor", *data, "--json", rc=1).stdout)["findings"]
     found = {finding["what"]: finding["ok"] for finding in doctor}
@@ -197,7 +197,6 @@ def test_the_demo_shows_pairs_before_anything_but_the_base_is_installed(command,
     [
         (["demo"], "dagster"),
         (["ui", "--data", "root"], "dagster"),
-        (["sync", "--data", "root"], "dagster"),
         (["train", "--data", "root"], "train"),
         (["run", SESSIONS_DIR, "--data", "root"], "normalize,train"),
         (["run", SESSIONS_DIR, "--data", "root", "--no-train"], "normalize"),

@@ -174,7 +174,7 @@ def test_a_whole_run_leaves_no_key_in_anything_that_it_leaves(world):
     from replay_pipeline.orchestration.instance import prepare_home
 
     prepare_home(root)
-    run([*CLI, "sync"], environment)
+    run([*CLI, "ui", "--no-serve"], environment)
     batch = next((root / "states").iterdir()).name.removeprefix("trace_batch=")
     assets = "trace_states,teacher_actions,dpo_pairs,normalized_pairs"
     dagster = ["-m", "dagster", "asset", "materialize", "-m", "replay_pipeline.definitions"]
@@ -201,7 +201,7 @@ def test_a_run_that_fails_leaves_no_key_in_its_error(world):
     from replay_pipeline.orchestration.instance import prepare_home
 
     prepare_home(root)
-    run([*CLI, "sync"], environment)
+    run([*CLI, "ui", "--no-serve"], environment)
     batch = next((root / "states").iterdir()).name.removeprefix("trace_batch=")
     dagster = ["-m", "dagster", "asset", "materialize", "-m", "replay_pipeline.definitions"]
     shown = {

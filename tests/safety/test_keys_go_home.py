@@ -94,7 +94,7 @@ def test_a_key_goes_to_the_host_that_the_user_has_bound_it_to(listener, monkeypa
     assert "Bearer planted-0123456789" in listener.heard[0]
     monkeypatch.setenv("OTHER_KEY", "planted-9876543210")
     (check,) = check_teachers([strange_teacher(listener, "OTHER_KEY")])
-    assert "teachers trust 127.0.0.1:" in (check.problem or "")
+    assert "doctor --trust 127.0.0.1:" in (check.problem or "")
     assert len(listener.heard) == 1
 
 
@@ -203,7 +203,7 @@ def test_settings_of_a_strangers_folder_get_no_key(listener, tmp_path, key, word
     (folder / "data" / "settings.toml").write_text(strange_settings(listener, key))
     done = cli(["teachers", "list", *words], folder, **KEYS)
     assert done.returncode == 2
-    assert "replay-pipeline trust data/settings.toml" in done.stderr
+    assert "replay-pipeline doctor --trust data/settings.toml" in done.stderr
     assert listener.heard == []
 
 
@@ -246,11 +246,11 @@ def test_the_command_shows_what_it_trusts(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "settings.toml").write_text("[replay]\nmax_total_usd = 3.5\n")
     assert cli(["status"], tmp_path).returncode == 2
-    told = cli(["trust", "data/settings.toml"], tmp_path)
+    told = cli(["doctor", "--trust", "data/settings.toml"], tmp_path)
     assert told.returncode == 0
     assert "max_total_usd = 3.5" in told.stdout
     assert cli(["status"], tmp_path).returncode == 0
-    bound = cli(["teachers", "trust", "gpu.example:8000", "--key", "OWN_KEY"], tmp_path)
+    bound = cli(["doctor", "--trust", "gpu.example:8000", "--key", "OWN_KEY"], tmp_path)
     assert bound.returncode == 0
     assert "gpu.example:8000" in (config_dir() / "trust.json").read_text()
 

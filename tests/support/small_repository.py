@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from replay_pipeline.workspaces.sandbox import Sandbox
 from tests.support.worked import Worked
 
 CHECK = "python3 test_tide.py"
@@ -36,6 +37,7 @@ def record(folder: Path) -> Path:
 @contextmanager
 def served(folder: Path, *, max_calls: int = 32) -> Iterator[str]:
     """The address of `workspace serve` on this project, in a process of its own."""
+    Sandbox()  # where none can be made, it says what to install
     root = record(folder)
     settings = folder / "settings.toml"
     settings.write_text(

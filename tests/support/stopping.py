@@ -155,7 +155,7 @@ def _command(form: str, port: int) -> list[str]:
             served = (
                 f"exec {dagster} api grpc -h 127.0.0.1 -p {port} -m replay_pipeline.definitions"
             )
-            return [*supervised, "sh", "-c", f"{program} sync --runs-are-here && {served}"]
+            return [*supervised, "sh", "-c", f"{program} ui --no-serve --runs-are-here && {served}"]
         case _:
             return [*supervised, *night]
 

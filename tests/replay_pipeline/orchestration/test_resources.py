@@ -37,7 +37,7 @@ def test_settings_edited_since_they_were_trusted_are_one_sentence_without_a_stac
         assert shown.stack == []
         assert shown.cause is None
         assert shown.cls_name == "UntrustedError"
-        assert f"replay-pipeline trust {edited}" in shown.message
+        assert f"replay-pipeline doctor --trust {edited}" in shown.message
         assert len(shown.to_string().strip().splitlines()) == 1
 
 

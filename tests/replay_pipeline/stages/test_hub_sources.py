@@ -38,7 +38,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
         monkeypatch.setenv("HF_HUB_OFFLINE", "0")
         monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
-        command("teachers", "trust", server.url.removeprefix("http://"), "--key", "HF_TOKEN")
+        command("doctor", "--trust", server.url.removeprefix("http://"), "--key", "HF_TOKEN")
         api = HfApi(endpoint=server.url, token=server.token)
         api.create_repo("me/sessions", repo_type="dataset")
         yield api

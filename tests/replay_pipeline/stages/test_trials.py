@@ -1,11 +1,9 @@
 """Actions tried at the states of a real session: what that makes of votes and pairs."""
 
 import json
-import sys
 
 import pytest
 
-from replay_pipeline.errors import ConfigError
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.redaction.redactor import Redactor
@@ -151,19 +149,7 @@ def test_the_pipeline_tries_answers_to_redacted_prompts_only_when_told_to(tmp_pa
     assert {row["rejected_trial"] for row in rows} <= {"works", None}
 
 
-def sandbox_here(capsys):
-    """A small sandbox; where none can be made, what is tested is that it says so."""
-    try:
-        return Sandbox(limits=CommandLimits(disk_bytes=20_000_000))
-    except ConfigError as refusal:
-        why = str(refusal)
-    with capsys.disabled():
-        sys.stderr.write(f"\nno sandbox here, so only its refusal is tested: {why}\n")
-    assert "commands cannot be run in bubblewrap here" in why
-    return None
-
-
-def test_commands_of_a_state_run_and_two_with_one_effect_are_one_vote(tmp_path, work, capsys):
+def test_commands_of_a_state_run_and_two_with_one_effect_are_one_vote(tmp_path, work):
     open_to_nobody(tmp_path)
     state = work.edit("tide/low.py", "return 1", "return 2")
     answers = {
@@ -171,9 +157,7 @@ def test_commands_of_a_state_run_and_two_with_one_effect_are_one_vote(tmp_path, 
         "glm": message("Bash", command="perl -pi -e 's/3/4/' tide/high.py"),
         "other": message("Bash", command="exit 3"),
     }
-    if (sandbox := sandbox_here(capsys)) is None:
-        return
-    judge = Judge("commands", sandbox=sandbox)
+    judge = Judge("commands", sandbox=Sandbox(limits=CommandLimits(disk_bytes=20_000_000)))
     outcome, (pair,), counts = pairs_of(tmp_path, work, state, answers, judge)
     assert outcome["outcome"] == "pair"
     assert (pair["n_teachers_agreeing"], pair["chosen_trial"]) == (2, "works")
@@ -202,10 +186,9 @@ def test_an_edit_that_the_session_took_back_is_evidence_against_it(tmp_path, wor
 CHECKED = FILES | {"test_tide.py": "from tide.high import high\nassert high() == 4, high()\n"}
 
 
-def test_what_the_projects_check_says_is_evidence_for_a_pair(tmp_path, capsys):
+def test_what_the_projects_check_says_is_evidence_for_a_pair(tmp_path):
     """One edit mends the test, one leaves it as it was, and one breaks a test that passed."""
-    if (sandbox := sandbox_here(capsys)) is None:
-        return
+    sandbox = Sandbox(limits=CommandLimits(disk_bytes=20_000_000))
     open_to_nobody(tmp_path)
     work = Worked(tmp_path / "tides")
     work.begin(CHECKED)

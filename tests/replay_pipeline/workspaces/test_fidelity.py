@@ -1,10 +1,5 @@
 """Recorded calls on rebuilt trees: what is reproduced is what the record says, and the rest is told."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.workspaces import Workspaces
 from tests.support.worked import Worked
@@ -77,17 +72,14 @@ def test_files_outside_of_the_repository_are_told_apart(tmp_path):
     assert report["projects"]["outside"]["failed Read"]["reasons"] == {"outside": 1}
 
 
-def test_the_command_counts_the_same_with_a_repository_that_lies_elsewhere(tmp_path):
+def test_a_repository_that_lies_elsewhere_tells_the_same(tmp_path):
     work = recorded(tmp_path)
     path = work.session.write(tmp_path / "projects")
     clone = tmp_path / "clone"
     work.git("clone", "-q", "--bare", str(work.root), str(clone), cwd=tmp_path)
     work.root.rename(tmp_path / "moved")
-    command = [Path(sys.executable).with_name("replay-pipeline"), "workspace", "fidelity", "--json"]
-    command += ["--sessions", path, "--repository", clone, "--data", tmp_path / "data"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    tools = json.loads(done.stdout)["projects"]["all"]
+    work = Workspaces(Settings(), sources=[path], repositories=[clone])
+    tools = work.fidelity()["projects"]["all"]
     assert (tools["Read"]["n_same"], tools["Edit"]["n_same"]) == (1, 1)
 
 
@@ -106,39 +98,14 @@ def with_commands(tmp_path):
     return work
 
 
-def fidelity(tmp_path, work, *arguments, settings=""):
-    """What the command reports, or why it refuses."""
-    path = work.session.write(tmp_path / "projects")
-    (tmp_path / "settings.toml").write_text(settings)
-    command = [Path(sys.executable).with_name("replay-pipeline"), "workspace", "fidelity"]
-    command += ["--sessions", path, "--settings", tmp_path / "settings.toml"]
-    command += ["--data", tmp_path / "data", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-
-
-def test_commands_that_only_read_are_run_where_the_setting_says_so(tmp_path, box):
-    settings = '[workspaces]\nexecute = "commands"\nmax_disk_bytes = 20_000_000\n'
+def test_commands_that_only_read_are_run_in_a_sandbox(tmp_path, box):
     work = with_commands(tmp_path)
-    done = fidelity(tmp_path, work, "--json", settings=settings)
-    if isinstance(box, str):  # no sandbox here: it says so, and nothing is run
-        assert done.returncode
-        assert done.stdout == ""
-        assert "commands cannot be run in bubblewrap here" in done.stderr
-        return
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    path = work.session.write(tmp_path / "projects")
+    report = Workspaces(Settings(), sources=[path]).fidelity(sandbox=box)
     row = report["projects"][str(work.root)]["Bash"]
-    assert (report["n_commands"], report["are_commands_run"]) == (4, True)
     assert (row["n"], row["n_same"], row["reasons"]) == (4, 3, {"git_changes_differ": 1})
-    fewer = json.loads(
-        fidelity(tmp_path, work, "--json", "--max-commands", "1", settings=settings).stdout
+    fewer = Workspaces(Settings(), sources=[path]).fidelity(sandbox=box, max_commands=1)
+    assert fewer["projects"][str(work.root)]["Bash"]["n"] == 1
+    assert (
+        "Bash" not in Workspaces(Settings(), sources=[path]).fidelity()["projects"][str(work.root)]
     )
-    assert fewer["projects"]["all"]["Bash"]["n"] == 1
-
-
-def test_commands_do_not_run_by_default_and_the_report_says_so(tmp_path):
-    done = fidelity(tmp_path, with_commands(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "4 recorded commands that only read were not run again" in done.stdout
-    assert 'workspaces.execute = "commands"' in " ".join(done.stdout.split())
-    assert "Bash" not in done.stdout

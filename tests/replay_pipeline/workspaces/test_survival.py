@@ -1,7 +1,8 @@
 """What became of edits is held to what git and the disk say afterwards."""
 
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.workspaces import Workspaces
+from replay_pipeline.stages.workspaces import Workspaces, ids_of
+from replay_pipeline.workspaces.survival import fates
 from tests.support.worked import Worked
 
 FILES = {"tide/high.py": "def high():\n    return 3\n", "tide/low.py": "def low():\n    return 1\n"}
@@ -9,8 +10,11 @@ FILES = {"tide/high.py": "def high():\n    return 3\n", "tide/low.py": "def low(
 
 def survival(tmp_path, work):
     path = work.session.write(tmp_path / "projects")
-    report = Workspaces(Settings(), sources=[path]).survival()
-    return report, {each["state_id"]: each for each in report["edits"]}
+    return {
+        ids_of(log)[fate.step.decision]: fate
+        for log, history in Workspaces(Settings(), sources=[path]).histories()
+        for fate in fates(history, log)
+    }
 
 
 def test_an_edit_that_the_session_took_back_is_undone_and_the_others_are_in_the_commits(tmp_path):
@@ -27,9 +31,9 @@ def test_an_edit_that_the_session_took_back_is_undone_and_the_others_are_in_the_
     work.session.wait(30)
     work.put({"tide/mean.py": "def mean():\n    return 2\n"})
     work.commit("Take out the middle")
-    report, edits = survival(tmp_path, work)
+    edits = survival(tmp_path, work)
     told = {
-        name: (each["n_added"], each["n_at_end_of_session"], each["n_committed"], each["n_now"])
+        name: (each.n_added, each.n_at_end_of_session, each.n_committed, each.n_now)
         for name, each in edits.items()
     }
     assert told == {
@@ -38,12 +42,7 @@ def test_an_edit_that_the_session_took_back_is_undone_and_the_others_are_in_the_
         new: (4, 4, 4, 2),
         lost: (1, 1, None, None),
     }
-    assert edits[taken_back]["is_undone"]
-    assert (report["n_undone_in_session"], report["n_committed"], report["n_still_there"]) == (
-        1,
-        2,
-        2,
-    )
+    assert edits[taken_back].is_undone
 
 
 def test_a_line_is_followed_by_its_place_and_not_by_its_text_alone(tmp_path):
@@ -56,10 +55,10 @@ def test_a_line_is_followed_by_its_place_and_not_by_its_text_alone(tmp_path):
         "tide.py", "    wait()\n    return 2\n", "    wait()\n    wait()\n    return 2\n"
     )
     back = work.edit("tide.py", "    wait()\n    wait()\n    return 2\n", "    return 2\n")
-    _, edits = survival(tmp_path, work)
+    edits = survival(tmp_path, work)
     assert back not in edits
-    assert (edits[added]["n_added"], edits[added]["n_at_end_of_session"]) == (1, 0)
-    assert edits[added]["is_undone"]
+    assert (edits[added].n_added, edits[added].n_at_end_of_session) == (1, 0)
+    assert edits[added].is_undone
 
 
 def test_an_edit_that_only_takes_out_or_moves_blanks_has_no_lines_to_follow(tmp_path):
@@ -68,5 +67,5 @@ def test_an_edit_that_only_takes_out_or_moves_blanks_has_no_lines_to_follow(tmp_
     work.read("tide/low.py")
     work.edit("tide/low.py", "    return 1\n", "")
     work.edit("tide/low.py", "def low():", "  def low():")
-    report, _ = survival(tmp_path, work)
-    assert report["n_edits"] == 0
+    edits = survival(tmp_path, work)
+    assert edits == {}
