@@ -1,8 +1,7 @@
 """From votes to a consensus: the largest group of actions that agree pairwise.
 
 Agreement below `exact` isn't transitive: two reads may each overlap a third read but not each
-other. So a group is a clique, and the order of the votes doesn't matter. This module decides both
-what is asked next and what becomes a pair.
+other. So a group is a clique, and the order of the votes doesn't matter.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -64,6 +63,15 @@ class Consensus:
     n_families: int
     level: AgreementLevel
     """The weakest agreement between two of the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """The largest group of votes."""
+
+    consensus: Consensus
+    n_next: int
+    """Number of families in the next largest group, outside of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +173,21 @@ class Panel:
         Groups may overlap.
         """
         return [self._votes_of(group) for group in self._groups(strictness(level))]
+
+    def lead(self, level: AgreementLevel) -> Lead | None:
+        """Return the largest group if actions must agree at `level`, or None without any vote.
+
+        Of several that are as large, the one that agrees most strictly.
+        """
+        if not self.actions:
+            return None
+        groups = self._groups(strictness(level))
+        sizes = [self._n_families(group) for group in groups]
+        largest = max(sizes)
+        leaders = [g for g, size in zip(groups, sizes, strict=True) if size == largest]
+        leader = min(leaders, key=self._preference) if len(leaders) > 1 else leaders[0]
+        n_next = max(self._n_families(group & ~leader) for group in groups)
+        return Lead(self._consensus(leader), n_next)
 
     def verdict(self, level: AgreementLevel, threshold: int) -> Verdict:
         """Return the winner if actions must agree at `level` and a consensus needs `threshold` families."""

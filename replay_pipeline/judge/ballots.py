@@ -7,14 +7,11 @@ from dataclasses import dataclass
 
 from replay_pipeline.actions import Action, TextComparator, agreement_level, agrees_at
 from replay_pipeline.actions.votes import Vote
+from replay_pipeline.judge.rule import Pattern
 from replay_pipeline.types import FAILURES, AgreementLevel, Message, TraceState
 
 AGENT = "agent"
 """The rater that acted in the session. The other raters are families of teachers."""
-
-Pattern = tuple[int, ...]
-"""The group of each rater, the agent first. Raters with the same action share a number, counted in
-order of appearance. A rater that wasn't asked, or gave no valid action, has -1."""
 
 Known = tuple[tuple[int, bool], ...]
 """Known facts about a ballot: groups, and whether each is right. `(-1 - n, x)` says whether group n

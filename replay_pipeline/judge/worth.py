@@ -15,9 +15,9 @@ from functools import cache
 
 import numpy as np
 
-from replay_pipeline.judge.ballots import Pattern
 from replay_pipeline.judge.labels import ALSO_RIGHT, Rows
 from replay_pipeline.judge.reliability import Array, Reliability, likelihoods
+from replay_pipeline.judge.rule import Pattern, rule, standing_of_pattern
 
 MOST_PLANNED = 5
 """The most teachers to plan with. Further teachers are asked only where all are."""
@@ -25,42 +25,6 @@ _N_PRICES = 40
 PRICES = np.geomspace(1e-4, 1e2, _N_PRICES)
 """Right pairs per mean cost of a call, from hardly worth it to a bargain."""
 _OUTCOMES = (None, False, True)
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """The rule for when the answers at a state make a pair."""
-
-    threshold: int = 2
-    min_p_better: float | None = None
-    """If set, probability decides and not the number of families."""
-
-
-def makes_pair(pattern: Pattern, threshold: int) -> int | None:
-    """Return the group whose families outvote the agent and all others, or None."""
-    counts: dict[int, int] = {}
-    for number in pattern[1:]:
-        if number >= 0:
-            counts[number] = counts.get(number, 0) + 1
-    with_agent = counts.pop(0, 0)
-    if not counts:
-        return None
-    best = max(counts, key=lambda number: (counts[number], -number))
-    n_next = max((n for number, n in counts.items() if number != best), default=0)
-    n_for = counts[best]
-    if n_for < threshold or n_for < with_agent or n_for in (n_next, with_agent):
-        return None
-    return best if not with_agent or n_for > 1 + with_agent else None
-
-
-def can_make_pair(pattern: Pattern, threshold: int) -> bool:
-    """Return whether further answers could still make a pair."""
-    if makes_pair(pattern, threshold) is not None:
-        return True
-    place = next((place for place, number in enumerate(pattern) if number < 0), None)
-    return place is not None and any(
-        can_make_pair(after, threshold) for after in answers_at(pattern, place)
-    )
 
 
 def answers_at(pattern: Pattern, place: int) -> list[Pattern]:
@@ -109,16 +73,24 @@ class Worth:
     Args:
         reliability: estimates of who is right how often.
         costs: mean cost of a call of each teacher, in the order of the raters after the agent.
-        rule: the rule for when answers make a pair.
+        threshold: how many families make a consensus.
+        min_p_better: if set, probability decides what is a pair and not the number of families.
     """
 
-    def __init__(self, reliability: Reliability, costs: Sequence[float], rule: Rule) -> None:
+    def __init__(
+        self,
+        reliability: Reliability,
+        costs: Sequence[float],
+        threshold: int = 2,
+        min_p_better: float | None = None,
+    ) -> None:
         self._model = reliability
         self._patterns = all_patterns(len(reliability.raters))
         self._places = {pattern: place for place, pattern in enumerate(self._patterns)}
         mean = sum(costs) / len(costs) or 1.0
         self._costs = [max(cost / mean, 1e-6) for cost in costs]
-        self._rule = rule
+        self._threshold = threshold
+        self._min_p_better = min_p_better
         self._next = [
             {
                 place: [self._places[after] for after in answers_at(pattern, place)]
@@ -189,19 +161,20 @@ class Worth:
 
     def _stopped(self, place: int, rows: Rows, likely: Array, total_P: Array) -> float:
         """Return what a pair that the answers so far make is worth: the chance that it is right."""
-        pattern, rule = self._patterns[place], self._rule
+        pattern = self._patterns[place]
         start = rows.starts_P[place]
         ways = rows.by_group[place]
         groups = range(1, max(pattern) + 1)
-        if rule.min_p_better is None:
+        if self._min_p_better is None:
             # Who is left may side with the agent, and then it is a dispute and no pair.
-            chosen = makes_pair(pattern, rule.threshold) if -1 not in pattern else None
-            groups = range(0) if chosen is None else range(chosen, chosen + 1)
+            group, standing = standing_of_pattern(pattern)
+            is_pair = -1 not in pattern and rule(standing, self._threshold) == "pair"
+            groups = (group,) if is_pair else ()
         best = 0.0
         for group in groups:
             right = [w[group] <= ALSO_RIGHT < w[0] for w in ways]
             better = float(likely[start : start + len(ways)][right].sum() / total_P[place])
-            if better >= (rule.min_p_better or 0.0):
+            if better >= (self._min_p_better or 0.0):
                 best = max(best, better)
         return best
 

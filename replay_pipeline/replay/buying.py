@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from replay_pipeline.judge.ballots import Ballot
 from replay_pipeline.judge.reliability import Reliability, fit
-from replay_pipeline.judge.worth import MOST_PLANNED, Rule, Worth
+from replay_pipeline.judge.worth import MOST_PLANNED, Worth
 from replay_pipeline.replay.places import Place, errors_first, spread
 from replay_pipeline.replay.policy import GateDecision, Policy, Poll
 from replay_pipeline.types import TeacherSpec
@@ -178,8 +178,8 @@ class Buyer:
     def worth(self) -> Worth:
         """Return the value of further questions, given the answers so far."""
         self.model = fit(list(self._ballots.values()), ("agent", *self.families))
-        rule = Rule(self._policy.threshold, self._policy.min_p_better)
-        return Worth(self.model, [self._mean_usd[n] for n in self._voters], rule)
+        usd = [self._mean_usd[n] for n in self._voters]
+        return Worth(self.model, usd, self._policy.threshold, self._policy.min_p_better)
 
     def _is_first(self, left_usd: float) -> bool:
         """Return whether everybody is still asked in the spread order, whatever it is worth."""

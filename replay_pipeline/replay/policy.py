@@ -24,6 +24,7 @@ from replay_pipeline.actions import Action, agreement_level, agrees_at, canonica
 from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.actions.votes import Panel, Vote, family_of_answer, read_answer
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.judge.rule import Standing, rule, standing_of_votes
 from replay_pipeline.types import (
     FAILURES,
     AgreementLevel,
@@ -64,8 +65,6 @@ class Poll:
     votes: list[Vote] = field(default_factory=list)
     own: list[Vote] = field(default_factory=list)
     """Valid answers of the student's own family, if it has no vote."""
-    siding: set[str] = field(default_factory=set)
-    """Families, voting or not, that would do what the student did."""
     n_asked: int = 0
     student: Action = field(init=False)
     toolbox: ToolList | None = field(init=False)
@@ -87,8 +86,6 @@ class Poll:
             return
         if action is None or not action.is_valid:
             return
-        if self.agrees_with_student(action):
-            self.siding.add(family)
         votes = self.votes if self.has_vote(family) else self.own
         votes.append(Vote(family, answer, action))
 
@@ -105,20 +102,19 @@ class Poll:
         """Return whether `action` agrees with the agent's action."""
         return agrees_at(self.level, agreement_level(action, self.student))
 
+    def standing(self) -> Standing:
+        """Count the families on each side."""
+        return standing_of_votes(
+            Panel(self.votes).lead(self.level),
+            self.votes,
+            self.own,
+            is_agents=self.agrees_with_student,
+            is_same=lambda one, other: agrees_at(self.level, agreement_level(one, other)),
+        )
+
     def makes_pair(self) -> bool:
         """Return whether enough teachers agree on an action that the agent did not take."""
-        if not self.student.is_valid:
-            return False
-        verdict = Panel(self.votes).verdict(self.level, self.threshold)
-        winner = verdict.winner
-        if winner is None or any(self.agrees_with_student(vote.action) for vote in winner.votes):
-            return False
-        families = {vote.family for vote in winner.votes}
-        for vote in self.own:
-            if agrees_at(self.level, agreement_level(vote.action, winner.action)):
-                families.add(vote.family)
-        n_next = verdict.n_leading - verdict.margin
-        return not self.siding or len(families) > max(n_next, 1 + len(self.siding))
+        return self.student.is_valid and rule(self.standing(), self.threshold) == "pair"
 
     def is_hopeless(self, asked_next: Set[str]) -> bool:
         """Return whether no answer of these families could still make a pair.
@@ -129,15 +125,13 @@ class Poll:
         if not self.student.is_valid:
             return True
         families = {family for family in asked_next if self.has_vote(family)}
-        n_leading = Panel(self.votes).verdict(self.level, self.threshold).n_leading
         against = [vote for vote in self.votes if not self.agrees_with_student(vote.action)]
         # A later action may join any group, or stand between two: it counts for all of them.
         n_most = self._most(against, families)
-        if n_most < max(self.threshold, n_leading):
-            return True
-        # With as many families on the student's side, the pair would be a dispute.
         n_own = len({vote.family for vote in self.own} | (asked_next - families))
-        return bool(self.siding) and n_most + n_own <= 1 + len(self.siding)
+        now = self.standing()
+        best = Standing(n_most, n_most, 0, n_most + n_own, now.n_against, is_agents=False)
+        return n_most < now.n_leading or rule(best, self.threshold) != "pair"
 
     def _most(self, votes: Sequence[Vote], families: Set[str]) -> int:
         """Return families in the largest group that `votes` could become with those of `families`."""

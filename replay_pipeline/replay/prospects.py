@@ -9,7 +9,7 @@ import numpy as np
 
 from replay_pipeline.judge.ballots import AGENT, Ballot, BallotBox, Pattern, kind_of_state
 from replay_pipeline.judge.reliability import SAME, Reliability, fit
-from replay_pipeline.judge.worth import MOST_PLANNED, PRICES, Rule, Worth
+from replay_pipeline.judge.worth import MOST_PLANNED, PRICES, Worth
 from replay_pipeline.replay.asking import Asking
 from replay_pipeline.replay.places import outcome_of
 from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState, family_of_model
@@ -96,9 +96,8 @@ def prospect(
     if len(ballots) < _MIN_STATES:
         return Prospect()
     model = fit(ballots, (AGENT, *families))
-    rule = Rule(asking.agreement_threshold, asking.min_p_better)
     usd = _usd_by_family(teachers, families, usd_per_call or {})
-    worth = Worth(model, usd, rule)
+    worth = Worth(model, usd, asking.agreement_threshold, asking.min_p_better)
     n_all = kinds.total()
     share = sum(n / n_all * worth.right_pairs(model.kind(kind)) for kind, n in kinds.items())
     half = 2 * math.sqrt(share * (1 - share) / len(ballots)) + _SPREAD * share
