@@ -15,14 +15,12 @@ TESTED_WITH = {
     "monarch": "torchmonarch 0.7.0, trl 1.16.0",
     "verl": "verl 0.9.1",
     "prime_rl": "commit 559b44772, to the loss",
-    "tinker": "tinker 0.38.0",
 }
 SPREAD_OVER = {
     "trl": "DDP, FSDP",
     "monarch": "actors around TRL",
     "verl": "FSDP2, FSDP on Ray",
     "prime_rl": "FSDP2, trainer and inference apart",
-    "tinker": "a server's machines",
 }
 ROWS: tuple[tuple[str, Callable[[TrainingEngine], str]], ...] = (
     ("tested with", lambda e: TESTED_WITH[e.name]),

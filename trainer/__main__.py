@@ -290,23 +290,11 @@ def _prepare_prime_rl(values: dict[str, Any]) -> dict[str, Any]:
     return prepare_prime_rl(values)
 
 
-def _run_with_tinker(values: dict[str, Any]) -> dict[str, Any]:
-    try:
-        from trainer.engines.tinker.run import train_with_tinker  # noqa: PLC0415 - loads torch
-    except ImportError as error:
-        raise TrainerConfigError(
-            f"the engine tinker needs the package tinker ({error}): pip install 'tinker>=0.25'"
-        ) from error
-    with stop_signals() as should_stop:
-        return train_with_tinker(values, should_stop=should_stop)
-
-
 ENGINES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "trl": _run,
     "monarch": _run_on_mesh,
     "verl": _run_with_verl,
     "prime_rl": _prepare_prime_rl,
-    "tinker": _run_with_tinker,
 }
 """The engines by their name on the command line."""
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -22,7 +22,6 @@ __all__ = [
     "ENGINE_NAMES",
     "RunConfig",
     "SharedSettings",
-    "TeacherOptions",
     "TinyOptions",
     "overlaid",
     "section_of",
@@ -37,7 +36,7 @@ Section = TypeVar("Section")
 HOSTS_OF_TRL = frozenset({"trl", "monarch"})
 """Engines that run TRL, and so know every field of the `trl` section."""
 
-ENGINE_NAMES = ("trl", "monarch", "verl", "prime_rl", "tinker")
+ENGINE_NAMES = ("trl", "monarch", "verl", "prime_rl")
 """The names that may be under `engines`."""
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -77,10 +76,6 @@ class SharedSettings:
     """Weight of hint-conditioned self-distillation. 0 turns it off."""
     beta_replay: float = 0.0
     """Weight of channel 3. 0 turns it off."""
-    replay: str = "pairs"
-    """Source of channel 3: `pairs`, by a preference loss, or `distill`, the distributions of the
-    run's frozen `teachers` at each token of the rollouts, by the divergence of channel 2
-    (`jsd_beta`)."""
     policy_weight: float = 1.0
     """Weight of the policy objective in the sum."""
     jsd_beta: float = 0.5
@@ -102,9 +97,8 @@ class SharedSettings:
     taid_alpha: float = 5e-4
     """Adaptive step of TAID."""
     teacher: str = "auto"
-    """Teacher of channel 2: the model that sees the hint (ema, base, live, or auto, which is base
-    under PEFT and else ema), or `recorded` for the token probabilities of the dataset's
-    teachers."""
+    """Teacher of channel 2, the model that sees the hint: ema, base, live, or auto (base under
+    PEFT, else ema)."""
     teacher_ema_rate: float = 0.05
     """Share of the student in the teacher after each step."""
     dpo_variant: str = "simpo"
@@ -177,14 +171,9 @@ class SharedSettings:
         return self.sft_on if self.is_sft else "chosen"
 
     @property
-    def is_distill(self) -> bool:
-        """Return whether channel 3 has a weight and follows frozen teachers."""
-        return self.beta_replay > 0 and self.replay == "distill"
-
-    @property
     def has_preference(self) -> bool:
-        """Return whether channel 3 has a weight and is the preference loss."""
-        return self.beta_replay > 0 and self.replay == "pairs"
+        """Return whether channel 3 has a weight."""
+        return self.beta_replay > 0
 
     @property
     def has_policy(self) -> bool:
@@ -194,7 +183,7 @@ class SharedSettings:
     @property
     def needs_rollouts(self) -> bool:
         """Return whether a channel with a weight reads rollouts. Pairs alone need none."""
-        return self.alpha_sdpo > 0 or self.has_policy or self.is_distill
+        return self.alpha_sdpo > 0 or self.has_policy
 
     def steps_for(self, n_pairs: int) -> int:
         """Return the number of optimizer steps for a number of pairs."""
@@ -257,21 +246,16 @@ class SharedSettings:
             TrainerConfigError: the message names the field.
         """
         choices = {
-            "teacher": ("auto", "ema", "base", "live", "recorded"),
+            "teacher": ("auto", "ema", "base", "live"),
             "head": ("auto", "fused", "reference"),
             "pair_forward": ("auto", "packed", "padded"),
             "prompt_window": ("decision", "tail"),
             "group_pairs_by": ("session", "actions"),
             "sft_on": ("chosen", "consensus", "recorded"),
-            "replay": ("pairs", "distill"),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise TrainerConfigError(f"{name}={getattr(self, name)!r} is not {_any_of(known)}")
-        if self.teacher == "recorded" and self.sdpo_estimator not in ("full", "teacher_topk"):
-            raise TrainerConfigError(
-                f"sdpo_estimator={self.sdpo_estimator!r}: a recorded teacher has only its own top-k; remove this setting"
-            )
         if not 0.0 < self.teacher_ema_rate <= 1.0:
             raise TrainerConfigError(f"teacher_ema_rate={self.teacher_ema_rate} is not in (0, 1]")
         for name in ("alpha_sdpo", "beta_replay", "policy_weight"):
@@ -289,20 +273,7 @@ class SharedSettings:
                 "head='fused' computes the plain divergence over the full vocabulary: for TAID, "
                 "the entropy gate, top-k, sampled tokens or a clip use head='reference'"
             )
-        if self.is_distill:
-            self._check_distill()
         _ = self.sdpo, self.preference  # each checks its own values
-
-    def _check_distill(self) -> None:
-        if self.sdpo_wrapper == "taid":
-            raise TrainerConfigError(
-                "sdpo_wrapper=taid with replay=distill: TAID's target is channel 2's; choose none or "
-                "entropy_opd"
-            )
-        if self.sdpo_estimator != "full" or self.sdpo_top_k is not None:
-            raise TrainerConfigError(
-                "sdpo_estimator and sdpo_top_k with replay=distill: this compares all tokens that trainee and teacher share; remove both settings"
-            )
 
 
 def _any_of(names: tuple[str, ...]) -> str:
@@ -341,26 +312,6 @@ class PeftOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeacherOptions:
-    """A frozen model that `trl.replay: distill` follows."""
-
-    model: str
-    """Folder or Hub id of its tokenizer and, without `url`, of its weights."""
-    revision: str | None = None
-    """Revision of a model from the Hub."""
-    url: str | None = None
-    """Base URL, up to `/v1`, of a server that returns log-probabilities of prompt tokens: vLLM, or
-    `python -m trainer serve`. By default, the weights are loaded here."""
-    name: str | None = None
-    """Its name in requests to the server. By default, `model`."""
-    top_k: int = 20
-    """Number of most likely tokens to request at each position."""
-    accuracy: float | None = None
-    """How often it is right, from 0 to 1, as `replay-pipeline pairs` reports. Teachers are weighted
-    in this proportion. If no teacher has it, the weights are equal."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The settings of a whole run for one engine."""
 
@@ -383,8 +334,6 @@ class RunConfig:
     """`4bit` or `8bit` loads the frozen weights quantized (QLoRA, which needs bitsandbytes and `peft`)."""
     trust_remote_code: bool = False
     """Whether to run code that comes with a model."""
-    teachers: list[TeacherOptions] | None = None
-    """Frozen models that `trl.replay: distill` follows."""
     peft: PeftOptions | None = None
     """LoRA adapters to train instead of all weights."""
     push_to_hub: str | None = None
@@ -442,29 +391,6 @@ class RunConfig:
                 f"quantize={self.quantize}: quantized weights can't be trained; name a model and add adapters (peft.rank=16)"
             )
         self.shared.check()
-        self._check_teachers()
-
-    def _check_teachers(self) -> None:
-        """Refuse teachers that nobody follows, none where some are, and weights of some alone.
-
-        Raises:
-            TrainerConfigError: teachers and the other settings do not fit together.
-        """
-        if self.shared.is_distill != bool(self.teachers):
-            raise TrainerConfigError(
-                "teachers and trl.replay=distill belong together: name the frozen models, "
-                "teachers=[{model: FOLDER}], and trl.replay=distill with trl.beta_replay above 0"
-            )
-        told = [teacher.accuracy for teacher in self.teachers or ()]
-        if any(one is None for one in told) and any(one is not None for one in told):
-            raise TrainerConfigError("teachers: set `accuracy` for all of them or for none")
-        if wrong := [one for one in told if one is not None and not 0.0 < one <= 1.0]:
-            raise TrainerConfigError(f"teachers: accuracy={wrong[0]} is not in (0, 1]")
-        if self.shared.temperature != 1.0 and any(one.url for one in self.teachers or ()):
-            raise TrainerConfigError(
-                f"trl.temperature={self.shared.temperature} with a teacher at a url: servers score at "
-                "temperature 1; set trl.temperature=1.0"
-            )
 
     @cached_property
     def shared(self) -> SharedSettings:
@@ -524,12 +450,6 @@ def typed(section: type, values: Any, prefix: str) -> dict[str, Any]:
     for name, value in values.items():
         kinds = [hints[name], *get_args(hints[name])]
         inner = next((kind for kind in kinds if is_dataclass(kind)), None)
-        listed = next((kind for kind in kinds if get_origin(kind) is list), None)
-        if isinstance(value, list) and listed and is_dataclass(one := get_args(listed)[0]):
-            converted[name] = [
-                section_of(one, entry, f"{prefix}{name}[{i}].") for i, entry in enumerate(value)
-            ]
-            continue
         if inner is not None and (value is not None or inner is hints[name]):
             converted[name] = section_of(inner, value, f"{prefix}{name}.")
             continue

@@ -205,11 +205,6 @@ class Work:
             made[teacher["model"]] = Path(kept(folder.parent / f"{folder.name}.json", make))
         return made
 
-    def followed(self, regime: str, arm: Mapping[str, Any]) -> dict[str, str]:
-        """Return the setting that names the trained teachers, for an arm that follows their weights."""
-        models = list(self.teachers(regime).values()) if "follows" in arm else []
-        return {"teachers": json.dumps([{"model": str(one)} for one in models])} if models else {}
-
     def _taught(
         self, model: Path, folder: Path, taught: Sequence[Repository], steps: int, seed: int
     ) -> str:
@@ -270,7 +265,6 @@ class Work:
                 return {"bought": bought, "outcomes": []}
             settings = {"trl.max_steps": self.size["steps"], "trl.seed": seed}
             settings |= PLAN["settings"][arm["settings"]] | arm.get("also", {})
-            settings |= self.followed(regime, arm)
             for number in range(arm.get("rounds", 1)):
                 data = self._sampled(folder / f"{number}", data, model) if "rounds" in arm else data
                 model = train(model, data / "dataset", folder / f"round-{number}", settings)
@@ -296,8 +290,6 @@ class Work:
 
 def is_asked(arm: Mapping[str, Any], regime: str, options: Any, *, is_first: bool) -> bool:
     """Say whether an arm runs by the first or a further seed; where none are named, `arms.toml` decides."""
-    if "follows" in arm and not regime.startswith("trained."):
-        return False  # scripted teachers have no weights
     if options.arms is not None:
         return arm["name"] in options.arms and (is_first or "purchase" in arm)
     if regime != "stronger":

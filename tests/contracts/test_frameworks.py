@@ -11,7 +11,6 @@ STATES = {"runs in our tests", "config tried", "read only"}
 PINNED = {
     "TRL": ("constraints.txt", "trl"),
     "VeRL": ("recipes/verl/requirements.txt", "verl"),
-    "Tinker": ("recipes/tinker/requirements.txt", "tinker"),
     "Monarch": ("recipes/monarch/requirements.txt", "torchmonarch"),
     "OpenEnv": ("recipes/openenv/requirements.txt", "openenv"),
     "verifiers": ("recipes/verifiers/requirements.txt", "verifiers"),
@@ -27,6 +26,7 @@ OTHERS = {
     "Agent Lightning",
     "ART",
     "rLLM",
+    "Tinker",
 }
 
 

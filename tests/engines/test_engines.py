@@ -7,7 +7,6 @@ import json
 import threading
 
 import pytest
-from transformers import AutoTokenizer
 
 from replay_pipeline.replay import (
     estimate,
@@ -16,15 +15,12 @@ from replay_pipeline.replay import (
     reconcile,
     replay_in_thread,
 )
-from replay_pipeline.replay.replies import Answer, read_reply
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from replay_pipeline.types import RetryPolicy
-from tests.engines.cases import CASES, READ, RECORDED, TOO_LONG, USER, body_of, shape
-from tests.engines.conftest import HERE, MODELS, served
-from trainer.data.rendering import Renderer
-from trainer.data.teacher_logprobs import AnswerReader
+from tests.engines.cases import CASES, READ, RECORDED, TOO_LONG, body_of, shape
+from tests.engines.conftest import served
 
 SHORT = {"max_completion_tokens": 8}
 
@@ -119,34 +115,6 @@ def test_a_real_server_answers_as_it_was_recorded(engine, case):
         else:
             assert shape(reply["usage"]) == shape(each["reply"]["usage"])
     assert known or (engine.name, case) == ("transformers", TOO_LONG)
-
-
-def test_a_student_of_the_teachers_family_learns_from_every_token(engine):
-    """llama.cpp says which ids its tokens have: the tokenizer of the same model finds the same."""
-    status, reply = engine.post(body_of("token probabilities", engine.teacher.model))
-    answer = read_reply(status, {}, json.dumps(reply).encode())
-    assert isinstance(answer, Answer)
-    if engine.name == "transformers":  # it ignores the fields, so that such a teacher is refused
-        assert answer.logprobs is None
-        return
-    sent = reply["choices"][0]["logprobs"]["content"]
-    counted = {}
-    for name in ("gemma-3-270m", "smollm2-135m-instruct"):
-        tokenizer = AutoTokenizer.from_pretrained(MODELS / name)
-        tokenizer.chat_template = (HERE / "tools.jinja").read_text("utf-8")
-        reader = AnswerReader(Renderer(tokenizer=tokenizer))
-        row = {"prompt": [USER], "logprobs": json.dumps(answer.logprobs)}
-        [found] = reader.read([row])
-        counted[name] = reader.counts
-        if name == "gemma-3-270m":
-            assert found.answer_ids == [entry["id"] for entry in sent]
-            assert found.support == [
-                [entry["id"], *(o["id"] for o in entry["top_logprobs"] if o["id"] != entry["id"])]
-                for entry in sent
-            ]
-    assert counted["gemma-3-270m"]["aligned"] == counted["gemma-3-270m"]["tokens"] == len(sent)
-    other = counted["smollm2-135m-instruct"]
-    assert 0 < other["aligned"] < other["tokens"] == other["aligned"] + other["other_cut"]
 
 
 def test_a_run_that_is_told_to_stop_keeps_what_is_paid_for(engine, tmp_path):

@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -72,38 +70,3 @@ def test_the_recipe_for_a_tiny_model_holds_for_a_real_one():
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPO)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "PASS" in done.stdout
-
-
-@contextmanager
-def served(model: str) -> Iterator[str]:
-    """Address of a real model behind `python -m trainer serve`."""
-    command = [sys.executable, "-m", "trainer", "serve", "--model", str(FOLDER / model)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPO) as server:
-        assert server.stdout is not None
-        try:
-            yield json.loads(server.stdout.readline())["base_url"]
-        finally:
-            server.terminate()
-
-
-def test_smollm2_follows_itself_at_a_server_and_gemma_in_a_folder(dataset, tmp_path):
-    """Two teachers, two tokenizers, one of them over HTTP: what both find likely becomes likelier."""
-    with served(MODELS[0]) as url:
-        teachers = [
-            {"model": str(FOLDER / MODELS[0]), "name": "smollm2", "url": url, "accuracy": 0.25},
-            {"model": str(FOLDER / MODELS[1]), "name": "gemma", "accuracy": 0.75},
-        ]
-        more = ["trl.replay=distill", "trl.jsd_beta=0.0", "trl.max_steps=4", "trl.drift_weight=0"]
-        more += ["trl.per_device_train_batch_size=4", f"teachers={json.dumps(teachers)}"]
-        more += ["evaluation.max_prompts=1", "evaluation.max_new_tokens=8"]
-        done = train(MODELS[0], dataset, tmp_path, *(w for m in more for w in ("--set", m)))
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout)
-    assert report["channels_live"] == ["replay"]
-    assert report["loss_last"] < 0.9 * report["loss_first"]
-    own, other = report["teachers"]
-    assert (own["weight"], own["has_trainees_tokenizer"]) == (0.25, True)
-    assert own["aligned"] == own["tokens"]
-    assert (other["name"], other["has_trainees_tokenizer"]) == ("gemma", False)
-    assert other["aligned"] > 0.5 * other["tokens"]
-    assert other["aligned"] + other["in_spans"] == other["tokens"]

@@ -31,7 +31,6 @@ REQUIRED_COLUMNS: dict[str, tuple[str, ...]] = {
     "pairs": ("prompt", "chosen", "rejected"),
     "prompts": ("prompt", "consensus"),
     "positives": ("prompt", "completion"),
-    "teacher_logprobs": ("prompt", "logprobs"),
 }
 """Columns that a channel needs, by config of the dataset."""
 
@@ -85,23 +84,6 @@ def load_preference_data(source: str | Path, *, revision: str | None = None) -> 
         test_pairs=_rows(source, "pairs", "test", revision, is_optional=True),
         test_prompts=_rows(source, "prompts", "test", revision, is_optional=True),
     )
-
-
-def load_teacher_logprobs(
-    source: str | Path, *, revision: str | None = None
-) -> list[dict[str, Any]]:
-    """Read the train split of `teacher_logprobs`: the teachers' answers, token by token.
-
-    Raises:
-        DatasetError: the dataset has none. They are published only on request.
-    """
-    try:
-        return _rows(source, "teacher_logprobs", "train", revision)
-    except DatasetError as error:
-        raise DatasetError(
-            f"{error}; teacher=recorded needs a dataset that was published with "
-            "publish.teacher_logprobs"
-        ) from error
 
 
 def _rows(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.errors import TrainerConfigError
-from trainer.settings import HOSTS_OF_TRL, OBJECTIVES, RunConfig
+from trainer.settings import OBJECTIVES, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ TRL = TrainingEngine(
     objectives=OBJECTIVES,
     rollouts=("student", "contrast", "generate"),
     estimators=("full", "topk", "teacher_topk", "sampled"),
-    teachers=("ema", "base", "live", "recorded"),
+    teachers=("ema", "base", "live"),
     outer=("none", "object_store", "torchft"),
 )
 
@@ -77,20 +77,11 @@ PRIME_RL = TrainingEngine(
     wrappers=("none",),
 )
 
-TINKER = TrainingEngine(
-    name="tinker",
-    title="Tinker",
-    objectives={"grpo": {}, "bnpo": {}, "dapo": {}, "dr_grpo": {}},
-    rollouts=("generate",),
-    estimators=("teacher_topk", "sampled"),
-)
-
 ENGINES: dict[str, TrainingEngine] = {
     "trl": TRL,
     "monarch": replace(TRL, name="monarch", title="Monarch"),
     "verl": VERL,
     "prime_rl": PRIME_RL,
-    "tinker": TINKER,
 }
 """Engines by their name in settings and in `engines.<name>`."""
 
@@ -119,8 +110,6 @@ def _run_problems(engine: TrainingEngine, settings: RunConfig) -> Iterator[str]:
             f"rollouts={settings.rollouts}: {engine.title} samples from the policy itself; set "
             f"rollouts={engine.rollouts[0]}"
         )
-    if settings.shared.is_distill and settings.engine not in HOSTS_OF_TRL:
-        yield "trl.replay=distill: frozen teachers are followed under TRL and Monarch; set pairs"
     if settings.outer not in engine.outer:
         yield f"outer={settings.outer}: the outer loop runs under TRL and Monarch; set outer=none"
 

@@ -3,11 +3,9 @@
     python -m trainer serve --model FOLDER
 
 The command prints one JSON line (`base_url`, `model`), and serves until you stop it.
-`/v1/completions` returns log-probabilities of prompt tokens in vLLM's form (`prompt_logprobs`), so
-the model can be a teacher of `trl.replay: distill`. Parts that the model's chat template can't show
-are written as text, and calls are parsed from text, so you can sample a small model like any
-endpoint. Requests that wait at the same time are answered in one batch. The server listens only on
-this machine.
+Parts that the model's chat template can't show are written as text, and calls are parsed from text,
+so you can sample a small model like any endpoint. Requests that wait at the same time are answered
+in one batch. The server listens only on this machine.
 """
 
 import argparse
@@ -43,7 +41,6 @@ from trainer.data.acting import BATCH_ROWS, BATCH_TOKENS, end_tokens
 from trainer.data.rendering import RENDERING_FILE, Renderer
 from trainer.data.rewards import parse_action
 from trainer.errors import DatasetError, TrainerConfigError
-from trainer.model.scoring import CHUNK, project, response_states
 
 logger = logging.getLogger(__name__)
 
@@ -242,57 +239,6 @@ class LocalModel:
         )
         return generated_BT[:, ids_BP.size(1) :].tolist()
 
-    @torch.no_grad()
-    def scored(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return log-probabilities of the tokens of `prompt` (ids, or lists of ids), without sampling.
-
-        Each position has its `prompt_logprobs` most likely tokens and the actual token, in vLLM's
-        form: `logprob` and `rank` by id. The first position has none.
-
-        Raises:
-            ValueError: there is nothing to score, or the request wants generated text.
-        """
-        top_k, prompts = int(request.get("prompt_logprobs") or 0), request.get("prompt") or []
-        prompts = prompts if prompts and isinstance(prompts[0], list) else [prompts]
-        if top_k < 1 or int(request.get("max_tokens", 1)) > 1 or not all(prompts):
-            raise ValueError(
-                "completions here score a prompt of token ids: set prompt_logprobs, and max_tokens=1"
-            )
-        n_ids = self.model.get_input_embeddings().num_embeddings
-        if outside := [i for ids in prompts for i in ids if not 0 <= i < n_ids]:
-            raise ValueError(f"token id {outside[0]} is not one of the model's {n_ids} ids")
-        with self._one_at_a_time:
-            choices = [
-                {
-                    "index": index,
-                    "text": "",
-                    "finish_reason": "length",
-                    "prompt_logprobs": [None, *self._scores(ids, top_k)],
-                }
-                for index, ids in enumerate(prompts)
-            ]
-        return {"object": "text_completion", "model": request.get("model"), "choices": choices}
-
-    def _scores(self, ids: Sequence[int], top_k: int) -> list[dict[str, Any]]:
-        ids_1T = torch.tensor([list(ids)], device=self.model.device)
-        states_TH = response_states(self.model, ids_1T, None)[0, :-1]
-        scores: list[dict[str, Any]] = []
-        for states, written in zip(states_TH.split(CHUNK), ids_1T[0, 1:].split(CHUNK), strict=True):
-            logp_NV = project(self.model, states).float().log_softmax(-1)
-            top = logp_NV.topk(min(top_k, logp_NV.size(-1)))
-            own_N1 = logp_NV.gather(-1, written.unsqueeze(-1))
-            ranks = 1 + (logp_NV > own_N1).sum(-1)
-            columns = (top.indices, top.values, written, own_N1.squeeze(-1), ranks)
-            for likeliest, logps, token_id, logp, rank in zip(
-                *(column.tolist() for column in columns), strict=True
-            ):
-                entries = zip([token_id, *likeliest], [logp, *logps], strict=True)
-                ranked = zip(entries, [rank, *range(1, len(likeliest) + 1)], strict=True)
-                scores.append(
-                    {str(i): {"logprob": value, "rank": place} for (i, value), place in ranked}
-                )
-        return scores
-
     def _prompt(self, messages: Any, tools: Any) -> list[int]:
         """Render a prompt; the samples of a state share it, and a long one takes its time."""
         key = json.dumps([messages, tools])
@@ -350,9 +296,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         try:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)))
-            is_chat = self.path.endswith("/chat/completions")
-            model = self.server.model
-            answer = model.answer(request) if is_chat else model.scored(request)
+            answer = self.server.model.answer(request)
         except (ValueError, KeyError, TypeError, AttributeError, DatasetError) as error:
             self._reply(400, {"error": {"message": f"{type(error).__name__}: {error}"}})
         except RuntimeError as error:  # of torch, e.g. not enough memory
@@ -360,7 +304,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(500, {"error": {"message": f"{type(error).__name__}: {error}"}})
         else:
             answer |= {"id": f"local-{uuid.uuid4()}"}
-            if is_chat and request.get("stream"):
+            if request.get("stream"):
                 self._send(200, "text/event-stream", as_stream(answer).encode())
             else:
                 self._reply(200, answer)

@@ -36,9 +36,8 @@ class Figures:
         Args:
             mode: `train` or `eval`.
             channel: `policy` (TRL's loss, and whether an advantage was not 0), `sdpo` (divergence
-                and tokens), `replay` (weighted losses, weights, hits, margins, and pairs, or for
-                distillation the divergence, the tokens that teachers cover, and all tokens), or
-                `drift` (divergence, and 1).
+                and tokens), `replay` (weighted losses, weights, hits, margins, and
+                pairs), or `drift` (divergence, and 1).
             sums: sums over all ranks. The last is 0 if the channel had no data.
             n_micro: number of micro-batches in the optimizer step.
         """
@@ -75,13 +74,6 @@ def _figures_of(channel: str, sums: list[float], n_steps: float) -> dict[str, fl
         return {"kl": sums[0] / max(sums[1], 1.0)}
     if channel == "sdpo":
         return {"loss": sums[0] / max(sums[1], 1.0), "n_tokens": sums[1] / n_steps}
-    if len(sums) == 3:
-        n_tokens = max(sums[2], 1.0)
-        return {
-            "loss": sums[0] / n_tokens,
-            "covered": sums[1] / n_tokens,
-            "n_tokens": sums[2] / n_steps,
-        }
     loss, weight, n_hits, margin, n_pairs = sums
     if not n_pairs:
         return {}

@@ -1,12 +1,8 @@
 """Measure the run's own objective on a fixed batch, to see whether it falls."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import PreferenceData
 from trainer.data.sampler import balance_of, preference_weight
@@ -18,9 +14,7 @@ from trainer.model.scoring import (
     response_states,
     summed_by_row,
 )
-from trainer.model.teachers import FrozenTeacher
 from trainer.trl.config import ComposerConfig
-from trainer.trl.distill import distilled, rollouts_of
 
 _SIDES = (("chosen", 1.0), ("rejected", -1.0))
 """Side of a pair, and the advantage of its action."""
@@ -32,8 +26,7 @@ class FixedBatchObjective:
     The policy term is the clipped surrogate of the pairs' actions against their log-probs at the
     start of the run, with advantage +1 for chosen and -1 for rejected (near 0 at the start). With
     `objective: sft`, it is the cross-entropy of the chosen actions. Added are alpha times the
-    self-distillation, with the model itself as teacher, and beta times the preference loss or the
-    divergence from frozen teachers on the chosen actions. Recorded teachers aren't included.
+    self-distillation, with the model itself as teacher, and beta times the preference loss.
     """
 
     def __init__(
@@ -43,7 +36,6 @@ class FixedBatchObjective:
         data: PreferenceData,
         args: ComposerConfig,
         *,
-        teachers: Sequence[FrozenTeacher] = (),
         n_rows: int = 8,
     ) -> None:
         """Fix the batch, and the log-probs that the policy is held against."""
@@ -54,7 +46,6 @@ class FixedBatchObjective:
         rows = [pairs[i] for i in order[:n_rows]]
         self.batch = collator(rows)
         self._balance = torch.tensor([balance_of(row) for row in rows])
-        self._distilled = _distilled_on(rows, collator, teachers, args) if teachers else None
         self._old: dict[str, Tensor] = {}
         self._reference: tuple[Tensor, Tensor] | None = None
 
@@ -69,8 +60,6 @@ class FixedBatchObjective:
         value = self.args.policy_weight * self._policy(states, batch)
         if self.args.has_preference:
             value += self.args.beta_replay * self._replay(states, batch)
-        if self._distilled is not None:
-            value += self.args.beta_replay * self._distilled(self.model)
         if self.args.alpha_sdpo and self.args.teacher != "recorded" and "sdpo_mask" in batch:
             value += self.args.alpha_sdpo * self._distillation(states["chosen"], batch)
         self.model.train(was_training)
@@ -134,27 +123,3 @@ class FixedBatchObjective:
             options,
         )
         return float(charged) / max(len(same), 1)
-
-
-def _distilled_on(
-    rows: Sequence[Mapping[str, Any]],
-    collator: ComposerDataCollator,
-    teachers: Sequence[FrozenTeacher],
-    args: ComposerConfig,
-) -> Callable[[nn.Module], float]:
-    """Return what gives a model's divergence from the teachers, per token of the chosen actions."""
-    renderer = collator.renderer
-    answers = [
-        (
-            renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row)),
-            renderer.response_ids(row["chosen"]),
-        )
-        for row in rows
-    ]
-    rollouts = rollouts_of(teachers, rows, answers, [[True] * len(ids) for _, ids in answers])
-
-    def measure(model: nn.Module) -> float:
-        charged, _ = distilled(model, teachers, rollouts, args.sdpo, pad_id=collator.pad_id)
-        return float(charged) / max(sum(len(ids) for _, ids in answers), 1)
-
-    return measure

@@ -29,7 +29,6 @@ from trainer.data.rendering import RENDERING_FILE, Renderer
 from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
 from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_rollouts
-from trainer.data.teacher_logprobs import ScoredAnswer
 from trainer.data.tiny import pretrain
 from trainer.data.tokens import requests_of
 from trainer.errors import DatasetError, TrainerConfigError, TrainerError
@@ -38,7 +37,6 @@ from trainer.hints import hint_for_row
 from trainer.model.loading import load_model, load_tokenizer, merged, usable_data
 from trainer.model.pair_forward import PairForward, choose_pair_forward
 from trainer.model.scoring import chunked_pair_logps, chunked_response_logps
-from trainer.model.teachers import FrozenTeacher, load_teachers
 from trainer.outer.callback import (
     OuterOptions,
     inner_optimizers,
@@ -54,7 +52,6 @@ from trainer.trl.checkpoints import checkpoint_to_resume, mark_finished, stamp_o
 from trainer.trl.config import ComposerConfig
 from trainer.trl.evaluation_cost import evaluation_cost
 from trainer.trl.objective import FixedBatchObjective
-from trainer.trl.recorded_teacher import RecordedTeacherTrainer, recorded_answers
 from trainer.trl.stopping import StopAtStep
 from trainer.trl.trainer import ComposerReplicationTrainer
 
@@ -243,10 +240,7 @@ class _Prepared:
     outer: list[TrainerCallback]
     off: dict[str, str]
     """Channels that cannot teach anything, with the reason."""
-    answers: list[ScoredAnswer]
-    teacher_tokens: dict[str, int]
     recorded: RecordedRollouts | None
-    teachers: list[FrozenTeacher]
     objective: FixedBatchObjective
     evaluation: EvaluationOptions
     pair_forward: PairForward
@@ -283,8 +277,6 @@ class _Prepared:
             "cut_prompts": self.found.n_cut_prompts,
             "preflight": self.found.as_report(),
             **({"balance": self.balance.as_report()} if self.balance else {}),
-            **({"teacher_tokens": self.teacher_tokens} if self.teacher_tokens else {}),
-            **({"teachers": [one.as_report() for one in self.teachers]} if self.teachers else {}),
         }
 
 
@@ -298,7 +290,6 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
     whole, data = data, sharded(data, parts.place) if outer else data
     model = trainee_model(config, args, tokenizer, collator, whole)
     off = off_channels(args, data)
-    answers, teacher_tokens = recorded_answers(config, renderer)
     recorded = recorded_rollouts(config, args, data, renderer)
     n_pairs, data = len(data.pairs), replace(data, pairs=data.sft_pairs(args.drawn))
     args.max_steps = args.steps_for(len(data.pairs))
@@ -312,7 +303,6 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
             off["replay"] = balance.refusal
             logger.warning("channel replay is off: %s", balance.refusal)
             refuse_all_off(off)
-    teachers = load_teachers(config, renderer, args.device) if args.is_distill else []
     if recorded is not None and (args.has_policy or args.alpha_sdpo > 0):
         with _autocast(args):
             recorded.add_behaviour_logps(
@@ -329,11 +319,8 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
         model=model,
         outer=outer,
         off=off,
-        answers=answers,
-        teacher_tokens=teacher_tokens,
         recorded=recorded,
-        teachers=teachers,
-        objective=FixedBatchObjective(model, collator, data, args, teachers=teachers),
+        objective=FixedBatchObjective(model, collator, data, args),
         evaluation=config.evaluation.within(evaluation_cost(data, renderer, args)),
         pair_forward=pair_forward,
         balance=balance,
@@ -432,7 +419,7 @@ def recorded_rollouts(
 NOTHING_TO_LEARN = {
     "policy": "all rewards of each group were equal",
     "sdpo": "no state that was trained on has a hint",
-    "replay": "no pair was drawn, or no token of a rollout",
+    "replay": "no pair was drawn",
 }
 """Possible reasons why a channel with a weight and data had no effect."""
 
@@ -449,8 +436,7 @@ def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
         if getattr(args, weight) == 0:
             off[channel] = f"{weight} is 0"
     states = [*data.pairs, *data.prompts, *data.positives]
-    needs_hint = "sdpo" not in off and args.teacher != "recorded"
-    if needs_hint and not any(map(hint_for_row, states)):
+    if "sdpo" not in off and not any(map(hint_for_row, states)):
         off["sdpo"] = "no row of the dataset has a hint"
     refuse_all_off(off)
     for name, reason in off.items():
@@ -563,13 +549,8 @@ def build_trainer(
         TrainerConfigError: rollouts are recorded, but the host of the run wants to sample some.
     """
     config, args, data, renderer = made.config, made.args, made.data, made.collator.renderer
-    options: dict[str, Any] = {"answers": made.answers} if made.answers else {}
-    kind = RecordedTeacherTrainer if made.answers else ComposerReplicationTrainer
+    options: dict[str, Any] = {}
     has_environment = parts.environment is not None
-    if has_environment and made.teachers:
-        raise TrainerConfigError(
-            "trl.replay=distill: teachers can't score the results of an environment inside an answer; use trl.replay=pairs with environments"
-        )
     if made.recorded is None:
         options["train_dataset"] = prompts_dataset(data, renderer if has_environment else None)
         options["rollout_func"] = parts.rollout
@@ -581,7 +562,7 @@ def build_trainer(
         )
     outer_options = section_of(OuterOptions, config.outer_options, "outer_options.")
     with without_upstream_warnings():
-        trainer = kind(
+        trainer = ComposerReplicationTrainer(
             made.model,
             # An environment brings its own reward.
             None if has_environment else parts.reward or as_trl_reward(load_reward(config.reward)),
@@ -589,7 +570,6 @@ def build_trainer(
             pairs=data.pairs,
             recorded=made.recorded,
             kept=data.positives,
-            teachers=made.teachers,
             tokens=renderer.store,
             **options,
             processing_class=made.tokenizer,

@@ -32,9 +32,7 @@ from trainer.data.tokens import TokenStore
 from trainer.errors import DivergedError, TrainerConfigError
 from trainer.folders import STATE_FILE
 from trainer.hints import HintFunction, hint_for_row
-from trainer.model.teachers import FrozenTeacher
 from trainer.trl.config import NO_DEEPSPEED, ComposerConfig
-from trainer.trl.distill import DistillChannel
 from trainer.trl.drift import Drift, make_drift
 from trainer.trl.figures import Figures
 from trainer.trl.hinted import HOST, ROLLOUT, HintChannel
@@ -68,13 +66,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
         recorded: RecordedRollouts | None = None,
         hint: HintFunction = hint_for_row,
         tokens: TokenStore | None = None,
-        teachers: Sequence[FrozenTeacher] = (),
         kept: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ) -> None:
         """Build TRL's trainer, then the teacher, the pair sampler and the TAID schedule.
 
-        With `tokens` no step renders what was rendered before. `replay="distill"` follows `teachers`.
+        With `tokens` no step renders what was rendered before.
 
         Raises:
             TrainerConfigError: channel 2 with a model that it cannot serve.
@@ -109,11 +106,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.drift = (
             make_drift(bare, self.collator.renderer, kept, args) if args.drift_weight > 0 else None
         )
-        self.distill = (
-            DistillChannel(teachers, self.accelerator, args, self.figures)
-            if args.is_distill
-            else None
-        )
         self.step_forward = StepForward(
             self.accelerator,
             args,
@@ -122,7 +114,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             packs_pairs=self.pair_forward == "packed",
             has_router_loss=self.aux_loss_enabled,
         )
-        _explain_off_channels(args, self.pairs, teachers)
+        _explain_off_channels(args, self.pairs)
         _refuse_deepspeed(self.accelerator)
 
     @property
@@ -187,11 +179,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         if all(row.get("old_logps") is not None for row in inputs):
             output["old_per_token_logps"] = _recorded_logps(inputs, output["completion_ids"])
-        if self.composer.alpha_sdpo > 0 or self.draws_pairs or self.distill is not None:
+        if self.composer.alpha_sdpo > 0 or self.draws_pairs:
             # Here the host waits for the device in any case; in the steps to come it need not.
             output |= {HOST + name: output[name].cpu() for name in ROLLOUT if name in output}
-        if self.distill is not None:
-            output |= self.distill.read(inputs, output)
         return output | self.hint_channel.hinted(inputs, output, self.collator.renderer, self.hint)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
@@ -227,7 +217,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def _three_channels(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         has_sdpo = self.teacher is not None and float(inputs.get("n_sdpo_tokens", 0)) > 0
         is_sft = self.composer.is_sft and "pairs" in inputs
-        needs_policy = has_sdpo or not ({"pairs", "distill"} & set(inputs))
+        needs_policy = has_sdpo or "pairs" not in inputs
         needs_policy |= self.composer.policy_weight > 0 and not is_sft
         payload = self.hint_channel.inputs(inputs) if has_sdpo else None
         loss = torch.zeros((), device=self.accelerator.device)
@@ -237,10 +227,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
         passes = step.plan(model, inputs, payload) if needs_policy else None
         if "pairs" in inputs:
             loss = loss + self._pairs_term(model, inputs["pairs"], passes)
-        if self.distill is not None:
-            n_micro = self.current_gradient_accumulation_steps
-            term = self.distill.term(model, inputs, mode=self._mode, n_micro=n_micro)
-            loss = loss + self.composer.beta_replay * term
         if not needs_policy:  # its forward pass would be multiplied by 0
             return loss
         with step.in_loss(payload):
@@ -390,16 +376,12 @@ def _refuse_deepspeed(accelerator: Accelerator) -> None:
         raise TrainerConfigError(NO_DEEPSPEED)
 
 
-def _explain_off_channels(
-    args: ComposerConfig, pairs: Sequence[Any], teachers: Sequence[FrozenTeacher]
-) -> None:
+def _explain_off_channels(args: ComposerConfig, pairs: Sequence[Any]) -> None:
     if args.alpha_sdpo == 0:
         logger.info("channel sdpo is off: alpha_sdpo is 0")
     if args.beta_replay == 0:
         logger.info("channel replay is off: beta_replay is 0")
-    elif args.is_distill and not teachers:
-        raise TrainerConfigError("replay=distill needs frozen teachers, and none were given")
-    elif not args.is_distill and not pairs:
+    elif not pairs:
         logger.warning("channel replay is off: no pairs were given")
     if args.is_sft and not pairs:
         raise TrainerConfigError("objective=sft needs pairs, and none were given")

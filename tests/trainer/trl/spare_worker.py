@@ -11,13 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support import fake_device
 from tests.support.fake_device import SpareTensor
-from tests.trainer.published import rows_of, write_dataset
-from tests.trainer.trl.test_recorded_teacher import build, scored_by
+from tests.trainer.published import write_dataset
 from trainer.data.evaluation import EvaluationOptions
-from trainer.data.rendering import Renderer
-from trainer.data.tiny import corpus, make_model, train_tokenizer
 from trainer.settings import RunConfig, TinyOptions
-from trainer.trl.run import run, without_upstream_warnings
+from trainer.trl.run import run
 from trainer.trl.trainer import ComposerReplicationTrainer
 
 ALL_CHANNELS = {"alpha_sdpo": 0.5, "beta_replay": 1.0, "dpo_variant": "dpo"}
@@ -88,28 +85,6 @@ def watch_steps() -> None:
         around(name, is_step=False)
 
 
-def waits_for_a_recorded_teacher(folder: Path) -> dict[str, int]:
-    tokenizer = train_tokenizer(corpus(rows_of(3)), vocab_size=331)
-    renderer = Renderer(
-        tokenizer=tokenizer,
-        max_prompt_tokens=128,
-        max_response_tokens=64,
-        with_tools=False,
-        window="tail",
-    )
-    model, teacher = (
-        make_model(tokenizer, hidden_size=32, n_layers=1, n_heads=2, seed=seed) for seed in (1, 5)
-    )
-    answers, _ = scored_by(teacher.eval(), renderer)
-    SpareTensor.waits.clear()
-    with without_upstream_warnings():
-        trainer = build(folder, model, renderer, answers, max_steps=1, use_cpu=False)
-        trainer.train()
-    SpareTensor.is_watched = False
-    assert trainer.n_live_steps["sdpo"] > 0
-    return dict(SpareTensor.waits)
-
-
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     dataset = write_dataset(folder / "dataset", n_sessions=3, n_test=1)
@@ -127,7 +102,6 @@ def main(folder: Path) -> None:
             on_device[name] = one_run(name, dataset, folder / "device" / name)
             SpareTensor.is_watched = False
             waits[name] = dict(SpareTensor.waits)
-    waits["recorded"] = waits_for_a_recorded_teacher(folder / "recorded")
     found = {"cpu": on_cpu, "device": on_device, "n_left_behind": seen.n_calls, "waits": waits}
     sys.stdout.write(json.dumps(found) + "\n")
 

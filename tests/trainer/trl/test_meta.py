@@ -6,7 +6,6 @@ surrogate of the same inputs stands in for it.
 """
 
 import copy
-import threading
 
 import pytest
 import torch
@@ -14,13 +13,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import masking_utils
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from tests.trainer.published import rows_of
-from trainer.data.rendering import Renderer
-from trainer.data.tiny import corpus, make_model, train_tokenizer
-from trainer.engines.settings_file import read_settings
 from trainer.model import packing, tree_attention
-from trainer.model.serve import LocalModel, ModelServer
-from trainer.model.teachers import ScoringServer, load_teachers
 from trainer.trl import pairs as pairs_module
 
 pytestmark = [
@@ -55,7 +48,7 @@ def flex_kernel(query, key, value, *, block_mask, **_options):
 
 def on_meta(inputs):
     """What lies on the device in a step, there; what lies on the host, as it is."""
-    stays = ("host_", "n_sdpo_tokens", "n_distill_tokens", "sdpo_mask", "teacher_prompt")
+    stays = ("host_", "n_sdpo_tokens", "sdpo_mask", "teacher_prompt")
     return {
         name: value.to(META)
         if isinstance(value, torch.Tensor) and not name.startswith(stays)
@@ -131,50 +124,6 @@ def test_a_step_of_adapters_stays_on_its_device(step, attention, backend):
 )
 def test_a_step_in_full_stays_on_its_device(step, settings):
     assert all(one is not None for one in step(is_lora=False, **settings).values())
-
-
-@pytest.mark.parametrize("is_served", [False, True])
-def test_a_step_of_distillation_stays_on_its_device(
-    composer, model, tokenizer, tmp_path, monkeypatch, is_served
-):
-    other = train_tokenizer(corpus(rows_of(2)), vocab_size=330)
-    make_model(other, hidden_size=32, n_layers=1).save_pretrained(tmp_path / "teacher")
-    other.save_pretrained(tmp_path / "teacher")
-    told = {
-        "dataset": "none",
-        "output": str(tmp_path),
-        "teachers": [{"model": f"{tmp_path}/teacher"}],
-    }
-    told |= {"trl": {"replay": "distill", "beta_replay": 1.0}}
-    reader = Renderer(tokenizer=tokenizer, max_prompt_tokens=256, with_tools=False)
-    [teacher] = load_teachers(read_settings(told), reader, "cpu")
-    if is_served:
-        with ModelServer(LocalModel(tmp_path / "teacher"), "m") as running:
-            threading.Thread(target=running.serve_forever, args=[0.02], daemon=True).start()
-            teacher.server = ScoringServer(running.base_url, "m", top_k=5)
-            trainer, inputs = drawn(composer, model, teacher)
-            running.shutdown()
-        teacher.model = None
-    else:
-        trainer, inputs = drawn(composer, model, teacher)
-        teacher.model.to(META)
-    trainer.model.to(META)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(trainer.accelerator), "device", property(lambda _: META))
-        patch.setattr(masking_utils, "fast_all", lambda _mask: True)
-        patch.setattr(masking_utils, "find_packed_sequence_indices", lambda _positions: None)
-        trainer._compute_loss(trainer.model, on_meta(inputs)).backward()
-    assert all(one.grad.device.type == "meta" for one in trainer.model.parameters())
-
-
-def drawn(composer, model, teacher):
-    """A trainer with one teacher, and a batch that the teacher has read."""
-    trainer = composer(
-        model=model, replay="distill", beta_replay=1.0, policy_weight=0.0, teachers=[teacher]
-    )
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    return trainer, trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
 
 
 def test_a_tensor_of_the_cpu_in_a_pass_is_found(step, monkeypatch):
