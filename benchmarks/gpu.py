@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.measuring import PYTHON  # noqa: E402 - after the path above
 
-TESTS = ["model/test_tree.py", "model/test_head.py", "model/test_packing.py"]
+TESTS = ["model/test_tree.py", "model/test_packing.py"]
 LAST_LINES = 15
 
 
@@ -45,7 +45,7 @@ def steps(*, is_dry: bool, folder: Path) -> list[tuple[str, int, list[str]]]:
     listed.append(("tests", 120, [*pytest, "-k", chosen]))
     listed.append(("recompilations", 90, [__file__, "--recompilations"] + ["--dry"] * is_dry))
     for shape, options in shapes:
-        for name in ("losses", "pairs", "teacher", "whole_step"):
+        for name in ("pairs", "whole_step"):
             command = [f"benchmarks/{name}.py", *options, "--json", "{json}"]
             listed.append((f"{name} {shape}", 90, command))
     return listed

@@ -44,7 +44,7 @@ SMALL_MODEL = MODEL | {"hidden": 64, "n_layers": 2, "vocab": 512}
 N_STEPS, N_ROUNDS, N_PAIRS = 3, 4, 24
 ALL = {"alpha_sdpo": 0.1, "beta_replay": 1.0}
 ALONE = {"policy_weight": 0.0, "alpha_sdpo": 0.0, "beta_replay": 1.0}
-SEPARATE = {"share_prefixes": False, "reuse_prefix": False}
+SEPARATE = {"share_prefixes": False}
 VARIANTS: dict[str, dict[str, Any]] = {
     "shared_ema": ALL | {"teacher": "ema"},
     "separate_ema": ALL | {"teacher": "ema"} | SEPARATE,

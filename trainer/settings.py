@@ -126,8 +126,6 @@ class SharedSettings:
     """Packed tokens per pass. More pairs take more passes."""
     share_prefixes: bool = True
     """Whether completions, hinted contexts, and packed pairs share the tokens of a trace."""
-    reuse_prefix: bool = True
-    """Whether a live teacher continues from the student's key-value cache."""
     max_prompt_tokens: int = 1024
     """Token budget of a rendered prompt."""
     prompt_window: str = "decision"

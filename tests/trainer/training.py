@@ -38,7 +38,7 @@ PLAIN: dict = {
 }
 
 
-def make_trainer(output, model, tokenizer, *, rows=None, pairs=None, teachers=(), **settings):
+def make_trainer(output, model, tokenizer, *, rows=None, pairs=None, **settings):
     """A three-channel trainer on recorded rollouts of the invented sessions."""
     from trainer.trl import ComposerConfig, ComposerReplicationTrainer
 
@@ -56,5 +56,4 @@ def make_trainer(output, model, tokenizer, *, rows=None, pairs=None, teachers=()
         pairs=rows if pairs is None else pairs,
         recorded=recorded,
         processing_class=tokenizer,
-        teachers=teachers,
     )

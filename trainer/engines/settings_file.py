@@ -26,7 +26,6 @@ SPEED_ONLY = frozenset(
         "max_packed_tokens",
         "pair_forward",
         "report_to",
-        "reuse_prefix",
         "share_prefixes",
         "use_cpu",
     }

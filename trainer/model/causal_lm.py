@@ -1,34 +1,29 @@
-"""The properties of a Hugging Face causal LM that the exact speed-ups need."""
+"""The head of a Hugging Face causal LM, and its properties that the exact speed-ups need.
+
+Dimensions in names: `N` tokens, `H` hidden, `V` vocabulary.
+"""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from trl.kernels import ChunkedLogProbFunction
 
 from trainer.errors import TrainerConfigError
-from trainer.model.head import HeadOutput, head_outputs
 
 __all__ = [
-    "CompletionOutput",
-    "cache_obstacle",
     "causal_lm_of",
-    "completion_outputs",
     "has_plain_head",
+    "head_divergence",
+    "head_logps",
     "length_dependent_positions",
     "lm_head_of",
     "logit_rule",
-    "model_head_outputs",
 ]
 
 
-class CompletionOutput(NamedTuple):
-    """Differentiable per-token outputs of a padded batch of completions."""
-
-    logps_B_C: Tensor
-    entropy_B_C: Tensor
-    divergence_N: Tensor
-    """Divergence from the teacher at the hinted tokens, in row order."""
+WIDTH, WIDTH_ON_CUDA = 8192, 32768
+"""Vocabulary entries whose logits exist at once, for up to 4,096 tokens."""
 
 
 def causal_lm_of(model: nn.Module) -> PreTrainedModel:
@@ -65,15 +60,6 @@ def length_dependent_positions(model: nn.Module) -> str | None:
     if found := sorted(kinds & {"dynamic", "longrope"}):
         return f"scales its rotary positions by the length of a call ({found[0]})"
     return None
-
-
-def cache_obstacle(model: nn.Module) -> str | None:
-    """Return why a teacher can't continue from the student's key-value cache, or None if it can."""
-    config = causal_lm_of(model).config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if kinds or (not hasattr(config, "layer_types") and getattr(config, "sliding_window", None)):
-        return f"keeps only a part of the past in some layers ({', '.join(sorted(kinds))})"
-    return length_dependent_positions(model)
 
 
 def lm_head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:
@@ -118,93 +104,61 @@ def logit_rule(model: nn.Module) -> tuple[float, float | None]:
     return float(divisor if config.model_type == "hyperclovax" else 1 / divisor), softcap
 
 
-def model_head_outputs(
-    model: nn.Module,
-    hidden_N_H: Tensor,
-    target_ids_N: Tensor,
-    *,
-    teacher: nn.Module | None = None,
-    teacher_hidden_N_H: Tensor | None = None,
-    beta: float = 0.5,
-    temperature: float = 1.0,
-) -> HeadOutput:
-    """Call `trainer.model.head.head_outputs` with the model's own head and logit rule.
+def head_logps(
+    model: nn.Module, hidden_N_H: Tensor, ids_N: Tensor, *, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Compute the log-probability of each token and the entropy at its place, each [N], with gradients.
 
-    `teacher` is the model with the teacher's head. Without it, both use the model's own head.
-
-    Raises:
-        ShapeError: two inputs do not line up.
-        TrainerConfigError: the model has no plain head, or an option is out of range.
-    """
-    weight_V_H, bias_V = lm_head_of(model)
-    teacher_weight_V_H, teacher_bias_V = (None, None) if teacher is None else lm_head_of(teacher)
-    logit_scale, softcap = logit_rule(model)
-    return head_outputs(
-        hidden_N_H,
-        weight_V_H,
-        bias_V,
-        target_ids_N=target_ids_N,
-        teacher_hidden_N_H=teacher_hidden_N_H,
-        teacher_weight_V_H=teacher_weight_V_H,
-        teacher_bias_V=teacher_bias_V,
-        beta=beta,
-        temperature=temperature,
-        logit_scale=logit_scale,
-        softcap=softcap,
-    )
-
-
-def completion_outputs(
-    model: nn.Module,
-    hidden_B_C_H: Tensor,
-    ids_B_C: Tensor,
-    *,
-    hinted_B_C: Tensor,
-    teacher: nn.Module,
-    teacher_hidden_N_H: Tensor,
-    beta: float = 0.5,
-    temperature: float = 1.0,
-) -> CompletionOutput:
-    """Compute log-probabilities and entropies of completions, and the divergence at hints.
-
-    These are the inputs of a policy loss from per-token log-probabilities. They take one pass per
-    chunk, and no logits `[B, C, V]`. The teacher is projected only at hinted tokens.
+    The logits of a batch, its largest tensor, never exist in full: TRL's kernel makes them tile by
+    tile, and once more in the backward pass. Sums are in 32 bits. Under autocast, the logits are in
+    its type, as the model's own are.
 
     Args:
         model: model with the head and the logit rule.
-        hidden_B_C_H: the states that predict `ids_B_C`.
-        ids_B_C: the completions.
-        hinted_B_C: true at the tokens of `teacher_hidden_N_H`, in row order. Pass it on the CPU:
-            counting them on the device would force a wait.
-        teacher: model with the teacher's head.
-        teacher_hidden_N_H: the teacher's states at the hinted tokens.
-        beta: as in `fused_policy_distillation`.
-        temperature: both models' logits are divided by it.
+        hidden_N_H: the states that predict `ids_N`.
+        ids_N: the tokens.
+        temperature: the logits are divided by it.
 
     Raises:
-        ShapeError: two inputs do not line up.
-        TrainerConfigError: the model has no plain head, or an option is out of range.
+        TrainerConfigError: the model has no plain head.
     """
-    hidden_M_H, ids_M = hidden_B_C_H.flatten(0, 1), ids_B_C.flatten()
-    hinted_N, plain_N = (
-        mask.flatten().nonzero().squeeze(1).to(ids_M.device, non_blocking=True)
-        for mask in (hinted_B_C, ~hinted_B_C)
+    weight_V_H, bias_V = lm_head_of(model)
+    scale, softcap = logit_rule(model)
+    width = WIDTH_ON_CUDA if hidden_N_H.is_cuda else WIDTH
+    logps_N, entropy_N, *_ = ChunkedLogProbFunction.apply(
+        hidden_N_H, weight_V_H, bias_V, ids_N, temperature, width, softcap, scale, ("entropy",)
     )
-    hinted = model_head_outputs(
-        model,
-        hidden_M_H[hinted_N],
-        ids_M[hinted_N],
-        teacher=teacher,
-        teacher_hidden_N_H=teacher_hidden_N_H,
-        beta=beta,
-        temperature=temperature,
+    return logps_N, entropy_N
+
+
+def head_divergence(
+    model: nn.Module,
+    hidden_N_H: Tensor,
+    teacher: nn.Module,
+    teacher_hidden_N_H: Tensor,
+    *,
+    beta: float,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Compute the generalized JSD from a teacher at each token, [N], without full logits.
+
+    Only the student gets a gradient. The arguments are those of `head_logps` and
+    `trainer.losses.divergence.jsd_entries`.
+
+    Raises:
+        TrainerConfigError: one of the models has no plain head.
+    """
+    # It loads all of TRL's trainers, which models without channel 2 do without.
+    from trl.kernels.chunked_divergence import ChunkedDivergenceFunction  # noqa: PLC0415
+
+    sides = (
+        (hidden_N_H, *lm_head_of(model)),
+        (
+            teacher_hidden_N_H.detach(),
+            *(one if one is None else one.detach() for one in lm_head_of(teacher)),
+        ),
     )
-    plain = model_head_outputs(model, hidden_M_H[plain_N], ids_M[plain_N], temperature=temperature)
-    logps_B_C, entropy_B_C = (
-        with_hint.new_zeros(len(ids_M))
-        .index_copy(0, hinted_N, with_hint)
-        .index_copy(0, plain_N, without)
-        .view(ids_B_C.shape)
-        for with_hint, without in zip(hinted[:2], plain[:2], strict=True)
+    divergence_N, _ = ChunkedDivergenceFunction.apply(
+        *sides[0], *sides[1], beta, temperature, *logit_rule(model), *logit_rule(teacher)
     )
-    return CompletionOutput(logps_B_C, entropy_B_C, hinted.divergence_N)
+    return divergence_N

@@ -21,8 +21,8 @@ from trainer.errors import ShapeError, TrainerConfigError
 from trainer.losses.compose import PairLogps
 from trainer.model.causal_lm import (
     causal_lm_of,
+    head_logps,
     length_dependent_positions,
-    model_head_outputs,
 )
 from trainer.model.tree_attention import TreeAttention, attention_for
 from trainer.model.tree_layout import (
@@ -74,8 +74,8 @@ def packed_logps(model: nn.Module, tree: PackedTree) -> tuple[Tensor, Tensor]:
 
 def logps_of_tree(model: nn.Module, tree: PackedTree, hidden_N_H: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the results of `packed_logps` from the hidden states of the packed tokens."""
-    outputs = model_head_outputs(model, hidden_N_H[tree.predictors_E], tree.target_ids_E)
-    return tree.sum_logps(outputs.logps_N)
+    logps_E, _ = head_logps(model, hidden_N_H[tree.predictors_E], tree.target_ids_E)
+    return tree.sum_logps(logps_E)
 
 
 def states_of_sequences(tree: PackedTree, hidden_N_H: Tensor, n_columns: int) -> Tensor:

@@ -19,8 +19,8 @@ from trainer.losses.compose import pair_logps as plain_pair_logps
 from trainer.model.causal_lm import (
     causal_lm_of,
     has_plain_head,
+    head_logps,
     logit_rule,
-    model_head_outputs,
 )
 
 __all__ = [
@@ -87,7 +87,7 @@ def logps_of_states(
     hidden_NH, ids_N = hidden_BTH[rows_N, predictors_N], ids_BT[rows_N, predictors_N + 1]
     if not has_plain_head(model):  # an adapter sits on it: it has to be called
         return _called_head(model, hidden_NH, ids_N, temperature)
-    return model_head_outputs(model, hidden_NH, ids_N, temperature=temperature).logps_N
+    return head_logps(model, hidden_NH, ids_N, temperature=temperature)[0]
 
 
 def _called_head(model: nn.Module, hidden_NH: Tensor, ids_N: Tensor, temperature: float) -> Tensor:

@@ -20,12 +20,7 @@ from torch import Tensor, nn
 from trainer.losses.channels import SDPOOptions, distillation_per_token
 from trainer.losses.compose import PairLogps
 from trainer.losses.divergence import log_probs, taken
-from trainer.model.causal_lm import completion_outputs, model_head_outputs
-from trainer.model.kv_reuse import (
-    hinted_batch,
-    student_hidden,
-    teacher_hidden_with_prefix_reuse,
-)
+from trainer.model.causal_lm import head_divergence, head_logps
 from trainer.model.packing import (
     logps_of_tree,
     packed_hidden,
@@ -87,38 +82,35 @@ def policy_and_distillation(
     options: SDPOOptions,
     *,
     is_fused: bool,
-    reuses_prefix: bool,
-    pad_token_id: int,
     shared: "SharedForward | None" = None,
 ) -> PolicyOutput:
     """Compute log-probs and entropies of completions, and channel 2 at the hinted tokens.
 
-    With `is_fused`, the logits of the batch are never made. With `reuses_prefix`, a live teacher
-    continues from the student's key-value cache, which needs the student's weights. `shared`
-    already has the student's states.
+    With `is_fused`, the logits of the batch are never made. `shared` already has the student's
+    states.
     """
     if shared is not None:
         student_BCH, teacher_NH, teacher = shared.states(model, teacher_weights, inputs)
     else:
-        states = _states_reusing_prefix if reuses_prefix else _states
-        student_BCH, teacher_NH, teacher = states(model, teacher_weights, inputs, pad_token_id)
+        student_BCH, teacher_NH, teacher = _states(model, teacher_weights, inputs)
     mask_BC = inputs.mask
     ids_BC = inputs.completion_ids.to(student_BCH.device, non_blocking=True)
     if is_fused:
-        outputs = completion_outputs(
+        logps_BC, entropy_BC = policy_of_states(
+            model, student_BCH, ids_BC, temperature=options.temperature
+        )
+        divergence_N = head_divergence(
             model,
-            student_BCH,
-            ids_BC,
-            hinted_B_C=mask_BC,
-            teacher=teacher,
-            teacher_hidden_N_H=teacher_NH,
+            at_places(student_BCH, mask_BC),
+            teacher,
+            teacher_NH,
             beta=options.jsd_beta,
             temperature=options.temperature,
         )
         return PolicyOutput(
-            logps_BC=outputs.logps_B_C,
-            entropy_BC=outputs.entropy_B_C,
-            sdpo_sum=outputs.divergence_N.sum() + 0.0 * outputs.logps_B_C.sum(),
+            logps_BC=logps_BC,
+            entropy_BC=entropy_BC,
+            sdpo_sum=divergence_N.sum() + 0.0 * logps_BC.sum(),
         )
     student_BCV = project(model, student_BCH)
     with torch.no_grad():
@@ -165,10 +157,10 @@ def policy_of_states(
     model: nn.Module, hidden_BCH: Tensor, ids_BC: Tensor, *, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Compute the results of `policy_alone` from the hidden states that predict the tokens."""
-    outputs = model_head_outputs(
+    logps_N, entropy_N = head_logps(
         model, hidden_BCH.flatten(0, 1), ids_BC.flatten(), temperature=temperature
     )
-    return outputs.logps_N.view(ids_BC.shape), outputs.entropy_N.view(ids_BC.shape)
+    return logps_N.view(ids_BC.shape), entropy_N.view(ids_BC.shape)
 
 
 class SharedForward:
@@ -238,7 +230,7 @@ def token_sequences(
 
 
 def _states(
-    model: nn.Module, teacher_weights: TeacherWeights, inputs: HintedInputs, _pad_token_id: int
+    model: nn.Module, teacher_weights: TeacherWeights, inputs: HintedInputs
 ) -> tuple[Tensor, Tensor, nn.Module]:
     n, device = inputs.completion_ids.size(1), next(model.parameters()).device
 
@@ -255,33 +247,6 @@ def _states(
     with torch.no_grad(), teacher_weights(model) as teacher:
         teacher_RCH = hidden(teacher, *prompts, seen_rows)
     return student_BCH, inputs.of_hints(teacher_RCH), teacher
-
-
-def _states_reusing_prefix(
-    model: nn.Module, teacher_weights: TeacherWeights, inputs: HintedInputs, pad_token_id: int
-) -> tuple[Tensor, Tensor, nn.Module]:
-    hinted_prompts = [
-        ids[mask.bool()].tolist()
-        for ids, mask in zip(inputs.teacher_prompt_ids, inputs.teacher_prompt_mask, strict=True)
-    ]
-    batch = hinted_batch(
-        inputs.prompt_ids,
-        hinted_prompts,
-        inputs.completion_ids,
-        prompt_mask_B_P=inputs.prompt_mask.bool(),
-        pad_token_id=pad_token_id,
-    )
-    states = student_hidden(
-        model,
-        inputs.prompt_ids,
-        inputs.completion_ids,
-        prompt_mask_B_P=inputs.prompt_mask.bool(),
-        pad_token_id=pad_token_id,
-        n_tokens=batch.n_tokens,
-    )
-    with teacher_weights(model) as teacher:
-        teacher_BCH = teacher_hidden_with_prefix_reuse(teacher, batch, states.cache)
-    return states.hidden_B_C_H, at_places(teacher_BCH, inputs.mask), teacher
 
 
 def hidden_states(model: Any, input_ids: Tensor, attention_mask: Tensor, n_last: int) -> Tensor:

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from trainer.model.causal_lm import cache_obstacle, has_plain_head
+from trainer.model.causal_lm import has_plain_head
 from trainer.model.packing import trees_of
 from trainer.model.pair_forward import longest_of, window_of
 from trainer.trl.config import ComposerConfig
@@ -38,13 +38,11 @@ class StepForward:
         args: ComposerConfig,
         hint_channel: HintChannel,
         *,
-        pad_token_id: int,
         packs_pairs: bool,
         has_router_loss: bool,
     ) -> None:
         """Keep what stays the same from step to step."""
         self._accelerator, self._args, self._hint_channel = accelerator, args, hint_channel
-        self._pad_token_id = pad_token_id
         self._packs_pairs, self._has_router_loss = packs_pairs, has_router_loss
         self.shared: SharedForward | None = None
         """The pass that this micro-batch's channels share, if they do."""
@@ -153,20 +151,7 @@ class StepForward:
             payload,
             self._hint_channel.options,
             is_fused=self._args.is_fused,
-            reuses_prefix=self.reuses_prefix(model),
-            pad_token_id=self._pad_token_id,
             shared=self.shared,
         )
         self._sdpo_sum = output.sdpo_sum
         return output.logps_BC, output.entropy_BC
-
-    def reuses_prefix(self, model: nn.Module) -> bool:
-        """Return whether a live teacher reuses the trainee's cache. Activation checkpointing prevents that."""
-        teacher = self._hint_channel.teacher
-        return (
-            self._args.reuse_prefix
-            and teacher is not None
-            and teacher.kind == "live"
-            and not self._args.activation_checkpointing
-            and cache_obstacle(model) is None
-        )

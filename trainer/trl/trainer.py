@@ -110,7 +110,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self.accelerator,
             args,
             self.hint_channel,
-            pad_token_id=self._tokenizer.pad_token_id,
             packs_pairs=self.pair_forward == "packed",
             has_router_loss=self.aux_loss_enabled,
         )

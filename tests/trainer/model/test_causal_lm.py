@@ -1,4 +1,4 @@
-"""A model's head: its rule from the configuration, and completions without full logits."""
+"""A model's head: its rule from the configuration, and its numbers without full logits."""
 
 import copy
 
@@ -18,15 +18,10 @@ from transformers import (
     Qwen2Model,
 )
 
-from benchmarks.plain_head import plain_policy_distillation
 from trainer.errors import TrainerConfigError
-from trainer.model.causal_lm import (
-    completion_outputs,
-    lm_head_of,
-    logit_rule,
-    model_head_outputs,
-)
-from trainer.model.logit_tile import PortableBackend
+from trainer.losses import generalized_jsd_loss
+from trainer.model.causal_lm import head_divergence, head_logps, lm_head_of, logit_rule
+from trainer.model.scoring import project
 
 SIZES = {
     "vocab_size": 60,
@@ -64,52 +59,60 @@ def test_the_logit_rule_gives_the_models_own_logps(family):
     expected = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
     expected = expected.gather(-1, ids[0, 1:, None])[:, 0]
     hidden = model.base_model(input_ids=ids).last_hidden_state[0, :-1]
-    outputs = model_head_outputs(model, hidden, ids[0, 1:])
-    torch.testing.assert_close(outputs.logps_N, expected)
+    torch.testing.assert_close(head_logps(model, hidden, ids[0, 1:])[0], expected)
 
 
-@pytest.mark.parametrize("n_hinted_rows", [0, 1, 3])
-def test_completions_get_logps_everywhere_and_divergence_where_hinted(n_hinted_rows, monkeypatch):
-    monkeypatch.setattr(PortableBackend, "chunk", 4)  # several chunks also for so few tokens
-    model, teacher = make_model(), copy.deepcopy(make_model())
-    with torch.no_grad():
-        teacher.lm_head.weight.add_(0.1 * torch.randn_like(teacher.lm_head.weight))
-    hidden = torch.randn(3, 7, 32, requires_grad=True)
-    ids = torch.randint(60, (3, 7))
-    hinted = (torch.arange(3) < n_hinted_rows)[:, None].expand(3, 7)
-    teacher_hidden = torch.randn(int(hinted.sum()), 32)
-    ours = completion_outputs(
-        model,
-        hidden,
-        ids,
-        hinted_B_C=hinted,
-        teacher=teacher,
-        teacher_hidden_N_H=teacher_hidden,
-        temperature=0.8,
-    )
-    plain = plain_policy_distillation(
-        hidden.flatten(0, 1), lm_head_of(model)[0], target_ids_N=ids.flatten(), temperature=0.8
-    )
-    divergence = plain_policy_distillation(
-        hidden[hinted],
-        lm_head_of(model)[0],
-        target_ids_N=ids[hinted],
-        teacher_hidden_N_H=teacher_hidden,
-        teacher_weight_V_H=lm_head_of(teacher)[0],
-        temperature=0.8,
-    ).divergence_N
-    torch.testing.assert_close(ours.logps_B_C.flatten(), plain.logps_N)
-    torch.testing.assert_close(ours.entropy_B_C.flatten(), plain.entropy_N)
-    torch.testing.assert_close(ours.divergence_N, divergence)
+@pytest.mark.parametrize("family", RULES)
+def test_logps_and_entropies_are_those_of_full_logits_in_value_and_gradient(family, monkeypatch):
+    monkeypatch.setattr(
+        "trainer.model.causal_lm.WIDTH", 16
+    )  # several tiles also for so few entries
+    model = make_model(family)
+    hidden = torch.randn(21, 32, requires_grad=True)
+    ids = torch.randint(60, (21,))
+    found = head_logps(model, hidden, ids, temperature=0.8)
+    logp = (project(model, hidden) / 0.8).log_softmax(-1)
+    expected = logp.gather(-1, ids[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
 
-    def gradient(logps, entropy, divergence):
-        weight = torch.linspace(-1, 1, 21)
-        loss = (logps.flatten() * weight).sum() + entropy.sum() + divergence.sum()
+    def gradient(logps, entropy):
+        loss = (logps * torch.linspace(-1, 1, 21)).sum() + entropy.sum()
         return torch.autograd.grad(loss, [hidden, model.lm_head.weight])
 
-    torch.testing.assert_close(
-        gradient(*ours), gradient(plain.logps_N, plain.entropy_N, divergence)
+    torch.testing.assert_close(gradient(*found), gradient(*expected), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("family", RULES)
+def test_divergence_is_that_of_full_logits_in_value_and_gradient(family, beta):
+    model, teacher = make_model(family), copy.deepcopy(make_model(family))
+    with torch.no_grad():
+        teacher.lm_head.weight.add_(0.1 * torch.randn_like(teacher.lm_head.weight))
+    hidden, of_teacher = torch.randn(2, 9, 32, requires_grad=True)
+    found = head_divergence(model, hidden, teacher, of_teacher, beta=beta, temperature=0.8)
+    expected = generalized_jsd_loss(
+        project(model, hidden),
+        project(teacher, of_teacher).detach(),
+        beta=beta,
+        temperature=0.8,
+        reduction="none",
+    ).sum(-1)
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
+    weights = [hidden, model.lm_head.weight]
+    pairs = (
+        torch.autograd.grad(one.sum(), weights, retain_graph=True) for one in (found, expected)
     )
+    torch.testing.assert_close(*pairs, atol=2e-6, rtol=1e-5)
+    assert torch.autograd.grad(found.sum(), teacher.lm_head.weight, allow_unused=True) == (None,)
+
+
+def test_no_tokens_have_no_divergence_and_a_graph():
+    model, nothing = make_model(), torch.zeros(0, 32, requires_grad=True)
+    summed = head_divergence(model, nothing, model, nothing, beta=0.5).sum()
+    assert summed == 0
+    summed.backward()
+    logps, _ = head_logps(model, nothing, torch.zeros(0, dtype=torch.long))
+    assert logps.shape == (0,)
 
 
 # peft still reads the deprecated name.

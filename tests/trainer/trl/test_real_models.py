@@ -25,7 +25,7 @@ from trainer.data.rendering import Renderer
 from trainer.early import refuse_early
 from trainer.engines.settings_file import read_settings
 from trainer.errors import TrainerConfigError
-from trainer.model.causal_lm import cache_obstacle, length_dependent_positions
+from trainer.model.causal_lm import length_dependent_positions
 from trainer.model.loading import layer_range
 from trainer.trl.run import prompts_dataset
 
@@ -104,14 +104,12 @@ def test_a_window_shorter_than_the_pairs_takes_the_plain_path_and_trains(
     ],
 )
 @pytest.mark.slow
-def test_rotary_scaling_by_length_is_neither_packed_nor_cached(composer, tokenizer, rope):
+def test_rotary_scaling_by_length_is_not_packed(composer, tokenizer, rope):
     model = llama(tokenizer, **rope)
     assert rope["rope_type"] in str(length_dependent_positions(model))
-    assert rope["rope_type"] in str(cache_obstacle(model))
     assert length_dependent_positions(llama(tokenizer, rope_type="default")) is None
     trainer = composer(model=model, beta_replay=1.0, alpha_sdpo=0.1, teacher="live", max_steps=1)
     assert trainer.pair_forward.startswith("padded: ")
-    assert not trainer.step_forward.reuses_prefix(trainer.model)
     trainer.train()
     with pytest.raises(TrainerConfigError, match=rope["rope_type"]):
         composer(model=model, beta_replay=1.0, pair_forward="packed")

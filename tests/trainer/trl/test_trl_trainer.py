@@ -342,16 +342,15 @@ def test_the_inputs_of_trls_loss_are_as_we_know_them(composer):
     [
         {"head": "fused"},
         {"pair_forward": "packed"},
-        {"teacher": "live", "reuse_prefix": True},
         {"head": "auto", "pair_forward": "packed", "share_prefixes": True},
         {"head": "auto", "pair_forward": "packed", "share_prefixes": True, "max_packed_tokens": 1},
     ],
-    ids=["fused head", "packed pairs", "prefix reuse", "one tree", "one tree and others"],
+    ids=["fused head", "packed pairs", "one tree", "one tree and others"],
 )
 @pytest.mark.parametrize("teacher", ["live", "ema"])
 def test_a_speed_up_changes_no_update(composer, model, fast, teacher):
     """Two optimizer steps with the plain path and with one speed-up end at the same weights."""
-    plain = {"head": "reference", "pair_forward": "padded", "reuse_prefix": False}
+    plain = {"head": "reference", "pair_forward": "padded"}
     settings = {"teacher": teacher, "share_prefixes": False, "optim": "sgd", **ALL_CHANNELS}
     after = []
     for change in ({}, fast):
@@ -367,7 +366,7 @@ def test_a_speed_up_changes_no_update(composer, model, fast, teacher):
         ({"teacher": "live"}, 1),
         ({"teacher": "ema"}, 2),
         ({"teacher": "live", "max_packed_tokens": 1}, 5),
-        ({"teacher": "live", "share_prefixes": False, "reuse_prefix": False}, 3),
+        ({"teacher": "live", "share_prefixes": False}, 3),
     ],
     ids=["one tree", "and the teacher's weights", "and a tree a pair", "none shared"],
 )
