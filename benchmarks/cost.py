@@ -36,12 +36,12 @@ from tokenizers import Tokenizer
 from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import Traces, ingest
 from replay_pipeline.replay import RECOMMENDED_GATES, measure_gates, parse_gates
+from replay_pipeline.replay.buy.measuring import bought, numbered
+from replay_pipeline.replay.buy.places import Place, errors_first
+from replay_pipeline.replay.buy.policy import is_error_site
 from replay_pipeline.replay.dialects import Prompt, RequestOptions
-from replay_pipeline.replay.measuring import bought, numbered
-from replay_pipeline.replay.places import Place, errors_first
-from replay_pipeline.replay.policy import is_error_site
-from replay_pipeline.replay.requests import Prefix, RequestBuilder
-from replay_pipeline.replay.sizes import Learned, Size
+from replay_pipeline.replay.dialects.requests import Prefix, RequestBuilder
+from replay_pipeline.replay.dialects.sizes import Learned, Size
 from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS, ReplaySettings
 from replay_pipeline.testing.catalog import served
 from replay_pipeline.types import Message, TeacherAction, TeacherSpec, TraceState

@@ -30,10 +30,10 @@ import httpx
 import msgspec
 
 from replay_pipeline.replay import Asking, replay_states
-from replay_pipeline.replay.calls import encode_row
-from replay_pipeline.replay.database import connect
-from replay_pipeline.replay.openrouter import transport
-from replay_pipeline.replay.run import lanes_of
+from replay_pipeline.replay.ask.run import lanes_of
+from replay_pipeline.replay.dialects.client import transport
+from replay_pipeline.replay.money.calls import encode_row
+from replay_pipeline.replay.money.database import connect
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
 

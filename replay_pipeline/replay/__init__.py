@@ -1,24 +1,29 @@
 """Replay: put recorded states to teacher models, under a budget that can't be passed."""
 
-from replay_pipeline.replay.asking import Asking, AskingOptions
-from replay_pipeline.replay.batch import replay_batch
-from replay_pipeline.replay.control import ControlReport, control
-from replay_pipeline.replay.database import exists as has_ledger
-from replay_pipeline.replay.estimates import Estimate, TeacherEstimate
-from replay_pipeline.replay.facts import NOT_ASKED, refuse_if_nobody_answers, replay_facts
-from replay_pipeline.replay.measuring import measure_gates
-from replay_pipeline.replay.policy import RECOMMENDED_GATES, Policy, parse_gates
-from replay_pipeline.replay.probe import Probe, probe_estimate, probe_teachers
-from replay_pipeline.replay.reconcile import LostCallReport, reconcile
-from replay_pipeline.replay.run import (
+from replay_pipeline.replay.ask.asking import Asking, AskingOptions
+from replay_pipeline.replay.ask.batch import replay_batch
+from replay_pipeline.replay.ask.control import ControlReport, control
+from replay_pipeline.replay.ask.facts import NOT_ASKED, refuse_if_nobody_answers, replay_facts
+from replay_pipeline.replay.ask.probe import Probe, probe_estimate, probe_teachers
+from replay_pipeline.replay.ask.run import (
     estimate,
     replay_in_thread,
     replay_states,
     replay_trace,
     replay_trace_sync,
 )
-from replay_pipeline.replay.status import LedgerStatus, counted_usd, ledger_status, spent_since
-from replay_pipeline.replay.teachers import TeacherCheck, check_teachers
+from replay_pipeline.replay.buy.estimates import Estimate, TeacherEstimate
+from replay_pipeline.replay.buy.measuring import measure_gates
+from replay_pipeline.replay.buy.policy import RECOMMENDED_GATES, Policy, parse_gates
+from replay_pipeline.replay.dialects.endpoints import TeacherCheck, check_teachers
+from replay_pipeline.replay.money.database import exists as has_ledger
+from replay_pipeline.replay.money.reconcile import LostCallReport, reconcile
+from replay_pipeline.replay.money.status import (
+    LedgerStatus,
+    counted_usd,
+    ledger_status,
+    spent_since,
+)
 from replay_pipeline.types import RetryPolicy
 
 __all__ = [

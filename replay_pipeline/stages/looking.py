@@ -6,7 +6,7 @@ from typing import Any
 
 from replay_pipeline.pages import rank_pairs, show_state
 from replay_pipeline.replay import spent_since
-from replay_pipeline.replay.rows import teacher_actions_from_table
+from replay_pipeline.replay.ask.rows import teacher_actions_from_table
 from replay_pipeline.stages.project import Project, paired
 from replay_pipeline.stages.receipts import ALL
 from replay_pipeline.stages.spending import completed_batches

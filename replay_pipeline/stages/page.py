@@ -19,7 +19,7 @@ from replay_pipeline.pages.costs import Row
 from replay_pipeline.pages.look import SessionRows
 from replay_pipeline.pages.overview import facts_of_session
 from replay_pipeline.pages.training import training_shown
-from replay_pipeline.replay.rows import teacher_actions_from_table
+from replay_pipeline.replay.ask.rows import teacher_actions_from_table
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.project import Project, paired
 from replay_pipeline.stages.receipts import ALL

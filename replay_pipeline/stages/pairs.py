@@ -26,7 +26,7 @@ def make_pairs(task: Task) -> Report:
     """Make `dpo_pairs`, `positives`, and `outcomes` from the answers at a batch's states."""
     from replay_pipeline.judge.extract import extract_pairs
     from replay_pipeline.judge.rows import outcomes_table, pairs_table, positives_table
-    from replay_pipeline.replay.rows import teacher_actions_from_table
+    from replay_pipeline.replay.ask.rows import teacher_actions_from_table
     from replay_pipeline.stages.trials import try_batch, verdicts_of
 
     project, options = task.project, task.project.settings.pairs
@@ -199,7 +199,7 @@ def _sample(pair: DPOPair) -> Markdown:
 def _votes(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
     """Show every action in the form in which votes are counted, and how near it is to the agent's."""
     from replay_pipeline.actions import agreement_level, canonical_action
-    from replay_pipeline.replay.rows import teacher_actions_from_table
+    from replay_pipeline.replay.ask.rows import teacher_actions_from_table
 
     own = canonical_action(state["student_action"], cwd=state.get("cwd"))
     votes: dict[str, Any] = {"the agent itself": {"action": own.render()}}

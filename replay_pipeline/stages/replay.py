@@ -47,7 +47,7 @@ def ask_teachers(
         ConfigError: a teacher can't be used.
     """
     from replay_pipeline.replay import replay_in_thread
-    from replay_pipeline.replay.rows import teacher_actions_table
+    from replay_pipeline.replay.ask.rows import teacher_actions_table
 
     project, batch = task.project, task.batch
     if max_total_usd is None:
@@ -213,7 +213,7 @@ def _teacher_in(kept: Mapping[str, Any], name: str) -> TeacherSpec:
 def _prompts_sent(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
     """Build the request of each teacher again; an equal hash says that it is what was sent."""
     from replay_pipeline.replay.dialects.base import RequestOptions
-    from replay_pipeline.replay.requests import RequestBuilder
+    from replay_pipeline.replay.dialects.requests import RequestBuilder
 
     settings = project.settings
     terms = frozenset(settings.replay.accepted_terms)

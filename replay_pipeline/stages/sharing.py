@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from replay_pipeline.replay import Estimate, counted_usd
-from replay_pipeline.replay.places import far_apart
+from replay_pipeline.replay.buy.places import far_apart
 from replay_pipeline.stages.project import Project
 
 _PLANNED_ABOVE_BUDGET = 1.25

@@ -20,7 +20,7 @@ from replay_pipeline.replay import (
     probe_teachers,
     replay_batch,
 )
-from replay_pipeline.replay.prospects import Prospect, advice
+from replay_pipeline.replay.buy.prospects import Prospect, advice
 from replay_pipeline.settings import teacher_key
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.doctor import examine, examine_probes

@@ -9,7 +9,7 @@ from replay_pipeline.cli import app
 from replay_pipeline.cli.console import open_words
 from replay_pipeline.errors import PublishError
 from replay_pipeline.judge.extract import extract_pairs
-from replay_pipeline.replay.rows import teacher_actions_from_table
+from replay_pipeline.replay.ask.rows import teacher_actions_from_table
 from replay_pipeline.settings import REHEARSAL_TEACHERS, Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing import TeacherServer, rehearsed_answers

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.replay.prices import Price
+from replay_pipeline.replay.dialects.prices import Price
 from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS, Settings, api_key
 from replay_pipeline.types import PRICE_NAMES, TeacherSpec
 

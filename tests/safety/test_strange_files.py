@@ -216,7 +216,7 @@ def test_status_works_where_nothing_may_be_written(tmp_path):
 
 
 def test_a_ledger_is_looked_at_while_it_is_written(tmp_path):
-    from replay_pipeline.replay.ledger import Ledger
+    from replay_pipeline.replay.money.ledger import Ledger
 
     ledger = Ledger(tmp_path / "l")
     try:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from replay_pipeline.replay import RetryPolicy, ledger_status, replay_states
-from replay_pipeline.replay.calls import decode_row, encode_row
+from replay_pipeline.replay.money.calls import decode_row, encode_row
 from tests.support.odd_server import OddServer
 
 CALL = {

@@ -16,7 +16,7 @@ import asyncio, json, os, sys, threading, httpx_aiohttp
 sys.path.insert(0, sys.argv[1])
 from replay_pipeline.cli import _hear_stops
 from replay_pipeline.replay import replay_in_thread, replay_states
-from replay_pipeline.replay.ledger import Ledger
+from replay_pipeline.replay.money.ledger import Ledger
 from replay_pipeline.types import RetryPolicy, TeacherSpec
 from tests.replay_pipeline.replay.conftest import make_states
 

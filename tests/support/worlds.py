@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replay_pipeline.replay import parse_gates
-from replay_pipeline.replay.measuring import bought as buy
-from replay_pipeline.replay.measuring import numbered
+from replay_pipeline.replay.buy.measuring import bought as buy
+from replay_pipeline.replay.buy.measuring import numbered
 from replay_pipeline.types import DPOPair, Message, TeacherAction, TeacherSpec, TraceState
 
 MODELS = (

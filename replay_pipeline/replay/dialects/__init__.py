@@ -3,7 +3,6 @@
 from urllib.parse import urlsplit
 
 from replay_pipeline.replay.dialects.anthropic import Anthropic
-from replay_pipeline.replay.dialects.azure import Azure
 from replay_pipeline.replay.dialects.base import (
     DEFAULT_MAX_COMPLETION_TOKENS,
     Ask,
@@ -11,13 +10,16 @@ from replay_pipeline.replay.dialects.base import (
     Prompt,
     RequestOptions,
 )
-from replay_pipeline.replay.dialects.litellm import LiteLlm
-from replay_pipeline.replay.dialects.llama_cpp import LlamaCpp
-from replay_pipeline.replay.dialects.ollama import Ollama
 from replay_pipeline.replay.dialects.open_router import OpenRouter
 from replay_pipeline.replay.dialects.openai import OpenAI
-from replay_pipeline.replay.dialects.transformers import Transformers
-from replay_pipeline.replay.dialects.vllm import Vllm
+from replay_pipeline.replay.dialects.servers import (
+    Azure,
+    LiteLlm,
+    LlamaCpp,
+    Ollama,
+    Transformers,
+    Vllm,
+)
 from replay_pipeline.types import TeacherSpec
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 from pydantic import SecretStr
 
-from replay_pipeline.replay.prices import Price
+from replay_pipeline.replay.dialects.prices import Price
 from replay_pipeline.types import Message, TeacherSpec, Tool
 
 DEFAULT_MAX_COMPLETION_TOKENS = 4096

@@ -5,7 +5,7 @@ import pytest
 
 from replay_pipeline.errors import ConfigError, LedgerError
 from replay_pipeline.replay import ledger_status, replay_batch, replay_states
-from replay_pipeline.replay.wellformed import sent_name
+from replay_pipeline.replay.dialects.wellformed import sent_name
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import TeacherSpec
 from tests.replay_pipeline.replay.conftest import make_states

@@ -9,7 +9,7 @@ import pytest
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay import parse_gates, replay_states
-from replay_pipeline.replay.places import Place, spread
+from replay_pipeline.replay.buy.places import Place, spread
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import family_of_model
 from tests.support.worlds import MODELS, WORLDS, simulate

@@ -2,7 +2,7 @@ import pytest
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.replay import control
-from replay_pipeline.replay.control import openrouter_name
+from replay_pipeline.replay.ask.control import openrouter_name
 from replay_pipeline.testing import TeacherServer
 from tests.replay_pipeline.replay.test_gates import bash
 

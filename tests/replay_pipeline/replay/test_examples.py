@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["replay.run", "stages.oneshot"])
+@pytest.mark.parametrize("name", ["replay.ask.run", "stages.oneshot"])
 def test_examples_of_functions_that_ask_teachers(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     failed, attempted = doctest.testmod(import_module(f"replay_pipeline.{name}"))
@@ -15,7 +15,7 @@ def test_examples_of_functions_that_ask_teachers(name, tmp_path, monkeypatch):
     assert attempted >= 4
 
 
-@pytest.mark.parametrize("name", ["replay.migration", "replay.control"])
+@pytest.mark.parametrize("name", ["replay.money.migration", "replay.ask.control"])
 def test_examples_of_small_functions(name):
     module = import_module(f"replay_pipeline.{name}")
     assert doctest.testmod(module, optionflags=doctest.ELLIPSIS) == (0, 1)

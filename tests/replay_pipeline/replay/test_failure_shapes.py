@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 
 from replay_pipeline.replay import ledger_status, replay_states
-from replay_pipeline.replay.replies import _BY_TYPE
+from replay_pipeline.replay.dialects.replies import _BY_TYPE
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import RetryPolicy
 

@@ -16,8 +16,8 @@ from replay_pipeline.replay import (
     parse_gates,
     replay_states,
 )
-from replay_pipeline.replay.measuring import bought
-from replay_pipeline.replay.places import Place, errors_first
+from replay_pipeline.replay.buy.measuring import bought
+from replay_pipeline.replay.buy.places import Place, errors_first
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import TeacherAction, TeacherSpec

@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from replay_pipeline.replay import RetryPolicy, ledger_status, replay_batch, replay_states
-from replay_pipeline.replay.ledger import Ledger
-from replay_pipeline.replay.unbooked import Unbooked
+from replay_pipeline.replay.money.ledger import Ledger
+from replay_pipeline.replay.money.unbooked import Unbooked
 from replay_pipeline.testing import TeacherServer
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 from tests.replay_pipeline.replay.test_ledger import answered, call, scopes_of
@@ -347,7 +347,7 @@ def keep_paid(ledger, n=6):
 
 
 def answered_as(call_id, cost):
-    from replay_pipeline.replay.calls import Reserved
+    from replay_pipeline.replay.money.calls import Reserved
 
     return answered(Reserved(call_id=call_id, reserved_nano=50), cost)
 

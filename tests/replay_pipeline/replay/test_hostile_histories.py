@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replay_pipeline.replay.dialects import RequestOptions
-from replay_pipeline.replay.prices import Price
-from replay_pipeline.replay.requests import RequestBuilder
+from replay_pipeline.replay.dialects.prices import Price
+from replay_pipeline.replay.dialects.requests import RequestBuilder
 from replay_pipeline.testing.rules import complaint
 from replay_pipeline.types import TeacherSpec
 

@@ -1,10 +1,10 @@
 import asyncio
 from types import SimpleNamespace
 
-from replay_pipeline.replay.lanes import Slots
-from replay_pipeline.replay.outcomes import checked as flagged
-from replay_pipeline.replay.replies import Answer, Usage
-from replay_pipeline.replay.sizes import Size
+from replay_pipeline.replay.ask.lanes import Slots
+from replay_pipeline.replay.ask.outcomes import checked as flagged
+from replay_pipeline.replay.dialects.replies import Answer, Usage
+from replay_pipeline.replay.dialects.sizes import Size
 from replay_pipeline.types import TeacherSpec
 
 

@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyError
-from replay_pipeline.replay import database as databases
 from replay_pipeline.replay import ledger_status
-from replay_pipeline.replay.calls import (
+from replay_pipeline.replay.money import database as databases
+from replay_pipeline.replay.money.calls import (
     InDoubt,
     Known,
     LedgerEntries,
@@ -32,11 +32,11 @@ from replay_pipeline.replay.calls import (
     Reserved,
     Settlement,
 )
-from replay_pipeline.replay.database import connect, exists
-from replay_pipeline.replay.ledger import Ledger
-from replay_pipeline.replay.schema import SCHEMA_VERSION
-from replay_pipeline.replay.scopes import Scopes
-from replay_pipeline.replay.unbooked import Unbooked
+from replay_pipeline.replay.money.database import connect, exists
+from replay_pipeline.replay.money.ledger import Ledger
+from replay_pipeline.replay.money.schema import SCHEMA_VERSION
+from replay_pipeline.replay.money.scopes import Scopes
+from replay_pipeline.replay.money.unbooked import Unbooked
 from tests.support.told import told_by
 
 ROOT = Path(__file__).parents[3]
@@ -680,7 +680,7 @@ def test_calls_of_the_dead_are_lost_and_those_of_the_living_are_not(tmp_path, ca
 
 
 def test_a_call_whose_process_dies_while_others_wait_for_it_becomes_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr("replay_pipeline.replay.ledger._POLL_S", 0.001)
+    monkeypatch.setattr("replay_pipeline.replay.money.ledger._POLL_S", 0.001)
     path = tmp_path / "l"
     with quick(path) as ledger, Ledger(path, is_durable=False) as other:
         sent = held(other, "a", 30)
@@ -982,8 +982,8 @@ import os, random, sys
 from collections import deque
 from concurrent.futures import wait
 sys.path.insert(0, sys.argv[1])
-from replay_pipeline.replay.calls import *
-from replay_pipeline.replay.ledger import *
+from replay_pipeline.replay.money.calls import *
+from replay_pipeline.replay.money.ledger import *
 path, seed, kill_at = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 chance = random.Random(seed)
 with Ledger(path, is_durable=False) as ledger:

@@ -8,13 +8,13 @@ import pytest
 from pydantic import SecretStr
 
 from replay_pipeline.replay import RetryPolicy, ledger_status, reconcile, replay_states
-from replay_pipeline.replay.attempts import Dispatcher
-from replay_pipeline.replay.bills import least_tokens, token_problem
-from replay_pipeline.replay.calls import NewCall
-from replay_pipeline.replay.introductions import is_model
-from replay_pipeline.replay.openrouter import _without
-from replay_pipeline.replay.replies import Usage
-from replay_pipeline.replay.sizes import Size
+from replay_pipeline.replay.ask.attempts import Dispatcher
+from replay_pipeline.replay.ask.introductions import is_model
+from replay_pipeline.replay.dialects.client import _without
+from replay_pipeline.replay.dialects.replies import Usage
+from replay_pipeline.replay.dialects.sizes import Size
+from replay_pipeline.replay.money.bills import least_tokens, token_problem
+from replay_pipeline.replay.money.calls import NewCall
 from replay_pipeline.types import TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 from tests.replay_pipeline.replay.test_odd_replies import USAGE, completion, raw
@@ -435,8 +435,8 @@ def test_cookies_of_an_endpoint_are_not_sent_back(tmp_path):
 
 
 def test_a_batch_that_lies_is_booked_at_its_bounds():
-    from replay_pipeline.replay.batch import _LedgerCall, _shared_out
-    from replay_pipeline.replay.replies import Answer
+    from replay_pipeline.replay.ask.batch import _LedgerCall, _shared_out
+    from replay_pipeline.replay.dialects.replies import Answer
 
     calls = {sha: _LedgerCall(1, "s", "m", "open", 1_000_000) for sha in "ab"}
     read = {sha: (Answer(usage=Usage(n_prompt_tokens=10)), b"") for sha in "ab"}

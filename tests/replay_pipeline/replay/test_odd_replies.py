@@ -10,8 +10,8 @@ import pytest
 
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.replay import ledger_status, replay_states, replay_trace_sync
-from replay_pipeline.replay.calls import decode_row, encode_row
-from replay_pipeline.replay.replies import Answer, Failure, read_reply
+from replay_pipeline.replay.dialects.replies import Answer, Failure, read_reply
+from replay_pipeline.replay.money.calls import decode_row, encode_row
 from replay_pipeline.types import TeacherAction
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 from tests.support.odd_server import OddServer
@@ -163,7 +163,7 @@ def test_a_time_limit_shorter_than_the_model_does_not_pay_again_in_every_run(tmp
 
 
 def test_an_exception_in_one_task_is_a_row_and_ends_nothing(tmp_path, monkeypatch):
-    from replay_pipeline.replay import books
+    from replay_pipeline.replay.ask import books
 
     def checked(task, answer, _):
         if task.state_id == "s3":
@@ -181,7 +181,7 @@ def test_an_exception_in_one_task_is_a_row_and_ends_nothing(tmp_path, monkeypatc
 
 
 def test_a_matcher_that_fails_costs_a_vote_and_no_run(tmp_path, monkeypatch):
-    from replay_pipeline.replay import policy
+    from replay_pipeline.replay.buy import policy
 
     def read(*_, **__):
         raise RecursionError("ls && " * 3)

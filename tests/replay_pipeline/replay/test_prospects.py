@@ -6,8 +6,8 @@ import pytest
 
 from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay import estimate, replay_states
-from replay_pipeline.replay.asking import Asking
-from replay_pipeline.replay.prospects import NEXT_USD, prospect
+from replay_pipeline.replay.ask.asking import Asking
+from replay_pipeline.replay.buy.prospects import NEXT_USD, prospect
 from replay_pipeline.testing import TeacherServer
 from tests.support.worlds import MODELS, WORLDS, bought, simulate
 
@@ -19,7 +19,7 @@ def right_per_state(world, states):
 
 def said_after(world, n_asked):
     rows = {number: world.rows([state]) for number, state in enumerate(world.states[:n_asked])}
-    return prospect(world.states, world.teachers, rows, Asking())
+    return prospect(world.states, world.teachers, rows, Asking().policy())
 
 
 def test_right_pairs_fall_into_the_interval_in_nine_worlds_of_ten():
@@ -67,7 +67,9 @@ def test_what_the_next_ten_dollars_bring_is_what_they_bring():
             teacher.name: price / 1_000 * NEXT_USD / usd
             for teacher, price in zip(world.teachers, each.prices, strict=True)
         }
-        said = prospect(world.states, world.teachers, rows, Asking(), usd_per_call=prices).next
+        said = prospect(
+            world.states, world.teachers, rows, Asking().policy(), usd_per_call=prices
+        ).next
         assert said is not None
         assert said.usd == pytest.approx(NEXT_USD)
         pairs = extract_pairs(world.states, bought(world, usd + 0.12 * sum(each.prices))).pairs

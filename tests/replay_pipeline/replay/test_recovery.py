@@ -21,7 +21,8 @@ from replay_pipeline.replay import (
     replay_states,
     replay_trace_sync,
 )
-from replay_pipeline.replay.calls import (
+from replay_pipeline.replay.dialects.client import Client
+from replay_pipeline.replay.money.calls import (
     InDoubt,
     NewCall,
     Refused,
@@ -29,13 +30,12 @@ from replay_pipeline.replay.calls import (
     Settlement,
     decode_row,
 )
-from replay_pipeline.replay.database import connect
-from replay_pipeline.replay.ledger import Ledger
-from replay_pipeline.replay.migration import mend
-from replay_pipeline.replay.openrouter import Client
-from replay_pipeline.replay.schema import SCHEMA_VERSION
-from replay_pipeline.replay.unbooked import Unbooked
-from replay_pipeline.replay.writer import Writer
+from replay_pipeline.replay.money.database import connect
+from replay_pipeline.replay.money.ledger import Ledger
+from replay_pipeline.replay.money.migration import mend
+from replay_pipeline.replay.money.schema import SCHEMA_VERSION
+from replay_pipeline.replay.money.unbooked import Unbooked
+from replay_pipeline.replay.money.writer import Writer
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
@@ -535,7 +535,7 @@ def test_all_of_a_ledger_of_version_1_is_brought_up_to_date(tmp_path, monkeypatc
         )
         old.execute("update scopes set held = 1 where name = 'day:2026-11-01'")
         rows = dict(old.execute("select id, row from calls").fetchall())
-    monkeypatch.setattr("replay_pipeline.replay.migration._ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("replay_pipeline.replay.money.migration._ROWS_AT_ONCE", 1)
     before = datetime.now(UTC) - timedelta(milliseconds=1)
     connect(path).close()
     with closing(sqlite3.connect(path)) as new:
@@ -633,7 +633,7 @@ def test_a_batch_that_never_arrived_gives_its_money_back_and_is_handed_in_again(
 
 
 def test_a_batch_is_collected_by_a_run_over_some_of_its_states(tmp_path, monkeypatch):
-    collect = "replay_pipeline.replay.batch._BatchRun._collect"
+    collect = "replay_pipeline.replay.ask.batch._BatchRun._collect"
     states = make_states(6)
 
     async def leave(*_):

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
 from replay_pipeline.errors import ConfigError, PriceError
-from replay_pipeline.replay.asking import Asking, checked_ceiling
+from replay_pipeline.replay.ask.asking import Asking, checked_ceiling
+from replay_pipeline.replay.buy.estimates import Estimate, Purchase, TeacherEstimate, forecast
+from replay_pipeline.replay.buy.tasks import LaneQuestion
 from replay_pipeline.replay.dialects import DIALECTS, RequestOptions, dialect_of
-from replay_pipeline.replay.estimates import Estimate, Purchase, TeacherEstimate, forecast
-from replay_pipeline.replay.prices import Price, PriceBook, floor_nano, nano, usd
-from replay_pipeline.replay.replies import read_reply
-from replay_pipeline.replay.requests import Question, RequestBuilder, with_recorded_names
-from replay_pipeline.replay.sizes import Learned, Size
-from replay_pipeline.replay.tasks import LaneQuestion
+from replay_pipeline.replay.dialects.prices import Price, PriceBook, floor_nano, nano, usd
+from replay_pipeline.replay.dialects.replies import read_reply
+from replay_pipeline.replay.dialects.requests import Question, RequestBuilder, with_recorded_names
+from replay_pipeline.replay.dialects.sizes import Learned, Size
 from replay_pipeline.types import TeacherSpec
 
 LISTED = ("max_tokens", "seed", "stop", "temperature", "tool_choice", "tools", "top_p")

@@ -1,4 +1,4 @@
-from replay_pipeline.replay.rows import teacher_actions_from_table, teacher_actions_table
+from replay_pipeline.replay.ask.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.types import TeacherAction
 
 CALL = {

@@ -20,7 +20,7 @@ from replay_pipeline.replay import (
     replay_trace,
     replay_trace_sync,
 )
-from replay_pipeline.replay.prices import PriceBook
+from replay_pipeline.replay.dialects.prices import PriceBook
 from replay_pipeline.settings import config_dir
 from replay_pipeline.storage.trust import host_of, trust_host
 from replay_pipeline.testing import TeacherServer

@@ -45,9 +45,9 @@ CARRIES = {
         "ingesters.__init__",
         "ingesters.json_lines",
         "redaction.printable",
-        *("replay.asking", "replay.calls", "replay.engine", "replay.tasks"),
-        "replay.prices",
-        "replay.sizes",
+        *("replay.ask.asking", "replay.money.calls", "replay.ask.engine", "replay.buy.tasks"),
+        "replay.dialects.prices",
+        "replay.dialects.sizes",
         "replay.__init__",
     ),
     *("harness.listener", "stages.project", "stages.receipts", "stages.workspaces"),
@@ -78,7 +78,7 @@ CHANGES = {
         {"ingest", "replay", "pairs", "normalize"},
     ),
     "way of asking": (
-        [("replay/requests.py", 'CATALOGUE_VERSION = "1"', 'CATALOGUE_VERSION = "2"')],
+        [("replay/dialects/requests.py", 'CATALOGUE_VERSION = "1"', 'CATALOGUE_VERSION = "2"')],
         {"replay": ["requests"]},
         {"replay", "pairs"},
     ),
@@ -330,8 +330,8 @@ def test_a_version_sees_code_and_data_but_no_comment_docstring_or_layout(tmp_pat
 
 
 def test_a_version_sees_a_constant_that_is_shared(tmp_path, monkeypatch):
-    for name in ("types.py", "replay/policy.py", "replay/places.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in ("types.py", "replay/buy/policy.py", "replay/buy/places.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(PACKAGE / name, tmp_path / name)
     monkeypatch.setattr(versions, "_PACKAGE", tmp_path)
 

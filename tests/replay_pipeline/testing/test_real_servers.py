@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.replay.dialects import DIALECTS
-from replay_pipeline.replay.replies import Answer, Failure, read_reply
-from replay_pipeline.replay.rules import broken_rule
+from replay_pipeline.replay.dialects.replies import Answer, Failure, read_reply
+from replay_pipeline.replay.dialects.rules import broken_rule
 from replay_pipeline.testing import TeacherServer
 
 RECORDED = json.loads(Path(__file__).with_name("real_servers.json").read_text("utf-8"))

@@ -1,0 +1,1 @@
+"""Who asks: a run, its rounds and attempts, and the rows that come of them."""

@@ -1,0 +1,216 @@
+"""The options that every replay takes, and the checks that run before any cost."""
+
+import logging
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TypedDict, Unpack
+
+from pydantic import SecretStr
+
+from replay_pipeline.actions.windows import window_messages
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.replay.buy.policy import Policy, parse_gates
+from replay_pipeline.replay.dialects import (
+    DEFAULT_MAX_COMPLETION_TOKENS,
+    RequestOptions,
+    dialect_of,
+)
+from replay_pipeline.replay.dialects.endpoints import fetch_prices
+from replay_pipeline.replay.dialects.prices import Price, floor_nano
+from replay_pipeline.storage.store import Place
+from replay_pipeline.types import AgreementLevel, RetryPolicy, TeacherSpec
+
+logger = logging.getLogger(__name__)
+
+
+class AskingOptions(TypedDict, total=False):
+    """The keyword options of every replay. `Asking` describes each one."""
+
+    max_concurrency: int
+    window: str
+    max_completion_tokens: int
+    accepted_terms: Sequence[str]
+    partition: str | None
+    night: str | None
+    tags: Sequence[str]
+    limits_usd: Mapping[str, float | None]
+    gates: Sequence[str]
+    agreement_threshold: int
+    min_p_better: float | None
+    level: AgreementLevel
+    count_own_family: bool
+    counts_recorded: bool
+    known_until: str | None
+    run_id: str | None
+    retry: RetryPolicy
+    price_folder: Place | None
+    max_price_age_days: float
+    is_durable: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asking:
+    """The options of a run, without its states, its teachers, and its ceiling."""
+
+    max_concurrency: int = 64
+    """Calls in flight at once, all teachers together."""
+    window: str = "full"
+    """Windowing policy for long prefixes; see `replay_pipeline.actions.windows`."""
+    max_completion_tokens: int = DEFAULT_MAX_COMPLETION_TOKENS
+    accepted_terms: Sequence[str] = ()
+    """Teachers that you accept although their vendors forbid training on their answers."""
+    partition: str | None = None
+    night: str | None = None
+    """Date of the night. All runs of one night share a limit."""
+    tags: Sequence[str] = ()
+    limits_usd: Mapping[str, float | None] = field(default_factory=dict)
+    """Further ceilings by scope: `day`, `partition`, `night`, `teacher:NAME`, `tag:NAME`. The
+    ledger keeps them: a limit holds over all runs until you set another one here. `None` removes a
+    limit."""
+    gates: Sequence[str] = ()
+    """Names of the presets that decide what a run buys; see `replay_pipeline.replay.buy.policy`."""
+    agreement_threshold: int = 2
+    """How many families must agree to make a consensus, for presets that look at votes."""
+    min_p_better: float | None = None
+    """Pairs below this probability are dropped, if probability decides. For buying by value."""
+    level: AgreementLevel = "effect"
+    """How similar two actions must be to count as one vote, for presets that look at votes."""
+    count_own_family: bool = False
+    """Whether teachers of the student's own family vote, for presets that look at votes."""
+    counts_recorded: bool = True
+    """Whether answers that were already in the ledger count against the ceiling of this run."""
+    known_until: str | None = None
+    """Leave out answers that the ledger got later (ISO 8601, UTC), to repeat an earlier run."""
+    run_id: str | None = None
+    """Processes with the same run id share its ceiling. By default, a new run."""
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    price_folder: Place | None = None
+    """Folder of the price lists. With `None`, each run fetches them again."""
+    max_price_age_days: float = 7.0
+    """If a price list is older and can't be fetched again, the run refuses to use it."""
+    is_durable: bool = True
+    """Wait for the disk at each booking, so that bookings survive a power failure."""
+
+    @classmethod
+    def of(cls, **options: Unpack[AskingOptions]) -> "Asking":
+        """Read the keyword options of a public function.
+
+        Raises:
+            ConfigError: no option has this name.
+        """
+        try:
+            return cls(**options)
+        except TypeError as error:
+            raise ConfigError(f"replay: {error}") from error
+
+    def policy(self) -> Policy:
+        """Make the policy that decides what a run buys."""
+        return parse_gates(
+            self.gates,
+            level=self.level,
+            threshold=self.agreement_threshold,
+            min_p_better=self.min_p_better,
+            count_own_family=self.count_own_family,
+        )
+
+    def scopes(self) -> tuple[str, ...]:
+        """Name the limits that every call counts against, besides run, day, and teacher."""
+        named = (("partition", self.partition), ("night", self.night))
+        return (
+            *(f"tag:{tag}" for tag in self.tags),
+            *(f"{kind}:{name}" for kind, name in named if name),
+        )
+
+    def limits_nano(self, day: str, teachers: Iterable[str]) -> dict[str, int | None]:
+        """Return the limits to set or to remove, by the name of their scope in the ledger.
+
+        Raises:
+            ConfigError: a limit names a scope that no call of this run counts toward.
+        """
+        known = {day, *(f"teacher:{name}" for name in teachers), *self.scopes()}
+        of_run = {
+            "day": day,
+            "night": f"night:{self.night}",
+            "partition": f"partition:{self.partition}",
+        }
+        limits: dict[str, int | None] = {}
+        for scope, limit_usd in self.limits_usd.items():
+            name = of_run.get(scope, scope)
+            if name not in known:
+                there = ", ".join(["day", "partition", *sorted(known - {day})])
+                raise ConfigError(
+                    f"limit {scope}={limit_usd}: no call of this run counts under {scope!r}, so this limit would have no effect; the known names are {there}"
+                )
+            limits[name] = None if limit_usd is None else floor_nano(limit_usd)
+        return limits
+
+    async def fetch_prices(
+        self,
+        teachers: Sequence[TeacherSpec],
+        *,
+        keys: Mapping[str, SecretStr | None],
+        stop: threading.Event | None = None,
+    ) -> dict[str, Price]:
+        """Find the price of each teacher by name. Raises the errors of `endpoints.fetch_prices`."""
+        return await fetch_prices(
+            teachers,
+            keys=keys,
+            folder=self.price_folder,
+            max_age_days=self.max_price_age_days,
+            settle_s=self.retry.settle_s,
+            stop=stop,
+        )
+
+    def request_options(self) -> RequestOptions:
+        """Return the options that change what is sent."""
+        return RequestOptions(
+            window=self.window,
+            max_completion_tokens=self.max_completion_tokens,
+            accepted_terms=frozenset(self.accepted_terms),
+        )
+
+
+def today() -> str:
+    """Name the scope of this UTC day."""
+    return f"day:{datetime.now(UTC):%Y-%m-%d}"
+
+
+def checked_ceiling(teachers: Sequence[TeacherSpec], max_total_usd: float, asking: Asking) -> int:
+    """Check the settings before anything is sent, and return the ceiling.
+
+    Raises:
+        ConfigError: says which teacher or option is wrong, and what to do.
+    """
+    if not teachers:
+        raise ConfigError("no teachers: name at least one model to ask")
+    names = Counter(teacher.name for teacher in teachers)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ConfigError(f"two teachers are called {twice[0]}: give each its own name")
+    if isinstance(max_total_usd, bool) or not 0 <= max_total_usd < math.inf:
+        raise ConfigError(f"max_total_usd={max_total_usd} must be a number of dollars, at least 0")
+    for scope, limit in asking.limits_usd.items():
+        if limit is not None and not 0 <= limit < math.inf:
+            raise ConfigError(f"limit {scope}={limit}: a number of dollars >= 0 is needed")
+    asking.limits_nano(today(), names)
+    for name in ("max_concurrency", "max_completion_tokens"):
+        if getattr(asking, name) < 1:
+            raise ConfigError(f"{name}={getattr(asking, name)} must be at least 1")
+    window_messages([], asking.window)
+    asking.policy()
+    for teacher in teachers:
+        accepted = {teacher.model, teacher.name, teacher.vendor} & set(asking.accepted_terms)
+        if teacher.is_distillable is False and not accepted:
+            raise ConfigError(
+                f"teacher {teacher.name}: the terms of {teacher.model} forbid training on its "
+                f"answers; leave it out, or accept that with accepted_terms={teacher.model!r}"
+            )
+        if teacher.top_logprobs and not dialect_of(teacher).has_logprobs:
+            raise ConfigError(
+                f"teacher {teacher.name}: {dialect_of(teacher).name} offers no token probabilities; "
+                "set its top_logprobs to 0"
+            )
+    return floor_nano(max_total_usd)

@@ -1,0 +1,1 @@
+"""Who buys: which question is worth its price, and what a replay would cost."""

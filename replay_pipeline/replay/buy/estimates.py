@@ -1,0 +1,243 @@
+"""Estimate what a replay would cost, before you pay."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from replay_pipeline.replay.buy.policy import RECOMMENDED_GATES
+from replay_pipeline.replay.buy.prospects import Prospect
+from replay_pipeline.replay.buy.tasks import LaneQuestion
+from replay_pipeline.replay.dialects.prices import Price, usd
+from replay_pipeline.replay.dialects.sizes import Learned, n_bytes_written
+from replay_pipeline.types import TeacherSpec
+
+ASSUMED_STUDENT = 0.5
+"""Assumed share of states at which the cheapest teacher does what the student did."""
+ASSUMED_TEACHERS = 0.6
+"""Assumed share of states at which two teachers agree."""
+ASSUMED_PAIRS = 0.2
+"""Assumed number of pairs per state if every teacher is asked."""
+ASSUMED_KEPT = 0.9
+"""Assumed share of these pairs that the recommended gates keep."""
+EXAMPLE_USD = 5.0
+"""The amount for which an estimate says what it buys."""
+
+_MIN_CACHED_TOKENS = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TeacherEstimate:
+    """The estimated tokens and cost of one teacher."""
+
+    teacher: str
+    model: str
+    n_calls: int
+    n_prompt_tokens: int
+    n_cached_tokens: int
+    """Prompt tokens that a provider's prompt cache should serve."""
+    n_completion_tokens: int
+    expected_usd: float
+    bound_usd: float
+    """The sum of the reservations, if no call settles for less."""
+    price_source: str
+    price_date: str
+    spread: float = 0.0
+    """Fraction by which the cost may be lower or higher."""
+    adaptations: tuple[str, ...] = ()
+    """Fields that are left out for its endpoint, and why."""
+    n_logprobs: int = 0
+    """Number of token probabilities to request. No price list charges extra for them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Purchase:
+    """The states and pairs that an amount of money buys, under the assumptions stated."""
+
+    usd: float
+    n_states: int
+    n_pairs: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """The estimated tokens and cost of a replay, per teacher and in total, in US dollars."""
+
+    n_states: int
+    n_calls: int
+    expected_usd: float
+    bound_usd: float
+    teachers: tuple[TeacherEstimate, ...]
+    low_usd: float = 0.0
+    high_usd: float = 0.0
+    """The upper end of the likely cost."""
+    buys: Purchase | None = None
+    """What five dollars buy."""
+    prospect: Prospect = field(default_factory=Prospect)
+    """Expected number of right pairs per state."""
+    added_by_clients: float | None = None
+    """Share that the clients' own prompts and tools add to the cost of the neutral ones, by what they
+    add at the first states. `None` if no state has them."""
+    gated: "Estimate | None" = None
+    """The same estimate with the recommended gates, if you set none."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for a report."""
+        return asdict(self)
+
+
+def forecast(
+    lanes: Sequence[tuple[TeacherSpec, Sequence[LaneQuestion]]],
+    prices: Mapping[str, Price],
+    *,
+    gates: Sequence[str] = (),
+    learned: Mapping[str, Learned] | None = None,
+    adaptations: Mapping[str, tuple[str, ...]] | None = None,
+    is_full: bool = False,
+) -> Estimate:
+    """Sum the estimates over the questions of these lanes.
+
+    Equal requests count once. Gates on states are applied. Gates on votes depend on answers, so the
+    share of states that they let through is assumed (`ASSUMED_STUDENT`, `ASSUMED_TEACHERS`).
+
+    Args:
+        lanes: the questions, in the order of asking.
+        prices: price by teacher.
+        gates: gates by name.
+        learned: token counts learned from each teacher's earlier answers.
+        adaptations: fields that are left out for each teacher's endpoint.
+        is_full: also estimate with the recommended gates.
+    """
+    asked = _asked_once(lanes)
+    by_teacher: dict[str, list[Sequence[LaneQuestion]]] = {}
+    for teacher, lane in asked:
+        by_teacher.setdefault(teacher.name, []).append(lane)
+    every = [
+        _of_teacher(each, prices[name], (learned or {}).get(name, Learned()))
+        for name, each in by_teacher.items()
+    ]
+    every.sort(key=lambda teacher: teacher.expected_usd / max(1, teacher.n_calls))
+    shares = _shares(len(every), gates)
+    teachers = tuple(
+        replace(_scaled(each, share), adaptations=(adaptations or {}).get(each.teacher, ()))
+        for each, share in zip(every, shares, strict=True)
+    )
+    expected = math.fsum(teacher.expected_usd for teacher in teachers)
+    spread = math.fsum(teacher.expected_usd * teacher.spread for teacher in teachers)
+    n_states = len({task.state_id for _, lane in asked for task in lane})
+    return Estimate(
+        n_states=n_states,
+        n_calls=sum(teacher.n_calls for teacher in teachers),
+        expected_usd=round(expected, 9),
+        bound_usd=round(math.fsum(teacher.bound_usd for teacher in teachers), 9),
+        teachers=teachers,
+        low_usd=round(expected - spread, 9),
+        high_usd=round(expected + spread, 9),
+        buys=_purchase(n_states, expected, len(teachers), gates),
+        gated=forecast(lanes, prices, gates=RECOMMENDED_GATES, learned=learned)
+        if is_full and not gates
+        else None,
+    )
+
+
+def _purchase(
+    n_states: int, expected_usd: float, n_teachers: int, gates: Sequence[str]
+) -> Purchase | None:
+    """Return what five dollars buy of these states; nothing is said where they cost nothing."""
+    if not expected_usd:
+        return None
+    n_bought = min(n_states, int(n_states * EXAMPLE_USD / expected_usd))
+    per_state = ASSUMED_PAIRS * (ASSUMED_KEPT if gates else 1) if n_teachers > 1 else 0
+    return Purchase(usd=EXAMPLE_USD, n_states=n_bought, n_pairs=round(n_bought * per_state))
+
+
+def _asked_once(
+    lanes: Sequence[tuple[TeacherSpec, Sequence[LaneQuestion]]],
+) -> list[tuple[TeacherSpec, list[LaneQuestion]]]:
+    seen: set[str] = set()
+    asked = []
+    for teacher, lane in lanes:
+        kept = []
+        for task in lane:
+            if task.question.sha not in seen:
+                seen.add(task.question.sha)
+                kept.append(task)
+        if kept:
+            asked.append((teacher, kept))
+    return asked
+
+
+def _shares(n_teachers: int, gates: Sequence[str]) -> list[float]:
+    """Share of states at which each teacher, cheapest first, is expected to be asked."""
+    explored = {name.partition(":")[0]: float(name.partition(":")[2] or 0) for name in gates}
+    shares = [1.0] * n_teachers
+    # If the first of up to three teachers does what the student did, no pair is possible any more.
+    stops = "cheap_screen" if "cheap_screen" in explored or n_teachers > 3 else "cheap_first"
+    if stops in explored:
+        passed = 1 - ASSUMED_STUDENT * (1 - explored[stops])
+        shares = [1.0, *[passed] * (n_teachers - 1)]
+    if "cheap_first" in explored:
+        asked_on = 1 - ASSUMED_TEACHERS * (1 - explored["cheap_first"])
+        for place in range(2, n_teachers):
+            shares[place] = shares[place - 1] * asked_on
+    return shares[:n_teachers]
+
+
+def _scaled(teacher: TeacherEstimate, share: float) -> TeacherEstimate:
+    return replace(
+        teacher,
+        n_calls=round(teacher.n_calls * share),
+        n_prompt_tokens=round(teacher.n_prompt_tokens * share),
+        n_cached_tokens=round(teacher.n_cached_tokens * share),
+        n_completion_tokens=round(teacher.n_completion_tokens * share),
+        n_logprobs=round(teacher.n_logprobs * share),
+        expected_usd=round(teacher.expected_usd * share, 9),
+    )
+
+
+def _of_teacher(
+    lanes: Sequence[Sequence[LaneQuestion]], price: Price, learned: Learned
+) -> TeacherEstimate:
+    n_calls = n_prompt = n_cached = n_completion = expected = bound = 0
+    for lane in lanes:
+        asked: set[int] = set()
+        for task in lane:
+            question, before = task.question, task.previous
+            while before is not None and not (before.is_asked or before.index in asked):
+                before = before.previous
+            asked.add(task.index)
+            prompt = learned.expected_tokens(question.size)
+            cached, most = 0, question.size.bound_tokens
+            if before is not None:
+                cached = learned.expected_tokens(before.question.size)
+                added = question.size.added_bound_tokens(before.question.size)
+                most = min(most, cached + added)
+            cached = round(cached * learned.cache_share) if cached >= _MIN_CACHED_TOKENS else 0
+            n_student_bytes = n_bytes_written(task.state["student_action"])
+            completion = learned.answer_tokens(n_student_bytes, question.max_completion_tokens)
+            n_calls += 1
+            n_prompt += prompt
+            n_cached += cached
+            n_completion += completion
+            expected += price.cost_nano(
+                prompt,
+                completion,
+                n_cached_tokens=cached,
+                n_written_tokens=prompt - cached if price.cache_write > price.prompt else 0,
+            )
+            bound += price.bound_nano(most, question.max_completion_tokens)
+    teacher = lanes[0][0].teacher
+    return TeacherEstimate(
+        teacher=teacher.name,
+        model=teacher.model,
+        n_calls=n_calls,
+        n_prompt_tokens=n_prompt,
+        n_cached_tokens=n_cached,
+        n_completion_tokens=n_completion,
+        expected_usd=usd(expected),
+        bound_usd=usd(bound),
+        price_source=price.source,
+        price_date=price.date,
+        spread=learned.spread,
+        n_logprobs=n_completion * teacher.top_logprobs,
+    )

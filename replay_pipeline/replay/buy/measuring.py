@@ -1,0 +1,154 @@
+"""Measure what presets of the buying policy save and lose, on a complete set of answers."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from replay_pipeline.judge.ballots import BallotBox
+from replay_pipeline.replay.buy.buying import Buyer, Market
+from replay_pipeline.replay.buy.places import place_of
+from replay_pipeline.replay.buy.policy import Policy, Poll, parse_gates
+from replay_pipeline.types import (
+    AgreementLevel,
+    GateReport,
+    TeacherAction,
+    TeacherSpec,
+    TraceState,
+)
+
+_Answers = Mapping[tuple[int, int], TeacherAction]
+"""By number of state and teacher."""
+
+
+def measure_gates(
+    states: Sequence[TraceState],
+    teachers: Sequence[TeacherSpec],
+    actions: Iterable[TeacherAction],
+    names: Iterable[str],
+    *,
+    level: AgreementLevel = "effect",
+    threshold: int = 2,
+    count_own_family: bool = False,
+) -> tuple[GateReport, ...]:
+    """Return the savings and losses of presets, measured on complete answers.
+
+    It simulates a run with these presets and enough money on the recorded answers. The last report,
+    `all`, applies all presets together. It says how many calls and dollars they would have saved,
+    and how many of the pairs from asking everyone they would have lost.
+
+    Args:
+        states: the states that were replayed.
+        teachers: the teachers that were asked.
+        actions: their answers.
+        names: presets by name.
+        level: how similar actions must be to agree.
+        threshold: how many families make a consensus.
+        count_own_family: whether teachers of the student's own family vote.
+    """
+    names = tuple(names)
+    answers = numbered(states, teachers, actions)
+    reports = [
+        _measured(
+            states,
+            teachers,
+            answers,
+            parse_gates(each, level=level, threshold=threshold, count_own_family=count_own_family),
+        )
+        for each in [*((name,) for name in names), names]
+    ]
+    return tuple(
+        replace(report, gate=name) for report, name in zip(reports, [*names, "all"], strict=True)
+    )
+
+
+def numbered(
+    states: Sequence[TraceState], teachers: Sequence[TeacherSpec], actions: Iterable[TeacherAction]
+) -> dict[tuple[int, int], TeacherAction]:
+    """Return answers by the indexes of their state and teacher."""
+    by_name = {(action.state_id, action.teacher): action for action in actions}
+    return {
+        (i, j): answer
+        for i, state in enumerate(states)
+        for j, teacher in enumerate(teachers)
+        if (answer := by_name.get((state["state_id"], teacher.name))) is not None
+    }
+
+
+def bought(
+    states: Sequence[TraceState],
+    teachers: Sequence[TeacherSpec],
+    answers: _Answers,
+    policy: Policy,
+    *,
+    max_total_usd: float | None = None,
+) -> dict[tuple[int, int], float]:
+    """Return the recorded answers that a policy would have bought, each with its propensity.
+
+    Args:
+        states: the states that were replayed.
+        teachers: the teachers that were asked.
+        answers: their answers, with the cost of each.
+        policy: the rules for buying.
+        max_total_usd: the ceiling. Without one, the money is unlimited.
+    """
+    costs: dict[int, list[float]] = defaultdict(list)
+    for (_, teacher), answer in answers.items():
+        costs[teacher].append(answer.cost_usd)
+    mean = {teacher: sum(each) / len(each) for teacher, each in costs.items()}
+    market = Market(
+        places=[place_of(state, i) for i, state in enumerate(states)],
+        teachers=teachers,
+        cost_usd=lambda _, teacher, is_warm: mean[teacher],  # noqa: ARG005
+        bound_usd=lambda state, teacher: answers[state, teacher].cost_usd,
+        open_poll=lambda state: policy.poll(states[state]),
+        is_open=lambda state, teacher: (state, teacher) in answers,
+    )
+    buyer = Buyer(market, policy)
+    box = BallotBox(buyer.families, level=policy.level)
+    left = max_total_usd
+    if left is None:
+        left = 1.0 + 4 * sum(answer.cost_usd for answer in answers.values())
+    found: dict[tuple[int, int], float] = {}
+    polls: dict[int, Poll] = {}
+    while choices := buyer.next_round(left):
+        paid: dict[int, dict[int, float]] = defaultdict(dict)
+        for choice in choices:
+            answer = answers[choice.state, choice.teacher]
+            found[choice.state, choice.teacher] = choice.propensity
+            if choice.state not in polls:
+                polls[choice.state] = market.open_poll(choice.state)
+            polls[choice.state].add(answer)
+            paid[choice.state][choice.teacher] = answer.cost_usd
+            left -= answer.cost_usd
+        for number, usd in sorted(paid.items()):
+            poll = polls[number]
+            buyer.file(number, poll, box.ballot(states[number], poll.student, poll.votes), usd)
+    return found
+
+
+def _measured(
+    states: Sequence[TraceState],
+    teachers: Sequence[TeacherSpec],
+    answers: _Answers,
+    policy: Policy,
+) -> GateReport:
+    chosen = bought(states, teachers, answers, policy)
+    n_pairs = n_lost = 0
+    for i, state in enumerate(states):
+        full, seen = policy.poll(state), policy.poll(state)
+        for j in range(len(teachers)):
+            if (i, j) in answers:
+                full.add(answers[i, j])
+                if (i, j) in chosen:
+                    seen.add(answers[i, j])
+        n_pairs += full.makes_pair()
+        n_lost += full.makes_pair() and not seen.makes_pair()
+    saved = [answer for key, answer in answers.items() if key not in chosen]
+    return GateReport(
+        gate="",
+        n_calls_saved=len(saved),
+        saved_usd=round(sum(answer.cost_usd for answer in saved), 9),
+        n_explored=sum(propensity < 1 for propensity in chosen.values()),
+        n_pairs=n_pairs,
+        n_pairs_lost=n_lost,
+    )

@@ -1,0 +1,298 @@
+"""The rules by which a replay buys: named presets, and the votes that they look at.
+
+The setting `gates` names the presets. `replay/buy/buying.py` follows them when it chooses the next
+state and teacher. Every preset counts its savings. A call that was drawn by chance records its
+propensity, so that later estimates can weight it.
+
+- `error_sites_first`: if money is short, sessions with the largest share of failed states come first,
+  each up to its last failed state.
+- `cheap_first`: cheapest teacher first; stop when no pair is possible any more.
+- `cheap_first:E`: the same, except at a random share E of such states.
+- `cheap_screen:E`: stop when the cheapest teacher does what the student did, except at a random share
+  E of such states.
+- `value`: buy where a dollar brings most right pairs, as judged from the answers so far.
+- `max_usd_per_pair:X`: as `value`, and pay at most X dollars for a right pair.
+- `free_vote`: has no effect any more, since the recorded action always counts as a vote.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
+from replay_pipeline.actions.validity import ToolList
+from replay_pipeline.actions.votes import Panel, Vote, family_of_answer, read_answer
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.judge.rule import Standing, rule, standing_of_votes
+from replay_pipeline.types import (
+    FAILURES,
+    AgreementLevel,
+    Message,
+    TeacherAction,
+    TraceState,
+    family_of_model,
+)
+
+logger = logging.getLogger(__name__)
+
+RECOMMENDED_GATES = ("error_sites_first", "cheap_screen:0.1", "cheap_first")
+"""The recommended presets, which lose few pairs and save most of the money."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateDecision:
+    """A decision on whether to ask the next teacher. `gate` is the preset that decided, or None."""
+
+    gate: str | None = None
+    reason: str | None = None
+    """Why not to ask, or None to ask."""
+    propensity: float = 1.0
+    """Probability with which this call is made."""
+
+
+ASK = GateDecision()
+
+
+@dataclass(slots=True)
+class Poll:
+    """The votes at one state so far, counted by the same rules as when pairs are made."""
+
+    state: TraceState
+    level: AgreementLevel
+    threshold: int
+    count_own_family: bool = False
+    votes: list[Vote] = field(default_factory=list)
+    own: list[Vote] = field(default_factory=list)
+    """Valid answers of the student's own family, if it has no vote."""
+    n_asked: int = 0
+    student: Action = field(init=False)
+    toolbox: ToolList | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        tools = self.state.get("tools")
+        self.toolbox = ToolList(tools) if tools else None
+        self.student = _read_student(self.state, self.toolbox)
+
+    def add(self, answer: TeacherAction) -> None:
+        """Count an answer. Without a usable action, it counts as asked but not as a vote."""
+        self.n_asked += 1
+        family = family_of_answer(answer)
+        try:
+            action = read_answer(answer, cwd=self.state.get("cwd"), tools=self.toolbox)
+        except Exception:
+            # What a model wrote may be anything: unreadable, it is no vote, and no run ends of it.
+            logger.exception("the answer of %s at %s", answer.teacher, answer.state_id)
+            return
+        if action is None or not action.is_valid:
+            return
+        votes = self.votes if self.has_vote(family) else self.own
+        votes.append(Vote(family, answer, action))
+
+    @property
+    def family(self) -> str | None:
+        """Return the student's family."""
+        return family_of_model(self.state.get("student_model"))
+
+    def has_vote(self, family: str) -> bool:
+        """Return whether teachers of a family vote here. By default, the agent's own family does not."""
+        return self.count_own_family or family != self.family
+
+    def agrees_with_student(self, action: Action) -> bool:
+        """Return whether `action` agrees with the agent's action."""
+        return agrees_at(self.level, agreement_level(action, self.student))
+
+    def standing(self) -> Standing:
+        """Count the families on each side."""
+        return standing_of_votes(
+            Panel(self.votes).lead(self.level),
+            self.votes,
+            self.own,
+            is_agents=self.agrees_with_student,
+            is_same=lambda one, other: agrees_at(self.level, agreement_level(one, other)),
+        )
+
+    def makes_pair(self) -> bool:
+        """Return whether enough teachers agree on an action that the agent did not take."""
+        return self.student.is_valid and rule(self.standing(), self.threshold) == "pair"
+
+    def is_hopeless(self, asked_next: Set[str]) -> bool:
+        """Return whether no answer of these families could still make a pair.
+
+        A state that has a pair so far isn't settled either. The next answer may side with the
+        student, or show that the winning action is the student's in other words.
+        """
+        if not self.student.is_valid:
+            return True
+        families = {family for family in asked_next if self.has_vote(family)}
+        against = [vote for vote in self.votes if not self.agrees_with_student(vote.action)]
+        # A later action may join any group, or stand between two: it counts for all of them.
+        n_most = self._most(against, families)
+        n_own = len({vote.family for vote in self.own} | (asked_next - families))
+        now = self.standing()
+        best = Standing(n_most, n_most, 0, n_most + n_own, now.n_against, is_agents=False)
+        return n_most < now.n_leading or rule(best, self.threshold) != "pair"
+
+    def _most(self, votes: Sequence[Vote], families: Set[str]) -> int:
+        """Return families in the largest group that `votes` could become with those of `families`."""
+        groups = Panel(votes).groups(self.level) if votes else []
+        return max(
+            (len({v.family for v in group} | families) for group in groups), default=len(families)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """The rules by which one run buys answers."""
+
+    names: tuple[str, ...] = ()
+    """The presets as written in the settings."""
+    level: AgreementLevel = "effect"
+    threshold: int = 2
+    min_p_better: float | None = None
+    """If set, pairs are kept by their probability and not by the number of families."""
+    count_own_family: bool = False
+    """Whether teachers of the student's own family vote."""
+    is_ordered_by_errors: bool = False
+    is_by_value: bool = False
+    max_usd_per_pair: float | None = None
+    stops_in_vain: str | None = None
+    """The preset that stops when no pair is possible any more."""
+    screens: str | None = None
+    """The preset that stops when the cheapest teacher does what the student did."""
+    explored: Mapping[str, float] = field(default_factory=dict)
+    """By preset, the share of the states where it would stop at which all teachers are asked all the same."""
+
+    @property
+    def is_in_turn(self) -> bool:
+        """Return whether teachers are asked one after the other, cheapest first."""
+        return bool(self.stops_in_vain or self.screens)
+
+    def among(self, n_families: int) -> "Policy":
+        """Return the policy for teachers of so many families.
+
+        If they are too few to make any pair, ruling pairs out would leave nobody to ask.
+        """
+        return self if n_families >= self.threshold else replace(self, stops_in_vain=None)
+
+    def poll(self, state: TraceState) -> Poll:
+        """Open a poll at `state`."""
+        # Without its messages: a poll may be open for as long as the run.
+        return Poll({**state, "messages": []}, self.level, self.threshold, self.count_own_family)
+
+    def verdict(self, poll: Poll, left: Iterable[str]) -> GateDecision:
+        """Decide whether to ask the next teacher, if families `left` can still be asked.
+
+        A decision with a propensity below 1 holds for all remaining teachers, since a partial set
+        of answers would teach nothing.
+        """
+        for name in self.names:
+            if name == self.stops_in_vain and poll.is_hopeless(set(left)):
+                return self._stop(poll, name, "pair_impossible")
+            is_screen = name == self.screens and poll.n_asked == len(poll.votes) == 1
+            if is_screen and poll.agrees_with_student(poll.votes[-1].action):
+                return self._stop(poll, name, "screened")
+        return ASK
+
+    def _stop(self, poll: Poll, name: str, reason: str) -> GateDecision:
+        share = self.explored.get(name, 0.0)
+        if _chance(poll.state["state_id"], name) >= share:
+            return GateDecision(gate=name, reason=reason)
+        return GateDecision(gate=name, propensity=share)
+
+
+def parse_gates(
+    names: Iterable[str],
+    *,
+    level: AgreementLevel = "effect",
+    threshold: int = 2,
+    min_p_better: float | None = None,
+    count_own_family: bool = False,
+) -> Policy:
+    """Return the policy that these presets make, in order.
+
+    Raises:
+        ConfigError: a name is unknown or its number is missing or out of range.
+    """
+    found: dict[str, float | None] = {}
+    full: dict[str, str] = {}
+    names = tuple(names)
+    for name in names:
+        kind, colon, number = name.partition(":")
+        if kind not in _KNOWN:
+            raise ConfigError(f"gate {name!r} is not one of {', '.join(_KNOWN.values())}")
+        if (":" in _KNOWN[kind]) != bool(colon) and not (kind in _SHARES and colon):
+            raise ConfigError(f"gate {name!r}: write it as {_KNOWN[kind]}")
+        most = 1.0 if kind in _SHARES else float("inf")
+        found[kind], full[kind] = _number(name, number, most) if colon else None, name
+    by_value = [kind for kind in ("value", "max_usd_per_pair") if kind in found]
+    if by_value and (others := found.keys() - {"value", "max_usd_per_pair", "free_vote"}):
+        raise ConfigError(
+            f"gate {by_value[0]!r} buys by value and chooses states and teachers itself: remove {', '.join(sorted(others))}"
+        )
+    return Policy(
+        names=names,
+        level=level,
+        threshold=threshold,
+        min_p_better=min_p_better,
+        count_own_family=count_own_family,
+        is_ordered_by_errors="error_sites_first" in found,
+        is_by_value=bool(by_value),
+        max_usd_per_pair=found.get("max_usd_per_pair"),
+        stops_in_vain=full.get("cheap_first"),
+        screens=full.get("cheap_screen"),
+        explored={full[kind]: found[kind] or 0.0 for kind in _SHARES if kind in found},
+    )
+
+
+_KNOWN = {
+    "error_sites_first": "error_sites_first",
+    "cheap_first": "cheap_first",
+    "cheap_screen": "cheap_screen:0.1",
+    "max_usd_per_pair": "max_usd_per_pair:0.5",
+    "free_vote": "free_vote",
+    "value": "value",
+}
+
+_SHARES = ("cheap_first", "cheap_screen")
+"""Presets whose number is the share of states at which they don't stop."""
+
+
+def is_error_site(state: TraceState) -> bool:
+    """Return whether the recorded action failed, was rejected, or was undone."""
+    return bool(
+        state.get("outcome") in FAILURES
+        or state.get("error_kind")
+        or state.get("hint")
+        or state.get("alternatives")
+    )
+
+
+def _read_student(state: TraceState, tools: ToolList | None) -> Action:
+    """Read the recorded action; one that can't be read is an empty one, which is no valid vote."""
+    try:
+        action = _message(state["student_action"])
+        return canonical_action(action, cwd=state.get("cwd"), tools=tools)
+    except Exception:
+        logger.exception("the recorded action of %s", state["state_id"])
+        return canonical_action({"role": "assistant", "content": ""})
+
+
+def _chance(state_id: str, name: str) -> float:
+    """Return a number in [0, 1) that is the same on every run, so that exploration can be repeated."""
+    digest = hashlib.blake2b(f"{name}\0{state_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def _number(name: str, number: str, most: float) -> float:
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= most:
+        raise ConfigError(f"gate {name!r}: {number} is not a number from 0 to {most:g}")
+    return value
+
+
+def _message(action: Message | str) -> Message:
+    return {"role": "assistant", "content": action} if isinstance(action, str) else action

@@ -1,0 +1,66 @@
+"""A question during a run: its state, its teacher, and its earlier calls."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from replay_pipeline.replay.dialects.requests import Question
+from replay_pipeline.replay.money.calls import LostCall
+from replay_pipeline.types import TeacherSpec, TraceState
+
+Lanes = Sequence[tuple[TeacherSpec, deque["LaneQuestion"]]]
+
+
+@dataclass(slots=True)
+class LaneQuestion:
+    """A question in its lane."""
+
+    index: int
+    """Index in the report, which is ordered by state, then teacher."""
+    states: Sequence[TraceState]
+    """All states of the run. They may be built only on access."""
+    state_index: int
+    teacher: TeacherSpec
+    question: Question
+    lost: tuple[LostCall, ...] = ()
+    gate: str | None = None
+    propensity: float = 1.0
+    previous: "LaneQuestion | None" = None
+    """The previous step in its lane, if this prompt starts with that whole prompt."""
+    n_read_tokens: int | None = None
+    """Prompt tokens that the teacher counted, after it has answered."""
+    is_left_out: bool = False
+    """Whether the policy skipped this call. `gate` is the reason."""
+    n_lost: int = 0
+    """How often a call of this run was lost."""
+    is_asked: bool = False
+    """Whether the endpoint has seen this prompt, in this run or before."""
+
+    @property
+    def state(self) -> TraceState:
+        """Build the state with its messages. It can be large, so don't keep it."""
+        return self.states[self.state_index]
+
+    @property
+    def state_id(self) -> str:
+        """Return the id of the state."""
+        return self.question.state_id
+
+    def bound_tokens(self) -> int:
+        """Return an upper bound on the prompt tokens.
+
+        If the teacher has already counted the beginning of this prompt, only the rest is taken at
+        one token per byte.
+        """
+        bound = self.question.size.bound_tokens
+        if self.previous is None or self.previous.n_read_tokens is None:
+            return bound
+        added = self.question.size.added_bound_tokens(self.previous.question.size)
+        return min(bound, self.previous.n_read_tokens + added)
+
+    def last_asked(self) -> "LaneQuestion | None":
+        """Find the latest earlier step whose prompt the endpoint has seen and this prompt starts with."""
+        step = self.previous
+        while step is not None and not step.is_asked:
+            step = step.previous
+        return step

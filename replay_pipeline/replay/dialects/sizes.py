@@ -1,0 +1,144 @@
+"""Estimate the tokens of a prompt: from its bytes at first, then from the counts of earlier answers.
+
+Most teachers have no public tokenizer, but their endpoints report token counts. From these the
+ledger learns each teacher's tokens per byte, the length of its answers, and its share of cache
+hits. Forecasts use them. Reservations don't, because they must never be too low: the next prompt
+may have more tokens per byte than any before it.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from replay_pipeline.types import Message
+
+ASSUMED_TOKENS_PER_BYTE = 0.27
+"""Measured on agent sessions as JSON with tokenizers of open models; see `benchmarks/cost.py`."""
+_FIXED_SHARE = 0.83
+"""Tokens per byte of system prompts and tools over those of the other messages: prose has fewer."""
+ASSUMED_SPREAD = 0.25
+"""For an unknown teacher, real counts lie within this share of the assumed ones."""
+
+_MESSAGE_TOKENS = 16
+_PROMPT_TOKENS = 1024
+_MIN_LEARNED = 8
+_MIN_BYTES = 4_096
+_LEAST_RATIO = 0.1
+_MIN_ANSWER_TOKENS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The size of a prompt as sent."""
+
+    n_bytes: int = 0
+    n_messages: int = 0
+    n_tool_bytes: int = 0
+    """How many of the bytes are tools."""
+    n_system_bytes: int = 0
+    """How many of them are the system prompt."""
+
+    @property
+    def n_weighted_bytes(self) -> float:
+        """Return the bytes of messages that would have as many tokens as this prompt."""
+        return self.n_bytes - (1 - _FIXED_SHARE) * (self.n_tool_bytes + self.n_system_bytes)
+
+    @property
+    def bound_tokens(self) -> int:
+        """Return an upper bound on the tokens. No tokenizer makes more tokens than bytes."""
+        return self.n_bytes + self.n_messages * _MESSAGE_TOKENS + _PROMPT_TOKENS
+
+    def added_bound_tokens(self, before: "Size") -> int:
+        """Return the most tokens that this prompt can have beyond a prompt that it starts with."""
+        n_messages = self.n_messages - before.n_messages
+        return self.n_bytes - before.n_bytes + (n_messages + 1) * _MESSAGE_TOKENS
+
+
+class Learned(msgspec.Struct, frozen=True):
+    """The ratios learned from one teacher's settled answers: tokens, lengths, and cache hits."""
+
+    n: int = 0
+    """Number of answers to prompts that were long enough to learn from."""
+    n_bytes: float = 0
+    """Their bytes, with those of system prompts and tools weighted less."""
+    n_tokens: int = 0
+    n_answers: int = 0
+    n_answer_tokens: int = 0
+    n_expected_cached: int = 0
+    n_cached: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether there are enough answers to rely on."""
+        return self.n >= _MIN_LEARNED
+
+    @property
+    def tokens_per_byte(self) -> float:
+        """Return tokens per byte of messages, assumed if nothing is known."""
+        return self.n_tokens / self.n_bytes if self.n else ASSUMED_TOKENS_PER_BYTE
+
+    @property
+    def spread(self) -> float:
+        """Return the share by which the tokens of a prompt may differ from the estimate."""
+        return 0.1 if self.is_known else ASSUMED_SPREAD
+
+    @property
+    def cache_share(self) -> float:
+        """Return the share of possible cache hits that the provider really serves, from 0 to 1."""
+        if self.n_expected_cached < 50_000:
+            return 1.0
+        return min(1.0, self.n_cached / self.n_expected_cached)
+
+    def expected_tokens(self, size: Size) -> int:
+        """Return the expected number of prompt tokens."""
+        return min(size.bound_tokens, round(size.n_weighted_bytes * self.tokens_per_byte))
+
+    def answer_tokens(self, n_student_bytes: int, limit: int) -> int:
+        """Return the expected tokens of an answer, from the teacher's earlier answers or else from the student's action."""
+        if self.n_answers >= _MIN_LEARNED:
+            return min(limit, round(self.n_answer_tokens / self.n_answers))
+        return min(limit, max(_MIN_ANSWER_TOKENS, n_student_bytes // 4))
+
+    def with_answer(
+        self,
+        size: Size,
+        n_tokens: int | None,
+        n_answer_tokens: int | None,
+        *,
+        n_expected_cached: int = 0,
+        n_cached: int | None = None,
+    ) -> "Learned":
+        """Learn from one settled answer. A count that can't be the whole prompt's is ignored."""
+        learned = self
+        if n_answer_tokens is not None:
+            learned = msgspec.structs.replace(
+                learned,
+                n_answers=learned.n_answers + 1,
+                n_answer_tokens=learned.n_answer_tokens + n_answer_tokens,
+            )
+        if n_tokens is None or size.n_bytes < _MIN_BYTES or n_tokens < size.n_bytes * _LEAST_RATIO:
+            return learned
+        return msgspec.structs.replace(
+            learned,
+            n=learned.n + 1,
+            n_bytes=learned.n_bytes + size.n_weighted_bytes,
+            n_tokens=learned.n_tokens + n_tokens,
+            n_expected_cached=learned.n_expected_cached + n_expected_cached,
+            n_cached=learned.n_cached + (n_cached or 0),
+        )
+
+
+def merged_ratios(one: Learned, other: Learned) -> Learned:
+    """Merge the ratios that several runs learned."""
+    return Learned(
+        **{name: getattr(one, name) + getattr(other, name) for name in one.__struct_fields__}
+    )
+
+
+def n_bytes_written(action: Message | str) -> int:
+    """Count the bytes that a model wrote to take this action."""
+    if isinstance(action, str):
+        return len(action.encode("utf-8", "replace"))
+    calls = [call["function"] for call in action.get("tool_calls") or ()]
+    written = "".join(f"{call['name']}{call['arguments']}" for call in calls)
+    return len(((action.get("content") or "") + written).encode("utf-8", "replace"))

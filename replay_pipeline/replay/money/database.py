@@ -1,0 +1,305 @@
+"""The ledger's database: SQLite for a path, PostgreSQL for a URL, behind one small interface.
+
+An owner is one open ledger. It counts as alive while it holds a lock. When the process dies for any
+reason, the operating system (SQLite) or the database server (PostgreSQL) releases the lock.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyError
+from replay_pipeline.replay.money.migration import UPGRADES
+from replay_pipeline.replay.money.schema import SCHEMA, SCHEMA_VERSION, Database, Row
+from replay_pipeline.storage.permissions import make_private_file
+from replay_pipeline.storage.wal import use_wal
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover (Windows has no advisory locks of this kind)
+    fcntl = None
+
+_BUSY_S = 60.0
+
+
+def connect(url: str | Path, *, is_durable: bool = True, is_read_only: bool = False) -> Database:
+    """Open the database at a path, `sqlite:///path` or `postgresql://...`, creating its tables.
+
+    Args:
+        url: a path or a database URL.
+        is_durable: wait for the disk at each commit, so that commits survive a power failure.
+        is_read_only: only read, which works on a read-only file system too.
+
+    Raises:
+        ConfigError: the URL has an unknown scheme.
+        LedgerError: the database can't be opened, or isn't a ledger of this version.
+        MissingDependencyError: the driver for PostgreSQL isn't installed.
+    """
+    text = str(url)
+    if text.startswith(("postgresql://", "postgres://", "postgresql+psycopg://")):
+        return _Postgres(text.replace("+psycopg://", "://"))
+    if text.startswith("sqlite:///"):
+        text = text.removeprefix("sqlite:///")
+    elif "://" in text:
+        raise ConfigError(
+            f"ledger {_without_password(text)} must be a path, sqlite:///path, or postgresql://..."
+        )
+    return _Sqlite(Path(text), is_durable=is_durable, is_read_only=is_read_only)
+
+
+def exists(url: str | Path) -> bool:
+    """Return whether there is a ledger at `url`. A database server counts as one."""
+    text = str(url).removeprefix("sqlite:///")
+    return "://" in text or Path(text).exists()
+
+
+def _connect_to_look(path: Path) -> sqlite3.Connection:
+    """Open a database without writing to it or beside it.
+
+    Raises:
+        OperationalError: the database cannot be opened.
+    """
+    url = f"{path.absolute().as_uri()}?mode=ro"
+    try:
+        return _looked_at(url)
+    except sqlite3.OperationalError:
+        # On a read-only disk there can be no writer, unless its log has been left behind.
+        log = path.with_name(f"{path.name}-wal")
+        if log.exists() and log.stat().st_size:
+            raise
+        return _looked_at(f"{url}&immutable=1")
+
+
+def _looked_at(url: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(url, uri=True, timeout=_BUSY_S, check_same_thread=False)
+    with _closed_on_error(connection):
+        connection.execute("select count(*) from sqlite_master")
+    return connection
+
+
+@contextmanager
+def _closed_on_error(connection: Any) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
+
+
+class _Sqlite:
+    def __init__(self, path: Path, *, is_durable: bool, is_read_only: bool = False) -> None:
+        self.name = str(path)
+        self._path = path
+        self._lock: tuple[int, Path] | None = None
+        self._file: tuple[int, int] | None = None
+        try:
+            if is_read_only:
+                self._connection = _connect_to_look(path)
+                with _closed_on_error(self._connection):
+                    _check_version(self, is_read_only=True)
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private_file(path)
+            self._connection = sqlite3.connect(
+                path, isolation_level=None, timeout=_BUSY_S, check_same_thread=False
+            )
+            with _closed_on_error(self._connection):
+                use_wal(self._connection, timeout_s=_BUSY_S)
+                self._connection.execute(f"pragma synchronous={'full' if is_durable else 'normal'}")
+                with self.transaction():
+                    _create(self, serial="integer primary key autoincrement", bytes_type="blob")
+            file = path.stat()
+            self._file = (file.st_dev, file.st_ino)
+        except (sqlite3.Error, OSError) as error:
+            raise LedgerError(
+                f"{path}: not a ledger that can be opened ({error}); check the path, its "
+                "permissions and the free space"
+            ) from error
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        with self._translated():
+            return self._connection.execute(sql, parameters).fetchall()
+
+    def run_many(self, sql: str, rows: Sequence[Row]) -> None:
+        with self._translated():
+            self._connection.executemany(sql, rows)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        self._check_file()
+        with self._translated():
+            self._connection.execute("begin immediate")
+        try:
+            yield
+            with self._translated():
+                self._connection.execute("commit")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self._connection.execute("rollback")
+            raise
+
+    def _check_file(self) -> None:
+        """Refuse to book into a file that nobody will find again: SQLite itself does not notice.
+
+        Raises:
+            LedgerError: the file was deleted or replaced.
+        """
+        try:
+            file = self._path.stat()
+        except OSError:
+            file = None
+        if self._file and (file is None or (file.st_dev, file.st_ino) != self._file):
+            raise LedgerError(f"{self.name}: the ledger was deleted or replaced while it was open")
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.IntegrityError as error:
+            raise LedgerError(f"{self.name}: the ledger refused a booking ({error})") from error
+        except sqlite3.Error as error:
+            raise LedgerError(
+                f"{self.name}: cannot be read or written ({error}); check free space and permissions"
+            ) from error
+
+    def claim(self, owner: int) -> bool:
+        path = self._lock_path(owner)
+        if fcntl is None:
+            return True
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            return False
+        self._lock = (handle, path)
+        return True
+
+    def is_alive(self, owner: int) -> bool:
+        path = self._lock_path(owner)
+        if fcntl is None:
+            return False
+        try:
+            handle = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(handle)
+        path.unlink(missing_ok=True)
+        return False
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._lock:
+            handle, path = self._lock
+            path.unlink(missing_ok=True)
+            os.close(handle)
+            self._lock = None
+
+    def _lock_path(self, owner: int) -> Path:
+        return self._path.with_name(f"{self._path.name}-owner-{owner}")
+
+
+class _Postgres:
+    _LOCK_CLASS = 0x5E91A4
+
+    def __init__(self, url: str) -> None:
+        self.name = _without_password(url)
+        try:
+            import psycopg  # noqa: PLC0415 (an optional dependency)
+        except ImportError as error:
+            raise MissingDependencyError(
+                "a PostgreSQL ledger needs psycopg: pip install 'replay-pipeline[postgres]'"
+            ) from error
+        self._errors = psycopg.Error
+        try:
+            self._connection = psycopg.connect(url, autocommit=True)
+            with _closed_on_error(self._connection), self.transaction():
+                self._connection.execute("set lock_timeout = '60s'")
+                self._connection.execute("select pg_advisory_xact_lock(%s)", [self._LOCK_CLASS])
+                _create(
+                    self,
+                    serial="bigint generated always as identity primary key",
+                    bytes_type="bytea",
+                )
+        except psycopg.Error as error:
+            raise LedgerError(f"{self.name}: cannot be opened ({error})") from error
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        with self._translated():
+            cursor = self._connection.execute(_percent(sql), parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def run_many(self, sql: str, rows: Sequence[Row]) -> None:
+        with self._translated(), self._connection.cursor() as cursor:
+            cursor.executemany(_percent(sql), rows)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._translated(), self._connection.transaction():
+            yield
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            raise LedgerError(f"{self.name}: cannot be read or written ({error})") from error
+
+    def claim(self, owner: int) -> bool:
+        [(is_mine,)] = self.query("select pg_try_advisory_lock(?, ?)", (self._LOCK_CLASS, owner))
+        return is_mine
+
+    def is_alive(self, owner: int) -> bool:
+        [(is_free,)] = self.query("select pg_try_advisory_lock(?, ?)", (self._LOCK_CLASS, owner))
+        if is_free:
+            self.query("select pg_advisory_unlock(?, ?)", (self._LOCK_CLASS, owner))
+        return not is_free
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _create(database: Database, *, serial: str, bytes_type: str) -> None:
+    for statement in SCHEMA.format(serial=serial, bytes=bytes_type).split(";"):
+        if statement.strip():
+            database.query(statement)
+    database.query(
+        "insert into ledger(key, value) values('schema_version', ?) on conflict(key) do nothing",
+        (SCHEMA_VERSION,),
+    )
+    _check_version(database)
+
+
+def _check_version(database: Database, *, is_read_only: bool = False) -> None:
+    version = _version(database)
+    while version in UPGRADES and not is_read_only:
+        UPGRADES[version](database)
+        version = _version(database)
+    if version != SCHEMA_VERSION:
+        advice = "; the next replay brings it up to date" if version in UPGRADES else ""
+        raise LedgerError(
+            f"{database.name}: the ledger has version {version}, but this program uses version {SCHEMA_VERSION}{advice}"
+        )
+
+
+def _version(database: Database) -> str:
+    [(version,)] = database.query("select value from ledger where key = 'schema_version'")
+    return version
+
+
+def _percent(sql: str) -> bytes:
+    return sql.replace("%", "%%").replace("?", "%s").encode()
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    secret, at, host = rest.rpartition("@")
+    return f"{scheme}://{secret.partition(':')[0]}{at}{host}"
