@@ -13,7 +13,7 @@ price, and its looking back over twenty blocks from a mark; calls that take LATE
 states between two asked ones let a cache go cold. What is assumed are the votes, by three models.
 The gates are the real ones, run on these votes.
 
-With `--harness ROOT`, a data root into which `replay-pipeline harness learn` has learned, it is shown what
+With `--harness ROOT`, a data root into which `replay-pipeline harness record` has recorded, it is shown what
 the clients' own system prompts and tools add to the neutral prompt of the same states, with a prompt cache
 and without. That takes a tokenizer: prose of clients has fewer tokens a byte than the work of sessions.
 """
@@ -458,7 +458,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json; bytes are used without")
     parser.add_argument("--every", type=int, default=1, help="take every so many sessions")
     parser.add_argument("--json", type=Path, help="also write the figures here")
-    parser.add_argument("--harness", type=Path, help="a data root with learned harnesses")
+    parser.add_argument("--harness", type=Path, help="a data root with recorded harnesses")
     arguments = parser.parse_args()
     if arguments.harness and not arguments.tokenizer:
         parser.error(

@@ -88,7 +88,7 @@ class IngestSettings(_Section):
     """Windowing policy for long prefixes: `full`, `clear_tool_results:10`, `token_budget:32000`."""
     harness: Literal["auto", "neutral"] = "auto"
     """System prompt and tools for states whose log lacks them. `auto` uses what `replay-pipeline
-    harness learn` learned from the client. `neutral` uses a short prompt of this program."""
+    harness record` has recorded. `neutral` uses a short prompt of this program."""
 
 
 class ReplaySettings(_Section):

@@ -147,7 +147,7 @@ class TraceState(TypedDict):
     """The texts of the sent system prompt, if the log has it. `messages` then begins with these and
     not with a neutral prompt."""
     harness: NotRequired[dict[str, Any]]
-    """The harness behind the system prompt and the tools, if they were learned from the client:
+    """The harness behind the system prompt and the tools, if they were recorded from the client:
     `agent`, `version`, `sha`, and a `note` on differences."""
     client_texts: NotRequired[ClientTexts]
     """The client's own texts, if the state was requested in the neutral form."""

@@ -1,6 +1,5 @@
-"""The commands that learn what clients put around a conversation."""
+"""The commands that record what clients put around a conversation."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,66 +8,46 @@ from replay_pipeline.cli.app import DataOption, JsonOption, SettingsOption, harn
 from replay_pipeline.cli.console import Report, escape, out, print_report
 from replay_pipeline.cli.shared import open_pipeline
 
-AgentOption = Annotated[
-    str,
-    typer.Option(
-        "--agent",
-        help="The client: claude_code, codex, opencode, copilot, or gemini_cli.",
-        metavar="NAME",
-    ),
-]
 
-
-@harness_app.command("learn")
-def harness_learn(
-    agent: AgentOption = "claude_code",
+@harness_app.command("record")
+def harness_record(
     command: Annotated[
-        str | None,
-        typer.Option(
-            "--command",
-            help="The command that starts the client, with its options; by default the installed client.",
+        list[str],
+        typer.Argument(
+            help="The client and what you say to it: `-- claude -p hi`.", metavar="CLIENT"
         ),
+    ],
+    agent: Annotated[
+        str | None, typer.Option(help="The client's name in logs, if its request doesn't say it.")
     ] = None,
     version: Annotated[
-        str | None,
-        typer.Option("--version", help="The version of Claude Code to get from npm."),
-    ] = None,
-    request: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", help="Use this recorded request instead of a client.", metavar="FILE"
-        ),
+        str | None, typer.Option(help="Its version, if its request doesn't name it.")
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="Longest time for a start, in seconds.")
-    ] = 10.0,
+        float, typer.Option("--timeout", help="Longest time until its request, in seconds.")
+    ] = 60.0,
     data: DataOption = None,
     settings: SettingsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a client in an empty home, on loopback, and keep the system prompt and tools it sends.
+    """Start a client on loopback, and keep the system prompt and tools of its first request.
 
-    Nothing of yours is read or changed: the client gets a home and a folder of its own, no key, and a
-    server on this machine. The command ends the client after a few seconds and removes its folders.
+    Nothing of yours is read or changed: the client gets an empty home and folder, no key, and a server on
+    this machine. It is stopped as soon as its request is there.
     """
-    from replay_pipeline.stages.harness import learn_harness
+    from replay_pipeline.stages.harness import record_harness
 
-    report = learn_harness(
-        open_pipeline(settings, data),
-        agent=agent,
-        command=command,
-        version=version,
-        request=request,
-        timeout_s=timeout_s,
+    report = record_harness(
+        open_pipeline(settings, data), command, agent=agent, version=version, timeout_s=timeout_s
     )
-    print_report(report, as_json=as_json, show=_show_learned)
+    print_report(report, as_json=as_json, show=_show_recorded)
 
 
 @harness_app.command("list")
 def harness_list(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
-    """Report the learned harnesses, and which one is used for the sessions of each client."""
+    """Report the recorded harnesses, and which one is used for the sessions of each client."""
     from replay_pipeline.stages.harness import list_harnesses
 
     print_report(list_harnesses(open_pipeline(settings, data)), as_json=as_json, show=_show_list)
@@ -77,7 +56,9 @@ def harness_list(
 @harness_app.command("show")
 def harness_show(
     version: Annotated[str, typer.Argument(help="The version, as `harness list` names it.")],
-    agent: AgentOption = "claude_code",
+    agent: Annotated[
+        str, typer.Option(help="The client, as `harness list` names it.")
+    ] = "claude_code",
     data: DataOption = None,
     settings: SettingsOption = None,
     as_json: JsonOption = False,
@@ -89,7 +70,7 @@ def harness_show(
     print_report(report, as_json=as_json, show=_show_harness)
 
 
-def _show_learned(report: Report) -> None:
+def _show_recorded(report: Report) -> None:
     _show_one(report)
     out.print(f"kept: {escape(report['kept'])}")
     if n_states := report["states_shown_anew"]:
@@ -103,22 +84,18 @@ def _show_learned(report: Report) -> None:
 
 def _show_one(report: Report) -> None:
     out.print(f"[bold]{escape(report['agent'])} {escape(report['version'])}[/] ({report['sha']})")
-    for kind in ("main", "subagent"):
-        if found := report.get(kind):
-            out.print(
-                f"  {kind}: system {found['system_chars']:,} characters, {found['tools']} tools "
-                f"({found['tool_chars']:,}), {found['reminders']} reminders; "
-                f"slots: {', '.join(found['slots']) or 'none'}"
-            )
-            for each in found["left_out"]:
-                out.print(escape(f"    left out: {each}"), soft_wrap=True)
+    out.print(
+        f"  system {report['system_chars']:,} characters, {report['tools']} tools "
+        f"({report['tool_chars']:,}), {report['reminders']} reminders; "
+        f"slots: {', '.join(report['slots']) or 'none'}"
+    )
 
 
 def _show_list(report: Report) -> None:
     for harness in report["harnesses"]:
         _show_one(harness)
     if not report["harnesses"]:
-        out.print("nothing was learned yet: `replay-pipeline harness learn`")
+        out.print("nothing was recorded yet: `replay-pipeline harness record -- claude -p hi`")
     for each in report["clients"]:
         out.print(
             escape(
@@ -129,17 +106,12 @@ def _show_list(report: Report) -> None:
 
 def _show_harness(report: Report) -> None:
     out.print(f"[bold]{escape(report['agent'])} {escape(report['version'])}[/] ({report['sha']})")
-    for kind in ("main", "subagent"):
-        if found := report.get(kind):
-            out.rule(kind, align="left")
-            for text in (*found["system"], *found["before"]):
-                out.print(escape(text), soft_wrap=True, highlight=False)
-            for message in found["after"]:
-                out.print(escape(f"{message['role']}: {message['content']}"), soft_wrap=True)
-            for name, text in found["reminders"].items():
-                out.print(escape(f"{name}: {text}"), soft_wrap=True, highlight=False)
-            for tool in found["tools"]:
-                function = tool["function"]
-                out.rule(escape(function["name"]), align="left")
-                out.print(escape(function.get("description", "")), soft_wrap=True, highlight=False)
-                out.print_json(data=function["parameters"])
+    for text in (*report["system"], *report["before"]):
+        out.print(escape(text), soft_wrap=True, highlight=False)
+    for message in report["after"]:
+        out.print(escape(f"{message['role']}: {message['content']}"), soft_wrap=True)
+    for tool in report["tools"]:
+        function = tool["function"]
+        out.rule(escape(function["name"]), align="left")
+        out.print(escape(function.get("description", "")), soft_wrap=True, highlight=False)
+        out.print_json(data=function["parameters"])

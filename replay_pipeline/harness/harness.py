@@ -1,36 +1,40 @@
-"""A harness: the constant part of a client's requests, with slots for what the client fills in."""
+"""A harness: what one version of a client puts around a conversation. One file each, below the data root.
+
+Where it names the folder, the home, or the day of the recording, a slot such as `⟦cwd⟧` stands
+instead, which the log of a session fills.
+"""
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any
 
 import msgspec
 
-from replay_pipeline.harness.reminders import ListReminder, PlanReminder
+from replay_pipeline.errors import ConfigError, StorageError
+from replay_pipeline.storage.outages import translated
+from replay_pipeline.storage.store import Place, files_below, written_whole
 from replay_pipeline.types import Message, Tool
 
-SLOT = re.compile(r"⟦([a-z_]+)⟧")
+FOLDER = "harness"
+OF_THE_MODEL = "⟦of_the_model⟧"
+"""Begins a line that holds only for the model of the recording."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SLOT = re.compile(r"⟦([a-z_]+)⟧")
 _EVERY_LINE_END = re.compile(r"(?<=\n)")
 _HOME = re.compile(r"(?:/(?:home|Users)/[^/]+|/root)(?=/|$)")
-_MODEL = re.compile(
-    r"claude-(?P<family>[a-z]+)-(?P<major>\d+)(?:-(?P<minor>\d{1,2}))?(?:-\d{8})?(?P<long>\[1m\])?$"
-)
-_YES_NO = (("Yes", "No"), ("yes", "no"), ("true", "false"))
-_NO_BRANCH = "HEAD"
-"""What a client logs outside of a repository, and in one without a branch."""
-OF_THE_MODEL = ("model", "model_name", "knowledge")
-"""Slots whose values depend on the model."""
-
-Kind = Literal["main", "subagent"]
-"""Whether requests belong to the conversation with the user, or to a helper that it starts."""
 
 
-class Framing(msgspec.Struct, frozen=True, kw_only=True):
-    """The text around the conversation in one kind of request. The text may have slots."""
+class Harness(msgspec.Struct, frozen=True, kw_only=True):
+    """The harness of one version of a client. The texts may have slots."""
 
+    agent: str
+    version: str
+    model: str
+    """The model that it asked for."""
     system: list[str]
     tools: list[Tool] = []
     before: list[str] = []
@@ -39,44 +43,16 @@ class Framing(msgspec.Struct, frozen=True, kw_only=True):
     """Messages after it, mostly with the system role."""
     params: dict[str, Any] = {}
     """The other parameters of the request."""
-    git: str = ""
-    """The beginning of what it says of a git repository, behind the system prompt."""
-    learned: dict[str, str] = {}
-    """Values of the slots that depend on the model, for the model that was used, and of `is_git`."""
-    left_out: list[str] = []
-    """The beginnings of texts that were left out, because the client filled in values that are unknown."""
-    reminders: dict[str, ListReminder] = {}
-    """Reminders of an unused task list, by the type of the attachment that logs them."""
-    plan: PlanReminder | None = None
-    """What it says in plan mode, if it was started in it."""
-
-
-class Harness(msgspec.Struct, frozen=True, kw_only=True):
-    """The harness of one version of a client."""
-
-    agent: str
-    version: str
-    how: str
-    """`asked` if the client was started, `request` if it was read from a recorded request."""
-    framings: dict[Kind, Framing]
 
     @property
     def sha(self) -> str:
         """Hash of the content: equal harnesses have equal hashes."""
-        told = msgspec.to_builtins(self)
-        for framing in told["framings"].values():
-            # Harnesses from before these were learned keep their name.
-            for name in ("git", "plan", "reminders"):
-                if not framing[name]:
-                    del framing[name]
-        data = msgspec.json.encode(told, order="sorted")
-        return hashlib.sha256(data).hexdigest()[:16]
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:16]
 
-    def framing(self, *, is_subagent: bool = False) -> tuple[Framing, bool]:
-        """Return the framing for a kind of conversation, and whether it was learned from this kind."""
-        if is_subagent and (found := self.framings.get("subagent")) is not None:
-            return found, True
-        return self.framings["main"], not is_subagent
+    def slots(self) -> list[str]:
+        """Return the names of the slots."""
+        texts = msgspec.json.encode([self.system, self.tools, self.before, self.after]).decode()
+        return sorted(set(_SLOT.findall(texts)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,120 +62,64 @@ class Moment:
     cwd: str | None = None
     model: str | None = None
     at: datetime | None = None
-    branch: str | None = None
-    """The git branch; empty outside of a repository."""
-
-    def values(self, learned: Mapping[str, str]) -> dict[str, str]:
-        """Return the known values of slots.
-
-        Args:
-            learned: values for the model that was used when the harness was learned, which apply
-                only to the same model, and the client's word for it that a folder is a repository.
-        """
-        found: dict[str, str] = {}
-        if self.cwd:
-            found |= {"cwd": self.cwd, "cwd_slug": slug_of(self.cwd)}
-            if home := _HOME.match(self.cwd):
-                found["home"] = home[0]
-                found["platform"] = "darwin" if home[0].startswith("/Users/") else "linux"
-        if self.at:
-            found |= {**words_of_day(self.at), "year": f"{self.at:%Y}"}
-        if self.branch and self.branch != _NO_BRANCH:
-            found["git_branch"] = self.branch
-        words = next((each for each in _YES_NO if learned.get("is_git") in each), None)
-        if words is not None and self.branch != _NO_BRANCH and self.branch is not None:
-            found["is_git"] = words[0] if self.branch else words[1]
-        if self.model and bare_model(self.model) == bare_model(learned.get("model", "")):
-            found |= {name: learned[name] for name in OF_THE_MODEL if name in learned}
-        elif self.model and (name := name_of_model(self.model)):
-            found |= {"model": self.model, "model_name": name}
-        return found
 
 
 @dataclass(slots=True)
 class Filled:
-    """The framing of one state."""
+    """The harness of one state."""
 
     system: list[str]
     tools: list[Tool]
     before: list[str]
     after: list[Message]
-    reminders: dict[str, ListReminder] = field(default_factory=dict)
-    plan: PlanReminder | None = None
     unfilled: set[str] = field(default_factory=set)
     """Slots without a value in the log. Lines with such slots are left out."""
 
 
-def fill(framing: Framing, moment: Moment) -> Filled:
+def fill(harness: Harness, moment: Moment) -> Filled:
     """Fill the slots from the log. Lines with a slot that has no value are left out."""
-    values = moment.values(framing.learned)
+    values: dict[str, str] = {}
+    if moment.cwd:
+        values |= {"cwd": moment.cwd, "cwd_slug": slug_of(moment.cwd)}
+        if home := _HOME.match(moment.cwd):
+            values["home"] = home[0]
+    if moment.at:
+        values |= words_of_day(moment.at)
+    if moment.model and _bare(moment.model) == _bare(harness.model):
+        values[OF_THE_MODEL[1:-1]] = ""
     unfilled: set[str] = set()
 
     def put(value: Any) -> Any:
         if isinstance(value, str):
-            return filled_text(value, values, unfilled)
+            return _filled_text(value, values, unfilled) if "⟦" in value else value
         if isinstance(value, dict):
             return {key: put(each) for key, each in value.items()}
         return [put(each) for each in value] if isinstance(value, list) else value
 
-    system = [text for text in put(framing.system) if text]
-    if framing.git and "git_branch" in values:
-        system[-1:] = ["\n\n".join([*system[-1:], put(framing.git)])]
-    elif framing.git:
-        unfilled.add("git_branch")
     return Filled(
-        system=system,
-        tools=put(framing.tools),
-        before=[text for text in put(framing.before) if text],
-        after=put(framing.after),
-        reminders=framing.reminders,
-        plan=framing.plan,
+        system=[text for text in put(harness.system) if text],
+        tools=put(harness.tools),
+        before=[text for text in put(harness.before) if text],
+        after=put(harness.after),
         unfilled=unfilled,
     )
 
 
-def filled_text(text: str, values: Mapping[str, str], unfilled: set[str]) -> str:
-    """Fill the slots of a text. A line with an unfilled slot is left out, and the slot is recorded."""
-    if "⟦" not in text:
-        return text
+def _filled_text(text: str, values: Mapping[str, str], unfilled: set[str]) -> str:
     kept = []
     for line in _EVERY_LINE_END.split(text):
-        names = set(SLOT.findall(line))
-        if missing := names - values.keys():
-            unfilled |= missing
-        else:
-            kept.append(SLOT.sub(lambda match: values[match[1]], line))
+        missing = set(_SLOT.findall(line)) - values.keys()
+        unfilled |= missing
+        if not missing:
+            kept.append(_SLOT.sub(lambda match: values[match[1]], line))
     return "".join(kept)
-
-
-def leaves_of(value: Any) -> Iterator[str]:
-    """Yield every text inside a value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from leaves_of(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from leaves_of(each)
-
-
-def slots_of(framing: Framing) -> list[str]:
-    """Return the names of a framing's slots."""
-    texts: Iterable[Any] = [
-        framing.system,
-        framing.git,
-        framing.tools,
-        framing.before,
-        framing.after,
-    ]
-    return sorted({name for text in leaves_of(list(texts)) for name in SLOT.findall(text)})
 
 
 def words_of_day(day: datetime) -> dict[str, str]:
     """Return the forms in which clients write a day, by slot, such as `November 2026`."""
     return {
         "date": f"{day:%Y-%m-%d}",
+        "slashed_date": f"{day:%Y/%m/%d}",
         "month": f"{day:%B %Y}",
         "long_date": f"{day:%A, %B} {day.day}, {day.year}",
     }
@@ -210,15 +130,94 @@ def slug_of(folder: str) -> str:
     return re.sub(r"[^A-Za-z0-9]", "-", folder)
 
 
-def bare_model(model: str) -> str:
+def _bare(model: str) -> str:
     """Return the id of a model without vendor, date, and the mark for a long context."""
     return re.sub(r"-\d{8}$", "", model.rpartition("/")[2].removesuffix("[1m]"))
 
 
-def name_of_model(model: str) -> str | None:
-    """Return the client's name for a model: `Opus 4.5` for `claude-opus-4-5-20251101`."""
-    match = _MODEL.match(model.rpartition("/")[2])
-    if match is None:
-        return None
-    number = ".".join(filter(None, (match["major"], match["minor"])))
-    return f"{match['family'].title()} {number}{' (1M context)' if match['long'] else ''}"
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundHarness:
+    """The harness for a version. It may be that of an older version."""
+
+    harness: Harness
+    note: str | None = None
+    """How it differs from what was asked for."""
+
+
+class HarnessStore:
+    """The harnesses below a data root.
+
+    Args:
+        root: the data root.
+    """
+
+    def __init__(self, root: Place) -> None:
+        self._folder = root / FOLDER
+        self._found: dict[tuple[str, str | None], FoundHarness | None] = {}
+
+    def keep(self, harness: Harness) -> Place:
+        """Write a harness, replacing an earlier one of the same version, and return its path.
+
+        Raises:
+            ConfigError: its version can't be a file name.
+            StorageError: the file can't be written.
+        """
+        if not _NAME.fullmatch(harness.version) or not _NAME.fullmatch(harness.agent):
+            raise ConfigError(
+                f"agent {harness.agent!r}, version {harness.version!r}: not usable as a file name"
+            )
+        place = self._folder / harness.agent / f"{harness.version}.json"
+        data = msgspec.json.format(msgspec.json.encode(harness), indent=1)
+        with written_whole(place) as file:
+            file.write(data + b"\n")
+        self._found.clear()
+        self.__dict__.pop("_names", None)
+        return place
+
+    def __iter__(self) -> Iterator[Harness]:
+        """Yield every harness, by agent and version."""
+        for agent, version in self._names:
+            yield self._read(agent, version)
+
+    def find(self, agent: str, version: str | None) -> FoundHarness | None:
+        """Return the harness for a version of a client, or that of the nearest older version.
+
+        Args:
+            agent: the agent that wrote the session.
+            version: its version. Without one, nothing is found.
+        """
+        key = (agent, version)
+        if key not in self._found:
+            self._found[key] = self._nearest(agent, version) if version else None
+        return self._found[key]
+
+    @cached_property
+    def _names(self) -> list[tuple[str, str]]:
+        with translated(self._folder, "listed"):
+            names = files_below(self._folder)
+        paths = (name.split("/") for name in names if name.endswith(".json"))
+        found = [(path[0], path[1].removesuffix(".json")) for path in paths if len(path) == 2]
+        return sorted(found, key=lambda name: (name[0], _numbers(name[1])))
+
+    def _nearest(self, agent: str, version: str) -> FoundHarness | None:
+        versions = [each for of, each in self._names if of == agent]
+        if version in versions:
+            return FoundHarness(self._read(agent, version))
+        older = [each for each in versions if _numbers(each) <= _numbers(version)]
+        if not older:
+            return None
+        note = f"of {older[-1]}, the nearest older version; {version} was not recorded"
+        return FoundHarness(self._read(agent, older[-1]), note)
+
+    def _read(self, agent: str, version: str) -> Harness:
+        place = self._folder / agent / f"{version}.json"
+        try:
+            return msgspec.json.decode(place.read_bytes(), type=Harness)
+        except (OSError, msgspec.DecodeError) as error:
+            raise StorageError(
+                f"{place}: not a harness file ({error}); delete it, or record the harness again"
+            ) from error
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))

@@ -140,23 +140,12 @@ def _resource(fields: Fields) -> str:
 
 
 _ONLY_PLANS = "nothing may be changed but the plan."
-PLAN_BEGINS = re.compile(
-    rf"\n*<system-reminder>\nPlan mode is on: {re.escape(_ONLY_PLANS)}"
-    r"(?:\n\n(?P<file>The plan (?:file is|(?P<begun>lies in)) (?P<path>[^\n]+)\.))?\n</system-reminder>\n*"
-)
-"""Our words for it that plan mode begins."""
 _SERVERS_HEAD = (
     "# MCP Server Instructions\n\n"
     "The following MCP servers have provided instructions for how to use their tools and resources:\n"
 )
 _removed_tools = _each("Tools that are gone:", "removedNames", "{item}")
 _todo = _each("Your todo list:", "content", "[{status}] {content}")
-
-UNUSED = {
-    "task_reminder": "The task tools were not used for a while.",
-    "todo_reminder": "The todo tool was not used for a while.",
-}
-"""Our words for it that a list of tasks was not used, by the type of the attachment."""
 
 SHOWN: dict[str, Callable[[Fields], str]] = {
     "agent_listing_delta": _joined(
@@ -169,7 +158,6 @@ SHOWN: dict[str, Callable[[Fields], str]] = {
         _says("{response.hookSpecificOutput.additionalContext}"),
         _says("{content}"),
     ),
-    "auto_mode_exit": _says("Auto mode has ended."),
     "budget_usd": _says("Budget in USD: {used}/{total}, {remaining} left"),
     "compact_file_reference": _says("{filename} was read before the summary; it is not repeated."),
     "critical_system_reminder": _says("{content}"),
@@ -215,19 +203,15 @@ SHOWN: dict[str, Callable[[Fields], str]] = {
     "relevant_memories": _each("Memories:", "memories", "{path}\n{content}"),
     "selected_lines_in_ide": _selected,
     "skill_listing": _says("Skills you can use:\n\n{content}"),
-    "task_reminder": _joined(
-        _says(UNUSED["task_reminder"]),
-        _each("Tasks:", "content", "#{id}. [{status}] {subject}"),
-    ),
+    "task_reminder": _each("Tasks:", "content", "#{id}. [{status}] {subject}"),
     "task_status": _joined(
         _says("Task {taskId} ({taskType}, {status}): {description}"), _says("{deltaSummary}")
     ),
     "teammate_mailbox": _each("Messages of the team:", "messages", "{from}: {text}"),
-    "todo_reminder": _joined(_says(UNUSED["todo_reminder"]), _todo),
+    "todo_reminder": _todo,
     "token_usage": _says("Tokens: {used}/{total}, {remaining} left"),
     "total_tokens_reminder": _says("{content}"),
     "ultrathink_effort": _says("The user asks for reasoning effort {level}."),
-    "verify_plan_reminder": _says("The plan is carried out: verify it."),
 }
 """How the model was shown an attachment, by its type."""
 
@@ -272,11 +256,12 @@ def attachment_turn(fields: Fields, value: Any, role: str | None) -> tuple[str, 
 
 
 NEVER_SHOWN = frozenset({
-    "already_read_file", "auto_mode", "autocheckpointing", "background_task_status",
+    "already_read_file", "auto_mode", "auto_mode_exit", "autocheckpointing", "background_task_status",
     "command_permissions", "companion_intro", "compaction_reminder", "context_efficiency",
     "deferred_tools_record", "dynamic_skill", "edited_image_file", "hook_cancelled", "hook_error_during_execution",
     "hook_non_blocking_error", "hook_permission_decision", "hook_system_message",
     "structured_output", "task_progress", "ultramemory",
+    "verify_plan_reminder",
 })  # fmt: skip
 """Types that are for the client or its user, or that have only the client's own words."""
 
@@ -301,23 +286,6 @@ def shown(fields: Fields, version: str | None = None) -> str | None:
     text = say(fields)
     is_own_words = kind == "queued_command"
     return text if is_own_words or not text else f"<system-reminder>\n{text}\n</system-reminder>"
-
-
-FIRST_LOGGED = (2, 1, 93)
-"""The first version of Claude Code that logs its reminders; 2.1.92 was seen not to, and 2.1.94 to."""
-_HOME = re.compile(r"(?:/(?:home|Users)/[^/]+|/root)(?=/|$)")
-
-
-def plan_begins(cwd: str | None, slug: str | None) -> str:
-    """Return our words for it that plan mode begins, for a log that has only the mode.
-
-    Args:
-        cwd: the folder, to find the user's home.
-        slug: the client's name for the session, which its plan has as well.
-    """
-    home = _HOME.match(cwd or "")
-    path = f"{home[0]}/.claude/plans/{slug}.md" if home and slug else None
-    return shown({"type": "plan_mode", "planFilePath": path}) or ""
 
 
 def numbers_in(version: str | None) -> tuple[int, ...]:

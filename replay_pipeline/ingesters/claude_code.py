@@ -27,7 +27,6 @@ from replay_pipeline.ingesters.base import (
     SessionLog,
     Turn,
 )
-from replay_pipeline.ingesters.fidelity import clear_unlogged
 from replay_pipeline.ingesters.json_lines import LONG_BYTES, as_dict, as_list, lines_in
 from replay_pipeline.ingesters.rows import Block, Row
 from replay_pipeline.ingesters.sent import (
@@ -98,8 +97,6 @@ class _Tree:
         """System prompts and tools, as the client logged them."""
         self.n_snapshots: dict[Turn, int] = {}
         """How many of these each decision has seen logged."""
-        self.mode = ""
-        """The permission mode of the user's last message."""
         self.titles: list[str | None] = [None, None]
         """What its user called the session, and what its client did."""
         self.summaries: list[tuple[str, str]] = []
@@ -395,7 +392,7 @@ class _Tree:
 
     def _user_turn(self, offset: int, row: Row, parent: Turn | None, texts: list[str]) -> Turn:
         turn = self._turn(offset, row, parent, _user_kind(row, texts[0]))
-        turn.texts = [*texts, *self._begun_plan(row)]
+        turn.texts = texts
         if len(texts) == 1 and self.queue.is_logged(texts[0]):
             self.counts.skipped["bookkeeping"] += 1
         if row.is_compact_summary and self.last_preserved is not None:
@@ -405,15 +402,6 @@ class _Tree:
         if row.interrupted_message_id and row.interrupted_message_id in self.by_message:
             self.by_message[row.interrupted_message_id].flags |= {"interrupted"}
         return turn
-
-    def _begun_plan(self, row: Row) -> list[str]:
-        """Return what the model is told where plan mode begins, if the client doesn't log it."""
-        if row.permission_mode is None:
-            return []
-        has_begun = row.permission_mode == "plan" != self.mode
-        self.mode = row.permission_mode
-        is_logged = attachments.numbers_in(row.version) >= attachments.FIRST_LOGGED
-        return [attachments.plan_begins(row.cwd, row.slug)] if has_begun and not is_logged else []
 
     def _system(self, offset: int, row: Row, parent: Turn | None) -> None:
         self.counts.rows_used += 1
@@ -439,7 +427,6 @@ class _Tree:
     def _compact(self, row: Row) -> None:
         # What follows is a new root: the model sees the summary instead of what came before.
         self.segment += 1
-        self.mode = ""
         self.by_row[row.uuid or ""] = None
         metadata = rows.loose(row.compact_metadata)
         kept = self._kept_turns(metadata)
@@ -846,8 +833,6 @@ def _logs(
         is_continued = agent_id in n_turns
         n_turns[agent_id] += len(turns)
         shown = _shown(turns, sent, tree)
-        if n_times := clear_unlogged(turns):
-            tree.counts.notes["inferred_clearing"] += n_times
         yield SessionLog(
             session_id=f"{session_id}.agent-{agent_id}" if agent_id else session_id,
             agent="claude_code",

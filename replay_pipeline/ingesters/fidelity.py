@@ -11,7 +11,7 @@ from statistics import median
 
 import pyarrow as pa
 
-from replay_pipeline.ingesters.base import Result, Turn, path_to
+from replay_pipeline.ingesters.base import Result, Turn
 
 FITTED_AGENT = "claude_code"
 """The figures below were fitted to this agent's sessions."""
@@ -131,51 +131,6 @@ def _scale_of(runs: Iterable[list[Turn]], costs: "_Costs") -> float:
     return min(max(median(steps), 0.5), 1.5) if steps else 1.0
 
 
-def clear_unlogged(turns: Sequence[Turn]) -> int:
-    """Clear the results that the client removed from the context without logging it. Returns how often.
-
-    Clients remove old results when a session is resumed or grows long, and many versions don't log
-    it. But they log the length of the next prompt. If it falls without a compaction, the oldest
-    results that make up the difference are taken as removed. If no results make it up, or if no
-    part of the prompt was in the provider's cache, something else was removed. Then nothing is
-    cleared, and the fidelity of the state is low.
-    """
-    n_times = 0
-    costs = _Costs()
-    last: dict[Turn, Turn | None] = {}
-    for turn in turns:
-        above = turn.parent
-        before = last[above] if above is not None else None
-        costs.add(turn)
-        last[turn] = turn if _n_recorded(turn) else before
-        if turn.sent is not None or before is None or above is None or not _n_recorded(turn):
-            continue
-        n_fallen = _n_recorded(before) - _n_recorded(turn)
-        is_alike = costs.run[before] is costs.run[turn] and before.segment == turn.segment
-        if n_fallen < _MIN_FALLEN_TOKENS or not is_alike or _is_told_otherwise(before, turn):
-            continue
-        n_missing = costs.before[turn] - costs.before[before] + n_fallen
-        went = costs.oldest_results(before.parent, n_missing)
-        if went:
-            n_times += 1
-            above.cleared = [*above.cleared, *went]
-            above.flags |= {"inferred"}
-            costs.add(above)
-            costs.add(turn)
-    return n_times
-
-
-_MIN_FALLEN_TOKENS = 4_000
-"""A prompt that falls by less may have lost reminders that are shown once."""
-
-
-def _is_told_otherwise(before: Turn, turn: Turn) -> bool:
-    """Return whether the cache lost the beginning of the prompt: other tools or another system prompt."""
-    if before.usage is None or turn.usage is None or turn.usage.n_cache_read:
-        return False
-    return bool(before.usage.n_cache_read + before.usage.n_cache_creation)
-
-
 def _n_recorded(turn: Turn) -> int:
     return turn.usage.n_context if turn.is_state and turn.usage is not None else 0
 
@@ -192,7 +147,7 @@ class _Costs:
         self._models: dict[Turn, str | None] = {}
 
     def add(self, turn: Turn) -> None:
-        """Take in a turn whose parent is known, or whose results were cleared since."""
+        """Take in a turn whose parent is known."""
         above = turn.parent
         self.before[turn] = total = self.total[above] if above is not None else 0.0
         if "retracted" not in turn.flags:
@@ -218,22 +173,3 @@ class _Costs:
         is_newer = bool(turn.version and above.version and turn.version != above.version)
         before = self._models[above]
         return is_newer or bool(turn.model and before and turn.model != before)
-
-    def oldest_results(self, turn: Turn | None, n_tokens: float) -> list[str]:
-        """Return calls above whose results come to about so many tokens, the oldest first; none if too few."""
-        path = list(path_to(turn))
-        gone = {call_id for above in path for call_id in above.cleared}
-        found: list[str] = []
-        n_left = n_tokens
-        for call_id in (call_id for above in reversed(path) for call_id in above.results):
-            if call_id in gone:
-                continue
-            if n_left < self.results[call_id] / 2:
-                break
-            found.append(call_id)
-            n_left -= self.results[call_id]
-        return found if abs(n_left) <= _MAX_UNEXPLAINED * n_tokens else []
-
-
-_MAX_UNEXPLAINED = 0.25
-"""Share of a fall in the prompt that the estimates of the results that went may be off by."""

@@ -5,6 +5,7 @@ would be two hundred times larger than the turns.
 """
 
 import logging
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,10 @@ import pyarrow as pa
 
 from replay_pipeline.actions.windows import CLEARED_RESULT, WindowPolicy, merged_users, parse_window
 from replay_pipeline.errors import SchemaError
-from replay_pipeline.harness import Filled, Harness, HarnessStore, Moment
+from replay_pipeline.harness import Filled, FoundHarness, HarnessStore, Moment
 from replay_pipeline.harness.harness import fill
 from replay_pipeline.harness.neutral import system_prompt
-from replay_pipeline.ingesters.attachments import FIRST_LOGGED, numbers_in
-from replay_pipeline.ingesters.surroundings import reminded, surrounded
+from replay_pipeline.ingesters.attachments import numbers_in
 from replay_pipeline.ingesters.tool_schemas import (
     ToolLearner,
     known_tools,
@@ -218,12 +218,7 @@ class Traces:
             framed = None if row["shape_turn_idx"] is not None else self._framing(row, cwd)
             messages = merged_users(self._shown(path, row["session_id"]))
             if framed is not None and not any(turn.kind in _PLACES for turn in path):
-                plan = None if self._is_neutral else framed[0].plan
-                messages = surrounded(messages, framed[0], plan)
-                if not self._is_neutral:
-                    # The dataset keeps a client's words apart, and these stand in mid-conversation.
-                    is_logged = self._logs_reminders(row["session_id"], turns)
-                    messages = reminded(messages, framed[0].reminders, is_logged=is_logged)
+                messages = _surrounded(messages, framed[0])
             messages = policy.apply(messages)
             prompt = {
                 "messages": [{"role": "system", "content": system_prompt(cwd)}, *messages],
@@ -287,24 +282,22 @@ class Traces:
     def _framing(
         self, row: dict[str, Any], cwd: str | None
     ) -> tuple[Filled, list[Tool], dict[str, Any]] | None:
-        """Return what the client of a session puts around it, where that was learned."""
+        """Return what the client of a session puts around it, where that was recorded."""
         if self._harnesses is None:
             return None
         session_id = row["session_id"]
-        agent, version, is_subagent, at, branch = self._clients[session_id]
+        agent, version, is_subagent, at = self._clients[session_id]
         found = self._harnesses.find(agent, version)
         if found is None:
             return None
-        moment = Moment(cwd=cwd, model=row["student_model"], at=at, branch=branch)
+        moment = Moment(cwd=cwd, model=row["student_model"], at=at)
         key = (session_id, moment)
         if key not in self._framed:
             if len(self._framed) >= _MAX_RECENT:
                 self._framed.clear()
-            framing, is_its_own = found.harness.framing(is_subagent=is_subagent)
-            filled = fill(framing, moment)
+            filled = fill(found.harness, moment)
             tools = self._with_others(filled.tools, session_id)
-            told = _told(found.harness, filled, found.note, is_its_own=is_its_own)
-            self._framed[key] = filled, tools, told
+            self._framed[key] = filled, tools, _told(found, filled, is_subagent=is_subagent)
         return self._framed[key]
 
     def _with_others(self, tools: list[Tool], session_id: str) -> list[Tool]:
@@ -325,20 +318,14 @@ class Traces:
         agent, version, *_ = self._clients[session_id]
         return agent == _CATALOGUED and numbers_in(version) >= _FIRST_WITH_SEAMS
 
-    def _logs_reminders(self, session_id: str, turns: dict[int, _StoredTurn]) -> bool:
-        version = self._clients[session_id][1]
-        return numbers_in(version) >= FIRST_LOGGED or any(
-            turn.kind == "attachment" for turn in turns.values()
-        )
-
     @cached_property
-    def _clients(self) -> dict[str, tuple[str, str | None, bool, Any, str | None]]:
-        """Return agent, version, whether it is a subagent, first time, and branch of each session."""
-        names = ("session_id", "agent", "versions", "agent_id", "first_timestamp", "git_branch")
+    def _clients(self) -> dict[str, tuple[str, str | None, bool, Any]]:
+        """Return agent, version, whether it is a subagent, and first time of each session."""
+        names = ("session_id", "agent", "versions", "agent_id", "first_timestamp")
         columns = [self._sessions.column(name).to_pylist() for name in names]
         return {
-            session: (agent, versions[-1] if versions else None, agent_id is not None, at, branch)
-            for session, agent, versions, agent_id, at, branch in zip(*columns, strict=True)
+            session: (agent, versions[-1] if versions else None, agent_id is not None, at)
+            for session, agent, versions, agent_id, at in zip(*columns, strict=True)
         }
 
     def _as_sent(
@@ -564,15 +551,41 @@ def _place(turn: _StoredTurn) -> int:
     return _PLACES.get(turn.kind, 2)
 
 
-def _told(
-    harness: Harness, filled: Filled, note: str | None, *, is_its_own: bool
-) -> dict[str, Any]:
+_LISTINGS = (
+    ("<system-reminder>\nSkills you can use:", re.compile(r"\bskills\b[^\n]*:\n\n- ")),
+    ("<system-reminder>\nAgent types you can start:", re.compile(r"\bagent types\b[^\n]*:\n- ")),
+)
+"""What a log lists, and what in a client's text is such a list: that of the recording then stays away."""
+
+
+def _surrounded(messages: list[Message], filled: Filled) -> list[Message]:
+    """Put a client's reminders into the user's first message, and its other texts after it."""
+    place = next((n for n, each in enumerate(messages) if each["role"] == "user"), None)
+    if place is None or not isinstance(words := messages[place].get("content"), str):
+        return messages
+    listed = [pattern for ours, pattern in _LISTINGS if ours in words]
+
+    def is_shown(text: str) -> bool:
+        return not any(pattern.search(text) for pattern in listed)
+
+    content = "\n\n".join([*filter(is_shown, filled.before), words])
+    after = [each for each in filled.after if is_shown(each["content"])]
+    return [
+        *messages[:place],
+        {**messages[place], "content": content},
+        *after,
+        *messages[place + 1 :],
+    ]
+
+
+def _told(found: FoundHarness, filled: Filled, *, is_subagent: bool) -> dict[str, Any]:
     """Return of which harness a prompt is, and what is not quite as it was."""
-    notes = [note] if note else []
-    if not is_its_own:
-        notes.append("of the main conversation: that of a subagent was not asked")
+    notes = [found.note] if found.note else []
+    if is_subagent:
+        notes.append("of the main conversation, and not of a subagent")
     if filled.unfilled:
         notes.append(f"not in the log: {', '.join(sorted(filled.unfilled))}")
+    harness = found.harness
     named = {"agent": harness.agent, "version": harness.version, "sha": harness.sha}
     return named | ({"note": "; ".join(notes)} if notes else {})
 

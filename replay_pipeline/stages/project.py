@@ -195,7 +195,7 @@ class Project(Overview):
 
     @cached_property
     def harnesses(self) -> HarnessStore | None:
-        """Return the learned harnesses, or `None` if the settings ask for the neutral prompt."""
+        """Return the recorded harnesses, or `None` if the settings ask for the neutral prompt."""
         return harnesses_of(self.settings)
 
     def prompts(self, batch: str, *, is_neutral: bool = False) -> PromptsOf:

@@ -7,14 +7,14 @@ from replay_pipeline.settings import Settings
 
 
 def harnesses_of(settings: Settings) -> HarnessStore | None:
-    """Return the learned harnesses, or `None` if the settings ask for the neutral prompt."""
+    """Return the recorded harnesses, or `None` if the settings ask for the neutral prompt."""
     return None if settings.ingest.harness == "neutral" else HarnessStore(settings.data_dir)
 
 
 def shown_below(settings: Settings) -> dict[str, Any]:
     """Return the window and harnesses, which decide how states are shown.
 
-    A harness counts by its contents. So `ingest.harness` changes nothing if no harness was learned.
+    A harness counts by its contents. So `ingest.harness` changes nothing if no harness was recorded.
 
     Raises:
         ConfigError: a harness cannot be read.

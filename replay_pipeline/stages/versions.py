@@ -40,8 +40,6 @@ PARTS: dict[str, tuple[str, ...]] = {
         "harness/__init__.py",
         "harness/harness.py",
         "harness/neutral.py",
-        "harness/reminders.py",
-        "harness/store.py",
         "actions/windows.py",
     ),
     "requests": (

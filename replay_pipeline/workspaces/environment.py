@@ -75,7 +75,7 @@ class EpisodeTurn(msgspec.Struct, frozen=True):
     is_done: bool
 
 
-class Episode(Protocol):
+class Attempt(Protocol):
     """One attempt at a task. The rewards of its calls add up."""
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> EpisodeTurn:
@@ -83,7 +83,7 @@ class Episode(Protocol):
         ...
 
 
-class Task(Protocol):
+class OfferedTask(Protocol):
     """A state that is on offer."""
 
     @property
@@ -96,7 +96,7 @@ class Task(Protocol):
         """Return the tools of its episodes."""
         ...
 
-    def begin(self) -> Episode:
+    def begin(self) -> Attempt:
         """Begin an episode."""
         ...
 

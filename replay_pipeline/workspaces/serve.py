@@ -23,7 +23,7 @@ from websockets.http11 import Request, Response
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.types import Tool
-from replay_pipeline.workspaces.environment import Episode, Task
+from replay_pipeline.workspaces.environment import Attempt, OfferedTask
 
 _MOST_BYTES = 64_000_000
 _ACTION = {
@@ -41,7 +41,7 @@ _ACTION = {
 class Served:
     """The tasks on offer. Each client is told of the tools of all of them."""
 
-    def __init__(self, tasks: Mapping[str, Task]) -> None:
+    def __init__(self, tasks: Mapping[str, OfferedTask]) -> None:
         self._tasks = tasks
         tools: dict[str, Tool] = {}
         for task in tasks.values():
@@ -81,7 +81,7 @@ class Served:
             await self._play(connection)
 
     async def _play(self, connection: ServerConnection) -> None:
-        episode: Episode | None = None
+        episode: Attempt | None = None
         async for message in connection:
             if not isinstance(message, str):
                 break
@@ -108,7 +108,7 @@ class Served:
                 answer = {"type": "error", "data": {"message": str(error), "code": code}}
             await connection.send(json.dumps(answer))
 
-    def _task(self, data: dict[str, Any]) -> Task:
+    def _task(self, data: dict[str, Any]) -> OfferedTask:
         """Return the task of a state by its id, its position (in a split) or a seed.
 
         Raises:
@@ -131,7 +131,7 @@ def _n_parameters(tool: Tool) -> int:
     return len((tool["function"].get("parameters") or {}).get("properties") or {})
 
 
-def _step(episode: Episode, data: dict[str, Any]) -> dict[str, Any]:
+def _step(episode: Attempt, data: dict[str, Any]) -> dict[str, Any]:
     name = str(data["tool_name"])
     turn = episode.call(name, data.get("arguments") or {})
     observation: dict[str, Any] = {"tool_name": name, "result": turn.text, "error": None}
@@ -146,7 +146,7 @@ def _observation(observation: dict[str, Any], reward: float, *, is_done: bool) -
 
 
 def serve(
-    tasks: Mapping[str, Task], *, host: str, port: int, on_ready: Callable[[str], None]
+    tasks: Mapping[str, OfferedTask], *, host: str, port: int, on_ready: Callable[[str], None]
 ) -> None:
     """Serve until the process is stopped.
 

@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from difflib import SequenceMatcher, ndiff
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import IngestReport, Traces, ingest, state_id_of
 from replay_pipeline.ingesters.base import Turn
 from tests.client.scripted_model import Body
@@ -32,10 +31,6 @@ class Compared(NamedTuple):
     """Messages that were sent and are not in the prefix."""
     made_up: list[str]
     """Messages of the prefix that were not sent."""
-    lines: list[str]
-    """Lines of the system prompt that differ, those that were sent with `-` before them."""
-    tools: list[str]
-    """Names of the tools that differ."""
 
     @property
     def is_equal(self) -> bool:
@@ -45,13 +40,12 @@ class Compared(NamedTuple):
 
 
 def compared(
-    logs: Path, requests: Sequence[tuple[str, Body]], harnesses: HarnessStore | None = None
+    logs: Path, requests: Sequence[tuple[str, Body]]
 ) -> tuple[list[Compared], IngestReport]:
     """Return each decision whose request was kept, and the report of the reader."""
     result = ingest(logs, redact=False)
     traces = Traces(
         sessions=result.sessions, turns=result.turns, states=result.states, tools=result.tools,
-        harnesses=harnesses,
     )  # fmt: skip
     states: dict[str, Any] = {state["state_id"]: state for state in traces.materialize()}
     found = []
@@ -77,16 +71,6 @@ def _compared(message_id: str, body: Body, state: dict[str, Any]) -> Compared:
         has_tools=_tools_of(body) == _tools_in(state),
         missing=[text for _, start, end, _, _ in codes for text in sent[start:end]],
         made_up=[text for _, _, _, start, end in codes for text in read[start:end]],
-        lines=[
-            line
-            for line in ndiff(
-                _system_of(body).split("\n"), "\n\n".join(state.get("system", ())).split("\n")
-            )
-            if line[0] in "+-"
-        ],
-        tools=sorted(
-            {name for name, _ in _tools_of(body).items() ^ _tools_in(state).items()}
-        ),
     )  # fmt: skip
 
 

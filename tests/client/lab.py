@@ -6,8 +6,6 @@ from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
 
-from replay_pipeline.harness import HarnessStore
-from replay_pipeline.harness.learn import learn
 from replay_pipeline.ingesters import IngestReport
 from tests.client.clients import Desk, client
 from tests.client.comparison import Compared, compared
@@ -36,20 +34,10 @@ class Lab:
         logs = place / "home" / ".claude" / "projects"
         return logs, requests, (place / "said.txt").read_text()
 
-    def learned(self, version: str) -> HarnessStore:
-        """Return a store with the harness of a version, asked of the client unless it is kept here."""
-        place = self.folder / version / "harness"
-        store = HarnessStore(place)
-        if not place.exists():
-            store.keep(learn(client(version), is_headless=True, timeout_s=60))
-        return store
-
-    def compared(
-        self, version: str, name: str, *, is_learned: bool = False
-    ) -> tuple[list[Compared], IngestReport]:
+    def compared(self, version: str, name: str) -> tuple[list[Compared], IngestReport]:
         """Return each decision of a conversation beside its request, and the report of the reader."""
         logs, requests, said = self.had(version, name)
-        found = compared(logs, requests, self.learned(version) if is_learned else None)
+        found = compared(logs, requests)
         assert found[0], said
         return found
 

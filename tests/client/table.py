@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from tempfile import mkdtemp
 
-from tests.client.clients import VERSIONS, numbers_of
+from tests.client.clients import VERSIONS
 from tests.client.conversations import CONVERSATIONS
 from tests.client.lab import Lab
 
@@ -23,36 +23,30 @@ TABLE = Path(__file__).parent / "table.json"
 DOCS = Path(__file__).parents[2] / "docs" / "ingest.md"
 _BEGIN, _END = "<!-- written by tests/client/table.py -->\n", "<!-- end -->"
 Count = list[int]
-"""Messages that are equal from the log alone, the same with the learned harness, and those that were sent."""
+"""Messages that are equal, and those that were sent."""
 
 
 def measured(lab: Lab, version: str, name: str) -> Count:
     """Return the count of one conversation with one version."""
-    alone, _ = lab.compared(version, name)
-    is_older = numbers_of(version) < EXACT
-    learned = lab.compared(version, name, is_learned=True)[0] if is_older else alone
-    n_sent = sum(each.n_sent for each in alone)
-    return [*(sum(each.n_equal for each in found) for found in (alone, learned)), n_sent]
+    found, _ = lab.compared(version, name)
+    return [sum(each.n_equal for each in found), sum(each.n_sent for each in found)]
 
 
 def lines_of(table: dict[str, dict[str, Count]]) -> list[str]:
-    """Return the table as lines of Markdown: percent from the log alone, and with the learned harness."""
+    """Return the table as lines of Markdown, in percent."""
     names = list(CONVERSATIONS)
     head = ["version", *names, "all"]
     lines = [" | ".join(head), "|".join("---" for _ in head)]
     for version, counts in table.items():
-        whole = [sum(count[n] for count in counts.values()) for n in range(3)]
+        whole = [sum(count[n] for count in counts.values()) for n in range(2)]
         cells = [_cell(counts[name]) if name in counts else "" for name in names]
         lines.append(" | ".join([version, *cells, f"**{_cell(whole)}**"]))
     return [f"| {line} |" if "---" not in line else f"|{line}|" for line in lines]
 
 
 def _cell(count: Count) -> str:
-    alone, learned, sent = (round(100 * n / max(count[2], 1)) for n in count)
-    exact = count[0] == count[1] == count[2]
-    if not exact and learned == sent:
-        learned = 99 if count[1] < count[2] else learned
-    return "100" if exact else f"{alone} / {learned}"
+    equal, sent = count
+    return "100" if equal == sent else str(min(99, round(100 * equal / max(sent, 1))))
 
 
 def main() -> None:
@@ -67,7 +61,8 @@ def main() -> None:
             count = measured(lab, version, name)
             table.setdefault(version, {})[name] = count
             sys.stdout.write(f"{version} {name} {count}\n")
-    TABLE.write_text(json.dumps(table, indent=1) + "\n")
+    rows = [f"{json.dumps(version)}: {json.dumps(counts)}" for version, counts in table.items()]
+    TABLE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
     rows = "\n".join(lines_of(table))
     pattern = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
     text = pattern.sub(lambda _: f"{_BEGIN}{rows}\n{_END}", DOCS.read_text("utf-8"))

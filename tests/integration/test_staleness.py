@@ -22,7 +22,6 @@ from replay_pipeline.assets.in_process import run_jobs
 from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.assets.records import sync
 from replay_pipeline.harness import Harness, HarnessStore
-from replay_pipeline.harness.learn import harness_of_request
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.pages.marks import FORMAT
 from replay_pipeline.settings import Settings
@@ -531,17 +530,10 @@ def test_other_weights_of_a_trainee_are_told_alike(elaborate_root, server, tmp_p
 
 
 def harness(version: str, words: str) -> Harness:
-    tools = [{"name": "Bash", "description": words, "input_schema": {"type": "object"}}]
-    body = {
-        "model": "m",
-        "system": [{"type": "text", "text": f"Be {words}."}],
-        "tools": tools,
-        "messages": [{"role": "user", "content": "hello"}],
-    }
-    return harness_of_request(body, version=version)
+    return Harness(agent="claude_code", version=version, model="m", system=[f"Be {words}."])
 
 
-def test_a_harness_that_is_learned_and_one_that_is_not_wanted_are_told_alike(shown_root):
+def test_a_harness_that_is_recorded_and_one_that_is_not_wanted_are_told_alike(shown_root):
     stages = ["replay", "pairs", "normalize", "publish"]
     store = HarnessStore(shown_root)
     see_both(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from replay_pipeline.ingesters import ClaudeCodeIngester
-from replay_pipeline.testing.sample import ANSWERS_FILE, REQUEST_FILE, SESSIONS_DIR
+from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from tests.roots import pipeline_at, sample_root
 from tests.support.sessions import REJECTED, SessionBuilder, ToolCall, state_id
 
@@ -94,7 +94,7 @@ def test_building_again_gives_the_same_bytes(tmp_path: Path):
     kept = {
         path.relative_to(bundled)
         for path in bundled.rglob("*.*")
-        if path.suffix in {".jsonl", ".json", ".md"} and path != REQUEST_FILE
+        if path.suffix in {".jsonl", ".json", ".md"}
     }
     assert {path for path in built if built[path].is_file()} == kept
     for name in kept:

@@ -7,7 +7,3 @@ SESSIONS_DIR = Path(__file__).parent / "sessions"
 
 ANSWERS_FILE = Path(__file__).parent / "answers.jsonl"
 """Answers of three teachers at every state of the sessions. We wrote them; the named models did not."""
-
-REQUEST_FILE = Path(__file__).parent / "request.json"
-"""A request in the form of a client's, which we wrote. Pass it to `harness learn --from` for
-sessions whose logs contain no requests."""

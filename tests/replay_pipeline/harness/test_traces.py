@@ -1,23 +1,24 @@
-"""States are shown below the harness of the client that wrote them, where it was learned."""
+"""States are shown below the harness of the client that wrote them, where it was recorded."""
 
 import json
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from msgspec import structs
 
-from replay_pipeline.harness import Framing, Harness, HarnessStore
-from replay_pipeline.harness.reminders import ListReminder
+from replay_pipeline.errors import ConfigError, StorageError
+from replay_pipeline.harness import Harness, HarnessStore, Moment
+from replay_pipeline.harness.harness import OF_THE_MODEL, fill
+from replay_pipeline.harness.record import record
 from replay_pipeline.ingesters import Traces, ingest, system_prompt
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.harness import (
-    learn_harness,
-    list_harnesses,
-    show_harness,
-)
+from replay_pipeline.stages.harness import list_harnesses, record_harness, show_harness
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.publish import PUBLISH
 from replay_pipeline.stages.shown import shown_below
-from replay_pipeline.testing.sample import REQUEST_FILE, SESSIONS_DIR
+from replay_pipeline.testing.sample import SESSIONS_DIR
 
 VERSION = "2.1.38"
 
@@ -31,19 +32,19 @@ def tool(name):
     return {"type": "function", "function": function}
 
 
-MAIN = Framing(
-    system=["You are a client.", "Work in ⟦cwd⟧.\nThe shell is ⟦shell⟧.\nYou are ⟦model⟧."],
+HARNESS = Harness(
+    agent="claude_code",
+    version=VERSION,
+    model="claude-sonnet-4-5",
+    system=["You are a client.", f"Work in ⟦cwd⟧.\nThe shell is ⟦shell⟧.\n{OF_THE_MODEL}Be quick."],
     tools=[tool("Write"), tool("Bash")],
     before=["<system-reminder>\nBe kind.\n</system-reminder>\n"],
     after=[{"role": "system", "content": "Skills: none."}],
 )
-HELPER = Framing(system=["You are a helper in ⟦cwd⟧."], tools=[tool("Bash")])
 
 
-def harness(version=VERSION, **framings):
-    return Harness(
-        agent="claude_code", version=version, how="asked", framings={"main": MAIN, **framings}
-    )
+def of(version):
+    return structs.replace(HARNESS, version=version)
 
 
 @pytest.fixture(scope="module")
@@ -62,34 +63,37 @@ def states(ingested, store):
 
 def test_system_tools_and_reminders_are_the_clients(tmp_path, ingested):
     store = HarnessStore(tmp_path)
-    store.keep(harness(subagent=HELPER))
+    store.keep(HARNESS)
     own = [s for v, s in states(ingested, store) if v == VERSION]
-    mains = [s for s in own if ".agent-" not in s["session_id"]]
-    helpers = [s for s in own if ".agent-" in s["session_id"]]
-    assert mains
-    assert helpers
-    for state in mains:
+    assert own
+    for state in own:
         system, first, behind, *_ = state["messages"]
         lines = system["content"].split("\n")
         assert lines[:2] == ["You are a client.", ""]
         assert lines[2].startswith("Work in /")
-        assert lines[3:] == [f"You are {state['student_model']}."]
-        assert state["system"] == [lines[0], "\n".join(lines[2:])]
-        assert first["content"].startswith(f"{MAIN.before[0]}\n\n")
+        assert first["content"].startswith(f"{HARNESS.before[0]}\n\n")
         assert behind == {"role": "system", "content": "Skills: none."}
         assert [t["function"]["name"] for t in state["tools"]][:2] == ["Write", "Bash"]
         assert state["tools"][0]["function"]["description"] == "Write of the client."
         told = state["harness"]
-        assert (told["version"], told["sha"]) == (VERSION, harness(subagent=HELPER).sha)
-        assert told["note"] == "not in the log: shell"
-    for state in helpers:
-        assert state["messages"][0]["content"].startswith("You are a helper in /")
-        assert "note" not in state["harness"]
+        assert (told["version"], told["sha"]) == (VERSION, HARNESS.sha)
+        assert "shell" in told["note"]
+        assert ("not of a subagent" in told["note"]) == (".agent-" in state["session_id"])
+
+
+def test_a_line_of_the_model_is_shown_for_the_model_of_the_recording_alone():
+    for model, last in (
+        ("anthropic/claude-sonnet-4-5-20250929", "Be quick."),
+        ("claude-opus-5", ""),
+    ):
+        filled = fill(HARNESS, Moment(cwd="/home/kim/tide", model=model))
+        assert filled.system[1] == f"Work in /home/kim/tide.\n{last}"
+        assert ("of_the_model" in filled.unfilled) == (not last)
 
 
 def test_what_is_not_known_is_noted_or_neutral(tmp_path, ingested):
     store = HarnessStore(tmp_path)
-    store.keep(harness())
+    store.keep(HARNESS)
     for version, state in states(ingested, store):
         numbers = tuple(map(int, version.split(".")))
         if "harness" not in state:
@@ -98,8 +102,6 @@ def test_what_is_not_known_is_noted_or_neutral(tmp_path, ingested):
             continue
         note = state["harness"].get("note", "")
         assert ("nearest older version" in note) == (version != VERSION)
-        if ".agent-" in state["session_id"]:
-            assert "that of a subagent was not asked" in note
 
 
 def test_without_a_harness_nothing_changes(tmp_path, ingested):
@@ -118,23 +120,99 @@ def project(tmp_path):
     return pipeline
 
 
-def asked(tmp_path):
-    """A request as somebody has recorded it."""
-    body = {
-        "system": "Be a client.",
-        "tools": [{"name": "Bash", "input_schema": {"type": "object"}}],
-        "messages": [{"role": "user", "content": "Hello"}],
-    }
-    path = tmp_path / "request.json"
-    path.write_text(json.dumps(body))
-    return path
+CLIENT = """#!{python}
+import json, os, subprocess, sys, urllib.request
+
+here, words = os.getcwd(), sys.argv[-1]
+if words == "nothing":
+    print("no key, no answer")
+    sys.exit(1)
+if words == "hang":
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", os.environ["HOME"]])
+address = os.environ["ANTHROPIC_BASE_URL" if sys.argv[1] == "messages" else "OPENAI_BASE_URL"]
+path = {{"messages": "/v1/messages", "responses": "/responses", "chat": "/chat/completions"}}[sys.argv[1]]
+system = f"Be a client in {{here}}.\\nPlatform: linux\\nKeep notes in {{os.environ['HOME']}}/notes."
+schema = {{"type": "object", "properties": {{}}}}
+told = [{{"role": "user", "content": [{{"type": "text", "text": text}} for text in ("Be kind.", words)]}}]
+title = {{"model": "small", "messages": [{{"role": "user", "content": "A title?"}}]}}
+bodies = {{
+    "messages": {{"system": [{{"type": "text", "text": system}}], "messages": told + [{{"role": "system", "content": "Skills: none."}}],
+                 "tools": [{{"name": "Bash", "description": "Runs.", "input_schema": schema}}]}},
+    "responses": {{"instructions": system, "input": [{{**told[0], "type": "message"}}],
+                  "tools": [{{"type": "function", "name": "Bash", "description": "Runs.", "parameters": schema}}]}},
+    "chat": {{"messages": [{{"role": "system", "content": system}}, *told],
+             "tools": [{{"type": "function", "function": {{"name": "Bash", "description": "Runs.", "parameters": schema}}}}]}},
+}}
+for body in (title, {{"model": "m1", "temperature": 1, **bodies[sys.argv[1]]}}):
+    headers = {{"content-type": "application/json", "user-agent": {agent!r}}}
+    request = urllib.request.Request(address.rstrip("/") + path, json.dumps(body).encode(), headers)
+    assert b"Done." in urllib.request.urlopen(request, timeout=5).read()
+"""
 
 
-def test_learning_makes_replay_stale_and_the_setting_does_not(tmp_path, project):
+def client(tmp_path, agent="claude-cli/2.1.38 (external, cli)"):
+    """A program that sends what a client sends."""
+    path = tmp_path / "client"
+    path.write_text(CLIENT.format(python=sys.executable, agent=agent))
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("api", "presented", "agent"),
+    [
+        ("messages", "claude-cli/2.1.38 (external, cli)", "claude_code"),
+        ("responses", "codex_exec/2.1.38 (Linux)", "codex"),
+        ("chat", "opencode/2.1.38 ai-sdk", "opencode"),
+    ],
+)
+def test_a_harness_is_the_first_request_of_a_conversation(tmp_path, api, presented, agent):
+    found = record([client(tmp_path, presented), api, "hello"])
+    assert (found.agent, found.version, found.model) == (agent, VERSION, "m1")
+    assert found.system == ["Be a client in ⟦cwd⟧.\nKeep notes in ⟦home⟧/notes."]
+    schema = {"type": "object", "properties": {}}
+    assert [each["function"] for each in found.tools] == [
+        {"name": "Bash", "description": "Runs.", "parameters": schema}
+    ]
+    assert found.before == ["Be kind."]
+    assert found.after == (
+        [{"role": "system", "content": "Skills: none."}] if api == "messages" else []
+    )
+    assert found.params == {"temperature": 1}
+    assert found.slots() == ["cwd", "home"]
+
+
+def test_what_cannot_be_recorded_is_an_error_that_says_why(tmp_path):
+    with pytest.raises(ConfigError, match=r"sent no request .* no key, no answer"):
+        record([client(tmp_path), "messages", "nothing"])
+    with pytest.raises(ConfigError, match="no such program"):
+        record(["no-such-client"])
+    nameless = client(tmp_path, "OpenAI/JS 4.1.0")
+    with pytest.raises(ConfigError, match="pass --version"):
+        record([nameless, "chat", "hello"])
+    assert record([nameless, "chat", "hello"], agent="copilot", version="1.0").version == "1.0"
+    with pytest.raises(ConfigError, match="file name"):
+        HarnessStore(tmp_path).keep(of("../1"))
+    place = HarnessStore(tmp_path).keep(HARNESS)
+    place.write_text("{}")
+    with pytest.raises(StorageError, match="record the harness again"):
+        list(HarnessStore(tmp_path))
+
+
+def test_nothing_of_a_client_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "aside"))
+    (tmp_path / "aside").mkdir()
+    record([client(tmp_path), "messages", "hang"])
+    assert list((tmp_path / "aside").iterdir()) == []
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [each for each in commands if str(tmp_path / "aside").encode() in each]
+
+
+def test_recording_makes_replay_stale_and_the_setting_does_not(tmp_path, project):
     (batch,) = project.root.batches("states")
     before = shown_below(project.settings)
     assert before["ingest.harness"] is None
-    report = learn_harness(project, request=asked(tmp_path), version=VERSION)
+    report = record_harness(project, [client(tmp_path), "messages", "hello"])
     assert report["states_shown_anew"] > 0
     now = Pipeline(project.settings)
     (told,) = shown_below(project.settings)["ingest.harness"]
@@ -149,19 +227,21 @@ def test_learning_makes_replay_stale_and_the_setting_does_not(tmp_path, project)
 
 
 def test_harnesses_are_listed_and_shown(tmp_path, project):
-    learn_harness(project, request=asked(tmp_path), version=VERSION)
+    record_harness(project, [client(tmp_path), "messages", "hello"])
     report = list_harnesses(project)
     assert [each["version"] for each in report["harnesses"]] == [VERSION]
     shown = {each["version"]: each["harness"] for each in report["clients"]}
     assert shown[VERSION] == VERSION
     assert shown["2.0.64"] == "neutral"
     assert shown["2.1.41"].startswith(f"of {VERSION}, the nearest older version")
-    assert show_harness(project, VERSION)["main"]["system"] == ["Be a client."]
+    assert show_harness(project, VERSION)["before"] == ["Be kind."]
+    with pytest.raises(ConfigError, match="was not recorded"):
+        show_harness(project, "1.0.0")
 
 
 def test_the_neutral_form_has_the_texts_of_clients_beside_it(tmp_path, ingested):
     store = HarnessStore(tmp_path)
-    store.keep(harness("2.0.0", subagent=HELPER))
+    store.keep(of("2.0.0"))
     tables = {name: getattr(ingested, name) for name in ("sessions", "turns", "states", "tools")}
     with_texts = list(Traces(**tables, harnesses=store).materialize())
     assert {"exact", "rebuilt"} >= {state["fidelity"] for state in with_texts}
@@ -180,39 +260,6 @@ def test_the_neutral_form_has_the_texts_of_clients_beside_it(tmp_path, ingested)
         assert texts["n_replaced"] <= 2
 
 
-def test_reminders_in_mid_conversation_are_shown_and_not_published(tmp_path, ingested):
-    store = HarnessStore(tmp_path)
-    reminder = ListReminder(text="<system-reminder>\nUse it.\n</system-reminder>")
-    main = structs.replace(MAIN, reminders={"todo_reminder": reminder})
-    store.keep(harness("2.0.0", main=main))
-    tables = {name: getattr(ingested, name) for name in ("sessions", "turns", "states", "tools")}
-    shown = list(Traces(**tables, harnesses=store).materialize())
-    reminded = [state for state in shown if "Use it." in json.dumps(state["messages"])]
-    assert 0 < len(reminded) < len(shown)
-    for state in reminded:
-        told = [each for each in state["messages"] if "Use it." in str(each["content"])]
-        assert {each["role"] for each in told} <= {"tool", "user"}
-    for state in Traces(**tables, harnesses=store, is_neutral=True).materialize():
-        assert "Use it." not in json.dumps([state["messages"], state.get("client_texts")])
-        assert state["client_texts"]["n_replaced"] <= 2
-
-
-def test_the_sample_has_a_harness_of_its_own(project):
-    report = learn_harness(project, request=REQUEST_FILE, version="2.0.0")
-    assert report["states_shown_anew"] > 50
-    (listed,) = list_harnesses(project)["harnesses"]
-    assert listed["version"] == "2.0.0"
-    shown = Pipeline(project.settings).states(project.root.batches("states"))
-    own = [state for state in shown if "harness" in state]
-    assert len(own) == report["states_shown_anew"]
-    for state in own:
-        head = state["messages"][0]["content"]
-        assert head.startswith("You are a coding client of the sample.\n\nRead a file before")
-        assert "/home/you/project" not in head
-        assert "⟦" not in json.dumps(state["messages"], ensure_ascii=False)
-        assert state["tools"][0]["function"]["name"] == "Bash"
-
-
 def test_an_estimate_says_what_the_clients_own_prompts_add(tmp_path):
     settings = Settings(
         data_dir=tmp_path / "data",
@@ -222,8 +269,7 @@ def test_an_estimate_says_what_the_clients_own_prompts_add(tmp_path):
     Pipeline(settings).ingest_new()
     before = Pipeline(settings).estimate().added_by_clients
     store = HarnessStore(tmp_path / "data")
-    long = Framing(system=["Be thorough. " * 4_000], tools=MAIN.tools)
-    store.keep(harness("2.0.0", main=long))
+    store.keep(structs.replace(of("2.0.0"), system=["Be thorough. " * 4_000]))
     after = Pipeline(settings).estimate().added_by_clients
     assert after > 0.1
     assert before is None or before < after

@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 
 from replay_pipeline.ingesters import attachments, ingest
-from replay_pipeline.ingesters.base import RecordedUsage, Result, Turn
+from replay_pipeline.ingesters.base import RecordedUsage, Turn
 from replay_pipeline.ingesters.fidelity import (
-    clear_unlogged,
     n_tokens_of,
-    n_tokens_of_result,
     predict_context,
     shares_by_client,
 )
-from tests.replay_pipeline.ingesters.logs import Log, shape, tool_use
+from tests.replay_pipeline.ingesters.logs import Log, shape
 from tests.replay_pipeline.ingesters.test_traps import by_message
 
 HOOK = {"hookName": "SessionStart:startup", "hookEvent": "SessionStart", "toolUseID": "h1"}
@@ -265,24 +263,6 @@ def test_attachments_are_shown_in_the_words_and_the_order_in_which_the_client_sh
     assert not result.report.skipped
 
 
-def test_a_mode_of_planning_that_no_attachment_notes_is_said_where_it_begins(tmp_path: Path):
-    log = Log()
-    modes = ("default", "plan", "plan", "default", "plan")
-    for number, mode in enumerate(modes):
-        log.user(f"ask {number}", permissionMode=mode, slug="calm-sea")
-        log.does(f"m{number}")
-    states = by_message(ingest(log.write(tmp_path), redact=False), log)
-    said = attachments.plan_begins("/home/kim/shop", "calm-sea")
-    assert "The plan file is /home/kim/.claude/plans/calm-sea.md." in said
-    asked = [m["content"] for m in states["m4"]["messages"] if m["role"] == "user"]
-    assert asked == ["ask 0", f"ask 1\n\n{said}", "ask 2", "ask 3", f"ask 4\n\n{said}"]
-    newer = Log(version="2.1.93")
-    newer.user("go", permissionMode="plan")
-    newer.says("m1", "done")
-    (state,) = by_message(ingest(newer.write(tmp_path), redact=False), newer).values()
-    assert state["messages"][-1]["content"] == "go"  # an attachment would say it
-
-
 def test_a_session_knows_the_branch_on_which_it_began(tmp_path: Path):
     told = {}
     for branch in ("main", "", None):
@@ -355,19 +335,6 @@ def test_a_message_counts_at_least_what_it_took_to_write():
     assert n_tokens_of(turn) == 900
 
 
-def chain(*prompts: tuple[int, str], **last: Any) -> list[Turn]:
-    """A line of messages, each with the length of its prompt and its one result."""
-    log = Log()
-    log.user("go")
-    for number, (tokens, result) in enumerate(prompts):
-        fields = last if number == len(prompts) - 1 else {}
-        log.calls(f"m{number}", f"t{number}", "Read", file_path=f"f{number}")
-        row = log.lines.pop()
-        log.raw(row.replace(b'"input_tokens": 100', b'"input_tokens": %d' % tokens))
-        log.answers(f"t{number}", result, **fields)
-    return turns_of(log)
-
-
 def turns_of(log: Log) -> list[Turn]:
     from tempfile import TemporaryDirectory
 
@@ -377,44 +344,6 @@ def turns_of(log: Log) -> list[Turn]:
     with TemporaryDirectory() as folder:
         (one,) = ClaudeCode().read(log.write(Path(folder)), ReadCounts())
     return one.turns
-
-
-def test_results_that_went_without_a_word_are_found_by_the_length_of_the_next_prompt():
-    large = "x" * 60_000
-    n_large = round(n_tokens_of_result(Result(large)))
-    grown = 10_000 + n_large + 200
-    turns = chain((10_000, large), (grown, "ok"), (10_400, "ok"))
-    cleared = [call for turn in turns for call in turn.cleared]
-    assert cleared == ["t0"]
-    predicted = predict_context(turns)
-    assert all(abs(n / turn.usage.n_context - 1) < 0.1 for turn, n in predicted.items())
-
-
-def test_a_prompt_that_grows_clears_nothing():
-    turns = chain((10_000, "x" * 60_000), (31_000, "ok"), (31_200, "ok"))
-    assert clear_unlogged(turns) == 0
-
-
-def test_a_fall_that_no_results_make_up_clears_nothing():
-    turns = chain((40_000, "ok"), (40_100, "ok"), (30_000, "ok"))
-    assert clear_unlogged(turns) == 0
-    assert not any(turn.cleared or "inferred" in turn.flags for turn in turns)
-
-
-def test_a_prompt_of_which_the_cache_held_nothing_tells_of_other_tools_and_not_of_clearing():
-    log = Log()
-    log.user("go")
-    for number, (n_written, n_read, result) in enumerate(
-        [(10_000, 9_000, "x" * 60_000), (200, 39_000, "ok"), (19_600, 0, "ok")]
-    ):
-        usage = {
-            "input_tokens": 1,
-            "cache_creation_input_tokens": n_written,
-            "cache_read_input_tokens": n_read,
-        }
-        log.says(f"m{number}", tool_use(f"t{number}"), message={"usage": usage})
-        log.answers(f"t{number}", result)
-    assert [turn.cleared for turn in turns_of(log) if turn.cleared] == []
 
 
 def test_what_the_log_does_not_show_is_fitted_for_each_run_of_the_client():

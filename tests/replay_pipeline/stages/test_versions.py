@@ -50,7 +50,7 @@ CARRIES = {
         "replay.dialects.sizes",
         "replay.__init__",
     ),
-    *("harness.listener", "stages.project", "stages.receipts", "stages.workspaces"),
+    *("harness.record", "stages.project", "stages.receipts", "stages.workspaces"),
     # They decide where actions are tried, and then their rules are part of the version.
     *("redaction.people", "redaction.redactor"),
 }
