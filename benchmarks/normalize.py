@@ -1,8 +1,8 @@
-"""CPU and memory of normalizing pairs: ours, data-juicer's executor, and plain polars.
+"""CPU and memory of normalizing pairs: ours, and data-juicer's executor.
 
     python benchmarks/normalize.py --pairs 100000
 
-All three apply the thresholds of the recipe `default` to both sides and remove duplicates, and must
+Both apply the thresholds of the recipe `default` to both sides and remove duplicates, and must
 keep the same rows. data-juicer's stock filters keep one statistic per row and metric, so the
 executor gets two passes, one per side, and one more column for its deduplicator. All read the same
 file and write the kept rows; ours writes the dropped ones with their reasons as well.
@@ -108,41 +108,10 @@ def run_ours(folder: Path) -> list[str]:
     return result.kept["state_id"].to_pylist()
 
 
-def run_polars(folder: Path) -> list[str]:
-    import polars as pl
-    from data_juicer.ops.common.special_characters import SPECIAL_CHARACTERS
-
-    special = "".join(rf"\x{{{ord(c):x}}}" for c in sorted(SPECIAL_CHARACTERS) if len(c) == 1)
-    letters = r"\s+|\d+|[!-/:-@\[-`{-~]"
-    checks = []
-    for side in ("chosen", "rejected"):
-        column = pl.col(side)
-        n_chars = column.str.len_chars()
-        n_words = column.str.count_matches(f"[^{special}][^ \\t\\n]*")
-        ratio = column.str.count_matches(f"[{special}]") / n_chars.clip(1)
-        checks += [n_chars.is_between(8, 32000), n_words.is_between(2, 4096), ratio <= 0.5]
-    normal = [
-        pl.col(s).str.to_lowercase().str.replace_all(letters, "").hash()
-        for s in ("chosen", "rejected")
-    ]
-    prompt = pl.col("state_messages_json").str.replace_all('"tool_call_id": "[^"]*"', "").hash()
-    kept = (
-        pl.scan_parquet(folder / "pairs.parquet")
-        .drop("both")
-        .filter(*checks)
-        .with_columns(dup=pl.struct(prompt.alias("p"), normal[0].alias("c"), normal[1].alias("r")))
-        .filter(pl.col("dup").is_first_distinct())
-        .drop("dup")
-        .collect()
-    )
-    kept.write_parquet(folder / "polars.parquet", compression="zstd")
-    return kept["state_id"].to_list()
-
-
 def run_executor(folder: Path) -> list[str]:
     from replay_pipeline.normalize import data_juicer
 
-    data_juicer.known_operators()  # loads data-juicer without its installer
+    data_juicer.load()  # loads data-juicer without its installer
     from data_juicer.config import init_configs
     from data_juicer.core.executor import DefaultExecutor
 
@@ -179,7 +148,7 @@ def run_executor(folder: Path) -> list[str]:
     return pq.read_table(source, columns=["state_id"])["state_id"].to_pylist()
 
 
-WAYS = {"ours": run_ours, "polars": run_polars, "executor": run_executor}
+WAYS = {"ours": run_ours, "executor": run_executor}
 
 
 def measure(way: str, folder: Path) -> dict[str, float]:
@@ -196,7 +165,7 @@ def measure(way: str, folder: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=10_000)
-    parser.add_argument("--ways", default="ours,polars,executor")
+    parser.add_argument("--ways", default="ours,executor")
     parser.add_argument("--way", choices=WAYS)
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()

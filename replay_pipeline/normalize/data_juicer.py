@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from replay_pipeline.errors import ConfigError, MissingDependencyError
+from replay_pipeline.normalize.recipe import inner_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -80,11 +81,6 @@ def _refuse(cls: type, package: str, pip_args: Any = None) -> None:  # noqa: ARG
     )
 
 
-def known_operators() -> list[str]:
-    """Return the names of all operators that a recipe can use: data-juicer's and ours."""
-    return sorted(load())
-
-
 def version() -> str:
     """Return the version of the installed data-juicer, or `none`."""
     try:
@@ -106,7 +102,8 @@ def build_operators(process: Sequence[Mapping[str, Any]], *, where: str) -> list
     modules = load()
     preflight = importlib.import_module("data_juicer.core.preflight")
     try:
-        preflight.pre_instantiation_check([dict(step) for step in process])
+        inner = (_judging(*part) for step in process for part in step.items())
+        preflight.pre_instantiation_check([*map(dict, process), *filter(None, inner)])
     except preflight.PipelineConfigError as error:
         raise ConfigError(f"{where}: {_in_words(error.errors, modules, preflight)}") from error
     operators = []
@@ -117,6 +114,14 @@ def build_operators(process: Sequence[Mapping[str, Any]], *, where: str) -> list
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{where}: {name}: {error}") from error
     return operators
+
+
+def _judging(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the filter of data-juicer that judges the sides in a step, or None."""
+    given = arguments or {}
+    if name != "pair_each_side_filter" or not given.get("operator"):
+        return None
+    return {given["operator"]: inner_arguments(given.get("arguments"))}
 
 
 def _in_words(errors: Sequence[Any], modules: Mapping[str, type], preflight: Any) -> str:
@@ -135,16 +140,3 @@ def _in_words(errors: Sequence[Any], modules: Mapping[str, type], preflight: Any
             line += f"; it takes {', '.join(own) or 'no parameters of its own'}"
         lines.append(line)
     return "; ".join(lines)
-
-
-def kind_of(operator: Any) -> str:
-    """Return the kind of an operator: `filter`, `mapper`, `dataset`, or `other`."""
-    base = importlib.import_module("data_juicer.ops.base_op")
-    for kind, classes in {
-        "filter": base.Filter,
-        "mapper": base.Mapper,
-        "dataset": (base.Deduplicator, base.Selector),
-    }.items():
-        if isinstance(operator, classes):
-            return kind
-    return "other"

@@ -1,80 +1,34 @@
-"""Judge rows by data-juicer's own executors in a separate process, such as Ray for large corpora.
+"""Judge pairs by data-juicer's own executors in a separate process, such as Ray for large corpora.
 
-The executor computes the verdicts of a recipe's row filters, on all machines of a Ray cluster. The
-rest runs here afterwards: deduplicators and caps, which depend on the order of rows, data-juicer's
-operators on a column, and all steps after an edit of a text. So the kept rows are the same as
-without an executor, and every dropped row has its reason.
+The executor runs a recipe's filters, on all machines of a Ray cluster. They mark what they would
+drop, so every row comes back with its reason. Deduplicators depend on the order of rows, and run in
+this process afterwards. So the kept rows are the same as without an executor.
 """
 
 import importlib.util
 import json
-import logging
 import re
 import secrets
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.errors import ConfigError, MissingDependencyError, NormalizeError
-from replay_pipeline.normalize.steps import Chunk
-from replay_pipeline.normalize.verdict import Measure, RowVerdict
-from replay_pipeline.normalize.views import READ_COLUMNS
 from replay_pipeline.processes import python, start_environment
-
-logger = logging.getLogger(__name__)
 
 Executor = Literal["in_process", "default", "ray"]
 
 _PROGRAM = Path(__file__).with_name("executor_process.py")
-_ROW, _WHY = "__row__", "why."
-_ROWS_PER_FILE = 10_000
+ROW, STATS = "__row__", "__dj__stats__"
 _N_LAST_LINES = 8
 _RAY_ADDRESS = re.compile(r"(?:ray://)?(\[.+\]|[^:/\[\]]+):(\d+)")
 _CONNECT_S = 10.0
-
-
-class ExecutedStep:
-    """A filter whose verdicts come from an executor."""
-
-    is_whole = True
-
-    def __init__(self, name: str, number: int, *, is_mark_only: bool) -> None:
-        self.name, self.is_mark_only = name, is_mark_only
-        self._reason = f"{_WHY}{number}"
-        self._verdict = RowVerdict.of(0)
-
-    def take(
-        self, found: Mapping[str, np.ndarray], is_complete: np.ndarray, *, with_measures: bool
-    ) -> None:
-        """Store the results for the complete rows."""
-        rows = np.flatnonzero(is_complete)
-        measures = _measures(found, is_complete) if with_measures else ()
-        self._verdict = RowVerdict.of(len(is_complete), measures)
-        for row, reason in zip(rows, found[self._reason], strict=True):
-            if reason:
-                self._verdict.fail([row], *json.loads(reason))
-
-    def judge(self, chunk: Chunk) -> RowVerdict:
-        """Return the results for the rows of a chunk, or an empty result without rows."""
-        return self._verdict if len(self._verdict.fails) else RowVerdict.of(len(chunk.alive))
-
-
-def _measures(found: Mapping[str, np.ndarray], is_complete: np.ndarray) -> list[Measure]:
-    measures = []
-    for key, values in found.items():
-        if values.dtype.kind in "if":
-            side, _, metric = key.partition(".")
-            every = np.zeros(len(is_complete), values.dtype)
-            every[is_complete] = values
-            measures.append(Measure(field=side, metric=metric, values=every))
-    return measures
 
 
 def check_executor(executor: Executor) -> None:
@@ -84,8 +38,8 @@ def check_executor(executor: Executor) -> None:
         ConfigError: the executor is unknown.
         MissingDependencyError: Ray is needed but isn't installed.
     """
-    if executor not in ("in_process", "default", "ray"):
-        raise ConfigError(f"executor {executor!r} is not one of in_process, default, ray")
+    if executor not in get_args(Executor):
+        raise ConfigError(f"executor {executor!r} is not one of {', '.join(get_args(Executor))}")
     if executor == "ray" and importlib.util.find_spec("ray") is None:
         raise MissingDependencyError(
             "Ray is not installed: pip install 'replay-pipeline[normalize,ray]'"
@@ -93,17 +47,19 @@ def check_executor(executor: Executor) -> None:
 
 
 def execute(
-    table: pa.Table,
-    filters: Mapping[int, tuple[str, Mapping[str, Any]]],
+    parts: Iterable[pa.Table],
+    filters: Sequence[tuple[str, Mapping[str, Any]]],
     *,
     executor: Executor,
     ray_address: str,
-) -> dict[str, np.ndarray]:
-    """Run filters over the rows of a table by data-juicer's executor, and return statistics and verdicts.
+) -> dict[int, dict[str, Any]]:
+    """Run filters by data-juicer's executor, and return each row's statistics by its number.
+
+    The reason for which a row fails the first filter is under `why.0`, and so on.
 
     Args:
-        table: columns of `DPO_PAIRS`, complete rows.
-        filters: name and arguments of each filter, by its index in the recipe.
+        parts: rows with their number in `ROW`.
+        filters: name and arguments of each filter.
         executor: `default` or `ray`.
         ray_address: `local`, `auto`, or the address of a Ray cluster that sees this machine's
             temporary folder.
@@ -114,37 +70,58 @@ def execute(
     """
     if executor == "ray":
         _refuse_unreachable(ray_address)
-    process = [
-        {name: {**_unmerged(arguments), "mark_only": True, "explain": str(number)}}
-        for number, (name, arguments) in filters.items()
-    ]
     with tempfile.TemporaryDirectory(prefix="normalize-") as name:
         folder = Path(name)
-        _write_rows(table, folder / "rows")
-        job = {"process": process, "executor": executor, "ray_address": ray_address}
-        (folder / "job.json").write_text(json.dumps(job), "utf-8")
-        log = folder / "log.txt"
-        with log.open("wb") as out:
-            command = python(f"{__package__}.{_PROGRAM.stem}", str(folder))
-            environment = (
-                _ray_environment(ray_address) if executor == "ray" else start_environment()
-            )
-            code = subprocess.run(
-                command, stdout=out, stderr=out, env=environment, check=False
-            ).returncode
-        if code != 0:
-            words = log.read_text("utf-8", "replace").strip().splitlines()[-_N_LAST_LINES:]
-            name = f"ray at {ray_address}" if executor == "ray" else executor
-            raise NormalizeError(f"data-juicer's executor {name} failed: {' | '.join(words)}")
-        return _read_stats(folder / "stats", len(table))
+        (folder / "rows").mkdir()
+        n_rows = 0
+        for part in parts:
+            pq.write_table(part, folder / "rows" / f"{n_rows:012}.parquet")
+            n_rows += len(part)
+        if not n_rows:
+            return {}
+        recipe = {
+            "process": [_marking(*step, number) for number, step in enumerate(filters)],
+            "executor_type": executor,
+            "ray_address": ray_address,
+            "text_keys": ["chosen", "rejected"],
+            "dataset_path": str(folder / "rows"),
+            "export_path": str(folder / "unused" / "out.parquet"),
+            "work_dir": str(folder / "work"),
+            "use_cache": False,
+            "np": 1,
+            "skip_op_error": False,
+            "keep_stats_in_res_ds": True,
+        }
+        (folder / "recipe.yaml").write_text(json.dumps(recipe), "utf-8")
+        _run(folder, executor, ray_address)
+        files = sorted((folder / "stats").glob("*.parquet"))
+        rows = [row for file in files for row in pq.read_table(file).to_pylist()]
+        if len(rows) != n_rows:
+            raise NormalizeError(f"the executor returned {len(rows)} of {n_rows} rows")
+        return {row[ROW]: json.loads(row[STATS]) for row in rows}
 
 
-def _unmerged(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of which no mapping is left, since data-juicer merges those of two uses."""
-    return {
-        name: json.dumps(value) if isinstance(value, dict) else value
-        for name, value in arguments.items()
-    }
+def _marking(name: str, arguments: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return a step that drops nothing and stores its reasons.
+
+    No argument stays a mapping, since data-juicer merges those of two uses.
+    """
+    plain = {k: json.dumps(v) if isinstance(v, dict) else v for k, v in arguments.items()}
+    return {name: {**plain, "mark_only": True, "explain": str(number)}}
+
+
+def _run(folder: Path, executor: Executor, ray_address: str) -> None:
+    environment = _ray_environment(ray_address) if executor == "ray" else start_environment()
+    log = folder / "log.txt"
+    with log.open("wb") as out:
+        command = python(f"{__package__}.{_PROGRAM.stem}", str(folder))
+        code = subprocess.run(
+            command, stdout=out, stderr=out, env=environment, check=False
+        ).returncode
+    if code != 0:
+        words = log.read_text("utf-8", "replace").strip().splitlines()[-_N_LAST_LINES:]
+        name = f"ray at {ray_address}" if executor == "ray" else executor
+        raise NormalizeError(f"data-juicer's executor {name} failed: {' | '.join(words)}")
 
 
 def _refuse_unreachable(ray_address: str) -> None:
@@ -171,23 +148,3 @@ def _ray_environment(ray_address: str) -> dict[str, str]:
     # Ray asks a cluster that is silent 20 times, for 40 s each, unless it is told otherwise.
     tokens = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
     return start_environment(also=tokens, RAY_NUM_REDIS_GET_RETRIES="2")
-
-
-def _write_rows(table: pa.Table, folder: Path) -> None:
-    folder.mkdir()
-    names = [name for name in READ_COLUMNS if name in table.column_names]
-    table = table.select(names).append_column(_ROW, pa.array(range(len(table)), pa.int64()))
-    for start in range(0, len(table), _ROWS_PER_FILE):
-        pq.write_table(table.slice(start, _ROWS_PER_FILE), folder / f"{start:012}.parquet")
-
-
-def _read_stats(folder: Path, n_rows: int) -> dict[str, np.ndarray]:
-    parts = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
-    rows = pa.concat_tables(parts).sort_by(_ROW) if parts else pa.table({_ROW: []})
-    if rows[_ROW].to_pylist() != list(range(n_rows)):
-        raise NormalizeError(f"the executor returned {len(rows)} of {n_rows} rows")
-    return {
-        name: rows[name].to_numpy(zero_copy_only=False)
-        for name in rows.column_names
-        if name != _ROW
-    }

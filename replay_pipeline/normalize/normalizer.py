@@ -3,12 +3,13 @@
 import json
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Protocol, cast
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
@@ -17,21 +18,21 @@ from replay_pipeline.errors import (
     ReplayPipelineError,
     SchemaError,
 )
-from replay_pipeline.normalize import data_juicer, executors, steps
+from replay_pipeline.normalize import data_juicer, executors
 from replay_pipeline.normalize.executors import Executor
+from replay_pipeline.normalize.memory import Memory
+from replay_pipeline.normalize.pair import READ_COLUMNS, SIDES, Pair
 from replay_pipeline.normalize.recipe import Recipe, load_recipe
-from replay_pipeline.normalize.verdict import Measure, Memory, RowVerdict
-from replay_pipeline.normalize.views import SIDES
-from replay_pipeline.storage.pair_rows import ROWS_AT_ONCE, PromptsOf, row_of_pair, with_prompts
-from replay_pipeline.storage.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS, PROMPT
+from replay_pipeline.storage.pair_rows import PromptsOf, json_or_none, row_of_pair, with_prompts
+from replay_pipeline.storage.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS
 from replay_pipeline.storage.tables import table_of
 from replay_pipeline.types import DPOPair, NormalizedDPOPair
 
 logger = logging.getLogger(__name__)
 
 pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
-_BATCH_ROWS = 2048
-_RULES = 1
+_ROWS_PER_FILE = 256
+_RULES = 2
 """Raised when an operator of ours changes its judgement."""
 _REQUIRED = ("state_id", "state_messages_json", "chosen", "rejected")
 _DROP_COLUMNS = ("drop_operator", "drop_field", "drop_value", "drop_limit")
@@ -58,21 +59,16 @@ class NormalizeReport:
 
     recipe: str
     recipe_sha: str
-    thresholds: list[dict[str, Any]]
-    """The steps with their parameters, in order."""
     n_in: int = 0
     n_kept: int = 0
     n_dropped: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     """Number of rows by the operator that dropped them."""
-    dropped_by_field: dict[str, int] = field(default_factory=dict)
-    """Number of dropped rows by `operator:field`."""
     findings: dict[str, int] = field(default_factory=dict)
     """Number of rows that an operator marked but did not drop."""
     length_bias: float | None = None
     """Cohen's d of the lengths (chosen minus rejected) of the kept rows. `None` for fewer than two rows."""
     seconds: float = 0.0
-    seconds_by_operator: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain values."""
@@ -90,11 +86,20 @@ class NormalizeResult:
     report: NormalizeReport
 
 
+@dataclass
+class Judged:
+    """What became of a row."""
+
+    drop: tuple[str, str, str, str] | None
+    """Operator, field, value and limit for which it is dropped."""
+    stats: dict[str, float] = field(default_factory=dict)
+
+
 class DJNormalizer:
     """The runner of a data-juicer recipe over preference pairs, in this process.
 
-    Our operators (`pair_*`) see both sides of a pair. data-juicer's operators run their own code on
-    the column in their `text_key`, each with separate statistics.
+    Our operators (`pair_*`) see both sides of a pair, and so do data-juicer's filters, which run
+    their own code with separate statistics for each side.
 
     Example:
         >>> normalizer = DJNormalizer("tool_calls")
@@ -126,7 +131,7 @@ class DJNormalizer:
             executor: `in_process`, or an executor of data-juicer in a process of its own: `ray`
                 for large corpora, `default` to compare. All keep the same rows.
             ray_address: where Ray runs; `local` starts it on this machine.
-            allow_operators: operators that the recipe may use beyond those that execute nothing.
+            allow_operators: filters that the recipe may use beyond those that execute nothing.
 
         Raises:
             UntrustedError: an operator may execute something, and is not allowed to.
@@ -137,10 +142,8 @@ class DJNormalizer:
         operators = data_juicer.build_operators(
             self.recipe.process, where=f"recipe {self.recipe.path}"
         )
-        for operator in operators:
-            steps.start(operator, {})  # refuses what cannot run, before any work
         executors.check_executor(executor)
-        self._operators = operators
+        self._steps = dict(zip(self.recipe.labels, operators, strict=True))
         self._executor: Executor = executor
         self._ray_address = ray_address
 
@@ -149,12 +152,13 @@ class DJNormalizer:
         """Return a digest that changes if the same pairs could be judged differently."""
         return f"{self.recipe.sha}:{data_juicer.version()}:{_RULES}"
 
-    def memories(self) -> dict[str, Memory]:
-        """Return an empty memory for each step that judges a row by earlier rows."""
+    def memories(self, earlier: Mapping[str, Memory] | None = None) -> dict[str, Memory]:
+        """Return a new memory for each step that judges a row by earlier rows."""
+        known = earlier or {}
         return {
-            label: operator.new_memory()
-            for label, operator in zip(self.recipe.labels, self._operators, strict=True)
-            if steps.judges_by_order(operator)
+            label: operator.new_memory(known.get(label))
+            for label, operator in self._steps.items()
+            if hasattr(operator, "new_memory")
         }
 
     def normalize(self, pairs: Sequence[DPOPair]) -> list[NormalizedDPOPair]:
@@ -171,12 +175,11 @@ class DJNormalizer:
             }
             for pair in pairs
         }
-        result, kept_rows = self._run(
-            table_of([row_of_pair(pair) for pair in pairs], "dpo_pairs"),
-            lambda ids: [states[state_id] for state_id in ids],
-        )
+        table = table_of([row_of_pair(pair) for pair in pairs], "dpo_pairs")
+        result, judged = self._run(table, lambda ids: [states[each] for each in ids])
+        kept = (pair for pair, one in zip(pairs, judged, strict=True) if one.drop is None)
         normalized: list[NormalizedDPOPair] = []
-        for row, number in zip(result.kept.to_pylist(), kept_rows, strict=True):
+        for pair, row in zip(kept, result.kept.to_pylist(), strict=True):
             extra = {
                 "chosen": row["chosen"],
                 "rejected": row["rejected"],
@@ -184,7 +187,7 @@ class DJNormalizer:
                 "rejected_messages": json.loads(row["rejected_messages_json"]),
                 "stats": json.loads(row["stats_json"]),
             }
-            normalized.append(cast(NormalizedDPOPair, {**pairs[number], **extra}))
+            normalized.append(cast(NormalizedDPOPair, {**pair, **extra}))
         return normalized
 
     def run(
@@ -209,203 +212,143 @@ class DJNormalizer:
 
     def _run(
         self, table: pa.Table, prompts: PromptsOf | None, index: DedupMemory | None = None
-    ) -> tuple[NormalizeResult, np.ndarray]:
-        _check_columns(table)
-        run = Run(self.recipe, self._operators, index)
-        if run.is_whole or self._executor != "in_process":
-            full = pa.concat_tables(list(with_prompts(table, prompts)) or [_no_rows()])
-            if self._executor != "in_process":
-                run.execute(full, self._executor, self._ray_address)
-            parts = [full] if len(full) else []
-        else:
-            parts = with_prompts(table, prompts, n_rows=ROWS_AT_ONCE if prompts else _BATCH_ROWS)
-        chunks = [run.judge(part) for part in parts]
-        result = NormalizeResult(
-            kept=_concat([chunk.kept for chunk in chunks], NORMALIZED_PAIRS),
-            dropped=_concat([chunk.dropped for chunk in chunks], DROPPED_PAIRS),
-            report=run.finish(),
-        )
-        alive = np.concatenate([chunk.alive for chunk in chunks] or [np.zeros(0, bool)])
-        return result, np.flatnonzero(alive)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """One judged chunk."""
-
-    kept: pa.Table
-    dropped: pa.Table
-    alive: np.ndarray
-
-
-class Run:
-    """One pass of a recipe's steps over successive chunks of rows."""
-
-    def __init__(self, recipe: Recipe, operators: Sequence[Any], index: DedupMemory | None) -> None:
-        self._index = index
-        self._steps: list[steps.Step] = []
-        self._labels = recipe.labels
-        earlier = index.earlier if index else {}
-        for label, operator, step in zip(recipe.labels, operators, recipe.process, strict=True):
-            (arguments,) = step.values()
-            self._steps.append(steps.start(operator, arguments, earlier.get(label)))
-        self._length_differences: list[np.ndarray] = []
-        self.report = NormalizeReport(
-            recipe=recipe.name, recipe_sha=recipe.sha, thresholds=[*recipe.process]
-        )
-
-    @property
-    def is_whole(self) -> bool:
-        """Return whether a step must see all rows at once."""
-        return any(step.is_whole for step in self._steps)
-
-    def execute(self, table: pa.Table, executor: Executor, ray_address: str) -> None:
-        """Let an executor of data-juicer run our filters. `judge` then uses its verdicts."""
+    ) -> tuple[NormalizeResult, list[Judged]]:
         started = time.perf_counter()
-        filters = {}
-        executed: list[executors.ExecutedStep] = []
-        for number, step in enumerate(self._steps):
-            if isinstance(step, steps.StockMapperStep):
-                break  # what follows judges the texts that it has edited
-            if isinstance(step, steps.PairStep):
-                ((name, arguments),) = self.report.thresholds[number].items()
-                filters[number] = name, arguments
-                taken = executors.ExecutedStep(name, number, is_mark_only=step.is_mark_only)
-                self._steps[number] = taken
-                executed.append(taken)
-        is_complete = ~_incomplete(table).fails
-        rows = table.filter(pa.array(is_complete))
-        if not filters or not len(rows):
-            return
-        found = executors.execute(rows, filters, executor=executor, ray_address=ray_address)
-        for place, taken in enumerate(executed):
-            taken.take(found, is_complete, with_measures=place == 0)
-        _add(self.report.seconds_by_operator, executor, time.perf_counter() - started)
+        if missing := set(DPO_PAIRS.names) - set(table.column_names):
+            raise SchemaError(f"dpo_pairs: columns {sorted(missing)} are missing")
+        report = NormalizeReport(
+            recipe=self.recipe.name, recipe_sha=self.recipe.sha, n_in=len(table)
+        )
+        memories = self.memories(index.earlier if index else None)
+        executed = self._execute(table, prompts) if self._executor != "in_process" else None
+        judged: list[Judged] = []
+        for part in with_prompts(table, prompts):
+            found = None
+            if executed is not None:
+                found = [executed.get(len(judged) + row, {}) for row in range(len(part))]
+            judged += self._judge(_rows(part), memories, report.findings, found)
+        if len(judged) != len(table):
+            raise NormalizeError(f"{len(table)} rows in, but {len(judged)} judged")
+        if index is not None:
+            index.save({label: memory.added for label, memory in memories.items()})
+        result = _split(table, judged, report)
+        report.seconds = time.perf_counter() - started
+        logger.info(
+            "normalized with %s: %d of %d pairs kept", report.recipe, report.n_kept, report.n_in
+        )
+        return result, judged
 
-    def judge(self, table: pa.Table) -> Judged:
-        """Run every step over a chunk."""
-        started = time.perf_counter()
-        _check_columns(table)
-        chunk = steps.Chunk(table.select([*DPO_PAIRS.names, *PROMPT.names]))
-        reasons = [np.full(len(table), "", object) for _ in range(4)]
-        measures: dict[str, Measure] = {}
-        self._drop(chunk, COMPLETE, _incomplete(chunk.table), reasons)
-        for step in self._steps:
-            begun = time.perf_counter()
-            verdict = self._judge_step(step, chunk)
-            measures |= {measure.key: measure for measure in verdict.measures}
-            if step.is_mark_only:
-                found = int((verdict.fails & chunk.alive).sum())
-                self.report.findings[step.name] = self.report.findings.get(step.name, 0) + found
+    def _judge(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        memories: Mapping[str, Memory],
+        findings: dict[str, int],
+        executed: Sequence[Mapping[str, Any]] | None,
+    ) -> list[Judged]:
+        """Run every step over rows. What one step drops, the next doesn't see."""
+        judged = [Judged(_missing(row)) for row in rows]
+        pairs = [Pair(row) for row in rows]
+        n_filters = 0
+        for label, operator in self._steps.items():
+            alive = [n for n, each in enumerate(judged) if each.drop is None]
+            name = getattr(operator, "title", operator._name)
+            if label in memories:
+                keys = _called(name, operator.keys, [pairs[n] for n in alive])
+                for n, key in zip(alive, keys, strict=True):
+                    if reason := memories[label].refuse(key):
+                        judged[n].drop = (name, "pair", *reason)
+                continue
+            if executed is None:
+                found = _called(name, operator.judge, [pairs[n] for n in alive])
+                each = [(one.stats, one.reason) for one in found]
             else:
-                self._drop(chunk, step.name, verdict, reasons)
-            _add(self.report.seconds_by_operator, step.name, time.perf_counter() - begun)
-        judged = _split(chunk, reasons, measures)
-        self._count(judged, len(table))
-        self.report.seconds += time.perf_counter() - started
+                each = [_taken(executed[n], n_filters) for n in alive]
+            n_filters += 1
+            for n, (stats, reason) in zip(alive, each, strict=True):
+                judged[n].stats |= stats
+                if reason and operator.mark_only:
+                    findings[name] = findings.get(name, 0) + 1
+                elif reason:
+                    judged[n].drop = (name, *reason)
         return judged
 
-    @staticmethod
-    def _judge_step(step: steps.Step, chunk: steps.Chunk) -> RowVerdict:
-        try:
-            return step.judge(chunk)
-        except ReplayPipelineError:
-            raise
-        except Exception as error:  # an operator can fail in any way; none may be swallowed
-            first = chunk.table["state_id"][0].as_py() if len(chunk.table) else None
-            raise NormalizeError(
-                f"{step.name}: {type(error).__name__}: {error} (in the {len(chunk.table)} rows "
-                f"from state {first!r})"
-            ) from error
+    def _execute(self, table: pa.Table, prompts: PromptsOf | None) -> dict[int, dict[str, Any]]:
+        """Let an executor of data-juicer run the filters, and return its statistics by row."""
+        filters = [
+            next(iter(step.items()))
+            for step, operator in zip(self.recipe.process, self._steps.values(), strict=True)
+            if not hasattr(operator, "new_memory")
+        ]
 
-    def _drop(
-        self, chunk: steps.Chunk, name: str, verdict: RowVerdict, reasons: list[np.ndarray]
-    ) -> None:
-        rows = np.flatnonzero(verdict.fails & chunk.alive)
-        chunk.alive[rows] = False
-        sources = (verdict.fields, verdict.values, verdict.limits)
-        reasons[0][rows] = name
-        for reason, source in zip(reasons[1:], sources, strict=True):
-            reason[rows] = source[rows]
-        if len(rows):
-            _add(self.report.dropped, name, len(rows))
-        for field_name in verdict.fields[rows]:
-            _add(self.report.dropped_by_field, f"{name}:{field_name}", 1)
+        def parts() -> Iterator[pa.Table]:
+            start = 0
+            for part in with_prompts(table, prompts, n_rows=_ROWS_PER_FILE):
+                whole = [n for n, row in enumerate(_rows(part)) if _missing(row) is None]
+                numbered = _readable(part).append_column(
+                    executors.ROW, pa.array(range(start, start + len(part)), pa.int64())
+                )
+                yield numbered.take(whole)
+                start += len(part)
 
-    def _count(self, judged: Judged, n_in: int) -> None:
-        report = self.report
-        report.n_in += n_in
-        report.n_kept += len(judged.kept)
-        report.n_dropped += len(judged.dropped)
-        if report.n_in != report.n_kept + report.n_dropped:
-            raise NormalizeError(
-                f"recipe {report.recipe}: {report.n_in} rows in, but {report.n_kept} kept and "
-                f"{report.n_dropped} dropped"
-            )
-        lengths = [pc.utf8_length(judged.kept[side]).to_numpy() for side in SIDES]
-        self._length_differences.append(lengths[0] - lengths[1])
-
-    def finish(self) -> NormalizeReport:
-        """Write the keys of this batch to the index, and complete the report."""
-        self.report.length_bias = _cohens_d(self._length_differences)
-        if self._index is not None:
-            self._index.save(
-                {
-                    label: step.memory.added
-                    for label, step in zip(self._labels, self._steps, strict=True)
-                    if isinstance(step, steps.OrderStep)
-                }
-            )
-        logger.info(
-            "normalized with %s: %d of %d pairs kept",
-            self.report.recipe,
-            self.report.n_kept,
-            self.report.n_in,
+        if not filters:
+            return {}
+        return executors.execute(
+            parts(), filters, executor=self._executor, ray_address=self._ray_address
         )
-        return self.report
 
 
-def _cohens_d(differences: Sequence[np.ndarray]) -> float | None:
-    """Return mean over standard deviation; `None` below two values, 0 without any spread."""
-    values = np.concatenate([np.zeros(0), *differences])
-    if len(values) < 2:
-        return None
-    deviation = float(values.std(ddof=1))
-    return float(values.mean()) / deviation if deviation else 0.0
+def _called(name: str, judge: Any, pairs: Sequence[Pair]) -> Any:
+    try:
+        return judge(pairs)
+    except ReplayPipelineError:
+        raise
+    except Exception as error:  # an operator can fail in any way; none may be swallowed
+        first = pairs[0].get("state_id") if pairs else None
+        raise NormalizeError(
+            f"{name}: {type(error).__name__}: {error} (in the {len(pairs)} rows from state {first!r})"
+        ) from error
 
 
-def _add(counts: dict[str, Any], name: str, amount: float) -> None:
-    counts[name] = counts.get(name, 0) + amount
+def _taken(stats: Mapping[str, Any], number: int) -> tuple[dict[str, float], Any]:
+    """Return the statistics of a row from an executor, and the reason of one filter."""
+    reason = stats[f"why.{number}"]
+    plain = {key: value for key, value in stats.items() if not isinstance(value, str)}
+    return plain, json.loads(reason) if reason else None
 
 
-def _check_columns(table: pa.Table) -> None:
-    if missing := set(DPO_PAIRS.names) - set(table.column_names):
-        raise SchemaError(f"dpo_pairs: columns {sorted(missing)} are missing")
+def _readable(table: pa.Table) -> pa.Table:
+    return table.select([name for name in READ_COLUMNS if name in table.column_names])
 
 
-def _incomplete(table: pa.Table) -> RowVerdict:
-    """Return rows without an id, a prompt or a side."""
-    verdict = RowVerdict.of(len(table))
-    for name in _REQUIRED:
-        missing = table[name].is_null().to_numpy()
-        verdict.fail(np.flatnonzero(missing), name, "null", "present")
-    return verdict
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    return _readable(table).to_pylist()
 
 
-def _split(
-    chunk: steps.Chunk, reasons: list[np.ndarray], measures: Mapping[str, Measure]
-) -> Judged:
-    table, alive = chunk.table, pa.array(chunk.alive)
-    dropped = table
-    for name, values in zip(_DROP_COLUMNS, reasons, strict=True):
-        dropped = dropped.append_column(name, pa.array(values, pa.string()))
-    kept = table.append_column("stats_json", _stats_json(measures, len(table)))
+def _missing(row: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
+    """Return why a row can't be judged: it has no id, prompt or side."""
+    absent = next((name for name in _REQUIRED if row.get(name) is None), None)
+    return None if absent is None else (COMPLETE, absent, "null", "present")
+
+
+def _split(table: pa.Table, judged: Sequence[Judged], report: NormalizeReport) -> NormalizeResult:
+    is_kept = pa.array([each.drop is None for each in judged], pa.bool_())
+    stats = [json.dumps(each.stats, sort_keys=True) for each in judged if each.drop is None]
+    drops = [each.drop for each in judged if each.drop is not None]
+    kept = table.filter(is_kept)
+    kept = kept.append_column("stats_json", pa.array(stats, pa.string()))
     for side in SIDES:
-        kept = kept.append_column(f"{side}_messages_json", _messages(table, side))
-    return Judged(
-        kept=kept.filter(alive).select(NORMALIZED_PAIRS.names).cast(NORMALIZED_PAIRS),
-        dropped=dropped.filter(pc.invert(alive)).select(DROPPED_PAIRS.names).cast(DROPPED_PAIRS),
-        alive=chunk.alive,
+        kept = kept.append_column(f"{side}_messages_json", _messages(kept, side))
+    dropped = table.filter(pc.invert(is_kept))
+    for place, name in enumerate(_DROP_COLUMNS):
+        values = [drop[place] for drop in drops]
+        dropped = dropped.append_column(name, pa.array(values, pa.string()))
+    report.n_kept, report.n_dropped = len(kept), len(dropped)
+    report.dropped = dict(Counter(drop[0] for drop in drops))
+    report.length_bias = _cohens_d(kept)
+    return NormalizeResult(
+        kept=kept.select(NORMALIZED_PAIRS.names).cast(NORMALIZED_PAIRS),
+        dropped=dropped.select(DROPPED_PAIRS.names).cast(DROPPED_PAIRS),
+        report=report,
     )
 
 
@@ -414,27 +357,17 @@ def _messages(table: pa.Table, side: str) -> pa.ChunkedArray:
     messages = table[f"{side}_action_json"]
     if messages.null_count:
         texts = [
-            None if text is None else steps.text_message(text) for text in table[side].to_pylist()
+            json_or_none({"role": "assistant", "content": text}) for text in table[side].to_pylist()
         ]
         messages = pc.coalesce(messages, pa.array(texts, pa.string()))
     return pc.binary_join_element_wise("[", messages, "]", "")
 
 
-def _stats_json(measures: Mapping[str, Measure], n_rows: int) -> pa.Array:
-    """Return the statistics of each row as a JSON object, built column by column."""
-    parts: list[Any] = ["{"]
-    for number, (key, measure) in enumerate(sorted(measures.items())):
-        comma = ", " if number else ""
-        parts.append(f"{comma}{json.dumps(key)}: ")
-        parts.append(pc.cast(pa.array(measure.values), pa.string()))
-    if len(parts) == 1:
-        return pa.array(["{}"] * n_rows, pa.string())
-    return pc.binary_join_element_wise(*parts, "}", "")
-
-
-def _no_rows() -> pa.Table:
-    return pa.schema([*DPO_PAIRS, *PROMPT]).empty_table()
-
-
-def _concat(tables: list[pa.Table], schema: pa.Schema) -> pa.Table:
-    return pa.concat_tables(tables) if tables else schema.empty_table()
+def _cohens_d(kept: pa.Table) -> float | None:
+    """Return mean over standard deviation of how much longer chosen is; `None` below two values, 0 without any spread."""
+    lengths = [pc.utf8_length(kept[side]).to_pylist() for side in SIDES]
+    differences = [chosen - rejected for chosen, rejected in zip(*lengths, strict=True)]
+    if len(differences) < 2:
+        return None
+    deviation = stdev(differences)
+    return fmean(differences) / deviation if deviation else 0.0

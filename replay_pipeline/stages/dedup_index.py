@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.errors import StorageError
-from replay_pipeline.normalize.verdict import Memory
+from replay_pipeline.normalize.memory import Memory
 from replay_pipeline.storage.folds import Fold, Kept
 from replay_pipeline.storage.store import Place, written_whole
 from replay_pipeline.storage.tables import readable

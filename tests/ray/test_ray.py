@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from replay_pipeline.errors import NormalizeError
-from replay_pipeline.normalize import DJNormalizer, executors
+from replay_pipeline.normalize import DJNormalizer, normalizer
 from tests.roots import sample_root
 
 N_ROWS_PER_FILE = 20
@@ -39,7 +39,7 @@ def sample(tmp_path_factory):
 
 @pytest.mark.parametrize("recipe", ["agent", "default", "tool_calls", "strict"])
 def test_a_cluster_judges_as_this_process_does(cluster, sample, recipe, monkeypatch):
-    monkeypatch.setattr(executors, "_ROWS_PER_FILE", N_ROWS_PER_FILE)
+    monkeypatch.setattr(normalizer, "_ROWS_PER_FILE", N_ROWS_PER_FILE)
     table, prompts = sample
     ours = DJNormalizer(recipe).run(table, prompts=prompts)
     before = workers_of_filters(cluster)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from replay_pipeline.errors import ConfigError, NormalizeError, SchemaError
 from replay_pipeline.normalize import DJNormalizer, bundled_recipes
@@ -24,12 +25,12 @@ def default():
 
 
 BAD_TEXTS = {
-    "pair_text_length_filter": ("no", "2", "8 <= text_len <= 32000"),
-    "pair_words_num_filter": ("unbelievable", "1", "2 <= num_words <= 4096"),
-    "pair_special_characters_filter": (
+    "text_length_filter": ("no", "text_len=2", "max_len=32000, min_len=8"),
+    "words_num_filter": ("unbelievable", "num_words=1", "max_num=4096, min_num=2"),
+    "special_characters_filter": (
         "ok go --------",
-        "0.714286",
-        "0 <= special_char_ratio <= 0.5",
+        f"special_char_ratio={10 / 14}",
+        "max_ratio=0.5, min_ratio=0.0",
     ),
 }
 
@@ -43,7 +44,7 @@ def test_every_filter_of_the_default_recipe_acts_on_each_side(
     result = default.run(pair_table(make_row("good"), make_row("bad", **{side: text})))
     assert result.kept["state_id"].to_pylist() == ["good"]
     assert drops(result) == [("bad", operator, side, value, limit)]
-    assert result.report.dropped_by_field == {f"{operator}:{side}": 1}
+    assert result.report.dropped == {operator: 1}
 
 
 def test_deduplication_needs_prompt_chosen_and_rejected_to_be_the_same(
@@ -110,64 +111,6 @@ def test_pairs_come_back_in_chat_form_with_their_statistics(default, make_call):
     assert {key: normalized[key] for key in pair} == pair
 
 
-@pytest.mark.slow
-def test_a_recipe_of_stock_operators_runs_on_the_column_it_names(tmp_path, make_row, pair_table):
-    recipe = tmp_path / "own.yaml"
-    recipe.write_text(
-        """
-process:
-  - text_length_filter: {text_key: chosen, min_len: 10, max_len: 100}
-  - text_length_filter: {text_key: rejected, min_len: 10, max_len: 100}
-  - alphanumeric_filter: {text_key: rejected, tokenization: false, min_ratio: 0.5}
-  - document_deduplicator: {text_key: rejected, lowercase: true}
-"""
-    )
-    result = DJNormalizer(recipe).run(
-        pair_table(
-            make_row("good"),
-            make_row("short-chosen", chosen="no", rejected="this one is long enough"),
-            make_row("short-rejected", rejected="no"),
-            make_row("symbols", rejected="-------------- --"),
-            make_row("twin", rejected=OTHER.upper()),
-        )
-    )
-    assert result.kept["state_id"].to_pylist() == ["good"]
-    assert drops(result) == [
-        ("short-chosen", "text_length_filter", "chosen", "text_len=2", "min_len=10, max_len=100"),
-        (
-            "short-rejected",
-            "text_length_filter",
-            "rejected",
-            "text_len=2",
-            "min_len=10, max_len=100",
-        ),
-        (
-            "symbols",
-            "alphanumeric_filter",
-            "rejected",
-            "alnum_ratio=0.0",
-            "tokenization=False, min_ratio=0.5",
-        ),
-        ("twin", "document_deduplicator", "rejected", "not selected", "lowercase=True"),
-    ]
-    stats = json.loads(result.kept["stats_json"][0].as_py())
-    assert (stats["chosen.text_len"], stats["rejected.text_len"]) == (len(GOOD), len(OTHER))
-
-
-def test_a_mapper_edits_text_but_never_loses_a_tool_call(tmp_path, make_row, make_call, pair_table):
-    recipe = tmp_path / "mapper.yaml"
-    recipe.write_text("process:\n  - whitespace_normalization_mapper: {text_key: chosen}\n")
-    normalizer = DJNormalizer(recipe)
-    text = {"role": "assistant", "content": "read\u00a0it"}
-    result = normalizer.run(pair_table(make_row(chosen="read\u00a0it", chosen_action=text)))
-    assert json.loads(result.kept["chosen_messages_json"][0].as_py()) == [
-        {"role": "assistant", "content": "read it"}
-    ]
-    call = make_call("Read", file_path="a\u00a0b")
-    with pytest.raises(NormalizeError, match="text_key: chosen_action_json"):
-        normalizer.run(pair_table(make_row(chosen="Read a\u00a0b", chosen_action=call)))
-
-
 def test_an_unknown_recipe_names_the_known_ones():
     with pytest.raises(ConfigError, match="agent, default, lint, none, strict, tool_calls"):
         DJNormalizer("defualt")
@@ -177,19 +120,27 @@ def test_an_unknown_recipe_names_the_known_ones():
 @pytest.mark.parametrize(
     ("step", "told"),
     [
-        ("pair_text_lenght_filter: {}", "pair_text_length_filter"),
-        ("pair_text_length_filter: {minlen: 3}", "it takes min_len, max_len, view, mark_only"),
-        ("pair_text_length_filter: {min_len: few}", "expects type 'int'"),
-        ("pair_text_length_filter: {view: envelope}", "text, action, prose, canonical"),
-        ("pair_exact_deduplicator: {keys: [answer]}", "some of prompt, chosen, rejected"),
-        ("naive_grouper: {}", "groups or aggregates rows"),
+        ("pair_secrett_filter: {}", "pair_secret_filter"),
+        ("text_lenght_filter: {}", "text_length_filter"),
+        ("text_length_filter: {minlen: 3}", "it takes min_len, max_len"),
+        ("text_length_filter: {min_len: few}", "expects type 'int'"),
+        ("text_length_filter: {text_key: hint}", "some of chosen, rejected"),
+        (
+            "pair_each_side_filter: {operator: text_length_filter, arguments: {minlen: 3}}",
+            "it takes",
+        ),
+        ("pair_exact_deduplicator: {view: envelope}", "text, action, prose, canonical"),
+        ("pair_tool_call_filter: {is_tool_ofered: true}", "it takes is_tool_offered, mark_only"),
+        ("naive_grouper: {}", "may have filters"),
+        ("clean_email_mapper: {}", "may have filters"),
+        ("random_selector: {select_num: 2}", "may have filters"),
     ],
 )
 def test_a_wrong_recipe_is_refused_before_any_work(tmp_path, step, told):
     recipe = tmp_path / "wrong.yaml"
     recipe.write_text(f"process:\n  - {step}\n")
     with pytest.raises(ConfigError, match=told):
-        DJNormalizer(recipe, allow_operators=["naive_grouper"])
+        DJNormalizer(recipe, allow_operators=list(yaml.safe_load(step)))
 
 
 @pytest.mark.parametrize("text", ["", "process: []", "- a\n- b", "process: [3]", "{", "\x00"])
@@ -203,11 +154,11 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, text):
 def test_an_operator_that_fails_stops_the_run(tmp_path, make_row, pair_table, monkeypatch):
     normalizer = DJNormalizer("default")
 
-    def broken(batch, alive):
+    def broken(pairs):
         raise RuntimeError("the disk is on fire")
 
-    monkeypatch.setattr(normalizer._operators[1], "measure", broken)
-    with pytest.raises(NormalizeError, match=r"pair_words_num_filter: RuntimeError: the disk"):
+    monkeypatch.setattr(list(normalizer._steps.values())[1], "judge", broken)
+    with pytest.raises(NormalizeError, match=r"words_num_filter: RuntimeError: the disk"):
         normalizer.run(pair_table(make_row()))
 
 

@@ -25,16 +25,12 @@ def dropped(result):
 
 
 SIDE_CASES = {
-    "pair_text_length_filter: {view: action, max_len: 20}": ("x" * 21, "action.text_len <= 20"),
-    "pair_words_num_filter: {min_num: 2}": ("one", "2 <= num_words <= "),
-    "pair_special_characters_filter: {view: prose}": (
-        "--- ok ---",
-        "prose.special_char_ratio <= 0.5",
-    ),
-    "pair_character_repetition_filter: {rep_len: 2}": ("a" * 80, "char_rep_ratio <= 0.6"),
-    "pair_prompt_leak_filter: {min_len: 10}": ("the very answer", "copied_ratio <= 0.9"),
-    "pair_secret_filter: {}": (f"use {SECRET}", "n_secrets <= 0"),
-    "pair_tool_call_filter: {}": (" ", "n_faults <= 0"),
+    "text_length_filter: {max_len: 20}": ("x" * 21, "max_len=20"),
+    "words_num_filter: {min_num: 2}": ("one", "min_num=2"),
+    "pair_each_side_filter: {operator: special_characters_filter, view: prose}": ("--- ok ---", ""),
+    "character_repetition_filter: {rep_len: 2, max_ratio: 0.6}": ("a" * 80, "max_ratio=0.6"),
+    "pair_secret_filter: {}": (f"use {SECRET}", "n_secrets = 0"),
+    "pair_tool_call_filter: {}": (" ", "n_faults = 0"),
 }
 
 
@@ -53,7 +49,7 @@ def test_every_filter_acts_on_each_side(one_step, make_row, pair_table, step, si
 
 
 def test_a_statistic_at_its_limit_stays(one_step, make_row, pair_table):
-    result = one_step("pair_text_length_filter: {min_len: 3, max_len: 5}").run(
+    result = one_step("text_length_filter: {min_len: 3, max_len: 5}").run(
         pair_table(*(make_row(f"{n}", chosen="x" * n, rejected="four") for n in range(2, 7)))
     )
     assert result.kept["state_id"].to_pylist() == ["3", "4", "5"]
@@ -90,8 +86,8 @@ def test_faults_of_tool_calls_are_named(one_step, make_row, make_call, pair_tabl
     assert result.kept["state_id"].to_pylist() == ["fine", "no-tools"]
     assert dropped(result) == [
         ("unknown", "chosen", "Other is not offered"),
-        ("broken", "rejected", "arguments of Read are not a JSON object"),
-        ("nameless", "chosen", "call without a name"),
+        ("broken", "rejected", "malformed_arguments: not JSON"),
+        ("nameless", "chosen", "unnamed_tool"),
     ]
 
 
@@ -122,36 +118,24 @@ def test_near_duplicates_go_but_the_same_consensus_elsewhere_stays(one_step, mak
     assert 0.8 <= float(similarity) < 1
 
 
-def test_caps_hold_per_session_and_per_action(one_step, make_row, pair_table):
-    rows = [make_row(f"a{n}", session_id="a", chosen=f"do {n}") for n in range(5)]
-    rows += [make_row(f"b{n}", session_id="b", chosen="again") for n in range(3)]
-    rows += [make_row(f"none{n}", session_id=None) for n in range(5)]
-    result = one_step("pair_session_cap_filter: {max_pairs: 4, max_repeats: 2}").run(
-        pair_table(*rows)
-    )
-    assert dropped(result) == [("a4", "pair", "5"), ("b2", "pair", "3")]
-
-
 def test_lint_marks_and_drops_nothing(make_row, make_call, pair_table):
-    long_text = "a long answer that is already in the prompt, word by word, as it was written " * 2
     result = DJNormalizer("lint").run(
         pair_table(
             make_row("identical", chosen="the same", rejected=" the same "),
-            make_row("degenerate", chosen="Run the tests.", rejected="run the tests"),
-            make_row("leak", prompt=f"Say: {long_text}", chosen=long_text),
+            make_row("leak", prompt=f"token {SECRET}"),
             make_row("long", chosen="x" * 500),
             make_row("fine"),
         )
     )
-    assert len(result.kept) == 5
-    findings = result.report.findings
-    assert findings["pair_identical_filter"] == 1
-    assert findings["pair_degenerate_filter"] == 2
-    assert findings["pair_prompt_leak_filter"] == 1
-    assert findings["pair_length_bias_filter"] == 1
+    assert len(result.kept) == 4
+    assert result.report.findings == {
+        "pair_identical_filter": 1,
+        "pair_secret_filter": 1,
+        "character_repetition_filter": 1,
+    }
     assert result.report.length_bias is not None
     stats = [json.loads(text) for text in result.kept["stats_json"].to_pylist()]
-    assert [row["pair.is_identical"] for row in stats] == [1, 0, 0, 0, 0]
+    assert [row["pair.is_identical"] for row in stats] == [1, 0, 0, 0]
 
 
 def test_strict_keeps_ordinary_pairs(make_row, make_call, pair_table):
@@ -193,17 +177,3 @@ def test_batches_know_earlier_batches_in_any_order_of_runs(tmp_path, recipe, mak
     for batch in ("b2", "b1", "b3", "b2"):
         assert run(batch, one_pass) == first[batch]
         assert run(batch, index()) == first[batch]
-
-
-def test_chunks_of_any_size_are_decided_as_one_table(make_row, pair_table, monkeypatch):
-    rows = [
-        make_row(f"s{n}", prompt=f"p{n % 7}", chosen="no" if n % 5 == 0 else "go on with it")
-        for n in range(40)
-    ]
-    normalizer = DJNormalizer("default")
-    whole = normalizer.run(pair_table(*rows))
-    monkeypatch.setattr("replay_pipeline.normalize.normalizer._BATCH_ROWS", 3)
-    in_chunks = normalizer.run(pair_table(*rows))
-    assert in_chunks.kept.equals(whole.kept)
-    assert in_chunks.dropped.equals(whole.dropped)
-    assert in_chunks.report.dropped == whole.report.dropped

@@ -5,10 +5,9 @@ import json
 import pytest
 import yaml
 
-from replay_pipeline.errors import ConfigError, MissingDependencyError, UntrustedError
+from replay_pipeline.errors import UntrustedError
 from replay_pipeline.judge.rows import pairs_table
 from replay_pipeline.normalize import DJNormalizer
-from replay_pipeline.normalize.recipe import _EXECUTES_NOTHING, _NEEDS_A_TEXT
 
 SEEDS = [
     {"text_length_filter": {"min_len": 8, "max_len": 32_000}},
@@ -60,6 +59,22 @@ def test_a_recipe_of_data_juicers_own_operators_judges_both_sides(tmp_path):
     assert kept(recipe(tmp_path, SEEDS), ROWS) == ["s0", "s5"]
     for step, dropped in zip(SEEDS, ("s1", "s3", "s2", "s4"), strict=True):
         assert dropped not in kept(recipe(tmp_path, [step]), ROWS)
+
+
+def test_a_filter_with_a_text_key_judges_that_side_by_a_statistic_of_its_own(tmp_path):
+    """data-juicer keeps one statistic per row and metric, so by itself the second would judge nothing."""
+    limits = {"min_len": 10, "max_len": 100}
+    process = [
+        {"text_length_filter": {"text_key": side, **limits}} for side in ("chosen", "rejected")
+    ]
+    where = recipe(tmp_path, process)
+    rows = pairs({}, {"rejected": "x"}, {"chosen": "x"})
+    assert kept(where, rows) == ["s0"]
+    dropped = DJNormalizer(where).run(pairs_table(rows), prompts=states_of(rows)).dropped
+    assert dropped["drop_field"].to_pylist() == ["rejected", "chosen"]
+    assert dropped["drop_value"].to_pylist() == ["text_len=1"] * 2
+    only = recipe(tmp_path, process[:1])
+    assert kept(only, rows) == ["s0", "s1"]
 
 
 @pytest.mark.slow
@@ -122,56 +137,6 @@ def test_the_recipe_for_agents_drops_what_a_reviewer_would_and_says_why(tmp_path
     wanted = [f"s{n}" for n, (_, _, why) in enumerate(cases) if not why]
     assert kept("agent", rows) == wanted
     assert kept(recipe(tmp_path, [{"pair_feasibility_filter": {}}]), rows) == wanted
-
-
-ARGUMENTS = {
-    "specified_field_filter": {"field_key": "session_id", "target_value": ["x"]},
-    "specified_numeric_field_filter": {"field_key": "n_teachers_agreeing", "min_value": 1},
-    "replace_content_mapper": {"pattern": "x", "repl": "y"},
-    "frequency_specified_field_selector": {"field_key": "state_id", "top_ratio": 0.5},
-    "random_selector": {"select_num": 2},
-    "range_specified_field_selector": {
-        "field_key": "n_teachers_agreeing",
-        "lower_percentile": 0,
-        "upper_percentile": 1,
-    },
-    "tags_specified_field_selector": {"field_key": "session_id", "target_tags": ["x"]},
-    "topk_specified_field_selector": {"field_key": "n_teachers_agreeing", "topk": 2},
-}
-
-
-NEED_A_PACKAGE = {"clean_html_mapper": "selectolax", "fix_unicode_mapper": "ftfy"}
-
-
-@pytest.mark.parametrize("name", sorted(NEED_A_PACKAGE))
-def test_an_operator_whose_package_is_missing_names_it(tmp_path, name):
-    rows = pairs({})
-    with pytest.raises(MissingDependencyError, match=NEED_A_PACKAGE[name]):
-        DJNormalizer(recipe(tmp_path, [{name: {}}])).normalize(rows)
-
-
-@pytest.mark.parametrize("name", sorted(_EXECUTES_NOTHING - {*_NEEDS_A_TEXT, *NEED_A_PACKAGE}))
-def test_every_operator_of_data_juicer_runs_as_its_page_writes_it(tmp_path, name):
-    rows = pairs({}, {"rejected": "See http://x.y and a@b.c."}, {"chosen_action": READ})
-    where = recipe(tmp_path, [{name: ARGUMENTS.get(name, {})}])
-    report = DJNormalizer(where).run(pairs_table(rows), prompts=states_of(rows)).report
-    assert report.n_kept + report.n_dropped == 3
-
-
-@pytest.mark.parametrize("name", sorted(_NEEDS_A_TEXT))
-def test_an_operator_that_needs_one_text_says_so(tmp_path, name):
-    with pytest.raises(ConfigError, match=f"{name} .*: set its text_key to a column"):
-        DJNormalizer(recipe(tmp_path, [{name: {}}]))
-
-
-def test_a_mapper_edits_the_texts_of_both_sides_and_leaves_calls_alone(tmp_path):
-    where = recipe(tmp_path, [{"clean_email_mapper": {}}])
-    mail = {"chosen": "Mail a@b.co now.", "rejected": "Ask c@d.co first."}
-    called = {**mail, "chosen_action": call("Bash", command="mail a@b.co")}
-    text, with_call = DJNormalizer(where).normalize(pairs(mail, called))
-    assert text["chosen_messages"][0]["content"] == "Mail  now."
-    assert text["rejected"] == with_call["rejected"] == "Ask  first."
-    assert with_call["chosen_messages"][0]["tool_calls"] == called["chosen_action"]["tool_calls"]
 
 
 def test_a_look_is_a_repetition_from_the_folder_of_its_session_too(tmp_path):
