@@ -28,6 +28,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.difference import IN_WORDS, difference
+from replay_pipeline.actions import canonical_action
 from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.types import TeacherAction, TraceState
 
@@ -248,6 +250,8 @@ class Judged:
     chosen_right: bool
     pair_claimed: float
     pair_right: bool
+    differs: str = ""
+    """What the two sides of a pair differ in, in words."""
 
 
 def judge(
@@ -271,6 +275,7 @@ def judge(
         if (answer := answers.of(teacher).get(key)) is not None
     ]
     report = extract_pairs(states, rows, 2)
+    by_key = dict(zip(keys, states, strict=True))
 
     def is_right(state_id: str, names: Iterable[str]) -> bool:
         # The same action may be scored differently where it was written differently.
@@ -282,7 +287,17 @@ def judge(
         if pair.get("teachers_agreeing"):
             chosen = is_right(pair["state_id"], pair["teachers_agreeing"])
             right = chosen and not own[pair["state_id"]].is_right
-            found.append(Judged(True, pair["p_chosen_right"], chosen, pair["p_better"], right))
+            state = by_key[pair["state_id"]]
+            teacher = answers.of(pair["teachers_agreeing"][0])[pair["state_id"]]
+            kind = difference(
+                canonical_action(state["student_action"]),
+                canonical_action(_message(teacher)),
+                state["tools"],
+            )
+            differs = IN_WORDS[kind] if kind else "the same"
+            found.append(
+                Judged(True, pair["p_chosen_right"], chosen, pair["p_better"], right, differs)
+            )
     found += [
         Judged(False, 1.0, own[positive["state_id"]].is_right, 0.0, False)
         for positive in report.positives
@@ -327,6 +342,23 @@ def by_claim(pairs: Sequence[Judged]) -> list[dict[str, Any]]:
     ]
 
 
+def by_difference(pairs: Sequence[Judged]) -> list[dict[str, Any]]:
+    """Return what is true of pairs by what their sides differ in, the most frequent first."""
+    kinds: dict[str, list[Judged]] = defaultdict(list)
+    for pair in pairs:
+        kinds[pair.differs].append(pair)
+    return [
+        {
+            "sides": kind,
+            "n": len(some),
+            "claimed": share(p.pair_claimed for p in some),
+            "true": share(p.pair_right for p in some),
+            "both right": share(p.chosen_right and not p.pair_right for p in some),
+        }
+        for kind, some in sorted(kinds.items(), key=lambda each: -len(each[1]))
+    ]
+
+
 def main() -> None:
     """Draw agents and teachers, and print what is claimed beside what is true."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -362,8 +394,18 @@ def main() -> None:
         print(
             f"  claimed from {row['from']:.1f}: {row['n']} pairs, {row['claimed']} / {row['true']}"
         )
+    kinds = by_difference([each for each in everything if each.is_pair])
+    for row in kinds:
+        told = f"{row['claimed']} / {row['true']}, both right {row['both right']}"
+        print(f"  {row['sides']}: {row['n']} pairs, {told}")
     if given.json:
-        result = {"snapshot": answers.folder.name, "all": whole, "by_claim": table, "draws": draws}
+        result = {
+            "snapshot": answers.folder.name,
+            "all": whole,
+            "by_claim": table,
+            "by_difference": kinds,
+            "draws": draws,
+        }
         given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
