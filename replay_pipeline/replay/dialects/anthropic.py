@@ -88,9 +88,11 @@ class Anthropic(Dialect):
         if (usage := reply.usage) is not None:
             # Anthropic counts the cached tokens beside the others, everybody else among them.
             read, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
+            prompt = usage.input_tokens + (read or 0) + (written or 0)
             translated["usage"] = {
-                "prompt_tokens": usage.input_tokens + (read or 0) + (written or 0),
+                "prompt_tokens": prompt,
                 "completion_tokens": usage.output_tokens,
+                "total_tokens": prompt + usage.output_tokens,
                 "prompt_tokens_details": {"cached_tokens": read, "cache_write_tokens": written},
             }
         return msgspec.json.encode(translated)

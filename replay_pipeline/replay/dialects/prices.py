@@ -109,14 +109,20 @@ class Price:
         *,
         n_cached_tokens: int = 0,
         n_written_tokens: int = 0,
+        n_reasoning_tokens: int = 0,
     ) -> int:
-        """Return the cost of a call in nano-dollars. Cached and written tokens are part of the prompt tokens."""
+        """Return the cost of a call in nano-dollars.
+
+        Cached and written tokens are part of the prompt tokens, and reasoning tokens of the
+        completion tokens.
+        """
         n_fresh = max(0, n_prompt_tokens - n_cached_tokens - n_written_tokens)
         pico = (
             n_fresh * self.prompt
             + n_cached_tokens * self.cache_read
             + n_written_tokens * self.cache_write
             + n_completion_tokens * self.completion
+            + min(n_reasoning_tokens, n_completion_tokens) * (self.reasoning - self.completion)
             + self.request
         )
         return -(-pico // 1000)

@@ -6,6 +6,7 @@ unreadable action is an answer without one, so that its cost is booked. The ledg
 read back everything that leaves this module.
 """
 
+import contextlib
 import email.utils
 import json
 import math
@@ -17,20 +18,18 @@ from typing import Any
 
 import msgspec
 
-from replay_pipeline.replay.dialects.prices import nano
+from replay_pipeline.replay.dialects.base import as_mapping
+from replay_pipeline.replay.dialects.usage import Usage, as_count, as_number, read_usage
+from replay_pipeline.replay.dialects.written_calls import (
+    MalformedCallError,
+    arguments_of,
+    has_markup,
+    may_hold_calls,
+    offered_name,
+    read_written_calls,
+    schemas_of,
+)
 from replay_pipeline.types import Message, TokenLogprobs
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Usage:
-    """The usage that an endpoint reports for a call. `None` means that it isn't reported."""
-
-    cost_nano: int | None = None
-    n_prompt_tokens: int | None = None
-    n_completion_tokens: int | None = None
-    n_cached_tokens: int | None = None
-    n_written_tokens: int | None = None
-    n_reasoning_tokens: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,26 +196,34 @@ _CONTEXT_WORDS = re.compile(
 
 _WRITTEN_COST = re.compile(rb'(?<!\\)"cost"\s*:\s*"?([0-9][0-9.eE+-]*)(?=["\s,}\]])')
 """A number that something follows: where the reply was cut inside it, it says nothing."""
-_MOST_USD = 10_000.0
-"""No single call costs more: a larger figure is a mistake, and would not fit the ledger."""
-_MOST_TOKENS = 10**9
 _MOST_SHOWN = 200
+_PLAIN_NAME = re.compile(r"\w[\w-]*")
+_THINKING = re.compile(r"\A.*</think(?:ing)?>", re.DOTALL)
 
 
-def read_reply(status: int, headers: Mapping[str, str], body: bytes) -> Answer | Failure:
-    """Read the reply to one call, in any shape. Never raises."""
+def read_reply(
+    status: int, headers: Mapping[str, str], body: bytes, *, request: bytes = b""
+) -> Answer | Failure:
+    """Read the reply to one call, in any shape. Never raises.
+
+    Args:
+        status: the HTTP status.
+        headers: the reply's headers.
+        body: its body.
+        request: the body of the request. Calls in the text are read if it offered tools.
+    """
     try:
-        return _read(status, headers, body)
+        return _read(status, headers, body, request)
     except Exception as error:  # noqa: BLE001 (one odd reply must not end a run that others pay for)
         return _unreadable(status, headers, body, f"the reply can't be read ({error!r:.200})")
 
 
-def _read(status: int, headers: Mapping[str, str], body: bytes) -> Answer | Failure:
+def _read(status: int, headers: Mapping[str, str], body: bytes, request: bytes) -> Answer | Failure:
     if "text/event-stream" in headers.get("content-type", "") or body.startswith((b"data:", b":")):
         reply = _joined(body)
     else:
         reply = _decoded(body)
-    fields = _mapping(reply)
+    fields = as_mapping(reply)
     is_success = 200 <= status < 300
     if _is_foreign(status, fields, reply, body):
         return _no_completion(status, headers, body)
@@ -230,11 +237,11 @@ def _read(status: int, headers: Mapping[str, str], body: bytes) -> Answer | Fail
     if not isinstance(choices, list) or not choices:
         failure = Failure("empty_reply", "the endpoint sent no choices", is_retryable=True)
         return _paid(failure, fields, headers)
-    choice = _mapping(choices[0])
+    choice = as_mapping(choices[0])
     if choice.get("error") or choice.get("finish_reason") == "error":
         failure = _failure(502, headers, choice.get("error") or "the choice holds an error")
         return _paid(replace(failure, is_retryable=True, slows_down=False), fields, headers)
-    return _answer(fields, choice, headers)
+    return _answer(fields, choice, headers, request)
 
 
 _BROKEN = object()
@@ -314,11 +321,11 @@ def _joined(body: bytes) -> Any:
         chunk = _decoded(data)
         if chunk is _BROKEN:
             return _BROKEN
-        head |= {key: value for key, value in _mapping(chunk).items() if value is not None}
-        for choice in map(_mapping, _items(_mapping(chunk).get("choices"))):
+        head |= {key: value for key, value in as_mapping(chunk).items() if value is not None}
+        for choice in map(as_mapping, _items(as_mapping(chunk).get("choices"))):
             finish_reason = choice.get("finish_reason") or finish_reason
-            _join_delta(message, calls, _mapping(choice.get("delta")))
-            logprobs += _items(_mapping(choice.get("logprobs")).get("content"))
+            _join_delta(message, calls, as_mapping(choice.get("delta")))
+            logprobs += _items(as_mapping(choice.get("logprobs")).get("content"))
     if finish_reason is None and not head.get("error"):
         return _BROKEN
     if calls:
@@ -333,12 +340,12 @@ def _join_delta(
     for name in ("content", "refusal"):
         if text := _content(delta.get(name)):
             message[name] = (message.get(name) or "") + text
-    for call in map(_mapping, _items(delta.get("tool_calls"))):
+    for call in map(as_mapping, _items(delta.get("tool_calls"))):
         known = calls.setdefault(
-            _count(call.get("index")) or 0,
+            as_count(call.get("index")) or 0,
             {"id": call.get("id"), "type": "function", "function": {"name": "", "arguments": ""}},
         )
-        function = _mapping(call.get("function"))
+        function = as_mapping(call.get("function"))
         for name in ("name", "arguments"):
             known["function"][name] += _text(function.get(name)) or ""
 
@@ -367,7 +374,7 @@ def _paid(
 
     It is not asked again: the provider would charge again.
     """
-    usage = _usage(reply)
+    usage = read_usage(reply, headers)
     is_paid = usage.n_completion_tokens if usage.cost_nano is None else usage.cost_nano
     if not is_paid:
         return failure
@@ -381,11 +388,11 @@ def _paid(
 
 
 def _failure(status: int, headers: Mapping[str, str], error: Any) -> Failure:
-    fields = _mapping(error)
-    metadata = _mapping(fields.get("metadata"))
-    availability = _mapping(fields.get("availability") or metadata.get("availability"))
-    if 400 <= (_count(fields.get("code")) or 0) < 600:
-        status = _count(fields.get("code")) or status
+    fields = as_mapping(error)
+    metadata = as_mapping(fields.get("metadata"))
+    availability = as_mapping(fields.get("availability") or metadata.get("availability"))
+    if 400 <= (as_count(fields.get("code")) or 0) < 600:
+        status = as_count(fields.get("code")) or status
     text = _error_text(error, fields, metadata)
     kind = _kind(status, fields, metadata, text)
     provider = _text(metadata.get("provider_name"))
@@ -422,7 +429,7 @@ def _error_text(error: Any, fields: Mapping[str, Any], metadata: Mapping[str, An
     """Return the provider's own words: OpenRouter keeps them in `metadata.raw`."""
     raw = metadata.get("raw")
     if isinstance(raw, dict):
-        raw = _mapping(raw.get("error")).get("message") or raw.get("message")
+        raw = as_mapping(raw.get("error")).get("message") or raw.get("message")
     texts = [str(fields.get("message") or ""), str(raw or "")]
     if not fields and error:
         texts = [str(error)]
@@ -442,7 +449,7 @@ def _retry_after(
 
 def _seconds(value: Any) -> float | None:
     """Read a pause, given in seconds or (in a header) as the date of its end."""
-    if (seconds := _number(value)) is not None:
+    if (seconds := as_number(value)) is not None:
         return seconds
     try:
         until = email.utils.parsedate_to_datetime(value)
@@ -452,42 +459,32 @@ def _seconds(value: Any) -> float | None:
 
 
 def _answer(
-    reply: Mapping[str, Any], choice: Mapping[str, Any], headers: Mapping[str, str]
+    reply: Mapping[str, Any], choice: Mapping[str, Any], headers: Mapping[str, str], request: bytes
 ) -> Answer | Failure:
-    message = _mapping(choice.get("message"))
+    message = as_mapping(choice.get("message"))
+    action, unclear = _action(message), None
+    try:
+        action = _meant(action, request)
+    except MalformedCallError as error:
+        unclear = _clean(str(error))
     answer = Answer(
-        action=_action(message),
+        action=action,
         model=_text(reply.get("model")),
         provider=_text(reply.get("provider")),
         finish_reason=_text(choice.get("finish_reason")),
         generation_id=_text(reply.get("id")) or generation_of(headers),
         is_replayed=headers.get("x-openrouter-cache-status", "").upper() == "HIT",
         paid_generation_id=_clean(headers.get("x-openrouter-cache-source-id")),
-        usage=_usage(reply),
+        usage=read_usage(reply, headers),
         logprobs=_logprobs(choice.get("logprobs")),
     )
-    problem = _problem(answer, message)
+    problem = _problem(answer, message) or (("malformed_call", unclear) if unclear else None)
     if problem is None:
         return answer
     code, text = problem
     if code == "empty_answer" and not answer.is_replayed:
         return _paid(Failure(code, text, is_retryable=True), reply, headers)
     return replace(answer, error_code=code, error_message=text)
-
-
-def _usage(reply: Mapping[str, Any]) -> Usage:
-    """Read tokens and cost; what is not a number is not known."""
-    usage = _mapping(reply.get("usage"))
-    prompt = _mapping(usage.get("prompt_tokens_details"))
-    completion = _mapping(usage.get("completion_tokens_details"))
-    return Usage(
-        cost_nano=_cost_nano(usage),
-        n_prompt_tokens=_count(usage.get("prompt_tokens")),
-        n_completion_tokens=_count(usage.get("completion_tokens")),
-        n_cached_tokens=_count(prompt.get("cached_tokens")),
-        n_written_tokens=_count(prompt.get("cache_write_tokens")),
-        n_reasoning_tokens=_count(completion.get("reasoning_tokens")),
-    )
 
 
 def _logprobs(value: Any) -> TokenLogprobs | None:
@@ -499,17 +496,17 @@ def _logprobs(value: Any) -> TokenLogprobs | None:
     send the same. llama.cpp names the written token among its alternatives, others may not.
     """
     read: TokenLogprobs = []
-    for entry in map(_mapping, _items(_mapping(value).get("content"))):
+    for entry in map(as_mapping, _items(as_mapping(value).get("content"))):
         if (written := _token_logprob(entry)) is None:
             return None
-        others = (_token_logprob(_mapping(each)) for each in _items(entry.get("top_logprobs")))
+        others = (_token_logprob(as_mapping(each)) for each in _items(entry.get("top_logprobs")))
         read.append([written, *(each for each in others if each and each[0] != written[0])])
     return read or None
 
 
 def _token_logprob(entry: Mapping[str, Any]) -> tuple[str | list[int], float] | None:
     """Read one token, by its bytes where they are given: the text of half a character is lost."""
-    logprob, token = _number(entry.get("logprob")), _text(entry.get("token"))
+    logprob, token = as_number(entry.get("logprob")), _text(entry.get("token"))
     if logprob is None:
         return None
     if not (given := _items(entry.get("bytes"))):
@@ -522,18 +519,11 @@ def _token_logprob(entry: Mapping[str, Any]) -> tuple[str | list[int], float] | 
         return None
 
 
-def _cost_nano(usage: Mapping[str, Any]) -> int | None:
-    cost = _number(usage.get("cost"))
-    if cost is None:
-        return None
-    if usage.get("is_byok"):
-        details = _mapping(usage.get("cost_details"))
-        cost += _number(details.get("upstream_inference_cost")) or 0.0
-    return nano(round(cost, 12)) if 0 <= cost <= _MOST_USD else None
-
-
 def _action(message: Mapping[str, Any]) -> Message | None:
     content, calls = _content(message.get("content")), list(_calls(message.get("tool_calls")))
+    if not calls and isinstance(old := message.get("function_call"), dict):
+        # The form before there were several calls, which some servers still write.
+        calls = list(_calls([{"function": old}]))
     if not content and not calls:
         return None
     action: Message = {"role": "assistant", "content": content or None}
@@ -544,8 +534,8 @@ def _action(message: Mapping[str, Any]) -> Message | None:
 
 def _calls(value: Any) -> Iterator[dict[str, Any]]:
     """Read tool calls into the form that every later stage relies on."""
-    for call in map(_mapping, _items(value)):
-        function = _mapping(call.get("function"))
+    for call in map(as_mapping, _items(value)):
+        function = as_mapping(call.get("function"))
         arguments = function.get("arguments")
         if isinstance(arguments, dict | list):
             arguments = json.dumps(arguments, ensure_ascii=False)
@@ -555,6 +545,40 @@ def _calls(value: Any) -> Iterator[dict[str, Any]]:
             "type": "function",
             "function": {"name": name, "arguments": _text(arguments) or ""},
         }
+
+
+def _meant(action: Message | None, request: bytes) -> Message | None:
+    """Return an action as its model meant it: calls in the text are calls, and wrappers are off.
+
+    Raises:
+        MalformedCallError: if a call is written into the text and can't be read.
+    """
+    if action is None:
+        return None
+    text = action.get("content") or ""
+    if calls := action.get("tool_calls"):
+        for call in calls:
+            _mend(call["function"], request)
+        # A parser may leave a copy of the calls in the text, which is no part of the action.
+        return {**action, "content": None} if has_markup(text) else action
+    text = _THINKING.sub("", text)
+    left, written = read_written_calls(text, schemas_of(request) if may_hold_calls(text) else {})
+    if not written:
+        return action
+    called = [{"function": {"name": each.name, "arguments": each.arguments}} for each in written]
+    calls = [{**call, "id": f"call_{n}"} for n, call in enumerate(_calls(called))]
+    return {"role": "assistant", "content": left or None, "tool_calls": calls}
+
+
+def _mend(function: dict[str, str], request: bytes) -> None:
+    """Take off what a template or a gateway put around a name or arguments."""
+    if not _PLAIN_NAME.fullmatch(function["name"]):
+        function["name"] = offered_name(function["name"], schemas_of(request))
+    if _malformed(function):
+        with contextlib.suppress(MalformedCallError):
+            function["arguments"] = json.dumps(
+                arguments_of(function["arguments"]), ensure_ascii=False
+            )
 
 
 def _problem(answer: Answer, message: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -587,7 +611,7 @@ def _malformed(function: Mapping[str, str]) -> str | None:
 def _content(value: Any) -> str | None:
     """Read text, given as it is or as a list of parts."""
     if isinstance(value, list):
-        parts = (part if isinstance(part, str) else _mapping(part).get("text") for part in value)
+        parts = (part if isinstance(part, str) else as_mapping(part).get("text") for part in value)
         return "".join(part for part in parts if isinstance(part, str))
     return _text(value)
 
@@ -601,25 +625,5 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _number(value: Any) -> float | None:
-    """Read a finite number; as text too, since some endpoints quote theirs."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _count(value: Any) -> int | None:
-    number = _number(value)
-    return int(number) if number is not None and 0 <= number <= _MOST_TOKENS else None
-
-
 def _items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

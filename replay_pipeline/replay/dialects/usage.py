@@ -10,13 +10,14 @@ import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import product
+from pathlib import Path
 from typing import Any
 
-from replay_pipeline.replay.prices import nano
+from replay_pipeline.replay.dialects.base import as_mapping
+from replay_pipeline.replay.dialects.prices import nano
 
-_NAMES = tomllib.loads(files(__package__).joinpath("usage.toml").read_text("utf-8"))
+_NAMES = tomllib.loads(Path(__file__).with_name("usage.toml").read_text("utf-8"))
 _MOST_USD = 10_000.0
 """No single call costs more: a larger figure is a mistake, and would not fit the ledger."""
 _MOST_TOKENS = 10**9
@@ -44,16 +45,18 @@ def read_usage(reply: Mapping[str, Any], headers: Mapping[str, str]) -> Usage:
     """Read the tokens and the cost of a reply; what isn't a number is not known."""
     block = next(_blocks(reply), {})
     counts = {
-        name: next((n for path in paths if (n := _count(_at(block, path))) is not None), None)
+        name: next((n for path in paths if (n := as_count(_at(block, path))) is not None), None)
         for name, paths in _NAMES["tokens"].items()
     }
     cost, fee = _cost_nano(reply, headers), 0
-    usage = _mapping(reply.get("usage"))
+    usage = as_mapping(reply.get("usage"))
     if usage.get("is_byok") and cost is not None:
-        upstream = _number(_at(usage, "cost_details.upstream_inference_cost"))
+        upstream = as_number(_at(usage, "cost_details.upstream_inference_cost"))
         # The router states only its fee where it doesn't know what the key's owner pays.
         cost, fee = (None, cost) if upstream is None else (cost + nano(upstream), 0)
-    return Usage(cost_nano=cost, fee_nano=fee, **_reading(**counts))
+    return Usage(
+        cost_nano=cost, fee_nano=fee, **_reading(**counts, is_beside="prompt_tokens" not in block)
+    )
 
 
 def _reading(
@@ -63,6 +66,8 @@ def _reading(
     cached: int | None,
     written: int | None,
     reasoning: int | None,
+    *,
+    is_beside: bool,
 ) -> dict[str, Any]:
     """Return the counts with everything in the prompt or the completion of which it is a part."""
     if prompt is None or completion is None:
@@ -77,6 +82,9 @@ def _reading(
         if prompt + beside_read + beside_wrote >= read + wrote
         and completion + beside_thought >= thought
     ]
+    if not total and prompt >= read + wrote:
+        # OpenAI's form counts the caches among the prompt, and Anthropic's, which has no total, beside.
+        choices = [each for each in choices if (each[0] + each[1] > 0) == is_beside] or choices
     readings = sorted({(prompt + r + w, completion + t) for r, w, t in choices})
     for n_prompt, n_completion in readings:
         # Where the caches can only stand beside the prompt, the total may leave them out.
@@ -121,7 +129,9 @@ def _cost_nano(reply: Mapping[str, Any], headers: Mapping[str, str]) -> int | No
         else:
             values = [_at(reply, place["path"])]
         stated += [
-            number / place.get("units", 1) for number in map(_number, values) if number is not None
+            number / place.get("units", 1)
+            for number in map(as_number, values)
+            if number is not None
         ]
     sums = [cost for cost in stated if 0 <= cost <= _MOST_USD]
     return nano(round(max(sums), 12)) if sums else None
@@ -140,15 +150,11 @@ def _at(value: Any, path: str) -> Any:
         if name == "*":
             value = value[-1] if isinstance(value, list) and value else None
         else:
-            value = _mapping(value).get(name)
+            value = as_mapping(value).get(name)
     return value
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
     """Read a finite number; as text too, since some endpoints quote theirs."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
@@ -159,6 +165,7 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _count(value: Any) -> int | None:
-    number = _number(value)
+def as_count(value: Any) -> int | None:
+    """Read a count of tokens."""
+    number = as_number(value)
     return int(number) if number is not None and 0 <= number <= _MOST_TOKENS else None

@@ -30,6 +30,34 @@ class WrittenCall:
     arguments: dict[str, Any]
 
 
+def schemas_of(request: bytes) -> Schemas:
+    """Return the tools that a request offered, in OpenAI's form or Anthropic's."""
+    try:
+        tools = msgspec.json.decode(request, type=_Request).tools if request else []
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    functions = [tool.get("function", tool) for tool in tools]
+    return {
+        each["name"]: each.get("parameters") or each.get("input_schema") or {}
+        for each in functions
+        if isinstance(each.get("name"), str)
+    }
+
+
+class _Request(msgspec.Struct):
+    tools: list[dict[str, Any]] = []
+
+
+def has_markup(text: str) -> bool:
+    """Return whether a text has a mark of a template's calls."""
+    return _MARKS.search(text) is not None
+
+
+def may_hold_calls(text: str) -> bool:
+    """Return whether a text has a mark of a template's calls, or begins like JSON."""
+    return has_markup(text) or text.lstrip().startswith(("{", "[", "```", "functools"))
+
+
 def read_written_calls(text: str, schemas: Schemas) -> tuple[str, list[WrittenCall]]:
     """Return the text without its calls, and the calls in their order.
 
@@ -40,7 +68,7 @@ def read_written_calls(text: str, schemas: Schemas) -> tuple[str, list[WrittenCa
     Raises:
         MalformedCallError: if a part of a form is left that is no whole call of an offered tool.
     """
-    if not schemas:
+    if not schemas or not may_hold_calls(text):
         return text, []
     found: list[tuple[int, int, list[WrittenCall]]] = []
     for form in _FORMS:

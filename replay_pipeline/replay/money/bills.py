@@ -8,8 +8,9 @@ its bound and flagged.
 from dataclasses import dataclass
 
 from replay_pipeline.replay.dialects.prices import Price, usd
-from replay_pipeline.replay.dialects.replies import Answer, Usage
+from replay_pipeline.replay.dialects.replies import Answer
 from replay_pipeline.replay.dialects.sizes import Size
+from replay_pipeline.replay.dialects.usage import Usage
 
 _MOST_BYTES_PER_TOKEN = 16
 """Whole prompts have three to six bytes a token; templates of servers may drop parts of them."""
@@ -52,11 +53,11 @@ def judged(
     problem = token_problem(usage, size, n_limit, n_reply_bytes, has_action=bool(answer.action))
     tokens_nano = None
     if problem is None and not (usage.n_prompt_tokens is None or usage.n_completion_tokens is None):
-        tokens_nano = _cost_of(usage, price, n_cached=usage.n_cached_tokens or 0)
+        tokens_nano = _cost_of(usage, price, n_cached=usage.n_cached_tokens or 0) + usage.fee_nano
     cost = usage.cost_nano
     if cost is None:
         if tokens_nano is not None:
-            return BookedCost(cost_nano=tokens_nano)
+            return BookedCost(cost_nano=tokens_nano, disputed=usage.problem)
         return BookedCost(
             cost_nano=bound_nano, disputed=problem or "no cost and no usage came with it"
         )
@@ -124,4 +125,5 @@ def _cost_of(usage: Usage, price: Price, *, n_cached: int) -> int:
         usage.n_completion_tokens or 0,
         n_cached_tokens=n_cached,
         n_written_tokens=usage.n_written_tokens or 0,
+        n_reasoning_tokens=usage.n_reasoning_tokens or 0,
     )

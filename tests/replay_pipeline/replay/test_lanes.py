@@ -3,8 +3,9 @@ from types import SimpleNamespace
 
 from replay_pipeline.replay.ask.lanes import Slots
 from replay_pipeline.replay.ask.outcomes import checked as flagged
-from replay_pipeline.replay.dialects.replies import Answer, Usage
+from replay_pipeline.replay.dialects.replies import Answer
 from replay_pipeline.replay.dialects.sizes import Size
+from replay_pipeline.replay.dialects.usage import Usage
 from replay_pipeline.types import TeacherSpec
 
 

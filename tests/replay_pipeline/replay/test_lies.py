@@ -11,8 +11,8 @@ from replay_pipeline.replay import RetryPolicy, ledger_status, reconcile, replay
 from replay_pipeline.replay.ask.attempts import Dispatcher
 from replay_pipeline.replay.ask.introductions import is_model
 from replay_pipeline.replay.dialects.client import _without
-from replay_pipeline.replay.dialects.replies import Usage
 from replay_pipeline.replay.dialects.sizes import Size
+from replay_pipeline.replay.dialects.usage import Usage
 from replay_pipeline.replay.money.bills import least_tokens, token_problem
 from replay_pipeline.replay.money.calls import NewCall
 from replay_pipeline.types import TeacherSpec

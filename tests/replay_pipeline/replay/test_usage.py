@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from replay_pipeline.replay.dialects.prices import NANO, Price
 from replay_pipeline.replay.dialects.usage import read_usage
-from replay_pipeline.replay.prices import NANO, Price
 
 SHAPES = json.loads((Path(__file__).parents[2] / "data" / "usage_replies.json").read_text("utf-8"))
 USD_PER_TOKEN = {"fresh": 3e-6, "read": 0.3e-6, "written": 3.75e-6, "out": 15e-6}
