@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.plausible import SOUND, played
 from replay_pipeline.actions import agreement_level, agrees_at, canonical_action
 from replay_pipeline.ingesters import ingest, open_traces, write_traces
-from replay_pipeline.judge.rows import pairs_table
+from replay_pipeline.judge.records import pairs_table
 from replay_pipeline.normalize import DJNormalizer
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from replay_pipeline.types import DPOPair, TraceState

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.plausible import answers
 from replay_pipeline.ingesters import ingest, open_traces, write_traces
 from replay_pipeline.judge.extract import extract_pairs
-from replay_pipeline.judge.rows import pairs_table, positives_table
+from replay_pipeline.judge.records import pairs_table, positives_table
 from replay_pipeline.normalize import DJNormalizer
 from replay_pipeline.publish import layout, publish
 from replay_pipeline.testing.sample import SESSIONS_DIR

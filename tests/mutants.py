@@ -37,7 +37,7 @@ class Room:
 
 
 MONEY = "ledger writer scopes lookups books database migration reconcile unbooked prices estimates"
-EXTRACTION = "answers balance claims evidence extract look_ahead natural on_policy records report rows trials"
+EXTRACTION = "answers claims extract judgment natural on_policy records report rule balance"
 ROOMS = {
     "ledger": Room(
         tuple(f"replay_pipeline/replay/{name}.py" for name in MONEY.split()),

@@ -74,19 +74,6 @@ class Lead:
     """Number of families in the next largest group, outside of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The outcome of a vote."""
-
-    winner: Consensus | None
-    n_leading: int
-    """Number of families in the largest group."""
-    margin: int
-    """Number of families in the largest group minus that in the next one."""
-    is_tie: bool
-    """Whether two separate groups have the same size and enough families."""
-
-
 class Panel:
     """The votes on one state. Each two are compared only once.
 
@@ -188,28 +175,6 @@ class Panel:
         leader = min(leaders, key=self._preference) if len(leaders) > 1 else leaders[0]
         n_next = max(self._n_families(group & ~leader) for group in groups)
         return Lead(self._consensus(leader), n_next)
-
-    def verdict(self, level: AgreementLevel, threshold: int) -> Verdict:
-        """Return the winner if actions must agree at `level` and a consensus needs `threshold` families."""
-        if not self.actions:
-            return Verdict(None, 0, 0, is_tie=False)
-        groups = self._groups(strictness(level))
-        if len(groups) == 1:
-            leader, largest, rest = groups[0], self._n_families(groups[0]), 0
-        else:
-            sizes = [self._n_families(group) for group in groups]
-            largest = max(sizes)
-            leaders = [g for g, size in zip(groups, sizes, strict=True) if size == largest]
-            leader = min(leaders, key=self._preference) if len(leaders) > 1 else leaders[0]
-            rest = max(self._n_families(group & ~leader) for group in groups)
-        is_tie = rest == largest >= threshold
-        winner = None if is_tie or largest < threshold else self._consensus(leader)
-        return Verdict(winner, largest, largest - rest, is_tie)
-
-    def nearest_level(self, level: AgreementLevel, threshold: int) -> AgreementLevel | None:
-        """Return the next looser level with a consensus, or None."""
-        looser = LEVELS[LEVELS.index(level) + 1 :]
-        return next((at for at in looser if self.verdict(at, threshold).winner), None)
 
     def _votes_of(self, group: int) -> list[Vote]:
         return [vote for i in _places(group) for vote in self._votes[i]]

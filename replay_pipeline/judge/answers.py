@@ -1,8 +1,9 @@
-"""The answers of one extraction: who was asked where, what counts as a vote, and what the student did."""
+"""What is known of one state before it is judged: the agent's action, the answers, and what was tried."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from replay_pipeline.actions import (
     Action,
@@ -13,71 +14,103 @@ from replay_pipeline.actions import (
 )
 from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.actions.votes import Vote, family_of_answer, read_answer
-from replay_pipeline.judge.report import PairReport, TeacherTally
-from replay_pipeline.types import Message, TeacherAction, Tool, TraceState, family_of_model
+from replay_pipeline.types import (
+    AgreementLevel,
+    Message,
+    TeacherAction,
+    Tool,
+    TraceState,
+    Trial,
+    family_of_model,
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """The student's side of one state."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A state with the agent's action and everything that others said and tried there."""
 
-    action: Action
+    state: TraceState
+    agent: Action
+    """The recorded action, or one sampled from the trainee."""
     family: str | None
-    source: str
-    """`recorded` or `sampled`."""
-
-
-@dataclass(slots=True)
-class Answers:
-    """The answers at one state, divided into those with and without a vote."""
-
-    asked: int = 0
-    failed: int = 0
-    invalid: int = 0
-    own_family: int = 0
-    cost_usd: float = 0.0
+    """The family of the agent's model."""
+    source: Literal["recorded", "sampled"]
+    asked: Collection[TeacherAction]
+    failed: list[TeacherAction] = field(default_factory=list)
+    invalid: list[TeacherAction] = field(default_factory=list)
     valid: list[Vote] = field(default_factory=list)
     voting: list[Vote] = field(default_factory=list)
+    """Valid answers with a vote. By default, the agent's own family has none."""
+    trials: Mapping[str, Trial] = field(default_factory=dict)
+    """Results of tried actions, by rendered action."""
+    became: str | None = None
+    """What became of the lines that the agent's own action added."""
+    has_control_left: bool | None = None
+    """Whether the agent's own model, asked again, took another action. None if it wasn't asked."""
+
+    @property
+    def own(self) -> list[Vote]:
+        """Return the valid answers without a vote."""
+        voting = {vote.row.teacher for vote in self.voting}
+        return [vote for vote in self.valid if vote.row.teacher not in voting]
+
+    @property
+    def cost_usd(self) -> float:
+        """Return the exact sum, which does not depend on the order of the answers."""
+        return math.fsum(row.cost_usd for row in self.asked)
+
+    def trial(self, action: Action) -> Trial | None:
+        """Return what became of an action, if it was tried."""
+        return self.trials.get(action.render()) if self.trials else None
+
+    def effects(self) -> dict[Action, str]:
+        """Return the effect of each tried action that had one."""
+        if not self.trials:
+            return {}
+        actions = {self.agent, *(vote.action for vote in self.valid)}
+        tried = ((action, self.trial(action)) for action in actions)
+        return {a: t.effect for a, t in tried if t is not None and t.effect is not None}
 
 
 class AnswerBook:
     """The answers by state, read only when their state is judged.
 
     Args:
-        report: report that counts the answers.
+        level: how similar two actions must be.
         samples: an action of the trainee by state, used instead of the recorded one.
-        count_own_family: whether teachers of the student's own family vote.
+        count_own_family: whether teachers of the agent's own family vote.
         same_text: judges final texts that differ.
+        trials: results of tried actions, by state and rendered action.
+        became: what became of the lines that the agent's own action added, by state.
     """
 
     def __init__(
         self,
-        report: PairReport,
+        level: AgreementLevel,
         *,
         samples: Mapping[str, Message] | None = None,
         count_own_family: bool = False,
         same_text: TextComparator | None = None,
+        trials: Mapping[str, Mapping[str, Trial]] | None = None,
+        became: Mapping[str, str] | None = None,
     ) -> None:
-        self._report = report
+        self._level: AgreementLevel = level
         self._samples = samples or {}
         self._count_own_family = count_own_family
         self._same_text = same_text
+        self._trials = trials or {}
+        self._became = became or {}
         self._answers: dict[str, dict[str, TeacherAction]] = {}
-        self._control: dict[str, TeacherAction] = {}
         self._toolboxes: dict[int, tuple[Sequence[Tool], ToolList]] = {}
 
-    def file(
-        self, teacher_actions: Iterable[TeacherAction], control: Iterable[TeacherAction]
-    ) -> None:
-        """Add answers. If a teacher has several at a state, the first counts."""
-        for row in teacher_actions:
+    def file(self, rows: Iterable[TeacherAction]) -> int:
+        """Add answers, and return how many were repeated: a teacher's first at a state counts."""
+        n_repeated = 0
+        for row in rows:
             by_teacher = self._answers.setdefault(row.state_id, {})
-            if row.teacher in by_teacher:
-                self._report.n_duplicate_answers += 1
-            else:
-                by_teacher[row.teacher] = row
-        for row in control:
-            self._control.setdefault(row.state_id, row)
+            n_repeated += row.teacher in by_teacher
+            by_teacher.setdefault(row.teacher, row)
+        return n_repeated
 
     def families(self) -> list[str]:
         """Return the families that answered at any state."""
@@ -90,17 +123,41 @@ class AnswerBook:
             len(rows) for state_id, rows in self._answers.items() if state_id not in state_ids
         )
 
-    def student_side(self, state: TraceState) -> Side:
-        """Return the recorded action of a state, or the trainee's action there."""
-        sample = self._samples.get(state["state_id"])
-        message = state["student_action"] if sample is None else sample
-        return Side(
-            canonical_action(message, cwd=state.get("cwd"), tools=self.toolbox(state)),
-            family_of_model(state.get("student_model")),
-            "recorded" if sample is None else "sampled",
+    def open(self, state: TraceState) -> Case:
+        """Read the answers at a state."""
+        state_id, cwd, tools = state["state_id"], state.get("cwd"), self._toolbox(state)
+        sample = self._samples.get(state_id)
+        rows = self._answers.get(state_id, {}).values()
+        recorded = state["student_action"]
+        case = Case(
+            state=state,
+            agent=canonical_action(recorded if sample is None else sample, cwd=cwd, tools=tools),
+            family=family_of_model(state.get("student_model")),
+            source="recorded" if sample is None else "sampled",
+            asked=rows,
+            trials=self._trials.get(state_id, {}),
+            became=self._became.get(state_id),
         )
+        for row in rows:
+            action = read_answer(row, cwd=cwd, tools=tools)
+            if action is None:
+                case.failed.append(row)
+            elif not action.is_valid:
+                case.invalid.append(row)
+            else:
+                vote = Vote(family_of_answer(row), row, action)
+                case.valid.append(vote)
+                if vote.family != case.family or self._count_own_family:
+                    case.voting.append(vote)
+        own = [v for v in case.valid if _is_model(v.row.model, state.get("student_model"))]
+        if not own:
+            return case
+        again = min(own, key=lambda vote: vote.row.teacher).action
+        told = case.agent if sample is None else canonical_action(recorded, cwd=cwd, tools=tools)
+        found = agreement_level(told, again, same_text=self._same_text)
+        return replace(case, has_control_left=not agrees_at(self._level, found))
 
-    def toolbox(self, state: TraceState) -> ToolList | None:
+    def _toolbox(self, state: TraceState) -> ToolList | None:
         """Return the tools of a state. The states of a session usually share one list."""
         tools = state.get("tools")
         if not tools:
@@ -112,52 +169,6 @@ class AnswerBook:
             # The list is kept next to its id, so that the id stays its own.
             known = self._toolboxes[id(tools)] = (tools, ToolList(tools))
         return known[1]
-
-    def at(self, state: TraceState, side: Side) -> Answers:
-        """Return the sorted answers at a state, and count them by teacher."""
-        rows = self._answers.get(state["state_id"], {}).values()
-        # Exact, so that the sum does not depend on the order of the answers.
-        found = Answers(asked=len(rows), cost_usd=math.fsum(row.cost_usd for row in rows))
-        toolbox, cwd = self.toolbox(state), state.get("cwd")
-        for row in rows:
-            tally = self._report.teachers.get(row.teacher)
-            if tally is None:
-                tally = self._report.teachers[row.teacher] = TeacherTally()
-            tally.n_asked += 1
-            tally.cost_usd += row.cost_usd
-            action = read_answer(row, cwd=cwd, tools=toolbox)
-            if action is None:
-                found.failed += 1
-                tally.n_failed += 1
-                continue
-            if not action.is_valid:
-                found.invalid += 1
-                tally.n_invalid += 1
-                continue
-            tally.n_valid += 1
-            family = tally.family = family_of_answer(row)
-            vote = Vote(family, row, action)
-            found.valid.append(vote)
-            if family == side.family:
-                found.own_family += 1
-            if family != side.family or self._count_own_family:
-                found.voting.append(vote)
-        return found
-
-    def control_mismatch(self, state: TraceState, answers: Answers) -> bool | None:
-        """Return whether the agent's own model, asked again, took another action."""
-        toolbox, cwd = self.toolbox(state), state.get("cwd")
-        row = self._control.get(state["state_id"])
-        if row is not None and row.action is not None and row.error_code is None:
-            again = canonical_action(row.action, cwd=cwd, tools=toolbox)
-        else:
-            own = [v for v in answers.valid if _is_model(v.row.model, state.get("student_model"))]
-            if not own:
-                return None
-            again = min(own, key=lambda vote: vote.row.teacher).action
-        recorded = canonical_action(state["student_action"], cwd=cwd, tools=toolbox)
-        found = agreement_level(recorded, again, same_text=self._same_text)
-        return not agrees_at(self._report.level, found)
 
 
 def _is_model(answered: str | None, recorded: str | None) -> bool:

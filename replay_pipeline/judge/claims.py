@@ -1,16 +1,15 @@
 """Estimate how likely each pair is to be right, from all votes of an extraction."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from replay_pipeline.actions import Action
-from replay_pipeline.actions.votes import Vote
+from replay_pipeline.judge.answers import Case
 from replay_pipeline.judge.ballots import AGENT, Ballot, BallotBox, Verdicts
 from replay_pipeline.judge.calibration import calibrated
 from replay_pipeline.judge.precision import PrecisionEvidence
 from replay_pipeline.judge.reliability import Beliefs, Reliability, fit, posterior
 from replay_pipeline.storage.pair_rows import pair_id_of
-from replay_pipeline.types import DPOPair, TraceState
+from replay_pipeline.types import DPOPair
 
 _MIN_CONTROL = 20
 """From so many answers of the agent's own model on, its agreement with itself is used."""
@@ -30,14 +29,6 @@ class _MarkedSide:
     is_right: bool
     chance: float
     """With which it was drawn."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """A pair, and where its chosen side stands on the ballot of its state."""
-
-    pair: DPOPair
-    group: int | None
 
 
 class Claims:
@@ -68,47 +59,40 @@ class Claims:
         self._ballots: dict[str, Ballot] = {}
         self._marks: dict[str, _MarkedSide] = {}
         """By state: of several marks at one the last."""
-        self._claims: list[_Claim] = []
 
-    def file(
-        self, state: TraceState, agent: Action, votes: Iterable[Vote], *, is_recorded: bool
-    ) -> None:
+    def file(self, case: Case) -> None:
         """Record which raters took the same action at a state."""
-        votes = list(votes)
-        ballot = self._box.ballot(state, agent, votes, is_recorded=is_recorded) if votes else None
+        if not case.voting:
+            return
+        ballot = self._box.ballot(
+            case.state, case.agent, case.voting, is_recorded=case.source == "recorded"
+        )
         if ballot is None:
             return
         self._ballots[ballot.state_id] = ballot
-        for vote in votes if self._checked else ():
-            pair_id = pair_id_of(ballot.state_id, vote.action.render(), agent.render())
+        for vote in case.voting if self._checked else ():
+            pair_id = pair_id_of(ballot.state_id, vote.action.render(), case.agent.render())
             marked = self._checked.get(pair_id)
             if marked is not None and (group := self._box.group_of(ballot, [vote.family])):
                 chance = self._chances.get(pair_id, 1.0)
                 self._marks[ballot.state_id] = _MarkedSide(group, marked, chance)
 
-    def beliefs(self, state_id: str) -> tuple[Ballot, Beliefs] | None:
-        """Return the given estimates for a state, or None."""
-        ballot = self._ballots.get(state_id)
-        return (ballot, _beliefs(self._known, ballot)) if self._known and ballot else None
+    def best_group(self, case: Case) -> tuple[set[str], float] | None:
+        """Return the families whose action is most likely better than the agent's, and how likely.
 
-    def accepted(self, state_id: str) -> int | None:
-        """Return the group whose pair a person accepted, or None."""
-        mark = self._marks.get(state_id)
-        return mark.group if mark is not None and mark.is_right else None
-
-    def families_of(self, ballot: Ballot, group: int) -> set[str]:
-        """Return the families of a group of a ballot."""
-        return {
-            rater
-            for rater, number in zip(self._box.raters, ballot.pattern, strict=True)
-            if number == group
-        }
-
-    def claim(self, pair: DPOPair, families: Iterable[str]) -> None:
-        """Record a pair, and the families that took its chosen action."""
-        ballot = self._ballots.get(pair["state_id"])
-        group = self._box.group_of(ballot, families) if ballot is not None else None
-        self._claims.append(_Claim(pair, group))
+        What a person accepted is certain. None without estimates or votes.
+        """
+        ballot = self._ballots.get(case.state["state_id"])
+        if self._known is None or ballot is None:
+            return None
+        better = _beliefs(self._known, ballot).better
+        best = max(range(len(better)), key=lambda group: (better[group], -group))
+        p_better = better[best]
+        mark = self._marks.get(ballot.state_id)
+        if mark is not None and mark.is_right:
+            best, p_better = mark.group, 1.0
+        raters = zip(self._box.raters, ballot.pattern, strict=True)
+        return {rater for rater, number in raters if number == best}, p_better
 
     def is_right(self, pair: DPOPair) -> bool | None:
         """Return whether a pair is known to be right, from a person or from execution."""
@@ -146,9 +130,19 @@ class Claims:
         return replace(model, calibration=calibrated(checks))
 
     def settle(
-        self, pairs: Iterable[DPOPair], n_control: int = 0, n_mismatch: int = 0
+        self,
+        pairs: Iterable[DPOPair],
+        families: Mapping[str, Sequence[str]],
+        n_control: int = 0,
+        n_mismatch: int = 0,
     ) -> tuple[Reliability, dict[str, float]]:
         """Set `p_chosen_right`, `p_better`, and `weight` of every pair.
+
+        Args:
+            pairs: the pairs.
+            families: who is for the chosen side, by `pair_id`. Pairs of the record have nobody.
+            n_control: as for `fitted`.
+            n_mismatch: as for `fitted`.
 
         Returns:
             The estimates, and each pair's claim from votes and record alone. The values that are
@@ -156,12 +150,12 @@ class Claims:
             compared with that.
         """
         model = self._known or self.fitted(n_control, n_mismatch)
-        groups = {id(claim.pair): claim.group for claim in self._claims}
         natural = self._natural_shares(pairs)
         claims: dict[str, float] = {}
         for pair in pairs:
             ballot = self._ballots.get(pair["state_id"])
-            group = groups.get(id(pair))
+            agreeing = families.get(pair["pair_id"], ())
+            group = self._box.group_of(ballot, agreeing) if ballot is not None else None
             if ballot is not None and group is not None:
                 beliefs = _beliefs(model, ballot)
                 right, better = beliefs.right[group], beliefs.better[group]

@@ -4,15 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from replay_pipeline.actions import (
-    Action,
-    agreement_level,
-    agrees_at,
-    canonical_action,
-    differ_in_calls_alone,
-)
-from replay_pipeline.judge.evidence import is_refusal, stop_objection
-from replay_pipeline.judge.feasibility import PromptState
+from replay_pipeline.actions import Action, canonical_action
+from replay_pipeline.judge.judgment import OBJECTIONS, Proposal, first_objection
 from replay_pipeline.types import AgreementLevel, TraceState
 
 _ABANDONED = ("rewound", "retracted")
@@ -38,22 +31,15 @@ class NaturalPair:
         Args:
             level: Actions that agree at this level or stricter make no pair.
         """
-        if not (self.chosen.is_valid and self.rejected.is_valid):
-            return "invalid"
-        found = agreement_level(self.chosen, self.rejected)
-        if agrees_at(level, found):
-            return "same_action"
-        if differ_in_calls_alone(self.chosen, self.rejected, level=level):
-            return "call_count"
-        if is_refusal(self.chosen):
-            return "refusal"
-        if stops := stop_objection(self.chosen, self.rejected):
-            return stops
-        if self.source == "rejection" and not agrees_at("target", found):
-            return "other_object"
-        prompt = PromptState(self.state["messages"], self.rejected, cwd=self.state.get("cwd"))
-        found = prompt.obstacle(self.chosen)
-        return found.kind if found is not None else None
+        proposal = Proposal(
+            state=self.state,
+            chosen=self.chosen,
+            rejected=self.rejected,
+            level=level,
+            spellings=[self.chosen],
+        )
+        found = first_objection(proposal, OBJECTIONS[self.source])
+        return found[0] if found is not None else None
 
 
 def natural_pairs(states: Sequence[TraceState]) -> Iterator[NaturalPair]:

@@ -5,10 +5,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
-from replay_pipeline.actions import canonical_action
 from replay_pipeline.judge.balance import balanced
 from replay_pipeline.judge.extract import ExtractOptions, extract_pairs
-from replay_pipeline.judge.feasibility import PromptState
 from replay_pipeline.types import DPOPair, Message, TeacherAction, TraceState
 
 MIN_CALLS = 0.2
@@ -74,8 +72,6 @@ class _Found:
     positives: list[dict[str, Any]] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     n_repeated: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)
-    """Samples that would make a pair, by the reason why they don't."""
 
 
 @dataclass
@@ -134,7 +130,6 @@ def on_policy_pairs(
         ConfigError: as for `extract_pairs`.
     """
     drawn = _Drawn.of(sampled)
-    by_id = {state["state_id"]: state for state in states}
     outcomes: Counter[str] = Counter()
     found = _Found(seen={*known_pairs, *known_positives})
     options["include_natural"] = False
@@ -148,16 +143,12 @@ def on_policy_pairs(
         )
         outcomes.update(report.outcome_counts)
         for pair in report.pairs:
-            if (why := _objection(by_id[pair["state_id"]], pair)) is not None:
-                found.left_out[why] += 1
-            else:
-                _keep(found, found.pairs, pair, pair["pair_id"])
+            _keep(found, found.pairs, pair, pair["pair_id"])
         for positive in report.positives:
             _keep(found, found.positives, positive, positive["state_id"])
     pairs = balanced(found.pairs)
-    found.left_out["tells_side"] += len(found.pairs) - len(pairs)
-    outcomes["pair"] -= found.left_out.total()
-    outcomes.update(found.left_out)
+    outcomes["tells_side"] = len(found.pairs) - len(pairs)
+    outcomes["pair"] -= outcomes["tells_side"]
     return OnPolicyReport(
         forms={
             "chosen": _count_forms(pair["chosen_action"] for pair in pairs),
@@ -172,21 +163,6 @@ def on_policy_pairs(
         outcomes={name: n for name, n in outcomes.items() if n},
         n_repeated=found.n_repeated,
     )
-
-
-def _objection(state: TraceState, pair: DPOPair) -> str | None:
-    """Return why a sample can't be the worse side, if it can't."""
-    if ("text" in _forms_of(pair["chosen_action"])) != (
-        "text" in _forms_of(pair["rejected_action"])
-    ):
-        return "other_form"
-    cwd = state.get("cwd")
-    recorded, sample = (
-        canonical_action(action, cwd=cwd)
-        for action in (state["student_action"], pair["rejected_action"])
-    )
-    is_infeasible = PromptState(state["messages"], recorded, cwd=cwd).impossible(sample) is not None
-    return "infeasible_sample" if is_infeasible else None
 
 
 def _count_forms(actions: Iterable[Message]) -> dict[str, int]:

@@ -1,37 +1,82 @@
-"""Build the records of pairs and positives."""
+"""The records of an extraction: rows of outcomes, pairs and positives, and their tables."""
 
+from collections.abc import Callable, Iterable, Mapping
+from itertools import combinations
 from typing import Any
+
+import pyarrow as pa
 
 from replay_pipeline.actions import Action
 from replay_pipeline.actions.votes import Consensus
-from replay_pipeline.judge.answers import Answers, Side
+from replay_pipeline.judge.answers import Case
+from replay_pipeline.judge.judgment import Judgment
 from replay_pipeline.judge.natural import NaturalPair
-from replay_pipeline.storage.pair_rows import pair_id_of
-from replay_pipeline.types import REHEARSAL, DPOPair, TraceState
+from replay_pipeline.storage.pair_rows import json_or_none, pair_id_of, row_of_pair
+from replay_pipeline.storage.tables import table_of
+from replay_pipeline.types import REHEARSAL, DPOPair, TraceState, Trial
+
+
+def outcome_row(judgment: Judgment) -> dict[str, Any]:
+    """Return the row of a judged state in the table `outcomes`."""
+    case, at, consensus = judgment.case, judgment.standing, judgment.consensus
+    is_against = consensus is not None and judgment.outcome != "agreement"
+    row: dict[str, Any] = {
+        "state_id": case.state["state_id"],
+        "session_id": case.state.get("session_id"),
+        "outcome": judgment.outcome,
+        "level": consensus.level if consensus else None,
+        "student_level": judgment.student_level,
+        "near_level": judgment.near_level,
+        "n_asked": len(case.asked),
+        "n_valid": len(case.voting),
+        "n_failed": len(case.failed),
+        "n_invalid": len(case.invalid),
+        "n_own_family": sum(vote.family == case.family for vote in case.valid),
+        "n_agreeing": at.n_leading,
+        "n_against": at.n_against if is_against else None,
+        "margin": at.margin if is_against else at.n_leading - at.n_next,
+        "is_tie": judgment.is_tie,
+        "invalid_reason": case.agent.invalid_reason,
+        "why": judgment.why,
+    }
+    if case.trials or case.became:
+        row["trials"] = {action: _told(trial) for action, trial in case.trials.items()} or None
+        row["became"] = case.became
+    return row
 
 
 def consensus_pair(
-    state: TraceState,
-    side: Side,
-    answers: Answers,
-    consensus: Consensus,
-    **facts: Any,
+    judgment: Judgment, consensus: Consensus, is_same: Callable[[Action, Action], bool]
 ) -> DPOPair:
-    """Return the pair of the consensus and the agent's action, with `facts` added."""
+    """Return the pair of the consensus and the agent's action."""
+    case = judgment.case
+    actions = {vote.action for vote in consensus.votes}
+    evidence = _evidence(case, consensus.action)
+    if not all(is_same(*two) for two in combinations(actions, 2)):
+        # No rule says that the votes are the same, but what they did when they were tried.
+        evidence.append("execution")
+    trials = {
+        "chosen_trial": case.trial(consensus.action),
+        "rejected_trial": case.trial(case.agent),
+    }
     pair: dict[str, Any] = {
-        **_shared(state),
-        **_sides(state, consensus.action, side.action),
+        **_shared(case.state),
+        **_sides(case.state, consensus.action, case.agent),
         "n_teachers_agreeing": consensus.n_families,
-        "n_teachers_asked": answers.asked,
-        "n_teachers_valid": len(answers.voting),
+        "n_teachers_asked": len(case.asked),
+        "n_teachers_valid": len(case.voting),
         "teachers_agreeing": _names(consensus),
         "agreement_level": consensus.level,
         "source": _source(consensus),
-        "rejected_source": side.source,
-        "shares_vendor": any(vote.family == side.family for vote in consensus.votes),
+        "rejected_source": case.source,
+        "shares_vendor": any(vote.family == case.family for vote in consensus.votes),
         "is_distillable": _is_distillable(consensus),
-        "cost_usd": answers.cost_usd,
-        **facts,
+        "cost_usd": case.cost_usd,
+        "n_against": judgment.standing.n_against,
+        "margin": judgment.standing.margin,
+        "control_mismatch": case.has_control_left,
+        **{name: trial.in_words() for name, trial in trials.items() if trial is not None},
+        "evidence": evidence or None,
     }
     return _without_none(pair)
 
@@ -54,23 +99,37 @@ def natural_pair(found: NaturalPair) -> DPOPair:
     return _without_none(pair)
 
 
-def positive_row(
-    state: TraceState, side: Side, answers: Answers, consensus: Consensus
-) -> dict[str, Any]:
+def positive_row(case: Case, consensus: Consensus) -> dict[str, Any]:
     """Return the row of a state where the agent took the consensus action."""
-    shared = _shared(state)
+    shared = _shared(case.state)
     del shared["hint"]
     return {
         **shared,
-        "action": side.action.render(),
-        "action_message": side.action.to_message(),
+        "action": case.agent.render(),
+        "action_message": case.agent.to_message(),
         "n_teachers_agreeing": consensus.n_families,
-        "n_teachers_asked": answers.asked,
+        "n_teachers_asked": len(case.asked),
         "teachers_agreeing": _names(consensus),
         "agreement_level": consensus.level,
         "is_distillable": _is_distillable(consensus),
-        "cost_usd": answers.cost_usd,
+        "cost_usd": case.cost_usd,
     }
+
+
+def pairs_table(pairs: Iterable[DPOPair], name: str = "dpo_pairs") -> pa.Table:
+    """Return pairs as the table `dpo_pairs`, or one like it. `pairs_of` reads them back."""
+    return table_of([row_of_pair(pair) for pair in pairs], name)
+
+
+def positives_table(positives: Iterable[Mapping[str, Any]], name: str = "positives") -> pa.Table:
+    """Return the states at which teachers and student agree as the table `positives`, or one like it."""
+    return table_of([row_of_pair(positive) for positive in positives], name)
+
+
+def outcomes_table(outcomes: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """Return one row per state as the table `outcomes`."""
+    rows = [{**each, "trials_json": json_or_none(each.get("trials"))} for each in outcomes]
+    return table_of(rows, "outcomes")
 
 
 def _shared(state: TraceState) -> dict[str, Any]:
@@ -124,3 +183,20 @@ def _is_distillable(consensus: Consensus) -> bool | None:
 
 def _without_none(pair: dict[str, Any]) -> Any:
     return {key: value for key, value in pair.items() if value is not None}
+
+
+def _evidence(case: Case, chosen: Action) -> list[str]:
+    """Return what was tried or happened later that speaks for the chosen side."""
+    better, worse = case.trial(chosen), case.trial(case.agent)
+    is_fixed = better is not None and better.check == "fixed"
+    found = []
+    if is_fixed and worse is not None and worse.check != "fixed":
+        found.append("check")
+    if case.became == "undone" and case.source == "recorded":
+        found.append("undone")
+    return found
+
+
+def _told(trial: Trial) -> dict[str, str]:
+    told = {"result": trial.in_words(), "answer": trial.answer, "diff": trial.diff}
+    return {name: text for name, text in told.items() if text}

@@ -11,7 +11,9 @@ from typing import Any
 from replay_pipeline.actions import LEVELS, Action, agreement_level
 from replay_pipeline.actions.agreement import strictness
 from replay_pipeline.actions.votes import Vote
+from replay_pipeline.judge.judgment import Judgment
 from replay_pipeline.judge.precision import Precision, PrecisionEvidence
+from replay_pipeline.judge.records import outcome_row, positive_row
 from replay_pipeline.judge.reliability import Reliability
 from replay_pipeline.types import AgreementLevel, DPOPair
 
@@ -78,16 +80,55 @@ class PairReport:
     """Rewinds and rejections that make no pair, by reason."""
     n_natural_joined: int = 0
     """Rewinds and rejections that match the teachers' pair, and count as its `evidence`."""
-    matrix: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
-    """For each two teachers: states with valid answers of both, and states at which they agree."""
-    agreement: dict[str, LevelAgreement] = field(default_factory=dict)
     reliability: Reliability | None = None
     """Estimates of who is right how often, from the votes."""
     poll: PrecisionEvidence = field(default_factory=PrecisionEvidence)
     """The evidence for how many of `pairs` are right."""
     refuted: list[DPOPair] = field(default_factory=list)
     """Pairs that were checked and found wrong. They aren't in `pairs`."""
-    """Raw and chance agreement by level."""
+    statistics: "AgreementStatistics" = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.statistics = AgreementStatistics(self.level)
+
+    def add(self, judgment: Judgment) -> dict[str, Any]:
+        """Count a judged state and its answers, and return its row."""
+        case, consensus = judgment.case, judgment.consensus
+        for row in case.asked:
+            tally = self.teachers.setdefault(row.teacher, TeacherTally())
+            tally.n_asked += 1
+            tally.cost_usd += row.cost_usd
+        for row in case.failed:
+            self.teachers[row.teacher].n_failed += 1
+        for row in case.invalid:
+            self.teachers[row.teacher].n_invalid += 1
+        for vote in case.valid:
+            tally = self.teachers[vote.row.teacher]
+            tally.n_valid += 1
+            tally.family = vote.family
+        for vote in judgment.with_agent:
+            self.teachers[vote.row.teacher].n_with_student += 1
+        for vote in consensus.votes if consensus is not None else ():
+            self.teachers[vote.row.teacher].n_in_consensus += 1
+        if case.has_control_left is not None:
+            self.n_control += 1
+            self.n_control_mismatch += case.has_control_left
+        if consensus is not None and judgment.outcome == "agreement":
+            self.positives.append(positive_row(case, consensus))
+        self.statistics.add(case.state["state_id"], case.valid, judgment.levels)
+        row = outcome_row(judgment)
+        self.outcomes.append(row)
+        return row
+
+    @property
+    def matrix(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """Return for each two teachers the states with valid answers of both, and those at which they agree."""
+        return self.statistics.matrix()
+
+    @property
+    def agreement(self) -> dict[str, LevelAgreement]:
+        """Return raw and chance agreement by level."""
+        return self.statistics.by_level()
 
     @property
     def n_states(self) -> int:
@@ -202,16 +243,12 @@ class AgreementStatistics:
         self, state_id: str, votes: list[Vote], levels: Iterable[tuple[Vote, Vote, int]]
     ) -> None:
         """Count one state."""
-        by_strictness = [0, 0, 0, 0, 0]
         for one, other, found in levels:
             a, b = one.row.teacher, other.row.teacher
             counts = self._pairs.setdefault((a, b) if a <= b else (b, a), [0, 0])
             counts[0] += 1
             counts[1] += found >= self._rank
-            by_strictness[found] += 1
-        for found, n in enumerate(by_strictness):
-            if n:
-                self._by_strictness[found] += n
+            self._by_strictness[found] += 1
         if votes:
             self._keep(state_id, votes)
 

@@ -25,7 +25,7 @@ _N_SAMPLES = 3
 def make_pairs(task: Task) -> Report:
     """Make `dpo_pairs`, `positives`, and `outcomes` from the answers at a batch's states."""
     from replay_pipeline.judge.extract import extract_pairs
-    from replay_pipeline.judge.rows import outcomes_table, pairs_table, positives_table
+    from replay_pipeline.judge.records import outcomes_table, pairs_table, positives_table
     from replay_pipeline.replay.ask.rows import teacher_actions_from_table
     from replay_pipeline.stages.trials import try_batch, verdicts_of
 

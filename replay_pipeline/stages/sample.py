@@ -34,7 +34,7 @@ def sample_trainee(task: Task) -> Report:
         TrainError: the model in the folder can't be served.
     """
     from replay_pipeline.judge.on_policy import on_policy_pairs
-    from replay_pipeline.judge.rows import pairs_table, positives_table
+    from replay_pipeline.judge.records import pairs_table, positives_table
     from replay_pipeline.replay import refuse_if_nobody_answers, replay_facts, replay_in_thread
     from replay_pipeline.replay.ask.rows import teacher_actions_from_table, teacher_actions_table
     from replay_pipeline.stages.trials import try_batch

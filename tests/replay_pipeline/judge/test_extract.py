@@ -2,15 +2,15 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
 from replay_pipeline.actions import agreement_level
-from replay_pipeline.actions.validity import ToolList
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.judge.extract import extract_dpo_pairs, extract_pairs
-from replay_pipeline.judge.report import LevelAgreement, PairReport, TeacherTally
-from replay_pipeline.judge.rows import outcomes_table, pairs_table, positives_table
+from replay_pipeline.judge.records import outcomes_table, pairs_table, positives_table
+from replay_pipeline.judge.report import PairReport, TeacherTally
 from replay_pipeline.storage.pair_rows import pair_id_of, pairs_of
 from replay_pipeline.storage.schemas import (
     DPO_PAIRS,
@@ -19,7 +19,7 @@ from replay_pipeline.storage.schemas import (
     OUTCOMES,
     POSITIVES,
 )
-from replay_pipeline.types import Progress, TeacherAction
+from replay_pipeline.types import TeacherAction
 
 CWD = "/home/ada/shop"
 READ_TOOL = {
@@ -120,9 +120,8 @@ def prices(**by_teacher):
 
 def test_a_pair_says_all_that_is_known_of_it():
     rows = prices(qwen=("ls", 0.1), deepseek=("ls", 0.2), glm=("make", 0.3))
-    again = TeacherAction(state_id="s1", teacher="again", action=bash("tox"))
     told = state(**TOLD)
-    [pair] = extract_dpo_pairs([told], [*rows, *answers(kimi=None)], control=[again])
+    [pair] = extract_dpo_pairs([told], [*rows, *answers(kimi=None), own(bash("tox"))])
     assert pair == {
         **TOLD,
         "state_id": "s1",
@@ -133,7 +132,7 @@ def test_a_pair_says_all_that_is_known_of_it():
         "chosen_action": message("ls"),
         "rejected_action": message("pytest"),
         "n_teachers_agreeing": 2,
-        "n_teachers_asked": 4,
+        "n_teachers_asked": 5,
         "n_teachers_valid": 3,
         "teachers_agreeing": ["deepseek", "qwen"],
         "agreement_level": "exact",
@@ -299,31 +298,6 @@ def judged(*args, **options):
     return outcome_of(extract_pairs(*args, **options))["outcome"]
 
 
-def test_every_state_has_exactly_one_outcome():
-    states = [state(f"s{n}") for n in range(6)]
-    states[5] = state("s5", action=call("Edit", file_path="a.py"))
-    rows = [
-        *answers("s0", a=bash("ls"), b=bash("ls"), c=bash("make")),
-        *answers("s1", a=bash("pytest  # all"), b=bash("pytest"), c=bash("make")),
-        *answers("s2", a=bash("ls"), b=bash("make"), c=bash("tox")),
-        *answers("s3", a=bash("ls"), b=None, c=call("Read")),
-        *answers("s5", a=bash("ls"), b=bash("ls")),
-    ]
-    report = extract_pairs(states, rows)
-    assert [(row["state_id"], row["outcome"]) for row in report.outcomes] == [
-        ("s0", "pair"),
-        ("s1", "agreement"),
-        ("s2", "no_consensus"),
-        ("s3", "too_few_answers"),
-        ("s4", "too_few_answers"),
-        ("s5", "invalid_action"),
-    ]
-    assert report.n_states == sum(report.outcome_counts.values()) == 6
-    s3 = outcome_of(report, "s3")
-    assert (s3["n_asked"], s3["n_valid"], s3["n_failed"], s3["n_invalid"]) == (3, 1, 1, 1)
-    assert "old_string is missing" in outcome_of(report, "s5")["invalid_reason"]
-
-
 def test_where_all_who_were_asked_took_the_agents_action_its_vote_counts():
     report = extract_pairs([state()], answers(a=bash("pytest  # all")))
     assert report.outcome_counts == {"agreement": 1}
@@ -389,25 +363,6 @@ def test_a_teacher_of_the_students_family_does_not_count_by_default():
     assert report.n_circular_pairs == 1
 
 
-def test_control_run_of_the_students_own_model_is_carried_along():
-    def control(state_id, action):
-        return TeacherAction(
-            state_id=state_id, teacher="c", model="anthropic/claude-opus-4.5", action=action
-        )
-
-    states = [state("s1"), state("s2"), state("s3")]
-    rows = [row for s in states for row in answers(s["state_id"], a=bash("ls"), b=bash("ls"))]
-    report = extract_pairs(
-        states, rows, control=[control("s1", bash("pytest")), control("s2", bash("tox"))]
-    )
-    assert [pair.get("control_mismatch") for pair in report.pairs] == [False, True, None]
-    assert report.control_mismatch_rate == 0.5
-    left = extract_pairs(states, rows, control=[control(f"s{n}", bash("tox")) for n in (1, 2)])
-    assert (left.n_control, left.n_control_mismatch) == (2, 2)
-    asked_again = extract_pairs(states, [*rows, control("s2", bash("pytest"))])
-    assert (asked_again.n_control, asked_again.n_control_mismatch) == (1, 0)
-
-
 OPUS = "anthropic/claude-opus-4.5"
 
 
@@ -418,54 +373,29 @@ def own(action, model=OPUS, teacher="own", **more):
 
 def control_of(*rows, at=None, **options):
     report = extract_pairs([at or state()], rows, **options)
-    assert report.control_mismatch_rate == (
-        report.n_control_mismatch / report.n_control if report.n_control else None
-    )
     return report.n_control, report.n_control_mismatch
 
 
-def test_a_control_that_failed_is_none():
-    failed = own(bash("ls"), error_code="502")
-    assert control_of(control=[failed]) == control_of(control=[own(None)]) == (0, 0)
-    assert control_of(own(bash("ls")), control=[failed]) == (1, 1)
-    assert control_of(own(bash("ls")), control=[own(bash("pytest"))]) == (1, 0)
-
-
-def test_of_several_controls_the_first_counts_and_of_teachers_the_first_by_name():
-    two = [own(bash("pytest")), own(bash("ls"))]
-    assert control_of(control=two) == (1, 0)
-    assert control_of(control=two[::-1]) == (1, 1)
+def test_an_answer_of_the_students_own_model_tells_whether_it_would_act_alike():
+    states = [state("s1"), state("s2"), state("s3")]
+    rows = [row for s in states for row in answers(s["state_id"], a=LS, b=LS, c=LS)]
+    rows += [own(bash("pytest")), replace(own(bash("tox")), state_id="s2")]
+    report = extract_pairs(states, rows)
+    assert [pair.get("control_mismatch") for pair in report.pairs] == [False, True, None]
+    assert report.control_mismatch_rate == 0.5
+    assert control_of(own(bash("ls"), error_code="502")) == control_of(own(None)) == (0, 0)
+    # Of several the first by name; and compared as teachers are.
     named = [own(bash("ls"), teacher="b"), own(bash("pytest"), teacher="a")]
     assert control_of(*named) == control_of(*named[::-1]) == (1, 0)
-
-
-def test_a_control_is_compared_as_teachers_are():
-    recorded = state(action=call("Read", file_path=f"{CWD}/a.py"))
-    for answer in (call("Read", file_path="a.py"), call("Read", file_path=f"{CWD}/./a.py")):
-        assert control_of(own(answer), at=recorded) == (1, 0)
-        assert control_of(control=[own(answer)], at=recorded) == (1, 0)
+    more = own(bash("pytest -x"))
+    assert (control_of(more), control_of(more, level="target")) == ((1, 1), (1, 0))
     asked = state(action={"role": "assistant", "content": "Shall I?"})
     again = own({"role": "assistant", "content": "Should I?"})
-    assert control_of(control=[again], at=asked) == (1, 1)
-    assert control_of(control=[again], at=asked, same_text=lambda *_: True) == (1, 0)
-    more = own(bash("pytest -x"))
-    assert control_of(control=[more]) == (1, 1)
-    assert control_of(control=[more], level="target") == (1, 0)
-
-
-@pytest.mark.parametrize(("recorded", "again", "n_mismatch"), [(1, 2, 0), ("1", 2, 1), (1, "2", 1)])
-def test_a_control_agrees_only_if_both_calls_fit_the_tools_on_offer(recorded, again, n_mismatch):
-    schema = {"type": "object", "properties": {"at": {"type": "integer"}}}
-    look = {"type": "function", "function": {"name": "look", "parameters": schema}}
-    at = state(action=call("look", at=recorded), tools=[look])
-    found = control_of(control=[own(call("look", at=again))], at=at, level="tool")
-    assert found == (1, n_mismatch)
-
-
-def test_a_control_answers_for_the_record_even_where_the_side_was_sampled():
-    sampled = {"samples": {"s1": bash("make")}}
-    assert control_of(control=[own(bash("make"))], **sampled) == (1, 1)
-    assert control_of(control=[own(bash("pytest"))], **sampled) == (1, 0)
+    assert control_of(again, at=asked) == (1, 1)
+    assert control_of(again, at=asked, same_text=lambda *_: True) == (1, 0)
+    # It answers for the record, even where the side was sampled.
+    assert control_of(own(bash("make")), samples={"s1": bash("make")}) == (1, 1)
+    assert control_of(own(bash("pytest")), samples={"s1": bash("make")}) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -539,14 +469,6 @@ def test_what_became_of_the_recorded_action_is_evidence_for_the_weight():
     assert well < plain < failed < 1
 
 
-def test_two_separate_groups_of_equal_size_are_a_tie():
-    rows = answers(a=bash("ls"), b=bash("ls"), c=bash("make"), d=bash("make"))
-    report = extract_pairs([state()], rows)
-    assert outcome_of(report)["outcome"] == "no_consensus"
-    assert report.n_ties == 1
-    assert outcome_of(report)["margin"] == 0
-
-
 def read(offset, limit, file="a.py"):
     return call("Read", file_path=file, offset=offset, limit=limit)
 
@@ -586,13 +508,6 @@ def test_chosen_is_the_medoid_of_the_winning_group():
     assert pair["agreement_level"] == "effect"
 
 
-def test_near_misses_name_the_level_that_would_have_agreed():
-    rows = answers(a=bash("pytest -q"), b=bash("pytest -x"), c=bash("make"))
-    report = extract_pairs([state(action=bash("ls"))], rows)
-    assert report.near_misses == {"target": 1}
-    assert judged([state(action=bash("ls"))], rows, level="target") == "pair"
-
-
 def test_a_student_that_agrees_with_any_of_the_group_makes_no_pair():
     chain = answers(a=read(1, 10), b=read(8, 10))
     assert judged([state(action=read(17, 5))], chain) == "agreement"
@@ -613,18 +528,6 @@ def test_a_student_that_calls_a_tool_not_on_offer_makes_no_pair():
     offered = state(action=call("Read", file_path="b.py"), tools=[READ_TOOL])
     assert judged([offered], rows) == "pair"
     assert judged([offered], rows, **sampled) == "invalid_action"
-
-
-def test_the_tools_that_states_share_are_read_once(monkeypatch):
-    read = []
-    monkeypatch.setattr(
-        "replay_pipeline.judge.answers.ToolList",
-        lambda tools: read.append(tools) or ToolList(tools),
-    )
-    tools, others = [READ_TOOL], [READ_TOOL, READ_TOOL]
-    states = [state("s1", tools=tools), state("s2", tools=others), state("s3", tools=tools)]
-    extract_pairs(states, answers(a=LS, b=LS))
-    assert read == [tools, others]
 
 
 def test_rejected_side_can_be_sampled_from_the_model_to_be_trained():
@@ -676,12 +579,6 @@ def test_final_texts_are_compared_by_the_judge_that_is_given():
         [pair] = extract_dpo_pairs([asked], [*rows, *more], same_text=same_topic)
         assert pair["agreement_level"] == "effect"
     assert pair["rejected"] == "Shall I?"
-
-
-def test_progress_is_told_every_thousand_states():
-    told = []
-    extract_pairs((state(f"s{n}") for n in range(2_100)), [], on_progress=told.append)
-    assert told == [Progress(stage="pairs", n_done=n) for n in (1_000, 2_000)]
 
 
 def test_unknown_level_is_refused():
@@ -755,11 +652,6 @@ def test_the_report_as_json_holds_every_figure():
         n_control=40,
         n_control_mismatch=10,
         n_natural_joined=24,
-        matrix={"qwen": {"glm": (8, 2)}, "glm": {"qwen": (8, 2), "kimi": (5, 5)}},
-        agreement={
-            "exact": LevelAgreement(raw=2 / 3, chance=1 / 7),
-            "tool": LevelAgreement(raw=1.0, chance=1.0),
-        },
     )
     report.natural_left_out.update(["rewind_refusal", "rewind_refusal", "rejection_invalid"])
     nothing = {"n_asked": 0, "n_failed": 0, "n_invalid": 0, "n_valid": 0}
@@ -821,22 +713,11 @@ def test_the_report_as_json_holds_every_figure():
                 "cost_usd": 0.0,
             },
         },
-        "matrix": {
-            "glm": {
-                "kimi": {"n": 5, "n_agree": 5, "rate": 1.0},
-                "qwen": {"n": 8, "n_agree": 2, "rate": 0.25},
-            },
-            "qwen": {"glm": {"n": 8, "n_agree": 2, "rate": 0.25}},
-        },
-        "agreement": {
-            # (2/3 - 1/7) / (1 - 1/7) = 11/18
-            "exact": {"raw": 0.666667, "chance": 0.142857, "corrected": 0.611111},
-            "tool": {"raw": 1.0, "chance": 1.0, "corrected": 0.0},
-        },
+        "matrix": {},
+        "agreement": {},
     }
     assert [*found["outcomes"]] == ["agreement", "no_consensus", "pair"]
-    assert [*found["teachers"]] == [*found["matrix"]] == ["glm", "qwen"]
-    assert [*found["matrix"]["glm"]] == ["kimi", "qwen"]
+    assert [*found["teachers"]] == ["glm", "qwen"]
     assert [*found["natural_left_out"]] == ["rejection_invalid", "rewind_refusal"]
 
 
@@ -951,7 +832,7 @@ def test_chance_takes_a_sample_of_states_whatever_their_order(monkeypatch):
     seen = set()
     for order in orders:
         drawn.clear()
-        of_states(order)
+        assert of_states(order).agreement
         assert len(drawn) == 24, "three states"
         seen.add(tuple(side.render() for sides in drawn for side in sides))
     assert len(seen) == 1

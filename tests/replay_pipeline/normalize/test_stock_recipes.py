@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from replay_pipeline.errors import UntrustedError
-from replay_pipeline.judge.rows import pairs_table
+from replay_pipeline.judge.records import pairs_table
 from replay_pipeline.normalize import DJNormalizer
 
 SEEDS = [

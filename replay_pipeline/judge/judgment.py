@@ -1,0 +1,289 @@
+"""Judge one state: count who stands where, decide by the rule, and hear what speaks against a pair.
+
+Agreement alone also makes pairs that teach nothing or the wrong thing, such as a refusal that two
+teachers share. So every pair is proposed to a list of objections, and the first that speaks wins.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from replay_pipeline.actions import (
+    LEVELS,
+    Action,
+    TextComparator,
+    agreement_level,
+    agrees_at,
+    canonical_action,
+    differ_in_calls_alone,
+)
+from replay_pipeline.actions.votes import Consensus, Lead, Panel, Vote, has_one_effect
+from replay_pipeline.judge.answers import Case
+from replay_pipeline.judge.claims import Claims
+from replay_pipeline.judge.feasibility import PromptState
+from replay_pipeline.judge.rule import Standing, nearest_level, rule, standing_of_votes
+from replay_pipeline.types import AgreementLevel, TraceState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgment:
+    """What the answers at a state make."""
+
+    case: Case
+    outcome: str
+    why: str | None
+    consensus: Consensus | None
+    standing: Standing
+    is_tie: bool
+    student_level: AgreementLevel | None
+    """How close the agent comes to the consensus."""
+    near_level: AgreementLevel | None
+    """The next looser level with a consensus, where there is none."""
+    with_agent: list[Vote]
+    """Valid answers that take the agent's action."""
+    levels: list[tuple[Vote, Vote, int]]
+    """The strictness of the agreement between each two valid answers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arbiter:
+    """The arbiter between the agent and its teachers.
+
+    Args:
+        level: how similar two actions must be.
+        threshold: how many families make a consensus.
+        claims: collects who agreed with whom, and knows how likely a pair is to be right.
+        same_text: judges final texts that differ.
+        min_p_better: if set, the probability of a pair decides, and not the number of families.
+    """
+
+    level: AgreementLevel
+    threshold: int
+    claims: Claims
+    same_text: TextComparator | None = None
+    min_p_better: float | None = None
+
+    def is_same(self, one: Action, other: Action) -> bool:
+        """Return whether two actions agree at the level of this arbiter."""
+        return agrees_at(self.level, agreement_level(one, other, same_text=self.same_text))
+
+    def judge(self, case: Case) -> Judgment:
+        """Judge the answers at a state."""
+        effects = case.effects()
+        everyone = Panel(case.valid, self.same_text, effects=effects)
+        panel = everyone
+        if len(case.voting) < len(case.valid):
+            panel = Panel(case.voting, self.same_text, effects=effects)
+        levels: dict[Action, AgreementLevel | None] = {}
+        for action in everyone.distinct:
+            found = agreement_level(case.agent, action, same_text=self.same_text)
+            is_one = has_one_effect(case.agent, action, effects)
+            levels[action] = "effect" if is_one and not agrees_at("effect", found) else found
+
+        def is_agents(action: Action) -> bool:
+            return agrees_at(self.level, levels[action])
+
+        def standing_with(lead: Lead | None) -> Standing:
+            return standing_of_votes(
+                lead, case.voting, case.own, is_agents=is_agents, is_same=self.is_same
+            )
+
+        lead = panel.lead(self.level)
+        standing = standing_with(lead)
+        with_agent = [vote for vote in case.valid if is_agents(vote.action)]
+        n_needed = self.threshold - self._is_confirmed(case, standing, with_agent)
+        is_tie = standing.is_tie(n_needed)
+        decision = rule(standing, n_needed)
+        has_consensus = lead is not None and decision in ("agreement", "contested", "pair")
+        consensus = lead.consensus if has_consensus else None
+        outcome: str = decision if case.agent.is_valid else "invalid_action"
+        self.claims.file(case)
+        if self.min_p_better is not None and case.agent.is_valid:
+            outcome, chosen = self._by_probability(case, decision)
+            if chosen is not None:
+                consensus, standing = chosen, standing_with(Lead(chosen, standing.n_next))
+        why = None
+        if consensus is not None and outcome in ("pair", "contested"):
+            proposal = Proposal(
+                state=case.state,
+                chosen=consensus.action,
+                rejected=case.agent,
+                level=self.level,
+                spellings=[vote.action for vote in consensus.votes],
+                case=case,
+                n_disputing=standing.n_against if outcome == "contested" else 0,
+            )
+            outcome, why = first_objection(proposal, OBJECTIONS[case.source]) or ("pair", None)
+        found_levels = {levels[vote.action] for vote in consensus.votes} if consensus else set()
+        return Judgment(
+            case=case,
+            outcome=outcome,
+            why=why,
+            consensus=consensus,
+            standing=standing,
+            is_tie=is_tie,
+            student_level=next((at for at in LEVELS if at in found_levels), None)
+            if case.agent.is_valid
+            else None,
+            near_level=nearest_level(panel, self.level, self.threshold)
+            if outcome == "no_consensus" and not is_tie
+            else None,
+            with_agent=with_agent,
+            levels=list(everyone.levels()),
+        )
+
+    def _is_confirmed(self, case: Case, standing: Standing, with_agent: Sequence[Vote]) -> bool:
+        """Return whether all who were asked took the recorded action, and only with its vote are enough.
+
+        Gates stop there, because no pair is possible any more. What was paid for still says that the
+        action is right.
+        """
+        return (
+            case.source == "recorded"
+            and 0 < standing.n_voting == self.threshold - 1
+            and len(case.asked) == len(case.valid) == len(with_agent)
+        )
+
+    def _by_probability(self, case: Case, decision: str) -> tuple[str, Consensus | None]:
+        """Return the outcome and the better side by how likely a pair is to be right, not by counting."""
+        outcome = "pair" if decision == "contested" else decision
+        found = self.claims.best_group(case)
+        if found is None:
+            return outcome, None
+        families, p_better = found
+        if p_better < (self.min_p_better or 0.0):
+            return ("doubtful" if outcome == "pair" else outcome), None
+        votes = [vote for vote in case.voting if vote.family in families]
+        lead = Panel(votes, self.same_text).lead(self.level)
+        return ("pair", lead.consensus) if lead is not None else (outcome, None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """Two actions at a state, of which one is proposed as the better one."""
+
+    state: TraceState
+    chosen: Action
+    rejected: Action
+    level: AgreementLevel
+    spellings: Sequence[Action] = ()
+    """What those who are for the chosen side wrote."""
+    case: Case | None = None
+    """The answers, if teachers propose it."""
+    n_disputing: int = 0
+    """Votes for the agent's action, if they are too many."""
+
+
+Objection = Callable[[Proposal], tuple[str, str | None] | None]
+"""Returns an outcome and its details if something speaks against a pair."""
+
+
+def first_objection(it: Proposal, objections: Sequence[Objection]) -> tuple[str, str | None] | None:
+    """Return what the first of these objections says that speaks, or None."""
+    return next((found for each in objections if (found := each(it)) is not None), None)
+
+
+_REFUSAL = re.compile(
+    r"(?:i[’']?m |i am )?(?:very |so |deeply )?(?:sorry|afraid)\b"
+    r"|(?:but |unfortunately,? )?i (?:can[’']?t|cannot|can not|won[’']?t|will not"
+    r"|am (?:not able|unable|not permitted) to|[’']?m (?:not able|unable) to|must decline)\b"
+    r"|as an ai\b|unable to (?:help|assist|comply)",
+    re.IGNORECASE,
+)
+
+
+def _refuses(it: Proposal) -> tuple[str, None] | None:
+    """A text that refuses is no better side."""
+    refuses = not it.chosen.calls and _REFUSAL.match(it.chosen.text.strip())
+    return ("refusal", None) if refuses else None
+
+
+def _would_fail(it: Proposal) -> tuple[str, str | None] | None:
+    """Nor is an action that was tried, and that its tool refuses or that breaks the project.
+
+    Work is often broken half-way, so a broken check counts only where the other side breaks it not.
+    """
+    if it.case is None or (trial := it.case.trial(it.chosen)) is None:
+        return None
+    if not trial.works:
+        return "would_fail", trial.error_kind
+    other = it.case.trial(it.rejected)
+    if trial.check == "broken" and other is not None and other.check != "broken":
+        return "would_fail", "the project's check fails after it"
+    return None
+
+
+def _stops(it: Proposal) -> tuple[str, None] | None:
+    """One side ends the turn with a text where the other calls a tool.
+
+    Both directions count. The prompt doesn't show whether the work is done, and pairs in only one
+    direction would teach the model to stop always or never.
+    """
+    if bool(it.chosen.calls) == bool(it.rejected.calls):
+        return None
+    return ("late_stop" if it.chosen.calls else "early_stop"), None
+
+
+def _stops_early(it: Proposal) -> tuple[str, None] | None:
+    """As `_stops`, but a sampled text where a call is due is left to `_has_other_form`."""
+    found = _stops(it)
+    return found if found != ("late_stop", None) else None
+
+
+def _counts_calls(it: Proposal) -> tuple[str, None] | None:
+    """One side only has more calls than the other, or the same in another order."""
+    is_so = any(differ_in_calls_alone(each, it.rejected, level=it.level) for each in it.spellings)
+    return ("call_count", None) if is_so else None
+
+
+def _is_hindered(it: Proposal) -> tuple[str, str] | None:
+    """The prompt speaks against the chosen side."""
+    prompt = PromptState(it.state["messages"], it.rejected, cwd=it.state.get("cwd"))
+    return prompt.obstacle(it.chosen)
+
+
+def _is_disputed(it: Proposal) -> tuple[str, str] | None:
+    return ("contested", f"{it.n_disputing} for the student's action") if it.n_disputing else None
+
+
+def _has_other_form(it: Proposal) -> tuple[str, None] | None:
+    """A sample is a text and the consensus a call: anybody tells them apart without the prompt."""
+    return ("other_form", None) if bool(it.chosen.calls) != bool(it.rejected.calls) else None
+
+
+def _sample_is_infeasible(it: Proposal) -> tuple[str, None] | None:
+    """A sample can't work where it stands, by the rules for chosen sides."""
+    cwd = it.state.get("cwd")
+    prompt = PromptState(
+        it.state["messages"], canonical_action(it.state["student_action"], cwd=cwd), cwd=cwd
+    )
+    return ("infeasible_sample", None) if prompt.impossible(it.rejected) is not None else None
+
+
+def _is_invalid(it: Proposal) -> tuple[str, None] | None:
+    return None if it.chosen.is_valid and it.rejected.is_valid else ("invalid", None)
+
+
+def _is_one_action(it: Proposal) -> tuple[str, None] | None:
+    is_so = agrees_at(it.level, agreement_level(it.chosen, it.rejected))
+    return ("same_action", None) if is_so else None
+
+
+def _has_other_object(it: Proposal) -> tuple[str, None] | None:
+    """What follows a rejected action is no second try of it."""
+    is_so = not agrees_at("target", agreement_level(it.chosen, it.rejected))
+    return ("other_object", None) if is_so else None
+
+
+_OF_RECORD = (_is_invalid, _is_one_action, _counts_calls, _refuses, _stops)
+OBJECTIONS: dict[Literal["recorded", "sampled", "rewind", "rejection"], tuple[Objection, ...]] = {
+    "recorded": (_refuses, _would_fail, _stops, _counts_calls, _is_hindered, _is_disputed),
+    "sampled": (
+        *(_refuses, _would_fail, _stops_early, _counts_calls, _is_hindered, _is_disputed),
+        *(_has_other_form, _sample_is_infeasible),
+    ),
+    "rewind": (*_OF_RECORD, _is_hindered),
+    "rejection": (*_OF_RECORD, _has_other_object, _is_hindered),
+}
+"""What is heard against a pair, by where its rejected side comes from."""
