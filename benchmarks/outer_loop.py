@@ -483,7 +483,7 @@ def bench_restarts(n_trials: int, regime: Regime | None = None, seed: int = 0) -
 
 @dataclass(frozen=True)
 class LaunchedRun:
-    """Two TRL trainers on shards of a small dataset, by `python -m trainer launch`."""
+    """Two TRL trainers on shards of a small dataset, by `replay-train launch`."""
 
     dataset: Path
     folder: Path

@@ -1,4 +1,4 @@
-"""What an answer of a served model costs: CPU seconds of `python -m trainer serve` over those of `transformers serve`.
+"""What an answer of a served model costs: CPU seconds of `replay-train serve` over those of `transformers serve`.
 
     make real-model                         # SmolLM2-135M-Instruct; `make test-engines` installs the peer
     python benchmarks/serve.py              # 32 samples

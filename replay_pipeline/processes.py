@@ -102,6 +102,10 @@ def child_environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
+TRAINER = "replay_pipeline.replay_train"
+"""The module of the command `replay-train`, which is started as such from any folder."""
+
+
 def python(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of an installed package from any folder."""
     return [sys.executable, "-P", "-m", module, *arguments]

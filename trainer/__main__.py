@@ -1,4 +1,4 @@
-"""`python -m trainer [ENGINE] --config FILE.yaml [--set key=value ...]`: one training run."""
+"""`replay-train [ENGINE] --config FILE.yaml [--set key=value ...]`: one training run."""
 
 import argparse
 import atexit
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given and given[0] in COMMANDS:
         return _command(given[0], given[1:])
     parser = argparse.ArgumentParser(
-        prog="python -m trainer", description="Train on a published preference dataset."
+        prog="replay-train", description="Train on a published preference dataset."
     )
     parser.add_argument(
         "engine",
@@ -163,7 +163,7 @@ def _default(overrides: Sequence[str]) -> Path:
 
 def _inspect(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m trainer inspect",
+        prog="replay-train inspect",
         description="Print pairs as the model sees them: what is read, what is scored, what was cut.",
     )
     parser.add_argument("--rows", type=int, default=3, metavar="N", help="how many (default: 3)")

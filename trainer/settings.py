@@ -1,6 +1,6 @@
 """The settings file for every engine.
 
-`python -m trainer` reads this file. Its `trl` section has the three channels and the usual numbers
+`replay-train` reads this file. Its `trl` section has the three channels and the usual numbers
 of a run: `SharedSettings`, from which `ComposerConfig` (TRL) and `PluginOptions` (VeRL) are
 derived. Settings of only one engine go to `engines.<name>`, and the others ignore them.
 """

@@ -2,7 +2,7 @@
 
     python recipes/real_model/twins.py build/twins
 
-Train on it with nothing but what ships: `python -m trainer --set model=FOLDER --set
+Train on it with nothing but what ships: `replay-train --set model=FOLDER --set
 dataset=build/twins --set output=build/twins-model`. New repositories, and families that are never
 trained on, are the test split; every state is a conversation of its own, as no agent meets both twins
 in one session.

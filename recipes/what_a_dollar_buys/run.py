@@ -65,7 +65,7 @@ def kept(path: Path, make: Callable[[], Any]) -> Any:
 
 
 def train(model: Path, dataset: Path, output: Path, settings: Mapping[str, Any]) -> Path:
-    """Train by `python -m trainer`; give the checkpoint."""
+    """Train by `replay-train`; give the checkpoint."""
     values = {"model": model, "dataset": dataset, "output": output, **settings}
     sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
     command(*TRAINER, "--config", HERE / "train.yaml", *sets, log=output.with_suffix(".log"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.processes import python, start_environment
+from replay_pipeline.processes import TRAINER, python, start_environment
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.markdown import Location
 from replay_pipeline.stages.overview import Overview, hash_texts
@@ -48,7 +48,7 @@ def train_model(task: Task, *, launch: Launch = run_trainer) -> Report:
         raise ConfigError(f"{place}: no dataset yet; run `replay-pipeline publish` first")
     # The bundled run is for one core: more threads than free cores only wait for each other.
     job = TrainerJob(
-        command=[*python("trainer", "--resume"), *_told(task.project)],
+        command=[*python(TRAINER, "--resume"), *_told(task.project)],
         output=output,
         environment={} if config or model else {"OMP_NUM_THREADS": "1"},
         variables=settings.train.environment,
@@ -91,7 +91,7 @@ def _tokens(project: "Project", batch: str, state: TraceState) -> Mapping[str, A
     splits = {name.rpartition("/")[2] for name in published_rows(project, batch, state)}
     if splits and "train" not in splits:
         return {"tokens": f"none: the state is held out (split {', '.join(sorted(splits))})"}
-    command = [*python("trainer", "inspect"), "--json", "--state", state["state_id"]]
+    command = [*python(TRAINER, "inspect"), "--json", "--state", state["state_id"]]
     command += _told(project)
     done = subprocess.run(
         command, env=start_environment(), capture_output=True, text=True, check=False

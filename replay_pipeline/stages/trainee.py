@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from replay_pipeline.errors import ConfigError, TrainError
-from replay_pipeline.processes import python, start_environment
+from replay_pipeline.processes import TRAINER, python, start_environment
 from replay_pipeline.settings import TraineeSettings
 from replay_pipeline.types import TeacherSpec
 
@@ -59,7 +59,7 @@ def serving(trainee: TraineeSettings) -> Iterator[list[TeacherSpec]]:
         yield samplers(trainee)
         return
     folder, specs = _folder(trainee), samplers(trainee)
-    command = [*python("trainer", "serve"), "--model", str(folder), "--name", specs[0].model]
+    command = [*python(TRAINER, "serve"), "--model", str(folder), "--name", specs[0].model]
     command += ["--max-prompt-tokens", str(trainee.max_prompt_tokens)]
     with subprocess.Popen(
         command,

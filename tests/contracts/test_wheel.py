@@ -6,6 +6,7 @@ STARTED = (
     "replay_pipeline",
     "replay_pipeline.cli.__main__",
     "replay_pipeline.definitions",
+    "replay_pipeline.replay_train",
     "trainer",
     "trainer.__main__",
     "trainer.diloco",

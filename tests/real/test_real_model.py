@@ -1,4 +1,4 @@
-"""Real pretrained weights under `python -m trainer`: `make test-real` fetches them first."""
+"""Real pretrained weights under `replay-train`: `make test-real` fetches them first."""
 
 import json
 import os

@@ -16,7 +16,7 @@ from replay_pipeline.errors import NormalizeError, TrainError, UntrustedError
 from replay_pipeline.ingesters import discover
 from replay_pipeline.normalize import DJNormalizer, load_recipe
 from replay_pipeline.normalize.executors import execute
-from replay_pipeline.processes import child_environment, python, start_environment
+from replay_pipeline.processes import TRAINER, child_environment, python, start_environment
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
@@ -82,7 +82,7 @@ def strange(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_no_program_that_is_started_imports_from_the_current_folder(strange, tmp_path):
     shown = "import sys, os, replay_pipeline, trainer; print(*sys.path, sep='\\n')"
-    command = [*python("trainer")[:2], "-c", shown]
+    command = [*python(TRAINER)[:2], "-c", shown]
     told = subprocess.run(command, env=start_environment(), capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     assert not {"", str(Path.cwd())} & set(told.stdout.splitlines())
@@ -91,7 +91,7 @@ def test_no_program_that_is_started_imports_from_the_current_folder(strange, tmp
     with pytest.raises(TrainError, match="no-such-config"):
         run_trainer(
             TrainerJob(
-                command=python("trainer", "--config", "no-such-config"), output=tmp_path / "m"
+                command=python(TRAINER, "--config", "no-such-config"), output=tmp_path / "m"
             ),
             lambda _: None,
         )

@@ -67,7 +67,7 @@ LOADED = {
 _WORDS = {
     "libraries": "*",
     "teachers": "*replay_pipeline.testing.__main__*",
-    "trainer": "*'-m trainer'* | *torch* | *benchmarks* | *hf_replica*",
+    "trainer": "*'-m trainer'* | *replay_train* | *torch* | *benchmarks* | *hf_replica*",
     "pipeline": "*",
 }
 """What a shell finds in the commands of a kind."""
@@ -114,8 +114,9 @@ def scripts() -> Path:
     folder = Path(python).with_name(f"bin-{os.getpid()}")
     folder.mkdir()
     (folder / "python").symlink_to(python)
-    for name in ("dagster", "replay-pipeline"):
-        words = shlex.join(forked([BIN / name], children=python))
+    for name in ("dagster", "replay-pipeline", "replay-train"):
+        kind = "trainer" if name == "replay-train" else "pipeline"
+        words = shlex.join(forked([BIN / name], kind, children=python))
         _write_script(folder / name, f'exec {words} "$@"')
     return folder
 

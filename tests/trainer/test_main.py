@@ -1,4 +1,4 @@
-"""`python -m trainer` on a published dataset, from configuration to report."""
+"""`replay-train` on a published dataset, from configuration to report."""
 
 import json
 import math

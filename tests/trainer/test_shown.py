@@ -1,4 +1,4 @@
-"""`python -m trainer inspect`: what the model reads, what is scored, and what was cut."""
+"""`replay-train inspect`: what the model reads, what is scored, and what was cut."""
 
 import json
 

@@ -1,6 +1,6 @@
 """Serve a local causal LM by the OpenAI protocol, with the same rendering as in training.
 
-    python -m trainer serve --model FOLDER
+    replay-train serve --model FOLDER
 
 The command prints one JSON line (`base_url`, `model`), and serves until you stop it.
 Parts that the model's chat template can't show are written as text, and calls are parsed from text,
@@ -324,8 +324,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def serve_command(arguments: Sequence[str]) -> int:
-    """Run `python -m trainer serve`."""
-    parser = argparse.ArgumentParser(prog="python -m trainer serve", description=__doc__)
+    """Run `replay-train serve`."""
+    parser = argparse.ArgumentParser(prog="replay-train serve", description=__doc__)
     parser.add_argument("--model", required=True, help="folder of a causal LM, e.g. out/checkpoint")
     parser.add_argument(
         "--name", help="the model's name in requests; by default, the folder's name"

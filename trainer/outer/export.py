@@ -101,7 +101,7 @@ def _loaded(folder: str) -> Any:
 def export_command(arguments: Sequence[str]) -> int:
     """Run `export` from the command line, and return 0 on success or 2 if the store has no such model."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainer export",
+        prog="replay-train export",
         description="Write the model of an outer loop's store, as from_pretrained loads it.",
     )
     parser.add_argument("--uri", required=True, help="the run's store")

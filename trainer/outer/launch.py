@@ -1,4 +1,4 @@
-"""`python -m trainer launch`: start the replicas of one run under a ceiling, and keep them alive.
+"""`replay-train launch`: start the replicas of one run under a ceiling, and keep them alive.
 
 The launch's ledger records every start before it is made, so that after an interruption all starts
 are known. The lease in the store keeps a second launch from training in parallel.
@@ -380,7 +380,7 @@ def launch(
     If you repeat the call, it continues with the existing replicas.
 
     Args:
-        arguments: Arguments of `python -m trainer`, in which `{rank}` and `{world_size}` are
+        arguments: Arguments of `replay-train`, in which `{rank}` and `{world_size}` are
             replaced.
         replicas: Number of replicas.
         uri: The store that joins them. This process must reach it too.
@@ -416,9 +416,9 @@ def launch(
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m trainer launch",
+        prog="replay-train launch",
         description="Train with replicas that share nothing but an object store. Other options "
-        "are those of `python -m trainer`; {rank} in them is filled in. The same command again "
+        "are those of `replay-train`; {rank} in them is filled in. The same command again "
         "goes on with the replicas that are there.",
     )
     add = parser.add_argument
@@ -471,7 +471,7 @@ def launch_command(arguments: Sequence[str]) -> int:
         return 2
     except KeyboardInterrupt:
         sys.stderr.write(
-            f"not watched any more; python -m trainer launch --attach --work-dir {work_dir} goes "
+            f"not watched any more; replay-train launch --attach --work-dir {work_dir} goes "
             "on, --stop ends what still runs\n"
         )
         return INTERRUPTED

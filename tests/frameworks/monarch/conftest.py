@@ -55,7 +55,7 @@ def model(tmp_path_factory, dataset) -> Path:
 
 @pytest.fixture
 def command(tmp_path, dataset):
-    """`command(engine, output, *overrides, **variables)`: one run of `python -m trainer`."""
+    """`command(engine, output, *overrides, **variables)`: one run of `replay-train`."""
     settings = tmp_path / "settings.yaml"
     settings.write_text(yaml.safe_dump({"dataset": str(dataset), "output": "x", **SETTINGS}))
 

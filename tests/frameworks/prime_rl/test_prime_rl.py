@@ -78,7 +78,7 @@ def settings_file(folder: Path, dataset: Path, model: Path, **trl: Any) -> Path:
 
 @pytest.fixture
 def prepared(tmp_path, dataset, model, capsys):
-    """A function from settings to the file that `python -m trainer prime_rl` writes."""
+    """A function from settings to the file that `replay-train prime_rl` writes."""
 
     def prepare(**trl: Any) -> Path:
         assert (

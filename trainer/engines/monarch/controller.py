@@ -69,7 +69,7 @@ def train_on_mesh(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def train(values: Mapping[str, Any], placement: Placement) -> MonarchReport:
-    """Train on meshes of this host with the settings of `python -m trainer`.
+    """Train on meshes of this host with the settings of `replay-train`.
 
     Raises:
         TrainerConfigError: a setting is wrong, or leaves a process without work.

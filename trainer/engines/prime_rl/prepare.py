@@ -1,4 +1,4 @@
-"""`python -m trainer prime_rl`: write a settings file and a dataset in the form that PRIME-RL's launchers read.
+"""`replay-train prime_rl`: write a settings file and a dataset in the form that PRIME-RL's launchers read.
 
 PRIME-RL starts three programs with its own Python, so this trains nothing. It writes files and
 names the commands.

@@ -93,7 +93,7 @@ def state_of(row: dict[str, Any]) -> dict[str, Any]:
     """Return the recorded state in a row's `extra_info`.
 
     Raises:
-        DatasetError: the row was not made by `python -m trainer verl`.
+        DatasetError: the row was not made by `replay-train verl`.
     """
     info = row.get("extra_info")
     info = info.item() if hasattr(info, "item") else info
@@ -101,6 +101,6 @@ def state_of(row: dict[str, Any]) -> dict[str, Any]:
     if missing:
         raise DatasetError(
             f"a row's extra_info has no {missing[0]}: the data must be written by "
-            "`python -m trainer verl`, which renders prompts and hints"
+            "`replay-train verl`, which renders prompts and hints"
         )
     return info  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""`python -m trainer verl`: run VeRL's unmodified `main_ppo` with the plug-in, and watch it from outside."""
+"""`replay-train verl`: run VeRL's unmodified `main_ppo` with the plug-in, and watch it from outside."""
 
 import contextlib
 import json

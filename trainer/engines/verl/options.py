@@ -68,7 +68,7 @@ def current_options() -> PluginOptions:
     text = options_text()
     if text is None:
         raise TrainerConfigError(
-            f"{VARIABLE} is not set in this worker: start with `python -m trainer verl`, or put it "
+            f"{VARIABLE} is not set in this worker: start with `replay-train verl`, or put it "
             "into ray_kwargs.ray_init.runtime_env.env_vars"
         )
     return PluginOptions.from_json(text)
