@@ -25,14 +25,12 @@ from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
 from trainer.data.tiny import corpus, make_model, train_tokenizer
-from trainer.engines.openenv.client import environment_factory
-from trainer.engines.openenv.episodes import replay_tasks
+from trainer.engines.openenv.client import environment_factory, list_tools
 from trainer.engines.settings_file import read_settings
 from trainer.losses.compose import compose_loss
 from trainer.trl.run import RunParts, run
 
 SETTINGS = Path(__file__).with_name("settings.yaml")
-REWARD = "replay_pipeline.actions:consensus_reward"
 
 
 @contextmanager
@@ -41,9 +39,9 @@ def server(dataset: str, url: str | None) -> Iterator[str]:
     if url is not None:
         yield url
         return
-    command = [sys.executable, "-m", "trainer.engines.openenv.server", "--port", "0"]
+    command = [Path(sys.executable).with_name("replay-pipeline"), "workspace", "serve"]
     process = subprocess.Popen(
-        [*command, "--dataset", dataset, "--reward", REWARD], stdout=subprocess.PIPE, text=True
+        [*command, "--dataset", dataset, "--port", "0"], stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
@@ -53,10 +51,22 @@ def server(dataset: str, url: str | None) -> Iterator[str]:
         process.communicate(timeout=30)
 
 
-def warm_up(dataset: str, folder: Path, settings: dict[str, Any], trl: dict[str, Any]) -> float:
+def warm_up(
+    dataset: str, address: str, folder: Path, settings: dict[str, Any], trl: dict[str, Any]
+) -> float:
     """A tiny model that writes actions in the dataset's form, saved; its last cross-entropy."""
     data = load_preference_data(dataset)
-    tasks = replay_tasks(data)
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": tool["name"],
+                "description": tool["description"],
+                "parameters": tool["input_schema"],
+            },
+        }
+        for tool in list_tools(address)
+    ]
     tokenizer = train_tokenizer(corpus(data.pairs), vocab_size=settings["tiny"]["vocab_size"])
     shape = {k: v for k, v in settings["tiny"].items() if k != "vocab_size"}
     model = make_model(tokenizer, seed=trl["seed"], **shape)
@@ -66,7 +76,7 @@ def warm_up(dataset: str, folder: Path, settings: dict[str, Any], trl: dict[str,
     rows = [
         {
             "prompt": cut(row["prompt"]),
-            "tools": tasks.tools,
+            "tools": tools,
             "chosen": [action],
             "rejected": [action],
         }
@@ -113,13 +123,13 @@ def main() -> int:
     overrides = [f"dataset={options.dataset}", f"output={options.output}", *options.overrides]
     values = read_config(options.config, overrides)
     own = values.pop("engines")["openenv"]
-    if values.get("model") is None:
-        values["model"] = str(options.output / "warm")
-        loss = warm_up(options.dataset, Path(values["model"]), own, values["trl"])
-        print(f"1. warm-up: cross-entropy {loss:.2f}")
     with server(options.dataset, options.url) as address:
+        print(f"1. environment at {address}")
+        if values.get("model") is None:
+            values["model"] = str(options.output / "warm")
+            loss = warm_up(options.dataset, address, Path(values["model"]), own, values["trl"])
+            print(f"2. warm-up: cross-entropy {loss:.2f}")
         factory, outcomes = environment_factory(address, name="TraceReplay")
-        print(f"2. environment at {address}")
         report = run(read_settings(values), parts=RunParts(environment=factory))
     lines = (options.output / "metrics.jsonl").read_text("utf-8").splitlines()
     steps = [row for row in map(json.loads, lines) if "tools/call_frequency" in row]

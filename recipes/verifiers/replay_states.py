@@ -1,5 +1,5 @@
 """The taskset under a name of one word, as verifiers looks tasksets up."""
 
-from trainer.engines.verifiers.taskset import OneDecision, ReplayTaskset
+from trainer.engines.verifiers.taskset import ReplayEpisode, ReplayTaskset
 
-__all__ = ["OneDecision", "ReplayTaskset"]
+__all__ = ["ReplayEpisode", "ReplayTaskset"]

@@ -10,10 +10,11 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-def serve(dataset: Path, *options: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "trainer.engines.openenv.server", "--port", "0"]
+def serve(dataset: Path) -> subprocess.Popen:
+    script = Path(sys.executable).with_name("replay-pipeline")
+    command = [script, "workspace", "serve", "--port", "0"]
     return subprocess.Popen(
-        [*command, "--dataset", str(dataset), *options],
+        [*command, "--dataset", str(dataset)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -27,8 +28,8 @@ def end(process: subprocess.Popen) -> None:
 
 @pytest.fixture(scope="session")
 def server(dataset) -> Iterator[str]:
-    """Address of a server that scores with the pipeline's own matcher."""
-    process = serve(dataset, "--reward", "replay_pipeline.actions:consensus_reward")
+    """Address of a server that pays for the consensus."""
+    process = serve(dataset)
     try:
         yield process.stdout.readline().strip()
     finally:
@@ -37,8 +38,8 @@ def server(dataset) -> Iterator[str]:
 
 @pytest.fixture
 def mortal_server(dataset) -> Iterator[tuple[str, subprocess.Popen]]:
-    """One more, with two sessions, that a test may end."""
-    process = serve(dataset, "--max-sessions", "2")
+    """One more, that a test may end."""
+    process = serve(dataset)
     try:
         yield process.stdout.readline().strip(), process
     finally:

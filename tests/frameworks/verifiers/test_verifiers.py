@@ -10,6 +10,7 @@ import pytest
 from replay_pipeline.actions import consensus_reward
 from replay_pipeline.ingesters import Traces, ingest
 from replay_pipeline.testing import TeacherServer
+from tests.support.small_repository import CHECK, REQUESTS, RIGHT, WRONG, served
 from trainer.data.dataset import load_preference_data
 
 CALL = {"name": "Read", "arguments": '{"file_path": "cart.py"}'}
@@ -21,13 +22,17 @@ READ_CART = {
 REWARD = "replay_pipeline.actions:consensus_reward"
 
 
-def evaluate(dataset: Path, output: Path, server: TeacherServer, environment, *options: str):
-    """`vf-eval` on all recorded states; gives its exit code, its episodes and their file."""
+def published(dataset: Path):
+    return "--env.taskset.dataset", str(dataset), "--env.taskset.task.reward", REWARD
+
+
+def evaluate(states, output: Path, server: TeacherServer, environment, *options: str):
+    """`vf-eval` on all of these states; gives its exit code, its episodes and their file."""
     model = server.teachers()[0].model
     command = [
         str(Path(sys.executable).with_name("vf-eval")),
         "replay_states",
-        *("--env.taskset.dataset", str(dataset), "--env.taskset.task.reward", REWARD),
+        *states,
         *("--client.base-url", server.base_url, "--client.api-key-var", "NO_KEY"),
         *("--env.agent.runtime.type", "subprocess", "-m", model, "-o", str(output)),
         *("--no-push", "--no-rich", *options),
@@ -40,7 +45,7 @@ def evaluate(dataset: Path, output: Path, server: TeacherServer, environment, *o
 
 def test_rollouts_are_scored_by_the_pipelines_own_matcher(dataset, tmp_path, environment):
     with TeacherServer(script=READ_CART) as server:
-        done, episodes, files = evaluate(dataset, tmp_path / "out", server, environment)
+        done, episodes, files = evaluate(published(dataset), tmp_path / "out", server, environment)
         bill = server.bill()
     assert done.returncode == 0, done.stderr[-2000:]
     prompts = {row["state_id"]: row for row in load_preference_data(dataset).prompts}
@@ -51,11 +56,11 @@ def test_rollouts_are_scored_by_the_pipelines_own_matcher(dataset, tmp_path, env
         assert episode["task"]["key"] == row["state_id"]
         assert trace["ok"], trace["errors"]
         expected = consensus_reward(READ_CART, row)
-        assert trace["rewards"]["consensus_reward"]["score"] == expected
+        assert trace["rewards"]["state_reward"]["score"] == expected
         assert (data.get("hint"), data["consensus"]) == (row["hint"], row["consensus"])
         assert [tool["name"] for tool in trace["tools"]] == ["Read", "Edit", "Bash"]
         assert row["hint"] not in [node["message"].get("content") for node in trace["nodes"][:1]]
-    assert {e["traces"][0]["rewards"]["consensus_reward"]["score"] for e in episodes} == {0.1, 1.0}
+    assert {e["traces"][0]["rewards"]["state_reward"]["score"] for e in episodes} == {0.1, 1.0}
 
     # What came out goes back in: every rollout is a state again, with the same prefix.
     result = ingest(files[0], redact=False)
@@ -75,7 +80,9 @@ def test_rollouts_are_scored_by_the_pipelines_own_matcher(dataset, tmp_path, env
 def test_a_failing_endpoint_is_an_error_of_the_episode_and_no_score(dataset, tmp_path, environment):
     faults = [{"kind": "status", "status": 400, "message": "context too long"}]
     with TeacherServer(script=READ_CART, faults=faults) as server:
-        _, episodes, _ = evaluate(dataset, tmp_path / "out", server, environment, "-n", "1")
+        _, episodes, _ = evaluate(
+            published(dataset), tmp_path / "out", server, environment, "-n", "1"
+        )
     (episode,) = episodes
     (trace,) = episode["traces"]
     assert (episode["ok"], trace["ok"]) == (False, False)
@@ -99,3 +106,30 @@ def test_a_taskset_without_rows_is_an_error():
 
     with pytest.raises(DatasetError, match="set the taskset's `dataset`"):
         list(ReplayTaskset(ReplayTasksetConfig(id="replay_states")))
+
+
+def edit(change):
+    function = {"name": "Edit", "arguments": json.dumps({"file_path": "tide.py", **change})}
+    calls = [{"id": "c1", "type": "function", "function": function}]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+@pytest.mark.parametrize(
+    ("reply", "reward"),
+    [(edit(RIGHT), 1.0), (edit(WRONG), 0.0), ({"role": "assistant", "content": "Done."}, 0.0)],
+    ids=["right", "wrong", "words"],
+)
+def test_a_state_with_a_check_is_paid_by_the_test_of_the_project(
+    tmp_path, environment, reply, reward
+):
+    with served(tmp_path, max_calls=1) as address, TeacherServer(script=reply) as server:
+        where = ("--env.taskset.base-url", address)
+        done, episodes, _ = evaluate(where, tmp_path / "out", server, environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(episodes) == len(REQUESTS)
+    for episode in episodes:
+        data, (trace,) = episode["task"]["data"], episode["traces"]
+        assert trace["ok"], trace["errors"]
+        assert (data["check"], episode["task"]["key"]) == (CHECK, data["state_id"])
+        assert trace["rewards"]["state_reward"]["score"] == reward
+        assert [tool["name"] for tool in trace["tools"]][:2] == ["Read", "Edit"]

@@ -1,17 +1,12 @@
-"""What the OpenEnv adapter makes of schemas, rows and outcomes; `tests/frameworks` has the servers."""
-
-import json
+"""What the OpenEnv adapter makes of schemas and outcomes; `tests/frameworks` has the servers."""
 
 import pytest
 from transformers.utils import get_json_schema
 
-from trainer.data.dataset import PreferenceData
-from trainer.data.rewards import consensus_reward
 from trainer.engines.openenv.adapter import make_environment
-from trainer.engines.openenv.episodes import Episode, replay_tasks
 from trainer.engines.openenv.failures import CallOutcomes, FailureLimit
 from trainer.engines.openenv.tool_methods import tool_method
-from trainer.errors import DatasetError, EnvironmentFailedError, TrainerConfigError
+from trainer.errors import EnvironmentFailedError, TrainerConfigError
 
 GREP = {
     "type": "object",
@@ -103,61 +98,3 @@ def test_a_limit_out_of_range_is_refused(options):
 def test_a_server_without_tools_is_refused():
     with pytest.raises(TrainerConfigError, match="offers no tool"):
         make_environment([], lambda: pytest.fail("nobody may connect"))
-
-
-def tool(name: str, *parameters: str) -> dict:
-    properties = {parameter: {"type": "string"} for parameter in parameters}
-    schema = {"type": "object", "properties": properties}
-    return {"type": "function", "function": {"name": name, "parameters": schema}}
-
-
-def state(state_id: str, *calls: tuple[str, dict], tools=()) -> dict:
-    made = [
-        {"id": f"c{i}", "type": "function", "function": {"name": n, "arguments": json.dumps(a)}}
-        for i, (n, a) in enumerate(calls)
-    ]
-    consensus = {"role": "assistant", "content": "" if made else "Done.", "tool_calls": made}
-    prompt = [{"role": "user", "content": "go"}]
-    return {"state_id": state_id, "prompt": prompt, "consensus": consensus, "tools": list(tools)}
-
-
-def published(*prompts: dict) -> PreferenceData:
-    return PreferenceData(
-        pairs=[], prompts=list(prompts), positives=[], test_pairs=[], test_prompts=[]
-    )
-
-
-def test_the_rewards_of_an_episode_add_up_to_that_of_the_whole_decision():
-    row = state("s1", ("Read", {"p": "a"}), ("Read", {"p": "b"}))
-    episode = Episode(row, consensus_reward)
-    gains = [episode.call("Read", {"p": "b"}), episode.call("Read", {"p": "a"})]
-    assert (sum(gains), episode.score, episode.is_done) == (1.0, 1.0, True)
-    with pytest.raises(DatasetError, match="the episode is over"):
-        episode.call("Read", {"p": "c"})
-
-
-def test_states_without_a_call_are_left_out_and_counted():
-    tasks = replay_tasks(
-        published(
-            state("s1", ("Read", {}), tools=[tool("Read"), tool("Bash", "command")]),
-            state("s2"),
-            state("s3", ("Read", {}), tools=[tool("Read", "path")]),
-        )
-    )
-    assert [row["state_id"] for row in tasks.splits["train"]] == ["s1", "s3"]
-    assert tasks.n_without_call == 1
-    assert [t["function"]["name"] for t in tasks.tools] == ["Bash", "Read"]
-    assert tasks.tools[1]["function"]["parameters"]["properties"] == {"path": {"type": "string"}}
-    assert tasks.find("s3") is tasks.row("train", 1)
-    for wrong in (lambda: tasks.find("s2"), lambda: tasks.row("train", 2)):
-        with pytest.raises(DatasetError, match="there is no state"):
-            wrong()
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [([state("s1")], "whose consensus is a tool call"), ([state("s1", ("Read", {}))], "its tools")],
-)
-def test_a_dataset_that_is_no_environment_is_refused(rows, message):
-    with pytest.raises(DatasetError, match=message):
-        replay_tasks(published(*rows))
