@@ -297,7 +297,6 @@ def table(
     yield row("every state, no cache", naive)
     written = sum(call_usd(t, step.n_tokens, 0, is_marked=True) for t, step in every)
     yield row("cache marked, all at once (writes only)", written)
-    yield row("batch API", naive / 2)
     for heading, model in VOTES.items():
         states, answers = make_votes(sessions, teachers, model, seed=1)
         if heading == next(iter(VOTES)):

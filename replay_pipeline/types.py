@@ -213,10 +213,6 @@ class TeacherSpec(BaseModel):
     """The kind of server at `base_url`. `auto` decides by the address."""
     is_distillable: bool | None = None
     """Whether the vendor's terms allow training on the answers. `None` if unknown."""
-    top_logprobs: Annotated[int, Field(ge=0, le=20, exclude_if=lambda n: n == 0)] = 0
-    """Number of most likely tokens to request for each token of an answer, with their
-    log-probabilities. 0 requests none. The ledger keeps them with the answer. A run refuses
-    endpoints that offer none."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Time limit of one call, in seconds after its last byte was sent. It is long on purpose,
     because you pay for an aborted call."""
@@ -368,8 +364,6 @@ class TeacherAction:
     """The gate (a preset of the buying policy) that drew this call by chance."""
     propensity: float = 1.0
     """Probability with which this call was made. Weight it by the inverse."""
-    logprobs: TokenLogprobs | None = field(default=None, repr=False)
-    """Token probabilities, if `TeacherSpec.top_logprobs` requested them and the endpoint sent them."""
 
     @property
     def is_rehearsal(self) -> bool:

@@ -398,9 +398,6 @@ def show_estimate(report: Report) -> None:
     for row in report["teachers"]:
         for note in row["adaptations"]:
             say(f"{row['teacher']}: {note}")
-        if row["n_logprobs"]:
-            n = row["n_logprobs"]
-            say(f"{row['teacher']}: {n:,} token probabilities, at no charge beside the tokens")
     for source, day in {
         (row["price_source"], row["price_date"][:10]) for row in report["teachers"]
     }:

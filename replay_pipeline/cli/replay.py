@@ -18,7 +18,6 @@ from replay_pipeline.cli.app import (
 )
 from replay_pipeline.cli.bars import progress_bars
 from replay_pipeline.cli.console import (
-    err,
     escape,
     next_step,
     open_words,
@@ -66,14 +65,6 @@ def replay(
     teachers: TeachersOption = None,
     batch: BatchOption = None,
     max_total_usd: BudgetOption = None,
-    half_price: Annotated[
-        bool,
-        typer.Option(
-            "--half-price",
-            help="Use the provider's batch API: half the price, answers within a day. "
-            "Ctrl-C only ends the waiting; run the same command again to get the answers.",
-        ),
-    ] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -85,17 +76,9 @@ def replay(
     work = pipeline.Pipeline(loaded)
     batches = chosen(work, batch)
     confirm(work, yes=yes, batches=batches)
-    left_usd = None
-    if half_price:
-        err.print(
-            "handing the questions in; answers may take up to a day (Ctrl-C ends the waiting)"
-        )
-        by_batch = work.hand_in(batches)
-        err.print(f"{by_batch.n_sent} asked by batch for ${by_batch.newly_spent_usd:.4f}")
-        left_usd = 0.0
     with progress_bars() as on_progress:
         replay_one = pipeline.Pipeline(loaded, on_progress=on_progress).replay_within(
-            left_usd, batches=batches
+            batches=batches
         )
         reports = {key: of_now(replay_one(key)) for key in batches}
     print_report(reports, as_json=as_json, show=show_replay)

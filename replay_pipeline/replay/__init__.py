@@ -1,7 +1,6 @@
 """Replay: put recorded states to teacher models, under a budget that can't be passed."""
 
 from replay_pipeline.replay.ask.asking import Asking, AskingOptions
-from replay_pipeline.replay.ask.batch import replay_batch
 from replay_pipeline.replay.ask.control import ControlReport, control
 from replay_pipeline.replay.ask.facts import NOT_ASKED, refuse_if_nobody_answers, replay_facts
 from replay_pipeline.replay.ask.probe import Probe, probe_estimate, probe_teachers
@@ -52,7 +51,6 @@ __all__ = [
     "probe_teachers",
     "reconcile",
     "refuse_if_nobody_answers",
-    "replay_batch",
     "replay_facts",
     "replay_in_thread",
     "replay_states",

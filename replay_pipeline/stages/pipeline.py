@@ -45,7 +45,6 @@ class Pipeline(Project):
     completed_batches = spending.completed_batches
     fitting = sharing.fitting
     replay_within = spending.replay_within
-    hand_in = spending.hand_in
     control = spending.control_run
     estimate = spending.estimate_replay
     estimate_samples = spending.estimate_samples

@@ -1,4 +1,4 @@
-"""Spending beyond one batch: a common ceiling, estimates, plans for a night, and batch APIs."""
+"""Spending beyond one batch: a common ceiling, estimates, and plans for a night."""
 
 import time
 from collections import Counter
@@ -18,7 +18,6 @@ from replay_pipeline.replay import (
     estimate,
     probe_estimate,
     probe_teachers,
-    replay_batch,
 )
 from replay_pipeline.replay.buy.prospects import Prospect, advice
 from replay_pipeline.settings import teacher_key
@@ -31,7 +30,7 @@ from replay_pipeline.stages.sample import states_with_consensus
 from replay_pipeline.stages.sharing import left_of_night, shares_by_batch
 from replay_pipeline.stages.staleness import UNKNOWN, read_again, reasons_by_batch
 from replay_pipeline.stages.trainee import samplers
-from replay_pipeline.types import Progress, ReplayReport, TeacherSpec
+from replay_pipeline.types import Progress, TeacherSpec
 
 _MUCH_CHEAPER = 0.5
 """Below this share of what the agent costs, a teacher is said to be much cheaper."""
@@ -202,30 +201,6 @@ def words_beforehand(found: Estimate, agents: Mapping[str, int]) -> list[str]:
         "teachers that cost so much less are often weaker than the model that wrote the sessions"
     )
     return [*scores, compared, f"{cheap}: {ask}"]
-
-
-def hand_in(project: Project, batches: Sequence[str]) -> ReplayReport:
-    """Ask by the batch API, at half the price and within a day, and wait for the answers.
-
-    The ledger keeps the answers, and `replay` takes them from there. If you stop the waiting, the
-    submitted batch goes on, and the next call takes its answers.
-
-    Raises:
-        ConfigError: a teacher has no batch API.
-        TeacherError: an endpoint rejected a batch, or can't be reached.
-    """
-    replay = project.settings.replay
-    with project.teachers(batches) as teachers:
-        return replay_batch(
-            project.states(batches),
-            teachers,
-            max_total_usd=replay.max_total_usd,
-            counts_recorded=False,
-            accepted_terms=replay.accepted_terms,
-            poll_s=_PLAYED_POLL_S if project.settings.played else _POLL_S,
-            ledger=project.settings.ledger_url(),
-            **project.accounts(),
-        )
 
 
 def replay_within(

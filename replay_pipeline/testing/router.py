@@ -111,7 +111,6 @@ class Router:
         self._charged: Counter[bytes] = Counter()
         self._faulted: Counter[str] = Counter()
         self._n_in_flight = 0
-        self._batches: dict[str, dict[str, Any]] = {}
         models = dict.fromkeys([*CATALOG, *_PLAYED, *(model for model, _ in self._answers)])
         self._models = {model: served(model) for model in models}
 
@@ -130,8 +129,6 @@ class Router:
                 return await self._complete(request)
             finally:
                 self._n_in_flight -= 1
-        if path.startswith("/batches"):
-            return self._batch(path, request)
         if path == "/models":
             return _json({"data": [model.listing() for model in self._models.values()]})
         if path == "/key":
@@ -153,63 +150,6 @@ class Router:
                 return _error(400, str(error))
             return _json({})
         return _error(404, f"no such address: {path}")
-
-    def _batch(self, path: str, request: Request) -> Response:
-        """Take a batch, or answer it at the second look: half the price, no order, no cache."""
-        if request.method == "POST":
-            try:
-                batch = msgspec.json.decode(request.body)
-                questions = [(each["custom_id"], each["body"]) for each in batch["requests"]]
-                self._models[batch["model"]]
-            except (msgspec.DecodeError, KeyError, TypeError) as error:
-                return _error(400, f"invalid batch: {error}", error_type="invalid_request")
-            name = f"batch-{len(self._batches) + 1:04d}"
-            self._batches[name] = {"model": batch["model"], "questions": questions, "looks": 0,
-                                   "metadata": batch.get("metadata")}  # fmt: skip
-            return _json({"id": name, "object": "batch", "status": "validating"})
-        if path == "/batches":
-            return _json({"object": "list", "data": [
-                {"id": name, "object": "batch", "metadata": batch["metadata"]}
-                for name, batch in self._batches.items()]})  # fmt: skip
-        batch = self._batches.get(path.removeprefix("/batches/"))
-        if batch is None:
-            return _error(404, "Batch not found", error_type="not_found")
-        batch["looks"] += 1
-        reply = {"id": path.removeprefix("/batches/"), "object": "batch", "results": None}
-        if batch["looks"] == 1:
-            return _json({**reply, "status": "in_progress", "usage": None})
-        if "results" not in batch:
-            batch["results"] = [self._batch_item(*each) for each in batch["questions"]]
-        cost = sum(item.pop("nano", 0) for item in batch["results"]) or batch.get("cost", 0)
-        batch["cost"] = cost
-        return _json({**reply, "status": "completed", "results": batch["results"],
-                      "usage": {"cost": cost / 1e9}})  # fmt: skip
-
-    def _batch_item(self, custom_id: str, body: dict[str, Any]) -> dict[str, Any]:
-        model = self._models[body["model"]]
-        if (problem := complaint(body)) is not None:
-            refusal = _error(400, problem, error_type="invalid_request")
-        else:
-            refusal = self._refusal(body, model, len(msgspec.json.encode(body)))
-        if refusal is not None:
-            reply = {"status_code": refusal.status, "body": msgspec.json.decode(refusal.body)}
-            return {"custom_id": custom_id, "response": reply, "error": None}
-        state_id = str((body.get("metadata") or {}).get("state_id", ""))
-        recorded = self._recorded(model.model, state_id)
-        if recorded is None:
-            error = {"message": f"no recorded answer at state {state_id}", "type": "not_found",
-                     "error_type": "not_found"}  # fmt: skip
-            return {"custom_id": custom_id, "response": None, "error": error}
-        bill = self.bill.models.setdefault(model.model, ModelBill())
-        bill.n_requests += 1
-        self.bill.n_requests += 1
-        before = self.bill.total_nano
-        unordered = {key: value for key, value in body.items() if key != "session_id"}
-        call = _BilledCall(self, model, unordered, body["messages"], recorded, None, divisor=2)
-        reply = call.charge(hashlib.blake2b(f"{model.model}\0{state_id}".encode()).digest())
-        del reply["usage"]["cost"]
-        return {"custom_id": custom_id, "response": {"status_code": 200, "body": reply},
-                "error": None, "nano": self.bill.total_nano - before}  # fmt: skip
 
     def _key(self) -> dict[str, Any]:
         usage = self.bill.total_nano / 1e9
@@ -375,11 +315,8 @@ class _BilledCall:
         messages: list[Any],
         recorded: RecordedAnswer,
         fault: Fault | None,
-        *,
-        divisor: int = 1,
     ) -> None:
         self.router = router
-        self.divisor = divisor
         self.model = model
         self.recorded = recorded
         self.fault = fault
@@ -410,7 +347,6 @@ class _BilledCall:
         n_completion = max(1, -(-len(msgspec.json.encode(message)) // BYTES_PER_TOKEN))
         n_reasoning = len(str(message.get("reasoning") or "")) // BYTES_PER_TOKEN
         nano = self.model.cost_nano(self.n_prompt, self.n_cached, self.n_written, n_completion)
-        nano = -(-nano // self.divisor)
         if kind == "overcharge" and self.fault:
             nano = round(nano * self.fault.factor)
         generation = f"gen-{self.router.bill.n_charged + 1:08d}"

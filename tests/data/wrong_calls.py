@@ -23,7 +23,6 @@ from replay_pipeline import (
 )
 from replay_pipeline.replay import (
     control,
-    replay_batch,
     replay_in_thread,
     replay_states,
     replay_trace_sync,
@@ -42,7 +41,6 @@ replay_trace_sync([state], max_concurency=8)  # wrong
 replay_trace_sync([state], level="efect")  # wrong
 asked = replay_states([state], max_total_usd=1.0, ledgr="ledger.sqlite")  # wrong
 replay_in_thread([state], max_total_usd=1.0, limits_usd={"day": "2"})  # wrong
-replay_batch([state], max_total_usd=1.0, price_folder="prices")  # wrong
 asked = replay_and_normalize_trace([state], agreement_treshold=2)  # wrong
 replay_and_normalize_trace_sync([state], recipe=3)  # wrong
 extract_dpo_pairs([state], [], agreement_threshold="2")  # wrong

@@ -1,4 +1,4 @@
-"""Commands around the pipeline: half-price replay, retraction, status, doctor."""
+"""Commands around the pipeline: retraction, status, doctor."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,8 @@ from typer.testing import CliRunner
 
 from replay_pipeline.cli import app
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.replay import ledger_status
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.doctor import examine
-from replay_pipeline.testing.catalog import CATALOG
 from tests.roots import pipeline_at, project_root
 
 pytestmark = pytest.mark.slow
@@ -28,29 +26,6 @@ def command(*words: str | Path) -> str:
     if done.exception is not None:
         raise done.exception
     return done.stdout
-
-
-def test_a_half_price_replay_buys_every_answer_for_half(root):
-    reports = json.loads(command("replay", "--half-price", "--data", root, "--json"))
-    assert all(report["is_complete"] for report in reports.values())
-    assert sum(report["n_sent"] for report in reports.values()) == 0, "all came by batch"
-    spent = ledger_status(root / "sample-ledger.sqlite").spent_usd
-    rows = pipeline_at(root).root.read_all("teacher_actions").to_pylist()
-    whole_nano = sum(
-        CATALOG[row["model"]].cost_nano(row["n_prompt_tokens"], 0, 0, row["n_completion_tokens"])
-        for row in rows
-        if row["cost_usd"]
-    )
-    # Half of what is asked without a prompt cache, which a batch does not have.
-    assert spent == pytest.approx(whole_nano / 2e9, rel=1e-3)
-
-
-def test_a_daily_ceiling_holds_for_batches_too(root):
-    with (root / "settings.toml").open("a") as file:
-        file.write("max_daily_usd = 0.01\n")
-    reports = json.loads(command("replay", "--half-price", "--data", root, "--json"))
-    assert not all(report["is_complete"] for report in reports.values())
-    assert ledger_status(root / "sample-ledger.sqlite").spent_usd <= 0.01
 
 
 def test_a_retracted_session_is_gone_and_stays_away(root):

@@ -451,7 +451,7 @@ def test_where_and_how_fast_a_teacher_is_asked_makes_nothing_stale(elaborate_roo
         "price": {"prompt": 1e-6, "completion": 1e-6},
         "timeout_s": 9.0,
     }
-    decisive = {"name", "model", "params", "family", "dialect", "is_distillable", "top_logprobs"}
+    decisive = {"name", "model", "params", "family", "dialect", "is_distillable"}
     assert change.keys() | decisive == TeacherSpec.model_fields.keys()
     elaborate(elaborate_root, server, teachers={FIRST: change}, endpoint=change)
     assert pipeline_at(elaborate_root).stale()["batches"] == {}
@@ -460,10 +460,9 @@ def test_where_and_how_fast_a_teacher_is_asked_makes_nothing_stale(elaborate_roo
 
 @pytest.mark.parametrize(
     ("change", "stages"),
-    [({"is_distillable": None}, ["replay", "publish"]), ({"top_logprobs": 2}, ["replay"])],
+    [({"is_distillable": None}, ["replay", "publish"])],
 )
 def test_what_only_some_endpoints_allow_is_told_alike(elaborate_root, server, change, stages):
-    """It is not done again here: these models give no probabilities."""
     teachers = {spec.name: spec.model_dump(exclude_unset=True) for spec in server.teachers()}
     [(name, value)] = change.items()
     before = server.teachers()[0].model_dump().get(name, "none")

@@ -96,7 +96,7 @@ def test_a_bar_in_a_terminal_of_80_columns_has_amount_dollars_rate_and_time_left
 def test_an_estimate_by_an_old_price_list_says_of_which_day_it_is(capsys):
     row = {
         "teacher": "t", "model": "a/b", "n_calls": 1, "n_prompt_tokens": 2, "expected_usd": 0.1,
-        "bound_usd": 0.2, "adaptations": (), "n_logprobs": 0, "price_source": "https://x/v1/models",
+        "bound_usd": 0.2, "adaptations": (), "price_source": "https://x/v1/models",
     }  # fmt: skip
     rest = {
         "expected_usd": 0.1, "bound_usd": 0.2, "buys": None, "gated": None, "ceiling_usd": 1.0,

@@ -17,7 +17,6 @@ from replay_pipeline.replay.buy.policy import Policy, parse_gates
 from replay_pipeline.replay.dialects import (
     DEFAULT_MAX_COMPLETION_TOKENS,
     RequestOptions,
-    dialect_of,
 )
 from replay_pipeline.replay.dialects.endpoints import fetch_prices
 from replay_pipeline.replay.dialects.prices import Price, floor_nano
@@ -207,10 +206,5 @@ def checked_ceiling(teachers: Sequence[TeacherSpec], max_total_usd: float, askin
             raise ConfigError(
                 f"teacher {teacher.name}: the terms of {teacher.model} forbid training on its "
                 f"answers; leave it out, or accept that with accepted_terms={teacher.model!r}"
-            )
-        if teacher.top_logprobs and not dialect_of(teacher).has_logprobs:
-            raise ConfigError(
-                f"teacher {teacher.name}: {dialect_of(teacher).name} offers no token probabilities; "
-                "set its top_logprobs to 0"
             )
     return floor_nano(max_total_usd)

@@ -6,7 +6,7 @@ from typing import Any
 from replay_pipeline.errors import TeacherAuthError
 from replay_pipeline.types import ReplayReport
 
-NOT_ASKED = ("budget", "stopped", "teacher_stopped", "in_batch", "ledger_failed")
+NOT_ASKED = ("budget", "stopped", "teacher_stopped", "ledger_failed")
 """Reasons for which a question waits for the next run. All other reasons are gates."""
 
 _REFUSALS = frozenset({"key_rejected", "forbidden", "credit_exhausted"})
@@ -35,8 +35,7 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "stop_reason": report.stop_reason,
         "is_complete": report.stop_reason == "completed"
         and not report.n_open
-        and not report.skipped.get("teacher_stopped")
-        and not report.skipped.get("in_batch"),
+        and not report.skipped.get("teacher_stopped"),
         "skipped": report.skipped,
         "coverage": report.coverage,
         "asked_by": report.asked_by,

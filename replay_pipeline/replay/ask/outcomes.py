@@ -82,7 +82,6 @@ def answered_row(task: LaneQuestion, answer: Answer, cost: int, **made: Any) -> 
         error_message=answer.error_message,
         gate=task.gate,
         propensity=task.propensity,
-        logprobs=answer.logprobs if task.teacher.top_logprobs else None,
     )
 
 

@@ -5,13 +5,12 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from replay_pipeline.storage.tables import table_of
 from replay_pipeline.types import TeacherAction
 
-_PLAIN = tuple(f.name for f in fields(TeacherAction) if f.name not in ("action", "logprobs"))
+_PLAIN = tuple(f.name for f in fields(TeacherAction) if f.name != "action")
 
 
 def teacher_actions_table(
@@ -20,25 +19,6 @@ def teacher_actions_table(
     """Return one row per answer, in a fixed order: by state, then by teacher."""
     rows = sorted(actions, key=lambda row: (row.state_id, row.teacher))
     return table_of([_to_row(action) for action in rows], name)
-
-
-def token_logprobs_table(actions: Iterable[TeacherAction]) -> pa.Table:
-    """Return one row per answer with token probabilities, by state, then by teacher."""
-    rows = sorted(
-        (row for row in actions if row.logprobs is not None),
-        key=lambda row: (row.state_id, row.teacher),
-    )
-    return table_of(
-        [
-            {
-                "state_id": row.state_id,
-                "teacher": row.teacher,
-                "logprobs_json": msgspec.json.encode(row.logprobs).decode(),
-            }
-            for row in rows
-        ],
-        "token_logprobs",
-    )
 
 
 def teacher_actions_from_table(table: pa.Table) -> list[TeacherAction]:

@@ -36,7 +36,7 @@ from replay_pipeline.replay.dialects.sizes import Learned
 from replay_pipeline.replay.money.calls import Known, LedgerEntries, decode_row
 from replay_pipeline.replay.money.database import exists
 from replay_pipeline.replay.money.ledger import Ledger
-from replay_pipeline.replay.money.lookups import add_learned, batched_requests, read_learned
+from replay_pipeline.replay.money.lookups import add_learned, read_learned
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.types import (
     GateReport,
@@ -370,7 +370,6 @@ class _Replay:
         self.on_progress: Callable[[Progress], None] | None = None
         self.stop = threading.Event()
         self.policy = asking.policy().among(len({teacher.vendor for teacher in teachers}))
-        self.batched: set[str] = set()
         self.places: list[Place] = []
         self.rounds: Rounds | None = None
 
@@ -390,7 +389,6 @@ class _Replay:
         shas = [task.question.sha for _, lane in lanes for task in lane]
         found = await asyncio.to_thread(ledger.lookup, shas, self.asking.known_until)
         _forget_outgrown(found, lanes)
-        self.batched = await asyncio.wrap_future(ledger.do(batched_requests))
         keys, prices = await self._keys_and_prices(
             is_answered=all(sha in found.decided for sha in shas)
         )
@@ -498,9 +496,6 @@ class _Replay:
                 sha = task.question.sha
                 if sha in found.decided:
                     engine.know(task, found.decided[sha])
-                    continue
-                if sha in self.batched:
-                    engine.skipped["in_batch"] += 1
                     continue
                 if sha in found.booked:
                     engine.decided[task.index] = replace(

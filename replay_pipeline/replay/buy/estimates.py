@@ -46,8 +46,6 @@ class TeacherEstimate:
     """Fraction by which the cost may be lower or higher."""
     adaptations: tuple[str, ...] = ()
     """Fields that are left out for its endpoint, and why."""
-    n_logprobs: int = 0
-    """Number of token probabilities to request. No price list charges extra for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,7 +188,6 @@ def _scaled(teacher: TeacherEstimate, share: float) -> TeacherEstimate:
         n_prompt_tokens=round(teacher.n_prompt_tokens * share),
         n_cached_tokens=round(teacher.n_cached_tokens * share),
         n_completion_tokens=round(teacher.n_completion_tokens * share),
-        n_logprobs=round(teacher.n_logprobs * share),
         expected_usd=round(teacher.expected_usd * share, 9),
     )
 
@@ -239,5 +236,4 @@ def _of_teacher(
         price_source=price.source,
         price_date=price.date,
         spread=learned.spread,
-        n_logprobs=n_completion * teacher.top_logprobs,
     )

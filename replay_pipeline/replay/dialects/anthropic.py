@@ -32,7 +32,6 @@ class Anthropic(Dialect):
         {"max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "thinking",
          "tool_choice", "service_tier", "output_config"}
     )  # fmt: skip
-    has_logprobs = False
     is_whole = True
 
     def body(self, prompt: Prompt, ask: Ask) -> dict[str, Any]:

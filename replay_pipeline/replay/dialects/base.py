@@ -74,8 +74,6 @@ class Dialect:
     """Its name for the limit on completion tokens."""
     parameters: ClassVar[frozenset[str] | None] = None
     """Fields that it accepts. `None` means that it ignores unknown ones."""
-    has_logprobs: ClassVar[bool] = True
-    """Whether it accepts `logprobs` and `top_logprobs`, and returns token probabilities."""
     is_whole: ClassVar[bool] = False
     """Whether it always reads the whole prompt or refuses it."""
 

@@ -69,6 +69,8 @@ _MOST_BYTES = 64 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _POLL_S = 0.1
 _UPLOAD_S = 60.0
+_LOOK_S = 30.0
+"""A list of models, or the record of a call, comes within so long."""
 _LEAST_BYTES_PER_S = 50_000
 """An endpoint that has not taken a request after so long, at so slow a pace, takes none."""
 _LEAST_KEY = 16
@@ -285,43 +287,11 @@ class Client:
         cost = data.get("total_cost") if isinstance(data, dict) else None
         return nano(round(cost, 12)) if isinstance(cost, int | float) and cost >= 0 else None
 
-    async def submit_batch(self, base_url: str, body: bytes, key: SecretStr | None) -> str:
-        """Submit a batch of requests and return its id. Raises the errors of `models`.
-
-        Raises:
-            TeacherResponseError: the answer contains no batch id.
-        """
-        reply = await self._get(f"{base_url.rstrip('/')}/batches", key, body=body)
-        if not isinstance(reply.get("id"), str):
-            raise TeacherResponseError(f"{base_url}/batches: the answer has no id of the batch")
-        return reply["id"]
-
-    async def find_batch(self, base_url: str, name: str, key: SecretStr | None) -> str | None:
-        """Find the batch that was submitted under the key `name`. Raises the errors of `models`."""
-        after = ""
-        while True:
-            url = f"{base_url.rstrip('/')}/batches?limit=100{after}"
-            batches = (await self._get(url, key)).get("data")
-            batches = [each for each in batches or () if isinstance(each, dict)]
-            for each in batches:
-                if (each.get("metadata") or {}).get("key") == name:
-                    return str(each.get("id"))
-            if len(batches) < 100:
-                return None
-            after = f"&after={batches[-1].get('id')}"
-
-    async def read_batch(
-        self, base_url: str, batch_id: str, key: SecretStr | None
-    ) -> dict[str, Any]:
-        """Return the current state of a batch. Raises the errors of `models`."""
-        return await self._get(f"{base_url.rstrip('/')}/batches/{batch_id}", key)
-
     async def _get(
         self,
         url: str,
         key: SecretStr | None,
         *,
-        body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         headers = {
@@ -329,11 +299,9 @@ class Client:
             "content-type": "application/json",
             **(Dialect().authorization(key) if headers is None else headers),
         }
-        sending = _Sending(body or b"", 30.0 if body is None else 300.0)
+        sending = _Sending(b"", _LOOK_S)
         try:
-            status, content = await self._send(
-                "GET" if body is None else "POST", url, sending, headers
-            )
+            status, content = await self._send("GET", url, sending, headers)
             reply = json.loads(content)
         except ValueError as error:
             raise TeacherResponseError(f"{url}: the answer is not JSON") from error

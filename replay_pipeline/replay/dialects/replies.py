@@ -29,7 +29,7 @@ from replay_pipeline.replay.dialects.written_calls import (
     read_written_calls,
     schemas_of,
 )
-from replay_pipeline.types import Message, TokenLogprobs
+from replay_pipeline.types import Message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +48,6 @@ class Answer:
     """Whether the answer came from the router's response cache, so that an earlier call paid for it."""
     paid_generation_id: str | None = None
     """The earlier call that paid for a replayed answer."""
-    logprobs: TokenLogprobs | None = None
-    """Log-probabilities of its tokens, if the endpoint sent them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +310,6 @@ def _joined(body: bytes) -> Any:
     head: dict[str, Any] = {}
     message: dict[str, Any] = {"role": "assistant"}
     calls: dict[int, dict[str, Any]] = {}
-    logprobs: list[Any] = []
     finish_reason = None
     for line in body.splitlines():
         data = line[5:].strip()
@@ -325,12 +322,11 @@ def _joined(body: bytes) -> Any:
         for choice in map(as_mapping, _items(as_mapping(chunk).get("choices"))):
             finish_reason = choice.get("finish_reason") or finish_reason
             _join_delta(message, calls, as_mapping(choice.get("delta")))
-            logprobs += _items(as_mapping(choice.get("logprobs")).get("content"))
     if finish_reason is None and not head.get("error"):
         return _BROKEN
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
-    choice = {"finish_reason": finish_reason, "message": message, "logprobs": {"content": logprobs}}
+    choice = {"finish_reason": finish_reason, "message": message}
     return {**head, "choices": [choice]}
 
 
@@ -476,7 +472,6 @@ def _answer(
         is_replayed=headers.get("x-openrouter-cache-status", "").upper() == "HIT",
         paid_generation_id=_clean(headers.get("x-openrouter-cache-source-id")),
         usage=read_usage(reply, headers),
-        logprobs=_logprobs(choice.get("logprobs")),
     )
     problem = _problem(answer, message) or (("malformed_call", unclear) if unclear else None)
     if problem is None:
@@ -485,38 +480,6 @@ def _answer(
     if code == "empty_answer" and not answer.is_replayed:
         return _paid(Failure(code, text, is_retryable=True), reply, headers)
     return replace(answer, error_code=code, error_message=text)
-
-
-def _logprobs(value: Any) -> TokenLogprobs | None:
-    """Read the tokens of an answer with their alternatives; `None` where one can't be read.
-
-    A token that is left out would move all that follow it.
-
-    Source: OpenAI's API reference, `choices[].logprobs.content`; vLLM, llama.cpp and OpenRouter
-    send the same. llama.cpp names the written token among its alternatives, others may not.
-    """
-    read: TokenLogprobs = []
-    for entry in map(as_mapping, _items(as_mapping(value).get("content"))):
-        if (written := _token_logprob(entry)) is None:
-            return None
-        others = (_token_logprob(as_mapping(each)) for each in _items(entry.get("top_logprobs")))
-        read.append([written, *(each for each in others if each and each[0] != written[0])])
-    return read or None
-
-
-def _token_logprob(entry: Mapping[str, Any]) -> tuple[str | list[int], float] | None:
-    """Read one token, by its bytes where they are given: the text of half a character is lost."""
-    logprob, token = as_number(entry.get("logprob")), _text(entry.get("token"))
-    if logprob is None:
-        return None
-    if not (given := _items(entry.get("bytes"))):
-        return None if token is None else (token, round(logprob, 6))
-    try:
-        return bytes(given).decode(), round(logprob, 6)
-    except UnicodeDecodeError:
-        return given, round(logprob, 6)
-    except (TypeError, ValueError):
-        return None
 
 
 def _action(message: Mapping[str, Any]) -> Message | None:

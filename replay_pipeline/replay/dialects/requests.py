@@ -150,9 +150,6 @@ class RequestBuilder:
             "max_completion_tokens",
             params.pop("max_tokens", self.options.max_completion_tokens),
         )
-        if teacher.top_logprobs:
-            # Part of the question: an answer without them is no answer to it.
-            params |= {"logprobs": True, "top_logprobs": teacher.top_logprobs}
         return params
 
     def prompt(self, state: TraceState) -> Prompt:

@@ -57,7 +57,6 @@ class Transformers(Dialect):
     """
 
     name = "transformers"
-    has_logprobs = False
     parameters = frozenset(
         {"max_tokens", "temperature", "top_p", "seed", "stop", "frequency_penalty", "logit_bias",
          "generation_config", "chat_template_kwargs", "response_format"}

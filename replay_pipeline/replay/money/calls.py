@@ -167,10 +167,7 @@ def encode_row(row: TeacherAction) -> bytes:
     Raises:
         msgspec.ValidationError: a field has the wrong type, so the row could not be read again.
     """
-    told = msgspec.to_builtins(row)
-    if row.logprobs is None:  # a row without them is the row of a program that knew none
-        del told["logprobs"]
-    encoded = msgspec.json.encode(told)
+    encoded = msgspec.json.encode(row)
     decode_row(encoded)
     return encoded
 

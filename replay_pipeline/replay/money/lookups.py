@@ -14,8 +14,6 @@ from replay_pipeline.replay.money.calls import DisputedCall, Known, LedgerEntrie
 from replay_pipeline.replay.money.schema import Database
 from replay_pipeline.types import TeacherSpec
 
-BATCH_KEY = "batch:"
-"""Prefix of the keys under which the ledger notes submitted batches."""
 SEPARATOR = "\n"
 """Separates the scopes of a call."""
 
@@ -115,12 +113,6 @@ def find_disputed(database: Database) -> list[DisputedCall]:
         )
         for call_id, state_id, teacher, model, cost, why, sent_at, due_at, generation_id in rows
     ]
-
-
-def batched_requests(database: Database) -> set[str]:
-    """Return the requests that a running batch contains."""
-    rows = database.query("select value from ledger where key like ?", (f"{BATCH_KEY}%",))
-    return {sha for (value,) in rows for sha in msgspec.json.decode(value)["calls"]}
 
 
 def elsewhere(database: Database, shas: list[str]) -> tuple[dict[str, Known], set[str]]:

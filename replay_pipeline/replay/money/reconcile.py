@@ -14,7 +14,7 @@ from replay_pipeline.replay.dialects.prices import usd
 from replay_pipeline.replay.money.calls import DisputedCall, LostCall, settled_lost
 from replay_pipeline.replay.money.database import exists
 from replay_pipeline.replay.money.ledger import Ledger
-from replay_pipeline.replay.money.lookups import batched_requests, find_disputed, find_lost
+from replay_pipeline.replay.money.lookups import find_disputed, find_lost
 from replay_pipeline.replay.money.scopes import end_dispute
 from replay_pipeline.types import TeacherSpec
 
@@ -64,8 +64,7 @@ def reconcile(
         raise LedgerError(f"{ledger}: no ledger here yet; it is created by the first replay")
     with Ledger(ledger) as opened:
         lost = opened.do(find_lost).result()
-        batched = opened.do(batched_requests).result()
-        calls = [call for sha, calls in lost.items() if sha not in batched for call in calls]
+        calls = [call for several in lost.values() for call in several]
         disputed = opened.do(find_disputed).result()
         costs = run_apart(_costs([*calls, *disputed], teachers)) if calls or disputed else {}
         reports = []

@@ -45,7 +45,6 @@ def test_the_readme_and_the_page_say_the_figures_of_the_benchmark():
         ("as shipped: lanes and `cheap_first:0.1`", "lanes, as shipped", "all"),
         ("every state to every teacher, no caching", "every state", "all"),
         ("cache marked, all at once (writes only)", "cache marked", "all"),
-        ("batch API", "batch", "all"),
         ("lanes in order, every state to every teacher", "lanes in", "all"),
         ("lanes and `cheap_first`", "lanes, cheap_first", "all"),
         ("lanes and the recommended gates", "gates (", "all"),

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import anyio
 import pytest
 
-from replay_pipeline.replay import RetryPolicy, ledger_status, replay_batch, replay_states
+from replay_pipeline.replay import RetryPolicy, ledger_status, replay_states
 from replay_pipeline.replay.money.ledger import Ledger
 from replay_pipeline.replay.money.unbooked import Unbooked
 from replay_pipeline.testing import TeacherServer
@@ -118,19 +118,13 @@ def test_a_stop_ends_a_run_whatever_its_peers_do(tmp_path, how):
     assert ledger_status(tmp_path / "l").calls == {"unknown": 3}
 
 
-def test_a_stop_ends_the_asking_for_prices_and_for_batches(tmp_path):
+def test_a_stop_ends_the_asking_for_prices(tmp_path):
     stop = threading.Event()
     with OddServer(lambda *_: "drip", lambda _: (stop.set(), "drip")[1]) as server:
         teacher = server.teacher(dialect="openrouter", price=None, timeout_s=3600)
         quick = QUICK.model_copy(update={"settle_s": 0.1})
         with pytest.raises(Exception, match="cannot be reached"):
             ask(teacher, 1, tmp_path / "l", stop=stop, retry=quick)
-        priced = server.teacher(dialect="openrouter", timeout_s=3600)
-        stop.clear()
-        threading.Timer(0.5, stop.set).start()
-        with pytest.raises(Exception, match="cannot be reached"):
-            replay_batch(make_states(1), [priced], max_total_usd=1, ledger=tmp_path / "b",
-                         stop=stop, retry=quick)  # fmt: skip
 
 
 @pytest.mark.slow

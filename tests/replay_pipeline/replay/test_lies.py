@@ -432,19 +432,3 @@ def test_cookies_of_an_endpoint_are_not_sent_back(tmp_path):
         ask(teacher, 3, tmp_path / "l")
     assert len([head for head in heads if head]) >= 3
     assert not any(b"cookie" in head.lower() for head in heads)
-
-
-def test_a_batch_that_lies_is_booked_at_its_bounds():
-    from replay_pipeline.replay.ask.batch import _LedgerCall, _shared_out
-    from replay_pipeline.replay.dialects.replies import Answer
-
-    calls = {sha: _LedgerCall(1, "s", "m", "open", 1_000_000) for sha in "ab"}
-    read = {sha: (Answer(usage=Usage(n_prompt_tokens=10)), b"") for sha in "ab"}
-    for told in (0, 1e6, 10.0):
-        costs, problem = _shared_out({"usage": {"cost": told}}, read, calls)
-        assert costs == {"a": 1_000_000, "b": 1_000_000}
-        assert problem is not None
-    assert _shared_out({"usage": {"cost": 0.001}}, read, calls) == (
-        {"a": 500_000, "b": 500_000},
-        None,
-    )

@@ -12,12 +12,11 @@ import msgspec
 import pytest
 from pydantic import SecretStr
 
-from replay_pipeline.errors import LedgerError, TeacherTimeoutError
+from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay import (
     RetryPolicy,
     ledger_status,
     reconcile,
-    replay_batch,
     replay_states,
     replay_trace_sync,
 )
@@ -584,69 +583,3 @@ def test_a_row_of_version_1_gets_the_types_it_was_declared_with():
     )  # fmt: skip
     assert mend(mended) is None, "a row that can be read is left as it is"
     assert [mend(each) for each in (b"null", b"[1]", b'"row"')] == [None] * 3
-
-
-# --- batches
-
-
-def batch(states, teachers, ledger, **options):
-    return replay_batch(
-        states, teachers, max_total_usd=1, ledger=ledger, poll_s=0.01, is_durable=False, **options
-    )
-
-
-def test_a_batch_whose_name_was_never_learnt_is_found_by_its_key(tmp_path, monkeypatch):
-    states = make_states(6)
-    submit = Client.submit_batch
-
-    async def killed_after(self, *args):
-        await submit(self, *args)
-        raise TeacherTimeoutError("the process was killed here")
-
-    with TeacherServer(script={"content": "yes"}) as server:
-        teachers = server.teachers([MODEL])
-        monkeypatch.setattr(Client, "submit_batch", killed_after)
-        with pytest.raises(TeacherTimeoutError):
-            batch(states, teachers, tmp_path / "l")
-        monkeypatch.undo()
-        report = batch(states, teachers, tmp_path / "l")
-        assert (report.n_sent, len(report.actions)) == (0, 6)
-        assert server.bill().n_charged == 6
-        assert server.bill().n_duplicates == 0
-
-
-def test_a_batch_that_never_arrived_gives_its_money_back_and_is_handed_in_again(
-    tmp_path, monkeypatch
-):
-    async def killed_before(*_):
-        raise TeacherTimeoutError("the process was killed here")
-
-    with TeacherServer(script={"content": "yes"}) as server:
-        teachers = server.teachers([MODEL])
-        monkeypatch.setattr(Client, "submit_batch", killed_before)
-        with pytest.raises(TeacherTimeoutError):
-            batch(make_states(6), teachers, tmp_path / "l")
-        monkeypatch.undo()
-        report = batch(make_states(6), teachers, tmp_path / "l")
-    assert report.n_sent == server.bill().n_charged == len(report.actions) == 6
-    assert ledger_status(tmp_path / "l").unknown_usd == 0
-
-
-def test_a_batch_is_collected_by_a_run_over_some_of_its_states(tmp_path, monkeypatch):
-    collect = "replay_pipeline.replay.ask.batch._BatchRun._collect"
-    states = make_states(6)
-
-    async def leave(*_):
-        return None
-
-    with TeacherServer(script={"content": "yes"}) as server:
-        teachers = server.teachers([MODEL])
-        monkeypatch.setattr(collect, leave)
-        assert batch(states, teachers, tmp_path / "l").n_sent == 6
-        monkeypatch.undo()
-        report = batch(states[1:3], teachers, tmp_path / "l")
-        assert [row.state_id for row in report.actions] == ["s1", "s2"]
-        everything = replay_trace_sync(states, teachers, 0, ledger=tmp_path / "l")
-    assert [row.state_id for row in everything] == [f"s{i}" for i in range(6)]
-    assert {row.error_code for row in everything} == {None}
-    assert {row.family for row in everything} == {"deepseek"}

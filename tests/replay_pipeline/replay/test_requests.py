@@ -6,10 +6,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
-from replay_pipeline.errors import ConfigError, PriceError
-from replay_pipeline.replay.ask.asking import Asking, checked_ceiling
+from replay_pipeline.errors import PriceError
 from replay_pipeline.replay.buy.estimates import Estimate, Purchase, TeacherEstimate, forecast
 from replay_pipeline.replay.buy.tasks import LaneQuestion
 from replay_pipeline.replay.dialects import DIALECTS, RequestOptions, dialect_of
@@ -498,7 +497,7 @@ def test_a_forecast_adds_up_tokens_and_dollars_teacher_by_teacher():
     cheap, middle, dear, idle = (
         teacher_at(1),
         teacher_at(2),
-        teacher_at(3, top_logprobs=5),
+        teacher_at(3),
         teacher_at(4),
     )
 
@@ -534,7 +533,7 @@ def test_a_forecast_adds_up_tokens_and_dollars_teacher_by_teacher():
         teachers=(
             first,
             of(2, 55, 148_500, 74_250, 5_500, 2.0735, 20.732),
-            of(3, 4, 11_880, 5_940, 440, 0.24882, 6.2196, n_logprobs=2_200),
+            of(3, 4, 11_880, 5_940, 440, 0.24882, 6.2196),
         ),
         low_usd=3.15549, high_usd=5.25915, buys=Purchase(usd=5.0, n_states=100, n_pairs=18),
     )  # fmt: skip
@@ -543,7 +542,7 @@ def test_a_forecast_adds_up_tokens_and_dollars_teacher_by_teacher():
         teachers=(
             first,
             of(2, 100, 270_000, 135_000, 10_000, 3.77, 20.732),
-            of(3, 20, 54_000, 27_000, 2_000, 1.131, 6.2196, n_logprobs=10_000, adaptations=note),
+            of(3, 20, 54_000, 27_000, 2_000, 1.131, 6.2196, adaptations=note),
         ),
         low_usd=5.0895, high_usd=8.4825, buys=Purchase(usd=5.0, n_states=73, n_pairs=15),
         gated=gated,
@@ -673,111 +672,6 @@ def test_a_prompt_goes_on_from_the_last_step_that_was_asked():
 def test_an_answer_is_forecast_as_long_as_what_the_student_did(action, n_tokens):
     found = only([task(teacher_at(1), 1, action=action)], price_at(1))
     assert found.n_completion_tokens == n_tokens
-
-
-SCORED = TeacherSpec(name="t", model="m", base_url="http://127.0.0.1:8000/v1", top_logprobs=5)
-OFFERS_LOGPROBS = ("openrouter", "openai", "azure", "vllm", "llama.cpp", "ollama", "litellm")
-
-
-@pytest.mark.parametrize("dialect", OFFERS_LOGPROBS)
-def test_token_probabilities_are_asked_for_as_openai_has_it(dialect):
-    listed = Price.of(
-        {"prompt": 1, "completion": 1},
-        supported_parameters=("max_tokens", "tools", "logprobs", "top_logprobs"),
-    )
-    teacher = SCORED.model_copy(update={"dialect": dialect})
-    request = body(teacher, price=listed)
-    assert (request["logprobs"], request["top_logprobs"]) == (True, 5)
-    builder = RequestBuilder(RequestOptions())
-    assert builder.broken_rule(msgspec.json.encode(request), teacher, listed) is None
-    assert not {"logprobs", "top_logprobs"} & body(LOCAL, price=listed).keys()
-
-
-def test_a_question_with_token_probabilities_is_another_one_and_others_keep_their_hash():
-    plain = SCORED.model_copy(update={"top_logprobs": 0})
-    assert len({sha(SCORED), sha(plain), sha(SCORED.model_copy(update={"top_logprobs": 4}))}) == 3
-    assert "top_logprobs" not in plain.model_dump()
-    assert plain.model_dump() == {**SCORED.model_dump(exclude={"top_logprobs"})}
-
-
-@pytest.mark.parametrize("dialect", sorted({*DIALECTS} - {*OFFERS_LOGPROBS}))
-def test_servers_without_token_probabilities_are_refused_before_the_first_cent(dialect):
-    teacher = SCORED.model_copy(update={"dialect": dialect})
-    with pytest.raises(ConfigError, match="offers no token probabilities; set its top_logprobs"):
-        checked_ceiling([teacher], 1.0, Asking())
-
-
-@pytest.mark.parametrize("wrong", [-1, 21, 2.5])
-def test_no_more_alternatives_are_asked_for_than_endpoints_give(wrong):
-    with pytest.raises(ValidationError, match="top_logprobs"):
-        TeacherSpec(name="t", model="m", top_logprobs=wrong)
-
-
-def entry(token, logprob, *others, given="text"):
-    spelled = [*token.encode()] if given == "bytes" else None
-    return {
-        "token": token,
-        "logprob": logprob,
-        "bytes": spelled,
-        "top_logprobs": [entry(*other, given=given) for other in others],
-    }
-
-
-def scored_reply(content, **choice):
-    message = {"role": "assistant", "content": "Hi"}
-    choice = {"message": message, "finish_reason": "stop", "logprobs": content, **choice}
-    return read_reply(200, {}, msgspec.json.encode({"choices": [choice], "usage": {"cost": 0.1}}))
-
-
-@pytest.mark.parametrize("given", ["bytes", "text"])
-def test_tokens_and_alternatives_are_read_with_the_written_token_first(given):
-    """OpenAI may leave the written token out of its alternatives, llama.cpp and vLLM name it."""
-    content = [
-        entry("Hi", -0.5, ("Hey", -0.4), ("Hi", -0.5), given=given),
-        entry("!", -9999.0, (".", -0.01), given=given),
-    ]
-    answer = scored_reply({"content": content, "refusal": None})
-    assert answer.logprobs == [
-        [("Hi", -0.5), ("Hey", -0.4)],
-        [("!", -9999.0), (".", -0.01)],
-    ]
-
-
-def test_half_characters_are_kept_as_bytes():
-    halves = [
-        {"token": "\ufffd", "bytes": [195], "logprob": -1.0, "top_logprobs": []},
-        {"token": "\ufffd", "bytes": [169], "logprob": -0.1, "top_logprobs": []},
-    ]
-    assert scored_reply({"content": halves}).logprobs == [[([195], -1.0)], [([169], -0.1)]]
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        None, [], {}, {"content": None}, {"content": "x"}, {"content": []}, {"content": [3]},
-        {"content": [entry("a", -1.0), {"token": None, "logprob": -1.0}]},
-        {"content": [{"token": "a", "logprob": None}]},
-        {"content": [{"token": "a", "logprob": -1.0, "bytes": [400]}]},
-        {"content": [{"token": "a", "logprob": -1.0, "bytes": ["a"]}]},
-    ],
-    ids=repr,
-)  # fmt: skip
-def test_an_answer_is_kept_without_what_cannot_be_read(odd):
-    """One token less would move all that follow it, so that none are kept."""
-    answer = scored_reply(odd)
-    assert (answer.logprobs, answer.error_code) == (None, None)
-    assert answer.action == {"role": "assistant", "content": "Hi"}
-
-
-def test_streamed_token_probabilities_are_joined():
-    chunks = [
-        {"choices": [{"delta": {"content": text}, "logprobs": {"content": [entry(text, -1.0)]}}]}
-        for text in ("Hi", " you")
-    ]
-    chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": {"cost": 0.1}})
-    stream = b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks)
-    answer = read_reply(200, {"content-type": "text/event-stream"}, stream)
-    assert answer.logprobs == [[("Hi", -1.0)], [(" you", -1.0)]]
 
 
 def test_a_byte_of_fixed_text_counts_for_fewer_tokens_than_one_of_messages():

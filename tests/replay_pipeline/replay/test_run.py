@@ -14,7 +14,6 @@ from replay_pipeline.replay import (
     check_teachers,
     estimate,
     ledger_status,
-    replay_batch,
     replay_in_thread,
     replay_states,
     replay_trace,
@@ -249,15 +248,14 @@ def test_an_equal_request_is_paid_once_and_its_cost_counted_once(tmp_path):
 @pytest.mark.parametrize("scope", ["dya", "teacher:glmm", "partition", "night", "tag:nightly"])
 def test_a_limit_that_would_hold_nothing_back_is_refused(server, tmp_path, scope):
     before = server.bill().n_requests
-    for ask in (replay_in_thread, replay_batch):
-        with pytest.raises(ConfigError, match=f"limit {scope}=0.5: no call of this run counts"):
-            ask(
-                make_states(1),
-                server.teachers(),
-                max_total_usd=1,
-                ledger=tmp_path / "ledger.sqlite",
-                limits_usd={scope: 0.5},
-            )
+    with pytest.raises(ConfigError, match=f"limit {scope}=0.5: no call of this run counts"):
+        replay_in_thread(
+            make_states(1),
+            server.teachers(),
+            max_total_usd=1,
+            ledger=tmp_path / "ledger.sqlite",
+            limits_usd={scope: 0.5},
+        )
     assert server.bill().n_requests == before
 
 
@@ -488,21 +486,6 @@ def test_an_endpoint_that_wants_hours_is_left_alone_for_this_run(tmp_path):
     assert report.newly_spent_usd == 0
     assert report.n_open == 1
     assert report.skipped["teacher_stopped"] == 19
-
-
-def test_a_model_whose_list_has_no_token_probabilities_is_refused_for_nothing(server, tmp_path):
-    teacher = server.teachers()[0].model_copy(update={"top_logprobs": 5})
-    with pytest.raises(ConfigError, match="lists token probabilities; set its top_logprobs to 0"):
-        estimate(make_states(2), [teacher])
-    with pytest.raises(ConfigError, match="lists token probabilities"):
-        replay(make_states(2), [teacher], 1.0, tmp_path / "ledger.sqlite")
-    own_price = {"prompt": 1e-6, "completion": 2e-6}
-    told = teacher.model_copy(update={"price": own_price, "dialect": "vllm"})
-    [row] = estimate(make_states(2), [told]).teachers
-    plain = told.model_copy(update={"top_logprobs": 0})
-    [without] = estimate(make_states(2), [plain]).teachers
-    assert row.n_logprobs == 5 * row.n_completion_tokens > 0
-    assert (without.n_logprobs, without.expected_usd) == (0, row.expected_usd)
 
 
 def test_an_estimate_takes_a_price_list_of_any_age_without_a_network_and_a_replay_does_not(

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from replay_pipeline.replay.dialects import DIALECTS
 from replay_pipeline.replay.dialects.replies import Answer, Failure, read_reply
 from replay_pipeline.replay.dialects.rules import broken_rule
 from replay_pipeline.testing import TeacherServer
@@ -115,13 +114,3 @@ def test_a_prompt_longer_than_the_context_is_refused(server):
     failure = read_reply(status, {}, json.dumps(reply).encode())
     assert isinstance(failure, Failure)
     assert failure.code == "context_length_exceeded"
-
-
-def test_a_server_that_ignores_the_wish_for_token_probabilities_is_one_that_is_refused():
-    found = [each for each in RECORDED if each["case"] == "token probabilities"]
-    has_them = {
-        each["server"].split()[0]: read_reply(200, {}, content_of(each)).logprobs is not None
-        for each in found
-    }
-    assert has_them == {name: DIALECTS[name].has_logprobs for name in has_them}
-    assert sorted(has_them.values()) == [False, True]
