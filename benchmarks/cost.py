@@ -35,7 +35,7 @@ from tokenizers import Tokenizer
 
 from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import Traces, ingest
-from replay_pipeline.replay import RECOMMENDED_GATES, measure_gates, parse_gates
+from replay_pipeline.replay import measure_gates, parse_gates
 from replay_pipeline.replay.buy.measuring import bought, numbered
 from replay_pipeline.replay.buy.places import Place, errors_first
 from replay_pipeline.replay.buy.policy import is_error_site
@@ -305,18 +305,13 @@ def table(
         for label, gates in (("as shipped", SHIPPED), ("cheap_first", ("cheap_first",))):
             alone = asked_steps(states, teachers, answers, gates)
             *_, exact = measure_gates(states, teachers, answers.values(), gates)
+            is_marked = label == "as shipped" and teachers[-1].vendor == "anthropic"
             yield row(
                 f"lanes, {label} ({heading})",
                 asked_usd(sessions, teachers, alone),
                 1 - (exact.n_pairs_lost or 0) / max(1, exact.n_pairs or 0),
+                MARK_USD if is_marked else None,
             )
-        *_, together = measure_gates(states, teachers, answers.values(), RECOMMENDED_GATES)
-        kept = 1 - (together.n_pairs_lost or 0) / max(1, together.n_pairs or 0)
-        asked = asked_steps(states, teachers, answers, RECOMMENDED_GATES)
-        mark = MARK_USD if teachers[-1].vendor == "anthropic" else None
-        one_mark = asked_usd(sessions, teachers, asked, marks_last_asked=False)
-        yield row(f"gates, one cache mark ({heading})", one_mark, kept)
-        yield row(f"gates ({heading})", asked_usd(sessions, teachers, asked), kept, mark)
 
 
 def in_lanes_usd(

@@ -361,7 +361,7 @@ class TeacherAction:
     error_code: str | None = None
     error_message: str | None = None
     gate: str | None = None
-    """The gate (a preset of the buying policy) that drew this call by chance."""
+    """The gate that drew this call by chance."""
     propensity: float = 1.0
     """Probability with which this call was made. Weight it by the inverse."""
 

@@ -408,26 +408,14 @@ def show_estimate(report: Report) -> None:
         say(f"With the clients' own prompts and tools the first states cost {more}.")
     for said in report["prospect"]["words"]:
         say(f"{said[:1].upper()}{said[1:]}.")
-    if words := _next_words(report):
-        say(words)
-    for heading, each in (("As set", report), ("With the recommended gates", report["gated"])):
+    for heading, each in (
+        ("As set", report),
+        ("With the gate that is the default", report["gated"]),
+    ):
         if each and each["buys"]:
             usd = f"${each['low_usd']:.2f} to ${each['high_usd']:.2f}"
             say(f"{heading}: {usd}; {_bought(each, report['ceiling_usd'])}.")
     next_step("`replay-pipeline replay` asks them, and pays no more than the ceiling")
-
-
-def _next_words(report: Report) -> str | None:
-    """Return what more money would bring, and what the last pair of it costs."""
-    found = report["prospect"]["next"]
-    if not found or not found["high"]:
-        return None
-    last = f"; the last of them costs ${found['usd_per_last']:.2f}" if found["usd_per_last"] else ""
-    return (
-        f'Spent by value (`gates = ["value"]`), the next ${found["usd"]:.2f} would bring '
-        f"{found['low']:,.0f} to {found['high']:,.0f} right pairs{last}. Stop when that is more than a "
-        "pair is worth to you."
-    )
 
 
 def _bought(estimate: Report, usd: float) -> str:

@@ -138,7 +138,7 @@ def as_checked(seen: Prospect, reports: Iterable[Mapping[str, Any]]) -> Prospect
         f"{best.right:.0%}, and that model in {best.agent_right:.0%}"
     )
     told = (words, advice(best.right - best.agent_right))
-    return replace(seen, low=low * seen.low, high=high * seen.high, words=told, next=None)
+    return replace(seen, low=low * seen.low, high=high * seen.high, words=told)
 
 
 _LOOKED_AT = 100

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from replay_pipeline.replay import parse_gates
+from replay_pipeline.replay import RECOMMENDED_GATES, parse_gates
 from replay_pipeline.replay.buy.measuring import bought as buy
 from replay_pipeline.replay.buy.measuring import numbered
 from replay_pipeline.types import DPOPair, Message, TeacherAction, TeacherSpec, TraceState
@@ -222,12 +222,11 @@ def _number_of(action: Message) -> str:
     return str(call["function"]["arguments"]).rpartition("way-")[2].rstrip('"}')
 
 
-def bought(
-    world: Simulation, usd: float, *, min_p_better: float | None = None
-) -> list[TeacherAction]:
-    """Give the answers that `usd` buys by value, at the world's prices and without a server."""
+def bought(world: Simulation, usd: float) -> list[TeacherAction]:
+    """Give the answers that `usd` buys as shipped, at the world's prices and without a server."""
     answers = numbered(world.states, world.teachers, world.rows())
-    policy = parse_gates(["value"], min_p_better=min_p_better)
-    chosen = buy(world.states, world.teachers, answers, policy, max_total_usd=usd)
+    chosen = buy(
+        world.states, world.teachers, answers, parse_gates(RECOMMENDED_GATES), max_total_usd=usd
+    )
     assert sum(answers[key].cost_usd for key in chosen) < usd + 1e-9
     return [answers[key] for key in chosen]

@@ -71,15 +71,15 @@ class Asking:
     ledger keeps them: a limit holds over all runs until you set another one here. `None` removes a
     limit."""
     gates: Sequence[str] = ()
-    """Names of the presets that decide what a run buys; see `replay_pipeline.replay.buy.policy`."""
+    """Names of the gates that decide what a run buys; see `replay_pipeline.replay.buy.policy`."""
     agreement_threshold: int = 2
-    """How many families must agree to make a consensus, for presets that look at votes."""
+    """How many families must agree to make a consensus."""
     min_p_better: float | None = None
-    """Pairs below this probability are dropped, if probability decides. For buying by value."""
+    """Pairs below this probability are dropped, if probability decides. For estimates."""
     level: AgreementLevel = "effect"
-    """How similar two actions must be to count as one vote, for presets that look at votes."""
+    """How similar two actions must be to count as one vote."""
     count_own_family: bool = False
-    """Whether teachers of the student's own family vote, for presets that look at votes."""
+    """Whether teachers of the student's own family vote."""
     counts_recorded: bool = True
     """Whether answers that were already in the ledger count against the ceiling of this run."""
     known_until: str | None = None

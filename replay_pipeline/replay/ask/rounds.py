@@ -5,10 +5,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from replay_pipeline.judge.ballots import BallotBox
 from replay_pipeline.replay.ask.asking import Asking
 from replay_pipeline.replay.ask.engine import Engine
-from replay_pipeline.replay.buy.buying import BY_VALUE, Buyer, Choice, Market
+from replay_pipeline.replay.buy.buying import Buyer, Choice, Market
 from replay_pipeline.replay.buy.places import Place
 from replay_pipeline.replay.buy.policy import Policy
 from replay_pipeline.replay.buy.tasks import LaneQuestion
@@ -47,7 +46,7 @@ class Rounds:
     """The buyer, or None before the run begins."""
 
     async def run(self, lanes: Lanes) -> None:
-        """Ask round after round until nothing is worth its price, or the money is used up.
+        """Ask round after round until nothing is left to ask, or the money is used up.
 
         Raises:
             LedgerError: the ledger can't be written. Calls in flight were awaited first.
@@ -59,7 +58,6 @@ class Rounds:
             for task in lane
         }
         buyer = self.buyer = self._buyer()
-        box = BallotBox(buyer.families, level=self.policy.level)
         bought: set[tuple[int, int]] = set()
         n_refused = self.engine.skipped["budget"]
         while not self.engine.stop.is_set() and self.engine.skipped["budget"] == n_refused:
@@ -69,7 +67,7 @@ class Rounds:
             self.n_rounds += 1
             bought |= {(choice.state, choice.teacher) for choice in choices}
             await self.engine.run(self._open(self._lanes(choices)))
-            self._file(buyer, box, choices)
+            self._file(buyer, choices)
         rest = self._rest(lanes, bought)
         if self.take_known or self.engine.stop.is_set():
             if self.take_known:
@@ -85,7 +83,7 @@ class Rounds:
         return self.take_known(lanes) if self.take_known else lanes
 
     def reports(self) -> tuple[GateReport, ...]:
-        """Return the savings of each preset."""
+        """Return the savings of each gate."""
         return tuple(self._report(name) for name in self.policy.names)
 
     def _report(self, name: str) -> GateReport:
@@ -159,9 +157,9 @@ class Rounds:
             lane.append(task)
         return list(lanes.values())
 
-    def _file(self, buyer: Buyer, box: BallotBox, choices: Sequence[Choice]) -> None:
+    def _file(self, buyer: Buyer, choices: Sequence[Choice]) -> None:
         """Report to the buyer what came of its choices."""
-        if not (self.policy.is_by_value or self.policy.is_in_turn):
+        if not self.policy.is_in_turn:
             return
         for number in sorted({choice.state for choice in choices}):
             state = self.states[number]
@@ -175,10 +173,7 @@ class Rounds:
                 poll.add(row)
                 if any(c.state == number and c.teacher == teacher for c in choices):
                     paid[teacher] = row.cost_usd
-            ballot = (
-                box.ballot(state, poll.student, poll.votes) if self.policy.is_by_value else None
-            )
-            buyer.file(number, poll, ballot, paid)
+            buyer.file(number, poll, paid)
 
     def _rest(self, lanes: Lanes, bought: set[tuple[int, int]]) -> Lanes:
         numbers = {teacher.name: number for number, teacher in enumerate(self.teachers)}
@@ -199,18 +194,13 @@ class Rounds:
 
     def _leave_out(self, rest: Lanes, buyer: Buyer) -> None:
         """Pass on what is known already, and why the rest was not asked."""
-        is_short = buyer.is_out_of_money or self.engine.skipped["budget"] > 0
         for _, lane in self._open(rest):
             for task in lane:
                 verdict = buyer.stopped.get(task.state_index)
                 if verdict is not None:
                     gate, reason = verdict.gate, verdict.reason or ""
-                elif self.engine.stop.is_set():
-                    gate, reason = None, "stopped"
-                elif is_short or not self.policy.is_by_value:
-                    gate, reason = None, "budget"
                 else:
-                    gate, reason = BY_VALUE, BY_VALUE
+                    gate, reason = None, "stopped" if self.engine.stop.is_set() else "budget"
                 if gate:
                     task.gate, task.is_left_out = gate, True
                 self.engine.skip(task, reason)

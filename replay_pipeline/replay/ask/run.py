@@ -308,10 +308,7 @@ def estimate(
     found = forecast(
         left, prices, gates=asking.gates, learned=learned, adaptations=adapted, is_full=True
     )
-    per_call = {
-        each.teacher: each.expected_usd / each.n_calls for each in found.teachers if each.n_calls
-    }
-    seen = prospect(states, teachers, rows, asking.policy(), usd_per_call=per_call)
+    seen = prospect(states, teachers, rows, asking.policy())
     gated = replace(found.gated, prospect=seen) if found.gated else None
     return replace(found, prospect=seen, gated=gated)
 
@@ -413,7 +410,7 @@ class _Replay:
             )
             engine.answered_before = frozenset(learned)
             # What is known counts when its question is chosen, as in the run that had it asked.
-            is_chosen = bool((self.policy.is_by_value or self.policy.is_in_turn) and prices)
+            is_chosen = bool(self.policy.is_in_turn and prices)
             open_lanes = lanes if is_chosen else self._take_known(engine, lanes, found)
             expected, is_short = None, False
             if prices:

@@ -167,18 +167,14 @@ def _asked_once(
 
 def _shares(n_teachers: int, gates: Sequence[str]) -> list[float]:
     """Share of states at which each teacher, cheapest first, is expected to be asked."""
-    explored = {name.partition(":")[0]: float(name.partition(":")[2] or 0) for name in gates}
     shares = [1.0] * n_teachers
+    explored = {name.partition(":")[0]: float(name.partition(":")[2] or 0) for name in gates}
+    if (share := explored.get("cheap_first")) is None:
+        return shares
     # If the first of up to three teachers does what the student did, no pair is possible any more.
-    stops = "cheap_screen" if "cheap_screen" in explored or n_teachers > 3 else "cheap_first"
-    if stops in explored:
-        passed = 1 - ASSUMED_STUDENT * (1 - explored[stops])
-        shares = [1.0, *[passed] * (n_teachers - 1)]
-    if "cheap_first" in explored:
-        asked_on = 1 - ASSUMED_TEACHERS * (1 - explored["cheap_first"])
-        for place in range(2, n_teachers):
-            shares[place] = shares[place - 1] * asked_on
-    return shares[:n_teachers]
+    passed = 1.0 if n_teachers > 3 else 1 - ASSUMED_STUDENT * (1 - share)
+    asked_on = 1 - ASSUMED_TEACHERS * (1 - share)
+    return [1.0, *(passed * asked_on**place for place in range(n_teachers - 1))][:n_teachers]
 
 
 def _scaled(teacher: TeacherEstimate, share: float) -> TeacherEstimate:

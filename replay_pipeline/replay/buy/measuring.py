@@ -1,10 +1,9 @@
-"""Measure what presets of the buying policy save and lose, on a complete set of answers."""
+"""Measure what gates save and lose, on a complete set of answers."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from replay_pipeline.judge.ballots import BallotBox
 from replay_pipeline.replay.buy.buying import Buyer, Market
 from replay_pipeline.replay.buy.places import place_of
 from replay_pipeline.replay.buy.policy import Policy, Poll, parse_gates
@@ -30,17 +29,17 @@ def measure_gates(
     threshold: int = 2,
     count_own_family: bool = False,
 ) -> tuple[GateReport, ...]:
-    """Return the savings and losses of presets, measured on complete answers.
+    """Return the savings and losses of gates, measured on complete answers.
 
-    It simulates a run with these presets and enough money on the recorded answers. The last report,
-    `all`, applies all presets together. It says how many calls and dollars they would have saved,
+    It simulates a run with these gates and enough money on the recorded answers. The last report,
+    `all`, applies all gates together. It says how many calls and dollars they would have saved,
     and how many of the pairs from asking everyone they would have lost.
 
     Args:
         states: the states that were replayed.
         teachers: the teachers that were asked.
         actions: their answers.
-        names: presets by name.
+        names: gates by name.
         level: how similar actions must be to agree.
         threshold: how many families make a consensus.
         count_own_family: whether teachers of the student's own family vote.
@@ -104,7 +103,6 @@ def bought(
         is_open=lambda state, teacher: (state, teacher) in answers,
     )
     buyer = Buyer(market, policy)
-    box = BallotBox(buyer.families, level=policy.level)
     left = max_total_usd
     if left is None:
         left = 1.0 + 4 * sum(answer.cost_usd for answer in answers.values())
@@ -121,8 +119,7 @@ def bought(
             paid[choice.state][choice.teacher] = answer.cost_usd
             left -= answer.cost_usd
         for number, usd in sorted(paid.items()):
-            poll = polls[number]
-            buyer.file(number, poll, box.ballot(states[number], poll.student, poll.votes), usd)
+            buyer.file(number, polls[number], usd)
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from replay_pipeline.judge.ballots import kind_of_state
 from replay_pipeline.replay.buy.policy import is_error_site
 from replay_pipeline.replay.dialects.sizes import n_bytes_written
-from replay_pipeline.types import FAILURES, TraceState, family_of_model
+from replay_pipeline.types import TraceState, family_of_model
 
 T = TypeVar("T")
 
@@ -24,19 +24,12 @@ class Place:
     session: str
     project: str
     kind: str
-    has_failed: bool | None = None
     family: str | None = None
     """The student's family."""
     n_answer_bytes: int = 0
     """Size of what the student wrote."""
     has_gone_wrong: bool = False
     """Whether the recorded action failed, was rejected or taken back."""
-
-
-def outcome_of(state: TraceState) -> bool | None:
-    """Return whether the recorded action failed, or None if that isn't known."""
-    outcome = state.get("outcome")
-    return True if outcome in FAILURES else False if outcome == "ok" else None
 
 
 def place_of(state: TraceState, number: int) -> Place:
@@ -46,7 +39,6 @@ def place_of(state: TraceState, number: int) -> Place:
         session=session,
         project=state.get("project") or state.get("cwd") or session,
         kind=kind_of_state(state),
-        has_failed=outcome_of(state),
         family=family_of_model(state.get("student_model")),
         n_answer_bytes=n_bytes_written(state["student_action"]),
         has_gone_wrong=is_error_site(state),

@@ -1,23 +1,18 @@
-"""The rules by which a replay buys: named presets, and the votes that they look at.
+"""The rules by which a replay buys: named gates, and the votes that they look at.
 
-The setting `gates` names the presets. `replay/buy/buying.py` follows them when it chooses the next
-state and teacher. Every preset counts its savings. A call that was drawn by chance records its
-propensity, so that later estimates can weight it.
+The setting `gates` names them. `buying.py` follows them when it chooses the next state and teacher.
+Every gate counts its savings. A call that was drawn by chance records its propensity, so that later
+estimates can weight it.
 
 - `error_sites_first`: if money is short, sessions with the largest share of failed states come first,
   each up to its last failed state.
 - `cheap_first`: cheapest teacher first; stop when no pair is possible any more.
 - `cheap_first:E`: the same, except at a random share E of such states.
-- `cheap_screen:E`: stop when the cheapest teacher does what the student did, except at a random share
-  E of such states.
-- `value`: buy where a dollar brings most right pairs, as judged from the answers so far.
-- `max_usd_per_pair:X`: as `value`, and pay at most X dollars for a right pair.
-- `free_vote`: has no effect any more, since the recorded action always counts as a vote.
 """
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
@@ -36,13 +31,13 @@ from replay_pipeline.types import (
 
 logger = logging.getLogger(__name__)
 
-RECOMMENDED_GATES = ("error_sites_first", "cheap_screen:0.1", "cheap_first")
-"""The recommended presets, which lose few pairs and save most of the money."""
+RECOMMENDED_GATES = ("cheap_first:0.1",)
+"""They lose no pair and save most of the money."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateDecision:
-    """A decision on whether to ask the next teacher. `gate` is the preset that decided, or None."""
+    """A decision on whether to ask the next teacher. `gate` is the one that decided, or None."""
 
     gate: str | None = None
     reason: str | None = None
@@ -146,7 +141,7 @@ class Policy:
     """The rules by which one run buys answers."""
 
     names: tuple[str, ...] = ()
-    """The presets as written in the settings."""
+    """The gates as written in the settings."""
     level: AgreementLevel = "effect"
     threshold: int = 2
     min_p_better: float | None = None
@@ -154,19 +149,15 @@ class Policy:
     count_own_family: bool = False
     """Whether teachers of the student's own family vote."""
     is_ordered_by_errors: bool = False
-    is_by_value: bool = False
-    max_usd_per_pair: float | None = None
     stops_in_vain: str | None = None
-    """The preset that stops when no pair is possible any more."""
-    screens: str | None = None
-    """The preset that stops when the cheapest teacher does what the student did."""
-    explored: Mapping[str, float] = field(default_factory=dict)
-    """By preset, the share of the states where it would stop at which all teachers are asked all the same."""
+    """The gate that asks the cheapest teacher first, and stops when no pair is possible any more."""
+    explored: float = 0.0
+    """Share of the states where it would stop at which all teachers are asked all the same."""
 
     @property
     def is_in_turn(self) -> bool:
         """Return whether teachers are asked one after the other, cheapest first."""
-        return bool(self.stops_in_vain or self.screens)
+        return self.stops_in_vain is not None
 
     def among(self, n_families: int) -> "Policy":
         """Return the policy for teachers of so many families.
@@ -186,19 +177,12 @@ class Policy:
         A decision with a propensity below 1 holds for all remaining teachers, since a partial set
         of answers would teach nothing.
         """
-        for name in self.names:
-            if name == self.stops_in_vain and poll.is_hopeless(set(left)):
-                return self._stop(poll, name, "pair_impossible")
-            is_screen = name == self.screens and poll.n_asked == len(poll.votes) == 1
-            if is_screen and poll.agrees_with_student(poll.votes[-1].action):
-                return self._stop(poll, name, "screened")
-        return ASK
-
-    def _stop(self, poll: Poll, name: str, reason: str) -> GateDecision:
-        share = self.explored.get(name, 0.0)
-        if _chance(poll.state["state_id"], name) >= share:
-            return GateDecision(gate=name, reason=reason)
-        return GateDecision(gate=name, propensity=share)
+        name = self.stops_in_vain
+        if name is None or not poll.is_hopeless(set(left)):
+            return ASK
+        if _chance(poll.state["state_id"], name) >= self.explored:
+            return GateDecision(gate=name, reason="pair_impossible")
+        return GateDecision(gate=name, propensity=self.explored)
 
 
 def parse_gates(
@@ -209,53 +193,31 @@ def parse_gates(
     min_p_better: float | None = None,
     count_own_family: bool = False,
 ) -> Policy:
-    """Return the policy that these presets make, in order.
+    """Return the policy that these gates make.
 
     Raises:
-        ConfigError: a name is unknown or its number is missing or out of range.
+        ConfigError: a name is unknown, or its share is no number from 0 to 1.
     """
-    found: dict[str, float | None] = {}
-    full: dict[str, str] = {}
     names = tuple(names)
+    stops_in_vain, explored = None, 0.0
     for name in names:
-        kind, colon, number = name.partition(":")
-        if kind not in _KNOWN:
-            raise ConfigError(f"gate {name!r} is not one of {', '.join(_KNOWN.values())}")
-        if (":" in _KNOWN[kind]) != bool(colon) and not (kind in _SHARES and colon):
-            raise ConfigError(f"gate {name!r}: write it as {_KNOWN[kind]}")
-        most = 1.0 if kind in _SHARES else float("inf")
-        found[kind], full[kind] = _number(name, number, most) if colon else None, name
-    by_value = [kind for kind in ("value", "max_usd_per_pair") if kind in found]
-    if by_value and (others := found.keys() - {"value", "max_usd_per_pair", "free_vote"}):
-        raise ConfigError(
-            f"gate {by_value[0]!r} buys by value and chooses states and teachers itself: remove {', '.join(sorted(others))}"
-        )
+        kind, colon, share = name.partition(":")
+        if kind == "cheap_first":
+            stops_in_vain, explored = name, _share(name, share) if colon else 0.0
+        elif name != "error_sites_first":
+            raise ConfigError(
+                f"gate {name!r} is not one of error_sites_first, cheap_first, cheap_first:0.1"
+            )
     return Policy(
         names=names,
         level=level,
         threshold=threshold,
         min_p_better=min_p_better,
         count_own_family=count_own_family,
-        is_ordered_by_errors="error_sites_first" in found,
-        is_by_value=bool(by_value),
-        max_usd_per_pair=found.get("max_usd_per_pair"),
-        stops_in_vain=full.get("cheap_first"),
-        screens=full.get("cheap_screen"),
-        explored={full[kind]: found[kind] or 0.0 for kind in _SHARES if kind in found},
+        is_ordered_by_errors="error_sites_first" in names,
+        stops_in_vain=stops_in_vain,
+        explored=explored,
     )
-
-
-_KNOWN = {
-    "error_sites_first": "error_sites_first",
-    "cheap_first": "cheap_first",
-    "cheap_screen": "cheap_screen:0.1",
-    "max_usd_per_pair": "max_usd_per_pair:0.5",
-    "free_vote": "free_vote",
-    "value": "value",
-}
-
-_SHARES = ("cheap_first", "cheap_screen")
-"""Presets whose number is the share of states at which they don't stop."""
 
 
 def is_error_site(state: TraceState) -> bool:
@@ -284,13 +246,13 @@ def _chance(state_id: str, name: str) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def _number(name: str, number: str, most: float) -> float:
+def _share(name: str, number: str) -> float:
     try:
         value = float(number)
     except ValueError:
         value = -1.0
-    if not 0 <= value <= most:
-        raise ConfigError(f"gate {name!r}: {number} is not a number from 0 to {most:g}")
+    if not 0 <= value <= 1:
+        raise ConfigError(f"gate {name!r}: {number} is not a number from 0 to 1")
     return value
 
 

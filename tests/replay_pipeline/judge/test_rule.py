@@ -7,7 +7,7 @@ import pytest
 
 from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.judge.rule import rule, standing_of_pattern
-from replay_pipeline.judge.worth import all_patterns, answers_at
+from replay_pipeline.judge.worth import all_patterns
 from replay_pipeline.replay.buy.policy import parse_gates
 from replay_pipeline.types import TeacherAction, family_of_model
 from tests.replay_pipeline.judge.test_extract import bash, state
@@ -27,6 +27,18 @@ def answers_of(pattern, families):
         for name, group in zip(families, pattern[1:], strict=True)
         if group >= 0
     ]
+
+
+def answers_at(pattern, place):
+    """Return the patterns that an answer of the rater at index `place` can lead to."""
+    found = []
+    for number in range(max(pattern) + 2):
+        numbers = {-1: -1}
+        grown = (*pattern[:place], number, *pattern[place + 1 :])
+        for each in grown:
+            numbers.setdefault(each, len(numbers) - 1)
+        found.append(tuple(numbers[each] for each in grown))
+    return found
 
 
 @cache
