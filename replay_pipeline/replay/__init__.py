@@ -16,11 +16,12 @@ from replay_pipeline.replay.buy.measuring import measure_gates
 from replay_pipeline.replay.buy.policy import RECOMMENDED_GATES, Policy, parse_gates
 from replay_pipeline.replay.dialects.endpoints import TeacherCheck, check_teachers
 from replay_pipeline.replay.money.database import exists as has_ledger
-from replay_pipeline.replay.money.reconcile import LostCallReport, reconcile
 from replay_pipeline.replay.money.status import (
     LedgerStatus,
+    LostCallReport,
     counted_usd,
     ledger_status,
+    reconcile,
     spent_since,
 )
 from replay_pipeline.types import RetryPolicy

@@ -35,8 +35,7 @@ from replay_pipeline.replay.dialects.requests import Prefix, RequestBuilder
 from replay_pipeline.replay.dialects.sizes import Learned
 from replay_pipeline.replay.money.calls import Known, LedgerEntries, decode_row
 from replay_pipeline.replay.money.database import exists
-from replay_pipeline.replay.money.ledger import Ledger
-from replay_pipeline.replay.money.lookups import add_learned, read_learned
+from replay_pipeline.replay.money.ledger import Ledger, add_learned, read_learned
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.types import (
     GateReport,

@@ -1,4 +1,4 @@
-"""The records of a call in the ledger: reserved, settled, known, or lost."""
+"""The records of a call in the ledger: reserved, settled, known, lost, or disputed."""
 
 from collections import Counter
 from dataclasses import dataclass

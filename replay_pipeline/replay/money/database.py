@@ -1,4 +1,4 @@
-"""The ledger's database: SQLite for a path, PostgreSQL for a URL, behind one small interface.
+"""The ledger's database: its tables, SQLite for a path, PostgreSQL for a URL, and upgrades of older ledgers.
 
 An owner is one open ledger. It counts as alive while it holds a lock. When the process dies for any
 reason, the operating system (SQLite) or the database server (PostgreSQL) releases the lock.
@@ -6,16 +6,116 @@ reason, the operating system (SQLite) or the database server (PostgreSQL) releas
 
 import os
 import sqlite3
+import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, get_args, get_type_hints
+
+import msgspec
 
 from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyError
-from replay_pipeline.replay.money.migration import UPGRADES
-from replay_pipeline.replay.money.schema import SCHEMA, SCHEMA_VERSION, Database, Row
+from replay_pipeline.replay.money.calls import decode_row, encode_row
 from replay_pipeline.storage.permissions import make_private_file
 from replay_pipeline.storage.wal import use_wal
+from replay_pipeline.types import TeacherAction
+
+SCHEMA = """
+create table if not exists ledger(key text primary key, value text not null);
+create table if not exists owners(id {serial}, opened_at text not null, host text not null);
+create table if not exists scopes(
+  name text primary key,
+  limit_nano bigint,
+  ceiling_nano bigint,
+  carried_nano bigint not null default 0,
+  spent bigint not null default 0,
+  held bigint not null default 0,
+  unknown bigint not null default 0,
+  overrun bigint not null default 0,
+  constraint never_passed check (ceiling_nano is null or spent + held + unknown - overrun <= ceiling_nano),
+  constraint never_negative check (spent >= 0 and held >= 0 and unknown >= 0 and overrun >= 0)
+);
+create table if not exists calls(
+  id bigint primary key,
+  request_sha text not null,
+  state_id text not null,
+  teacher text not null,
+  model text not null,
+  run_id text not null,
+  trace_batch text,
+  scopes text not null,
+  owner bigint not null,
+  state text not null check (state in ('open', 'answered', 'failed', 'unknown', 'recovered')),
+  reserved bigint not null,
+  cost bigint not null default 0,
+  n_attempts integer not null default 0,
+  is_lasting integer not null default 0,
+  is_overrun integer not null default 0,
+  intent_at text not null,
+  sent_at text,
+  due_at text,
+  body_sha text,
+  settled_at text,
+  error_code text,
+  disputed text,
+  generation_id text,
+  row {bytes},
+  response {bytes}
+);
+create table if not exists limits(
+  set_at text not null, scope text not null, limit_nano bigint, set_by text not null
+);
+create index if not exists calls_by_request on calls(request_sha);
+create index if not exists calls_by_owner on calls(owner) where state = 'open';
+create index if not exists calls_by_state on calls(state_id, teacher);
+"""
+"""The sums `spent`, `held` (open calls), `unknown` (lost calls at their reservation), and `overrun`
+(cost above a reservation, part of `spent`) are in nano-dollars. By the check, the database itself
+refuses a reservation above a limit, from any process. `limit_nano` is the limit that was set.
+`ceiling_nano` is the one that the check uses; it is higher if a limit was lowered below what was in
+use. `limits` records every change of a limit, and who made it.
+
+The last byte of a call left no later than `sent_at`, and after `due_at` the call can't be running
+any more. `body_sha` is the hash of the request body. `disputed` says why the reported cost wasn't
+believed; the call is then booked at its bound."""
+
+SCHEMA_VERSION = "3"
+
+Row = tuple[Any, ...]
+
+
+class Database(Protocol):
+    """One connection. SQL statements use `?` for parameters."""
+
+    name: str
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Run one statement and return its rows."""
+        ...
+
+    def run_many(self, sql: str, rows: Sequence[Row]) -> None:
+        """Run one statement once per row of parameters."""
+        ...
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Open a write transaction, which commits at the end and rolls back on an error."""
+        yield
+
+    def claim(self, owner: int) -> bool:
+        """Take the lock that marks `owner` as alive. Return false if another process holds it."""
+        ...
+
+    def is_alive(self, owner: int) -> bool:
+        """Return whether another process holds the lock of `owner`."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection and release the lock."""
+        ...
+
 
 try:
     import fcntl
@@ -303,3 +403,82 @@ def _without_password(url: str) -> str:
     scheme, _, rest = url.partition("://")
     secret, at, host = rest.rpartition("@")
     return f"{scheme}://{secret.partition(':')[0]}{at}{host}"
+
+
+_LONGEST_CALL = timedelta(seconds=600)
+"""Version 1 did not keep how long a call may take; this was the default of every teacher."""
+
+_ROWS_AT_ONCE = 1000
+
+
+def from_version_1(database: Database) -> None:
+    """Add the columns of version 2, and repair rows that version 1 could not read again.
+
+    Version 1 stored an endpoint's values unchecked. One reply with a number as its id made every
+    later run over its state fail.
+    """
+    for column in ("due_at", "generation_id"):
+        database.query(f"alter table calls add column {column} text")
+    for call_id, sent_at in database.query(
+        "select id, intent_at from calls where state in ('open', 'unknown')"
+    ):
+        due_at = datetime.fromisoformat(sent_at) + _LONGEST_CALL
+        database.query("update calls set due_at = ? where id = ?", (due_at.isoformat(), call_id))
+    last = -1
+    while rows := database.query(
+        "select id, row from calls where id > ? and row is not null order by id limit ?",
+        (last, _ROWS_AT_ONCE),
+    ):
+        mended = [(new, call_id) for call_id, row in rows if (new := mend(bytes(row)))]
+        if mended:
+            database.run_many("update calls set row = ? where id = ?", mended)
+        last = rows[-1][0]
+    database.query(
+        "insert into limits(set_at, scope, limit_nano, set_by) "
+        "select ?, name, limit_nano, 'version 1' from scopes "
+        "where limit_nano is not null and name not like 'run:%'",
+        (datetime.now().astimezone().isoformat(timespec="milliseconds"),),
+    )
+    database.query("update ledger set value = '2' where key = 'schema_version'")
+
+
+def from_version_2(database: Database) -> None:
+    """Add the columns of version 3: the time and request of a call, and why its cost was disputed."""
+    for column in ("sent_at", "body_sha", "disputed"):
+        database.query(f"alter table calls add column {column} text")
+    database.query("update ledger set value = '3' where key = 'schema_version'")
+
+
+UPGRADES = {"1": from_version_1, "2": from_version_2}
+"""The upgrade from each earlier version to the next."""
+
+
+def mend(row: bytes) -> bytes | None:
+    """Return a row with its declared types, or None if it needs no change or can't be read.
+
+    >>> mend(b'{"state_id": "s", "teacher": "t", "generation_id": 123, "n_prompt_tokens": "10"}')
+    b'{"state_id":"s","teacher":"t","action":null,"model":null,"family":null,...
+    """
+    try:
+        decode_row(row)
+    except msgspec.ValidationError:
+        found: dict[str, Any] = msgspec.json.decode(row)
+    else:
+        return None
+    if not isinstance(found, dict):
+        return None
+    hints = get_type_hints(TeacherAction)
+    kept = {}
+    for each in fields(TeacherAction):
+        if each.name in found:
+            try:
+                kept[each.name] = msgspec.convert(found[each.name], hints[each.name], strict=False)
+            except msgspec.ValidationError:
+                kept[each.name] = _as_text(found[each.name], hints[each.name])
+    return encode_row(TeacherAction(**{k: v for k, v in kept.items() if v is not None}))
+
+
+def _as_text(value: Any, hint: Any) -> str | None:
+    """Keep a name that was sent as a number; whatever else does not fit is left out."""
+    is_optional_text = isinstance(hint, types.UnionType) and str in get_args(hint)
+    return str(value) if is_optional_text and isinstance(value, int | float) else None

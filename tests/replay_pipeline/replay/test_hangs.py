@@ -13,8 +13,7 @@ import anyio
 import pytest
 
 from replay_pipeline.replay import RetryPolicy, ledger_status, replay_states
-from replay_pipeline.replay.money.ledger import Ledger
-from replay_pipeline.replay.money.unbooked import Unbooked
+from replay_pipeline.replay.money.ledger import Ledger, Unbooked
 from replay_pipeline.testing import TeacherServer
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 from tests.replay_pipeline.replay.test_ledger import answered, call, scopes_of

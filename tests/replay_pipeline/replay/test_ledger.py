@@ -32,11 +32,8 @@ from replay_pipeline.replay.money.calls import (
     Reserved,
     Settlement,
 )
-from replay_pipeline.replay.money.database import connect, exists
-from replay_pipeline.replay.money.ledger import Ledger
-from replay_pipeline.replay.money.schema import SCHEMA_VERSION
-from replay_pipeline.replay.money.scopes import Scopes
-from replay_pipeline.replay.money.unbooked import Unbooked
+from replay_pipeline.replay.money.database import SCHEMA_VERSION, connect, exists
+from replay_pipeline.replay.money.ledger import Ledger, Scopes, Unbooked
 from tests.support.told import told_by
 
 ROOT = Path(__file__).parents[3]

@@ -29,12 +29,8 @@ from replay_pipeline.replay.money.calls import (
     Settlement,
     decode_row,
 )
-from replay_pipeline.replay.money.database import connect
-from replay_pipeline.replay.money.ledger import Ledger
-from replay_pipeline.replay.money.migration import mend
-from replay_pipeline.replay.money.schema import SCHEMA_VERSION
-from replay_pipeline.replay.money.unbooked import Unbooked
-from replay_pipeline.replay.money.writer import Writer
+from replay_pipeline.replay.money.database import SCHEMA_VERSION, connect, mend
+from replay_pipeline.replay.money.ledger import Ledger, Unbooked
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
@@ -312,14 +308,14 @@ def test_answers_that_cannot_be_booked_are_kept_and_booked_by_the_next_run(tmp_p
     states = make_states(40, n_sessions=40)
     with TeacherServer(script={"content": "yes"}, latency=0.1) as server:
         [teacher] = server.teachers([MODEL])
-        transact = Writer._transact
+        transact = Ledger._transact
 
         def full_disk(self, settling):
             if any(each.settlement.state == "answered" for each in settling):
                 raise LedgerError("database or disk is full")
             transact(self, settling)
 
-        monkeypatch.setattr(Writer, "_transact", full_disk)
+        monkeypatch.setattr(Ledger, "_transact", full_disk)
         with pytest.raises(LedgerError, match=r"answers wait in .*unbooked-1.jsonl"):
             ask(states, [teacher], tmp_path / "l", max_concurrency=8, retry=PATIENT)
         monkeypatch.undo()
@@ -534,7 +530,7 @@ def test_all_of_a_ledger_of_version_1_is_brought_up_to_date(tmp_path, monkeypatc
         )
         old.execute("update scopes set held = 1 where name = 'day:2026-11-01'")
         rows = dict(old.execute("select id, row from calls").fetchall())
-    monkeypatch.setattr("replay_pipeline.replay.money.migration._ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("replay_pipeline.replay.money.database._ROWS_AT_ONCE", 1)
     before = datetime.now(UTC) - timedelta(milliseconds=1)
     connect(path).close()
     with closing(sqlite3.connect(path)) as new:
