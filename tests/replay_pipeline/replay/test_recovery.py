@@ -281,17 +281,6 @@ def test_reconcile_asks_nobody_of_whom_it_was_not_told_and_nobody_without_a_name
     assert [each.cost_usd for each in reconcile(tmp_path / "nameless", [nameless])] == [None]
 
 
-def test_reconcile_leaves_calls_that_wait_in_a_batch_alone(tmp_path):
-    lose(tmp_path / "l", (call("a", 10), None, None), (call("b", 20), None, None))
-    with closing(sqlite3.connect(tmp_path / "l")) as database, database:
-        note = msgspec.json.encode({"calls": {"a": 1}}).decode()
-        database.execute("insert into ledger values('batch:x', ?)", (note,))
-    assert [each.state_id for each in reconcile(tmp_path / "l", settle=True)] == ["b"]
-    assert scopes_of(tmp_path / "l")["day:x"] == [20, 0, 10, 0]
-    untrusted = TeacherSpec(name="t", model="m", api_key_env="NO_SUCH_KEY")
-    assert reconcile(tmp_path / "l", [untrusted]) == [], "where nothing is lost no key is needed"
-
-
 def test_reconcile_makes_no_ledger_where_there_is_none(tmp_path):
     with pytest.raises(LedgerError) as told:
         reconcile(tmp_path / "l")
