@@ -103,22 +103,16 @@ def ingest(
         Path | None,
         typer.Option("--out", help="Write plain tables here, outside any data root."),
     ] = None,
-    as_atif: Annotated[
-        bool, typer.Option("--atif", help="With --out: ATIF trajectories instead of tables.")
-    ] = False,
     data: DataOption = None,
     settings: SettingsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Turn sessions into states, as batches in the data root or, with `--out`, as tables in one folder."""
     from replay_pipeline import ingesters
-    from replay_pipeline.ingesters.atif_export import write_trajectories
     from replay_pipeline.stages import pipeline
     from replay_pipeline.stages.hub_sources import fetch_sessions
     from replay_pipeline.stages.summary import summarize
 
-    if as_atif and out_dir is None:
-        raise ConfigError("--atif needs --out: the folder for the trajectories")
     loaded = load(settings, data, sources=paths)
     with progress_bars() as on_progress:
         if out_dir is not None:
@@ -132,10 +126,7 @@ def ingest(
                 on_progress=on_progress,
             )
             report = result.report.to_json() | {"written_to": str(out_dir)}
-            if as_atif:
-                report["n_trajectories"] = write_trajectories(result, out_dir)
-            else:
-                ingesters.write_traces(result, out_dir)
+            ingesters.write_traces(result, out_dir)
         else:
             work = pipeline.Pipeline(loaded, on_progress=on_progress)
             before = work.receipts.stamps()

@@ -261,9 +261,10 @@ class ReadCounts:
 
 
 class Ingester(Protocol):
-    """Reads the session files of one coding agent."""
+    """Reads the session files of one coding agent. The entry point of a package names its class."""
 
     name: str
+    """The agent, as the column `agent` of sessions has it."""
 
     def sniff(self, head: bytes) -> bool:
         """Return whether a file that starts with `head` is one of this agent's."""

@@ -697,6 +697,7 @@ class ClaudeCode:
     """Reads the session files of Claude Code, of both format eras."""
 
     name = "claude_code"
+    rank = 2
 
     def sniff(self, head: bytes) -> bool:
         """Return whether `head`, the first bytes of a file, has rows of this format."""

@@ -6,7 +6,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.metadata import entry_points
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,23 +16,19 @@ from typing import Any
 import pyarrow as pa
 
 from replay_pipeline.errors import IngestError
-from replay_pipeline.ingesters.agent_lightning import AgentLightning
-from replay_pipeline.ingesters.agent_traces import AgentTraces
-from replay_pipeline.ingesters.atif import Atif
+from replay_pipeline.ingesters.agents.opencode_database import (
+    databases_in,
+    is_database,
+    readable_sessions,
+)
 from replay_pipeline.ingesters.base import Ingester, ReadCounts, SessionLog, SourceSlice, Turn
-from replay_pipeline.ingesters.claude_code import ClaudeCode
-from replay_pipeline.ingesters.cline import Cline
-from replay_pipeline.ingesters.codex import Codex
 from replay_pipeline.ingesters.columns import Columns
 from replay_pipeline.ingesters.conversations import (
     Conversations,
     InConversations,
     KnownConversation,
 )
-from replay_pipeline.ingesters.copilot import Copilot
-from replay_pipeline.ingesters.cursor import Cursor
 from replay_pipeline.ingesters.fidelity import OF_STATES, shares_by_client
-from replay_pipeline.ingesters.gemini_cli import GeminiCli
 from replay_pipeline.ingesters.increments import digests_of
 from replay_pipeline.ingesters.json_lines import LONG_BYTES, in_utf_8
 from replay_pipeline.ingesters.labels import Label, judge_result, label_turns
@@ -47,16 +44,7 @@ from replay_pipeline.ingesters.log_rows import (
     sha_of,
     state_ids_of,
 )
-from replay_pipeline.ingesters.opencode import OpenCode
-from replay_pipeline.ingesters.opencode_database import (
-    databases_in,
-    is_database,
-    readable_sessions,
-)
-from replay_pipeline.ingesters.pi import Pi
-from replay_pipeline.ingesters.qwen_code import QwenCode
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
-from replay_pipeline.ingesters.verifiers_traces import VerifiersTraces
 from replay_pipeline.redaction.people import user_of
 from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.redaction.scanning import people_in
@@ -67,22 +55,27 @@ from replay_pipeline.types import Progress, Tool
 
 logger = logging.getLogger(__name__)
 
-INGESTERS: tuple[Ingester, ...] = (
-    QwenCode(),
-    ClaudeCode(),
-    Codex(),
-    GeminiCli(),
-    OpenCode(),
-    Copilot(),
-    Pi(),
-    Atif(),
-    Cline(),
-    Cursor(),
-    VerifiersTraces(),
-    AgentLightning(),
-    AgentTraces(),
-)
-"""Tried in this order until one recognizes the file."""
+READERS = "replay_pipeline.ingesters"
+"""The group of entry points that name readers, ours and those of other packages."""
+
+
+@cache
+def readers() -> tuple[Ingester, ...]:
+    """Return one reader of each entry point, in the order in which they are tried on a file.
+
+    Readers of other packages come first. Of ours, those with a narrower sniff come first.
+
+    Raises:
+        IngestError: a reader of another package can't be loaded.
+    """
+    found: list[Ingester] = []
+    for point in entry_points(group=READERS):
+        try:
+            found.append(point.load()())
+        except Exception as error:
+            raise IngestError(f"{point.value}: this reader cannot be loaded ({error})") from error
+    return tuple(sorted(found, key=lambda reader: (getattr(reader, "rank", 0), reader.name)))
+
 
 _HEAD_BYTES = 65_536
 _TAIL_BYTES = 4_096
@@ -196,9 +189,9 @@ def ingest(
 ) -> IngestResult:
     """Read session files into tables.
 
-    `paths` are files, folders, or slices of files. Your own `ingesters` are tried before those of
-    `INGESTERS`. A decision that occurs in several files or in `known_state_ids` is taken once, by
-    its message id. If a file has grown since it was last read, its changed decisions are taken
+    `paths` are files, folders, or slices of files. Your own `ingesters` are tried before those
+    that are found by entry point. A decision that occurs in several files or in `known_state_ids` is
+    taken once, by its message id. If a file has grown since it was last read, its changed decisions are taken
     again. Decisions in `superseded_state_ids` are left out, because a later read has them. Equal
     input gives equal tables.
 
@@ -213,7 +206,7 @@ def ingest(
         hash_project=hash_project,
         known=known_state_ids,
         superseded=superseded_state_ids,
-        ingesters=(*ingesters, *INGESTERS),
+        ingesters=(*ingesters, *readers()),
     )
     with without_collector(), TemporaryDirectory() as aside:
         slices += _of_databases(given, Path(aside))

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from replay_pipeline.ingesters import TraceBatch, discover, keep, write_manifest
+from replay_pipeline.ingesters.agents.opencode_database import databases_in, readable_sessions
 from replay_pipeline.ingesters.log_rows import sha_of
-from replay_pipeline.ingesters.opencode_database import databases_in, readable_sessions
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.hub_sources import fetch_sessions, repository_of
 from replay_pipeline.stages.project import Project

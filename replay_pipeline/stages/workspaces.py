@@ -13,9 +13,9 @@ from typing import Any
 
 from replay_pipeline.errors import ConfigError, IngestError
 from replay_pipeline.ingesters import default_sources
+from replay_pipeline.ingesters.agents.opencode_database import databases_in, export_sessions
 from replay_pipeline.ingesters.corpus import session_files
 from replay_pipeline.ingesters.log_rows import state_ids_for
-from replay_pipeline.ingesters.opencode_database import databases_in, export_sessions
 from replay_pipeline.settings import Settings
 from replay_pipeline.workspaces.environment import CheckedTask, Run
 from replay_pipeline.workspaces.fidelity import RerunCall, checks, shares

@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters import ingest
-from replay_pipeline.ingesters.atif_export import write_trajectories
 from replay_pipeline.publish import publish
-from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.full_tables import full_table
 from trainer.data.dataset import load_preference_data
 from trainer.data.tiny import corpus, make_model, train_tokenizer
@@ -101,7 +98,6 @@ def rows() -> list[dict[str, Any]]:
 def prepare(folder: Path) -> None:
     dataset = folder / "dataset"
     publish([("long", full_table(rows(), "normalized_pairs"))], folder=dataset, lengths=[LENGTH])
-    write_trajectories(ingest(SESSIONS_DIR), folder / "trajectories")
     tokenizer = train_tokenizer(corpus(load_preference_data(dataset).pairs), vocab_size=2_048)
     model = make_model(tokenizer, hidden_size=32, n_heads=2, max_positions=2 * LENGTH)
     model.save_pretrained(folder / "model")

@@ -1,17 +1,9 @@
-"""Trajectories of ATIF: read to states, and sessions written as trajectories."""
+"""Trajectories of ATIF, read to states."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-from typer.testing import CliRunner
-
-from replay_pipeline.cli import app
-from replay_pipeline.ingesters import ingest
-from replay_pipeline.ingesters.atif_export import trajectories
-from replay_pipeline.testing.sample import SESSIONS_DIR
-from tests.replay_pipeline.ingesters.random_log import RandomLog
 from tests.replay_pipeline.ingesters.test_other_agents import check_damaged, lines, read
 
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
@@ -80,54 +72,6 @@ def test_steps_copied_for_context_are_seen_and_not_decided(tmp_path: Path):
     whole["steps"][2]["is_copied_context"] = True
     _, (state,) = read(lines(tmp_path / "t.jsonl", whole))
     assert [m["role"] for m in state["messages"]].count("tool") == 1
-
-
-@pytest.mark.parametrize("source", ["sample", "random"])
-def test_every_decision_on_the_way_is_written_and_read_again(tmp_path: Path, source: str):
-    paths = [SESSIONS_DIR]
-    if source == "random":
-        paths = [RandomLog(seed, n_turns=30).log.write(tmp_path / str(seed)) for seed in range(6)]
-    result = ingest(paths)
-    written = list(trajectories(result))
-    for each in written:
-        assert [step["step_id"] for step in each["steps"]] == list(range(1, len(each["steps"]) + 1))
-        for step in each["steps"]:
-            agent_only = {"model_name", "reasoning_content", "tool_calls", "metrics"}
-            assert step["source"] == "agent" or not agent_only & step.keys()
-            called = {call["tool_call_id"] for call in step.get("tool_calls", ())}
-            answers = step.get("observation", {}).get("results", ())
-            assert {answer["source_call_id"] for answer in answers} <= called
-    again = ingest(lines(tmp_path / "again.jsonl", *written), redact=False)
-    actions = [
-        [
-            (row["action_text"], calls_of(row["action_tool_calls_json"]))
-            for row in tables.states.to_pylist()
-        ]
-        for tables in (result, again)
-    ]
-    left_out = len(actions[0]) - len(actions[1])
-    assert all(action in actions[0] for action in actions[1])
-    notes = sum(int(each["notes"].split()[0]) for each in written if "notes" in each)
-    empty = sum(not text and not calls for text, calls in actions[0])
-    assert left_out <= notes + empty
-    assert len(actions[1]) > 10
-
-
-def calls_of(text: str | None) -> list[Any]:
-    calls = [call["function"] for call in json.loads(text or "[]")]
-    return [(call["name"], json.loads(call["arguments"])) for call in calls]
-
-
-def test_the_command_writes_one_file_per_trajectory(tmp_path: Path):
-    run = CliRunner().invoke(
-        app, ["ingest", str(SESSIONS_DIR), "--out", str(tmp_path / "out"), "--atif", "--json"]
-    )
-    assert run.exit_code == 0, run.output
-    files = sorted((tmp_path / "out").glob("*.json"))
-    assert json.loads(run.stdout)["n_trajectories"] == len(files) > 1
-    assert json.loads(files[0].read_text())["schema_version"].startswith("ATIF-v1.")
-    refused = CliRunner().invoke(app, ["ingest", str(SESSIONS_DIR), "--atif"])
-    assert refused.exit_code != 0
 
 
 def test_damage_is_no_exception(tmp_path: Path):

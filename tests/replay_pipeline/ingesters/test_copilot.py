@@ -8,7 +8,7 @@ import pytest
 
 from replay_pipeline.errors import IngestError
 from replay_pipeline.ingesters import ingest
-from replay_pipeline.ingesters.copilot import Copilot
+from replay_pipeline.ingesters.agents.copilot import Copilot
 from tests.replay_pipeline.ingesters.logs import shape
 from tests.replay_pipeline.ingesters.test_other_agents import lines, read
 from tests.replay_pipeline.ingesters.test_properties import mutated

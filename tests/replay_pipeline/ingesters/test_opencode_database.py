@@ -14,8 +14,8 @@ import pytest
 
 from replay_pipeline.errors import IngestError
 from replay_pipeline.ingesters import Traces, discover, ingest
+from replay_pipeline.ingesters.agents.opencode_database import export_sessions
 from replay_pipeline.ingesters.json_lines import text_in
-from replay_pipeline.ingesters.opencode_database import export_sessions
 from tests.roots import pipeline_at
 
 RECORDING = Path(__file__).parents[2] / "data" / "opencode.json.gz"

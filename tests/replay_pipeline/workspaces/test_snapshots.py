@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.ingesters import Traces, ingest
-from replay_pipeline.ingesters.opencode_database import export_sessions
+from replay_pipeline.ingesters.agents.opencode_database import export_sessions
 from replay_pipeline.processes import child_environment
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.trials import try_actions

@@ -43,6 +43,7 @@ class VerifiersTraces:
     """
 
     name = "verifiers"
+    rank = 3
 
     def sniff(self, head: bytes) -> bool:
         """Return whether the first row is an episode or a trace."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from replay_pipeline.ingesters.agents.base import Conversation
 from replay_pipeline.ingesters.base import ReadCounts, Result, SessionLog, Turn
-from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
     as_dict,
@@ -41,6 +41,7 @@ class Copilot:
     """
 
     name = "copilot"
+    rank = 3
 
     def sniff(self, head: bytes) -> bool:
         """Return whether `head` has events with this envelope."""

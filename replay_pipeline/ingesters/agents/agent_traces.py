@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from replay_pipeline.ingesters.agents.base import Conversation
 from replay_pipeline.ingesters.base import ReadCounts, SessionLog
-from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
     as_dict,
@@ -21,6 +21,7 @@ class AgentTraces:
     """Reads JSON lines with `messages` in OpenAI's form, and with `tools` if they were recorded."""
 
     name = "agent_traces"
+    rank = 4
 
     def sniff(self, head: bytes) -> bool:
         """Return whether the first row holds chat messages."""

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from replay_pipeline.ingesters.agents.base import Conversation, usage_of
 from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, SessionLog
-from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
-    as_count,
     as_dict,
     as_list,
     digest_of,
@@ -31,6 +30,7 @@ class Cline:
     """
 
     name = "cline"
+    rank = 3
 
     def sniff(self, head: bytes) -> bool:
         """Return whether `head` is the beginning of a list of messages, or of a document with one."""
@@ -121,10 +121,10 @@ def _shown(block: Any) -> str:
 def _usage(metrics: dict[str, Any]) -> RecordedUsage | None:
     """Read the tokens of a message; those of the prompt include what came from a cache."""
     tokens = as_dict(metrics.get("tokens"))
-    n_prompt = as_count(tokens.get("prompt")) or as_count(metrics.get("inputTokens"))
-    n_read = as_count(tokens.get("cached")) or as_count(metrics.get("cacheReadTokens"))
-    n_written = as_count(metrics.get("cacheWriteTokens"))
-    n_output = as_count(tokens.get("completion")) or as_count(metrics.get("outputTokens"))
-    if not n_prompt:
-        return None
-    return RecordedUsage(max(0, n_prompt - n_read - n_written), n_written, n_read, n_output)
+    n_prompt = tokens.get("prompt") or metrics.get("inputTokens")
+    n_output = tokens.get("completion") or metrics.get("outputTokens")
+    n_cached = tokens.get("cached") or metrics.get("cacheReadTokens")
+    n_written = metrics.get("cacheWriteTokens")
+    return (
+        usage_of(n_prompt, n_output, n_cached=n_cached, n_written=n_written) if n_prompt else None
+    )

@@ -1,14 +1,13 @@
 """Gemini CLI: one JSON document per chat, or in later versions one row per line."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, SessionLog
-from replay_pipeline.ingesters.conversation import Conversation
+from replay_pipeline.ingesters.agents.base import Conversation, LinearReader, usage_of
+from replay_pipeline.ingesters.base import ReadCounts
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
-    as_count,
     as_dict,
     as_list,
     read_document,
@@ -18,7 +17,7 @@ from replay_pipeline.ingesters.json_lines import (
 )
 
 
-class GeminiCli:
+class GeminiCli(LinearReader):
     """Reads `chats/session-*.json`. A call and its result are both in the model's message."""
 
     name = "gemini_cli"
@@ -32,20 +31,20 @@ class GeminiCli:
             and b'"parentUuid"' not in head
         )
 
-    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Yield the one conversation of a chat."""
-        document = read_document(path)
-        talk = Conversation(path.stem, self.name)
-        rows: Iterable[tuple[int, Any]]
-        if isinstance(document, dict) and isinstance(document.get("messages"), list):
-            talk.session_id = text_or_none(document.get("sessionId")) or talk.session_id
-            rows = [(0, message) for message in document["messages"]]
-            counts.rows += len(document["messages"])
-        else:
-            rows = read_objects(path, counts, end)
-        for offset, row in rows:
-            counts.count(_take(talk, as_dict(row), offset))
-        yield talk.log()
+    def rows(
+        self, talk: Conversation, path: Path, counts: ReadCounts, end: int | None
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the rows of a file, or the messages of a document."""
+        document = as_dict(read_document(path))
+        if not isinstance(document.get("messages"), list):
+            return read_objects(path, counts, end)
+        talk.session_id = text_or_none(document.get("sessionId")) or talk.session_id
+        counts.rows += len(document["messages"])
+        return ((0, as_dict(message)) for message in document["messages"])
+
+    def take(self, talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
+        """Take one message in; returns the reason if it makes no turn."""
+        return _take(talk, row, offset)
 
 
 def _take(talk: Conversation, message: dict[str, Any], offset: int) -> str | None:
@@ -82,7 +81,9 @@ def _take(talk: Conversation, message: dict[str, Any], offset: int) -> str | Non
         result, is_error = _result(call)
         if result is not None:
             talk.result(call_id, result, is_error=is_error)
-    talk.usage(_usage(as_dict(message.get("tokens"))))
+    tokens = as_dict(message.get("tokens"))
+    n_cached = tokens.get("cached")
+    talk.usage(usage_of(tokens.get("input"), tokens.get("output"), n_cached=n_cached))
     talk.close()
     return None
 
@@ -99,12 +100,3 @@ def _result(call: dict[str, Any]) -> tuple[str | None, bool]:
         display = text_or_none(call.get("resultDisplay"))
         return display, is_error
     return "\n".join(texts), is_error
-
-
-def _usage(tokens: dict[str, Any]) -> RecordedUsage:
-    n_cached = as_count(tokens.get("cached"))
-    return RecordedUsage(
-        n_input=max(0, as_count(tokens.get("input")) - n_cached),
-        n_cache_read=n_cached,
-        n_output=as_count(tokens.get("output")),
-    )

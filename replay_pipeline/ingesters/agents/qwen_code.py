@@ -1,18 +1,13 @@
 """Qwen Code: one row per line, with Claude Code's fields around Gemini's messages."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, Result, SessionLog
-from replay_pipeline.ingesters.conversation import Conversation
+from replay_pipeline.ingesters.agents.base import Conversation, LinearReader, usage_of
+from replay_pipeline.ingesters.base import Result
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
-    as_count,
     as_dict,
     as_list,
-    objects_in,
-    read_objects,
     text_in,
     text_or_none,
 )
@@ -24,33 +19,33 @@ _NEVER_SHOWN = frozenset({
 """Kinds of `system` rows that are for the client or its user."""
 
 
-class QwenCode:
+class QwenCode(LinearReader):
     """Reads `projects/<folder>/chats/<id>.jsonl`. Each result is a row of its own."""
 
     name = "qwen_code"
+    rank = 1
 
     def sniff(self, head: bytes) -> bool:
         """Return whether `head` has the first row of a chat."""
         line = head.split(b"\n", 1)[0]
         if b'"parts"' not in line or b'"parentUuid"' not in line:
             return False
-        rows = objects_in(line, ReadCounts())
-        message = as_dict(next(rows, {}).get("message"))
+        return super().sniff(line)
+
+    def begins(self, row: dict[str, Any]) -> bool:
+        """Return whether a row has a message in Gemini's form."""
+        message = as_dict(row.get("message"))
         return isinstance(message.get("parts"), list) and "content" not in message
 
-    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Yield the one conversation of a chat."""
-        talk = Conversation(path.stem, self.name)
-        for offset, row in read_objects(path, counts, end):
-            talk.session_id = text_or_none(row.get("sessionId")) or talk.session_id
-            talk.cwd = text_or_none(row.get("cwd")) or talk.cwd
-            talk.version = text_or_none(row.get("version")) or talk.version
-            counts.count(_take(talk, row, offset))
-        yield talk.log()
+    def take(self, talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
+        """Take one row in; returns the reason if it makes no turn."""
+        talk.session_id = text_or_none(row.get("sessionId")) or talk.session_id
+        talk.cwd = text_or_none(row.get("cwd")) or talk.cwd
+        talk.version = text_or_none(row.get("version")) or talk.version
+        return _take(talk, row, offset)
 
 
 def _take(talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
-    """Take in one row; returns why it makes no turn."""
     kind, timestamp = text_or_none(row.get("type")) or "", text_or_none(row.get("timestamp"))
     parts = [as_dict(part) for part in as_list(as_dict(row.get("message")).get("parts"))]
     if kind == "system":
@@ -76,7 +71,9 @@ def _take(talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
             talk.call(turn, text_or_none(call.get("id")), name, arguments)
         elif text := text_or_none(part.get("text")):
             (turn.thinking if part.get("thought") else turn.texts).append(text)
-    talk.usage(_usage(as_dict(row.get("usageMetadata"))))
+    told = as_dict(row.get("usageMetadata"))
+    n_prompt, n_output = told.get("promptTokenCount"), told.get("candidatesTokenCount")
+    talk.usage(usage_of(n_prompt, n_output, n_cached=told.get("cachedContentTokenCount")))
     talk.close()
     return None
 
@@ -91,12 +88,3 @@ def _answer(talk: Conversation, parts: list[dict[str, Any]]) -> bool:
         result = Result(text if text is not None else text_in(told), is_error)
         is_owned |= talk.answer(text_or_none(answer.get("id")) or "", result)
     return is_owned
-
-
-def _usage(told: dict[str, Any]) -> RecordedUsage:
-    n_cached = as_count(told.get("cachedContentTokenCount"))
-    return RecordedUsage(
-        n_input=max(0, as_count(told.get("promptTokenCount")) - n_cached),
-        n_cache_read=n_cached,
-        n_output=as_count(told.get("candidatesTokenCount")),
-    )

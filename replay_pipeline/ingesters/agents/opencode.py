@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from replay_pipeline.ingesters.agents.base import Conversation
+from replay_pipeline.ingesters.agents.opencode_database import with_clearings
 from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, Result, SessionLog, Turn
-from replay_pipeline.ingesters.conversation import Conversation
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
     as_count,
@@ -17,7 +18,6 @@ from replay_pipeline.ingesters.json_lines import (
     text_in,
     text_or_none,
 )
-from replay_pipeline.ingesters.opencode_database import with_clearings
 
 _OF_DATABASE = b'{"opencode": 1,'
 _OF_CLEARING = {"cleared", "time"}
@@ -35,6 +35,7 @@ class OpenCode:
     """
 
     name = "opencode"
+    rank = 3
 
     def sniff(self, head: bytes) -> bool:
         """Return whether `head` is the beginning of a session, an export, or a storage file."""

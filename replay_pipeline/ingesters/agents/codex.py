@@ -1,19 +1,15 @@
 """Codex CLI: rollout files, with and without the envelope of later versions."""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, SessionLog
-from replay_pipeline.ingesters.conversation import Conversation
+from replay_pipeline.ingesters.agents.base import Conversation, LinearReader, usage_of
+from replay_pipeline.ingesters.base import ReadCounts
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
-    as_count,
     as_dict,
     as_list,
     objects_in,
-    read_objects,
     text_in,
     text_or_none,
 )
@@ -31,7 +27,7 @@ _CONTEXT = (
 )
 
 
-class Codex:
+class Codex(LinearReader):
     """Reads `rollout-*.jsonl`.
 
     The log has no ids of API messages, so everything that the model writes up to the next tool
@@ -42,57 +38,43 @@ class Codex:
 
     def sniff(self, head: bytes) -> bool:
         """Return whether the first row is one of a rollout."""
-        counts = ReadCounts()
-        for row in objects_in(head.split(b"\n", 1)[0], counts):
-            if text_or_none(row.get("type")) in _ENVELOPES and isinstance(row.get("payload"), dict):
-                return True
-            return "instructions" in row and "id" in row and "timestamp" in row
-        return head.startswith(b'{"timestamp"') and b'"session_meta"' in head[:200]
+        is_cut = head.startswith(b'{"timestamp"') and b'"session_meta"' in head[:200]
+        return is_cut or super().sniff(head)
 
-    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Yield the one conversation of a rollout."""
-        talk = Conversation(path.stem, self.name)
-        for offset, row in read_objects(path, counts, end):
-            kind, payload = text_or_none(row.get("type")), as_dict(row.get("payload"))
-            if kind not in _ENVELOPES and isinstance(row.get("payload"), dict):
-                known = kind in _BOOKKEEPING
-                counts.count("bookkeeping" if known else _unknown(kind, talk))
-                continue
-            if kind not in _ENVELOPES:
-                is_head = "instructions" in row
-                kind, payload = ("session_meta" if is_head else "response_item"), row
-            timestamp = text_or_none(row.get("timestamp"))
-            counts.count(_take(talk, str(kind), payload, offset, timestamp))
-        yield talk.log()
+    def begins(self, row: dict[str, Any]) -> bool:
+        """Return whether a row is of a rollout."""
+        if text_or_none(row.get("type")) in _ENVELOPES and isinstance(row.get("payload"), dict):
+            return True
+        return "instructions" in row and "id" in row and "timestamp" in row
 
-
-def _take(
-    talk: Conversation, kind: str, payload: dict[str, Any], offset: int, timestamp: str | None
-) -> str | None:
-    """Take one row in; gives the reason if it makes no turn."""
-    if kind == "session_meta":
-        if not talk.turns:
-            talk.session_id = text_or_none(payload.get("id")) or talk.session_id
-            _instruct(talk, payload)
-        talk.cwd = text_or_none(payload.get("cwd")) or talk.cwd
-        talk.version = text_or_none(payload.get("cli_version")) or talk.version
-        return None
-    if kind == "turn_context":
-        talk.cwd = text_or_none(payload.get("cwd")) or talk.cwd
-        talk.model = text_or_none(payload.get("model")) or talk.model
-        return None
-    if kind == "compacted":
-        _compacted(talk, payload, offset, timestamp)
-        return None
-    if kind == "event_msg":
-        return _event(talk, payload)
-    return _item(talk, payload, offset, timestamp)
-
-
-def _instruct(talk: Conversation, payload: dict[str, Any]) -> None:
-    """The system prompt of the session, which later versions log."""
-    value = payload.get("base_instructions") or payload.get("instructions")
-    talk.system = text_in(value if not isinstance(value, dict) else value.get("text")) or None
+    def take(self, talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
+        """Take one row in; returns the reason if it makes no turn."""
+        kind, payload = text_or_none(row.get("type")), as_dict(row.get("payload"))
+        if kind not in _ENVELOPES and isinstance(row.get("payload"), dict):
+            return "bookkeeping" if kind in _BOOKKEEPING else _unknown(kind, talk)
+        if kind not in _ENVELOPES:
+            kind, payload = ("session_meta" if "instructions" in row else "response_item"), row
+        timestamp = text_or_none(row.get("timestamp"))
+        if kind == "session_meta":
+            if not talk.turns:
+                talk.session_id = text_or_none(payload.get("id")) or talk.session_id
+                # The system prompt, which later versions log.
+                value = payload.get("base_instructions") or payload.get("instructions")
+                text = text_in(value if not isinstance(value, dict) else value.get("text"))
+                talk.system = text or None
+            talk.cwd = text_or_none(payload.get("cwd")) or talk.cwd
+            talk.version = text_or_none(payload.get("cli_version")) or talk.version
+            return None
+        if kind == "turn_context":
+            talk.cwd = text_or_none(payload.get("cwd")) or talk.cwd
+            talk.model = text_or_none(payload.get("model")) or talk.model
+            return None
+        if kind == "compacted":
+            _compacted(talk, payload, offset, timestamp)
+            return None
+        if kind == "event_msg":
+            return _event(talk, payload)
+        return _item(talk, payload, offset, timestamp)
 
 
 def _unknown(kind: str | None, talk: Conversation) -> str:
@@ -133,14 +115,8 @@ def _event(talk: Conversation, payload: dict[str, Any]) -> str | None:
     last = as_dict(as_dict(payload.get("info")).get("last_token_usage"))
     if not last:
         return "bookkeeping"
-    n_cached = as_count(last.get("cached_input_tokens"))
-    talk.usage(
-        RecordedUsage(
-            n_input=max(0, as_count(last.get("input_tokens")) - n_cached),
-            n_cache_read=n_cached,
-            n_output=as_count(last.get("output_tokens")),
-        )
-    )
+    n_cached = last.get("cached_input_tokens")
+    talk.usage(usage_of(last.get("input_tokens"), last.get("output_tokens"), n_cached=n_cached))
     return None
 
 

@@ -37,6 +37,7 @@ class Pi:
     """Reads the entries of one session: a tree by `id` and `parentId`, or in older versions a list."""
 
     name = "pi"
+    rank = 3
 
     def sniff(self, head: bytes) -> bool:
         """Return whether the first row is the header of a session."""

@@ -1,23 +1,19 @@
 """Cursor: the output of its command line agent with `--output-format stream-json`, one event per line."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.base import ReadCounts, Result, SessionLog
-from replay_pipeline.ingesters.conversation import Conversation
+from replay_pipeline.ingesters.agents.base import Conversation, LinearReader
+from replay_pipeline.ingesters.base import Result
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
     as_dict,
     moment_of,
-    objects_in,
-    read_objects,
     text_in,
     text_or_none,
 )
 
 
-class Cursor:
+class Cursor(LinearReader):
     """Reads the events of one run, or of several runs of one session.
 
     Source: cursor.com/docs/cli/reference/output-format. The format of the editor's own file
@@ -26,40 +22,31 @@ class Cursor:
 
     name = "cursor"
 
-    def sniff(self, head: bytes) -> bool:
-        """Return whether the first event starts a run. Claude Code's event of the same name lists tools."""
-        for row in objects_in(head.split(b"\n", 1)[0], ReadCounts()):
-            is_start = (row.get("type"), row.get("subtype")) == ("system", "init")
-            return is_start and {"session_id", "apiKeySource"} <= row.keys() and "tools" not in row
-        return False
+    def begins(self, row: dict[str, Any]) -> bool:
+        """Return whether an event starts a run. Claude Code's event of the same name lists tools."""
+        is_start = (row.get("type"), row.get("subtype")) == ("system", "init")
+        return is_start and {"session_id", "apiKeySource"} <= row.keys() and "tools" not in row
 
-    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Read the one conversation of a session."""
-        talk = Conversation(path.stem, self.name)
-        for offset, row in read_objects(path, counts, end):
-            counts.count(_take(talk, row, offset))
-        yield talk.log()
-
-
-def _take(talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
-    kind, timestamp = row.get("type"), moment_of(row.get("timestamp_ms"))
-    text = text_in(as_dict(row.get("message")).get("content"))
-    if kind == "system":
-        talk.session_id = text_or_none(row.get("session_id")) or talk.session_id
-        talk.cwd = text_or_none(row.get("cwd")) or talk.cwd
-        talk.model = text_or_none(row.get("model")) or talk.model
+    def take(self, talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
+        """Take one event in; returns the reason if it makes no turn."""
+        kind, timestamp = row.get("type"), moment_of(row.get("timestamp_ms"))
+        text = text_in(as_dict(row.get("message")).get("content"))
+        if kind == "system":
+            talk.session_id = text_or_none(row.get("session_id")) or talk.session_id
+            talk.cwd = text_or_none(row.get("cwd")) or talk.cwd
+            talk.model = text_or_none(row.get("model")) or talk.model
+            return None
+        if kind == "tool_call":
+            return _tool(talk, row, offset, timestamp)
+        if kind not in ("user", "assistant"):
+            return "bookkeeping"
+        if not text:
+            return "empty"
+        if kind == "user":
+            talk.user(text, offset=offset, timestamp=timestamp)
+        else:
+            talk.assistant(offset=offset, timestamp=timestamp).texts.append(text)
         return None
-    if kind == "tool_call":
-        return _tool(talk, row, offset, timestamp)
-    if kind not in ("user", "assistant"):
-        return "bookkeeping"
-    if not text:
-        return "empty"
-    if kind == "user":
-        talk.user(text, offset=offset, timestamp=timestamp)
-    else:
-        talk.assistant(offset=offset, timestamp=timestamp).texts.append(text)
-    return None
 
 
 def _tool(

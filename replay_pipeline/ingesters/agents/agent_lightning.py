@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from replay_pipeline.ingesters.agents.verifiers import MessageGraph
 from replay_pipeline.ingesters.base import ReadCounts, SessionLog
 from replay_pipeline.ingesters.json_lines import (
     as_count,
@@ -16,7 +17,6 @@ from replay_pipeline.ingesters.json_lines import (
     text_in,
     text_or_none,
 )
-from replay_pipeline.ingesters.verifiers_traces import MessageGraph
 
 _HEAD_BYTES = 4_096
 
@@ -29,6 +29,7 @@ class AgentLightning:
     """
 
     name = "agent_lightning"
+    rank = 3
 
     def sniff(self, head: bytes) -> bool:
         """Return whether the first row is a span or an event of a rollout."""

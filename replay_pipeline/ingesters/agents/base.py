@@ -1,11 +1,64 @@
-"""Turns of a conversation without branches, which is what most agents log."""
+"""Readers of conversations without branches, which is what most agents log."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
 
-from replay_pipeline.ingesters.base import RecordedCall, RecordedUsage, Result, SessionLog, Turn
+from replay_pipeline.ingesters.base import (
+    ReadCounts,
+    RecordedCall,
+    RecordedUsage,
+    Result,
+    SessionLog,
+    Turn,
+)
+from replay_pipeline.ingesters.json_lines import as_count, objects_in, read_objects
 from replay_pipeline.types import Tool
+
+
+class LinearReader:
+    """Reads files of JSON lines that are one conversation each. A reader says what a row means."""
+
+    name: ClassVar[str]
+    rank: ClassVar[int] = 3
+
+    def begins(self, row: dict[str, Any]) -> bool:
+        """Return whether the first row of a file is one of this agent's."""
+        raise NotImplementedError
+
+    def take(self, talk: "Conversation", row: dict[str, Any], offset: int) -> str | None:
+        """Take one row in; returns the reason if it makes no turn."""
+        raise NotImplementedError
+
+    def sniff(self, head: bytes) -> bool:
+        """Return whether a file that starts with `head` is one of this agent's."""
+        first = next(objects_in(head.split(b"\n", 1)[0], ReadCounts()), None)
+        return first is not None and self.begins(first)
+
+    def rows(
+        self, talk: "Conversation", path: Path, counts: ReadCounts, end: int | None
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the rows of a file with their offsets."""
+        del talk
+        return read_objects(path, counts, end)
+
+    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
+        """Yield the one conversation of a file."""
+        talk = Conversation(path.stem, self.name)
+        for offset, row in self.rows(talk, path, counts, end):
+            counts.count(self.take(talk, row, offset))
+        yield talk.log()
+
+
+def usage_of(
+    n_prompt: Any, n_output: Any, *, n_cached: Any = 0, n_written: Any = 0
+) -> RecordedUsage:
+    """Return the tokens of a message, where those of the prompt include what the cache had or got."""
+    n_read, n_new = as_count(n_cached), as_count(n_written)
+    n_input = max(0, as_count(n_prompt) - n_read - n_new)
+    return RecordedUsage(n_input, n_new, n_read, as_count(n_output))
 
 
 class Conversation:

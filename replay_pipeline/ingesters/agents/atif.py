@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, SessionLog
-from replay_pipeline.ingesters.conversation import Conversation
+from replay_pipeline.ingesters.agents.base import Conversation, usage_of
+from replay_pipeline.ingesters.base import ReadCounts, SessionLog
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
-    as_count,
     as_dict,
     as_list,
     read_document,
@@ -28,6 +27,7 @@ class Atif:
     """
 
     name = "atif"
+    rank = 3
 
     def sniff(self, head: bytes) -> bool:
         """Return whether `head` is the beginning of a trajectory."""
@@ -93,11 +93,8 @@ def _step(talk: Conversation, step: dict[str, Any], offset: int) -> None:
         talk.call(turn, text_or_none(call.get("tool_call_id")), name, arguments_text(arguments))
     metrics = as_dict(step.get("metrics"))
     if metrics:
-        n_cached = as_count(metrics.get("cached_tokens"))
-        n_prompt = as_count(metrics.get("prompt_tokens"))
-        turn.usage = RecordedUsage(
-            max(0, n_prompt - n_cached), 0, n_cached, as_count(metrics.get("completion_tokens"))
-        )
+        n_prompt, n_output = metrics.get("prompt_tokens"), metrics.get("completion_tokens")
+        turn.usage = usage_of(n_prompt, n_output, n_cached=metrics.get("cached_tokens"))
     for result in results:
         call_id, said = text_or_none(result.get("source_call_id")), text_in(result.get("content"))
         if call_id is None or not talk.result(call_id, said):
