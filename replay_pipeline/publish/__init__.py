@@ -3,15 +3,13 @@
 from replay_pipeline.publish.batch_facts import CardFacts, TeacherFacts
 from replay_pipeline.publish.blind import BlindControl, blind_control, in_words
 from replay_pipeline.publish.card import column_words
-from replay_pipeline.publish.card import render as render_card
-from replay_pipeline.publish.publisher import problems_on_hub, publish, retract, shards_of
-from replay_pipeline.publish.version import Cuts, PublishReport
-from replay_pipeline.publish.versions import local_copy, newest, to_be_published
+from replay_pipeline.publish.folder import local_copy, newest, to_be_published
+from replay_pipeline.publish.publisher import problems_on_hub, publish, retract
+from replay_pipeline.publish.version import PublishReport
 
 __all__ = [
     "BlindControl",
     "CardFacts",
-    "Cuts",
     "PublishReport",
     "TeacherFacts",
     "blind_control",
@@ -21,8 +19,6 @@ __all__ = [
     "newest",
     "problems_on_hub",
     "publish",
-    "render_card",
     "retract",
-    "shards_of",
     "to_be_published",
 ]

@@ -130,18 +130,16 @@ class Retracted:
 
 
 def merge_facts(there: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return new facts merged over the old ones. Retractions and train assignments stay."""
+    """Return new facts merged over the old ones. Retractions and known splits stay."""
     one, other = Retracted.of(there), Retracted.of(new)
     both = Retracted(one.sessions | other.sessions, one.batches | other.batches)
     merged = {**there, **new}
     merged |= both.facts() if both != Retracted() else {}
-    moved = {*there.get(_MOVED, ()), *new.get(_MOVED, ())}
-    merged |= {_MOVED: sorted(moved)} if moved else {}
     sides = joined_splits(*(sides_in(facts.get(_SIDES, {})) for facts in (there, new)))
     return merged | ({_SIDES: _by_side(sides)} if sides else {})
 
 
-_MOVED, _SIDES = "brought_to_train", "earlier_sides"
+_SIDES = "earlier_sides"
 
 
 def known_sides(
@@ -157,19 +155,17 @@ def known_sides(
 
 
 def side_facts(
-    sides: Mapping[str, Split], moved: Iterable[str], manifests: Iterable[Mapping[str, Any]]
+    sides: Mapping[str, Split], manifests: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return, as facts, the splits that no manifest contains.
 
     Args:
         sides: splits of conversations and of what they share, by hash.
-        moved: hashes of conversations that had rows in both splits and moved to train.
         manifests: manifests of the dataset.
     """
     told = known_sides(manifests, {})
     gone = {sha: side for sha, side in sides.items() if sha not in told}
-    facts = {_SIDES: _by_side(gone)} if gone else {}
-    return facts | ({_MOVED: sorted(moved)} if moved else {})
+    return {_SIDES: _by_side(gone)} if gone else {}
 
 
 def n_with_message(manifests: Iterable[Mapping[str, Any]]) -> Counter[str]:
@@ -177,11 +173,6 @@ def n_with_message(manifests: Iterable[Mapping[str, Any]]) -> Counter[str]:
     return Counter(
         sha for manifest in manifests for shas in manifest.get("ties", {}).values() for sha in shas
     )
-
-
-def n_moved(facts: Mapping[str, Any]) -> int:
-    """Return how many conversations moved to train because an older version had divided them."""
-    return len(facts.get(_MOVED, ()))
 
 
 def _by_side(sides: Mapping[str, Split]) -> dict[str, list[str]]:
@@ -204,8 +195,8 @@ class Summed:
         self.longest: dict[str, int] = {}
 
     def measure(self, config: str, pairs: pa.Table) -> None:
-        """Count the lengths of a config's pairs. Pairs of an older publication may lack them."""
-        lengths = [n for n in pairs["n_tokens"].to_pylist() if n is not None]
+        """Count the lengths of a config's pairs."""
+        lengths = pairs["n_tokens"].to_pylist()
         counts = self.tokens.setdefault(config, Counter())
         counts.update(str(max(_SHORTEST, 1 << (n - 1).bit_length())) for n in lengths)
         self.longest[config] = max([self.longest.get(config, 0), *lengths])

@@ -18,7 +18,6 @@ from replay_pipeline.judge.strengths import strengths
 from replay_pipeline.publish import layout
 from replay_pipeline.publish.batch_facts import (
     content_digest,
-    n_moved,
     rows_by_split,
     session_hashes,
 )
@@ -42,7 +41,6 @@ _ABOUT = {
     "positives": "states at which the student did what the teachers would",
     "prompts": "every state with a consensus, for policy optimization with a verifiable reward",
     "pairs_distillable": "the pairs whose teachers all allow training on their answers",
-    "teacher_logprobs": "the teachers' own answers, with the probabilities of their tokens",
 }
 _COLUMNS = {
     "prompt": "Messages up to the decision, tool calls and results included.",
@@ -53,10 +51,6 @@ _COLUMNS = {
     "consensus": "The action of the consensus, as a message (`prompts`).",
     "kind": "`pair` or `agreement`: whether the student did otherwise (`prompts`).",
     "tools": "The tools that were offered, in the OpenAI form, as JSON text; null where none were.",
-    "answer": "What a teacher wrote, token for token (`teacher_logprobs`).",
-    "logprobs": "By token the written one and its likeliest alternatives, each with its natural "
-    "log-probability, as JSON; bytes in place of a token that is not a text (`teacher_logprobs`).",
-    "teacher": "Who wrote it (`teacher_logprobs`).",
     "n_tokens": "Tokens of prompt, tools and the longer side together.",
     "needs": "Places in `prompt` (from 0) of the messages without which a side would not be possible; "
     "a cut must leave them, and the step that each belongs to.",
@@ -117,7 +111,6 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         digest=digest,
         n_sessions=len({sha for batch in batches for sha in session_hashes(batch)}),
         n_conversations=len({sha for m in batches for sha in session_hashes(m, "conversations")}),
-        n_moved=n_moved(facts),
         n_batches=len(batches),
         n_pairs=n_pairs,
         n_rehearsed=sum(batch.get("n_rehearsed", 0) for batch in batches),

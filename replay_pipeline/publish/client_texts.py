@@ -14,10 +14,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replay_pipeline.harness.neutral import plain_tools, system_prompt
 from replay_pipeline.publish import layout
 from replay_pipeline.publish.secret_scan import refuse_secrets
-from replay_pipeline.storage.pair_rows import json_value
 
 _HASH_CHARS = 32
 
@@ -65,31 +63,3 @@ def texts_in(dataset: Path, batch: str = "*") -> dict[str, dict[str, Any]]:
     files = sorted(dataset.glob(f"{layout.CLIENT_TEXTS}/{batch}/*.parquet"))
     rows = (row for file in files for row in pq.ParquetFile(file).read().to_pylist())
     return {row["hash"]: row for row in rows}
-
-
-def taken_out(rows: pa.Table, keep: layout.Keep | None) -> pa.Table:
-    """Return rows of an older version in the neutral form. Their prompts contain texts of clients.
-
-    Args:
-        rows: rows of a config.
-        keep: stores the texts. Without it they are dropped, as for cut prompts.
-    """
-    made = [_neutral(row, keep) for row in rows.to_pylist()]
-    return pa.Table.from_pylist(made, schema=rows.schema)
-
-
-def _neutral(row: dict[str, Any], keep: layout.Keep | None) -> dict[str, Any]:
-    prompt = row["prompt"] or []
-    if not prompt or prompt[0]["role"] != "system":
-        return row
-    if prompt[0]["content"].startswith(system_prompt()):
-        return row
-    text = {"n_replaced": 1, "messages": prompt[:1], "tools": row["tools"]}
-    head = layout.message_of({"role": "system", "content": system_prompt(row["cwd"])})
-    plain = plain_tools(json_value(row["tools"])) if row["tools"] else None
-    found = {
-        "prompt": [head, *prompt[1:]],
-        "tools": msgspec.json.encode(plain).decode() if plain else None,
-        "client_texts": keep(text) if keep else None,
-    }
-    return row | found | ({"n_tokens": None} if "n_tokens" in row else {})

@@ -25,11 +25,8 @@ from replay_pipeline.judge.feasibility import cwd_of
 from replay_pipeline.storage.pair_rows import ROWS_AT_ONCE, json_value
 from replay_pipeline.types import Message, conversation_of
 
-VERSION = 5
-"""Version of the columns. In version 1, messages and tools were lists of JSON texts. Before version
-3, rows did not name their conversation, and each session was split separately, even subagents from
-their parents. Before version 4, both sides had the canonical form, which no client accepts. Before
-version 5, prompts contained the texts of clients."""
+VERSION = 6
+"""Version of the columns. A dataset of another version is refused."""
 
 _TEXT = pa.string()
 _FUNCTION = pa.struct([("name", _TEXT), ("arguments", _TEXT)])
@@ -99,13 +96,6 @@ CONFIGS: dict[str, pa.Schema] = {
 }
 """Every config by name. The first is the default. Configs with cut pairs are added to these."""
 
-TEACHER_LOGPROBS = pa.schema(
-    [("prompt", MESSAGES), ("tools", _TEXT), ("answer", _TEXT), ("logprobs", _TEXT)]
-    + [("teacher", _TEXT), *_KEYS, ("is_distillable", pa.bool_())]
-)
-ON_REQUEST: dict[str, pa.Schema] = {"teacher_logprobs": TEACHER_LOGPROBS}
-"""Configs that exist only if the publication asked for them."""
-
 
 def config_of_length(n_tokens: int) -> str:
     """Return the name of the config with pairs cut to a length, such as `pairs_8k` for 8,192 tokens."""
@@ -121,7 +111,7 @@ def length_of(config: str) -> int | None:
 
 def schema_of(config: str) -> pa.Schema:
     """Return the columns of a config."""
-    return PAIRS if length_of(config) else (CONFIGS | ON_REQUEST)[config]
+    return PAIRS if length_of(config) else CONFIGS[config]
 
 
 def configs_of(manifests: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -167,13 +157,9 @@ _KINDS = {
 }
 
 
-def batch_dir(config: str, split: str, batch: str, *, version: int = VERSION) -> str:
-    """Return the folder of a batch's shards, in this version or an older one.
-
-    The folder is no longer called `trace_batch=…`, because readers took that for a second column.
-    """
-    folder = batch if version > 1 else f"trace_batch={batch}"
-    return f"{DATA}/{config}/{split}/{folder}"
+def batch_dir(config: str, split: str, batch: str) -> str:
+    """Return the folder of a batch's shards."""
+    return f"{DATA}/{config}/{split}/{batch}"
 
 
 def manifest_path(batch: str) -> str:
@@ -183,7 +169,7 @@ def manifest_path(batch: str) -> str:
 
 def batch_of(path: str) -> str | None:
     """Return the batch that owns a path of the dataset, if any."""
-    if match := re.fullmatch(rf"{DATA}/[^/]+/[^/]+/(?:trace_batch=)?([^/]+)/[^/]+", path):
+    if match := re.fullmatch(rf"{DATA}/[^/]+/[^/]+/([^/]+)/[^/]+", path):
         return match[1]
     if match := re.fullmatch(rf"{CLIENT_TEXTS}/([^/]+)/[^/]+", path):
         return match[1]
@@ -256,24 +242,14 @@ class Shards:
 
 
 def read_shard(file: Path | bytes, config: str) -> Iterator[pa.Table]:
-    """Yield in parts the rows of a file from this version or an older one.
-
-    Sides in the canonical form of older versions are converted to the native form.
-    """
-    schema = schema_of(config)
+    """Yield the rows of a file in parts."""
     with pq.ParquetFile(file if isinstance(file, Path) else io.BytesIO(file)) as shard:
         for part in shard.iter_batches(batch_size=ROWS_AT_ONCE):
-            rows = pa.table([_column(part, field) for field in schema], schema=schema)
-            yield rows if "cwd" in part.schema.names else _brought_to_native(rows)
+            yield pa.Table.from_batches([part]).cast(schema_of(config))
 
 
-def conversations_in(rows: pa.Table | pa.RecordBatch, named: Mapping[str, str]) -> list[str]:
-    """Return the conversation of each row, if known.
-
-    Args:
-        rows: rows with `session_id` and `state_id`. A row without a session counts as its own.
-        named: conversation of each session, for rows without one.
-    """
+def conversations_in(rows: pa.Table | pa.RecordBatch) -> list[str]:
+    """Return the conversation of each row. A row without a session counts as its own."""
     states, sessions = rows["state_id"].to_pylist(), rows["session_id"].to_pylist()
     known = (
         rows["conversation"].to_pylist()
@@ -281,27 +257,9 @@ def conversations_in(rows: pa.Table | pa.RecordBatch, named: Mapping[str, str]) 
         else [None] * len(sessions)
     )
     return [
-        conversation or (named.get(session) or conversation_of(session) if session else state)
+        conversation or (conversation_of(session) if session else state)
         for state, session, conversation in zip(states, sessions, known, strict=True)
     ]
-
-
-def _column(part: pa.RecordBatch, field: pa.Field) -> pa.Array:
-    if field.name == "conversation" and field.name not in part.schema.names:
-        return pa.array(conversations_in(part, {}), field.type)
-    if field.name not in part.schema.names:
-        return pa.nulls(len(part), field.type)
-    column = part.column(field.name)
-    if column.type == field.type:
-        return column
-    # Version 1: every message and every tool is a JSON text.
-    read = {
-        MESSAGES: lambda texts: [message_of(json.loads(text)) for text in texts],
-        MESSAGE: lambda text: message_of(json.loads(text)),
-        _TEXT: lambda texts: f"[{','.join(texts)}]",
-    }[field.type]
-    old = [None if value is None else read(value) for value in column.to_pylist()]
-    return pa.array(old, field.type)
 
 
 Keep = Callable[[Mapping[str, Any]], str]
@@ -421,25 +379,6 @@ class _States:
         ]
 
 
-_SIDES = ("chosen", "rejected", "completion", "consensus")
-
-
-def _brought_to_native(rows: pa.Table) -> pa.Table:
-    """Return rows of an older version with their sides in native form, and their folder."""
-    states = _States(*(rows[name].to_pylist() for name in ("prompt", "tools", "cwd")))
-    made: dict[str, list[Any]] = {"cwd": states.folders}
-    for name in set(_SIDES) & set(rows.column_names):
-        sides = rows[name].to_pylist()
-        is_list = rows.schema.field(name).type == MESSAGES
-        found = states.in_native_form(sides if is_list else [each and [each] for each in sides])
-        made[name] = found if is_list else [each and each[0] for each in found]
-    columns = [
-        pa.array(made[field.name], field.type) if field.name in made else rows[field.name]
-        for field in rows.schema
-    ]
-    return pa.table(columns, schema=rows.schema)
-
-
 def _given(table: pa.Table, name: str) -> list[Any]:
     return table[name].to_pylist() if name in table.column_names else [None] * len(table)
 
@@ -469,7 +408,7 @@ def _table(source: pa.Table, batch: str, schema: pa.Schema, **made: list[Any]) -
         elif field.name == "trace_batch":
             columns.append(pa.array([batch] * len(source), field.type))
         elif field.name == "conversation":
-            columns.append(pa.array(conversations_in(source, {}), field.type))
+            columns.append(pa.array(conversations_in(source), field.type))
         elif field.name in source.column_names:
             columns.append(source[field.name].cast(field.type))
         else:

@@ -1,8 +1,6 @@
 """Publish pairs as a dataset folder in the layout of the Hub, and on the Hub itself."""
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,17 +11,22 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.errors import ConfigError, PublishError
 from replay_pipeline.publish import batch_facts, layout
-from replay_pipeline.publish.answers import ScoredAnswers
 from replay_pipeline.publish.client_texts import ClientTextTable
-from replay_pipeline.publish.earlier import HubOptions, Published
 from replay_pipeline.publish.folder import alone
 from replay_pipeline.publish.loading import problems_of_loading
-from replay_pipeline.publish.splits import ConversationSplit, name_sha, sides_in
-from replay_pipeline.publish.ties import conversations_of, long_messages, shared
+from replay_pipeline.publish.splits import (
+    ConversationSplit,
+    conversations_of,
+    long_messages,
+    name_sha,
+    shared,
+)
 from replay_pipeline.publish.version import (
     MAX_SHARD_BYTES,
     Cuts,
+    HubOptions,
     NewBatch,
+    Published,
     PublishReport,
     Version,
 )
@@ -50,7 +53,6 @@ def publish(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     lengths: Sequence[int] = PAIR_LENGTHS,
     tokenizer: Path | None = None,
-    logprobs: Mapping[str, pa.Table] | None = None,
     token: str | None = None,
     endpoint: str | None = None,
     patience_s: float = 300.0,
@@ -82,8 +84,6 @@ def publish(
         max_shard_bytes: size above which a batch is written as several files.
         lengths: lengths in tokens for configs with cut prompts, such as `pairs_8k`.
         tokenizer: tokenizer for `TokenSizes`.
-        logprobs: tables `token_logprobs` by batch key, for the config `teacher_logprobs`. `None`
-            makes no such config.
         token: token for the Hub. By default, `HF_TOKEN` or the one that `hf auth login` stored.
         endpoint: address of the Hub, if it isn't the public one.
         patience_s: seconds to wait for a Hub that is down.
@@ -94,14 +94,14 @@ def publish(
         SchemaError: prompts are missing, or a pair was not normalized.
         SecretFoundError: a secret is in the rows or in the card. Nothing was published.
         StorageError: the folder can't be written. It is unchanged.
-        PublishError: a state is missing from its batch, and nothing was published. Or the Hub
+        PublishError: a state is missing from its batch, or the dataset is of another version of this
+            program, and nothing was published. Or the Hub
             refused: then the folder has the new version, and the Hub the old one.
         MissingDependencyError: the Hub's client isn't installed.
     """
     folder = Path(folder)
     given, agreed = _by_key(_as_batches(batches)), _by_key(positives)
     cuts = Cuts(lengths=lengths, tokenizer=tokenizer, max_shard_bytes=max_shard_bytes)
-    scored = {key: ScoredAnswers.of(table) for key, table in (logprobs or {}).items()}
     options = HubOptions(
         repo_id=repo_id, private=private, token=token, endpoint=endpoint, patience_s=patience_s
     )
@@ -114,97 +114,24 @@ def publish(
         given = {key: gone.without(given.get(key, NORMALIZED_PAIRS.empty_table())) for key in keys}
         agreed = {key: gone.without(agreed.get(key, POSITIVES.empty_table())) for key in keys}
         there = {key: each for key, each in earlier.manifests.items() if key not in keys}
-        belong, named = conversations_of(keys, given, agreed, projects)
+        belong = conversations_of(keys, (given, agreed), projects)
         said = long_messages(keys, belong, messages)
-        sides, moved = earlier.sides(named)
+        sides = batch_facts.known_sides(earlier.manifests.values(), earlier.facts)
         common = shared(said, batch_facts.n_with_message(there.values()))
         split = ConversationSplit.over(
             belong, test_fraction=test_fraction, sides=sides, ties=common
         )
         ties = {name: [project, *said.get(name, ())] for name, project in belong.items()}
-        old = {key: m for key, m in there.items() if m.get("layout") != layout.VERSION}
-        version = Version(Path(aside), facts=facts, owned=keys | old.keys(), before=earlier.before)
+        version = Version(Path(aside), facts=facts, owned=keys, before=earlier.before)
         for key in sorted(keys):
             texts, states = ClientTextTable(), prompts(key) if prompts else None
             rows = _rows_of(key, given[key], agreed[key], states, texts)
             told = batch_facts.stage_facts(card_facts or {}, key)
-            more = {"stages": told, "scored": scored.get(key), "ties": ties, "texts": texts}
-            version.add(cuts.of(key, *rows, split=split, **more))
-        for key, *rows, texts, stages in _again(earlier, old, gone, named):
-            version.add(cuts.of(key, *rows, split=split, stages=stages, texts=texts))
-        version.know(batch_facts.side_facts(split.sides, moved, [*there.values(), *version.new]))
+            version.add(cuts.of(key, *rows, split=split, stages=told, ties=ties, texts=texts))
+        version.know(batch_facts.side_facts(split.sides, [*there.values(), *version.new]))
         version.measure(folder)
         report = version.write(folder, options, look)
-        report = replace(report, answers_left_out=_left_out(scored.values()))
         return version.bring(folder, hub, options, report)
-
-
-def _left_out(scored: Iterable[ScoredAnswers]) -> dict[str, int]:
-    """Count the answers without token probabilities, by reason."""
-    return dict(sorted(sum((each.left_out for each in scored), Counter[str]()).items()))
-
-
-def _again(
-    earlier: Published,
-    manifests: Mapping[str, Mapping[str, Any]],
-    gone: batch_facts.Retracted,
-    conversations: Mapping[str, str],
-) -> Iterator[tuple[Any, ...]]:
-    """Yield batches of an older layout once more, since one dataset has one form of columns.
-
-    Of each come its key, its pairs, its positives, the texts of clients, and what was told of its stages.
-    """
-    for key, manifest in sorted(manifests.items()):
-        texts = earlier.texts(manifest)
-        pairs, positive = (
-            map(gone.without, earlier.rows(manifest, config, conversations, texts))
-            for config in ("pairs", "positives")
-        )
-        yield key, pairs, positive, texts, manifest["stages"]
-
-
-def shards_of(
-    manifest: Mapping[str, Any],
-    pairs: pa.Table,
-    positives: pa.Table,
-    *,
-    facts: Mapping[str, Any],
-    folder: Path,
-    cuts: Cuts,
-    prompts: PromptsOf | None = None,
-    logprobs: pa.Table | None = None,
-) -> dict[str, Path]:
-    """Rebuild the data files of a published batch from the same tables, with its splits.
-
-    Args:
-        manifest: manifest of the published batch.
-        pairs: its table `normalized_pairs`.
-        positives: its table `positives`.
-        facts: facts of the dataset, including retractions.
-        folder: folder for the files.
-        cuts: the lengths in which it was published.
-        prompts: reader of the states' prompts.
-        logprobs: its table `token_logprobs`, if that was published.
-
-    Returns:
-        The files by their path in the dataset.
-    """
-    key, gone = manifest["trace_batch"], batch_facts.Retracted.of(facts)
-    version = Version(folder, facts=facts, owned={key}, before={})
-    texts = ClientTextTable()
-    version.add(
-        cuts.of(
-            key,
-            *_rows_of(key, gone.without(pairs), gone.without(positives), prompts, texts),
-            texts=texts,
-            split=ConversationSplit(
-                manifest["test_fraction"], sides_in(manifest.get("conversations", {}))
-            ),
-            stages=manifest["stages"],
-            scored=None if logprobs is None else ScoredAnswers.of(logprobs),
-        )
-    )
-    return version.shards()
 
 
 def retract(
@@ -253,11 +180,9 @@ def _without(new: batch_facts.Retracted, earlier: Published, aside: Path) -> Ver
     touched = {
         key
         for key, manifest in there.items()
-        if key in new.batches
-        or new.sessions & set(batch_facts.session_hashes(manifest))
-        or manifest.get("layout") != layout.VERSION
+        if key in new.batches or new.sessions & set(batch_facts.session_hashes(manifest))
     }
-    sides, moved = earlier.sides({})
+    sides = batch_facts.known_sides(there.values(), earlier.facts)
     fractions = [manifest["test_fraction"] for manifest in there.values()]
     split = ConversationSplit(max(fractions, default=TEST_FRACTION), sides)
     facts = batch_facts.merge_facts(earlier.facts, new.facts())
@@ -269,7 +194,7 @@ def _without(new: batch_facts.Retracted, earlier: Published, aside: Path) -> Ver
         parts = (
             (config, new.without(part))
             for config in ["positives", "pairs", *more]
-            for part in earlier.rows(manifest, config, {}, texts)
+            for part in earlier.rows(manifest, config)
         )
         version.add(
             NewBatch(
@@ -283,7 +208,7 @@ def _without(new: batch_facts.Retracted, earlier: Published, aside: Path) -> Ver
             )
         )
     stay = [manifest for key, manifest in there.items() if key not in touched]
-    version.know(batch_facts.side_facts(sides, moved, [*stay, *version.new]))
+    version.know(batch_facts.side_facts(sides, [*stay, *version.new]))
     return version
 
 

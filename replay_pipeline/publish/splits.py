@@ -1,9 +1,16 @@
-"""Assign each conversation to a split by its hash. The assignment never changes."""
+"""Assign each conversation to a split by its hash. The assignment never changes.
+
+Conversations of one project, and conversations that share a message, can go to one split.
+"""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+import pyarrow as pa
+
+from replay_pipeline.publish import layout
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -122,3 +129,51 @@ class _Together:
 def sides_in(manifest: Mapping[str, Iterable[str]]) -> dict[str, Split]:
     """Return the split of each hash, from hashes by split."""
     return joined_splits(*(dict.fromkeys(manifest.get(side, ()), side) for side in SPLITS))
+
+
+MAX_SHARING = 3
+"""The most conversations that share a message. A message in more of them comes from a program."""
+
+
+def conversations_of(
+    keys: Iterable[str],
+    tables: Iterable[Mapping[str, pa.Table]],
+    projects: Callable[[str], Mapping[str, str]] | None,
+) -> dict[str, str | None]:
+    """Return the conversations in the tables of these batches, each with its project."""
+    belong: dict[str, str | None] = {}
+    of_each = list(tables)
+    for key in sorted(keys):
+        project_of = projects(key) if projects else {}
+        for table in of_each:
+            conversations = layout.conversations_in(table[key])
+            belong |= {each: project_of.get(each) for each in conversations}
+    return belong
+
+
+def long_messages(
+    keys: Iterable[str],
+    belong: Collection[str],
+    messages: Callable[[str], Mapping[str, Collection[str]]] | None,
+) -> dict[str, set[str]]:
+    """Return the long messages of these conversations."""
+    said: dict[str, set[str]] = {}
+    for key in sorted(keys) if messages else ():
+        for name, hashes in messages(key).items() if messages else ():
+            if name in belong:
+                said.setdefault(name, set()).update(hashes)
+    return said
+
+
+def shared(
+    said: Mapping[str, Iterable[str]], n_published: Mapping[str, int]
+) -> Iterator[list[str]]:
+    """Yield each shared message with its conversations, without common messages."""
+    having: dict[str, list[str]] = {}
+    for name, hashes in said.items():
+        for each in sorted(hashes):
+            having.setdefault(each, []).append(name)
+    for each, names in having.items():
+        n_elsewhere = n_published.get(name_sha(each), 0)
+        if 1 < len(names) + n_elsewhere <= MAX_SHARING:
+            yield [*names, each]

@@ -1,5 +1,11 @@
-"""Build the next version of a dataset in a separate folder, and then replace the old files in one step."""
+"""The version of a dataset that is there, and the next one.
 
+The next version is built in a separate folder. Then the old files are replaced in one step.
+"""
+
+import importlib
+import io
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,21 +15,19 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from replay_pipeline.errors import MissingDependencyError, PublishError
 from replay_pipeline.publish import batch_facts, card, layout
-from replay_pipeline.publish.answers import ScoredAnswers
 from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
-from replay_pipeline.publish.client_texts import ClientTextTable
-from replay_pipeline.publish.cuts import cut_pairs, with_needs
-from replay_pipeline.publish.earlier import HubOptions, hub_room
+from replay_pipeline.publish.client_texts import ClientTextTable, texts_in
 from replay_pipeline.publish.folder import file_contents, list_files, replace_files
-from replay_pipeline.publish.lengths import TokenSizes
-from replay_pipeline.publish.play import n_rehearsed, refuse_rehearsal
+from replay_pipeline.publish.lengths import TokenSizes, cut_pairs, with_needs
 from replay_pipeline.publish.secret_scan import SecretScan, refuse_secrets, text_sha
 from replay_pipeline.publish.splits import SPLITS, ConversationSplit, Split, name_sha
-from replay_pipeline.publish.ties import sessions_in
+from replay_pipeline.types import REHEARSAL
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +56,120 @@ class PublishReport:
     """Ids of the new commits on the Hub, oldest first. Empty if the Hub was up to date."""
     blind: dict[str, Any] | None = None
     """How often the chosen side can be guessed without the prompt, from `BlindControl`."""
-    answers_left_out: dict[str, int] = field(default_factory=dict)
-    """Number of consensus answers without a row in `teacher_logprobs`, by reason, if that config is made."""
     tag: str | None = None
     """Tag of this content. Equal content has an equal tag."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain values."""
         return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubOptions:
+    """How to reach the Hub."""
+
+    repo_id: str | None = None
+    private: bool = True
+    token: str | None = None
+    endpoint: str | None = None
+    patience_s: float = 300.0
+
+    def open(self) -> Any:
+        """Return the repository, which may not exist yet, or None without a `repo_id`."""
+        if self.repo_id is None:
+            return None
+        return hub_room().HubDataset(
+            self.repo_id, token=self.token, endpoint=self.endpoint, patience_s=self.patience_s
+        )
+
+
+def hub_room() -> Any:
+    """Return the module that needs the Hub's client. A plain folder doesn't need it.
+
+    Raises:
+        MissingDependencyError: the Hub's client is not installed.
+    """
+    try:
+        return importlib.import_module("replay_pipeline.publish.hub")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"the Hub's client is missing ({error}): pip install 'replay-pipeline[publish]'"
+        ) from error
+
+
+def read_manifests(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the manifests of a dataset folder, by batch."""
+    return {
+        batch: msgspec.json.decode((folder / path).read_bytes())
+        for path in sorted(f"{layout.MANIFESTS}/{n}" for n in list_files(folder / layout.MANIFESTS))
+        if (batch := layout.batch_of(path)) is not None
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """The dataset as it is in the folder and on the Hub."""
+
+    folder: Path
+    hub: Any
+    """The repository, or None if you don't use one."""
+    before: dict[str, dict[str, Any]]
+    """Manifests of the folder, by batch."""
+    manifests: dict[str, dict[str, Any]]
+    """Manifests of all batches."""
+    facts: dict[str, Any]
+
+    @classmethod
+    def at(cls, folder: Path, hub: Any) -> "Published":
+        """Read the manifests of all batches, and the facts, from the folder and the Hub.
+
+        Raises:
+            PublishError: an older version of this program has published the dataset.
+        """
+        before = read_manifests(folder)
+        manifests = dict(before)
+        path = folder / layout.FACTS
+        facts = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        if hub is not None and hub.exists():
+            room = hub_room()
+            head = hub.head()
+            known = room.Publication(
+                batches=frozenset(),
+                files={},
+                manifests={},
+                facts={},
+                known=file_contents(folder, layout.MANIFESTS),
+            )
+            manifests = {**room.remote_manifests(hub, head, known, {}), **manifests}
+            facts = batch_facts.merge_facts(room.remote_facts(hub, head), facts)
+        if any(manifest.get("layout") != layout.VERSION for manifest in manifests.values()):
+            where = folder if hub is None else f"{folder} or {hub.repo_id}"
+            raise PublishError(
+                f"{where}: another version of this program published this dataset; publish to a "
+                "new place, or delete it"
+            )
+        return cls(folder=folder, hub=hub, before=before, manifests=manifests, facts=facts)
+
+    def rows(self, manifest: Mapping[str, Any], config: str) -> Iterator[pa.Table]:
+        """Yield the rows of a batch in a config, from the folder or else from the Hub."""
+        batch = manifest["trace_batch"]
+        for side in SPLITS:
+            for name in manifest["files"].get(config, {}).get(side, {}):
+                path = f"{layout.batch_dir(config, side, batch)}/{name}"
+                local = self.folder / path
+                file = local if local.exists() else self.hub.read(path, revision="main")
+                yield from layout.read_shard(file, config)
+
+    def texts(self, manifest: Mapping[str, Any]) -> ClientTextTable:
+        """Return the client texts of a batch, from the folder or the Hub."""
+        batch = manifest["trace_batch"]
+        found = texts_in(self.folder, batch)
+        if not found and manifest.get("client_texts") and self.hub is not None:
+            for path in self.hub.head().files:
+                if path.startswith(f"{layout.CLIENT_TEXTS}/{batch}/"):
+                    data = io.BytesIO(self.hub.read(path, revision="main"))
+                    found |= {row["hash"]: row for row in pq.read_table(data).to_pylist()}
+        return ClientTextTable(found.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +191,6 @@ class NewBatch:
     """Number of pairs too long for a cut config, by reason. Known after the parts are read."""
     max_shard_bytes: int = MAX_SHARD_BYTES
     """Size above which a config is written as several files."""
-    scored: ScoredAnswers | None = None
-    """The teachers' answers, if their token probabilities are published."""
     texts: ClientTextTable = field(default_factory=ClientTextTable)
     """The client texts that rows name. Known after the parts are read."""
 
@@ -146,10 +254,6 @@ class _BatchFiles:
         self._put(config, part)
         for name, rows in _derived(config, part):
             self._put(name, rows)
-        if (scored := self._batch.scored) is not None and config in ("pairs", "positives"):
-            answers = scored.rows(part)
-            self._scan.take(answers, "teacher_logprobs")
-            self._put("teacher_logprobs", answers)
         named = [name for name in part["client_texts"].to_pylist() if name]
         self._texts.update(named)
         if config == "pairs":
@@ -157,13 +261,13 @@ class _BatchFiles:
             self._summed.add(part)
         if config == "positives":
             self._n_positives += len(part)
-        elif config not in layout.ON_REQUEST:
+        else:
             self._summed.measure(config, part)
 
     def _put(self, config: str, rows: pa.Table) -> None:
-        self._n_play += n_rehearsed(rows) if config in ("pairs", "positives") else 0
+        self._n_play += _n_rehearsed(rows) if config in ("pairs", "positives") else 0
         split, batch = self._batch.split, self._batch
-        sides = [split.of(each) for each in layout.conversations_in(rows, {})]
+        sides = [split.of(each) for each in layout.conversations_in(rows)]
         for side in SPLITS:
             part = rows.filter(pa.array([s == side for s in sides], pa.bool_()))
             if (config, side) not in self._shards:
@@ -173,8 +277,8 @@ class _BatchFiles:
                     max_shard_bytes=batch.max_shard_bytes,
                 )
             self._shards[config, side].add(part)
-            self._sessions[side].update(sessions_in(part))
-            self._talks[side].update(layout.conversations_in(part, {}))
+            self._sessions[side].update(_sessions_in(part))
+            self._talks[side].update(layout.conversations_in(part))
 
     def close(self) -> tuple[dict[str, Path], dict[str, Any]]:
         """Return the files by their path in the dataset, and the manifest."""
@@ -295,7 +399,7 @@ class Version:
     ) -> PublishReport:
         """Change the folder to this version, if a check of it finds no problem."""
         here = {**self._stay, **self._manifests}
-        refuse_rehearsal(here, options.repo_id)
+        _refuse_rehearsal(here, options.repo_id)
         shared = {
             layout.FACTS: batch_facts.encode(self._facts),
             layout.CARD: card.render(here, self._facts),
@@ -323,7 +427,7 @@ class Version:
         if hub is None:
             return report
         hub.ensure(private=options.private)
-        room = hub_room().sync
+        room = hub_room()
         goes = bool(self._facts.get("pushes_client_texts"))
         contribution = room.Publication(
             batches=frozenset(self._owned),
@@ -360,9 +464,47 @@ def _sides(pairs: pa.Table) -> Iterator[tuple[str, str, str]]:
         [layout.json_of(side[-1]) for side in pairs[name].to_pylist()]
         for name in ("chosen", "rejected")
     )
-    return zip(*sides, layout.conversations_in(pairs, {}), strict=True)
+    return zip(*sides, layout.conversations_in(pairs), strict=True)
 
 
 def _shas(names: Mapping[str, Iterable[str | None]]) -> dict[str, list[str]]:
     """Return the hashes of names by side."""
     return {side: sorted(name_sha(each) for each in found if each) for side, found in names.items()}
+
+
+def _sessions_in(table: pa.Table) -> list[str]:
+    """Return the session of each row. A row without one counts as its own session."""
+    return [
+        session or state
+        for session, state in zip(
+            table["session_id"].to_pylist(), table["state_id"].to_pylist(), strict=True
+        )
+    ]
+
+
+def _n_rehearsed(rows: pa.Table) -> int:
+    """Count the rows of a config in which a made-up answer has a vote.
+
+    The rows themselves say so, not the settings, because teachers may have been renamed, and
+    rehearsed batches may be mixed with others.
+    """
+    sources = rows["source"].to_pylist() if "source" in rows.column_names else [None] * len(rows)
+    return sum(
+        source == REHEARSAL or any(name.startswith(REHEARSAL) for name in teachers or ())
+        for source, teachers in zip(sources, rows["teachers_agreeing"].to_pylist(), strict=True)
+    )
+
+
+def _refuse_rehearsal(manifests: Mapping[str, Mapping[str, Any]], repo_id: str | None) -> None:
+    """Refuse to push a dataset with even one made-up row.
+
+    Raises:
+        PublishError: a batch has a made-up row. Nothing was published.
+    """
+    play = {key: n for key, each in manifests.items() if (n := each.get("n_rehearsed"))}
+    if repo_id is not None and play:
+        raise PublishError(
+            f"{sum(play.values())} rows were made up in a rehearsal (batch {', '.join(sorted(play))}): "
+            f"made-up rows are never pushed to {repo_id}; nothing was published. Replay these batches "
+            "with real teachers first"
+        )

@@ -463,6 +463,6 @@ def _with_dataset_folder(settings: Settings, receipts: Receipts) -> Settings:
 
 
 def _newest(place: Place) -> Place:
-    from replay_pipeline.publish import versions  # which loads what publishing needs
+    from replay_pipeline.publish import newest  # which loads what publishing needs
 
-    return versions.newest(place) or place
+    return newest(place) or place

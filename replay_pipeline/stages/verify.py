@@ -68,8 +68,7 @@ def _shards(manifest: Mapping[str, Any]) -> Iterator[str]:
     """Yield the paths of the shards that a manifest names."""
     for config, splits in manifest["files"].items():
         for split, names in splits.items():
-            version = manifest.get("layout", 1)
-            folder = batch_dir(config, split, manifest["trace_batch"], version=version)
+            folder = batch_dir(config, split, manifest["trace_batch"])
             yield from (f"dataset/{folder}/{name}" for name in names)
 
 

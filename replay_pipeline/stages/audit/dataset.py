@@ -14,8 +14,8 @@ from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.publish import in_words, layout
 from replay_pipeline.publish.batch_facts import rows_by_split
 from replay_pipeline.publish.blind import WARN_ABOVE
-from replay_pipeline.publish.earlier import read_manifests
 from replay_pipeline.publish.loading import problems_of_loading
+from replay_pipeline.publish.version import read_manifests
 from replay_pipeline.redaction.redactor import find_secrets_in
 from replay_pipeline.stages.audit.held_out import shared_conversations, shared_messages
 from replay_pipeline.stages.audit.verdict import AuditResult
@@ -239,7 +239,6 @@ def _counted(folder: Place) -> dict[str, int]:
         for config, splits in manifest["files"].items():
             for split, files in splits.items():
                 for name, n_rows in files.items():
-                    batch, version = manifest["trace_batch"], manifest.get("layout", 1)
-                    where = layout.batch_dir(config, split, batch, version=version)
+                    where = layout.batch_dir(config, split, manifest["trace_batch"])
                     counted[f"{where}/{name}"] = n_rows
     return counted

@@ -45,7 +45,7 @@ def shared_conversations(folder: Place) -> AuditResult:
     """Is every conversation in one split only?"""
     sides: dict[str, set[str]] = {}
     for split, rows in _shards(folder, ("state_id", "session_id", "conversation")):
-        for name in layout.conversations_in(rows, {}):
+        for name in layout.conversations_in(rows):
             sides.setdefault(name, set()).add(split)
     shared = sorted(name for name, found in sides.items() if len(found) > 1)
     return AuditResult(
@@ -124,7 +124,7 @@ def _shards(folder: Place, columns: tuple[str, ...]) -> Iterator[tuple[str, pa.T
 
 
 def _long_messages(rows: pa.Table, split: str) -> Iterator[tuple[str, _Message]]:
-    conversations = layout.conversations_in(rows, {})
+    conversations = layout.conversations_in(rows)
     states = rows["state_id"].to_pylist()
     openings: dict[int, int] = {}
     found: dict[str, set[int]] = {}

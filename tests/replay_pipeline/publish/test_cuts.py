@@ -11,8 +11,7 @@ from replay_pipeline.actions import canonical_action
 from replay_pipeline.actions.windows import OMITTED
 from replay_pipeline.judge.feasibility import PromptState
 from replay_pipeline.publish import layout, publish
-from replay_pipeline.publish.cuts import cut_pairs, with_needs
-from replay_pipeline.publish.lengths import TokenSizes
+from replay_pipeline.publish.lengths import TokenSizes, cut_pairs, with_needs
 
 SYSTEM = {"role": "system", "content": "You are an agent.\nWorking directory: /w\n"}
 REQUEST = {"role": "user", "content": "Fix the cart."}

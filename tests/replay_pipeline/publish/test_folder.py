@@ -9,8 +9,8 @@ from replay_pipeline.errors import StorageError
 from replay_pipeline.publish import folder as room
 from replay_pipeline.publish import publish
 from replay_pipeline.publish.batch_facts import content_digest, encode
-from replay_pipeline.publish.earlier import read_manifests
 from replay_pipeline.publish.folder import file_contents, replace_files
+from replay_pipeline.publish.version import read_manifests
 
 
 def test_files_are_written_kept_and_removed(tmp_path):

@@ -10,8 +10,8 @@ import yaml
 from replay_pipeline.actions.windows import OMITTED
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.publish import publish
-from replay_pipeline.publish.earlier import read_manifests
 from replay_pipeline.publish.lengths import TokenSizes
+from replay_pipeline.publish.version import read_manifests
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
 REQUEST = {"role": "user", "content": "Fix the first request."}

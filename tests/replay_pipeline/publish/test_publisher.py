@@ -3,10 +3,10 @@ import json
 import pytest
 
 from replay_pipeline import DJNormalizer
-from replay_pipeline.errors import ConfigError, SchemaError, SecretFoundError
-from replay_pipeline.publish import publish
-from replay_pipeline.publish.earlier import read_manifests
+from replay_pipeline.errors import ConfigError, PublishError, SchemaError, SecretFoundError
+from replay_pipeline.publish import publish, retract
 from replay_pipeline.publish.folder import file_contents, list_files
+from replay_pipeline.publish.version import read_manifests
 
 
 def snapshot(folder):
@@ -122,3 +122,18 @@ def test_pairs_are_published_as_the_normalizer_returns_them(tmp_path):
 def test_what_is_no_normalized_pair_is_refused_with_what_to_call(tmp_path, given, word):
     with pytest.raises(SchemaError, match=word):
         publish(given, folder=tmp_path / "set")
+
+
+def test_a_dataset_of_another_version_is_refused_and_stays(tmp_path, kept_table):
+    folder = tmp_path / "set"
+    publish([("b1", kept_table(*range(3)))], folder=folder)
+    manifest = folder / "manifests" / "b1.json"
+    manifest.write_text(manifest.read_text().replace('"layout": 6', '"layout": 5'))
+    before = snapshot(folder)
+    for change in (
+        lambda: publish([("b2", kept_table(4))], folder=folder),
+        lambda: retract(folder=folder, batches=["b1"]),
+    ):
+        with pytest.raises(PublishError, match=r"another version .* publish to a new place"):
+            change()
+    assert snapshot(folder) == before

@@ -1,18 +1,13 @@
 import random
-import shutil
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from replay_pipeline.publish import layout, publish, retract
-from replay_pipeline.publish.earlier import read_manifests
+from replay_pipeline.publish import publish
 from replay_pipeline.publish.splits import (
     ConversationSplit,
-    joined_splits,
     name_sha,
     position,
-    sides_in,
 )
 
 
@@ -186,39 +181,6 @@ def test_rows_without_a_session_are_split_by_state(tmp_path, kept_table, make_ke
     rows = [make_kept(n) | {"session_id": None} for n in range(60)]
     report = publish([("b", kept_table(*rows))], folder=tmp_path / "set")
     assert report.rows_by_split["pairs"]["test"] > 3
-
-
-OLD = Path(__file__).parents[2] / "data" / "dataset_of_layout_2"
-CUT = "5d9b6b43-0c1f-5e0a-9c58-4f5f0f6a7b01"
-
-
-@pytest.fixture
-def old(tmp_path):
-    return shutil.copytree(OLD, tmp_path / "old")
-
-
-def brought_by_a_publication(folder, kept_table):
-    publish([("b3", kept_table(70, 71))], folder=folder, test_fraction=0.24)
-
-
-def brought_by_retracting(folder, kept_table):
-    retract(folder=folder, batches=["nothing"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bring", [brought_by_a_publication, brought_by_retracting])
-def test_an_older_dataset_has_a_cut_conversation_in_train_afterwards(bring, old, kept_table):
-    bring(old, kept_table)
-    found = sides_of(old)
-    assert all(len(sides) == 1 for sides in found.values())
-    assert found[CUT] == {"train"}
-    assert found["c3e1d7a4-2b9f-5c6d-9e70-1a2b3c4d5e03"] == {"test"}  # was there, and nowhere else
-    manifests = read_manifests(old)
-    assert {manifests[batch]["layout"] for batch in ("b1", "b2")} == {layout.VERSION}
-    sides = joined_splits(*(sides_in(manifest["conversations"]) for manifest in manifests.values()))
-    assert sides[name_sha(CUT)] == "train"
-    card = " ".join((old / "README.md").read_text("utf-8").split())
-    assert "1 conversation had rows in both splits" in card
 
 
 @pytest.mark.parametrize(

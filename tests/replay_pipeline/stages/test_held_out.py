@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,12 +12,10 @@ from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.publish import publish
 from replay_pipeline.stages.audit.dataset import refuse_unfit_dataset
 from replay_pipeline.stages.audit.held_out import shared_conversations, shared_messages
-from replay_pipeline.storage.schemas import NORMALIZED_PAIRS
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.full_tables import full_table
 from tests.replay_pipeline.publish.conftest import call_message, kept_row
 
-OLD = Path(__file__).parents[2] / "data" / "dataset_of_layout_2"
 LONG = "Find every caller of the parser and say which of its two results each of them reads. " * 3
 
 
@@ -37,13 +34,13 @@ def published(folder, rows, *, fraction=0.5):
     return folder
 
 
-def test_the_leak_of_an_older_dataset_is_named():
-    problem = " ".join(shared_messages(OLD).problems)
-    assert "Find every caller of `parse_ledger`" in problem
-    assert "in train, state state-0" in problem
-    assert "in test, state state-2" in problem
-    assert "Read the three migrations" not in problem  # on one side with its subagent
-    assert shared_conversations(OLD).facts["shared_conversations"] == 1
+def test_a_conversation_on_both_sides_is_named(tmp_path):
+    folder = published(tmp_path, [row(n, f"s{n}", f"Request {n}.") for n in range(6)])
+    shard = next((folder / "data" / "pairs" / "train").rglob("*.parquet"))
+    shutil.copy(shard, folder / "data" / "pairs" / "test" / "b")
+    assert shared_conversations(folder).facts["shared_conversations"] > 0
+    with pytest.raises(CheckFailedError, match="is in both splits"):
+        refuse_unfit_dataset(folder)
 
 
 def cut_in_two():
@@ -150,15 +147,3 @@ def test_a_leak_keeps_the_old_version(tmp_path):
             look=refuse_unfit_dataset,
         )
     assert sorted(path.name for path in folder.rglob("*.parquet")) == before
-
-
-@pytest.mark.slow
-def test_an_older_dataset_is_brought_over_and_loads(tmp_path):
-
-    folder = shutil.copytree(OLD, tmp_path / "set")
-    with pytest.raises(CheckFailedError, match="is in both splits"):
-        refuse_unfit_dataset(folder)
-    nothing = NORMALIZED_PAIRS.empty_table()
-    publish([("b3", nothing)], folder=folder, test_fraction=0.24, look=refuse_unfit_dataset)
-    told = refuse_unfit_dataset(folder)
-    assert told["dataset_loads"].startswith("holds (")

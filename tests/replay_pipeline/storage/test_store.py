@@ -218,7 +218,7 @@ def test_a_publisher_that_dies_leaves_the_old_version_and_its_rest_is_cleared(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("replay_pipeline.publish.versions.copy_files", die)
+        patch.setattr("replay_pipeline.publish.folder.copy_files", die)
         with pytest.raises(KeyboardInterrupt):
             publish_at(place, tmp_path / "other", 1, 2)
     assert newest(place) == current
