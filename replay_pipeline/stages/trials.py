@@ -44,7 +44,7 @@ class TriedStates(NamedTuple):
 
     trials: Trials
     became: dict[str, str]
-    """By state, what became of the lines that the agent's own action added: see `Fate.became`."""
+    """By state, what became of the lines that the agent's own action added: `undone` or `kept`."""
     counts: dict[str, int]
 
 
@@ -164,10 +164,10 @@ def try_actions(
 def _became(book: FateBook, id_of: Mapping[str, str], wanted: Mapping[str, Any]) -> dict[str, str]:
     """Return what became of the edits of wanted states; of several at one, the worst."""
     found: dict[str, str] = {}
-    for fate in book.settled():
-        state_id = id_of[fate.step.decision]
+    for step, became in book.settled():
+        state_id = id_of[step.decision]
         if state_id in wanted and found.get(state_id) != "undone":
-            found[state_id] = fate.became
+            found[state_id] = became
     return found
 
 

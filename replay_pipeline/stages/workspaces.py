@@ -18,13 +18,10 @@ from replay_pipeline.ingesters.corpus import session_files
 from replay_pipeline.ingesters.log_rows import state_ids_for
 from replay_pipeline.settings import Settings
 from replay_pipeline.workspaces.environment import CheckedTask, Run
-from replay_pipeline.workspaces.fidelity import RerunCall, checks, shares
 from replay_pipeline.workspaces.git import Repository, find_repositories
 from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log, LoggedCall, read_log
 from replay_pipeline.workspaces.places import StatePlace
-from replay_pipeline.workspaces.roots import Roots
-from replay_pipeline.workspaces.sandbox import Sandbox
 from replay_pipeline.workspaces.sightings import paths_of
 from replay_pipeline.workspaces.snapshots import (
     SnapshotRepository,
@@ -33,9 +30,7 @@ from replay_pipeline.workspaces.snapshots import (
     read_session,
     snapshots_of,
 )
-
-MAX_COMMANDS = 500
-"""How many recorded commands of each project are run again by default."""
+from replay_pipeline.workspaces.working_trees import Roots
 
 
 class Workspaces:
@@ -116,38 +111,6 @@ class Workspaces:
             left = _part_of(left, {step.session for step in left.steps} - mine)
         if left.steps:
             yield left, History(None, left, is_later_used=is_later_used)
-
-    def checks(
-        self,
-        *,
-        is_later_used: bool = True,
-        sandbox: Sandbox | None = None,
-        max_commands: int = MAX_COMMANDS,
-    ) -> Iterator[RerunCall]:
-        """Run every recorded call of a file tool, and commands that only read, on the tree before it.
-
-        Args:
-            is_later_used: whether what a log shows after a moment tells of that moment too. No
-                call's own answer is used in either case.
-            sandbox: runs the commands. Without one, none is run.
-            max_commands: how many commands of each project run at most.
-        """
-        for log, history in self.histories(is_later_used=is_later_used):
-            yield from checks(history, log, sandbox=sandbox, max_commands=max_commands)
-
-    def fidelity(
-        self,
-        *,
-        is_later_used: bool = True,
-        sandbox: Sandbox | None = None,
-        max_commands: int = MAX_COMMANDS,
-    ) -> dict[str, Any]:
-        """Return the share of recorded calls that the rebuilt trees reproduce.
-
-        The arguments are those of `checks`.
-        """
-        found = self.checks(is_later_used=is_later_used, sandbox=sandbox, max_commands=max_commands)
-        return {"projects": shares(found)}
 
     def show(self, state: str) -> dict[str, Any]:
         """Return the files at a state: its commit, and those that are not as the commit has them.

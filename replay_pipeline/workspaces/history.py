@@ -2,7 +2,7 @@
 
 A working tree starts with the files of a commit. Contents in the log replace them. The files before
 a step never use the step's own answer, unless the caller asks for it. So the recorded answer can
-test the tree; see `fidelity.py`.
+test the tree; `benchmarks/commands.py` does.
 """
 
 import re
@@ -10,9 +10,7 @@ import re
 import msgspec
 
 from replay_pipeline.workspaces.git import GitCommit, Repository
-from replay_pipeline.workspaces.heads import Evidence, WorkingTree, text_of
 from replay_pipeline.workspaces.logs import Log, LoggedCall
-from replay_pipeline.workspaces.roots import Roots
 from replay_pipeline.workspaces.sightings import (
     LONGEST_GAP_S,
     Part,
@@ -25,6 +23,7 @@ from replay_pipeline.workspaces.sightings import (
 )
 from replay_pipeline.workspaces.tools import ToolRun
 from replay_pipeline.workspaces.tree import Source, TreeFile, is_below
+from replay_pipeline.workspaces.working_trees import Evidence, Roots, WorkingTree, text_of
 
 _MOVES = re.compile(
     r"\bgit\s+(?:-C\s+\S+\s+|-c\s+\S+\s+)*(?:checkout|switch|stash|reset|pull|rebase|merge|restore|"

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from replay_pipeline.workspaces.globs import expression_of
-from replay_pipeline.workspaces.ignores import Ignores
+from replay_pipeline.workspaces.globs import Ignores, expression_of
 from replay_pipeline.workspaces.tree import Tree, is_below
 
 MAX_GLOB_FILES = 100

@@ -1,5 +1,6 @@
 """Recorded calls on rebuilt trees: what is reproduced is what the record says, and the rest is told."""
 
+from benchmarks.commands import checks_of, shares
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.workspaces import Workspaces
 from tests.support.worked import Worked
@@ -9,6 +10,11 @@ FILES = {
     "tide/high.py": "def high():\n    return 3\n",
     "tide/low.py": "def low():\n    return 1\n",
 }
+
+
+def reproduced(path, *, repositories=(), **options):
+    work = Workspaces(Settings(), sources=[path], repositories=repositories)
+    return shares(checks_of(work, **options))
 
 
 def recorded(tmp_path):
@@ -31,8 +37,7 @@ def recorded(tmp_path):
 def test_every_recorded_call_is_counted_and_what_is_not_reproduced_has_a_reason(tmp_path):
     work = recorded(tmp_path)
     path = work.session.write(tmp_path / "projects")
-    report = Workspaces(Settings(), sources=[path]).fidelity()
-    tools = report["projects"][str(work.root)]
+    tools = reproduced(path)[str(work.root)]
     assert {name: (row["n_same"], row["n"]) for name, row in tools.items()} == {
         "Read": (1, 2),
         "Edit": (1, 1),
@@ -57,8 +62,7 @@ def test_a_wrong_record_is_not_reproduced(tmp_path):
     path = tmp_path / "projects" / "wrong.jsonl"
     path.parent.mkdir()
     path.write_text("\n".join(wrong) + "\n")
-    report = Workspaces(Settings(), sources=[path]).fidelity(is_later_used=False)
-    tools = report["projects"][str(work.root)]
+    tools = reproduced(path, is_later_used=False)[str(work.root)]
     assert tools["Read"]["n_same"] == 0
     assert tools["Edit"]["n_exact"] == 0
     assert tools["Grep"]["n_same"] == 0
@@ -68,8 +72,7 @@ def test_files_outside_of_the_repository_are_told_apart(tmp_path):
     work = recorded(tmp_path)
     work.failed("Read", "File does not exist.", file_path="/etc/tides.conf")
     path = work.session.write(tmp_path / "projects")
-    report = Workspaces(Settings(), sources=[path]).fidelity()
-    assert report["projects"]["outside"]["failed Read"]["reasons"] == {"outside": 1}
+    assert reproduced(path)["outside"]["failed Read"]["reasons"] == {"outside": 1}
 
 
 def test_a_repository_that_lies_elsewhere_tells_the_same(tmp_path):
@@ -78,8 +81,7 @@ def test_a_repository_that_lies_elsewhere_tells_the_same(tmp_path):
     clone = tmp_path / "clone"
     work.git("clone", "-q", "--bare", str(work.root), str(clone), cwd=tmp_path)
     work.root.rename(tmp_path / "moved")
-    work = Workspaces(Settings(), sources=[path], repositories=[clone])
-    tools = work.fidelity()["projects"]["all"]
+    tools = reproduced(path, repositories=[clone])["all"]
     assert (tools["Read"]["n_same"], tools["Edit"]["n_same"]) == (1, 1)
 
 
@@ -101,11 +103,6 @@ def with_commands(tmp_path):
 def test_commands_that_only_read_are_run_in_a_sandbox(tmp_path, box):
     work = with_commands(tmp_path)
     path = work.session.write(tmp_path / "projects")
-    report = Workspaces(Settings(), sources=[path]).fidelity(sandbox=box)
-    row = report["projects"][str(work.root)]["Bash"]
+    row = reproduced(path, sandbox=box)[str(work.root)]["Bash"]
     assert (row["n"], row["n_same"], row["reasons"]) == (4, 3, {"git_changes_differ": 1})
-    fewer = Workspaces(Settings(), sources=[path]).fidelity(sandbox=box, max_commands=1)
-    assert fewer["projects"][str(work.root)]["Bash"]["n"] == 1
-    assert (
-        "Bash" not in Workspaces(Settings(), sources=[path]).fidelity()["projects"][str(work.root)]
-    )
+    assert reproduced(path, sandbox=box, max_commands=1)[str(work.root)]["Bash"]["n"] == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.commands import checks_of, shares
 from replay_pipeline.ingesters import Traces, ingest
 from replay_pipeline.ingesters.agents.opencode_database import export_sessions
 from replay_pipeline.processes import child_environment
@@ -67,7 +68,7 @@ def put_snapshots(data: Path, aside: Path, texts=(BEFORE, AFTER)) -> list[str]:
 
 
 def rows_of(data: Path, *, is_later_used: bool = False):
-    return Workspaces(Settings(), sources=[data]).fidelity(is_later_used=is_later_used)["projects"]
+    return shares(checks_of(Workspaces(Settings(), sources=[data]), is_later_used=is_later_used))
 
 
 @pytest.mark.parametrize("is_later_used", [False, True])
