@@ -11,8 +11,8 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from replay_pipeline.actions.assignment import perfect_matching
 from replay_pipeline.actions.canonical import Action, Call
+from replay_pipeline.actions.edits import perfect_matching
 from replay_pipeline.types import Tool
 
 DifferenceKind = Literal[

@@ -21,7 +21,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from replay_pipeline.actions.texts import say_the_same
+from replay_pipeline.actions.agreement import say_the_same
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "texts" / "answers.yaml"
 THRESHOLDS = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6)

@@ -37,7 +37,7 @@ class Room:
 
 
 MONEY = "ledger writer scopes lookups books database migration reconcile unbooked prices estimates"
-EXTRACTION = "answers claims extract judgment natural on_policy records report rule balance"
+EXTRACTION = "answers claims extract judgment natural on_policy records report rule"
 ROOMS = {
     "ledger": Room(
         tuple(f"replay_pipeline/replay/{name}.py" for name in MONEY.split()),

@@ -12,7 +12,35 @@ from typing import NamedTuple
 
 from replay_pipeline.actions.consequences import Consequence, consequence_of
 from replay_pipeline.actions.programs import PROGRAMS, Program
-from replay_pipeline.actions.shell_words import ACTIVE, QUOTED
+
+ACTIVE = "\x01"
+"""Marks an unquoted glob, brace, tilde, or expansion."""
+QUOTED = "\x02"
+"""Marks an expansion inside double quotes."""
+
+_SPECIAL = re.compile(r"\\\n|\\(.)|(\{\})|([*?\[\]{}!])|\A(~)", re.DOTALL)
+_NEEDS_WORK = re.compile(r"[\\*?\[\]{}!~]")
+
+
+def unquoted(text: str) -> str:
+    """Return a bare word with escapes resolved and active characters marked."""
+    if not _NEEDS_WORK.search(text):
+        return text
+    return _SPECIAL.sub(_resolved, text)
+
+
+def _resolved(match: re.Match[str]) -> str:
+    # An empty pair of braces means nothing to the shell: `find -exec` takes it as a place.
+    if (plain := match[1] or match[2]) is not None:
+        return plain
+    active = match[3] or match[4]
+    return ACTIVE + active if active else ""
+
+
+def plain_text(word: str) -> str | None:
+    """Return a word that the shell doesn't expand, or None if the shell expands it."""
+    return None if ACTIVE in word or QUOTED in word else word
+
 
 PathReader = Callable[[str], str]
 Flag = tuple[str, ...]
@@ -50,7 +78,7 @@ def arguments_of(words: Sequence[str], path: PathReader, depth: int = 0) -> Argu
     """Read the options of a command.
 
     Args:
-        words: The words of the command, with quoting resolved and the marks of `shell_words`.
+        words: The words of the command, with quoting resolved and the marks `ACTIVE` and `QUOTED`.
         path: Resolves a word if it is a path.
         depth: How many commands wrap this one, as in `timeout 5 nice`.
     """

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from replay_pipeline.actions.paths import absolute, relative, without_needless_cd
-from replay_pipeline.actions.tools import spec_of, without_defaults_inside
-from replay_pipeline.actions.validity import ToolList
+from replay_pipeline.actions.tools import ToolList, spec_of, without_defaults_inside
 from replay_pipeline.types import Message, Tool
 
 MAX_ARGUMENT_CHARS = 250_000

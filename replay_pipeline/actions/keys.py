@@ -1,4 +1,4 @@
-"""The parts of a call that must be equal for two calls to agree."""
+"""The parts of a call that must be equal for two calls to agree, and what it can see or change."""
 
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -6,8 +6,15 @@ from typing import Any, NamedTuple
 from replay_pipeline.actions.canonical import Call
 from replay_pipeline.actions.edits import Edit, edits_of
 from replay_pipeline.actions.paths import absolute
-from replay_pipeline.actions.shell import shell_plan
-from replay_pipeline.actions.tools import ToolSpec, family_of, spec_of, with_one_url
+from replay_pipeline.actions.shell import ShellPlan, shell_plan
+from replay_pipeline.actions.tools import (
+    Reach,
+    ToolSpec,
+    family_of,
+    reach_of_tool,
+    spec_of,
+    with_one_url,
+)
 
 
 class CallKeys(NamedTuple):
@@ -78,3 +85,30 @@ def _items(arguments: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 def _hashable(value: Any) -> Any:
     """Return `value` as a key that keeps true, 1 and "True" apart."""
     return ("json", repr(value)) if isinstance(value, dict | list | bool | float) else value
+
+
+def reach_of(call: Call) -> Reach:
+    """Return whether a valid call only looks, or what it may change."""
+    if call.name == "Bash":
+        return "look" if plan_of(call).only_looks else "anything"
+    return reach_of_tool(call.name)
+
+
+def plan_of(call: Call) -> ShellPlan:
+    """Return the plan of the command in a valid call of Bash."""
+    return shell_plan(call.values()["command"], call.cwd)
+
+
+def depend(one: Call, other: Call) -> bool:
+    """Return whether the order of two calls can matter.
+
+    Two calls that only look never depend on each other, and neither do changes of different
+    objects. A Read depends on changes of its file. Any other look may depend on every change.
+    """
+    reaches = {reach_of(one), reach_of(other)}
+    if "nothing" in reaches or reaches == {"look"}:
+        return False
+    if "anything" in reaches:
+        return True
+    names_one = reaches == {"object"} or "Read" in (one.name, other.name)
+    return not names_one or keys_of(one).target == keys_of(other).target

@@ -16,7 +16,7 @@ from replay_pipeline.actions.agreement import (
     strictness,
 )
 from replay_pipeline.actions.canonical import Action, canonical_action
-from replay_pipeline.actions.validity import ToolList
+from replay_pipeline.actions.tools import ToolList
 from replay_pipeline.types import AgreementLevel, TeacherAction, Tool, family_of_model
 
 _CUT_SHORT = frozenset({"length", "content_filter"})

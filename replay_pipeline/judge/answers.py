@@ -12,7 +12,7 @@ from replay_pipeline.actions import (
     agrees_at,
     canonical_action,
 )
-from replay_pipeline.actions.validity import ToolList
+from replay_pipeline.actions.tools import ToolList
 from replay_pipeline.actions.votes import Vote, family_of_answer, read_answer
 from replay_pipeline.types import (
     AgreementLevel,

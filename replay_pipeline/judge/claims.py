@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 from replay_pipeline.judge.answers import Case
 from replay_pipeline.judge.ballots import AGENT, Ballot, BallotBox, Verdicts
-from replay_pipeline.judge.calibration import calibrated
-from replay_pipeline.judge.precision import PrecisionEvidence
+from replay_pipeline.judge.precision import PrecisionEvidence, calibrated
 from replay_pipeline.judge.reliability import Beliefs, Reliability, fit, posterior
 from replay_pipeline.storage.pair_rows import pair_id_of
 from replay_pipeline.types import DPOPair

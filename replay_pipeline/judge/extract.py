@@ -157,7 +157,7 @@ class _AgentStep:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Candidate:
     """A pair of the teachers, which may turn out to be deferred."""
 
     pair: DPOPair
@@ -210,7 +210,7 @@ class _Extraction:
         )
         self._steps: dict[str, list[_AgentStep]] = {}
         """The recorded actions of each session."""
-        self._found: list[_Found] = []
+        self._found: list[_Candidate] = []
 
     def reliability(self) -> Reliability:
         """Return the estimates that the states judged so far give."""
@@ -248,7 +248,7 @@ class _Extraction:
         if judgment.outcome != "pair" or consensus is None:
             return
         self._found.append(
-            _Found(
+            _Candidate(
                 pair=consensus_pair(judgment, consensus, self.arbiter.is_same),
                 row=row,
                 chosen=consensus.action,
@@ -271,7 +271,7 @@ class _Extraction:
 
     def defer(self) -> None:
         """Turn pairs into `deferred` whose consensus the agent does by itself a few steps later."""
-        kept: list[_Found] = []
+        kept: list[_Candidate] = []
         for found in self._found:
             n_steps = self.n_steps_to(found)
             if n_steps is None:
@@ -282,7 +282,7 @@ class _Extraction:
                 found.row["why"] = f"the student does it {n_steps} steps later"
         self._found = kept
 
-    def n_steps_to(self, found: _Found) -> int | None:
+    def n_steps_to(self, found: _Candidate) -> int | None:
         """Return the number of steps until the agent takes the chosen action of a pair, or None if it doesn't soon.
 
         Also None if the recorded action failed or was refused. Taking the other action next is then
@@ -303,7 +303,7 @@ class _Extraction:
     def add_natural(self, states: list[TraceState]) -> None:
         """Add what the record itself prefers; where the teachers say the same, it joins their row."""
         is_same = self.arbiter.is_same
-        at_place: dict[tuple[str, int], list[_Found]] = {}
+        at_place: dict[tuple[str, int], list[_Candidate]] = {}
         for found in self._found:
             at_place.setdefault(found.place, []).append(found)
         for natural in natural_pairs(states):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from replay_pipeline.actions import Call
 from replay_pipeline.actions.edits import Edit, are_same_change, edits_of
-from replay_pipeline.actions.reach import plan_of, reach_of
+from replay_pipeline.actions.keys import plan_of, reach_of
 
 _NUMBERED = re.compile(r"^ *(\d+)(?:→|\t)(.*)$")
 _REMINDER = re.compile(r"^\s*<system-reminder>.*?</system-reminder>", re.DOTALL | re.MULTILINE)

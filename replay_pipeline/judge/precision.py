@@ -13,8 +13,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replay_pipeline.judge.calibration import FEWEST_CHECKED
-from replay_pipeline.judge.wilson import Z, wilson_interval
+import numpy as np
+
+Z = 1.959964
+"""95 % of a normal distribution lies within this many standard deviations."""
+
+
+def wilson_interval(share: float, n: float) -> tuple[float, float]:
+    """Return the 95 % score interval of a share of `n` (Wilson 1927), or [0, 1] if `n` is 0.
+
+    Args:
+        share: the share, from 0 to 1.
+        n: number of observations. Weights may make it a fraction.
+    """
+    if not n:
+        return 0.0, 1.0
+    z2 = Z**2 / n
+    middle = (share + z2 / 2) / (1 + z2)
+    half = Z * math.sqrt(share * (1 - share) / n + z2 / (4 * n)) / (1 + z2)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
 
 _LEAST_CHANCE = 0.3
 """Of the chance of the most doubtful pair, so much has the surest one to be drawn."""
@@ -287,3 +305,67 @@ def _rank(pair_id: str, chance: float) -> float:
     digest = hashlib.blake2b(f"check\0{pair_id}".encode(), digest_size=8).digest()
     u = (int.from_bytes(digest, "big") + 0.5) / 2**64
     return u * (1 - chance) / (chance * (1 - u)) if chance < 1 else 0.0
+
+
+FEWEST_CHECKED = 5
+"""The fewest checked pairs that correct the claims."""
+_SHIFT_SD, _SLOPE_SD = 1.5, 0.5
+"""Prior standard deviations of the two numbers around 0 and 1."""
+_SUREST = 1e-4
+_N_STEPS = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A correction of claims by checked pairs."""
+
+    shift: float = 0.0
+    slope: float = 1.0
+    n_checked: int = 0
+    """Number of checked pairs behind it."""
+
+    def of(self, p: float) -> float:
+        """Return the calibrated probability for a claim of `p`."""
+        if not self.n_checked:
+            return p
+        return float(_expit(self.shift + self.slope * _logit(np.array(p))))
+
+
+def calibrated(checks: Sequence[tuple[float, bool, float]]) -> Calibration:
+    """Return the most likely calibration, or none if too few pairs were checked.
+
+    The log-odds of a claim are shifted and scaled to predict the checks best: Platt (1999),
+    "Probabilistic outputs for support vector machines". Priors keep the claims unchanged if few
+    pairs were checked. A pair that was more likely to be drawn counts less.
+
+    Args:
+        checks: for each checked pair its claim, whether it is right, and its chance of being drawn.
+    """
+    if len(checks) < FEWEST_CHECKED:
+        return Calibration()
+    p, y, chance = (np.array(each, dtype=float) for each in zip(*checks, strict=True))
+    weights = 1 / chance
+    # As many as would tell as much if all had been drawn with one chance (Kish 1965).
+    weights *= weights.sum() / (weights**2).sum()
+    x = np.stack([np.ones_like(p), _logit(p)], axis=1)
+    mean, precision = np.array([0.0, 1.0]), np.array([_SHIFT_SD, _SLOPE_SD]) ** -2.0
+    found = mean.copy()
+    for _ in range(_N_STEPS):
+        said = _expit(x @ found)
+        slope = x.T @ (weights * (y - said)) - precision * (found - mean)
+        curve = (x * (weights * said * (1 - said))[:, None]).T @ x + np.diag(precision)
+        step = np.linalg.solve(curve, slope)
+        found += np.clip(step, -1.0, 1.0)
+        if np.abs(step).max() < 1e-9:
+            break
+    # A surer claim is never worth less.
+    return Calibration(float(found[0]), max(0.0, float(found[1])), len(checks))
+
+
+def _logit(p: np.ndarray) -> np.ndarray:
+    kept = np.clip(p, _SUREST, 1 - _SUREST)
+    return np.log(kept / (1 - kept))
+
+
+def _expit(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))

@@ -21,14 +21,19 @@ from typing import Any
 import numpy as np
 
 from replay_pipeline.judge.ballots import (
+    ALSO_RIGHT,
+    N_LABELS,
+    OWN,
+    RIGHT,
+    TEMPTING,
     Ballot,
     Known,
     Pattern,
+    Rows,
     kind_in_words,
     merged_kinds,
 )
-from replay_pipeline.judge.calibration import Calibration
-from replay_pipeline.judge.labels import ALSO_RIGHT, N_LABELS, OWN, RIGHT, TEMPTING, Rows
+from replay_pipeline.judge.precision import Calibration
 
 Array = np.ndarray
 

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 
-from replay_pipeline.judge.labels import ALSO_RIGHT, Rows
+from replay_pipeline.judge.ballots import ALSO_RIGHT, Rows
 from replay_pipeline.judge.reliability import Reliability, likelihoods
 from replay_pipeline.judge.rule import Pattern, rule, standing_of_pattern
 

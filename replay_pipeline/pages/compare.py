@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from replay_pipeline.actions import agreement_level, canonical_action
-from replay_pipeline.judge.wilson import wilson_interval
+from replay_pipeline.judge.precision import wilson_interval
 from replay_pipeline.pages.costs import Row, list_price_usd, tokens_of
 from replay_pipeline.pages.overview import Facts, tools_of
 from replay_pipeline.pages.tree import call_shown, cut

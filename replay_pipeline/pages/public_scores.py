@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from replay_pipeline.judge.wilson import Z
+from replay_pipeline.judge.precision import Z
 
 _DATED = re.compile(r"-\d{8}$|-\d{4}-\d{2}-\d{2}$|:.*$")
 

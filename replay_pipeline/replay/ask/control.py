@@ -17,7 +17,7 @@ from typing import Any, Unpack
 
 from replay_pipeline.actions import LEVELS, agreement_level, agrees_at, canonical_action
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.judge.wilson import wilson_interval
+from replay_pipeline.judge.precision import wilson_interval
 from replay_pipeline.replay.ask.asking import AskingOptions
 from replay_pipeline.replay.ask.run import replay_in_thread
 from replay_pipeline.types import (

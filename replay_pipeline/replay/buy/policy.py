@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
-from replay_pipeline.actions.validity import ToolList
+from replay_pipeline.actions.tools import ToolList
 from replay_pipeline.actions.votes import Panel, Vote, family_of_answer, read_answer
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.judge.rule import Standing, rule, standing_of_votes

@@ -8,7 +8,7 @@ import pytest
 
 from replay_pipeline.actions import agreement_level, canonical_action, parse_rendered
 from replay_pipeline.actions.shell import shell_plan
-from replay_pipeline.actions.validity import ToolList
+from replay_pipeline.actions.tools import ToolList
 
 CWD = "/home/ada/shop"
 

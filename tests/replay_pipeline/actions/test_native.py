@@ -6,7 +6,7 @@ import pytest
 
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.actions.native import NativeForm
-from replay_pipeline.actions.validity import ToolList
+from replay_pipeline.actions.tools import ToolList
 
 CWD = "/home/ada/shop"
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from replay_pipeline.actions import LEVELS, agreement_level, agrees_at, canonical_action
 from replay_pipeline.actions.agreement import strictness
-from replay_pipeline.actions.assignment import has_perfect_matching
-from replay_pipeline.actions.reach import depend
+from replay_pipeline.actions.edits import has_perfect_matching
+from replay_pipeline.actions.keys import depend
 from replay_pipeline.actions.shell import parsed_plan, shell_plan
 
 pytestmark = pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 
 from replay_pipeline.actions import canonical_action
-from replay_pipeline.actions.reach import reach_of
+from replay_pipeline.actions.keys import reach_of
 from replay_pipeline.actions.shell import shell_plan
 
 CWD = "/home/ada/shop"

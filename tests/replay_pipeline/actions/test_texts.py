@@ -1,7 +1,7 @@
 """When two final texts say the same: the default judge, on answers of our own making."""
 
 from benchmarks.text_judges import measured, pairs
-from replay_pipeline.actions.texts import choice_of, say_the_same
+from replay_pipeline.actions.agreement import choice_of, say_the_same
 from replay_pipeline.judge.extract import extract_dpo_pairs
 from replay_pipeline.types import TeacherAction
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from replay_pipeline.judge.asked import agrees_to, asks_for
-from replay_pipeline.judge.feasibility import PromptState
+from replay_pipeline.judge.feasibility import PromptState, agrees_to, asks_for
 
 ASKED = [
     ("commit", "Fix cart.py and commit."),

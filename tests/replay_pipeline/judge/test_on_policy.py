@@ -7,8 +7,7 @@ from statistics import mean
 import pytest
 
 from replay_pipeline.judge import on_policy
-from replay_pipeline.judge.balance import MIN_PAIRS
-from replay_pipeline.judge.on_policy import on_policy_pairs
+from replay_pipeline.judge.on_policy import MIN_PAIRS, on_policy_pairs
 from replay_pipeline.publish import blind_control
 from replay_pipeline.types import TeacherAction
 from tests.replay_pipeline.judge.test_extract import answers, bash, call, state

@@ -7,11 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from replay_pipeline.judge.ballots import Ballot
-from replay_pipeline.judge.calibration import calibrated
+from replay_pipeline.judge.ballots import OWN, Ballot, labelings
 from replay_pipeline.judge.extract import extract_pairs
-from replay_pipeline.judge.labels import OWN, labelings
-from replay_pipeline.judge.precision import PrecisionEvidence, draw, draw_next
+from replay_pipeline.judge.precision import PrecisionEvidence, calibrated, draw, draw_next
 from replay_pipeline.judge.reliability import fit, posterior
 from tests.support.worlds import WORLDS, bought, simulate
 

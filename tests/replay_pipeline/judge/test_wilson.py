@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from replay_pipeline.judge.wilson import wilson_interval
+from replay_pipeline.judge.precision import wilson_interval
 
 
 @pytest.mark.parametrize(("n", "total"), [(1, 3), (5, 10), (9, 10), (150, 431), (3, 1_000)])
