@@ -2,7 +2,7 @@
 
 from replay_pipeline.replay.ask.asking import Asking, AskingOptions
 from replay_pipeline.replay.ask.control import ControlReport, control
-from replay_pipeline.replay.ask.facts import NOT_ASKED, refuse_if_nobody_answers, replay_facts
+from replay_pipeline.replay.ask.outcomes import NOT_ASKED, refuse_if_nobody_answers, replay_facts
 from replay_pipeline.replay.ask.probe import Probe, probe_estimate, probe_teachers
 from replay_pipeline.replay.ask.run import (
     estimate,

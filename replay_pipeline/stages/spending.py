@@ -19,7 +19,7 @@ from replay_pipeline.replay import (
     probe_estimate,
     probe_teachers,
 )
-from replay_pipeline.replay.buy.prospects import Prospect, advice
+from replay_pipeline.replay.buy.estimates import Prospect, advice
 from replay_pipeline.settings import teacher_key
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.doctor import examine, examine_probes

@@ -54,7 +54,6 @@ PARTS: dict[str, tuple[str, ...]] = {
         "replay/buy/policy.py",
         "replay/buy/places.py",
         "replay/buy/buying.py",
-        "replay/ask/rounds.py",
         "judge/**/*",
         "types.py:FAILURES",
     ),

@@ -1,24 +1,44 @@
-"""A reservation and its attempts, and the dispatcher that sends all calls of a run."""
+"""One question's way to a booked answer: a slot, a reservation, attempts, and the bill.
+
+`Slots` limits how many calls run at once. `Introductions` keeps them few until an endpoint has shown
+that it serves the model that was asked. `Dispatcher` sends the calls of a run, `Attempts` makes those
+of one question under one reservation, and `Books` settles each with the ledger.
+"""
 
 import asyncio
 import logging
 import random
+import re
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from pydantic import SecretStr
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
-from replay_pipeline.replay.ask.introductions import Introductions
-from replay_pipeline.replay.ask.lanes import Slots
-from replay_pipeline.replay.buy.tasks import LaneQuestion
+from replay_pipeline.errors import TeacherError
+from replay_pipeline.replay.ask.outcomes import (
+    answer_row,
+    answered_row,
+    checked,
+    failed_row,
+    plausible,
+    unexpected,
+)
+from replay_pipeline.replay.buy.lanes import LaneQuestion
 from replay_pipeline.replay.dialects import RequestOptions, dialect_of
 from replay_pipeline.replay.dialects.client import Client, Reply
-from replay_pipeline.replay.dialects.replies import Answer, Failure
-from replay_pipeline.replay.dialects.requests import RequestBuilder
+from replay_pipeline.replay.dialects.prices import Price, usd
+from replay_pipeline.replay.dialects.replies import NO_COMPLETION, OTHER_MODEL, Answer, Failure
+from replay_pipeline.replay.dialects.requests import RequestBuilder, with_recorded_names
+from replay_pipeline.replay.dialects.sizes import Learned
+from replay_pipeline.replay.money.bills import BookedCost, judged, replayed_bound, token_problem
 from replay_pipeline.replay.money.calls import (
     InDoubt,
     Known,
@@ -27,11 +47,257 @@ from replay_pipeline.replay.money.calls import (
     Refused,
     Reserved,
     Settlement,
+    decode_row,
+    encode_row,
+    settled_lost,
 )
 from replay_pipeline.replay.money.ledger import Ledger
-from replay_pipeline.types import RetryPolicy, TeacherSpec
+from replay_pipeline.types import RetryPolicy, TeacherAction, TeacherSpec
 
 logger = logging.getLogger(__name__)
+
+
+class Slots:
+    """The number of calls in flight. It shrinks when an endpoint asks for less, and grows back.
+
+    Additive increase, multiplicative decrease: a round of successes adds one slot, and a request to
+    slow down removes a third, at most once per cooldown. Nothing is sent during a pause.
+
+    Args:
+        size: the most calls in flight.
+        n_first: the most calls in flight until `open` is called.
+        decrease: the fraction of slots that stays when the endpoint asks for less.
+        cooldown_s: seconds between two cuts.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        n_first: int | None = None,
+        decrease: float = 0.7,
+        cooldown_s: float = 1.0,
+    ) -> None:
+        self.size = size
+        self.limit = float(size if n_first is None else min(size, n_first))
+        self._is_open = n_first is None
+        self.n_in_use = 0
+        self.n_cuts = 0
+        self._decrease = decrease
+        self._cooldown_s = cooldown_s
+        self._last_cut = float("-inf")
+        self._paused_until = float("-inf")
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        """Wait for a slot, first come first served, and hold it."""
+        await self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
+
+    async def acquire(self) -> None:
+        """Wait for a slot.
+
+        Raises:
+            CancelledError: the caller was canceled while it waited.
+        """
+        if self._waiting or not self._has_room():
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            self._wake_later()
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self.release()
+                raise
+        else:
+            self.n_in_use += 1
+
+    def release(self) -> None:
+        """Release a slot."""
+        self.n_in_use -= 1
+        self._wake()
+
+    def open(self) -> None:
+        """Allow as many calls as there are slots. A second call has no effect."""
+        if not self._is_open:
+            self._is_open = True
+            self.limit = float(self.size)
+            self._wake()
+
+    def narrow(self, n_first: int) -> None:
+        """Allow fewer calls, but at least one, until `open` is called."""
+        if not self._is_open:
+            self.limit = float(max(1, min(self.size, n_first)))
+
+    def succeeded(self) -> None:
+        """Add a fraction of a slot after a successful call."""
+        if self._is_open and self.limit < self.size:
+            self.limit = min(self.size, self.limit + 1 / self.limit)
+
+    def slow_down(self, pause_s: float | None) -> None:
+        """Remove slots and pause, because the endpoint asks for it."""
+        now = time.perf_counter()
+        if pause_s:
+            self._paused_until = max(self._paused_until, now + pause_s)
+        if now - self._last_cut >= self._cooldown_s:
+            self._last_cut = now
+            self.limit = max(1.0, self.limit * self._decrease)
+            self.n_cuts += 1
+
+    def resume(self) -> None:
+        """End a pause, so that waiting calls see that the run was stopped."""
+        self._paused_until = float("-inf")
+        self._wake()
+
+    def _has_room(self) -> bool:
+        return self.n_in_use < int(self.limit) and time.perf_counter() >= self._paused_until
+
+    def _wake(self) -> None:
+        while self._waiting and self._has_room():
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                self.n_in_use += 1
+                waiter.set_result(None)
+        self._wake_later()
+
+    def _wake_later(self) -> None:
+        """After a pause nobody may be in flight whose end would wake the others."""
+        pause = self._paused_until - time.perf_counter()
+        if self._waiting and pause > 0:
+            asyncio.get_running_loop().call_later(pause + 0.001, self._wake)
+
+
+_N_FIRST = 3
+"""So many calls are in flight at most until an endpoint has sent a chat completion of the model that
+was asked; and so many replies in a row that are none end it."""
+_ANY = "*"
+_CHOSEN_FOR_YOU = re.compile(r"^(openrouter/|@)")
+"""Names under which a router picks a model itself."""
+
+
+class Introductions:
+    """The slots of each teacher, which stay few until its endpoint has proven itself.
+
+    Args:
+        prices: price by teacher. A price may contain another name of the model.
+        answered_before: teachers with answers in the ledger. Their endpoints get all slots as soon
+            as they list their models, which costs nothing.
+        lists_models: asks an endpoint for its list of models. Raises TeacherError if it sends none.
+    """
+
+    def __init__(
+        self,
+        prices: Mapping[str, Price],
+        *,
+        answered_before: Collection[str],
+        lists_models: Callable[[TeacherSpec], Awaitable[object]],
+    ) -> None:
+        self._prices = prices
+        self._answered_before = answered_before
+        self._lists_models = lists_models
+        self._slots: dict[str, Slots] = {}
+        self._met: set[str] = set()
+        self._n_wrong: Counter[str] = Counter()
+        self._looks: set[asyncio.Task[None]] = set()
+
+    def slots(self, teacher: TeacherSpec) -> Slots:
+        """Return the slots of a teacher."""
+        if teacher.name not in self._slots:
+            self._slots[teacher.name] = Slots(teacher.max_concurrency, n_first=_N_FIRST)
+            if teacher.name in self._answered_before:
+                self._looks.add(asyncio.create_task(self._look(teacher)))
+        return self._slots[teacher.name]
+
+    def all_slots(self) -> Collection[Slots]:
+        """Return the slots of each teacher that has some."""
+        return self._slots.values()
+
+    async def _look(self, teacher: TeacherSpec) -> None:
+        try:
+            await self._lists_models(teacher)
+        except TeacherError as error:
+            logger.info("%s: waiting for its first answer (%s)", teacher.name, error)
+        else:
+            self._slots[teacher.name].open()
+
+    async def close(self) -> None:
+        """Stop waiting for endpoints."""
+        for look in self._looks:
+            look.cancel()
+        if self._looks:
+            await asyncio.wait(self._looks)
+
+    def meet(self, teacher: TeacherSpec, outcome: Answer | Failure) -> Failure | None:
+        """Check which model answered, and stop paying if it is the wrong one.
+
+        Returns:
+            What is wrong with the reply if no chat endpoint or another model sent it.
+        """
+        name, wrong = teacher.name, None
+        if isinstance(outcome, Failure):
+            if outcome.code != NO_COMPLETION:
+                return None
+            wrong = outcome
+        elif name not in self._met and not self.is_asked(teacher, outcome.model):
+            told = (
+                f"{teacher.model} was asked, and the answer is of {outcome.model}; check address and "
+                "model, or set the teacher's answers_as to that name"
+            )
+            wrong = Failure(OTHER_MODEL, told)
+        if wrong is None:
+            self._n_wrong[name] = 0
+            self._met.add(name)
+            self._slots[name].open()
+        else:
+            self._n_wrong[name] += 1
+            # With those that are in flight it makes no more than were let go at first.
+            self._slots[name].narrow(_N_FIRST - self._n_wrong[name])
+        return wrong
+
+    def is_unwelcome(self, teacher: TeacherSpec) -> bool:
+        """Return whether the teacher is out because of too many wrong replies in a row."""
+        return self._n_wrong[teacher.name] >= _N_FIRST
+
+    def is_asked(self, teacher: TeacherSpec, answered: str | None) -> bool:
+        """Return whether an answer comes from the requested model, by its name."""
+        price = self._prices.get(teacher.name)
+        return is_model(teacher, answered, also=price.canonical_slug if price else None)
+
+
+def is_model(teacher: TeacherSpec, answered: str | None, *, also: str | None = None) -> bool:
+    """Return whether an answer comes from the requested model, by its name.
+
+    Endpoints add a date, a size, or a folder to the name, and may reorder its words
+    (`claude-sonnet-4.5` answers as `anthropic/claude-4.5-sonnet-20250929`).
+
+    Args:
+        teacher: the teacher that was asked.
+        answered: the model's name in the answer, or None.
+        also: another name of the model.
+    """
+    asked = teacher.answers_as or teacher.model
+    if not answered or asked == _ANY or _CHOSEN_FOR_YOU.match(asked):
+        return True
+    names = [asked] if also is None or teacher.answers_as else [asked, also]
+    return any(_names(name, answered) for name in names)
+
+
+def _names(asked: str, answered: str) -> bool:
+    core = asked.partition(":")[0].rpartition("/")[2]
+    return _words(core) <= _words(answered) or _joined(core) in _joined(answered)
+
+
+def _words(name: str) -> set[str]:
+    return {*re.findall(r"[a-z0-9]+", name.lower())} - {"latest"}
+
+
+def _joined(name: str) -> str:
+    return "".join(re.findall(r"[a-z0-9]+", name.lower()))
 
 
 @dataclass(kw_only=True)
@@ -238,3 +504,261 @@ class Attempts:
         await asyncio.wrap_future(self.dispatcher.ledger.settle(settlement))
         self.reserved = None
         self.refused = reason
+
+
+_MOST_KEPT_BYTES = 1 << 20
+"""Of a reply that could not be used, no more than this is kept in the ledger."""
+_MOST_OVERRUN = 8.0
+"""No more than this many times its bound is reserved for a call, whatever others have cost."""
+
+
+@dataclass(kw_only=True)
+class Books:
+    """The bookkeeper of a run. It settles calls, and reserves more if a provider overcharges."""
+
+    ledger: Ledger
+    client: Client
+    keys: Mapping[str, SecretStr | None]
+    prices: Mapping[str, Price]
+    kept_s: float
+    """How long the router was asked to keep an answer for a free re-send."""
+    newly_spent_nano: int = 0
+    n_overruns: int = 0
+    n_disputed: int = 0
+    n_found_out: int = 0
+    """Lost calls whose outcome is known by now, so that their reserved money is free again."""
+    newly_learned: dict[str, Learned] = field(default_factory=dict)
+    _ratios: dict[str, float] = field(default_factory=dict)
+    _without_cache: set[str] = field(default_factory=set)
+
+    def bound_nano(self, task: LaneQuestion) -> int:
+        """Return the most that a call for a question can cost, by the price list."""
+        price = self.prices[task.teacher.name]
+        return price.bound_nano(task.bound_tokens(), task.question.max_completion_tokens)
+
+    def reserved_nano(self, teacher: TeacherSpec, bound_nano: int) -> int:
+        """Return the reservation of a call. It is above the bound if earlier calls cost more than theirs."""
+        return round(bound_nano * self._ratios.get(teacher.name, 1.0))
+
+    def takes_over(self, task: LaneQuestion, body_sha: str) -> bool:
+        """Return whether a repeated question may use the money that its lost calls hold.
+
+        A router that itself failed during a call may have charged for it without keeping the
+        answer. If only the caller died, the router has the answer.
+        """
+        went_on = all(lost.was_left_alone for lost in task.lost)
+        return bool(task.lost) and went_on and self.keeps_answers(task, body_sha)
+
+    def keeps_answers(self, task: LaneQuestion, body_sha: str) -> bool:
+        """Return whether the endpoint charges lost calls and their repetitions only once.
+
+        OpenRouter keeps the answer to an equal request (`X-OpenRouter-Cache`) for as long as asked.
+        So only the first call is charged or, if that failed, the second. It compares requests byte
+        by byte. If the bytes changed, for example with a price, the second call is a new one.
+        """
+        oldest = min((lost.sent_at for lost in task.lost), default=datetime.now(UTC))
+        return (
+            dialect_of(task.teacher).name == "openrouter"
+            and task.teacher.base_url not in self._without_cache
+            and all(lost.body_sha in (None, body_sha) for lost in task.lost)
+            and datetime.now(UTC) - oldest < timedelta(seconds=self.kept_s)
+        )
+
+    async def find_out(self, task: LaneQuestion, body_sha: str) -> TeacherAction | None:
+        """Settle the lost calls of a question as far as possible, and return the row of the last."""
+        row: TeacherAction | None = None
+        left, keeps = [], self.keeps_answers(task, body_sha)
+        for lost in task.lost:
+            cost = None
+            if lost.generation_id:
+                cost = await self.client.generation_cost(
+                    task.teacher.base_url, lost.generation_id, self.keys[task.teacher.name]
+                )
+            elif not keeps:
+                # Nobody can tell whether it was charged: it is booked as if it were, in full.
+                cost = lost.reserved_nano
+            if cost is None:
+                left.append(lost)
+                continue
+            self.newly_spent_nano += cost
+            self.n_found_out += 1
+            settlement = settled_lost(lost, cost)
+            await asyncio.wrap_future(self.ledger.settle(settlement))
+            row = decode_row(settlement.row or b"")
+        task.lost = tuple(left)
+        return row
+
+    async def lose(
+        self, task: LaneQuestion, call: Attempts, reserved: Reserved, failure: Failure
+    ) -> tuple[LostCall, ...]:
+        """Book a call with an unknown outcome at its full reservation, and return all lost calls."""
+        logger.warning("%s: %s", task.teacher.name, failure.message)
+        await asyncio.wrap_future(
+            self.ledger.settle(
+                Settlement(
+                    call_id=reserved.call_id,
+                    state="unknown",
+                    n_attempts=call.n_attempts,
+                    error_code=failure.code,
+                    generation_id=failure.generation_id,
+                    sent_at=call.reply.sent_at if call.reply else None,
+                    response=call.reply.body[:_MOST_KEPT_BYTES] if call.reply else None,
+                )
+            )
+        )
+        found = await asyncio.to_thread(self.ledger.lookup, [task.question.sha])
+        return found.lost.get(task.question.sha, ())
+
+    async def keep_unread(
+        self, task: LaneQuestion, reply: Reply, reserved: Reserved, error: Exception
+    ) -> TeacherAction:
+        """Book a reply that this program can't read, for good, and keep its bytes."""
+        usage = reply.outcome.usage if isinstance(reply.outcome, Answer) else None
+        cost = usage.cost_nano if usage else None
+        if cost is None or cost > _MOST_OVERRUN * reserved.reserved_nano:
+            cost = reserved.reserved_nano
+        row = answer_row(
+            task,
+            cost_usd=usd(cost),
+            finish_reason="error",
+            **unexpected(error),
+        )
+        await asyncio.wrap_future(
+            self.ledger.settle(
+                Settlement(
+                    call_id=reserved.call_id,
+                    state="answered",
+                    cost_nano=cost,
+                    error_code=row.error_code,
+                    row=encode_row(row),
+                    response=reply.body[:_MOST_KEPT_BYTES],
+                )
+            )
+        )
+        self.newly_spent_nano += cost
+        return row
+
+    async def settle(
+        self, task: LaneQuestion, call: Attempts, reserved: Reserved, outcome: Answer | Failure
+    ) -> TeacherAction:
+        """Book a call whose outcome is known, and return its row."""
+        assert call.reply is not None
+        made: dict[str, Any] = {"n_attempts": call.n_attempts, "latency_s": call.latency_s}
+        takes_over, cost = call.new.takes_over, 0
+        if isinstance(outcome, Failure):
+            row = failed_row(task, outcome, **made)
+            settlement = Settlement(
+                call_id=reserved.call_id,
+                # It says nothing of the lost calls whose reservation this one took over.
+                state="unknown" if takes_over else "failed",
+                is_lasting=outcome.is_lasting,
+                error_code=None if takes_over else row.error_code,
+            )
+        else:
+            verdict = await self._verdict(task, call, outcome, reserved)
+            cost = verdict.cost_nano
+            action = with_recorded_names(outcome.action, task.state)
+            outcome = checked(task, replace(outcome, action=action), call.wrong)
+            row = answered_row(task, outcome, cost, **made)
+            if not outcome.is_replayed and call.wrong is None:
+                task.n_read_tokens = plausible(task, outcome.usage.n_prompt_tokens)
+                self._count(task, row, outcome, len(call.reply.body))
+            recovers = task.lost if outcome.is_replayed and not takes_over else ()
+            settlement = Settlement(
+                call_id=reserved.call_id,
+                state="answered",
+                cost_nano=cost,
+                error_code=row.error_code,
+                disputed=verdict.disputed,
+                recovers=tuple(lost.call_id for lost in recovers),
+            )
+            self._tell(task, verdict)
+        is_whole = row.error_code is None
+        settlement = replace(
+            settlement,
+            n_attempts=call.n_attempts,
+            row=encode_row(row),
+            response=call.reply.body if is_whole else call.reply.body[:_MOST_KEPT_BYTES],
+            generation_id=row.generation_id,
+        )
+        await asyncio.wrap_future(self.ledger.settle(settlement))
+        self.newly_spent_nano += cost
+        self.n_found_out += bool(task.lost)
+        self._learn(task, call, cost, reserved)
+        return row
+
+    def _tell(self, task: LaneQuestion, verdict: BookedCost) -> None:
+        if verdict.disputed:
+            self.n_disputed += 1
+            told = f"{verdict.disputed}; the call is booked at its bound"
+            logger.warning("%s: %s", task.teacher.name, told)
+
+    async def _verdict(
+        self, task: LaneQuestion, call: Attempts, answer: Answer, reserved: Reserved
+    ) -> BookedCost:
+        """Find what an answer cost, together with the lost calls it stands for."""
+        assert call.reply is not None
+        price, limit = self.prices[task.teacher.name], task.question.max_completion_tokens
+        if answer.is_replayed and dialect_of(task.teacher).name == "openrouter":
+            if not task.lost:
+                return BookedCost(cost_nano=0)
+            held = max(lost.reserved_nano for lost in task.lost)
+            if (paid := await self._recorded_cost(task.teacher, answer, held)) is not None:
+                return BookedCost(cost_nano=paid)
+            bound = replayed_bound(answer, task.question.size, price=price, n_limit=limit)
+            told = "from the router's cache, which has no record of what the answer had cost"
+            return BookedCost(cost_nano=min(bound, held), disputed=told)
+        verdict = judged(
+            answer, task.question.size, price=price, bound_nano=reserved.reserved_nano,
+            n_limit=limit, n_reply_bytes=len(call.reply.body),
+        )  # fmt: skip
+        if call.new.takes_over and not call.reply.has_cache:
+            # The endpoint keeps no answers after all: the lost calls may have been charged too.
+            self._without_cache.add(task.teacher.base_url)
+            lost_nano = sum(lost.reserved_nano for lost in task.lost)
+            verdict = replace(verdict, cost_nano=verdict.cost_nano + lost_nano)
+        return verdict
+
+    async def _recorded_cost(self, teacher: TeacherSpec, answer: Answer, held: int) -> int | None:
+        """Ask the router what the call had cost that an answer from its cache was paid with."""
+        for name in (answer.paid_generation_id, answer.generation_id):
+            if name:
+                paid = await self.client.generation_cost(
+                    teacher.base_url, name, self.keys[teacher.name]
+                )
+                # The answer may go by a name of its own, under which it was free.
+                is_its_own = name != answer.paid_generation_id and not paid
+                if paid is not None and not is_its_own and paid <= _MOST_OVERRUN * held:
+                    return paid
+        return None
+
+    def _learn(self, task: LaneQuestion, call: Attempts, cost: int, reserved: Reserved) -> None:
+        """Report where a provider charged more than can be, reserve more for its next calls.
+
+        The factor is what the dearest call cost over its plain bound, never over a reservation
+        that held the factor already: that would compound over the calls in flight.
+        """
+        if cost <= reserved.reserved_nano:
+            return
+        self.n_overruns += 1
+        name, factor = task.teacher.name, cost / max(1, call.bound_nano)
+        self._ratios[name] = min(_MOST_OVERRUN, max(self._ratios.get(name, 1.0), factor * 1.05))
+        logger.warning(
+            "%s: a call cost $%.6f, more than its bound of $%.6f; its full cost is booked",
+            name, usd(cost), usd(call.bound_nano),
+        )  # fmt: skip
+
+    def _count(self, task: LaneQuestion, row: TeacherAction, answer: Answer, n_bytes: int) -> None:
+        """Learn the sizes of a teacher's prompts and answers from one that it counted."""
+        question = task.question
+        if token_problem(answer.usage, question.size, question.max_completion_tokens, n_bytes):
+            return
+        before, name = task.last_asked(), task.teacher.name
+        n_expected = before.n_read_tokens if before and before.n_read_tokens else 0
+        self.newly_learned[name] = self.newly_learned.get(name, Learned()).with_answer(
+            task.question.size,
+            row.n_prompt_tokens if row.error_code != "prompt_truncated" else None,
+            row.n_completion_tokens,
+            n_expected_cached=n_expected,
+            n_cached=row.n_cached_tokens,
+        )

@@ -1,26 +1,29 @@
-"""The replay itself: it asks each question once, in order, under one budget."""
+"""A run from its plan to its report: it asks each question once, in order, under one budget.
+
+If a gate looks at answers, or if the money may not last, the run goes in rounds: the buyer chooses
+questions, and their answers decide what it chooses next.
+"""
 
 import asyncio
+import gc
 import logging
+import math
 import threading
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from typing import Literal
 
 import xxhash
 from pydantic import SecretStr
 
 from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay.ask.asking import Asking, today
-from replay_pipeline.replay.ask.attempts import Attempts, Dispatcher
-from replay_pipeline.replay.ask.books import Books
-from replay_pipeline.replay.ask.facts import NOT_ASKED
-from replay_pipeline.replay.ask.introductions import Introductions
-from replay_pipeline.replay.ask.lanes import Slots
+from replay_pipeline.replay.ask.attempts import Attempts, Books, Dispatcher, Introductions, Slots
 from replay_pipeline.replay.ask.outcomes import (
+    NOT_ASKED,
     answer_row,
     due,
     failed_row,
@@ -28,44 +31,313 @@ from replay_pipeline.replay.ask.outcomes import (
     lost_row,
     unexpected,
 )
-from replay_pipeline.replay.buy.tasks import LaneQuestion, Lanes
+from replay_pipeline.replay.buy.buying import Buyer, Choice, Market
+from replay_pipeline.replay.buy.estimates import Estimate, forecast
+from replay_pipeline.replay.buy.lanes import LaneQuestion, Lanes, lanes_of
+from replay_pipeline.replay.buy.places import Place, asked_by, coverage
 from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.dialects.client import Client
+from replay_pipeline.replay.dialects.endpoints import teacher_keys
 from replay_pipeline.replay.dialects.prices import Price, usd
-from replay_pipeline.replay.dialects.replies import OTHER_MODEL, Failure
+from replay_pipeline.replay.dialects.replies import LASTING_CODES, OTHER_MODEL, Failure
 from replay_pipeline.replay.dialects.requests import RequestBuilder
-from replay_pipeline.replay.money.calls import Known, LostCall, NewCall, Reserved, decode_row
-from replay_pipeline.replay.money.ledger import Ledger
-from replay_pipeline.types import Progress, TeacherAction
+from replay_pipeline.replay.dialects.sizes import Learned
+from replay_pipeline.replay.money.calls import (
+    Known,
+    LedgerEntries,
+    LostCall,
+    NewCall,
+    Reserved,
+    decode_row,
+)
+from replay_pipeline.replay.money.ledger import Ledger, add_learned, read_learned
+from replay_pipeline.types import (
+    GateReport,
+    Progress,
+    ReplayReport,
+    TeacherAction,
+    TeacherSpec,
+    TraceState,
+)
 
 logger = logging.getLogger(__name__)
+
 
 _MAX_SENT_AGAIN = 2
 """How often one run sends a request again after it was lost."""
 
 
-@dataclass(kw_only=True)
-class Engine:
-    """The engine that asks the questions of one run. On a stop, it sends no more and waits for paid calls."""
+_MIN_CACHED_TOKENS = 1024
+
+
+class Rounds:
+    """The rounds of one run.
+
+    Args:
+        replay: the run.
+        is_chosen: an answer from the ledger counts only when its question is chosen. So a run that
+            was stopped and continued makes the same choices as one that wasn't. Otherwise the lanes
+            leave out what is known.
+    """
+
+    def __init__(self, replay: "Replay", *, is_chosen: bool) -> None:
+        self.replay = replay
+        self.is_chosen = is_chosen
+        self.tasks: dict[tuple[int, int], LaneQuestion] = {}
+
+    async def run(self, lanes: Lanes) -> None:
+        """Ask round after round until nothing is left to ask, or the money is used up.
+
+        Raises:
+            LedgerError: the ledger can't be written. Calls in flight were awaited first.
+        """
+        numbers = {teacher.name: number for number, teacher in enumerate(self.replay.teachers)}
+        self.tasks = {
+            (task.state_index, numbers[teacher.name]): task
+            for teacher, lane in lanes
+            for task in lane
+        }
+        buyer = self._buyer()
+        bought: set[tuple[int, int]] = set()
+        n_refused = self.replay.skipped["budget"]
+        while not self.replay.stop.is_set() and self.replay.skipped["budget"] == n_refused:
+            choices = buyer.next_round(usd(self.replay.limit_nano - self._spent_nano(bought)))
+            if not choices:
+                break
+            bought |= {(choice.state, choice.teacher) for choice in choices}
+            await self.replay.ask(self._open(self._lanes(choices)))
+            self._file(buyer, choices)
+        rest = self._rest(lanes, bought)
+        if self.is_chosen or self.replay.stop.is_set():
+            if self.is_chosen:
+                await self._look_again(rest)
+            self._leave_out(rest, buyer)
+        else:
+            # What is left of the money may still pay for shorter prompts than the last one.
+            turn = {state: turn for turn, state in enumerate(buyer.order)}
+            rest.sort(key=lambda lane: min(turn[task.state_index] for task in lane[1]))
+            await self.replay.ask(self._open(rest))
+
+    def _open(self, lanes: Lanes) -> Lanes:
+        return self.replay.take_known(lanes) if self.is_chosen else lanes
+
+    def reports(self) -> tuple[GateReport, ...]:
+        """Return the savings of each gate."""
+        return tuple(self._report(name) for name in self.replay.policy.names)
+
+    def _report(self, name: str) -> GateReport:
+        of_it = [(key, task) for key, task in self.tasks.items() if task.gate == name]
+        saved = [key for key, task in of_it if task.is_left_out]
+        return GateReport(
+            gate=name,
+            n_calls_saved=len(saved),
+            saved_usd=round(sum(self._cost_usd(*key, is_warm=True) for key in saved), 9),
+            n_explored=sum(
+                task.propensity < 1 and task.index in self.replay.decided for _, task in of_it
+            ),
+        )
+
+    def _buyer(self) -> Buyer:
+        market = Market(
+            places=self.replay.places,
+            teachers=self.replay.teachers,
+            cost_usd=lambda state, teacher, is_warm: self._cost_usd(
+                state, teacher, is_warm=is_warm
+            ),
+            bound_usd=self._bound_usd,
+            open_poll=lambda state: self.replay.policy.poll(self.replay.states[state]),
+            is_open=lambda state, teacher: (state, teacher) in self.tasks,
+        )
+        return Buyer(market, self.replay.policy)
+
+    def _cost_usd(self, state: int, teacher: int, *, is_warm: bool) -> float:
+        """Return what a call should cost. What earlier runs have taught is left out: it changes."""
+        task = self.tasks[state, teacher]
+        tokens = Learned().expected_tokens(task.question.size)
+        cached = 0
+        if is_warm and task.previous is not None:
+            cached = Learned().expected_tokens(task.previous.question.size)
+        cached = cached if cached >= _MIN_CACHED_TOKENS else 0
+        price = self.replay.prices[self.replay.teachers[teacher].name]
+        written = tokens - cached if price.cache_write > price.prompt else 0
+        answer = Learned().answer_tokens(
+            self.replay.places[state].n_answer_bytes, task.question.max_completion_tokens
+        )
+        return usd(
+            price.cost_nano(tokens, answer, n_cached_tokens=cached, n_written_tokens=written)
+        )
+
+    def _bound_usd(self, state: int, teacher: int) -> float:
+        task = self.tasks[state, teacher]
+        price = self.replay.prices[self.replay.teachers[teacher].name]
+        return usd(price.bound_nano(task.bound_tokens(), task.question.max_completion_tokens))
+
+    def _spent_nano(self, bought: set[tuple[int, int]]) -> int:
+        """Return what the questions chosen so far have cost, as far as it counts against the ceiling."""
+        paid: dict[str, float] = {}
+        if not self.is_chosen and self.replay.asking.counts_recorded:
+            paid = {sha: usd(known.cost_nano) for sha, known in self.replay.found.decided.items()}
+        for key in bought:
+            task = self.tasks[key]
+            row = self.replay.decided.get(task.index)
+            is_new = task.question.sha not in self.replay.found.decided
+            if row is not None and (is_new or self.replay.asking.counts_recorded):
+                paid[task.question.sha] = row.cost_usd
+        return round(sum(paid.values()) * 1e9)
+
+    def _lanes(self, choices: Sequence[Choice]) -> Lanes:
+        lanes: dict[tuple[str, int], tuple[TeacherSpec, deque[LaneQuestion]]] = {}
+        for choice in choices:
+            task = self.tasks[choice.state, choice.teacher]
+            if choice.propensity < 1:
+                task.gate, task.propensity = choice.gate, choice.propensity
+            key = self.replay.places[choice.state].session, choice.teacher
+            _, lane = lanes.setdefault(key, (self.replay.teachers[choice.teacher], deque()))
+            lane.append(task)
+        return list(lanes.values())
+
+    def _file(self, buyer: Buyer, choices: Sequence[Choice]) -> None:
+        """Report to the buyer what came of its choices."""
+        if not self.replay.policy.is_in_turn:
+            return
+        for number in sorted({choice.state for choice in choices}):
+            state = self.replay.states[number]
+            poll = self.replay.policy.poll(state)
+            paid: dict[int, float] = {}
+            for teacher in range(len(self.replay.teachers)):
+                task = self.tasks.get((number, teacher))
+                row = self.replay.decided.get(task.index) if task else None
+                if row is None:
+                    continue
+                poll.add(row)
+                if any(c.state == number and c.teacher == teacher for c in choices):
+                    paid[teacher] = row.cost_usd
+            buyer.file(number, poll, paid)
+
+    def _rest(self, lanes: Lanes, bought: set[tuple[int, int]]) -> Lanes:
+        numbers = {teacher.name: number for number, teacher in enumerate(self.replay.teachers)}
+        left = (
+            (
+                teacher,
+                deque(t for t in lane if (t.state_index, numbers[teacher.name]) not in bought),
+            )
+            for teacher, lane in lanes
+        )
+        return [each for each in left if each[1]]
+
+    async def _look_again(self, rest: Lanes) -> None:
+        """Learn what was answered since the run began: a state left out may ask as another one does."""
+        shas = [task.question.sha for _, lane in rest for task in lane]
+        late = await asyncio.to_thread(self.replay.ledger.lookup, shas)
+        self.replay.found.decided.update(late.decided)
+
+    def _leave_out(self, rest: Lanes, buyer: Buyer) -> None:
+        """Pass on what is known already, and why the rest was not asked."""
+        for _, lane in self._open(rest):
+            for task in lane:
+                verdict = buyer.stopped.get(task.state_index)
+                if verdict is not None:
+                    gate, reason = verdict.gate, verdict.reason or ""
+                else:
+                    gate, reason = None, "stopped" if self.replay.stop.is_set() else "budget"
+                if gate:
+                    task.gate, task.is_left_out = gate, True
+                self.replay.skip(task, reason)
+
+
+class Replay:
+    """One run. On a stop, it sends no more and waits for paid calls.
+
+    Args:
+        states: decision points, in order.
+        teachers: models to ask.
+        limit_nano: ceiling in nano-dollars.
+        ledger: path or database URL.
+        asking: how to ask.
+        on_progress: called with the progress from the loop that asks.
+        stop: set it from any thread to end the sending.
+    """
 
     ledger: Ledger
     client: Client
-    asking: Asking
-    prices: Mapping[str, Price]
-    keys: Mapping[str, SecretStr | None]
-    n_total: int = 0
-    on_progress: Callable[[Progress], None] | None = None
-    stop: threading.Event = field(default_factory=threading.Event)
-    decided: dict[int, TeacherAction] = field(default_factory=dict)
-    skipped: Counter[str] = field(default_factory=Counter)
-    n_sent: int = 0
-    n_cached: int = 0
-    answered_before: frozenset[str] = frozenset()
-    """Teachers that have answers in the ledger."""
+    books: Books
+    dispatcher: Dispatcher
+    found: LedgerEntries
 
-    def __post_init__(self) -> None:
-        self.run_id = self.asking.run_id or uuid.uuid4().hex[:12]
-        self.options = self.asking.request_options()
+    def __init__(
+        self,
+        states: Sequence[TraceState],
+        teachers: Sequence[TeacherSpec],
+        limit_nano: int,
+        ledger: str,
+        asking: Asking,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        self.states = states
+        self.teachers = teachers
+        self.limit_nano = limit_nano
+        self.ledger_url = ledger
+        self.asking = asking
+        self.options = asking.request_options()
+        self.on_progress = on_progress
+        self.stop = stop or threading.Event()
+        self.run_id = asking.run_id or uuid.uuid4().hex[:12]
+        self.policy = asking.policy().among(len({teacher.vendor for teacher in teachers}))
+        self.places: list[Place] = []
+        self.keys: Mapping[str, SecretStr | None] = {}
+        self.prices: Mapping[str, Price] = {}
+        self.rounds: Rounds | None = None
+        self.decided: dict[int, TeacherAction] = {}
+        """Row of each decided question, by its index."""
+        self.skipped: Counter[str] = Counter()
+        self.n_sent = 0
+        self.n_cached = 0
+        self._later: list[LaneQuestion] = []
+        self._short: list[LaneQuestion] = []
+        self._fatal: Exception | None = None
+        self._day = today()
+
+    async def run(self) -> ReplayReport:
+        """Ask what is not answered yet, and report everything.
+
+        Raises:
+            ConfigError: an endpoint doesn't serve a model, or a key is missing.
+            PriceError: a price is not known.
+            LedgerError: the ledger can't be read or written. Calls in flight were awaited first.
+        """
+        lanes = await asyncio.to_thread(
+            lanes_of, self.states, self.teachers, self.options, self.places
+        )
+        self.ledger = await asyncio.to_thread(
+            Ledger, self.ledger_url, is_durable=self.asking.is_durable
+        )
+        try:
+            shas = [task.question.sha for _, lane in lanes for task in lane]
+            self.found = await asyncio.to_thread(self.ledger.lookup, shas, self.asking.known_until)
+            _forget_outgrown(self.found, lanes)
+            if self.limit_nano and not all(sha in self.found.decided for sha in shas):
+                self.keys = teacher_keys(self.teachers)
+                self.prices = await self.asking.fetch_prices(
+                    self.teachers, keys=self.keys, stop=self.stop
+                )
+            async with Client(
+                max_connections=self.asking.max_concurrency,
+                stop=self.stop,
+                settle_s=self.asking.retry.settle_s,
+            ) as self.client:
+                expected = await self._ask_lanes(lanes)
+            held = await asyncio.to_thread(self.ledger.held_by_lost, f"run:{self.run_id}")
+            return self._report(expected, *held)
+        finally:
+            await asyncio.to_thread(self.ledger.close)
+
+    async def _ask_lanes(self, lanes: Lanes) -> Estimate | None:
+        await asyncio.to_thread(self._open_scopes)
+        learned = await asyncio.wrap_future(
+            self.ledger.do(lambda database: read_learned(database, self.teachers))
+        )
         self.books = Books(
             ledger=self.ledger,
             client=self.client,
@@ -73,15 +345,7 @@ class Engine:
             prices=self.prices,
             kept_s=self.options.response_cache_ttl_s,
         )
-        self._later: list[LaneQuestion] = []
-        self._short: list[LaneQuestion] = []
-        self._fatal: Exception | None = None
-        self._day = today()
-
-    @cached_property
-    def dispatcher(self) -> Dispatcher:
-        """Return the sender of all calls, after the earlier answers are loaded."""
-        return Dispatcher(
+        self.dispatcher = Dispatcher(
             ledger=self.ledger,
             client=self.client,
             keys=self.keys,
@@ -91,12 +355,118 @@ class Engine:
             total=Slots(self.asking.max_concurrency),
             introductions=Introductions(
                 self.prices,
-                answered_before=self.answered_before,
+                answered_before=learned,
                 lists_models=lambda teacher: self.client.models(
                     teacher.base_url, self.keys[teacher.name], dialect=dialect_of(teacher)
                 ),
             ),
         )
+        # What is known counts when its question is chosen, as in the run that had it asked.
+        is_chosen = bool(self.policy.is_in_turn and self.prices)
+        open_lanes = lanes if is_chosen else self.take_known(lanes)
+        expected, is_short = None, False
+        if self.prices:
+            expected = forecast(open_lanes, self.prices, gates=self.asking.gates, learned=learned)
+            spent = usd(sum(each.cost_nano for each in self.found.decided.values()))
+            is_short = spent + expected.expected_usd > usd(self.limit_nano)
+        if not self.limit_nano:
+            for task in (task for _, lane in open_lanes for task in lane):
+                self.skip(task, "budget")
+            return expected
+        # Nothing of the plan dies while questions are asked, so the collector, which would walk
+        # through all of it again and again, leaves it alone.
+        gc.freeze()
+        self.rounds = Rounds(self, is_chosen=is_chosen)
+        try:
+            await (self.rounds.run(open_lanes) if is_chosen or is_short else self.ask(open_lanes))
+        finally:
+            gc.unfreeze()
+            new = self.books.newly_learned
+            await asyncio.wrap_future(
+                self.ledger.do(lambda database: add_learned(database, self.teachers, new))
+            )
+        return expected
+
+    def _open_scopes(self) -> None:
+        names = [teacher.name for teacher in self.teachers]
+        scopes = [today(), *(f"teacher:{name}" for name in names), *self.asking.scopes()]
+        limits = self.asking.limits_nano(today(), names)
+        self.ledger.open_scopes(scopes, limits, by=f"run:{self.run_id}")
+        carried = 0
+        if self.asking.counts_recorded:
+            carried = self.found.paid_nano.total() - self.found.paid_nano[self.run_id]
+        self.ledger.open_run(
+            self.run_id,
+            self.limit_nano,
+            carried_nano=carried,
+            lost=[each for calls in self.found.lost.values() for each in calls],
+        )
+
+    def take_known(self, lanes: Lanes) -> Lanes:
+        """Take over what the ledger knows of these questions, and return those that are left."""
+        found, open_lanes = self.found, []
+        for teacher, lane in lanes:
+            left: deque[LaneQuestion] = deque()
+            for task in lane:
+                sha = task.question.sha
+                if sha in found.decided:
+                    self.know(task, found.decided[sha])
+                    continue
+                if sha in found.booked:
+                    self.decided[task.index] = replace(
+                        decode_row(found.booked[sha]), state_id=task.state_id
+                    )
+                self.lose(task, found.lost.get(sha, ()))
+                left.append(task)
+            if left:
+                open_lanes.append((teacher, left))
+        # Calls with an unknown outcome first: learning it frees the money they hold.
+        return sorted(open_lanes, key=lambda lane: not any(task.lost for task in lane[1]))
+
+    def _report(
+        self,
+        expected: Estimate | None,
+        unknown_nano: int,
+        held_until: datetime | None,
+    ) -> ReplayReport:
+        actions = _each_paid_once(self.decided)
+        asked = {index // len(self.teachers) for index in self.decided}
+        by_teacher = dict.fromkeys((teacher.name for teacher in self.teachers), 0.0)
+        for action in actions:
+            by_teacher[action.teacher] += action.cost_usd
+        return ReplayReport(
+            actions=actions,
+            n_states=len(self.states),
+            n_sent=self.n_sent,
+            n_cached=self.n_cached,
+            spent_usd=round(math.fsum(action.cost_usd for action in actions), 9),
+            newly_spent_usd=usd(self.books.newly_spent_nano),
+            max_total_usd=usd(self.limit_nano),
+            stop_reason=self._stop_reason(),
+            skipped=dict(self.skipped),
+            cost_by_teacher_usd={name: round(cost, 9) for name, cost in by_teacher.items()},
+            forecast_usd=expected.expected_usd if expected else None,
+            n_open=sum(_may_pass(action) for action in actions),
+            unknown_usd=usd(unknown_nano),
+            held_until=held_until.isoformat(timespec="seconds") if held_until else None,
+            gates=self.rounds.reports()
+            if self.rounds
+            else tuple(GateReport(gate=name) for name in self.policy.names),
+            coverage=coverage(self.places, asked),
+            asked_by=asked_by(self.places, asked),
+            n_overruns=self.books.n_overruns,
+            n_disputed=self.books.n_disputed,
+            stopped_teachers={
+                name: failure.message for name, failure in self.dispatcher.stopped_teachers.items()
+            },
+        )
+
+    def _stop_reason(self) -> Literal["completed", "budget", "stopped", "teacher_stopped"]:
+        if self.stop.is_set():
+            return "stopped"
+        if self.skipped["budget"]:
+            return "budget"
+        return "teacher_stopped" if self.dispatcher.stopped_teachers else "completed"
 
     def know(self, task: LaneQuestion, known: Known) -> None:
         """Take over a call that the ledger already decided."""
@@ -123,7 +493,7 @@ class Engine:
         if task.index not in self.decided:
             self.skipped[reason] += 1
 
-    async def run(self, lanes: Lanes) -> None:
+    async def ask(self, lanes: Lanes) -> None:
         """Ask every question, lane by lane, then repeat those that a lost call blocked.
 
         Raises:
@@ -198,7 +568,12 @@ class Engine:
             n_skipped = sum(n for why, n in self.skipped.items() if why not in NOT_ASKED)
             spent = usd(self.books.newly_spent_nano)
             n_done = len(self.decided) + n_skipped
-            progress = Progress(stage="replay", n_done=n_done, n_total=self.n_total, cost_usd=spent)
+            progress = Progress(
+                stage="replay",
+                n_done=n_done,
+                n_total=len(self.states) * len(self.teachers),
+                cost_usd=spent,
+            )
             try:
                 self.on_progress(progress)
             except Exception as error:  # noqa: BLE001 (raised when all that is paid is in)
@@ -328,3 +703,41 @@ class Engine:
             self.ledger.open_scopes([scope], limits, by=f"run:{self.run_id}")
             self._day = scope
         return scope
+
+
+Lanes = list[tuple[TeacherSpec, deque[LaneQuestion]]]
+
+
+def _forget_outgrown(found: LedgerEntries, lanes: Lanes) -> None:
+    """Have questions asked again whose calls outlasted a time limit that has been raised since."""
+    for teacher, lane in lanes:
+        for task in lane:
+            if _may_answer_now(found.decided.get(task.question.sha), teacher):
+                del found.decided[task.question.sha]
+
+
+def _may_answer_now(known: Known | None, teacher: TeacherSpec) -> bool:
+    """Return whether a call that outlasted its time limit would have more time now."""
+    if known is None or b'"no_reply"' not in known.row:
+        return False
+    row = decode_row(known.row)
+    return row.error_code == "no_reply" and teacher.timeout_s > row.latency_s
+
+
+def _each_paid_once(decided: Mapping[int, TeacherAction]) -> list[TeacherAction]:
+    """Return the decided rows in order; an answer that serves several states costs at the first."""
+    paid: set[str | None] = set()
+    actions = []
+    for index in sorted(decided):
+        action = decided[index]
+        actions.append(replace(action, cost_usd=0.0) if action.request_sha in paid else action)
+        paid.add(action.request_sha)
+    return actions
+
+
+def _may_pass(action: TeacherAction) -> bool:
+    """Return whether the next run asks again: nothing came back, and the reason need not last."""
+    has_reply = action.finish_reason is not None
+    return (
+        action.error_code is not None and not has_reply and (action.error_code not in LASTING_CODES)
+    )

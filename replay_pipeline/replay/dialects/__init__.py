@@ -11,12 +11,12 @@ from replay_pipeline.replay.dialects.base import (
     RequestOptions,
 )
 from replay_pipeline.replay.dialects.open_router import OpenRouter
-from replay_pipeline.replay.dialects.openai import OpenAI
 from replay_pipeline.replay.dialects.servers import (
     Azure,
     LiteLlm,
     LlamaCpp,
     Ollama,
+    OpenAI,
     Transformers,
     Vllm,
 )

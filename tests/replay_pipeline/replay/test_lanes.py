@@ -1,7 +1,7 @@
 import asyncio
 from types import SimpleNamespace
 
-from replay_pipeline.replay.ask.lanes import Slots
+from replay_pipeline.replay.ask.attempts import Slots
 from replay_pipeline.replay.ask.outcomes import checked as flagged
 from replay_pipeline.replay.dialects.replies import Answer
 from replay_pipeline.replay.dialects.sizes import Size

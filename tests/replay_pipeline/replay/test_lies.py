@@ -8,8 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from replay_pipeline.replay import RetryPolicy, ledger_status, reconcile, replay_states
-from replay_pipeline.replay.ask.attempts import Dispatcher
-from replay_pipeline.replay.ask.introductions import is_model
+from replay_pipeline.replay.ask.attempts import Dispatcher, is_model
 from replay_pipeline.replay.dialects.client import _without
 from replay_pipeline.replay.dialects.sizes import Size
 from replay_pipeline.replay.dialects.usage import Usage

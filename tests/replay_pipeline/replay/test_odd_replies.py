@@ -163,14 +163,14 @@ def test_a_time_limit_shorter_than_the_model_does_not_pay_again_in_every_run(tmp
 
 
 def test_an_exception_in_one_task_is_a_row_and_ends_nothing(tmp_path, monkeypatch):
-    from replay_pipeline.replay.ask import books
+    from replay_pipeline.replay.ask import attempts
 
     def checked(task, answer, _):
         if task.state_id == "s3":
             raise RecursionError("too deep")
         return answer
 
-    monkeypatch.setattr(books, "checked", checked)
+    monkeypatch.setattr(attempts, "checked", checked)
     with OddServer(lambda *_: (200, {}, raw(completion()))) as server:
         report = ask(server, 10, tmp_path / "l")
         assert [row.error_code for row in report.actions].count(None) == 9

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from replay_pipeline.errors import PriceError
 from replay_pipeline.replay.buy.estimates import Estimate, Purchase, TeacherEstimate, forecast
-from replay_pipeline.replay.buy.tasks import LaneQuestion
+from replay_pipeline.replay.buy.lanes import LaneQuestion
 from replay_pipeline.replay.dialects import DIALECTS, RequestOptions, dialect_of
 from replay_pipeline.replay.dialects.prices import Price, PriceBook, floor_nano, nano, usd
 from replay_pipeline.replay.dialects.replies import read_reply

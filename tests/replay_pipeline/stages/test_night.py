@@ -9,8 +9,7 @@ import pytest
 
 from replay_pipeline.ingesters import SourceSlice, TraceBatch, write_manifest
 from replay_pipeline.ingesters.batches import ReadMark
-from replay_pipeline.replay.buy.estimates import Estimate, TeacherEstimate
-from replay_pipeline.replay.buy.prospects import Prospect
+from replay_pipeline.replay.buy.estimates import Estimate, Prospect, TeacherEstimate
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipt

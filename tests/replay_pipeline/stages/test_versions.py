@@ -45,7 +45,7 @@ CARRIES = {
         "ingesters.__init__",
         "ingesters.json_lines",
         "redaction.printable",
-        *("replay.ask.asking", "replay.money.calls", "replay.ask.engine", "replay.buy.tasks"),
+        *("replay.ask.asking", "replay.money.calls", "replay.buy.lanes"),
         "replay.dialects.prices",
         "replay.dialects.sizes",
         "replay.__init__",

@@ -1,14 +1,16 @@
-"""A question during a run: its state, its teacher, and its earlier calls."""
+"""Questions in lanes: one lane for each session and teacher, asked step after step."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from replay_pipeline.replay.dialects.requests import Question
+from replay_pipeline.replay.buy.places import Place, place_of
+from replay_pipeline.replay.dialects import RequestOptions
+from replay_pipeline.replay.dialects.requests import Prefix, Question, RequestBuilder
 from replay_pipeline.replay.money.calls import LostCall
 from replay_pipeline.types import TeacherSpec, TraceState
 
-Lanes = Sequence[tuple[TeacherSpec, deque["LaneQuestion"]]]
+Lanes = list[tuple[TeacherSpec, deque["LaneQuestion"]]]
 
 
 @dataclass(slots=True)
@@ -64,3 +66,30 @@ class LaneQuestion:
         while step is not None and not step.is_asked:
             step = step.previous
         return step
+
+
+def lanes_of(
+    states: Sequence[TraceState],
+    teachers: Sequence[TeacherSpec],
+    options: RequestOptions,
+    places: list[Place] | None = None,
+) -> Lanes:
+    """Group questions into lanes, one per session and teacher. A state without a session gets its own lane.
+
+    Adds the facts that the buyer needs about each state to `places`.
+    """
+    builder = RequestBuilder(options)
+    lanes: dict[tuple[str, str], tuple[TeacherSpec, deque[LaneQuestion]]] = {}
+    prefixes: dict[str, Prefix] = {}
+    for i, state in enumerate(states):
+        session = state.get("session_id") or f"\0{i}"
+        if places is not None:
+            places.append(place_of(state, i))
+        goes_on, prefixes[session] = builder.begins_with(state, prefixes.get(session))
+        for j, teacher in enumerate(teachers):
+            _, lane = lanes.setdefault((session, teacher.name), (teacher, deque()))
+            question = builder.question(state, teacher)
+            task = LaneQuestion(i * len(teachers) + j, states, i, teacher, question)
+            task.previous = lane[-1] if goes_on else None
+            lane.append(task)
+    return list(lanes.values())
