@@ -262,11 +262,7 @@ class WorkspaceSettings(_Section):
     are only read."""
     execute: Literal["off", "files", "commands"] = "off"
     """What answers may do on copies of a state's files: nothing (`off`), emulated file tools
-    (`files`), or also shell commands in a sandbox (`commands`)."""
-    runner: Literal["bubblewrap", "docker", "podman"] = "bubblewrap"
-    """The sandbox that runs commands. It has no network, no home, no environment, and no other process."""
-    image: str | None = None
-    """Container image, for `docker` or `podman`."""
+    (`files`), or also shell commands in a sandbox of bubblewrap (`commands`)."""
     mounts: tuple[Path, ...] = ()
     """Folders that commands may read but not write, such as a project's dependencies. The `bin`
     folder of each is on the `PATH`."""

@@ -60,7 +60,7 @@ def sandbox_of(options: WorkspaceSettings) -> Sandbox:
         disk_bytes=options.max_disk_bytes,
         n_processes=options.max_processes,
     )
-    return Sandbox(options.runner, limits=limits, mounts=options.mounts, image=options.image)
+    return Sandbox(limits=limits, mounts=options.mounts)
 
 
 def judge_of(options: WorkspaceSettings, *, kept: Path | None = None) -> Judge:

@@ -1,8 +1,8 @@
 """Run a shell command on a copy of a tree, in a sandbox without network, home, or other processes.
 
 The tree goes in and comes out as a tar stream. Nothing is written to this machine's disk, and links
-that the command creates are never followed. The sandbox is bubblewrap, docker, or podman. The
-command can read the system's programs and the paths in the settings, but not write to them.
+that the command creates are never followed. The command can read the system's programs and the
+paths in the settings, but not write to them.
 """
 
 import contextlib
@@ -16,14 +16,13 @@ import tarfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 import msgspec
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.workspaces.git import GitCommit, Repository
 
-RunnerName = Literal["bubblewrap", "docker", "podman"]
 _NOBODY = 65_534
 _RESULT_BYTES = 64_000_000
 """What comes out of a box at most: output, names and changed files."""
@@ -71,43 +70,31 @@ class Ran(msgspec.Struct, frozen=True):
 
 
 class Sandbox:
-    """Runs commands in one kind of sandbox."""
+    """Runs commands in bubblewrap."""
 
-    def __init__(
-        self,
-        name: RunnerName = "bubblewrap",
-        *,
-        limits: CommandLimits | None = None,
-        mounts: Sequence[Path] = (),
-        image: str | None = None,
-    ) -> None:
+    def __init__(self, *, limits: CommandLimits | None = None, mounts: Sequence[Path] = ()) -> None:
         """Look for the program, and whether it may make a box here.
 
         Args:
-            name: which program.
             limits: of each command.
             mounts: folders of this machine that commands may read.
-            image: of docker or podman.
 
         Raises:
             ConfigError: it is not there or may not; the message says what to do.
         """
-        self.name = name
         self.limits = limits or CommandLimits()
         self.mounts = [path.expanduser().resolve() for path in mounts]
-        self.image = image
-        program = shutil.which("bwrap" if name == "bubblewrap" else name)
+        program = shutil.which("bwrap")
         if program is None:
-            raise ConfigError(_missing(name, "it is not installed"))
-        if name != "bubblewrap" and image is None:
-            raise ConfigError(f"{name} needs an image: set `workspaces.image`")
+            raise ConfigError(_missing("it is not installed"))
         self._program = program
+        self._is_root = os.geteuid() == 0
         try:
             ran = self.run("echo it works", root="/work", files={}, cwd="/work")
         except (OSError, subprocess.SubprocessError, ConfigError) as error:
-            raise ConfigError(_missing(name, str(error))) from error
+            raise ConfigError(_missing(str(error))) from error
         if ran.output != "it works\n":
-            raise ConfigError(_missing(name, f"a first command said {ran.output[:200]!r}"))
+            raise ConfigError(_missing(f"a first command said {ran.output[:200]!r}"))
 
     def run(
         self,
@@ -132,13 +119,12 @@ class Sandbox:
         """
         limits = self.limits
         script = ["bash", "-c", _SCRIPT, "box", root, cwd, command, str(limits.output_bytes)]
-        box = self._bubblewrap if self.name == "bubblewrap" else self._container
         process = subprocess.Popen(
-            [*box(root, objects), *script],
+            [*self._box(root, objects), *script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={"PATH": "/usr/bin:/bin"} if self.name == "bubblewrap" else None,
+            env={"PATH": "/usr/bin:/bin"},
             cwd="/",
             # Of root, the kernel counts no processes.
             user=_NOBODY if self._is_root else None,
@@ -151,7 +137,7 @@ class Sandbox:
         if process.returncode and not result:
             why = complaint.decode("utf-8", "replace").strip()
             if why:
-                raise ConfigError(f"{self.name} could not create the sandbox: {why[:500]}")
+                raise ConfigError(f"bubblewrap could not create the sandbox: {why[:500]}")
             return Ran(None, "", {})  # the command has ended the box itself
         return _unpacked(result, root, files)
 
@@ -162,11 +148,7 @@ class Sandbox:
         folders = [folder.resolve(), *folder.resolve().parents]
         return all(each.stat().st_mode & 0o001 for each in folders if each.exists())
 
-    @property
-    def _is_root(self) -> bool:
-        return self.name == "bubblewrap" and os.geteuid() == 0
-
-    def _bubblewrap(self, root: str, objects: Path | None) -> list[str]:
+    def _box(self, root: str, objects: Path | None) -> list[str]:
         limits, disk = self.limits, ["--size", str(self.limits.disk_bytes), "--tmpfs"]
         system = [word for link in ("bin", "sbin", "lib", "lib64") for word in _system(link)]
         for place in ("/etc/alternatives", "/etc/ld.so.cache"):
@@ -183,22 +165,6 @@ class Sandbox:
             *disk, root, *map(str, mounts), "--remount-ro", "/", "--chdir", "/",
             "prlimit", f"--nproc={limits.n_processes}", f"--as={limits.memory_bytes}", "--core=0",
             f"--fsize={limits.disk_bytes}", f"--cpu={int(limits.timeout_s) + 1}", "--",
-        ]  # fmt: skip
-
-    def _container(self, root: str, objects: Path | None) -> list[str]:
-        limits = self.limits
-        places = {str(path): str(path) for path in self.mounts}
-        if objects:
-            places[str(objects)] = _OBJECTS
-        disk = f"rw,exec,mode=1777,size={limits.disk_bytes}"
-        return [
-            self._program, "run", "--rm", "--interactive", "--network", "none", "--read-only",
-            "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
-            "--user", f"{_NOBODY}:{_NOBODY}", "--pids-limit", str(limits.n_processes),
-            "--memory", str(limits.memory_bytes), "--env", "HOME=/nonexistent",
-            *[w for place in ("/tmp", _BOX, root) for w in ("--tmpfs", f"{place}:{disk}")],
-            *[w for here, there in places.items() for w in ("--volume", f"{here}:{there}:ro")],
-            "--entrypoint", "", str(self.image),
         ]  # fmt: skip
 
     def _path(self) -> str:
@@ -252,11 +218,10 @@ def _system(name: str) -> list[str]:
     return ["--ro-bind-try", str(place), str(place)]
 
 
-def _missing(name: str, why: str) -> str:
+def _missing(why: str) -> str:
     return (
-        f"commands cannot be run in {name} here ({why}). Install it (`apt-get install bubblewrap`), "
-        'choose another `workspaces.runner` ("docker", "podman"), or set '
-        '`workspaces.execute = "files"`, which runs no command'
+        f"commands cannot be run in bubblewrap here ({why}). Install it (`apt-get install bubblewrap`), "
+        'or set `workspaces.execute = "files"`, which runs no command'
     )
 
 

@@ -194,7 +194,7 @@ class Judge:
     def _key(self, place: TriedState, *more: Any) -> str:
         assert self.sandbox is not None
         limits = msgspec.to_builtins(self.sandbox.limits)
-        return _hash([self.sandbox.name, limits, place.key(), *more])
+        return _hash([limits, place.key(), *more])
 
     def _command(self, place: TriedState, run: ToolRun, call: TriedCall) -> Ran | None:
         """Run a command on the files as the calls before it have left them."""

@@ -222,7 +222,6 @@ SAME_BYTES = [
     {
         "workspaces": {
             "timeout_s": 3,
-            "image": "python:3.12",
             "max_processes": 9,
         }
     },
@@ -576,7 +575,6 @@ EXPLAINED = {
     "trainee.max_total_usd": "how much of it may be done",
     "trainee.folder": "by what it holds: a test of its own",
     "workspaces.repositories": "with `workspaces.execute`: a test of its own",
-    "workspaces.runner": "with `workspaces.execute`: a test of its own",
     "workspaces.mounts": "with `workspaces.execute`: a test of its own",
     "workspaces.max_memory_bytes": "with `workspaces.execute`: a test of its own",
     "workspaces.max_disk_bytes": "with `workspaces.execute`: a test of its own",
@@ -610,10 +608,10 @@ def settings_below(model: type[BaseModel], above: str = "") -> Iterator[str]:
 
 @pytest.mark.parametrize("execute", ["off", "files", "commands"])
 def test_what_limits_commands_counts_where_commands_are_run(execute):
-    base = {"execute": execute, "runner": "docker", "image": "python:3.12"}
+    base = {"execute": execute}
     other = base | {
         "timeout_s": 5, "checks": {"/w": "pytest"}, "max_memory_bytes": 10**9, "mounts": ["/deps"],
-        "max_disk_bytes": 10**8, "max_processes": 9, "image": "python:3.13", "runner": "podman",
+        "max_disk_bytes": 10**8, "max_processes": 9,
     }  # fmt: skip
     repositories = base | {"repositories": ["/w"]}
     before, limited, placed = (

@@ -168,13 +168,10 @@ def test_folders_that_are_named_can_be_read_and_not_written(box, tmp_path):
     assert "Read-only file system" in ran.output
 
 
-@pytest.mark.parametrize("name", ["bubblewrap", "docker", "podman"])
-def test_without_its_program_a_runner_says_what_to_do(monkeypatch, tmp_path, name):
+def test_without_its_program_it_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        ConfigError, match=f"run in {name} here .it is not installed.*apt-get install"
-    ):
-        Sandbox(name, image="debian")
+    with pytest.raises(ConfigError, match=r"here .it is not installed.*apt-get install"):
+        Sandbox()
 
 
 def test_a_program_that_may_not_make_a_box_is_refused_at_once(monkeypatch, tmp_path):
