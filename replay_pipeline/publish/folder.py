@@ -11,7 +11,6 @@ Of two publishers, the store lets only one create the mark.
 """
 
 import ctypes
-import fcntl
 import json
 import logging
 import os
@@ -26,6 +25,7 @@ from uuid import uuid4
 
 from replay_pipeline.errors import StorageError
 from replay_pipeline.publish import layout
+from replay_pipeline.storage.locks import take_lock
 from replay_pipeline.storage.outages import translated
 from replay_pipeline.storage.store import (
     Place,
@@ -56,19 +56,19 @@ def alone(folder: Path) -> Iterator[None]:
     """Lock the folder against other publishers, here and in other processes.
 
     Raises:
-        StorageError: the parent folder can't be created or read.
+        StorageError: the parent folder can't be created or written.
     """
     parent = folder.resolve().parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(parent, os.O_RDONLY)
+        lock = take_lock(parent / f".{folder.resolve().name}.lock", waits=True)
     except OSError as error:
         raise StorageError(f"{parent}: cannot hold a dataset ({error.strerror})") from error
+    assert lock is not None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)  # frees the lock, too
+        lock.release()
 
 
 def replace_files(

@@ -1,16 +1,17 @@
 """Run the trainer in its own process: start it, watch it, ask it to stop, and kill it only if it doesn't."""
 
-import fcntl
 import json
 import logging
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from replay_pipeline.errors import TrainError
 from replay_pipeline.processes import start_environment
+from replay_pipeline.storage.locks import take_lock
 from replay_pipeline.types import Progress
 
 logger = logging.getLogger(__name__)
@@ -64,9 +65,7 @@ def run_trainer(job: TrainerJob, on_progress: Callable[[Progress], None]) -> Non
     job.output.mkdir(parents=True, exist_ok=True)
     log_path = job.output / "trainer.log"
     count = _StepCount(job.output / "metrics.jsonl")
-    with log_path.open("ab") as log:
-        _lock(log, job.output)
-        log.truncate(0)
+    with _alone(job.output), log_path.open("wb") as log:
         # A group of its own: Ctrl-C in the terminal is ours to pass on, once.
         process = subprocess.Popen(
             job.command,
@@ -87,24 +86,31 @@ def run_trainer(job: TrainerJob, on_progress: Callable[[Progress], None]) -> Non
         raise TrainError(f"the trainer ended with code {code}; see {log_path}: {_end_of(log_path)}")
 
 
-def _lock(log: BinaryIO, output: Path) -> None:
-    """Hold others off. The trainer inherits the log and so the lock: it outlives this process.
+@contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    """Hold others off: while this process trains here, and while a trainer does whose starter has died.
 
     Raises:
         TrainError: another trainer uses the folder.
     """
     try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+        mine = take_lock(output / "starter.lock")
+        trainers = take_lock(output / TRAINER_LOCK) if mine else None
+    except OSError as error:  # a file system without locks
+        logger.warning("%s: cannot be locked (%s), so nothing prevents a second one", output, error)
+        yield
+        return
+    if trainers is None:
         who = output / TRAINER_LOCK
         owner = who.read_text("utf-8", "replace").strip() if who.exists() else ""
+        if mine:
+            mine.release()
         raise TrainError(
             f"{output}: another trainer is at work here ({owner or 'it has just begun'}); wait until it ends, stop it, or set `train.output` to another folder"
-        ) from error
-    except OSError as error:  # a file system without locks
-        logger.warning(
-            "%s: cannot be locked (%s), so nothing prevents a second trainer", output, error
         )
+    trainers.release()  # the trainer takes it itself
+    with mine:
+        yield
 
 
 def _stop(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:

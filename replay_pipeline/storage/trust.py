@@ -150,7 +150,8 @@ def read_trust(folder: Path) -> Trust:
         return Trust()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    if about.st_mode & 0o022 or about.st_uid not in (0, os.getuid()):
+    # Windows has neither these modes nor these owners.
+    if os.name == "posix" and (about.st_mode & 0o022 or about.st_uid not in (0, os.getuid())):
         raise ConfigError(f"other users may write to {path}, so it is ignored: chmod 600 {path}")
     try:
         return Trust.model_validate_json(text)

@@ -4,7 +4,6 @@ An owner is one open ledger. It counts as alive while it holds a lock. When the 
 reason, the operating system (SQLite) or the database server (PostgreSQL) releases the lock.
 """
 
-import os
 import sqlite3
 import types
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ import msgspec
 
 from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyError
 from replay_pipeline.replay.money.calls import decode_row, encode_row
+from replay_pipeline.storage.locks import FileLock, take_lock
 from replay_pipeline.storage.permissions import make_private_file
 from replay_pipeline.storage.wal import use_wal
 from replay_pipeline.types import TeacherAction
@@ -117,11 +117,6 @@ class Database(Protocol):
         ...
 
 
-try:
-    import fcntl
-except ImportError:  # pragma: no cover (Windows has no advisory locks of this kind)
-    fcntl = None
-
 _BUSY_S = 60.0
 
 
@@ -193,7 +188,7 @@ class _Sqlite:
     def __init__(self, path: Path, *, is_durable: bool, is_read_only: bool = False) -> None:
         self.name = str(path)
         self._path = path
-        self._lock: tuple[int, Path] | None = None
+        self._lock: FileLock | None = None
         self._file: tuple[int, int] | None = None
         try:
             if is_read_only:
@@ -266,41 +261,31 @@ class _Sqlite:
             ) from error
 
     def claim(self, owner: int) -> bool:
-        path = self._lock_path(owner)
-        if fcntl is None:
-            return True
-        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
+            self._lock = take_lock(self._lock_path(owner), mode=0o600)
+        except OSError:  # a file system without locks
             return False
-        self._lock = (handle, path)
-        return True
+        return self._lock is not None
 
     def is_alive(self, owner: int) -> bool:
         path = self._lock_path(owner)
-        if fcntl is None:
+        if not path.exists():
             return False
         try:
-            handle = os.open(path, os.O_RDWR)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = take_lock(path, mode=0o600)
         except OSError:
             return True
-        finally:
-            os.close(handle)
+        if lock is None:
+            return True
+        lock.release()
         path.unlink(missing_ok=True)
         return False
 
     def close(self) -> None:
         self._connection.close()
         if self._lock:
-            handle, path = self._lock
-            path.unlink(missing_ok=True)
-            os.close(handle)
+            self._lock.release()
+            Path(self._lock.lock_file).unlink(missing_ok=True)
             self._lock = None
 
     def _lock_path(self, owner: int) -> Path:

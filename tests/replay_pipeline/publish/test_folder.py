@@ -111,4 +111,4 @@ def test_publishers_to_one_folder_take_turns(tmp_path, kept_table):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
     assert set(read_manifests(tmp_path / "set")) == {f"b{number}" for number in range(8)}
-    assert list(tmp_path.iterdir()) == [tmp_path / "set"]
+    assert {path.name for path in tmp_path.iterdir()} == {"set", ".set.lock"}

@@ -25,7 +25,7 @@ def test_publishing_again_changes_nothing(tmp_path, kept_table, positives_table)
     assert first.tag == second.tag
     assert first.rows_by_split == second.rows_by_split
     assert json.dumps(first.to_json())
-    assert list(tmp_path.iterdir()) == [tmp_path / "set"]
+    assert {path.name for path in tmp_path.iterdir()} == {"set", ".set.lock"}
 
 
 def test_batches_can_come_one_by_one(tmp_path, kept_table):

@@ -957,23 +957,6 @@ def test_an_owner_lives_for_as_long_as_it_holds_its_lock(tmp_path):
     assert not lock.exists()
 
 
-def test_two_may_find_at_once_that_an_owner_is_dead(tmp_path, monkeypatch):
-    lock = tmp_path / "l-owner-5"
-    lock.touch()
-    with closing(connect(tmp_path / "l")) as database:
-        monkeypatch.setattr(databases.fcntl, "flock", lambda *_: lock.unlink())
-        assert not database.is_alive(5)
-
-
-def test_where_there_are_no_locks_nobody_else_is_taken_to_live(tmp_path, monkeypatch):
-    monkeypatch.setattr(databases, "fcntl", None)
-    with closing(connect(tmp_path / "l")) as mine, closing(connect(tmp_path / "l")) as theirs:
-        assert mine.claim(5)
-        assert not theirs.is_alive(5)
-        assert theirs.claim(5)
-    assert not (tmp_path / "l-owner-5").exists()
-
-
 CHILD = """
 import os, random, sys
 from collections import deque

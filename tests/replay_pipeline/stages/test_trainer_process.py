@@ -14,14 +14,15 @@ from replay_pipeline.stages.trainer_process import TRAINER_LOCK, TrainerJob, run
 from trainer.folders import LOCK_FILE
 
 ROOT = Path(__file__).parents[3]
-TRAIN = f"""
-import os, pathlib, sys, time
+TRAIN = """
+import pathlib, sys, time
+from trainer.folders import sole_writer
 output = pathlib.Path(sys.argv[1])
 print("step 1", flush=True)
-(output / "{LOCK_FILE}").write_text(f"process {{os.getpid()}} on here\\n")
-(output / "ready").touch()
-while not (output / "go").exists():
-    time.sleep(0.02)
+with sole_writer(output):
+    (output / "ready").touch()
+    while not (output / "go").exists():
+        time.sleep(0.02)
 """
 STARTER = """
 import pathlib, sys
@@ -72,7 +73,7 @@ def test_a_trainer_whose_starter_was_killed_still_has_its_folder(tmp_path):
     starter.wait(60)
     pid = int((tmp_path / LOCK_FILE).read_text().split()[1])
     try:
-        with pytest.raises(TrainError, match=f"process {pid} on here"):
+        with pytest.raises(TrainError, match=f"process {pid} on "):
             run_trainer(job(tmp_path), idle)
     finally:
         os.kill(pid, signal.SIGKILL)

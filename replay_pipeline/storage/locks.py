@@ -1,0 +1,22 @@
+"""Locks between processes of a machine. A lock ends with the process that holds it, however it ends."""
+
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+
+def take_lock(path: Path, *, waits: bool = False, mode: int | None = None) -> FileLock | None:
+    """Lock the file at `path`, which stays there, and return the lock; None if another holder has it.
+
+    Args:
+        path: the file. Its content doesn't matter, and isn't changed.
+        waits: wait for the other holder instead.
+        mode: permissions of a new file, if not those of the umask.
+    """
+    options = {} if mode is None else {"mode": mode}
+    lock = FileLock(path, thread_local=False, **options)
+    try:
+        lock.acquire(timeout=-1 if waits else 0)
+    except Timeout:
+        return None
+    return lock
