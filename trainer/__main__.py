@@ -227,13 +227,12 @@ def _run(values: dict[str, Any]) -> dict[str, Any]:
 
         refuse_early(values)
         from trainer.engines.settings_file import read_settings  # noqa: PLC0415
-        from trainer.pipes import reporting  # noqa: PLC0415
         from trainer.trl.run import run  # noqa: PLC0415
 
     if values.get("model") is None:
         torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
-    with stop_signals() as should_stop, reporting() as on_metrics:
-        return run(read_settings(values), on_metrics=on_metrics, should_stop=should_stop)
+    with stop_signals() as should_stop:
+        return run(read_settings(values), should_stop=should_stop)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import dagster as dg
 
 from replay_pipeline.assets.automation import RANGE_END, RANGE_START
-from replay_pipeline.assets.partitions import trace_batch
+from replay_pipeline.assets.reporting import trace_batch
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.publish import newest

@@ -1,4 +1,4 @@
-"""Dagster's code location: all assets, checks, jobs, schedules, and sensors."""
+"""Dagster's code location: all assets, checks, jobs, schedules, and sensors; and its jobs in this process."""
 
 import logging
 from collections.abc import Sequence
@@ -8,10 +8,17 @@ import dagster as dg
 from replay_pipeline.assets import automation, checks
 from replay_pipeline.assets.night import night_summary
 from replay_pipeline.assets.of_stages import asset_of, claude_code_sessions
+from replay_pipeline.assets.reporting import RANGE_END, RANGE_START, trace_batch
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.orchestration.instance import open_instance
+from replay_pipeline.orchestration.resources import (
+    PipelineResource,
+    console_progress,
+    own_settings,
+)
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.project import OnProgress
 from replay_pipeline.stages.stage import Stage
 from replay_pipeline.stages.staleness import declared, told_reasons
 
@@ -57,3 +64,40 @@ def _asset(stage: Stage, work: Pipeline, stages: Sequence[Stage]) -> dg.AssetsDe
         return asset_of(stage, among=stages)
     stale = told_reasons(work, stage, declares)
     return asset_of(stage, among=stages, code_version=declares.code_version, stale=stale)
+
+
+JOBS = ("replay_batches", "publish_and_train")
+"""The jobs, in the order of running: those by batch, then those on all batches."""
+
+
+def run_jobs(
+    pipeline: Pipeline,
+    *,
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Take every batch through all assets, in this process, recorded in the data root's Dagster.
+
+    Raises:
+        ReplayPipelineError: a stage or a blocking check failed.
+    """
+    batches = pipeline.batches()
+    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    jobs: list[tuple[str, dict[str, str]]] = [
+        (JOBS[0], {RANGE_START: batches[0], RANGE_END: batches[-1]}),
+        (JOBS[1], {}),
+    ]
+    bar = console_progress.set(on_progress)
+    settings = own_settings.set(pipeline.settings)
+    try:
+        # Under these settings: the versions of what is made here are those that others compare.
+        defs = define(PipelineResource())
+        with open_instance(pipeline) as instance:
+            instance.add_dynamic_partitions(trace_batch.name or "", batches)
+            for name, tags in jobs:
+                with checks.failures_told(instance) as run_id:
+                    defs.resolve_job_def(name).execute_in_process(
+                        instance=instance, tags=tags, run_config=quiet, run_id=run_id
+                    )
+    finally:
+        console_progress.reset(bar)
+        own_settings.reset(settings)

@@ -6,18 +6,74 @@ from functools import partial
 from typing import Any
 
 import dagster as dg
+from pydantic import Field
 
-from replay_pipeline.assets.metadata import column_schema
-from replay_pipeline.assets.partitions import GROUP, IN_EVERY_RUN, OWNERS, trace_batch
-from replay_pipeline.assets.replay import ask_in_run
-from replay_pipeline.assets.reporting import each_batch, tried_again, whole_result
-from replay_pipeline.assets.train import train_in_run
+from replay_pipeline.assets.reporting import (
+    GROUP,
+    IN_EVERY_RUN,
+    OWNERS,
+    LiveCurves,
+    column_schema,
+    each_batch,
+    trace_batch,
+    tried_again,
+    whole_result,
+)
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.publish import column_words, layout
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages import engine
-from replay_pipeline.stages.chain import upstream
+from replay_pipeline.stages.chain import stage_named, upstream
 from replay_pipeline.stages.stage import Stage
+from replay_pipeline.stages.trainer_process import run_trainer
+from replay_pipeline.types import Progress
+
+
+class ReplayConfig(dg.Config):
+    """The budget of this run."""
+
+    max_total_usd: float | None = Field(
+        default=None,
+        description="Ceiling for all batches of this run, in US dollars; empty: the setting.",
+    )
+    night: str | None = Field(
+        default=None,
+        pattern=r"^\d{4}-\d{2}-\d{2}$",
+        description="Date of the night whose money this run spends, as all of that night's do.",
+    )
+    shared_with: list[str] = Field(
+        default_factory=list,
+        description="Batches of that night's other runs: this one leaves them their share.",
+    )
+
+
+def ask_in_run(
+    context: dg.AssetExecutionContext, config: ReplayConfig, pipeline: PipelineResource
+) -> Iterator[dg.MaterializeResult]:
+    """Ask the teachers under one ceiling for the run."""
+    live = LiveCurves(context)
+
+    def observe(progress: Progress) -> None:
+        live.show({"answers_so_far": progress.n_done, "usd_so_far": progress.cost_usd or 0.0})
+
+    work = pipeline.open(observe)
+    ask = work.replay_within(
+        config.max_total_usd,
+        night=config.night,
+        batches=sorted(context.partition_keys),
+        shared_with=config.shared_with,
+    )
+    yield from each_batch(context, work, stage_named("replay"), ask)
+
+
+def train_in_run(
+    context: dg.AssetExecutionContext, pipeline: PipelineResource
+) -> dg.MaterializeResult:
+    """Train, and draw the metrics while it runs."""
+    work, live = pipeline.open(), LiveCurves(context)
+    receipt = work.train(launch=partial(run_trainer, on_metrics=live.show))
+    return whole_result(work, stage_named("train"), receipt)
+
 
 claude_code_sessions = dg.AssetSpec(
     "claude_code_sessions",

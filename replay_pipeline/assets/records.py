@@ -7,8 +7,7 @@ from itertools import groupby
 import dagster as dg
 
 from replay_pipeline.assets.of_stages import asset_of
-from replay_pipeline.assets.partitions import trace_batch
-from replay_pipeline.assets.reporting import Provenance, as_metadata
+from replay_pipeline.assets.reporting import Provenance, as_metadata, trace_batch
 from replay_pipeline.orchestration.instance import open_instance
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.pipeline import Pipeline

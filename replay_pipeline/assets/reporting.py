@@ -1,18 +1,61 @@
-"""Run an asset's batches, and report each one while it works and when it finishes."""
+"""Run an asset's batches, and report each one while it works and when it finishes.
+
+Dagster's UI turns every plain number into a chart over the partitions.
+"""
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import dagster as dg
 
-from replay_pipeline.assets.lineage import column_lineage
-from replay_pipeline.assets.metadata import metadata_value
 from replay_pipeline.errors import StorageError
+from replay_pipeline.stages.markdown import Location, Markdown
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.stage import Stage
+from replay_pipeline.storage.schemas import TABLES, describe
+
+for _category in (dg.BetaWarning, dg.PreviewWarning):
+    warnings.filterwarnings("ignore", category=_category)
+
+trace_batch = dg.DynamicPartitionsDefinition(name="trace_batch")
+"""The partitions. The sensor `new_sessions` adds one key per batch manifest."""
+
+GROUP = "replay_pipeline"
+OWNERS = ["team:replay-pipeline"]
+
+RANGE_START = "dagster/asset_partition_range_start"
+RANGE_END = "dagster/asset_partition_range_end"
+"""Tags of a run that takes a contiguous range of batches."""
+
+IN_EVERY_RUN = {"run": "every"}
+"""Tag of the assets that a run includes by default."""
+
+
+def column_schema(table: str) -> dg.TableSchema:
+    """Return the columns of a table, with their descriptions, for the asset's Columns tab."""
+    return dg.TableSchema(
+        columns=[
+            dg.TableColumn(field.name, str(field.type), description=describe(table, field.name))
+            for field in TABLES[table]
+        ]
+    )
+
+
+def metadata_value(value: Any) -> Any:
+    """Return a fact of a stage as a Dagster metadata value."""
+    match value:
+        case Markdown():
+            return dg.MetadataValue.md(str(value))
+        case Location():
+            return dg.MetadataValue.path(str(value))
+        case str() if value.startswith("https://"):
+            return dg.MetadataValue.url(value)
+    return value
+
 
 _OBSERVED_EVERY_S = 3.0
 _DATA_VERSION = "dagster/data_version"
@@ -124,7 +167,6 @@ def as_metadata(pipeline: Pipeline, stage: Stage, receipt: Receipt) -> dict[str,
             for name, value in facts.items()
         },
         "reused": receipt.is_reused,
-        **column_lineage(stage.asset),
     }
 
 

@@ -106,7 +106,7 @@ def demo(
     if until_pairs:
         _show_pairs_of_demo(data, model, yes=yes)
         return
-    from replay_pipeline.assets.in_process import run_jobs
+    from replay_pipeline.assets.code_location import run_jobs
     from replay_pipeline.stages.page import page_of
     from replay_pipeline.storage.store import written_whole
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from tempfile import TemporaryDirectory
@@ -34,10 +35,43 @@ from dagster_webserver.cli import (
     DEFAULT_POOL_RECYCLE,
 )
 from dagster_webserver.version import __version__ as web_version
+from starlette.applications import Starlette
+from starlette.responses import RedirectResponse
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from replay_pipeline.orchestration.gate import TOKEN, Gate
-from replay_pipeline.orchestration.page import WithPage
 from replay_pipeline.processes import python
+
+PLACE = "/look/"
+
+
+class WithPage:
+    """Dagster's web application with an added page at its root.
+
+    Args:
+        app: the application.
+        folder: folder of the page. It may appear, change, and disappear while it is served.
+    """
+
+    def __init__(self, app: ASGIApp, folder: Path) -> None:
+        self._app = app
+        self._index = folder / "index.html"
+        files = StaticFiles(directory=folder, check_dir=False)
+        self._files = Starlette(routes=[Mount(PLACE.rstrip("/"), files)])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what is about the page, and pass on the rest."""
+        path = scope.get("path", "")
+        if scope["type"] == "http" and path == "/" and self._index.is_file():
+            response = RedirectResponse(f"{PLACE}index.html", HTTPStatus.SEE_OTHER)
+            await response(scope, receive, send)
+        elif scope["type"] == "http" and path.startswith(PLACE) and self._index.is_file():
+            await self._files(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
 
 _LOG_LEVEL = "warning"
 _POLL_MS = 2000

@@ -4,7 +4,7 @@ import json
 import logging
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,15 @@ Launch = Callable[[TrainerJob, Callable[[Progress], None]], None]
 """Runs a job to its end, and reports progress."""
 
 
-def run_trainer(job: TrainerJob, on_progress: Callable[[Progress], None]) -> None:
+def run_trainer(
+    job: TrainerJob,
+    on_progress: Callable[[Progress], None],
+    *,
+    on_metrics: Callable[[dict[str, float]], None] | None = None,
+) -> None:
     """Run the trainer on this machine and wait for it.
+
+    `on_metrics` gets the step and the newest value of each of the `CURVES`, again and again.
 
     An interrupt asks the trainer to stop (SIGTERM) and waits for its checkpoint. A second
     interrupt, or the timeout, kills it.
@@ -64,7 +71,7 @@ def run_trainer(job: TrainerJob, on_progress: Callable[[Progress], None]) -> Non
     """
     job.output.mkdir(parents=True, exist_ok=True)
     log_path = job.output / "trainer.log"
-    count = _StepCount(job.output / "metrics.jsonl")
+    metrics = _Metrics(job.output / "metrics.jsonl")
     with _alone(job.output), log_path.open("wb") as log:
         # A group of its own: Ctrl-C in the terminal is ours to pass on, once.
         process = subprocess.Popen(
@@ -76,9 +83,14 @@ def run_trainer(job: TrainerJob, on_progress: Callable[[Progress], None]) -> Non
             process_group=0,
         )
         try:
-            while (code := _wait(process, _POLL_S)) is None:
-                n_done, n_total = count()
-                on_progress(Progress(stage="train", n_done=n_done, n_total=n_total))
+            code = None
+            while code is None:
+                code = _wait(process, _POLL_S)
+                metrics.read()
+                n_done = metrics.n_steps
+                on_progress(Progress(stage="train", n_done=n_done, n_total=metrics.n_total))
+                if on_metrics is not None and metrics.newest:
+                    on_metrics(metrics.newest)
         except BaseException:
             _stop(process, job.stop_timeout_s)
             raise
@@ -100,7 +112,7 @@ def _alone(output: Path) -> Iterator[None]:
         logger.warning("%s: cannot be locked (%s), so nothing prevents a second one", output, error)
         yield
         return
-    if trainers is None:
+    if mine is None or trainers is None:
         who = output / TRAINER_LOCK
         owner = who.read_text("utf-8", "replace").strip() if who.exists() else ""
         if mine:
@@ -109,8 +121,10 @@ def _alone(output: Path) -> Iterator[None]:
             f"{output}: another trainer is at work here ({owner or 'it has just begun'}); wait until it ends, stop it, or set `train.output` to another folder"
         )
     trainers.release()  # the trainer takes it itself
-    with mine:
+    try:
         yield
+    finally:
+        mine.release()
 
 
 def _stop(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
@@ -137,23 +151,28 @@ def _end_of(log_path: Path) -> str:
     return " | ".join(lines[-_N_LAST_WORDS:]) or "it said nothing"
 
 
-class _StepCount:
-    """Steps in a metrics file, of this run: what an earlier run left there does not count."""
+class _Metrics:
+    """The metrics file of this run, as it grows: what an earlier run left there does not count."""
 
     def __init__(self, path: Path) -> None:
+        self.n_steps = 0
+        self.n_total: int | None = None
+        self.newest: dict[str, float] = {}
         self._path = path
         self._before = self._stamp()
 
-    def __call__(self) -> tuple[int, int | None]:
-        """Return how many steps are done, and of how many as far as the trainer says so."""
+    def read(self) -> None:
+        """Read the lines that are whole by now."""
         if self._stamp() == self._before:
-            return 0, None
-        lines = self._path.read_bytes().split(b"\n")
-        try:
-            last = json.loads(lines[-2])
-        except (IndexError, ValueError):  # it is being written
-            last = {}
-        return len(lines) - 1, last.get("train/max_steps")
+            return
+        lines = self._path.read_bytes().split(b"\n")[:-1]
+        known = self.n_steps if self.n_steps <= len(lines) else 0
+        self.n_steps = len(lines)
+        for line in lines[known:]:
+            with suppress(ValueError):  # of a trainer that is not ours
+                row = json.loads(line)
+                self.n_total = row.get("train/max_steps")
+                self.newest |= {name: row[name] for name in ("step", *CURVES) if name in row}
 
     def _stamp(self) -> int | None:
         return self._path.stat().st_mtime_ns if self._path.exists() else None

@@ -5,7 +5,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 
-def take_lock(path: Path, *, waits: bool = False, mode: int | None = None) -> FileLock | None:
+def take_lock(path: Path, *, waits: bool = False, mode: int = -1) -> FileLock | None:
     """Lock the file at `path`, which stays there, and return the lock; None if another holder has it.
 
     Args:
@@ -13,8 +13,7 @@ def take_lock(path: Path, *, waits: bool = False, mode: int | None = None) -> Fi
         waits: wait for the other holder instead.
         mode: permissions of a new file, if not those of the umask.
     """
-    options = {} if mode is None else {"mode": mode}
-    lock = FileLock(path, thread_local=False, **options)
+    lock = FileLock(path, thread_local=False, mode=mode)
     try:
         lock.acquire(timeout=-1 if waits else 0)
     except Timeout:

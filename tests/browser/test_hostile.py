@@ -12,7 +12,7 @@ import pytest
 from markdown_it import MarkdownIt
 from playwright.sync_api import Browser, Page
 
-from replay_pipeline.assets.metadata import metadata_value
+from replay_pipeline.assets.reporting import metadata_value
 from replay_pipeline.orchestration.instance import open_instance
 from replay_pipeline.stages.markdown import Markdown, code_block, literal_markdown, markdown_table
 from replay_pipeline.stages.pictures import bars

@@ -23,7 +23,7 @@ from replay_pipeline.assets import automation, reporting
 from replay_pipeline.assets.automation import new_sessions, nightly_replay, notify_failures
 from replay_pipeline.assets.checks import failures_told
 from replay_pipeline.assets.code_location import define
-from replay_pipeline.assets.failures import failed_runs
+from replay_pipeline.assets.night import failed_runs
 from replay_pipeline.assets.records import sync
 from replay_pipeline.errors import CheckFailedError, NormalizeError, StorageError
 from replay_pipeline.orchestration.resources import PipelineResource

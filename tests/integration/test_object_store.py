@@ -7,7 +7,7 @@ import subprocess
 import dagster as dg
 import pytest
 
-from replay_pipeline.assets.in_process import run_jobs
+from replay_pipeline.assets.code_location import run_jobs
 from replay_pipeline.assets.records import sync
 from replay_pipeline.processes import child_environment
 from replay_pipeline.publish import newest

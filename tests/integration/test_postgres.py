@@ -8,8 +8,8 @@ import pytest
 
 from replay_pipeline.assets.automation import nightly_replay
 from replay_pipeline.assets.code_location import define
-from replay_pipeline.assets.partitions import trace_batch
 from replay_pipeline.assets.records import sync
+from replay_pipeline.assets.reporting import trace_batch
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.orchestration.instance import open_instance, prepare_home
 from replay_pipeline.orchestration.resources import PipelineResource

@@ -12,8 +12,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from replay_pipeline.orchestration.instance import open_instance, ui_command
-from replay_pipeline.orchestration.reconcile import is_running
+from replay_pipeline.orchestration.instance import is_running, open_instance, ui_command
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from tests.integration.processes import materialize, wait_until

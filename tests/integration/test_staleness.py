@@ -17,10 +17,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from replay_pipeline.assets.code_location import define
-from replay_pipeline.assets.in_process import run_jobs
-from replay_pipeline.assets.partitions import trace_batch
+from replay_pipeline.assets.code_location import define, run_jobs
 from replay_pipeline.assets.records import sync
+from replay_pipeline.assets.reporting import trace_batch
 from replay_pipeline.harness import Harness, HarnessStore
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.pages.marks import FORMAT
@@ -664,7 +663,7 @@ def test_what_is_made_in_this_process_bears_the_versions_of_its_own_settings(
     monkeypatch.delenv("REPLAY_DATA", raising=False)
     root = shutil.copytree(done, tmp_path / "demo")
     work = Pipeline(Settings.load(Path("demo/settings.toml"), data_dir=Path("demo")))
-    monkeypatch.setattr("replay_pipeline.assets.in_process.JOBS", ("replay_batches", "publish"))
+    monkeypatch.setattr("replay_pipeline.assets.code_location.JOBS", ("replay_batches", "publish"))
     run_jobs(work)
     monkeypatch.setenv("REPLAY_DATA", str(root))
     monkeypatch.setenv("REPLAY_SETTINGS", str(root / "settings.toml"))

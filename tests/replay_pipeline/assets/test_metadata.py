@@ -1,12 +1,11 @@
-"""Text of strangers in Markdown; schemas and lineage. A real browser renders it in tests/browser."""
+"""Text of strangers in Markdown, and schemas. A real browser renders it in tests/browser."""
 
 import pytest
 
-from replay_pipeline.assets.lineage import SOURCES, column_lineage
-from replay_pipeline.assets.metadata import column_schema
 from replay_pipeline.assets.of_stages import asset_of
+from replay_pipeline.assets.reporting import column_schema
 from replay_pipeline.publish import layout
-from replay_pipeline.stages.chain import by_batch, stage_named
+from replay_pipeline.stages.chain import stage_named
 from replay_pipeline.stages.markdown import code_block, literal_markdown, markdown_table
 from replay_pipeline.storage.schemas import TABLES
 from tests.hostile import HOSTILE
@@ -36,21 +35,6 @@ def test_a_table_keeps_its_columns_whatever_the_text():
 def test_long_text_is_cut_to_a_readable_length():
     assert len(literal_markdown("x" * 10_000)) < 500
     assert len(code_block("x" * 10_000)) < 5_000
-
-
-def test_lineage_names_columns_that_exist():
-    columns = {stage.asset: TABLES[stage.table].names for stage in by_batch()}
-    columns["published_dataset"] = layout.PAIRS.names
-    for asset, sources in SOURCES.items():
-        for column, upstream in sources.items():
-            assert column in columns[asset]
-            for name, used in upstream.items():
-                assert set(used) <= set(columns[name]), (asset, column, name)
-    (lineage,) = column_lineage("published_dataset").values()
-    deps = lineage.deps_by_column["prompt"]
-    assert [(dep.asset_key.to_user_string(), dep.column_name) for dep in deps] == [
-        ("normalized_pairs", "state_id")
-    ]
 
 
 def test_every_column_of_a_table_is_described():
