@@ -24,11 +24,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from replay_pipeline.replay import estimate, ledger_status
-from replay_pipeline.testing import TeacherServer
-from replay_pipeline.testing.router import Bill
+from replay_pipeline.testing import Bill
 from replay_pipeline.types import TeacherSpec
 from tests.replay_pipeline.replay.conftest import make_states
 from tests.support.nursery import Nursery, nursery, until
+from tests.support.teachers import TeacherServer
 
 MODEL = "deepseek/deepseek-v4-pro"
 PRICE = {"prompt": 0.44e-6, "completion": 1.74e-6, "input_cache_read": 0.044e-6}

@@ -37,9 +37,9 @@ from benchmarks.shared_log import shared_log, wait_for_writers
 from replay_pipeline.orchestration.instance import open_instance, ui_command
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.testing import TeacherServer
 from tests.support.sessions import SessionBuilder, ToolCall
 from tests.support.settings_files import write_settings
+from tests.support.teachers import TeacherServer
 
 MONTH = {5: "crash", 10: "disk", 15: "outage", 20: "budget", 25: "price"}
 SMALL = {1: "price", 2: "crash"}

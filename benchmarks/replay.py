@@ -34,8 +34,8 @@ from replay_pipeline.replay.ask.run import lanes_of
 from replay_pipeline.replay.dialects.client import transport
 from replay_pipeline.replay.money.calls import encode_row
 from replay_pipeline.replay.money.database import connect
-from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
+from tests.support.teachers import TeacherServer
 
 MODEL = "deepseek/deepseek-v4-pro"
 N_BYTES = 100_000

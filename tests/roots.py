@@ -13,9 +13,9 @@ from replay_pipeline.stages import chain
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.stage import Stage, Task
 from replay_pipeline.storage.store import as_path
-from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.support.settings_files import write_settings
+from tests.support.teachers import TeacherServer
 
 PROJECT = SESSIONS_DIR / "-home-mira-code-tideline"
 """Five of the sample's 23 logs: enough where what counts is not what is in them."""

@@ -193,11 +193,11 @@ def teachers_serve(
     The answers only fit the sessions that they were recorded for. For your own sessions, use
     `--teachers rehearsal`.
     """
-    from replay_pipeline.testing import script_of, serve_teachers
+    from replay_pipeline.testing import Script, serve_teachers
     from replay_pipeline.testing.sample import ANSWERS_FILE
 
     serve_teachers(
-        script_of(answers or ANSWERS_FILE),
+        Script(answers=answers or ANSWERS_FILE),
         port=port,
         on_ready=lambda url: out.print(f"Teachers at {url} (Ctrl-C stops them)"),
     )

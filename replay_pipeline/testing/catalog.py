@@ -1,5 +1,7 @@
-"""The models that the loopback server serves, at plausible open-weight prices."""
+"""The models that the loopback server serves, at plausible open-weight prices, and their prompt cache."""
 
+import hashlib
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +29,6 @@ class ServedModel:
     cache_write: int | None = None
     """Set if writing to the prompt cache costs extra and the request must ask for it."""
     context_length: int = 262_144
-    is_distillable: bool = True
     provider: str = "Loopback"
 
     def cost_nano(self, n_prompt: int, n_cached: int, n_written: int, n_completion: int) -> int:
@@ -90,10 +91,8 @@ CATALOG: dict[str, ServedModel] = {
         _usd_per_mtok("deepseek/deepseek-v4-pro", 0.44, 1.74, 0.044),
         _usd_per_mtok("qwen/qwen3-coder", 0.30, 1.20, None),
         _usd_per_mtok("z-ai/glm-4.6", 0.50, 1.75, 0.11, context_length=202_752),
-        _usd_per_mtok(
-            "anthropic/claude-opus-4.7", 5.0, 25.0, 0.5, write=6.25, is_distillable=False
-        ),
-        _usd_per_mtok("openai/gpt-5", 1.25, 10.0, 0.125, is_distillable=False),
+        _usd_per_mtok("anthropic/claude-opus-4.7", 5.0, 25.0, 0.5, write=6.25),
+        _usd_per_mtok("openai/gpt-5", 1.25, 10.0, 0.125),
     )
 }
 """Prices in dollars per million tokens: prompt, completion, cached prompt. Alibaba caches only some
@@ -108,3 +107,48 @@ def served(model: str) -> ServedModel:
     if model.startswith(f"{REHEARSAL}/"):
         return _usd_per_mtok(model, 0, 0, None, context_length=10**8, provider=REHEARSAL)
     return CATALOG.get(model) or _usd_per_mtok(model, 0.40, 1.60, 0.04)
+
+
+BLOCK_BYTES = 512
+MIN_CACHED_TOKENS = 1024
+BYTES_PER_TOKEN = 4
+
+
+class PromptCache:
+    """The cache of prompts, by cumulative block hashes per model and session, with an expiry time.
+
+    As with a real provider, a prompt can be read only after a call with it has completed. Calls
+    without a session go to any machine and find nothing, and short prompts aren't cached.
+    """
+
+    def __init__(self, *, ttl_s: float = 300.0, max_blocks: int = 2_000_000) -> None:
+        self.ttl_s = ttl_s
+        self.max_blocks = max_blocks
+        self._seen: OrderedDict[bytes, float] = OrderedDict()
+
+    def blocks(self, model: str, session: str, prompt: bytes) -> list[bytes]:
+        """Return hashes of the complete blocks of `prompt`. Each covers everything up to its end."""
+        digest = hashlib.blake2b(f"{model}\0{session}\0".encode(), digest_size=16)
+        names = []
+        for start in range(0, len(prompt) - BLOCK_BYTES + 1, BLOCK_BYTES):
+            digest.update(prompt[start : start + BLOCK_BYTES])
+            names.append(digest.digest())
+        return names
+
+    def n_cached_tokens(self, blocks: list[bytes], now: float) -> int:
+        """Return the number of tokens of the longest prefix that is still cached."""
+        n = 0
+        for name in blocks:
+            if self._seen.get(name, float("-inf")) < now - self.ttl_s:
+                break
+            n += 1
+        tokens = n * BLOCK_BYTES // BYTES_PER_TOKEN
+        return tokens if tokens >= MIN_CACHED_TOKENS else 0
+
+    def store(self, blocks: list[bytes], now: float) -> None:
+        """Store a prompt that was just read."""
+        for name in blocks:
+            self._seen[name] = now
+            self._seen.move_to_end(name)
+        while len(self._seen) > self.max_blocks:
+            self._seen.popitem(last=False)

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import json
 import math
 import random
 import time
@@ -11,23 +10,43 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
-from replay_pipeline.testing.catalog import CATALOG, SUPPORTED_PARAMETERS, ServedModel, served
-from replay_pipeline.testing.faults import PAID_FAULTS, Fault
-from replay_pipeline.testing.http import Request, Response
-from replay_pipeline.testing.prompt_cache import BYTES_PER_TOKEN, PromptCache
-from replay_pipeline.testing.rules import complaint, unsupported
+from replay_pipeline.testing.catalog import (
+    BYTES_PER_TOKEN,
+    CATALOG,
+    PromptCache,
+    ServedModel,
+    served,
+)
 from replay_pipeline.types import REHEARSAL_TEACHERS
 
 PREFIX = "/api/v1"
 _PLAYED = tuple(teacher.model for teacher in REHEARSAL_TEACHERS)
-_KEPT = PAID_FAULTS - {"drop_after", "truncate", "truncate_stream", "stall"}
-"""The router keeps whatever it has sent whole with a 200, however little it is worth."""
 _MARKED_VENDORS = ("anthropic", "alibaba", "qwen")
+
+
+@dataclass(slots=True)
+class Request:
+    """One complete request."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(slots=True)
+class Response:
+    """One reply, and how to send it."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+    delivery: Literal["whole", "truncated", "hang_up", "never"] = "whole"
 
 
 class RecordedAnswer(msgspec.Struct):
@@ -62,12 +81,8 @@ class Bill:
     n_requests: int = 0
     n_charged: int = 0
     n_duplicates: int = 0
-    n_replayed: int = 0
-    """Calls that the response cache answered for free."""
     max_in_flight: int = 0
     models: dict[str, ModelBill] = field(default_factory=dict)
-    faults: dict[str, int] = field(default_factory=dict)
-    """Calls that met a fault, by kind."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Bill":
@@ -85,12 +100,7 @@ class Script:
     latency: float | dict[str, float] = 0.0
     """Seconds per call, or `{"median_s", "p95_s"}` of a log-normal distribution, or a `{"scale"}`
     for the recorded latencies."""
-    faults: list[dict[str, Any]] = field(default_factory=list)
     seed: int = 0
-    key: str | None = None
-    """If set, the only API key that is accepted."""
-    credit_usd: float | None = None
-    """If set, calls are refused after this much was charged."""
     prompt_cache_ttl_s: float = 300.0
 
 
@@ -101,164 +111,84 @@ class Router:
         self.script = script
         self.bill = Bill()
         self.latencies: list[float] = []
+        self.n_in_flight = 0
+        self.prompts = PromptCache(ttl_s=script.prompt_cache_ttl_s)
         self._answers = _load(script.answers)
-        self._faults = Fault.parse(script.faults)
-        self._chance = random.Random(script.seed)
         self._latency_chance = random.Random(script.seed + 1)
-        self._prompts = PromptCache(ttl_s=script.prompt_cache_ttl_s)
-        self._replies: dict[bytes, tuple[bytes, str]] = {}
-        self._generations: dict[str, dict[str, Any]] = {}
         self._charged: Counter[bytes] = Counter()
-        self._faulted: Counter[str] = Counter()
-        self._n_in_flight = 0
         models = dict.fromkeys([*CATALOG, *_PLAYED, *(model for model, _ in self._answers)])
-        self._models = {model: served(model) for model in models}
+        self.models = {model: served(model) for model in models}
 
     async def __call__(self, request: Request) -> Response:
         """Answer one request."""
-        url = urlsplit(request.target)
-        path = url.path.removeprefix(PREFIX)
-        if path.startswith("/_"):
-            return self._control(path, request)
-        if self.script.key and request.headers.get("authorization") != f"Bearer {self.script.key}":
-            return _error(401, "No auth credentials found", error_type="authentication")
+        path = urlsplit(request.target).path.removeprefix(PREFIX)
         if path == "/chat/completions" and request.method == "POST":
-            self._n_in_flight += 1
-            self.bill.max_in_flight = max(self.bill.max_in_flight, self._n_in_flight)
+            self.n_in_flight += 1
+            self.bill.max_in_flight = max(self.bill.max_in_flight, self.n_in_flight)
             try:
                 return await self._complete(request)
             finally:
-                self._n_in_flight -= 1
+                self.n_in_flight -= 1
         if path == "/models":
-            return _json({"data": [model.listing() for model in self._models.values()]})
-        if path == "/key":
-            return _json({"data": self._key()})
-        if path == "/generation":
-            return self._generation(parse_qs(url.query).get("id", [""])[0])
-        return _error(404, f"no such address: {path}", error_type="not_found")
-
-    def _control(self, path: str, request: Request) -> Response:
+            return as_json({"data": [model.listing() for model in self.models.values()]})
         if path == "/_bill":
-            self.bill.faults = dict(self._faulted)
-            return _json(asdict(self.bill))
+            return as_json(asdict(self.bill))
         if path == "/_latencies":
-            return _json(self.latencies)
-        if path == "/_faults":
-            try:
-                self._faults = Fault.parse(msgspec.json.decode(request.body))
-            except (ValueError, TypeError) as error:
-                return _error(400, str(error))
-            return _json({})
-        return _error(404, f"no such address: {path}")
-
-    def _key(self) -> dict[str, Any]:
-        usage = self.bill.total_nano / 1e9
-        limit = self.script.credit_usd
-        return {
-            "label": "loopback",
-            "usage": usage,
-            "limit": limit,
-            "limit_remaining": None if limit is None else limit - usage,
-            "is_free_tier": False,
-        }
-
-    def _generation(self, generation_id: str) -> Response:
-        if generation_id not in self._generations:
-            return _error(404, "Generation not found", error_type="not_found")
-        return _json({"data": self._generations[generation_id]})
+            return as_json(self.latencies)
+        return refusal(404, f"no such address: {path}", error_type="not_found")
 
     async def _complete(self, request: Request) -> Response:
         self.bill.n_requests += 1
         try:
             body = msgspec.json.decode(request.body)
-            model = self._models.get(body["model"])
-            messages = body["messages"]
+            model = self.models.get(body["model"])
+            body["messages"]
         except (msgspec.DecodeError, KeyError, TypeError) as error:
-            return _error(400, f"invalid request: {error}", error_type="invalid_request")
+            return refusal(400, f"invalid request: {error}", error_type="invalid_request")
         if model is None:
-            return _error(404, f"{body['model']} is not a valid model ID", error_type="not_found")
-        bill = self.bill.models.setdefault(model.model, ModelBill())
-        bill.n_requests += 1
-        state_id = str((body.get("metadata") or {}).get("state_id", ""))
-        name = hashlib.blake2b(request.body, digest_size=16).digest()
-        use_cache = request.headers.get("x-openrouter-cache") == "true"
-        if use_cache and name in self._replies:
-            return self._replay(name)
-        if (problem := complaint(body)) is not None:
-            return _error(400, problem, error_type="invalid_request")
-        if (refusal := self._refusal(body, model, len(request.body))) is not None:
-            return refusal
-        fault = next(
-            (f for f in self._faults
-             if f.hits(model.model, state_id, self._n_in_flight, self._chance)), None,
-        )  # fmt: skip
-        if fault is not None:
-            self._faulted[fault.kind] += 1
-            if (failure := _free_failure(fault)) is not None:
-                return failure
-        recorded = self._recorded(model.model, state_id)
-        if recorded is None:
-            return _error(
-                404, f"no recorded answer for {model.model} at state {state_id or '(none given)'}",
-                error_type="not_found",
-            )  # fmt: skip
-        call = _BilledCall(self, model, body, messages, recorded, fault)
-        reply = call.charge(hashlib.blake2b(f"{model.model}\0{state_id}".encode() + (
-            b"" if state_id else name)).digest())  # fmt: skip
-        await self._wait(recorded)
-        call.finish()
-        payload = msgspec.json.encode(reply)
-        if use_cache and (fault is None or fault.kind in _KEPT):
-            self._replies[name] = (payload, reply["id"])
-        response = _deliver(payload, reply, fault, is_stream=bool(body.get("stream")))
-        if use_cache:
-            response.headers["x-openrouter-cache-status"] = "MISS"
-        return response
+            return refusal(404, f"{body['model']} is not a valid model ID", error_type="not_found")
+        self.bill.models.setdefault(model.model, ModelBill()).n_requests += 1
+        return await self.answer(request, body, model)
 
-    def _replay(self, name: bytes) -> Response:
-        payload, source = self._replies[name]
-        self.bill.n_replayed += 1
-        reply = msgspec.json.decode(payload)
-        reply["usage"] = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0, "cost": 0}
-        return _json(reply, {"x-openrouter-cache-status": "HIT",
-                             "x-openrouter-cache-source-id": source})  # fmt: skip
-
-    def _refusal(
-        self, body: Mapping[str, Any], model: ServedModel, n_bytes: int
-    ) -> Response | None:
-        """Return what OpenRouter itself refuses before a provider sees the call."""
-        n_tokens = n_bytes // BYTES_PER_TOKEN + (body.get("max_tokens") or 0)
-        if n_tokens > model.context_length:
-            return _error(
-                400, f"This endpoint's maximum context length is {model.context_length} tokens. "
-                f"However, you requested about {n_tokens} tokens.",
-                error_type="context_length_exceeded",
-            )  # fmt: skip
-        provider = body.get("provider") or {}
-        if provider.get("enforce_distillable_text") and not model.is_distillable:
-            return _error(404, "No endpoints found that allow distillation", error_type="not_found")
-        lacking = unsupported(body, set(SUPPORTED_PARAMETERS))
-        if provider.get("require_parameters") and lacking:
-            return _error(404, "No endpoints found that can handle the requested parameters: "
-                          f"{', '.join(lacking)}", error_type="not_found")  # fmt: skip
-        limit = provider.get("max_price") or {}
-        for name, price in (("prompt", model.prompt), ("completion", model.completion)):
-            if name in limit and limit[name] * 10**6 < price - 1:
-                return _error(404, f"No endpoints found within max_price.{name}",
-                              error_type="not_found")  # fmt: skip
-        credit = self.script.credit_usd
-        if credit is not None and self.bill.total_nano >= credit * 10**9:
-            return _error(402, "Insufficient credits", error_type="payment_required")
-        return None
-
-    def _recorded(self, model: str, state_id: str) -> RecordedAnswer | None:
-        recorded = self._answers.get((model, state_id))
-        if recorded is not None or self.script.script is None:
+    async def answer(
+        self, request: Request, body: Mapping[str, Any], model: ServedModel
+    ) -> Response:
+        """Answer a question to a model, and charge for it."""
+        del request
+        recorded = self.recorded(body, model)
+        if isinstance(recorded, Response):
             return recorded
+        reply = await self.reply(body, model, recorded)
+        return as_json(reply, {"x-generation-id": str(reply["id"])})
+
+    def recorded(self, body: Mapping[str, Any], model: ServedModel) -> "RecordedAnswer | Response":
+        """Return the answer to a question, or the refusal where none was recorded."""
+        state_id = state_of(body)
+        found = self._answers.get((model.model, state_id))
         message = self.script.script
-        if not {"role", "content", "tool_calls"} & message.keys():
-            message = message.get(model)
-        return RecordedAnswer(state_id, model, message) if message else None
+        if found is None and message is not None:
+            if not {"role", "content", "tool_calls"} & message.keys():
+                message = message.get(model.model)
+            found = RecordedAnswer(state_id, model.model, message) if message else None
+        return found or refusal(
+            404,
+            f"no recorded answer for {model.model} at state {state_id or '(none given)'}",
+            error_type="not_found",
+        )
+
+    async def reply(
+        self, body: Mapping[str, Any], model: ServedModel, recorded: RecordedAnswer
+    ) -> dict[str, Any]:
+        """Charge one call, wait its time, and return its reply."""
+        call = _BilledCall(self, model, body, recorded)
+        state_id = state_of(body)
+        rest = b"" if state_id else hashlib.blake2b(msgspec.json.encode(body)).digest()
+        question = hashlib.blake2b(f"{model.model}\0{state_id}".encode() + rest).digest()
+        reply = call.charge(question)
+        await self._wait(recorded)
+        # Now the model has read the prompt: from here on its prefix is in the cache.
+        self.prompts.store(call.blocks, time.monotonic())
+        return reply
 
     async def _wait(self, recorded: RecordedAnswer) -> None:
         latency = self.script.latency
@@ -274,9 +204,7 @@ class Router:
             self.latencies.append(seconds)
             await asyncio.sleep(seconds)
 
-    def book(
-        self, model: str, question: bytes, usage: Mapping[str, int], nano: int, generation: str
-    ) -> None:
+    def book(self, model: str, question: bytes, usage: Mapping[str, int], nano: int) -> None:
         """Charge one call."""
         bill = self.bill.models[model]
         is_duplicate = self._charged[question] > 0
@@ -289,19 +217,11 @@ class Router:
         bill.n_prompt_tokens += usage["prompt"]
         bill.n_cached_tokens += usage["cached"]
         bill.n_completion_tokens += usage["completion"]
-        self._generations[generation] = {
-            "id": generation,
-            "model": model,
-            "total_cost": nano / 1e9,
-            "native_tokens_prompt": usage["prompt"],
-            "native_tokens_cached": usage["cached"],
-            "native_tokens_completion": usage["completion"],
-        }
 
-    @property
-    def prompts(self) -> PromptCache:
-        """Return the prompt cache of all models."""
-        return self._prompts
+
+def state_of(body: Mapping[str, Any]) -> str:
+    """Return the state that a question is about."""
+    return str((body.get("metadata") or {}).get("state_id", ""))
 
 
 class _BilledCall:
@@ -312,21 +232,18 @@ class _BilledCall:
         router: Router,
         model: ServedModel,
         body: Mapping[str, Any],
-        messages: list[Any],
         recorded: RecordedAnswer,
-        fault: Fault | None,
     ) -> None:
         self.router = router
         self.model = model
         self.recorded = recorded
-        self.fault = fault
-        prompt = msgspec.json.encode([body.get("tools") or [], *map(_unmarked, messages)])
+        prompt = msgspec.json.encode([body.get("tools") or [], *map(_unmarked, body["messages"])])
         session = body.get("session_id")
         vendor = model.model.split("/")[0]
         is_marked = (
             vendor not in _MARKED_VENDORS
             or (vendor == "anthropic" and bool(body.get("cache_control")))
-            or b'"cache_control"' in msgspec.json.encode(messages)
+            or b'"cache_control"' in msgspec.json.encode(body["messages"])
         )
         is_cacheable = bool(session) and model.cache_read is not None and is_marked
         cache = router.prompts
@@ -340,35 +257,15 @@ class _BilledCall:
     def charge(self, question: bytes) -> dict[str, Any]:
         """Put the call on the bill and build its reply."""
         message = {"role": "assistant", "content": None, **self.recorded.message}
-        kind = self.fault.kind if self.fault else None
         finish = self.recorded.finish_reason
         finish = finish or ("tool_calls" if message.get("tool_calls") else "stop")
-        message, finish = _spoiled(kind, message, finish)
         n_completion = max(1, -(-len(msgspec.json.encode(message)) // BYTES_PER_TOKEN))
         n_reasoning = len(str(message.get("reasoning") or "")) // BYTES_PER_TOKEN
         nano = self.model.cost_nano(self.n_prompt, self.n_cached, self.n_written, n_completion)
-        if kind == "overcharge" and self.fault:
-            nano = round(nano * self.fault.factor)
         generation = f"gen-{self.router.bill.n_charged + 1:08d}"
-        self.router.book(
-            self.model.model, question,
-            {"prompt": self.n_prompt, "cached": self.n_cached, "completion": n_completion},
-            nano, generation,
-        )  # fmt: skip
-        usage: dict[str, Any] = {
-            "prompt_tokens": self.n_prompt,
-            "completion_tokens": n_completion,
-            "total_tokens": self.n_prompt + n_completion,
-            "cost": nano / 1e9,
-            "prompt_tokens_details": {
-                "cached_tokens": self.n_cached,
-                "cache_write_tokens": self.n_written,
-            },
-            "completion_tokens_details": {"reasoning_tokens": n_reasoning},
-        }
-        if kind == "hidden_cost":
-            del usage["cost"]
-        reply = {
+        usage = {"prompt": self.n_prompt, "cached": self.n_cached, "completion": n_completion}
+        self.router.book(self.model.model, question, usage, nano)
+        return {
             "id": generation,
             "object": "chat.completion",
             "created": int(datetime.now(UTC).timestamp()),
@@ -378,99 +275,18 @@ class _BilledCall:
                 {"index": 0, "finish_reason": finish, "native_finish_reason": finish,
                  "message": message}
             ],
-            "usage": usage,
+            "usage": {
+                "prompt_tokens": self.n_prompt,
+                "completion_tokens": n_completion,
+                "total_tokens": self.n_prompt + n_completion,
+                "cost": nano / 1e9,
+                "prompt_tokens_details": {
+                    "cached_tokens": self.n_cached,
+                    "cache_write_tokens": self.n_written,
+                },
+                "completion_tokens_details": {"reasoning_tokens": n_reasoning},
+            },
         }  # fmt: skip
-        if kind == "no_usage":
-            del reply["usage"]
-        return reply
-
-    def finish(self) -> None:
-        """Note that the model has read the prompt: from now on its prefix is in the cache."""
-        self.router.prompts.store(self.blocks, time.monotonic())
-
-
-def _spoiled(kind: str | None, message: dict[str, Any], finish: str) -> tuple[dict[str, Any], str]:
-    if kind == "length":
-        return {**message, "tool_calls": None, "content": "I would first"}, "length"
-    if kind == "content_filter":
-        return {**message, "tool_calls": None, "content": None}, "content_filter"
-    if kind == "refusal":
-        return {"role": "assistant", "content": None, "refusal": "I can't help with that."}, "stop"
-    if kind == "empty_paid":
-        return {"role": "assistant", "content": ""}, "stop"
-    if kind == "malformed_arguments":
-        call = {"id": "call_1", "type": "function",
-                "function": {"name": "Bash", "arguments": '{"command": "ls'}}  # fmt: skip
-        return {"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls"
-    return message, finish
-
-
-def _free_failure(fault: Fault) -> Response | None:
-    headers = {} if fault.retry_after_s is None else {"retry-after": str(fault.retry_after_s)}
-    if fault.kind == "status":
-        return _error(fault.status, fault.message, headers, fault.error_type, **fault.metadata)
-    if fault.kind == "capacity":
-        return _error(429, "Rate limit exceeded", headers, "rate_limit_exceeded")
-    if fault.kind == "error_200":
-        response = _error(fault.status, fault.message, headers, fault.error_type)
-        return Response(200, response.body, headers)
-    if fault.kind == "choice_error":
-        error = {"code": fault.status, "message": fault.message}
-        choice = {"index": 0, "finish_reason": "error", "error": error,
-                  "message": {"role": "assistant", "content": "I'll st"}}  # fmt: skip
-        return _json({"id": "gen-error", "choices": [choice]})
-    if fault.kind == "empty_choices":
-        return _json({"id": "gen-empty", "choices": []})
-    if fault.kind == "empty_answer":
-        choice = {
-            "index": 0,
-            "finish_reason": None,
-            "message": {"role": "assistant", "content": ""},
-        }
-        usage = {"prompt_tokens": 10, "completion_tokens": 0, "cost": 0}
-        return _json({"id": "gen-empty", "choices": [choice], "usage": usage})
-    if fault.kind == "drop_before":
-        return Response(500, b"", delivery="hang_up")
-    if fault.kind == "not_json":
-        return Response(fault.status, b"<html><h1>Bad gateway</h1></html>",
-                        {"content-type": "text/html", **headers})  # fmt: skip
-    if fault.kind == "stream_error":
-        error = json.dumps({"error": {"code": fault.status, "message": fault.message}})
-        body = f": OPENROUTER PROCESSING\n\ndata: {error}\n\n".encode()
-        return Response(200, body, {"content-type": "text/event-stream"})
-    return None
-
-
-def _deliver(
-    payload: bytes, reply: Mapping[str, Any], fault: Fault | None, *, is_stream: bool = False
-) -> Response:
-    kind = fault.kind if fault else "stream" if is_stream else None
-    if kind == "drop_after":
-        return Response(200, b"", delivery="hang_up")
-    if kind == "stall":
-        return Response(200, b"", delivery="never")
-    if kind == "truncate":
-        return Response(200, payload, delivery="truncated")
-    if kind in ("stream", "truncate_stream"):
-        body = _as_stream(reply, is_whole=kind == "stream")
-        return Response(200, body, {"content-type": "text/event-stream"})
-    return Response(200, payload, {"x-generation-id": str(reply["id"])})
-
-
-def _as_stream(reply: Mapping[str, Any], *, is_whole: bool) -> bytes:
-    choice = reply["choices"][0]
-    message = choice["message"]
-    delta = {"role": "assistant", "content": message.get("content")}
-    if calls := message.get("tool_calls"):
-        delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
-    head = {key: reply[key] for key in ("id", "model", "provider")}
-    head |= {"object": "chat.completion.chunk", "created": reply["created"]}
-    chunks = [{**head, "choices": [{"index": 0, "delta": delta}]}]
-    if is_whole:
-        end = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
-        chunks.append({**head, "choices": [end], "usage": reply["usage"]})
-    lines = [": OPENROUTER PROCESSING", *(f"data: {json.dumps(chunk)}" for chunk in chunks)]
-    return "\n\n".join([*lines, *(["data: [DONE]"] if is_whole else []), ""]).encode()
 
 
 def _unmarked(message: dict[str, Any]) -> dict[str, Any]:
@@ -483,20 +299,22 @@ def _unmarked(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": parts[0]["text"] if is_text else parts}
 
 
-def _error(
+def refusal(
     status: int,
     message: str,
     headers: Mapping[str, str] | None = None,
     error_type: str | None = None,
     **metadata: Any,
 ) -> Response:
+    """Return an error in OpenRouter's form."""
     if error_type:
         metadata["error_type"] = error_type
     error = {"code": status, "message": message, "metadata": metadata}
     return Response(status, msgspec.json.encode({"error": error}), dict(headers or {}))
 
 
-def _json(data: Any, headers: Mapping[str, str] | None = None) -> Response:
+def as_json(data: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """Return data as a reply."""
     return Response(200, msgspec.json.encode(data), dict(headers or {}))
 
 

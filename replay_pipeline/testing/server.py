@@ -9,22 +9,19 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import h11
+
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.processes import start_environment
-from replay_pipeline.testing.http import Connection
-from replay_pipeline.testing.router import PREFIX, Bill, Router, Script
+from replay_pipeline.testing.router import PREFIX, Bill, Request, Response, Router, Script
 from replay_pipeline.types import SAMPLE_TEACHERS, TeacherSpec
 
-_START = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from replay_pipeline.testing.__main__ import main; main()"
-)
+_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from {} import main; main()"
 
 
 class TeacherServer:
@@ -37,16 +34,17 @@ class TeacherServer:
             script, such a state gets a 404, "no recorded answer".
         latency: seconds per call, or `{"median_s": ..., "p95_s": ...}` of a log-normal
             distribution, or a `{"scale": ...}` for the recorded latencies.
-        faults: rules in the form of `replay_pipeline.testing.faults.Fault`.
-        seed: makes faults and latencies reproducible.
+        seed: makes latencies reproducible.
         port: 0 takes a free one.
-        key: the only accepted API key. By default, no key is needed.
-        credit_usd: after this much was charged, calls are refused with 402.
 
     Raises:
         ConfigError: the server can't start, because of a bad file or a used port. Raised on
             entering.
     """
+
+    program = "replay_pipeline.testing.__main__"
+    """The module that the process runs."""
+    bill_type = Bill
 
     def __init__(
         self,
@@ -54,21 +52,15 @@ class TeacherServer:
         *,
         script: Mapping[str, Any] | None = None,
         latency: float | Mapping[str, float] = 0.0,
-        faults: Sequence[Mapping[str, Any]] = (),
         seed: int = 0,
         port: int = 0,
-        key: str | None = None,
-        credit_usd: float | None = None,
         prompt_cache_ttl_s: float = 300.0,
     ) -> None:
         self._answers = answers
-        self._options = {
+        self.options: dict[str, Any] = {
             "script": script,
             "latency": dict(latency) if isinstance(latency, Mapping) else latency,
-            "faults": [dict(fault) for fault in faults],
             "seed": seed,
-            "key": key,
-            "credit_usd": credit_usd,
             "prompt_cache_ttl_s": prompt_cache_ttl_s,
         }
         self._port = port
@@ -81,11 +73,11 @@ class TeacherServer:
             raise ConfigError(f"{self._answers}: no such file of recorded answers")
         self._folder = tempfile.TemporaryDirectory(prefix="teachers-")
         script = Path(self._folder.name) / "script.json"
-        options = {**self._options, "answers": self._answers_path()}
+        options = {**self.options, "answers": self._answers_path()}
         script.write_text(json.dumps(options), "utf-8")
         root = str(Path(__file__).parents[2])
-        command = [sys.executable, "-P", "-c", _START, root, "--script", str(script), "--until-eof",
-                   "--port", str(self._port)]  # fmt: skip
+        start = _START.format(self.program)
+        command = [sys.executable, "-P", "-c", start, root, str(script), str(self._port)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, start_new_session=True, env=start_environment(),
@@ -137,17 +129,18 @@ class TeacherServer:
         """Return the server's own accounting, or its last one after the server has ended."""
         if self._process is None and self._bill is not None:
             return self._bill
-        return Bill.from_json(self._control("_bill"))
+        return self.bill_type.from_json(self.control("_bill"))
 
     def latencies(self) -> list[float]:
         """Return the added seconds of each call, in order of arrival."""
-        return self._control("_latencies")
+        return self.control("_latencies")
 
-    def set_faults(self, faults: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the fault rules of the running server."""
-        self._control("_faults", [dict(fault) for fault in faults])
+    def control(self, name: str, body: Any = None) -> Any:
+        """Ask the server about itself.
 
-    def _control(self, name: str, body: Any = None) -> Any:
+        Raises:
+            ConfigError: it refuses.
+        """
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.base_url}/{name}", data=data)  # noqa: S310
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -176,7 +169,7 @@ class TeacherServer:
 
 
 def serve_teachers(
-    script: Script,
+    router: Router | Script,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -186,7 +179,7 @@ def serve_teachers(
     """Serve teachers until the process is stopped, and return the bill.
 
     Args:
-        script: what to answer.
+        router: what answers, or its script.
         host: address to listen on.
         port: 0 takes a free one.
         until_eof: whether to end with standard input, so that the server doesn't outlive its
@@ -194,12 +187,13 @@ def serve_teachers(
         on_ready: called with the base URL when the server accepts connections.
 
     Raises:
-        ConfigError: the answers or faults can't be read, or the port is in use.
+        ConfigError: the answers can't be read, or the port is in use.
     """
-    try:
-        router = Router(script)
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from error
+    if isinstance(router, Script):
+        try:
+            router = Router(router)
+        except (OSError, ValueError) as error:
+            raise ConfigError(str(error)) from error
     try:
         asyncio.run(_serve(router, host, port, until_eof=until_eof, on_ready=on_ready))
     except OSError as error:
@@ -236,17 +230,88 @@ def _wait_for_eof() -> None:
         sys.stdin.read()
 
 
-def script_of(options: Mapping[str, Any] | Path) -> Script:
-    """Read a script from plain data. A path alone means a file of recorded answers.
+Handler = Callable[[Request], Awaitable[Response]]
 
-    Raises:
-        ConfigError: a field is unknown.
-    """
-    fields: dict[str, Any] = {"answers": options} if isinstance(options, Path) else dict(options)
-    if fields.get("answers"):
-        fields["answers"] = Path(fields["answers"])
-    try:
-        return Script(**fields)
-    except TypeError as error:
-        known = ", ".join(asdict(Script()))
-        raise ConfigError(f"teacher server: {error}; known fields: {known}") from error
+
+class Connection(asyncio.Protocol):
+    """One client connection, which answers requests one after the other, and can hang up as a flaky one."""
+
+    def __init__(self, handler: Handler, tasks: set[asyncio.Task[None]]) -> None:
+        self._handler = handler
+        self._tasks = tasks
+        self._http = h11.Connection(h11.SERVER)
+        self._transport: asyncio.Transport | None = None
+        self._head: h11.Request | None = None
+        self._body: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser."""
+        self._http.receive_data(data)
+        self._advance()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Continue after the client left. Its request is still computed and charged."""
+        self._transport = None
+
+    def _advance(self) -> None:
+        while True:
+            try:
+                event = self._http.next_event()
+            except h11.RemoteProtocolError:
+                self._hang_up()
+                return
+            if isinstance(event, h11.Request):
+                self._head, self._body = event, []
+            elif isinstance(event, h11.Data):
+                self._body.append(bytes(event.data))
+            elif isinstance(event, h11.EndOfMessage) and self._head is not None:
+                request = Request(
+                    self._head.method.decode(),
+                    self._head.target.decode(),
+                    {k.decode(): v.decode("latin-1") for k, v in self._head.headers},
+                    b"".join(self._body),
+                )
+                task = asyncio.get_running_loop().create_task(self._answer(request))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                return
+            else:
+                return
+
+    async def _answer(self, request: Request) -> None:
+        response = await self._handler(request)
+        if self._transport is None or response.delivery == "never":
+            return
+        if response.delivery == "hang_up":
+            self._hang_up()
+            return
+        headers = {
+            "content-type": "application/json",
+            **response.headers,
+            "content-length": str(len(response.body)),
+        }
+        data = self._http.send(
+            h11.Response(status_code=response.status, headers=list(headers.items()))
+        )
+        if response.delivery == "truncated":
+            half = response.body[: len(response.body) // 2]
+            self._transport.write((data or b"") + (self._http.send(h11.Data(data=half)) or b""))
+            self._hang_up()
+            return
+        body = self._http.send(h11.Data(data=response.body)) or b""
+        end = self._http.send(h11.EndOfMessage()) or b""
+        self._transport.write((data or b"") + body + end)
+        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
+            self._http.start_next_cycle()
+            self._advance()
+        else:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._transport is not None:
+            self._transport.close()

@@ -13,10 +13,10 @@ import pytest
 from replay_pipeline.processes import child_environment
 from replay_pipeline.settings import config_dir
 from replay_pipeline.storage.trust import host_of, trust_host
-from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from tests.support.forked import BIN, forked
 from tests.support.settings_files import write_settings
+from tests.support.teachers import TeacherServer
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,10 @@ import pytest
 
 from replay_pipeline.orchestration.instance import prepare_home
 from replay_pipeline.replay import ledger_status
-from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from tests.integration.processes import materialize, wait_until
 from tests.roots import pipeline_at, served_root
+from tests.support.teachers import TeacherServer
 
 pytestmark = pytest.mark.slow
 

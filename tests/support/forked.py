@@ -43,7 +43,7 @@ _LIBRARIES = (
 )  # fmt: skip
 LOADED = {
     "libraries": _LIBRARIES,
-    "teachers": ("replay_pipeline.testing.__main__",),
+    "teachers": ("tests.support.teachers",),
     "trainer": (
         "accelerate",
         "datasets",
@@ -66,7 +66,7 @@ LOADED = {
 `libraries` neither code of ours nor what looks for a hub."""
 _WORDS = {
     "libraries": "*",
-    "teachers": "*replay_pipeline.testing.__main__*",
+    "teachers": "*replay_pipeline.testing.__main__* | *tests.support.teachers*",
     "trainer": "*'-m trainer'* | *replay_train* | *torch* | *benchmarks* | *hf_replica*",
     "pipeline": "*",
 }

@@ -18,10 +18,10 @@ from dagster._cli.workspace.cli_target import WorkspaceOpts
 from replay_pipeline.orchestration.instance import prepare_home
 from replay_pipeline.processes import child_environment
 from replay_pipeline.replay import ledger_status
-from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from tests.roots import pipeline_at, served_root
 from tests.support.dagster_web import free_port, process_tree
+from tests.support.teachers import TeacherServer
 
 LATENCY_S = 1.0
 """How long every call takes."""

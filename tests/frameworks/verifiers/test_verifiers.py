@@ -9,8 +9,8 @@ import pytest
 
 from replay_pipeline.actions import consensus_reward
 from replay_pipeline.ingesters import Traces, ingest
-from replay_pipeline.testing import TeacherServer
 from tests.support.small_repository import CHECK, REQUESTS, RIGHT, WRONG, served
+from tests.support.teachers import TeacherServer
 from trainer.data.dataset import load_preference_data
 
 CALL = {"name": "Read", "arguments": '{"file_path": "cart.py"}'}

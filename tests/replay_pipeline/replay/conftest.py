@@ -1,8 +1,8 @@
 import pytest
 
-from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import RetryPolicy
 from tests.postgres import fresh_database, running_postgres
+from tests.support.teachers import TeacherServer
 
 QUICK = RetryPolicy(max_attempts=3, first_wait_s=0.001, max_wait_s=0.01, settle_s=0.0)
 

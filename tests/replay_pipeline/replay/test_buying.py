@@ -9,8 +9,8 @@ import pytest
 from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay import parse_gates, replay_states
 from replay_pipeline.replay.buy.places import Place, spread
-from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import family_of_model
+from tests.support.teachers import TeacherServer
 from tests.support.worlds import MODELS, WORLDS, simulate
 
 USD = 0.08

@@ -3,8 +3,8 @@ import pytest
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.replay import control
 from replay_pipeline.replay.ask.control import openrouter_name
-from replay_pipeline.testing import TeacherServer
 from tests.replay_pipeline.replay.test_gates import bash
+from tests.support.teachers import TeacherServer
 
 
 def make_state(i, **more):

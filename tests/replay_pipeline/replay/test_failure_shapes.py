@@ -7,8 +7,8 @@ import pytest
 
 from replay_pipeline.replay import ledger_status, replay_states
 from replay_pipeline.replay.dialects.replies import _BY_TYPE
-from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import RetryPolicy
+from tests.support.teachers import TeacherServer
 
 MODEL = "deepseek/deepseek-v4-pro"
 TWICE = RetryPolicy(max_attempts=2, first_wait_s=0.001, max_wait_s=0.01, settle_s=5.0)

@@ -18,10 +18,10 @@ from replay_pipeline.replay import (
 )
 from replay_pipeline.replay.buy.measuring import bought
 from replay_pipeline.replay.buy.places import Place, errors_first
-from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK
+from tests.support.teachers import TeacherServer
 
 MODELS = ("qwen/qwen3-coder", "deepseek/deepseek-v4-pro", "z-ai/glm-4.6")  # cheapest first
 TEACHERS = tuple(TeacherSpec(name=model, model=model, api_key_env=None) for model in MODELS)

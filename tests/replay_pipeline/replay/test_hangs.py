@@ -14,7 +14,6 @@ import pytest
 
 from replay_pipeline.replay import RetryPolicy, ledger_status, replay_states
 from replay_pipeline.replay.money.ledger import Ledger, Unbooked
-from replay_pipeline.testing import TeacherServer
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 from tests.replay_pipeline.replay.test_ledger import answered, call, scopes_of
 from tests.replay_pipeline.replay.test_lies import ask
@@ -22,6 +21,7 @@ from tests.replay_pipeline.replay.test_odd_replies import completion, raw
 from tests.replay_pipeline.replay.test_recovery import PATIENT, leave_open
 from tests.support.nursery import nursery, until
 from tests.support.odd_server import OddServer
+from tests.support.teachers import TeacherServer
 
 MODEL = "deepseek/deepseek-v4-pro"
 

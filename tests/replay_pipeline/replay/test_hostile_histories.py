@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from replay_pipeline.replay.dialects import RequestOptions
 from replay_pipeline.replay.dialects.prices import Price
 from replay_pipeline.replay.dialects.requests import RequestBuilder
-from replay_pipeline.testing.rules import complaint
 from replay_pipeline.types import TeacherSpec
+from tests.support.provider_rules import complaint
 
 OPUS = TeacherSpec(name="opus", model="anthropic/claude-opus-4.7", is_distillable=False)
 DIRECT = TeacherSpec(

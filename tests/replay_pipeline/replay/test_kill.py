@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.replay import estimate, ledger_status, replay_trace_sync
-from replay_pipeline.testing import TeacherServer
 from tests.replay_pipeline.replay.conftest import make_states
+from tests.support.teachers import TeacherServer
 
 ROOT = Path(__file__).parents[3]
 CONCURRENCY = 16

@@ -1,6 +1,6 @@
 from replay_pipeline.replay import probe_estimate, probe_teachers
 from replay_pipeline.stages.doctor import examine_probes
-from replay_pipeline.testing import TeacherServer
+from tests.support.teachers import TeacherServer
 
 
 def test_a_probe_shows_what_three_questions_tell_and_books_what_they_cost(tmp_path):

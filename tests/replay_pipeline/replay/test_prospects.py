@@ -8,7 +8,7 @@ from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay import estimate, replay_states
 from replay_pipeline.replay.ask.asking import Asking
 from replay_pipeline.replay.buy.estimates import prospect
-from replay_pipeline.testing import TeacherServer
+from tests.support.teachers import TeacherServer
 from tests.support.worlds import MODELS, WORLDS, simulate
 
 

@@ -31,12 +31,12 @@ from replay_pipeline.replay.money.calls import (
 )
 from replay_pipeline.replay.money.database import SCHEMA_VERSION, connect, mend
 from replay_pipeline.replay.money.ledger import Ledger, Unbooked
-from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 from tests.replay_pipeline.replay.test_ledger import answered, call, scopes_of
 from tests.replay_pipeline.replay.test_odd_replies import completion, raw
 from tests.support.odd_server import OddServer
+from tests.support.teachers import TeacherServer
 
 VERSION_1 = Path(__file__).parents[2] / "data" / "ledgers" / "version_1.sqlite"
 MODEL = "deepseek/deepseek-v4-pro"

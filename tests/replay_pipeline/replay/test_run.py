@@ -22,11 +22,11 @@ from replay_pipeline.replay import (
 from replay_pipeline.replay.dialects.prices import PriceBook
 from replay_pipeline.settings import config_dir
 from replay_pipeline.storage.trust import host_of, trust_host
-from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.catalog import served
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
+from tests.support.teachers import TeacherServer
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import pytest
 
 from replay_pipeline.replay.dialects.replies import Answer, Failure, read_reply
 from replay_pipeline.replay.dialects.rules import broken_rule
-from replay_pipeline.testing import TeacherServer
+from tests.support.teachers import TeacherServer
 
 RECORDED = json.loads(Path(__file__).with_name("real_servers.json").read_text("utf-8"))
 REFUSED = [each for each in RECORDED if each["status"] >= 400 and each["request"] is not None]

@@ -1,7 +1,4 @@
 import json
-import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -9,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.testing import Fault, TeacherServer
-from replay_pipeline.testing.prompt_cache import PromptCache
+from replay_pipeline.testing.catalog import PromptCache
+from tests.support.teachers import Fault, TeacherServer
 
 pytestmark = pytest.mark.slow
 
@@ -162,26 +159,6 @@ def test_a_server_that_cannot_start_says_why(tmp_path):
         port = int(first.base_url.split(":")[2].split("/")[0])
         with pytest.raises(ConfigError, match="can't listen there"), TeacherServer(port=port):
             pass
-
-
-def test_it_runs_as_a_module_and_ends_on_a_signal(tmp_path):
-    faults = tmp_path / "faults.json"
-    faults.write_text('[{"kind": "status", "status": 418}]')
-    answers = tmp_path / "answers.jsonl"
-    answers.write_text("")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "replay_pipeline.testing", "--answers", str(answers),
-         "--faults", str(faults), "--latency", "0"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    address = process.stdout.readline().strip()
-    server = TeacherServer()
-    server._base_url = address
-    assert ask(server, body("s"))[0] == 418
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=10)
-    assert process.returncode == 0
-    assert "0 calls charged" in errors
 
 
 def test_a_client_that_wants_a_stream_gets_one():
