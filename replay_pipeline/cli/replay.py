@@ -145,28 +145,16 @@ def control(
 def compare(
     data: DataOption = None,
     settings: SettingsOption = None,
-    svg: Annotated[
-        Path | None,
-        typer.Option("--svg", help="Also draw a picture to share: no text of a session is in it."),
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Report how often each model took the agent's action, and at what cost.
 
     The command reads the answers of a replay. It asks no model and costs nothing.
     """
-    from replay_pipeline.pages.picture import write_svg
-
     found = open_pipeline(settings, data).compare()
-    if svg is not None:
-        write_svg(found, svg)
     print_report(found, as_json=as_json, show=show_compare)
     if not as_json:
-        next_step(
-            f"open {svg} in a browser"
-            if svg
-            else "`replay-pipeline look` shows it by tool and project"
-        )
+        next_step("`replay-pipeline look` shows it by tool and project")
 
 
 @teachers_app.command("list")

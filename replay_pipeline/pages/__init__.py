@@ -6,9 +6,16 @@ the page's own scripts.
 
 from replay_pipeline.pages.compare import Comparison, pooled_accuracy
 from replay_pipeline.pages.look import Contents, look, write_page
-from replay_pipeline.pages.marks import Mark, apply_marks, read_chances, read_marks
-from replay_pipeline.pages.order import doubts, rank_pairs, review_score
-from replay_pipeline.pages.pairs import in_portions, portion
+from replay_pipeline.pages.pairs import (
+    Mark,
+    doubts,
+    in_portions,
+    portion,
+    rank_pairs,
+    read_chances,
+    read_marks,
+    review_score,
+)
 from replay_pipeline.pages.sides import differ, last_request, native_sides, over_lines
 from replay_pipeline.pages.text import show_state
 
@@ -16,7 +23,6 @@ __all__ = [
     "Comparison",
     "Contents",
     "Mark",
-    "apply_marks",
     "differ",
     "doubts",
     "in_portions",

@@ -15,8 +15,7 @@ from replay_pipeline.pages.compare import Comparison
 from replay_pipeline.pages.costs import Row
 from replay_pipeline.pages.files import PageFiles, page_file, page_folder
 from replay_pipeline.pages.overview import SessionTotals
-from replay_pipeline.pages.tree import turns_shown, words_of
-from replay_pipeline.pages.words import WordIndex
+from replay_pipeline.pages.tree import WordIndex, turns_shown, words_of
 from replay_pipeline.types import Progress, TeacherAction
 
 SessionRows = tuple[Row, list[Row], list[Row]]

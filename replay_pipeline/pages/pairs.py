@@ -1,12 +1,12 @@
-"""Pairs in the form that the page's script reads: both sides next to each other, in portions."""
+"""Pairs for people: the order of review, the marks that people gave, and both sides as the page shows them."""
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, get_args
 
-from replay_pipeline.pages.marks import FORMAT
-from replay_pipeline.pages.order import doubts, review_score
+from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.pages.sides import (
     called_tools,
     headline_of,
@@ -17,7 +17,102 @@ from replay_pipeline.pages.sides import (
     side_by_side,
 )
 from replay_pipeline.storage.pair_rows import id_of_pair
-from replay_pipeline.types import DPOPair
+from replay_pipeline.types import REHEARSAL, DPOPair
+
+_DOUBTS = (
+    "made up in a rehearsal",
+    "no teacher was asked",
+    "the student's own model left its action too",
+    "the teachers agree on the target only",
+    "the teachers agree on the tool only",
+    "a teacher shares the student's vendor",
+    "others side with the student",
+)
+_UNKNOWN = 0.5
+"""Taken for the probability of a pair that has none."""
+
+
+def doubts(pair: Mapping[str, Any]) -> list[str]:
+    """Describe the doubts about a pair, besides its probability."""
+    level = pair.get("agreement_level")
+    holds = (
+        pair.get("source") == REHEARSAL,
+        pair.get("source", "consensus") not in ("consensus", REHEARSAL),
+        bool(pair.get("control_mismatch")),
+        level == "target",
+        level == "tool",
+        bool(pair.get("shares_vendor")),
+        (pair.get("n_against") or 0) > 1,
+    )
+    return [words for words, is_so in zip(_DOUBTS, holds, strict=True) if is_so]
+
+
+def review_score(pair: Mapping[str, Any]) -> float:
+    """Rate from 0 to 1 how useful it is to review a pair.
+
+    The score is `4 p (1 - p)`, where p is `p_better`. It is highest if p is one half. A pair that
+    was checked has the score 0.
+    """
+    if pair.get("is_checked_right") is not None:
+        return 0.0
+    p = pair.get("p_better")
+    p = _UNKNOWN if p is None else p
+    return round(4 * p * (1 - p), 6)
+
+
+def rank_pairs(pairs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Order pairs, or rows of their table, by `review_score`, the highest first."""
+    return sorted(pairs, key=lambda pair: (-review_score(pair), pair.get("pair_id") or ""))
+
+
+Mark = Literal["accept", "reject"]
+
+FORMAT = "replay-pipeline marks 2"
+
+
+def read_marks(path: Path) -> dict[str, Mark]:
+    """Read the marks that a review page exported, by pair.
+
+    Raises:
+        StorageError: the file cannot be read.
+        ConfigError: it is no export of a review page.
+    """
+    exported = _exported(path)
+    marks = exported.get("marks")
+    if not isinstance(marks, dict):
+        raise ConfigError(f"{path}: 'marks' is not an object")
+    for pair_id, mark in marks.items():
+        if mark not in get_args(Mark):
+            raise ConfigError(f"{path}: {pair_id}: {mark!r} is neither 'accept' nor 'reject'")
+    return marks
+
+
+def read_chances(path: Path) -> dict[str, float]:
+    """Read the probability with which each pair was chosen for the page; empty if the page showed all pairs.
+
+    Raises:
+        StorageError: the file cannot be read.
+        ConfigError: it is no export of a review page.
+    """
+    chances = _exported(path).get("chances") or {}
+    if not isinstance(chances, dict) or not all(
+        isinstance(chance, int | float) and 0 < chance <= 1 for chance in chances.values()
+    ):
+        raise ConfigError(f"{path}: 'chances' must map each pair to a probability")
+    return chances
+
+
+def _exported(path: Path) -> dict[str, Any]:
+    try:
+        exported = json.loads(path.read_bytes())
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not JSON; export the marks from the review page") from error
+    if not isinstance(exported, dict) or exported.get("format") != FORMAT:
+        raise ConfigError(f"{path}: not an export of a review page (format {FORMAT!r})")
+    return exported
+
 
 MAX_PREFIX_CHARS = 12_000
 """How much of each prefix the page contains."""

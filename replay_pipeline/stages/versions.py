@@ -68,7 +68,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "judge/**/*",
         "workspaces/**/*",
         "stages/trials.py",
-        "pages/marks.py",
+        "pages/pairs.py",
         "storage/pair_rows.py",
         "types.py:FAILURES",
     ),

@@ -22,7 +22,7 @@ from replay_pipeline.assets.records import sync
 from replay_pipeline.assets.reporting import trace_batch
 from replay_pipeline.harness import Harness, HarnessStore
 from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.pages.marks import FORMAT
+from replay_pipeline.pages.pairs import FORMAT
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.staleness import declared, reasons_by_batch

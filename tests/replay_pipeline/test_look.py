@@ -12,8 +12,7 @@ from replay_pipeline.errors import ConfigError, IngestError
 from replay_pipeline.ingesters import ingest
 from replay_pipeline.pages import look
 from replay_pipeline.pages.costs import list_price_usd
-from replay_pipeline.pages.tree import MAX_CHARS
-from replay_pipeline.pages.words import shard_of
+from replay_pipeline.pages.tree import MAX_CHARS, shard_of
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.replay_pipeline.ingesters.logs import Log
 from tests.support.pages import data_in, data_of, turns_of

@@ -7,11 +7,11 @@ import pytest
 
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.judge.extract import extract_pairs
-from replay_pipeline.pages import apply_marks, in_portions, portion, read_marks, show_state
-from replay_pipeline.pages.inert_html import inert
+from replay_pipeline.pages import in_portions, portion, read_marks, show_state
+from replay_pipeline.pages.files import inert
 from replay_pipeline.pages.sides import last_request, over_lines, shown_prefix, side_by_side
 from replay_pipeline.publish.layout import pair_rows
-from replay_pipeline.storage.pair_rows import id_of_pair, table_with_prompts
+from replay_pipeline.storage.pair_rows import table_with_prompts
 from replay_pipeline.types import TeacherAction
 
 ATTACK = "</script><script>alert(1)</script><!-- \u2028 & <img src=x onerror=alert(1)>"
@@ -105,25 +105,10 @@ def test_batches_are_shown_in_portions_the_newest_first():
     assert list(in_portions([], 5)) == []
 
 
-def test_marks_are_read_and_applied(tmp_path, judged):
-    _, _, report = judged
-    pair_id = report.pairs[0]["pair_id"]
+def test_marks_are_read(tmp_path):
     path = tmp_path / "marks.json"
-    path.write_text(json.dumps({"format": "replay-pipeline marks 2", "marks": {pair_id: "reject"}}))
-    marks = read_marks(path)
-    assert apply_marks(report.pairs, marks) == []
-    assert apply_marks(report.pairs, {}) == report.pairs
-    assert apply_marks(report.pairs, {}, only_accepted=True) == []
-    assert apply_marks(report.pairs, {pair_id: "accept"}, only_accepted=True) == report.pairs
-
-
-def test_a_mark_on_one_pair_leaves_the_others_of_its_state(judged):
-    _, _, report = judged
-    [pair] = report.pairs
-    twin = {**pair, "chosen": "something else"}
-    del twin["pair_id"]
-    assert apply_marks([pair, twin], {pair["pair_id"]: "reject"}) == [twin]
-    assert apply_marks([twin], {id_of_pair(twin): "reject"}) == []
+    path.write_text(json.dumps({"format": "replay-pipeline marks 2", "marks": {"p": "reject"}}))
+    assert read_marks(path) == {"p": "reject"}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from replay_pipeline.judge.reliability import SAME_RIGHT
-from replay_pipeline.pages.marks import FORMAT
+from replay_pipeline.pages.pairs import FORMAT
 from replay_pipeline.stages.page import compare, contents_of
 from replay_pipeline.stages.receipts import Receipt
 from tests.roots import pipeline_at, sample_root
