@@ -109,10 +109,10 @@ def correctness(paths: list[Path]) -> dict[str, Any]:
     }
 
 
-def long_session(paths: list[Path], path: Path, n_bytes: int, *, compacts: bool) -> None:
+def long_session(paths: list[Path], path: Path, n_bytes: int) -> None:
     """Write one session of about so many bytes: those in `paths`, one below the other, again and again.
 
-    Every time rows, messages and calls have new names. One that doesn't compact can't be read in parts.
+    Every time rows, messages and calls have new names.
     """
     sources = [source.path for batch in batches_of(paths) for source in batch.slices]
     with path.open("wb") as file:
@@ -120,8 +120,6 @@ def long_session(paths: list[Path], path: Path, n_bytes: int, *, compacts: bool)
         for number, source in enumerate(cycle(sources)):
             rows = [row for line in source.read_bytes().splitlines() if (row := _row(line))]
             for row in rows:
-                if row.get("subtype") == "compact_boundary" and not compacts:
-                    row |= {"subtype": "informational", "parentUuid": row.get("logicalParentUuid")}
                 file.write(orjson.dumps(_renamed(row, f"-{number}", last)) + b"\n")
             last = f"{rows[-1]['uuid']}-{number}" if rows else last
             if file.tell() >= n_bytes:
@@ -260,13 +258,12 @@ def main() -> None:
     parser.add_argument("--share", default="0/0", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--long-mb", type=int, help="one session of that size: memory only")
-    parser.add_argument("--never-compacts", action="store_true", help="that session is one part")
     options = parser.parse_args()
     if options.long_mb and not options.mode:
         with tempfile.TemporaryDirectory() as folder:
             long = Path(folder) / "long.jsonl"
             n_bytes = options.long_mb * 1_000_000
-            long_session(options.paths, long, n_bytes, compacts=not options.never_compacts)
+            long_session(options.paths, long, n_bytes)
             report = {mode: finished(in_child(mode, [long])) for mode in ("plain", "redacted")}
     elif options.mode == "parse":
         report = parse_only(options.paths)

@@ -7,10 +7,15 @@ from replay_pipeline.ingesters.batches import (
     TraceBatch,
     default_sources,
     discover,
+    is_kept,
+    is_there,
+    keep,
+    kept_files,
     list_batches,
     list_manifests,
     manifest_from,
     read_manifest,
+    restore,
     write_manifest,
 )
 from replay_pipeline.ingesters.corpus import (
@@ -20,10 +25,14 @@ from replay_pipeline.ingesters.corpus import (
     write_traces,
 )
 from replay_pipeline.ingesters.increments import without_states
-from replay_pipeline.ingesters.kept_bytes import is_kept, is_there, keep, kept_files, restore
 from replay_pipeline.ingesters.log_rows import state_id_of
-from replay_pipeline.ingesters.one_session import ClaudeCodeIngester
-from replay_pipeline.ingesters.traces import LazyStates, Traces, open_traces, system_prompt
+from replay_pipeline.ingesters.traces import (
+    ClaudeCodeIngester,
+    LazyStates,
+    Traces,
+    open_traces,
+    system_prompt,
+)
 
 __all__ = [
     "ClaudeCodeIngester",

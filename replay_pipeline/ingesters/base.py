@@ -195,8 +195,6 @@ class SessionLog:
     """Ids of its rows besides those of its turns, if they have ids."""
     follows: frozenset[str] = frozenset()
     """Ids of rows in other logs from which it continues."""
-    is_continued: bool = False
-    """Whether it continues the conversation of an earlier log without naming one of its rows."""
     title: str | None = None
     """What the log itself calls it."""
     sent: list[Turn] = field(default_factory=list)

@@ -9,14 +9,10 @@ what the model saw.
 
 import logging
 import re
-from array import array
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from replay_pipeline.ingesters import attachments, rows
 from replay_pipeline.ingesters.base import (
@@ -27,7 +23,7 @@ from replay_pipeline.ingesters.base import (
     SessionLog,
     Turn,
 )
-from replay_pipeline.ingesters.json_lines import LONG_BYTES, as_dict, as_list, lines_in
+from replay_pipeline.ingesters.json_lines import LONG_BYTES, lines_in
 from replay_pipeline.ingesters.rows import Block, Row
 from replay_pipeline.ingesters.sent import (
     REQUEST_ROWS,
@@ -48,7 +44,6 @@ _COMMAND = re.compile(
 )
 _UUID_KEY = b'"uuid"'
 _UUID_VALUE = re.compile(rb'\s*:\s*"([^"]+)"')
-_PART_BYTES = 8_000_000
 _BOOKKEEPING = frozenset({
     "agent-color", "agent-name", "agent-setting", "ai-title", "artifact-autoreact-ledger",
     "artifact-comment-monitor", "atis-latch", "attribution-snapshot", "bridge-session",
@@ -171,11 +166,8 @@ class _Tree:
                 self._place_late(offset, row, self._instead_of_phantom(tip))
                 self._wake(row.uuid or "")
         _thread_queued(self.turns)
-
-    def end_queue(self) -> None:
-        """Count what was taken from the queue, and no request followed that could have shown it."""
+        # What was taken from the queue, and no request followed that could have shown it.
         self.counts.skipped["bookkeeping"] += len(self.queue.taken)
-        self.queue.taken.clear()
 
     def _wake(self, uuid: str) -> None:
         ready = [uuid]  # a list and not a recursion: chains of waiting rows grow as long as files
@@ -717,108 +709,23 @@ class ClaudeCode:
             return
         file_agent = path.stem.removeprefix("agent-") if path.stem.startswith("agent-") else ""
         size = path.stat().st_size if end is None else end
-        session_id, cuts = _parts_of(path, size) if size > LONG_BYTES else (None, [0, size])
-        segment, n_turns, queue = 0, Counter[str](), _Queue()
-        sent: SentRequests | None = None
-        for start, stop in pairwise(cuts):
-            tree = _Tree(path, counts, file_agent, stop)
-            tree.segment, tree.queue, tree.is_long = segment, queue, size > LONG_BYTES
-            for offset, row in rows.read_rows(path, counts, stop, start):
-                session_id = _session_id(session_id, row, path.stem)
-                tree.add(offset, row)
-            tree.finish()
-            segment = tree.segment
-            if stop == cuts[-1]:
-                tree.end_queue()
-            named = [turn.request for turn in tree.turns if turn.request]
-            if named and sent is None:
-                sent = read_sent(path, size)
-            if sent is not None:
-                join_siblings(sent, named, path)
-            yield from _logs(tree, session_id or path.stem, n_turns, sent)
+        session_id: str | None = None
+        tree = _Tree(path, counts, file_agent, size)
+        tree.is_long = size > LONG_BYTES
+        for offset, row in rows.read_rows(path, counts, size):
+            # The id of the file's name if a row has it, else the first.
+            if session_id is None or row.session_id == path.stem:
+                session_id = row.session_id or session_id
+            tree.add(offset, row)
+        tree.finish()
+        named = [turn.request for turn in tree.turns if turn.request]
+        sent = read_sent(path, size) if named else None
+        if sent is not None:
+            join_siblings(sent, named, path)
+        yield from _logs(tree, session_id or path.stem, sent)
 
 
-def _session_id(known: str | None, row: Row, stem: str) -> str | None:
-    """Return the id of the file's name if a row has it, else the first."""
-    return row.session_id if row.session_id == stem else known or row.session_id
-
-
-def _parts_of(path: Path, end: int) -> tuple[str | None, list[int]]:
-    """Return the id of a session, and where its parts begin and end that have nothing in common.
-
-    After a compaction the model starts over, and so may the reader of a long file: where nothing
-    that follows names anything that came before, all before it can be let go.
-    """
-    session_id: str | None = None
-    starts, sizes = [0], list[int]()
-    names = array("q")
-    """Hashes of all names, since the names would take as much memory as a part."""
-    is_own = array("b")
-    orphans = list[tuple[int, int]]()
-    tips: dict[bool, int] = {}
-    """The last part with a turn, of the main conversation and of side chains."""
-    for offset, row in rows.read_rows(path, ReadCounts(), end):
-        session_id = _session_id(session_id, row, path.stem)
-        is_boundary = row.subtype == "compact_boundary"
-        if is_boundary and offset - starts[-1] > _PART_BYTES:
-            starts.append(offset)
-            sizes.append(len(names))
-        part = len(starts) - 1
-        own = [hash(name) for name in _names_in(row)]
-        names.extend(own)
-        is_own.extend([1] * len(own))
-        if row.parent_uuid and not is_boundary:
-            names.append(hash(row.parent_uuid))
-            is_own.append(0)
-            if tips.get(bool(row.is_sidechain)) != part:
-                orphans.append((names[-1], part))
-        if row.is_compact_summary or (row.type == "assistant" and not row.is_api_error_message):
-            tips[bool(row.is_sidechain)] = part
-    joined = _joined(np.frombuffer(names, np.int64), np.array(sizes, np.int64))
-    if orphans:
-        # A parent that never comes is stood in for by the turn before, maybe in the part before.
-        known = np.frombuffer(names, np.int64)[np.frombuffer(is_own, np.int8) == 1]
-        is_known = np.isin([name for name, _ in orphans], known)
-        joined |= {
-            part for (_, part), is_there in zip(orphans, is_known, strict=True) if not is_there
-        }
-    return session_id, [at for part, at in enumerate(starts) if part not in joined or not part] + [
-        end
-    ]
-
-
-def _joined(names: "np.ndarray", sizes: "np.ndarray") -> set[int]:
-    """Return the parts that belong to the one before them, as a name stands in both or around both."""
-    order = np.argsort(names, kind="stable")  # equal names side by side, each in the order of parts
-    parts = np.searchsorted(sizes, order, side="right")
-    is_same = np.diff(names[order]) == 0
-    before, after = parts[:-1][is_same], parts[1:][is_same]
-    pairs = set(zip(before.tolist(), after.tolist(), strict=True))
-    return {part for first, last in pairs for part in range(first + 1, last + 1)}
-
-
-def _names_in(row: Row) -> Iterator[str]:
-    """Yield the ids of what a row is, and of what it speaks of, but for its parent."""
-    message = row.message
-    found = rows.progress_row(row.data) if row.type == "progress" else None
-    names = [row.uuid, row.agent_id, row.interrupted_message_id, found and found[0]]
-    names += row.retracted_message_uuids or ()
-    names += (call_id for call_id, _ in rows.replaced_results(row.replacements))
-    if message is not None:
-        names.append(message.id)
-        for block in message.content if isinstance(message.content, list) else ():
-            names += (block.id, block.tool_use_id)
-    kept = rows.loose(row.compact_metadata)
-    for key in ("preservedMessages", "preservedSegment"):
-        for value in as_dict(kept.get(key)).values():
-            names += value if isinstance(value, list) else [value]
-    names += as_list(rows.loose(row.microcompact_metadata).get("compactedToolIds"))
-    return (name for name in names if isinstance(name, str) and name)
-
-
-def _logs(
-    tree: _Tree, session_id: str, n_turns: Counter[str], sent: SentRequests | None
-) -> Iterator[SessionLog]:
+def _logs(tree: _Tree, session_id: str, sent: SentRequests | None) -> Iterator[SessionLog]:
     by_agent: dict[str, list[Turn]] = {}
     for turn in tree.turns:
         by_agent.setdefault(turn.agent, []).append(turn)
@@ -829,10 +736,8 @@ def _logs(
     for found in (tree.by_row, tree.by_call, tree.by_message):
         found.clear()
     for agent_id, turns in by_agent.items():
-        for index, turn in enumerate(turns, n_turns[agent_id]):
+        for index, turn in enumerate(turns):
             turn.index = index
-        is_continued = agent_id in n_turns
-        n_turns[agent_id] += len(turns)
         shown = _shown(turns, sent, tree)
         yield SessionLog(
             session_id=f"{session_id}.agent-{agent_id}" if agent_id else session_id,
@@ -843,7 +748,6 @@ def _logs(
             origins=frozenset(tree.origins),
             rows=frozenset() if agent_id else names,
             follows=frozenset(tree.follows),
-            is_continued=is_continued,
             title=None if agent_id else title,
             sent=shown,
         )

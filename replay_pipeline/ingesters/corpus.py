@@ -10,8 +10,9 @@ from functools import cache, cached_property
 from importlib.metadata import entry_points
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO, Any
+from weakref import finalize
 
 import pyarrow as pa
 
@@ -22,7 +23,6 @@ from replay_pipeline.ingesters.agents.opencode_database import (
     readable_sessions,
 )
 from replay_pipeline.ingesters.base import Ingester, ReadCounts, SessionLog, SourceSlice, Turn
-from replay_pipeline.ingesters.columns import Columns
 from replay_pipeline.ingesters.conversations import (
     Conversations,
     InConversations,
@@ -38,7 +38,6 @@ from replay_pipeline.ingesters.log_rows import (
     accounts_in,
     counts_of,
     hints_of,
-    joined_sessions,
     pieces_of,
     redactable_texts,
     sha_of,
@@ -48,7 +47,9 @@ from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.redaction.people import user_of
 from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.redaction.scanning import people_in
+from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.garbage_collection import give_back_memory, without_collector
+from replay_pipeline.storage.schemas import TABLES
 from replay_pipeline.storage.store import written_whole
 from replay_pipeline.storage.tables import write_table
 from replay_pipeline.types import Progress, Tool
@@ -81,6 +82,8 @@ _HEAD_BYTES = 65_536
 _TAIL_BYTES = 4_096
 _PIECES_HELD = 8
 """Pieces of a long conversation after whose rows their memory is given back."""
+_PART_BYTES = 4_000_000
+"""Of rows that are kept in memory; what comes before is laid down on disk."""
 _SUFFIXES = frozenset({".jsonl", ".json"})
 
 IN_CONVERSATIONS = ("sessions", "turns", "states")
@@ -320,6 +323,68 @@ def _in_order(slices: list[SourceSlice]) -> list[SourceSlice]:
     return sorted(slices, key=key)
 
 
+class Columns:
+    """A table under construction: the rows of the current file, and batches of earlier files.
+
+    Iterating yields the table in parts. Of a large table, only one part is in memory.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.schema = TABLES[name]
+        self.open: dict[str, list[Any]] = {field.name: [] for field in self.schema}
+        self.num_rows = 0
+        self._batches: list[pa.RecordBatch] = []
+        self._n_bytes = 0
+        self._file: IO[bytes] | None = None
+        self._ends = [0]
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add one row; absent keys are null."""
+        for name, values in self.open.items():
+            values.append(row.get(name))
+
+    def extend(self, rows: Mapping[str, list[Any]]) -> None:
+        """Add rows by column; no column may be missing."""
+        for name, values in self.open.items():
+            values += rows[name]
+
+    def close(self) -> None:
+        """Turn the open rows into a batch, which takes a fraction of their memory."""
+        n_rows = len(self.open[self.schema.names[0]])
+        if not n_rows:
+            return
+        arrays = [array_of(self.open[field.name], field.type) for field in self.schema]
+        for values in self.open.values():
+            values.clear()
+        self.num_rows += n_rows
+        self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+        self._n_bytes += self._batches[-1].nbytes
+        if self._n_bytes > _PART_BYTES:
+            if self._file is None:
+                self._file = TemporaryFile()  # noqa: SIM115 (it goes with the columns)
+                finalize(self, self._file.close)
+            with pa.ipc.new_stream(self._file, self.schema) as writer:
+                for batch in self._batches:
+                    writer.write_batch(batch)
+            self._ends.append(self._file.tell())
+            self._batches.clear()
+            self._n_bytes = 0
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        self.close()
+        for start in self._ends[:-1]:
+            assert self._file is not None
+            self._file.seek(start)
+            pa.default_memory_pool().release_unused()
+            yield pa.ipc.open_stream(self._file).read_all()
+        if self._batches or not self.num_rows:
+            yield pa.Table.from_batches(self._batches, self.schema)
+
+    def table(self) -> pa.Table:
+        """Everything, as one table."""
+        return pa.concat_tables(self)
+
+
 _Decided = tuple[SessionLog, list[tuple[str, Turn]], list[Turn], dict[Turn, Label]]
 """A conversation, its new decisions, the turns that they need, and what became of all decisions."""
 
@@ -413,30 +478,17 @@ class _Corpus:
     def _add_logs(
         self, decided: Iterable[_Decided], source: SourceSlice, users: frozenset[str]
     ) -> dict[int, dict[str, Any]]:
-        """Make the rows of conversations; gives those of `sessions`, by the number of the first log."""
+        """Make the rows of conversations; gives those of `sessions`, by the number of the log."""
         sessions: dict[int, dict[str, Any]] = {}
-        number_of: dict[str, int] = {}
         for number, (log, fresh, needed, labels) in enumerate(decided):
-            is_empty = log.is_continued or any(turn.is_state for turn in log.turns)
-            if not needed and is_empty:
+            if not needed and any(turn.is_state for turn in log.turns):
                 continue
-            before = number_of.get(log.session_id) if log.is_continued else None
-            if before is None:
-                session_id = self._unique_id(log, source, fresh)
-            else:
-                session_id = sessions[before]["session_id"]
+            session_id = self._unique_id(log, source, fresh)
             self.conversations.part(session_id, log)
             cleaner = Cleaner(self.redactor, users)
             rows = LogRows(log, session_id, needed, fresh, cleaner)
             self._add_rows(rows, labels, cleaner)
-            row = rows.session(n_states=len(fresh), hash_project=self.hash_project)
-            if before is None:
-                number_of[log.session_id] = number
-                sessions[number] = row
-            else:
-                sessions[before] = joined_sessions(sessions[before], row)
-            if log.is_continued:
-                self._close()
+            sessions[number] = rows.session(n_states=len(fresh), hash_project=self.hash_project)
         self._close()
         return sessions
 

@@ -214,7 +214,6 @@ class LogRows:
         self._cwd = next((turn.cwd for turn in log.turns if turn.cwd), None)
         branches = (turn.branch for turn in log.turns)
         self._branch = next((each for each in branches if each is not None), None)
-        self._first = log.turns[0].index if log.turns else 0
         self._moments = [_milliseconds(turn.timestamp) for turn in log.turns]
 
     def turns(self, kept: Sequence[Turn]) -> Rows:
@@ -228,10 +227,7 @@ class LogRows:
             "parent_turn_idx": [turn.parent.index if turn.parent else None for turn in kept],
             "segment": [turn.segment for turn in kept],
             "kind": [turn.kind for turn in kept],
-            "timestamp": [
-                self._moments[turn.index - self._first] if turn.index >= 0 else None
-                for turn in kept
-            ],
+            "timestamp": [self._moments[turn.index] if turn.index >= 0 else None for turn in kept],
             "model": [turn.model for turn in kept],
             "cwd": clean.texts([turn.cwd for turn in kept]),
             "messages_json": [self._messages_json(turn) for turn in kept],
@@ -359,22 +355,6 @@ def counts_of(counts: ReadCounts) -> dict[str, Any]:
         "n_rows_used": counts.rows_used,
         "skipped_json": json.dumps(dict(sorted(counts.skipped.items()))),
     }
-
-
-def joined_sessions(row: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the rows of `sessions` for two parts of one conversation."""
-    joined = dict(row)
-    for name in ("versions", "models"):
-        joined[name] = sorted({*row[name], *more[name]})
-    for name, choose in (("first_timestamp", min), ("last_timestamp", max)):
-        known = [each[name] for each in (row, more) if each[name] is not None]
-        joined[name] = choose(known, default=None)
-    for name in ("n_turns", "n_states"):
-        joined[name] += more[name]
-    joined["title"] = more["title"] or row["title"]
-    if row["git_branch"] is None:
-        joined["git_branch"] = more["git_branch"]
-    return joined | {"project": row["project"] or more["project"]}
 
 
 def _flags_of(turn: Turn) -> list[str]:

@@ -24,6 +24,8 @@ from replay_pipeline.harness import Filled, FoundHarness, HarnessStore, Moment
 from replay_pipeline.harness.harness import fill
 from replay_pipeline.harness.neutral import system_prompt
 from replay_pipeline.ingesters.attachments import numbers_in
+from replay_pipeline.ingesters.corpus import ingest
+from replay_pipeline.ingesters.sent import messages_of, system_of, tool_of
 from replay_pipeline.ingesters.tool_schemas import (
     ToolLearner,
     known_tools,
@@ -31,7 +33,6 @@ from replay_pipeline.ingesters.tool_schemas import (
     offered_tools,
     series_of,
 )
-from replay_pipeline.ingesters.wire import messages_of, system_of, tool_of
 from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.tables import read_table
 from replay_pipeline.types import ClientTexts, Message, Tool, TraceState
@@ -649,3 +650,32 @@ def open_traces(folder: Path | str) -> Traces:
         states=read_table(folder / "states.parquet", "states"),
         tools=read_table(folder / "tools.parquet", "tools"),
     )
+
+
+class ClaudeCodeIngester:
+    """Turns Claude Code sessions into trace states, in memory.
+
+    Example:
+        >>> from replay_pipeline.testing.sample import SESSIONS_DIR
+        >>> states = list(ClaudeCodeIngester().ingest(SESSIONS_DIR))
+        >>> states[0]["messages"][-1]["role"], states[0]["student_action"]["role"]
+        ('user', 'assistant')
+    """
+
+    def __init__(self, *, redact: bool = True, window: str = "full", salt: str = "") -> None:
+        """Raises `ConfigError` when there is no such window."""
+        self.redact = redact
+        self.window = parse_window(window)
+        self.salt = salt
+
+    def ingest(self, path: Path | str) -> Iterator[TraceState]:
+        """Yield every decision in `path`, a session file or a folder of them, with its full prefix.
+
+        Raises:
+            IngestError: `path` does not exist, cannot be read, or holds no session.
+        """
+        result = ingest(path, redact=self.redact, salt=self.salt)
+        traces = Traces(
+            sessions=result.sessions, turns=result.turns, states=result.states, tools=result.tools
+        )
+        return traces.materialize(window=self.window)

@@ -12,7 +12,6 @@ import yaml
 
 from replay_pipeline.errors import MissingDependencyError
 from replay_pipeline.ingesters import default_sources
-from replay_pipeline.ingesters.client_versions import NEWEST_TESTED, newest_client, numbers_of
 from replay_pipeline.processes import environment
 from replay_pipeline.replay import Probe
 from replay_pipeline.settings import Settings
@@ -92,7 +91,6 @@ def examine(settings: Settings, teachers: Iterable[Mapping[str, Any]]) -> list[d
         _disk(settings.local_dir()),
         *_dagster_home(),
         _sources(settings),
-        *_client(settings),
     ]
     told: dict[str, str] = {}
     for teacher in teachers:
@@ -186,19 +184,3 @@ def _sources(settings: Settings) -> dict[str, Any]:
     missing = [str(p) for p in sources if not (repository_of(p) or p.exists())]
     detail = f"no such path: {', '.join(missing)}" if missing else ", ".join(map(str, sources))
     return _finding("sessions", detail, ok=not missing)
-
-
-def _client(settings: Settings) -> list[dict[str, Any]]:
-    """Return whether the client that writes the sessions is one whose logs were tested."""
-    sources = list(settings.ingest.sources) or default_sources()
-    newest = newest_client(p for p in sources if not repository_of(p) and p.exists())
-    if newest is None:
-        return []
-    detail = newest
-    if numbers_of(newest) > numbers_of(NEWEST_TESTED):
-        detail += (
-            f": newer than {NEWEST_TESTED}, the newest that was tested; see `requests` and `skipped` of "
-            "an ingestion for what is not known of it"
-        )
-    # It works all the same: what is not known is counted.
-    return [_finding("claude code", detail, ok=True)]

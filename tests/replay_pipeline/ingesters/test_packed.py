@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from replay_pipeline.ingesters import ingest
 from replay_pipeline.ingesters.base import ReadCounts, Result
 from replay_pipeline.ingesters.claude_code import ClaudeCode
 from tests.replay_pipeline.ingesters.logs import Log
@@ -23,20 +22,6 @@ def test_a_packed_text_is_the_same(text: str):
     assert result.text == "other"
     with pytest.raises(AttributeError):
         _ = result.texts
-
-
-def test_a_long_file_is_read_to_the_same_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    log = Log()
-    log.user("go")
-    for number in range(30):
-        log.does(f"m{number}", "Bash", f"line {number}\n" * 400, command=f"run {number}")
-    path = log.write(tmp_path)
-    plain = ingest(path)
-    for module in ("claude_code", "corpus"):
-        monkeypatch.setattr(f"replay_pipeline.ingesters.{module}.LONG_BYTES", 1_000)
-    packed = ingest(path)
-    for name in ("turns", "states", "sessions"):
-        assert getattr(packed, name).equals(getattr(plain, name))
 
 
 def test_of_a_long_file_little_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
