@@ -27,7 +27,6 @@ from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log
 from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
-from replay_pipeline.workspaces.snapshots import renamed_call
 from replay_pipeline.workspaces.survival import FateBook
 from replay_pipeline.workspaces.verdicts import CandidateResult, Judge, TriedCall
 
@@ -139,9 +138,7 @@ def try_actions(
             for row in asked[state_id]:
                 action = canonical_action(row.action or {}, cwd=cwd)
                 if action.is_valid:
-                    calls = [
-                        TriedCall(*renamed_call(call.name, call.values())) for call in action.calls
-                    ]
+                    calls = [TriedCall(call.name, call.values()) for call in action.calls]
                     judged = partial(_judged, judge, place, calls, names)
                     work.setdefault(action.render(), judged)
             for rendered, verdict in zip(

@@ -8,12 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from replay_pipeline.errors import ConfigError, IngestError
 from replay_pipeline.ingesters import default_sources
-from replay_pipeline.ingesters.agents.opencode_database import databases_in, export_sessions
 from replay_pipeline.ingesters.corpus import session_files
 from replay_pipeline.ingesters.log_rows import state_ids_for
 from replay_pipeline.settings import Settings
@@ -23,13 +21,6 @@ from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log, LoggedCall, read_log
 from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.sightings import paths_of
-from replay_pipeline.workspaces.snapshots import (
-    SnapshotRepository,
-    data_folder,
-    is_of_opencode,
-    read_session,
-    snapshots_of,
-)
 from replay_pipeline.workspaces.working_trees import Roots
 
 
@@ -55,18 +46,10 @@ class Workspaces:
         """
         self.repositories = tuple(repositories or settings.workspaces.repositories)
         folders: dict[Path, list[Path]] = defaultdict(list)
-        self.databases: list[Path] = []
-        """Databases of OpenCode."""
-        self.exported: list[Path] = []
-        """Sessions that were copied from such a database."""
         for source in sources or settings.ingest.sources or default_sources():
-            self.databases += databases_in(Path(source).expanduser())
             for path in _files(source):
-                if is_of_opencode(path):
-                    self.exported.append(path)
-                elif path not in self.databases:
-                    folders[_project_folder(path)].append(path)
-        if not (folders or self.databases or self.exported):
+                folders[_project_folder(path)].append(path)
+        if not folders:
             raise ConfigError("no session found: name a folder or a .jsonl file")
         self.folders = [folders[key] for key in sorted(folders)]
 
@@ -76,25 +59,6 @@ class Workspaces:
             log = read_log(files, copies=_copies_beside(files[0]))
             if log.steps:
                 yield from self._of_log(log, is_later_used=is_later_used)
-        yield from self._of_opencode(self.exported, data_folder(), is_later_used=is_later_used)
-        for database in self.databases:
-            with TemporaryDirectory() as aside:
-                files = export_sessions(database, Path(aside))
-                yield from self._of_opencode(files, database.parent, is_later_used=is_later_used)
-
-    def _of_opencode(
-        self, files: Sequence[Path], folder: Path | None, *, is_later_used: bool
-    ) -> Iterator[tuple[Log, History]]:
-        """Yield OpenCode's sessions with its own snapshots, or else with the project's repository."""
-        for log in map(read_session, files):
-            if not log.steps:
-                continue
-            found = snapshots_of(log, folder)
-            if found is None:
-                yield from self._of_log(log, is_later_used=is_later_used)
-                continue
-            with closing(SnapshotRepository(*found, log.trees)) as repository:
-                yield log, History(repository, log, is_later_used=is_later_used)
 
     def _of_log(self, log: Log, *, is_later_used: bool) -> Iterator[tuple[Log, History]]:
         """Yield the log of a project folder, divided by the repository that each session was about."""

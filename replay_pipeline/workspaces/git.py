@@ -41,9 +41,6 @@ class GitCommit(msgspec.Struct, frozen=True, gc=False):
 class Repository:
     """The objects of one repository, read by one process `git cat-file --batch`."""
 
-    has_commits = True
-    """False if it has only trees."""
-
     def __init__(self, path: Path) -> None:
         """Open the repository that `path` is, or lies in.
 

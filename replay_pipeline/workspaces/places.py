@@ -55,7 +55,7 @@ class StatePlace:
         return commits[0].id if commits else ""
 
     def files(self) -> dict[str, bytes]:
-        """Return all files of the working tree, with a `.git` folder if its repository has commits."""
+        """Return all files of the working tree, with a `.git` folder."""
         return self._files
 
     @cached_property
@@ -74,14 +74,12 @@ class StatePlace:
                 found.pop(path, None)
             elif found.get(path, b"").replace(b"\r\n", b"\n") != text.encode():
                 found[path] = text.encode()
-        if not repository.has_commits:
-            return found
         return found | git_files(repository, commit, self._step.branch, self._step.answered)
 
     def objects(self) -> Path | None:
         """Return the folder with the repository's objects."""
         tree = self._tree
-        return tree.repository.objects if tree is not None and tree.repository.has_commits else None
+        return tree.repository.objects if tree is not None else None
 
     def key(self) -> str:
         """Return a hash of the working tree's content."""

@@ -52,10 +52,7 @@ class WorkingTree:
         self.branch: str | None = None
         self.evidence: list[Evidence] = []
         self.checkouts = repository.checkouts(root)
-        # A snapshot has what anybody changed, as git has after a checkout.
-        self.moves: list[float] = [
-            moment for moment, _ in self.checkouts if not repository.has_commits
-        ]
+        self.moves: list[float] = []
         """When a command may have moved HEAD or changed files by git, in order."""
         self.named: list[tuple[float, str]] = []
         """Commits that such commands named, and when, in order."""

@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.commands import checks_of, shares
 from replay_pipeline.ingesters import Traces, ingest
-from replay_pipeline.settings import Settings
-from replay_pipeline.stages.workspaces import Workspaces
 from tests.client.opencode import OpenCodeDesk, conversation
 from tests.replay_pipeline.ingesters.test_opencode_database import plain
 
@@ -22,6 +19,3 @@ def test_every_decision_has_the_messages_that_opencode_sent(tmp_path: Path):
     assert len(sent) == 12, desk.said
     assert sorted(plain(state["messages"]) for state in traces.materialize()) == sent
     assert found.report.skipped.keys() <= {"bookkeeping"}
-    tools = shares(checks_of(Workspaces(Settings(), sources=[desk.data]), is_later_used=False))
-    counts = {name: (row["n_same"], row["n"]) for name, row in tools[str(desk.project)].items()}
-    assert counts == {"Read": (2, 2), "failed Read": (1, 1), "Edit": (1, 1)}
