@@ -190,9 +190,6 @@ class PublishSettings(_Section):
     lengths: tuple[Annotated[int, Field(ge=512)], ...] = PAIR_LENGTHS
     """Lengths in tokens to which prompts are cut. Each length is a config, such as `pairs_8k` for
     8192. A cut keeps everything that both sides need."""
-    tokenizer: Path | None = None
-    """The tokenizer that counts tokens: a `tokenizer.json`, or the folder of a model that has one.
-    Without it, the number is estimated from words and punctuation, on the high side."""
 
     @property
     def pushes_client_texts(self) -> bool:

@@ -95,7 +95,7 @@ def ingest(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Session files or folders, or hf://datasets/OWNER/NAME or hf://buckets/OWNER/NAME. "
+            help="Session files or folders, or hf://datasets/OWNER/NAME. "
             "By default Claude Code's own folder."
         ),
     ] = None,

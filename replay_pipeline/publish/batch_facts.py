@@ -230,7 +230,7 @@ def manifest_of(
     members: Mapping[str, Mapping[str, Sequence[str]]],
     test_fraction: float,
     stages: Mapping[str, Any],
-    cuts: Mapping[str, Any],
+    not_cut: Mapping[str, Mapping[str, int]],
 ) -> dict[str, Any]:
     """Return the facts of one batch: its files with row counts, and sums that can be added over batches.
 
@@ -243,8 +243,7 @@ def manifest_of(
             split.
         test_fraction: share of new conversations for the test split.
         stages: the stages' facts about the batch.
-        cuts: how tokens were `counted`, in words, and how many pairs were `not_cut`, by config and
-            reason.
+        not_cut: number of pairs too long for a cut config, by config and reason.
     """
     totals = ("n_pairs", "n_distillable", "n_sharing_vendor", "n_hints")
     return {
@@ -263,12 +262,9 @@ def manifest_of(
         "sample": pairs.sample,
         "layout": layout.VERSION,
         "tokens": {
-            "counted": cuts["counted"],
             "pairs": {name: dict(sorted(n.items())) for name, n in sorted(pairs.tokens.items())},
             "longest": dict(sorted(pairs.longest.items())),
-            "not_cut": {
-                name: dict(sorted(n.items())) for name, n in sorted(cuts["not_cut"].items())
-            },
+            "not_cut": {name: dict(sorted(n.items())) for name, n in sorted(not_cut.items())},
         },
     }
 

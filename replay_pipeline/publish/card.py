@@ -125,7 +125,6 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         other_config=next((config for config in rows if config != "pairs"), None),
         lengths=_lengths(batches, rows),
         max_lengths=_max_lengths(batches, rows),
-        counted=_listed(_tokens(batch).get("counted") for batch in batches),
         not_cut=_not_cut(batches),
         columns=[(f"`{name}`", column_words(name)) for name in _column_names(rows)],
         counts=_shares(batches, n_pairs),
@@ -264,10 +263,6 @@ def _not_cut(batches: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, int]]
         for config, reasons in _tokens(batch).get("not_cut", {}).items():
             found.update({(f"`{config}`", reason): n for reason, n in reasons.items()})
     return [(*key, n) for key, n in sorted(found.items())]
-
-
-def _listed(names: Iterable[str | None]) -> str:
-    return "; ".join(sorted({printable(name) for name in names if name}))
 
 
 def _teachers(

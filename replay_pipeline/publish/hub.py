@@ -15,15 +15,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
-from huggingface_hub import (
-    BucketFile,
-    CommitOperationAdd,
-    CommitOperationDelete,
-    HfApi,
-    HfFileSystem,
-)
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import (
-    BucketNotFoundError,
     EntryNotFoundError,
     HfHubHTTPError,
     HFValidationError,
@@ -78,8 +71,8 @@ class ConflictError(PublishError):
     """Another commit came in between."""
 
 
-class _OnHub:
-    """Something on the Hub that has files. Faults that pass are waited out.
+class HubDataset:
+    """One dataset repository on the Hub. Faults that pass are waited out.
 
     Args:
         repo_id: `owner/name`.
@@ -174,10 +167,6 @@ class _OnHub:
         if isinstance(error, EntryNotFoundError):
             return ConflictError(f"{self.repo_id}: a file is gone that was there ({error})")
         return PublishError(f"{self.repo_id}: {error}")
-
-
-class HubDataset(_OnHub):
-    """One dataset repository on the Hub."""
 
     def exists(self) -> bool:
         """Return whether the repository exists."""
@@ -290,64 +279,6 @@ class HubDataset(_OnHub):
             self._api.permanently_delete_lfs_files(self.repo_id, files, repo_type="dataset")
 
         self.retry(delete)
-
-
-@dataclass(frozen=True, slots=True)
-class BucketEntry:
-    """A file in a listing of a bucket."""
-
-    size_bytes: int
-    changed_s: float | None
-    """Time of its last change, in seconds since 1970."""
-
-    def is_same(self, path: Path) -> bool:
-        """Return whether a copy with this size and time is still up to date."""
-        stat = path.stat()
-        return (stat.st_size, stat.st_mtime) == (self.size_bytes, self.changed_s)
-
-
-class HubBucket(_OnHub):
-    """A bucket on the Hub (files without versions), for reading."""
-
-    def exists(self) -> bool:
-        """Return whether the bucket exists."""
-
-        def look() -> bool:
-            try:
-                self._api.bucket_info(self.repo_id)
-            except BucketNotFoundError:
-                return False
-            return True
-
-        return self.retry(look)
-
-    def files(self) -> dict[str, BucketEntry]:
-        """Return the files by path."""
-
-        def read() -> dict[str, BucketEntry]:
-            found = {}
-            for entry in self._api.list_bucket_tree(self.repo_id, recursive=True):
-                if isinstance(entry, BucketFile):
-                    changed = entry.mtime or entry.uploaded_at
-                    time_s = changed.timestamp() if changed else None
-                    found[entry.path] = BucketEntry(entry.size, time_s)
-            return found
-
-        return self.retry(read)
-
-    def read(self, path: str) -> bytes:
-        """Return the bytes of a file."""
-
-        def download() -> bytes:
-            files = HfFileSystem(
-                endpoint=self._api.endpoint, token=self._api.token, skip_instance_cache=True
-            )
-            with files.open(f"buckets/{self.repo_id}/{path}", "rb") as file:
-                data = file.read()
-            assert isinstance(data, bytes)  # opened as such
-            return data
-
-        return self.retry(download)
 
 
 class _PassingError(PublishError):

@@ -132,6 +132,8 @@ CARD = "README.md"
 FACTS = f"{MANIFESTS}/_card.json"
 
 _ROW_GROUP_BYTES, _ROW_GROUP_ROWS = 8_000_000, 1_000
+MAX_SHARD_BYTES = 256_000_000
+"""Arrow bytes of one shard, before compression."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -190,9 +192,8 @@ class Shards:
     bytes.
     """
 
-    def __init__(self, folder: Path, schema: pa.Schema, *, max_shard_bytes: int) -> None:
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
         self._folder, self._schema = folder, schema
-        self._max_shard_bytes = max_shard_bytes
         self._waiting: list[pa.Table] = []
         self._writer: pq.ParquetWriter | None = None
         self._n_bytes = self._n_rows = 0
@@ -209,7 +210,7 @@ class Shards:
         self._n_rows += len(rows)
         if sum(part.nbytes for part in self._waiting) >= _ROW_GROUP_BYTES:
             self._write()
-        if self._n_bytes >= self._max_shard_bytes:
+        if self._n_bytes >= MAX_SHARD_BYTES:
             self.close()
 
     def _write(self) -> None:

@@ -13,9 +13,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +22,6 @@ import xxhash
 
 from replay_pipeline.actions import Action, canonical_action
 from replay_pipeline.actions.windows import OMITTED, merged_users, n_pinned
-from replay_pipeline.errors import ConfigError, MissingDependencyError
 from replay_pipeline.judge.feasibility import PromptState
 from replay_pipeline.judge.known_files import replacements
 from replay_pipeline.publish import layout
@@ -55,22 +53,10 @@ cuts its end."""
 class TokenSizes:
     """The token counter for messages in ChatML, with tools and calls in the form of Hermes and Qwen.
 
-    Args:
-        tokenizer: a `tokenizer.json`, or the folder of a model with one. Without it, tokens are
-            estimated from words and punctuation, on the high side.
-
-    Raises:
-        ConfigError: the tokenizer doesn't exist.
-        MissingDependencyError: the package that reads the tokenizer isn't installed.
+    The number is estimated from words and punctuation, on the high side.
     """
 
-    def __init__(self, tokenizer: Path | None = None) -> None:
-        self.name = "estimated by words and signs"
-        self._count: Callable[[str], int] = _estimated
-        if tokenizer is not None:
-            file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
-            self._count = _counting(file)
-            self.name = f"by the tokenizer of {file.parent.name or file.name}"
+    def __init__(self) -> None:
         self._known: dict[int, int] = {}
 
     def of(self, message: Message) -> int:
@@ -101,7 +87,7 @@ class TokenSizes:
         # States of one session share most of their messages, and counting is slow.
         sha = xxhash.xxh3_64_intdigest(text.encode("utf-8", "replace"))
         if sha not in self._known:
-            self._known[sha] = self._count(text)
+            self._known[sha] = _estimated(text)
         return self._known[sha]
 
 
@@ -127,24 +113,6 @@ def _estimated(text: str) -> int:
         if by_character:
             n_tokens += by_character * sum(map(len, pieces))
     return math.ceil(n_tokens)
-
-
-def _counting(file: Path) -> Callable[[str], int]:
-    if not file.is_file():
-        raise ConfigError(f"{file}: no such tokenizer; name a tokenizer.json, or a folder with one")
-    try:
-        from tokenizers import Tokenizer  # noqa: PLC0415 - only who names a tokenizer needs it
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"the tokenizer cannot be read ({error}): pip install 'replay-pipeline[publish]'"
-        ) from error
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the package raises plain exceptions
-        raise ConfigError(f"{file}: not a tokenizer.json ({error})") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
 
 
 Row = Mapping[str, Any]

@@ -1,6 +1,8 @@
 """Publish pairs as a dataset folder in the layout of the Hub, and on the Hub itself."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +15,7 @@ from replay_pipeline.errors import ConfigError, PublishError
 from replay_pipeline.publish import batch_facts, layout
 from replay_pipeline.publish.client_texts import ClientTextTable
 from replay_pipeline.publish.folder import alone
+from replay_pipeline.publish.lengths import TokenSizes
 from replay_pipeline.publish.loading import problems_of_loading
 from replay_pipeline.publish.splits import (
     ConversationSplit,
@@ -22,13 +25,12 @@ from replay_pipeline.publish.splits import (
     shared,
 )
 from replay_pipeline.publish.version import (
-    MAX_SHARD_BYTES,
-    Cuts,
     HubOptions,
     NewBatch,
     Published,
     PublishReport,
     Version,
+    with_cuts,
 )
 from replay_pipeline.storage.pair_rows import PromptsOf, table_with_prompts, with_prompts
 from replay_pipeline.storage.schemas import NORMALIZED_PAIRS, POSITIVES
@@ -50,9 +52,7 @@ def publish(
     messages: Callable[[str], Mapping[str, Collection[str]]] | None = None,
     look: Callable[[Path], object] | None = None,
     card_facts: Mapping[str, Any] | None = None,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
     lengths: Sequence[int] = PAIR_LENGTHS,
-    tokenizer: Path | None = None,
     token: str | None = None,
     endpoint: str | None = None,
     patience_s: float = 300.0,
@@ -81,16 +81,14 @@ def publish(
         look: called with the folder of the new version before it replaces the old one. If it
             raises, the old version stays.
         card_facts: further facts for the card, as in `CardFacts`.
-        max_shard_bytes: size above which a batch is written as several files.
         lengths: lengths in tokens for configs with cut prompts, such as `pairs_8k`.
-        tokenizer: tokenizer for `TokenSizes`.
         token: token for the Hub. By default, `HF_TOKEN` or the one that `hf auth login` stored.
         endpoint: address of the Hub, if it isn't the public one.
         patience_s: seconds to wait for a Hub that is down.
 
     Raises:
-        ConfigError: a batch key is invalid as a folder name or comes twice, the repository name is
-            invalid, or the tokenizer doesn't exist.
+        ConfigError: a batch key is invalid as a folder name or comes twice, or the repository name is
+            invalid.
         SchemaError: prompts are missing, or a pair was not normalized.
         SecretFoundError: a secret is in the rows or in the card. Nothing was published.
         StorageError: the folder can't be written. It is unchanged.
@@ -101,7 +99,7 @@ def publish(
     """
     folder = Path(folder)
     given, agreed = _by_key(_as_batches(batches)), _by_key(positives)
-    cuts = Cuts(lengths=lengths, tokenizer=tokenizer, max_shard_bytes=max_shard_bytes)
+    sizes = TokenSizes()
     options = HubOptions(
         repo_id=repo_id, private=private, token=token, endpoint=endpoint, patience_s=patience_s
     )
@@ -125,9 +123,20 @@ def publish(
         version = Version(Path(aside), facts=facts, owned=keys, before=earlier.before)
         for key in sorted(keys):
             texts, states = ClientTextTable(), prompts(key) if prompts else None
-            rows = _rows_of(key, given[key], agreed[key], states, texts)
-            told = batch_facts.stage_facts(card_facts or {}, key)
-            version.add(cuts.of(key, *rows, split=split, stages=told, ties=ties, texts=texts))
+            not_cut: dict[str, Counter[str]] = {}
+            pairs, positive = _rows_of(key, given[key], agreed[key], states, texts)
+            parts = with_cuts(pairs, lengths, sizes, not_cut)
+            version.add(
+                NewBatch(
+                    key=key,
+                    parts=chain(parts, (("positives", part) for part in positive)),
+                    split=split,
+                    stages=batch_facts.stage_facts(card_facts or {}, key),
+                    ties=ties,
+                    not_cut=not_cut,
+                    texts=texts,
+                )
+            )
         version.know(batch_facts.side_facts(split.sides, [*there.values(), *version.new]))
         version.measure(folder)
         report = version.write(folder, options, look)
@@ -188,7 +197,7 @@ def _without(new: batch_facts.Retracted, earlier: Published, aside: Path) -> Ver
     facts = batch_facts.merge_facts(earlier.facts, new.facts())
     version = Version(aside, facts=facts, owned=touched, before=earlier.before)
     for key in sorted(touched - new.batches):
-        manifest, tokens = there[key], there[key].get("tokens", {})
+        manifest = there[key]
         more = [name for name in manifest["files"] if name not in layout.CONFIGS]
         texts = earlier.texts(manifest)
         parts = (
@@ -202,8 +211,7 @@ def _without(new: batch_facts.Retracted, earlier: Published, aside: Path) -> Ver
                 parts=parts,
                 split=split,
                 stages=manifest["stages"],
-                counted=tokens.get("counted"),
-                not_cut=tokens.get("not_cut") or {},
+                not_cut=manifest["tokens"]["not_cut"],
                 texts=texts,
             )
         )

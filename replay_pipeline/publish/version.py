@@ -8,10 +8,8 @@ import io
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +31,6 @@ logger = logging.getLogger(__name__)
 
 _ENOUGH_SIDES = 2_000
 """Pairs of which the prompt-blind control takes those that it looks at."""
-
-MAX_SHARD_BYTES = 256_000_000
-"""Arrow bytes of one shard, before compression."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,53 +180,27 @@ class NewBatch:
     """The stages' facts about the batch."""
     ties: Mapping[str, Iterable[str | None]] = field(default_factory=dict)
     """What each conversation shares with others in its split."""
-    counted: str | None = None
-    """How tokens were counted, in words."""
     not_cut: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Number of pairs too long for a cut config, by reason. Known after the parts are read."""
-    max_shard_bytes: int = MAX_SHARD_BYTES
-    """Size above which a config is written as several files."""
     texts: ClientTextTable = field(default_factory=ClientTextTable)
     """The client texts that rows name. Known after the parts are read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cuts:
-    """The lengths of cut pairs, the tokenizer that counts them, and the size of files."""
+def with_cuts(
+    pairs: Iterable[pa.Table],
+    lengths: Iterable[int],
+    sizes: TokenSizes,
+    not_cut: dict[str, Counter[str]],
+) -> Iterator[tuple[str, pa.Table]]:
+    """Yield rows of `pairs` with their lengths, and as rows of the configs that are cut.
 
-    lengths: Sequence[int]
-    tokenizer: Path | None = None
-    max_shard_bytes: int = MAX_SHARD_BYTES
-
-    @cached_property
-    def sizes(self) -> TokenSizes:
-        """Return the token counter. Raises ConfigError if the tokenizer doesn't exist."""
-        return TokenSizes(self.tokenizer)
-
-    def of(
-        self, key: str, pairs: Iterable[pa.Table], positives: Iterable[pa.Table], **told: Any
-    ) -> NewBatch:
-        """Return a batch of these rows with its cut configs. `told` contains the other fields."""
-        not_cut: dict[str, Counter[str]] = {}
-        return NewBatch(
-            key=key,
-            parts=chain(self._cut(pairs, not_cut), (("positives", part) for part in positives)),
-            counted=self.sizes.name,
-            not_cut=not_cut,
-            max_shard_bytes=self.max_shard_bytes,
-            **told,
-        )
-
-    def _cut(
-        self, pairs: Iterable[pa.Table], not_cut: dict[str, Counter[str]]
-    ) -> Iterator[tuple[str, pa.Table]]:
-        """Yield rows of `pairs` with their lengths, and as rows of the configs that are cut."""
-        for part in pairs:
-            yield "pairs", (rows := with_needs(self.sizes.counted(part)))
-            for length in sorted(set(self.lengths)):
-                config = layout.config_of_length(length)
-                counts = not_cut.setdefault(config, Counter())
-                yield config, cut_pairs(rows, length, self.sizes, counts)
+    `not_cut` counts the pairs that are too long for a config, by reason.
+    """
+    for part in pairs:
+        yield "pairs", (rows := with_needs(sizes.counted(part)))
+        for length in sorted(set(lengths)):
+            config = layout.config_of_length(length)
+            yield config, cut_pairs(rows, length, sizes, not_cut.setdefault(config, Counter()))
 
 
 class _BatchFiles:
@@ -272,9 +241,7 @@ class _BatchFiles:
             part = rows.filter(pa.array([s == side for s in sides], pa.bool_()))
             if (config, side) not in self._shards:
                 self._shards[config, side] = layout.Shards(
-                    self._folder / batch.key / config / side,
-                    layout.schema_of(config),
-                    max_shard_bytes=batch.max_shard_bytes,
+                    self._folder / batch.key / config / side, layout.schema_of(config)
                 )
             self._shards[config, side].add(part)
             self._sessions[side].update(_sessions_in(part))
@@ -307,7 +274,7 @@ class _BatchFiles:
             },
             test_fraction=batch.split.test_fraction,
             stages=batch.stages,
-            cuts={"counted": batch.counted, "not_cut": batch.not_cut},
+            not_cut=batch.not_cut,
         )
         told: dict[str, Any] = {"n_rehearsed": self._n_play} if self._n_play else {}
         if self._texts:

@@ -68,7 +68,6 @@ def publish_dataset(task: Task) -> Report:
             look=look,
             card_facts=_facts_of(project, new),
             lengths=options.lengths,
-            tokenizer=options.tokenizer,
         )
         if not checks:  # it had nothing new
             look(folder)
@@ -130,12 +129,8 @@ _LONG_CHARS = 200
 
 def _decisive(settings: Settings) -> Mapping[str, Any]:
     """Return the settings that decide what is in the files, and neither where they lie nor who sees them."""
-    from replay_pipeline.stages.project import file_digest
-
     options = settings.publish
-    told = options.model_dump(mode="json", exclude={"folder", "repo_id", "is_private", "tokenizer"})
-    if (path := options.tokenizer) is not None:
-        told["tokenizer"] = file_digest(path / "tokenizer.json" if path.is_dir() else path)
+    told = options.model_dump(mode="json", exclude={"folder", "repo_id", "is_private"})
     told["client_texts"] = options.pushes_client_texts
     return {"publish": told, **shown_below(settings), **_on_the_card(settings)}
 

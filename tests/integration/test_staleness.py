@@ -13,9 +13,6 @@ import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
 from pydantic import BaseModel
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 from replay_pipeline.assets.code_location import define, run_jobs
 from replay_pipeline.assets.records import sync
@@ -487,18 +484,8 @@ def test_files_that_settings_name_count_by_what_they_say(shown_root, tmp_path):
     marks.write_text(json.dumps({"format": FORMAT, "marks": {pair_id: "reject"}}))
     change = partial(other_settings, shown_root, {"pairs": {"marks": str(marks)}})
     see_both(shown_root, change, "pairs.marks: none → ", "", ["pairs"])
-    tokenizer = Tokenizer(WordLevel({"word": 0, "[UNK]": 1}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    told = {
-        "pairs": {"marks": str(marks)},
-        "publish": {"tokenizer": str(tmp_path / "tokenizer.json")},
-    }
-    change = partial(other_settings, shown_root, told)
-    see_both(shown_root, change, "publish.tokenizer: none → ", "", ["publish"])
-    moved = (tmp_path / "tokenizer.json").rename(tmp_path / "moved.json")
-    told["publish"] = {"tokenizer": str(moved)}
-    other_settings(shown_root, told)
+    moved = marks.rename(tmp_path / "moved.json")
+    other_settings(shown_root, {"pairs": {"marks": str(moved)}})
     assert pipeline_at(shown_root).stale()["batches"] == {}
 
 
@@ -582,7 +569,7 @@ EXPLAINED = {
 
 
 def test_every_setting_is_changed_by_some_test_or_explained():
-    told = {"pairs.marks", "publish.tokenizer", "ingest.harness", "publish.client_texts"}
+    told = {"pairs.marks", "ingest.harness", "publish.client_texts"}
     told.update(OTHER_SETTINGS, (name for name, *_ in ELABORATE))
     told |= {
         f"{section}.{name}"

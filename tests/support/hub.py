@@ -307,8 +307,6 @@ class Hub:
             _may_write(token)
             return self._create(json.loads(body))
         parts = [unquote(part) for part in path.strip("/").split("/")]
-        if "buckets" in parts[:2]:
-            return self._bucket(request, parts[parts.index("buckets") + 1 :], token)
         return self._of_repository(request, parts, body, token)
 
     def _of_repository(
@@ -375,21 +373,6 @@ class Hub:
             _may_write(token)
             return self._change(request, repository, rest, body)
         raise RefusalError(404, "", f"no route {request.method} {request.url.path}")
-
-    def _bucket(self, request: Request, parts: list[str], token: str) -> Response:
-        """A dataset repository is a bucket as well, since into one of its own files come by Xet alone."""
-        repository, rest = self._find("/".join(parts[:2]), token), parts[2:]
-        if rest[:1] == ["resolve"]:
-            return self._download(request, repository, "main", "/".join(rest[1:]))
-        if rest[:1] == ["tree"]:
-            entries = _tree(repository, "main", "/".join(rest[1:]), request)
-            for entry in entries:
-                entry |= {"xetHash": entry["oid"], "mtime": _DATE, "uploadedAt": _DATE}
-            return JSONResponse(entries)
-        if rest:
-            raise RefusalError(404, "", f"no route {request.method} {request.url.path}")
-        info = {"id": repository.repo_id, "private": repository.is_private, "createdAt": _DATE}
-        return JSONResponse(info | {"size": 0, "totalFiles": 0})
 
     def _change(
         self, request: Request, repository: Repository, rest: list[str], body: bytes

@@ -160,7 +160,7 @@ def test_an_estimate_is_rather_too_high():
         ("2025-11-03 14:22:07,118 ERROR worker[1123] timeout after 3000 ms", 41),
         ("価格の合計が正しくありません。", 27),
     ):
-        assert n_tokens <= SIZES._count(text) <= 1.6 * n_tokens, text
+        assert n_tokens <= SIZES._of_text(text) <= 1.6 * n_tokens, text
 
 
 def test_pairs_with_needs_are_published_and_read_back(tmp_path, kept_table, make_kept):

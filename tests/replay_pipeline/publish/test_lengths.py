@@ -4,13 +4,10 @@ import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 import yaml
 
 from replay_pipeline.actions.windows import OMITTED
-from replay_pipeline.errors import ConfigError
 from replay_pipeline.publish import publish
-from replay_pipeline.publish.lengths import TokenSizes
 from replay_pipeline.publish.version import read_manifests
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
@@ -116,34 +113,6 @@ def test_the_card_tells_lengths_and_the_setting_that_drops_nothing(
     } == there
 
 
-def test_a_named_tokenizer_counts_and_is_named(tmp_path, kept_table):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.WordLevel({"word": 1, "[UNK]": 0}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    (tmp_path / "words").mkdir()
-    tokenizer.save(str(tmp_path / "words" / "tokenizer.json"))
-    sizes = TokenSizes(tmp_path / "words")
-    assert sizes.of({"role": "user", "content": "word " * 7 + "."}) == 9
-    publish([("b", kept_table(1))], folder=tmp_path / "set", tokenizer=tmp_path / "words")
-    card = (tmp_path / "set" / "README.md").read_text("utf-8")
-    assert "by the tokenizer of words" in card
-    (row,) = rows_of(tmp_path / "set", "pairs").values()
-    assert row["n_tokens"] < TokenSizes().counted(pq.read_table(
-        next((tmp_path / "set" / "data" / "pairs").rglob("*.parquet")), partitioning=None
-    ))["n_tokens"][0].as_py()  # fmt: skip
-
-
-@pytest.mark.parametrize("content", [None, "{}", "no JSON"])
-def test_a_tokenizer_that_is_none_is_named(tmp_path, kept_table, content):
-    file = tmp_path / "tokenizer.json"
-    if content is not None:
-        file.write_text(content)
-    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-        publish([("b", kept_table(1))], folder=tmp_path / "set", tokenizer=file)
-    assert not (tmp_path / "set").exists()
-
-
 def test_retracting_keeps_the_cut_pairs_of_the_others(tmp_path, kept_table, make_kept, make_call):
     from replay_pipeline.publish import retract
 
@@ -156,4 +125,3 @@ def test_retracting_keeps_the_cut_pairs_of_the_others(tmp_path, kept_table, make
         state: row for state, row in before.items() if row["session_id"] != "session-1"
     }
     assert len(after) == 5
-    assert read_manifests(tmp_path / "set")["b"]["tokens"]["counted"].startswith("estimated")

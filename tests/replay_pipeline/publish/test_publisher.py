@@ -80,9 +80,10 @@ def test_a_batch_given_twice_is_refused(tmp_path, kept_table):
         publish([("b", kept_table(1)), ("b", kept_table(2))], folder=tmp_path / "set")
 
 
-def test_large_batches_are_written_as_several_shards(tmp_path, kept_table):
+def test_large_batches_are_written_as_several_shards(tmp_path, kept_table, monkeypatch):
     folder = tmp_path / "set"
-    publish([("b", kept_table(*range(100)))], folder=folder, max_shard_bytes=20_000)
+    monkeypatch.setattr("replay_pipeline.publish.layout.MAX_SHARD_BYTES", 20_000)
+    publish([("b", kept_table(*range(100)))], folder=folder)
     shards = [path for path in list_files(folder) if path.startswith("data/pairs/train")]
     assert len(shards) > 1
     rows = read_manifests(folder)["b"]["files"]["pairs"]

@@ -176,15 +176,8 @@ def test_with_the_cards_line_no_row_is_dropped_and_no_side_cut_off(
 
     rows = [long_row(number) for number in range(8)]
     tokenizer = train_tokenizer([row["state_messages_json"] for row in rows], vocab_size=400)
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
     folder = tmp_path / "set"
-    publish(
-        [("b1", kept_table(*rows))],
-        folder=folder,
-        lengths=[3_072],
-        tokenizer=tmp_path / "tokenizer",
-        test_fraction=0,
-    )
+    publish([("b1", kept_table(*rows))], folder=folder, lengths=[3_072], test_fraction=0)
     card = (folder / "README.md").read_text("utf-8")
     lines = dict(re.findall(r"DPOConfig\(max_length=(\d+)\)  # (\w+)", card))
     settings = {config: int(length) for length, config in lines.items()}

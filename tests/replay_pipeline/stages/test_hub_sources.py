@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),  # of the client
 ]
-SOURCES = ["hf://datasets/me/sessions", "hf://buckets/me/sessions"]
+SOURCE = "hf://datasets/me/sessions"
 
 
 def a_log(session_id: str) -> bytes:
@@ -66,21 +66,18 @@ def ingest(source: str, *arguments: str) -> dict[str, Any]:
     return json.loads(command("ingest", source, *arguments, "--json"))
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_sessions_on_the_hub_are_read_and_only_new_ones_the_next_time(
-    api, tmp_path: Path, source: str
-):
+def test_sessions_on_the_hub_are_read_and_only_new_ones_the_next_time(api, tmp_path: Path):
     put(api, "kim/first.jsonl", a_log("first"))
     put(api, "README.md", b"# Sessions")
     root = ("--data", str(tmp_path / "root"))
-    assert ingest(source, *root)["new_states"] == 1
+    assert ingest(SOURCE, *root)["new_states"] == 1
     put(api, "kim/second.jsonl", a_log("second"))
-    report = ingest(source, *root)
+    report = ingest(SOURCE, *root)
     assert (report["new_states"], report["states"]) == (1, 2)
-    assert ingest(source, "--out", str(tmp_path / "out"))["n_states"] == 2
+    assert ingest(SOURCE, "--out", str(tmp_path / "out"))["n_states"] == 2
 
 
-@pytest.mark.parametrize("name", [*SOURCES, "/srv/hf:/datasets/me/sessions/"])
+@pytest.mark.parametrize("name", [SOURCE, "/srv/hf:/datasets/me/sessions/"])
 def test_a_repository_is_told_from_a_path(name: str):
-    assert repository_of(Path(name)) in {"datasets/me/sessions", "buckets/me/sessions"}
+    assert repository_of(Path(name)) == "me/sessions"
     assert repository_of(Path("/srv/datasets/me/sessions")) is None
