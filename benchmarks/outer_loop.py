@@ -1,14 +1,14 @@
-"""The outer loop against what it replaces: data-parallel training, and float32 on the wire.
+"""The outer loop's waiting, traffic and speed, and what it survives.
 
-    python benchmarks/outer_loop.py                 goodput, loss, traffic and speed of codecs
-    python benchmarks/outer_loop.py --only speed    one part: goodput, scratch, gap, ...
+    python benchmarks/outer_loop.py                 goodput, traffic and speed of codecs
+    python benchmarks/outer_loop.py --only speed    one part: goodput, traffic or speed
     python benchmarks/outer_loop.py --schedules N   N fault schedules of the protocol
     python benchmarks/outer_loop.py --chaos N       four processes, N random kills, 30 rounds
     python benchmarks/outer_loop.py --restarts N    N times: kill all four, restart, compare
     python benchmarks/outer_loop.py --launches N    N times: kill a replica, all, or the launcher
 
-The model is a byte-level transformer of 136,000 parameters, trained from scratch, the text is
-Python's own library, so that every machine has the data. `outer_pretrained.py` fine-tunes.
+The model is a byte-level transformer of 136,000 parameters, and the text is Python's own library,
+so that every machine has the data. `outer_pretrained.py` fine-tunes.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -39,7 +39,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.trainer.outer.simulation import run_schedule
 from tests.trainer.published import write_dataset
 from trainer.outer import (
-    AsyncReplica,
     MemoryStore,
     OuterReplica,
     OuterSettings,
@@ -50,8 +49,8 @@ from trainer.outer.codecs import CODECS, decode_payload, encode_payload
 from trainer.outer.exchange import RoundReport
 from trainer.outer.executors.base import ReplicaHandle
 from trainer.outer.executors.ledger import JobLedger
-from trainer.outer.inner import make_inner_optimizer
 from trainer.outer.parameters import ParameterVector, state_of_tensors, tensors_of_state
+from trainer.outer.replica import ROUNDS
 
 CONTEXT = 64
 AVERAGE = OuterStep(1.0, 0.0)
@@ -131,7 +130,6 @@ class Regime:
     inner_steps: int = 15
     batch_size: int = 8
     lr: float = 2e-3
-    optimizer: str = "adamw"
     codec: str = "fp32"
     outer: OuterStep = OuterStep(0.8, 0.5)  # noqa: RUF009
     width: int = 64
@@ -168,31 +166,22 @@ def inner_round(model, optimizer, data, regime: Regime, rank: int, round_id: int
 
 def inner_optimizer(model: nn.Module, regime: Regime) -> torch.optim.Optimizer:
     """Return the inner optimizer, with the rates it was made with."""
-    optimizer = make_inner_optimizer(model, regime.optimizer, lr=regime.lr)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=regime.lr, betas=(0.9, 0.99), weight_decay=0.1
+    )
     optimizer.base_lrs = [group["lr"] for group in optimizer.param_groups]  # type: ignore[attr-defined]
     return optimizer
 
 
-def train_parallel(regime: Regime) -> float:
-    """Train on all replicas' tokens with one optimizer; return the held-out loss."""
-    whole = replace(regime, batch_size=regime.batch_size * regime.n_replicas)
-    train, held_out = corpus()
-    model = build(regime)
-    optimizer = inner_optimizer(model, whole)
-    for round_id in range(regime.n_rounds):
-        inner_round(model, optimizer, train, whole, 0, round_id)
-    return evaluate(model, held_out)
-
-
-def train_replicas(regime: Regime) -> tuple[float, list[RoundReport]]:
-    """Train replicas as threads over a store; return the loss, and the reports of all."""
+def train_replicas(regime: Regime) -> list[RoundReport]:
+    """Train replicas as threads over a store, and return the reports of all."""
     store = MemoryStore()
-    train, held_out = corpus()
+    train, _ = corpus()
     settings = OuterSettings(
         codec=regime.codec, outer=regime.outer, n_rounds=regime.n_rounds,
         quorum=regime.n_replicas, snapshot_every=10**6,
     )  # fmt: skip
-    done: dict[int, tuple[np.ndarray, list[RoundReport]]] = {}
+    reports: list[RoundReport] = []
 
     def one(rank: int, model: nn.Module) -> None:
         view = ParameterVector(model)
@@ -201,12 +190,10 @@ def train_replicas(regime: Regime) -> tuple[float, list[RoundReport]]:
             store, view.read(), rank=rank, world_size=regime.n_replicas, settings=settings
         )
         replica.join()
-        reports = []
         while not replica.is_finished:
             view.write(replica.theta)
             inner_round(model, optimizer, train, regime, rank, replica.round_id)
             reports.append(replica.exchange(view.read()))
-        done[rank] = (replica.theta, reports)
 
     models = [build(regime) for _ in range(regime.n_replicas)]
     threads = [threading.Thread(target=one, args=pair) for pair in enumerate(models)]
@@ -214,74 +201,15 @@ def train_replicas(regime: Regime) -> tuple[float, list[RoundReport]]:
         thread.start()
     for thread in threads:
         thread.join()
-    if len(done) < regime.n_replicas:
+    if len(reports) < regime.n_replicas * regime.n_rounds:
         raise SystemExit("a replica failed")
-    model = build(regime)
-    ParameterVector(model).write(done[0][0])
-    reports = [report for _, rows in done.values() for report in rows]
-    return evaluate(model, held_out), reports
+    return reports
 
 
 def mean_up(reports: list[RoundReport], n_replicas: int) -> float:
     """Return bytes sent per replica and round, without the first snapshot."""
     rounds = len(reports) / n_replicas
     return sum(r.up_bytes for r in reports) / rounds / n_replicas
-
-
-def bench_scratch() -> None:
-    print("From scratch, 4 replicas, 20 rounds of 15 steps, equal tokens")
-    regime = Regime(lr=4e-3)
-    best = min(train_parallel(replace(regime, lr=lr)) for lr in (2e-3, 4e-3))
-    print(f"  data-parallel AdamW, best of two rates   loss {best:.3f}", flush=True)
-    for name, change in {
-        "outer loop, AdamW, fp32, averaging": {"outer": AVERAGE},
-        "outer loop, Muon,  fp32": {"optimizer": "muon"},
-        "outer loop, Muon,  int4": {"optimizer": "muon", "codec": "int4"},
-        "outer loop, Muon,  ternary": {"optimizer": "muon", "codec": "ternary"},
-    }.items():
-        loss, reports = train_replicas(replace(regime, **change))
-        up = mean_up(reports, regime.n_replicas)
-        row = f"loss {loss:.3f} ({loss / best - 1:+.1%})  {up:9,.0f} B up/round"
-        print(f"  {name:40s} {row}", flush=True)
-
-
-TINY = Regime(
-    width=32, depth=1, n_rounds=400, inner_steps=1, warm_up=60, lr=4e-3, outer=AVERAGE,
-)  # fmt: skip
-
-
-def in_rounds_of(regime: Regime, steps: int) -> Regime:
-    """Return the same run in rounds of so many steps each."""
-    return replace(regime, inner_steps=steps, n_rounds=-(-regime.n_steps // steps))
-
-
-def mean_loss(losses: list[float]) -> tuple[float, float]:
-    """Return the mean over seeds, and its standard error."""
-    return float(np.mean(losses)), float(np.std(losses, ddof=1) / len(losses) ** 0.5)
-
-
-def bench_gap(seeds: tuple[int, ...] = (0, 1, 2)) -> None:
-    print(f"The gap to data-parallel AdamW from scratch: 4 replicas, {TINY.n_steps} steps,")
-    print(f"  31,200 parameters, equal tokens, {len(seeds)} seeds; each with the best rate tried")
-
-    def over_seeds(train, regime: Regime) -> tuple[float, float]:  # noqa: ANN001
-        return mean_loss([train(replace(regime, seed=seed)) for seed in seeds])
-
-    base = 9.0
-    for lr in (6e-3, 1e-2, 1.5e-2, 2e-2):
-        loss, error = over_seeds(train_parallel, replace(TINY, optimizer="adamw", lr=lr))
-        print(
-            f"  data-parallel AdamW, lr {lr:<6g}         loss {loss:.3f} ± {error:.3f}", flush=True
-        )
-        base = min(base, loss)
-    for lr, steps in ((8e-3, 1), (4e-3, 5), (4e-3, 15)):
-        regime = in_rounds_of(replace(TINY, lr=lr), steps)
-        loss, error = over_seeds(lambda run: train_replicas(run)[0], regime)
-        print(
-            f"  outer loop, AdamW, lr {lr:g}, rounds of {steps:2d} steps   loss {loss:.3f} ±"
-            f" {error:.3f} ({loss / base - 1:+.1%}), {regime.n_rounds} rounds",
-            flush=True,
-        )
 
 
 def bench_traffic() -> None:
@@ -292,7 +220,7 @@ def bench_traffic() -> None:
         ups = {}
         for n in (2, 4, 8):
             regime = Regime(n_replicas=n, n_rounds=n, inner_steps=1, codec=codec)
-            _, reports = train_replicas(regime)
+            reports = train_replicas(regime)
             ups[n] = mean_up(reports, n)
             down = sum(r.down_bytes for r in reports) / len(reports)
             print(f"  {codec:8s} {n} replicas: up {ups[n]:9,.0f}  down {down:9,.0f}")
@@ -577,17 +505,17 @@ def bench_schedules(n: int) -> None:
     print("  " + ", ".join(f"{name} {count}" for name, count in faults.most_common()))
 
 
-def goodput(kind: type[OuterReplica], slowness: float, *, round_s: float, seconds: float) -> float:
+def goodput(rounds: str, slowness: float, *, round_s: float, seconds: float) -> float:
     """Return the share of all replicas' rounds that count, one of four being slower.
 
     Inner steps are slept through: what is measured is waiting.
     """
     store, n_counted, until = MemoryStore(), Counter(), time.perf_counter() + seconds
-    settings = OuterSettings(codec="ternary", outer=AVERAGE, quorum=4)
+    settings = OuterSettings(rounds=rounds, codec="ternary", outer=AVERAGE, quorum=4)
     start = ParameterVector(build()).read()
 
     def one(rank: int) -> None:
-        replica = kind(store, start, rank=rank, world_size=4, settings=settings)
+        replica = OuterReplica(store, start, rank=rank, world_size=4, settings=settings)
         replica.join()
         pace = round_s * (slowness if rank == 0 else 1.0)
         while time.perf_counter() + pace < until:
@@ -606,10 +534,7 @@ def goodput(kind: type[OuterReplica], slowness: float, *, round_s: float, second
 def bench_goodput() -> None:
     print("Four replicas, one slower; rounds that count, of all that could be made in 60 s")
     for slowness in (1.0, 2.0, 3.0, 5.0):
-        shares = [
-            goodput(kind, slowness, round_s=1.0, seconds=60.0)
-            for kind in (OuterReplica, AsyncReplica)
-        ]
+        shares = [goodput(rounds, slowness, round_s=1.0, seconds=60.0) for rounds in ROUNDS]
         print(
             f"  slower {slowness:g} times: synchronous {shares[0]:.2f}, asynchronous"
             f" {shares[1]:.2f}",
@@ -619,8 +544,6 @@ def bench_goodput() -> None:
 
 PARTS = {
     "goodput": bench_goodput,
-    "scratch": bench_scratch,
-    "gap": bench_gap,
     "traffic": bench_traffic,
     "speed": bench_speed,
 }

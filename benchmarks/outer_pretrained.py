@@ -41,7 +41,7 @@ from trainer.data.rendering import Renderer
 from trainer.losses.channels import distillation_per_token, replay_per_pair
 from trainer.model.loading import with_adapter
 from trainer.model.tree_layout import PackedTree, pack_pairs
-from trainer.outer import AsyncReplica, MemoryStore, OuterReplica, OuterSettings, outer_preset
+from trainer.outer import MemoryStore, OuterReplica, OuterSettings, outer_preset
 from trainer.outer.codecs import CODECS
 from trainer.outer.exchange import RoundReport
 from trainer.outer.parameters import ParameterVector
@@ -290,9 +290,11 @@ def train_replicas(
 def train_unequal(policy: Policy, shown: list[list[list[int]]], codec: str) -> list[RoundReport]:
     """Train asynchronously as many steps as `train_replicas` does, by a clock of its own."""
     store, start = MemoryStore(), policy.view.read()
-    settings = OuterSettings(codec=codec, outer=outer_preset("average"), snapshot_every=10**6)
+    settings = OuterSettings(
+        rounds="asynchronous", codec=codec, outer=outer_preset("average"), snapshot_every=10**6
+    )
     replicas = [
-        AsyncReplica(store, start, rank=rank, world_size=N_REPLICAS, settings=settings)
+        OuterReplica(store, start, rank=rank, world_size=N_REPLICAS, settings=settings)
         for rank in range(N_REPLICAS)
     ]
     for replica in replicas:

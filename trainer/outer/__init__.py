@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainer.outer.all_reduce import ObjectStoreAllReduce
-    from trainer.outer.asynchronous import AsyncReplica
     from trainer.outer.executors.base import (
         ReplicaHandle,
         ReplicaResult,
@@ -22,13 +21,10 @@ if TYPE_CHECKING:
     from trainer.outer.executors.hf_jobs import HFJobsExecutor
     from trainer.outer.executors.local import LocalProcessExecutor
     from trainer.outer.executors.modal import ModalExecutor
-    from trainer.outer.fragments import FragmentedReplica
-    from trainer.outer.inner import make_inner_optimizer
-    from trainer.outer.object_store import FileStore, MemoryStore, ObjectStore
+    from trainer.outer.object_store import FileStore, MemoryStore, ObjectStore, open_store
     from trainer.outer.outer_step import OUTER_PRESETS, OuterStep, outer_preset
     from trainer.outer.parameters import ParameterVector
     from trainer.outer.replica import OuterReplica, OuterSettings
-    from trainer.outer.stores import open_store
     from trainer.outer.torchft_loop import (
         MockManager,
         ObjectStoreManager,
@@ -38,9 +34,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "OUTER_PRESETS": "trainer.outer.outer_step",
-    "AsyncReplica": "trainer.outer.asynchronous",
     "FileStore": "trainer.outer.object_store",
-    "FragmentedReplica": "trainer.outer.fragments",
     "HFJobsExecutor": "trainer.outer.executors.hf_jobs",
     "LocalProcessExecutor": "trainer.outer.executors.local",
     "MemoryStore": "trainer.outer.object_store",
@@ -59,9 +53,8 @@ _HOMES = {
     "ReplicaStatus": "trainer.outer.executors.base",
     "ServerlessExecutor": "trainer.outer.executors.base",
     "make_diloco_outer_loop": "trainer.outer.torchft_loop",
-    "make_inner_optimizer": "trainer.outer.inner",
     "make_torchft_manager": "trainer.outer.torchft_loop",
-    "open_store": "trainer.outer.stores",
+    "open_store": "trainer.outer.object_store",
     "outer_preset": "trainer.outer.outer_step",
     "supervise": "trainer.outer.executors.base",
 }

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
-import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -20,30 +20,22 @@ from transformers.trainer_callback import ExportableState
 
 from trainer.data.dataset import PreferenceData
 from trainer.errors import TrainerConfigError
-from trainer.outer.asynchronous import AsyncReplica
 from trainer.outer.environment import ReplicaPlace, replica_place
-from trainer.outer.exchange import RoundReport
+from trainer.outer.exchange import RoundReport, Vector
 from trainer.outer.export import publish_template
-from trainer.outer.fragments import FragmentedReplica
-from trainer.outer.group import AnyReplica, ReplicaGroup
-from trainer.outer.inner import make_inner_optimizer
-from trainer.outer.object_store import ObjectStore
+from trainer.outer.object_store import ObjectStore, open_store
 from trainer.outer.outer_step import outer_preset
 from trainer.outer.parameters import ParameterVector
-from trainer.outer.replica import OuterReplica, OuterSettings
-from trainer.outer.stores import open_store
+from trainer.outer.replica import ROUNDS, OuterReplica, OuterSettings
 from trainer.outer.torchft_loop import make_diloco_outer_loop, make_torchft_manager
 
 logger = logging.getLogger(__name__)
 
 Row = TypeVar("Row")
+Result = TypeVar("Result")
 
 OWN_MARK = "outer-round"
 """File in a checkpoint that exists only for the outer loop."""
-ROUNDS: dict[str, type[OuterReplica]] = {
-    "synchronous": OuterReplica,
-    "asynchronous": AsyncReplica,
-}
 ONE_MACHINE = frozenset({"", "file", "local", "memory"})
 """Schemes of stores that are presumably on one machine."""
 OUTER_KINDS = ("none", "torchft", "object_store")
@@ -61,12 +53,8 @@ class OuterOptions:
     """`synchronous` gives all replicas equal bits, at the pace of the quorum. In `asynchronous`, no
     replica waits. `auto` is asynchronous over a store that joins machines, and synchronous in a
     folder."""
-    fragments: int = 1
-    """Number of parts of the parameters. From 2 on, parts are exchanged in turn while training goes on."""
-    inner: str = ""
-    """Inner optimizer: `muon` for training from scratch, or `adamw`. By default, the trainer's own."""
     codec: str = "ternary"
-    """Wire format: fp32, bf16, int8, int4 or ternary."""
+    """Wire format: fp32, int4 or ternary."""
     optimizer: str = "average"
     """Outer optimizer: `average` for fine-tuning, `nesterov` for training from scratch, or `diloco`."""
     quorum: int | None = None
@@ -81,11 +69,6 @@ class OuterOptions:
     """Store for each replica's own state, for exact restarts. By default, none is kept."""
     lighthouse: str = ""
     """Address of `torchft_lighthouse` (`torchft`)."""
-
-    @property
-    def exchange_every(self) -> int:
-        """Return the optimizer steps between exchanges, of everything or of one fragment at a time."""
-        return self.sync_every // self.fragments
 
 
 def outer_callbacks(
@@ -113,11 +96,6 @@ def outer_callbacks(
     where = place or replica_place() or ReplicaPlace()
     if options.sync_every < 1:
         raise TrainerConfigError(f"outer_options.sync_every={options.sync_every}: at least 1")
-    if options.fragments < 1 or options.sync_every % options.fragments:
-        raise TrainerConfigError(
-            f"outer_options.fragments={options.fragments} must divide sync_every="
-            f"{options.sync_every}, because each fragment is sent once per round"
-        )
     if options.rounds not in {*ROUNDS, "auto"}:
         raise TrainerConfigError(
             f"outer_options.rounds={options.rounds!r} is not one of auto, {', '.join(ROUNDS)}"
@@ -145,24 +123,6 @@ def rounds_of(options: OuterOptions) -> str:
         chosen, options.uri, options.optimizer,
     )  # fmt: skip
     return chosen
-
-
-def inner_optimizers(
-    kind: str, options: OuterOptions, model: nn.Module, args: TrainingArguments
-) -> tuple[torch.optim.Optimizer | None, None]:
-    """Return the inner optimizer of a replica, in the form for a `Trainer`.
-
-    Without an outer loop, or without a named optimizer, the trainer makes its own.
-
-    Raises:
-        TrainerConfigError: The optimizer is unknown.
-    """
-    if kind == "none" or not options.inner:
-        return None, None
-    optimizer = make_inner_optimizer(
-        model, options.inner, lr=args.learning_rate, weight_decay=args.weight_decay
-    )
-    return optimizer, None
 
 
 def shard(rows: Sequence[Row], place: ReplicaPlace | None = None) -> Sequence[Row]:
@@ -201,10 +161,14 @@ def sharded(data: PreferenceData, place: ReplicaPlace | None = None) -> Preferen
 class ObjectStoreLoop(TrainerCallback):
     """The callback that exchanges the trainable parameters over an object store at regular steps.
 
-    The run has ⌈max_steps / sync_every⌉ rounds. With P fragments, one fragment is exchanged after
-    each P-th of a round. A replica's private state (step, schedule, optimizer, samplers, random
-    states, the moving average, TAID) is the trainer's checkpoint at the end of a round. With a
-    `state_uri`, it is stored with the contribution, and `train_replica` continues from it.
+    The run has ⌈max_steps / sync_every⌉ rounds. A replica's private state (step, schedule,
+    optimizer, samplers, random states, the moving average, TAID) is the trainer's checkpoint at the
+    end of a round. With a `state_uri`, it is stored with the contribution, and `train_replica`
+    continues from it.
+
+    The processes of a replica (DDP or FSDP2 under accelerate) hold the same parameters, or shards
+    of them. All read them together, rank 0 exchanges over the store, and the result goes to all. So
+    all call every method in the same order.
     """
 
     def __init__(
@@ -214,37 +178,55 @@ class ObjectStoreLoop(TrainerCallback):
         self.place = place
         self.store = store
         self.reports: list[RoundReport] = []
-        self.replica: ReplicaGroup | None = None
+        self._replica: OuterReplica | None = None
+        """The replica, on rank 0 alone."""
         self._view: ParameterVector | None = None
+        self._theta: Vector = np.zeros(0, np.float32)
+        self._n_trained = 0
+        self.is_finished = False
         self._n_steps = 0
         self._n_missed_steps = 0
         self._is_due = False
 
-    def join(self, trainer: Trainer) -> tuple[ReplicaGroup, Path | None]:
+    def join(self, trainer: Trainer) -> Path | None:
         """Join the run and load its state, before the trainer begins.
 
         Returns:
-            The replica, and the checkpoint from which the trainer must continue, or None at step 0.
+            The checkpoint from which the trainer must continue, or None at step 0.
 
         Raises:
-            TrainerConfigError: The run was started with other settings.
+            TrainerConfigError: The run was started with other settings, or the processes of this
+                replica can't do what the options ask for.
         """
         args, options = trainer.args, self.options
-        _check_group(trainer, options)
+        if args.world_size > 1 and args.ddp_timeout <= options.timeout_s:
+            raise TrainerConfigError(
+                f"ddp_timeout={args.ddp_timeout} is not above outer_options.timeout_s="
+                f"{options.timeout_s:g}: its process group would time out while rank 0 waits for a round"
+            )
+        if trainer.is_fsdp_enabled and options.state_uri:
+            raise TrainerConfigError(
+                "sharded replicas can't use outer_options.state_uri: remove it"
+            )
         n_steps = args.max_steps
         if n_steps <= 0:
             n_steps = trainer.set_initial_training_values(args, trainer.get_train_dataloader())[-1]
-        view = self._view = ParameterVector(_model_of(trainer))
-        replica = self.replica = ReplicaGroup(
-            lambda: _kind_of(options)(
+        if not isinstance(trainer.model, nn.Module):
+            raise TrainerConfigError("the trainer has no model to exchange")
+        view = self._view = ParameterVector(trainer.model)
+        start = view.read()
+
+        def joined() -> tuple[None, OuterReplica]:
+            replica = OuterReplica(
                 self.store or open_store(options.uri),
-                view.read(),
+                start,
                 rank=self.place.rank,
                 world_size=self.place.world_size,
                 settings=OuterSettings(
+                    rounds=options.rounds,
                     codec=options.codec,
                     outer=outer_preset(options.optimizer),
-                    n_rounds=-(-n_steps // options.exchange_every),
+                    n_rounds=-(-n_steps // options.sync_every),
                     signature=view.signature,
                     quorum=options.quorum,
                     timeout_s=options.timeout_s,
@@ -253,34 +235,49 @@ class ObjectStoreLoop(TrainerCallback):
                 ),
                 state=open_store(options.state_uri) if options.state_uri else None,
             )
-        )
-        replica.on_first(lambda own: publish_template(own.store, trainer))
-        view.write(replica.theta)
-        if replica.n_trained == 0:
-            return replica, None
+            replica.join()
+            publish_template(replica.store, trainer)
+            return None, replica
+
+        self._in_step(joined)
+        view.write(self._theta)
+        if self._n_trained == 0:
+            return None
         if trainer.is_fsdp_enabled:
             raise TrainerConfigError(
                 f"replica {self.place.rank} is sharded and missed rounds: sharded replicas keep no state to continue from. Start the run again, or run without sharding"
             )
-        step = min(replica.n_trained * options.exchange_every, n_steps)
-        folder, self._n_missed_steps = replica.on_first(
-            lambda own: self._checkpoint(own, trainer, step, n_steps)
-        )
-        return replica, folder
+        step = min(self._n_trained * options.sync_every, n_steps)
+        folder, self._n_missed_steps = from_first(lambda: self._checkpoint(trainer, step, n_steps))
+        return folder
 
-    def _checkpoint(
-        self, replica: AnyReplica, trainer: Trainer, step: int, n_steps: int
-    ) -> tuple[Path, int]:
+    def _in_step(self, work: Callable[[], tuple[Result, OuterReplica]]) -> Result:
+        """Let rank 0 work with the replica, and bring all ranks to where it is then."""
+
+        def seen() -> tuple[Result, Vector, int, bool]:
+            result, self._replica = work()
+            return (
+                result,
+                self._replica.theta,
+                self._replica.n_trained,
+                self._replica.is_finished,
+            )
+
+        result, self._theta, self._n_trained, self.is_finished = from_first(seen)
+        return result
+
+    def _checkpoint(self, trainer: Trainer, step: int, n_steps: int) -> tuple[Path, int]:
         """Write the checkpoint at which the run is now; return its folder, and the steps missed.
 
         It is the replica's own, as far as it has one. Where rounds went by without this replica,
         the step is that of the run all the same: everybody's schedule and data end together.
         """
+        assert self._replica is not None
         self._discard_checkpoints(trainer.args)
         folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{step}"
         trainer.save_model(str(folder), _internal_call=True)
         (folder / "training_args.bin").unlink(missing_ok=True)
-        for name, content in replica.inner_state.items():
+        for name, content in self._replica.inner_state.items():
             (folder / name).write_bytes(content.tobytes())
         path = folder / TRAINER_STATE_NAME
         if path.exists():
@@ -305,7 +302,7 @@ class ObjectStoreLoop(TrainerCallback):
         Raises:
             TrainerConfigError: The replica has not joined the run.
         """
-        if self.replica is None:
+        if self._view is None:
             raise TrainerConfigError(
                 "to train with an outer loop, call train_replica(trainer, ...)"
             )
@@ -324,7 +321,7 @@ class ObjectStoreLoop(TrainerCallback):
         self._n_steps += 1
         self._take_up()
         is_last = state.global_step >= state.max_steps
-        self._is_due = self._n_steps >= self.options.exchange_every or is_last
+        self._is_due = self._n_steps >= self.options.sync_every or is_last
         if self._is_due and self.options.state_uri:
             # The checkpoint must be whole before anybody counts on this replica's contribution:
             # the exchange comes in `on_save`.
@@ -368,26 +365,32 @@ class ObjectStoreLoop(TrainerCallback):
 
     def _take_up(self) -> None:
         """Move to what others have committed meanwhile, where nobody waits for the round's end."""
-        replica, view = self.replica, self._view
-        if replica is None or view is None or _kind_of(self.options) is not AsyncReplica:
+        if self._view is None or self.options.rounds == "synchronous":
             return
-        moved = replica.on_first(
-            lambda own: own.take_up() if isinstance(own, AsyncReplica) else None
-        )
+        moved = from_first(lambda: self._replica.take_up() if self._replica else None)
         if moved is not None:
-            view.write(view.read() + moved)
+            self._view.write(self._view.read() + moved)
 
     def _exchange(self, control: TrainerControl, kept: Callable[[], dict[str, NDArray]]) -> None:
-        replica, view = self.replica, self._view
+        view, weight = self._view, self._n_steps
         self._is_due = False
-        if replica is None or view is None or replica.is_finished:
+        if view is None or self.is_finished:
             return
-        report = replica.exchange(view.read(), weight=self._n_steps, inner_state=kept)
+        local = view.read()
+
+        def exchanged() -> tuple[RoundReport, OuterReplica]:
+            assert self._replica is not None
+            return self._replica.exchange(local, weight=weight, inner_state=kept()), self._replica
+
+        if is_group():
+            # What `kept` reads must be whole on all ranks.
+            dist.barrier()
+        report = self._in_step(exchanged)
         self.reports.append(report)
         self._n_steps = 0
         logger.info("outer round %d: %s", report.round_id, report)
-        view.write(replica.theta)
-        if replica.is_finished:
+        view.write(self._theta)
+        if self.is_finished:
             control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, **context: Any) -> None:
@@ -420,8 +423,8 @@ def train_replica(
     if loop is None:
         trainer.train(resume_from_checkpoint=resume_from)
         return
-    replica, folder = loop.join(trainer)
-    if not replica.is_finished or folder is None:
+    folder = loop.join(trainer)
+    if not loop.is_finished or folder is None:
         trainer.train(resume_from_checkpoint=str(folder) if folder else resume_from)
         return
     # All is done but for what comes after training: take up the last state, make no step.
@@ -495,29 +498,24 @@ class TorchftLoop(TrainerCallback):
             self._loop = self.manager = None
 
 
-def _kind_of(options: OuterOptions) -> Callable[..., AnyReplica]:
-    """Return what makes the replica, of one piece or in fragments."""
-    kind = ROUNDS[options.rounds]
-    return kind if options.fragments == 1 else partial(FragmentedReplica, kind, options.fragments)
+def is_group() -> bool:
+    """Return whether this process is one of several of a replica."""
+    return dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _model_of(trainer: Trainer) -> nn.Module:
-    if not isinstance(trainer.model, nn.Module):
-        raise TrainerConfigError("the trainer has no model to exchange")
-    return trainer.model
-
-
-def _check_group(trainer: Trainer, options: OuterOptions) -> None:
-    """Refuse what the ranks of a replica cannot do together.
-
-    Raises:
-        TrainerConfigError: what it is, and what to do.
-    """
-    args = trainer.args
-    if args.world_size > 1 and args.ddp_timeout <= options.timeout_s:
-        raise TrainerConfigError(
-            f"ddp_timeout={args.ddp_timeout} is not above outer_options.timeout_s="
-            f"{options.timeout_s:g}: its process group would time out while rank 0 waits for a round"
-        )
-    if trainer.is_fsdp_enabled and options.state_uri:
-        raise TrainerConfigError("sharded replicas can't use outer_options.state_uri: remove it")
+def from_first(work: Callable[[], Result]) -> Result:
+    """Let rank 0 work, and return its result or raise its error on all ranks of a replica."""
+    if not is_group():
+        return work()
+    told: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            told[0] = work()
+        except Exception as error:
+            told[1] = error
+            dist.broadcast_object_list(told, src=0)
+            raise
+    dist.broadcast_object_list(told, src=0)
+    if told[1] is not None:
+        raise told[1]
+    return told[0]

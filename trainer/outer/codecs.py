@@ -1,4 +1,6 @@
-"""Wire formats of pseudo-gradients: safetensors with 32 bits down to less than one bit per value.
+"""Bytes for transfer and storage: named arrays, and pseudo-gradients with 32 bits to less than one.
+
+All are safetensors files: arrays and one JSON header. A codec is the wire format of one vector.
 
 The sender keeps the error of a lossy codec and adds it to its next pseudo-gradient (error
 feedback). So the codec delays information instead of dropping it.
@@ -7,22 +9,78 @@ Blocks are runs of consecutive values of the flat vector. Scales are bfloat16, r
 range is that of float32, so even a post-training delta of 1e-9 has a scale.
 """
 
+import hashlib
+import json
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from trainer.errors import OuterLoopError, TrainerConfigError
-from trainer.outer.tensor_file import pack_tensors, unpack_tensors
 
 Vector = NDArray[np.float32]
 Parts = dict[str, NDArray]
 
 CHUNK_ROWS_BYTES = 4 << 20
 """Float32 bytes to process at a time, so that several passes find them in the cache."""
+
+
+def sha256(*parts: bytes | NDArray[Any]) -> str:
+    """Return the hexadecimal SHA-256 of bytes or contiguous arrays."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else part.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def pack_tensors(header: Mapping[str, Any], tensors: Mapping[str, NDArray]) -> bytes:
+    """Return arrays and a JSON header as bytes. Equal inputs give equal bytes."""
+    # One metadata entry only: safetensors writes several in no fixed order.
+    text = json.dumps(header, sort_keys=True)
+    named = {name: np.asarray(value, order="C") for name, value in tensors.items()}
+    return save(named, metadata={"header": text})
+
+
+def unpack_tensors(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray]]:
+    """Return the header and the arrays of `pack_tensors`.
+
+    Raises:
+        OuterLoopError: The bytes aren't such a file.
+    """
+    try:
+        # safetensors gives a file's metadata only to who reads the file from a path.
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["header"])
+        return header, load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise OuterLoopError(f"{len(data)} bytes are damaged: {error}") from error
+
+
+def seal_tensors(header: Mapping[str, Any], tensors: Mapping[str, NDArray]) -> bytes:
+    """Return the bytes of `pack_tensors`, including a hash of header and arrays."""
+    return pack_tensors({**header, "sha256": _seal_of(header, tensors)}, tensors)
+
+
+def unseal_tensors(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray]]:
+    """Return the header and the writable arrays of `seal_tensors`.
+
+    Raises:
+        OuterLoopError: The bytes aren't such a file, or were changed.
+    """
+    header, tensors = unpack_tensors(data)
+    if header.pop("sha256", None) != _seal_of(header, tensors):
+        raise OuterLoopError(f"{len(data)} bytes are damaged: their hash does not match")
+    return header, {name: value.copy() for name, value in tensors.items()}
+
+
+def _seal_of(header: Mapping[str, Any], tensors: Mapping[str, NDArray]) -> str:
+    arrays = [np.asarray(tensors[name], order="C") for name in sorted(tensors)]
+    return sha256(json.dumps(header, sort_keys=True).encode(), *arrays)
 
 
 @dataclass(frozen=True)
@@ -120,40 +178,29 @@ def _unsqueeze(data: NDArray[np.uint8], n_bytes: int) -> NDArray[np.uint8]:
     return np.frombuffer(raw, np.uint8)
 
 
-def _encode_bf16(vector: Vector) -> Parts:
-    bits = torch.from_numpy(np.ascontiguousarray(vector)).to(torch.bfloat16).view(torch.uint16)
-    return {"bits": bits.numpy()}
-
-
-def _decode_bf16(parts: Mapping[str, NDArray], _n: int) -> Vector:
-    return _scale_down(parts["bits"].astype(np.uint16, copy=False))
-
-
-def _blockwise_int(bits: int, block: int) -> Codec:
-    limit = 2 ** (bits - 1) - 1
+def _int4(block: int) -> Codec:
+    """Return whole numbers from −7 to 7 times a block's scale, two to a byte."""
 
     def encode(vector: Vector) -> Parts:
         scales, codes = [], []
         for rows in _rows(vector, block):
-            packed, scale = _scale_up(_absmax(rows) / np.float32(limit))
+            packed, scale = _scale_up(_absmax(rows) / np.float32(7))
             inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 1e-37)
             code = np.rint(rows * inverse[:, None]).astype(np.int8).ravel()
             scales.append(packed)
-            codes.append(code if bits == 8 else (code[::2] & 15) | (code[1::2] << 4))
-        size = -(-vector.size * bits // 8)
+            codes.append((code[::2] & 15) | (code[1::2] << 4))
+        size = -(-vector.size // 2)
         return {"scales": np.concatenate(scales), "codes": np.concatenate(codes)[:size]}
 
     def decode(parts: Mapping[str, NDArray], n: int) -> Vector:
         scale = _scale_down(parts["scales"])
         code = parts["codes"]
-        if bits == 4:
-            code = np.stack([(code << 4) >> 4, code >> 4], axis=1).ravel()
         values = np.zeros((scale.size, block), np.float32)
-        values.ravel()[:n] = code[:n]
+        values.ravel()[:n] = np.stack([(code << 4) >> 4, code >> 4], axis=1).ravel()[:n]
         values *= scale[:, None]
         return values.ravel()[:n]
 
-    return Codec(f"int{bits}", encode, decode)
+    return Codec("int4", encode, decode)
 
 
 TRITS = 5
@@ -204,9 +251,7 @@ CODECS: dict[str, Codec] = {
     codec.name: codec
     for codec in (
         Codec("fp32", lambda v: {"values": v}, lambda parts, _: parts["values"], is_lossy=False),
-        Codec("bf16", _encode_bf16, _decode_bf16),
-        _blockwise_int(bits=8, block=128),
-        _blockwise_int(bits=4, block=128),
+        _int4(block=128),
         _blockwise_ternary(block=2048, threshold=0.47, level=0.9),
     )
 }

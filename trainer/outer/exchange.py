@@ -1,7 +1,7 @@
-"""A replica's part of a round: its checked and counted transfers to and from the store.
+"""A replica's part in the log of rounds: its checked and counted transfers to and from the store.
 
-`RoundDriver` performs the actions of the protocol. `ErrorFeedback` keeps the errors of a codec.
-`Patience` measures the time of rounds, and counts the grace periods that have passed.
+`RoundLog` decides rounds with the others and follows what was decided. `ErrorFeedback` keeps the
+errors of a codec. `Patience` measures the time of rounds, and counts the grace periods.
 """
 
 import logging
@@ -9,7 +9,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -23,31 +22,30 @@ from trainer.errors import (
     OuterTimeoutError,
     TrainerConfigError,
 )
-from trainer.outer.codecs import Codec, codec_named, decode_payload, encode_payload
+from trainer.outer.codecs import (
+    Codec,
+    codec_named,
+    decode_payload,
+    encode_payload,
+    seal_tensors,
+    sha256,
+    unseal_tensors,
+)
 from trainer.outer.object_store import ObjectStore
 from trainer.outer.protocol import (
-    Commit,
+    DELTAS,
     Contribution,
-    ListRound,
-    Look,
     Manifest,
-    Merge,
-    Merged,
-    Protocol,
-    ProtocolAction,
-    PutDelta,
-    PutJoin,
-    ReadManifest,
-    Train,
     adaptive_grace_s,
+    chosen_of,
     copy_key,
     delta_prefix,
     join_key,
     manifest_key,
     merged_key,
-    read_listing,
+    shares_of,
+    turn_of,
 )
-from trainer.outer.tensor_file import seal_tensors, sha256, unseal_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +54,9 @@ Result = TypeVar("Result")
 
 RUN_KEY = "run.safetensors"
 """Key of the settings that all replicas of a run share. It is written once."""
+CLAIMS = "claims/"
+REUPLOAD_GRACES = 4
+"""After this many grace periods without a decision, a contribution is uploaded again, then less and less often."""
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
 DAMAGE_S = 5.0
 """Seconds after which a damaged object won't become complete by itself."""
@@ -261,11 +262,27 @@ def read_whole(store: ObjectStore, key: str, parse: Callable[[bytes], Result]) -
 
 def until_whole(request: Callable[[], Result]) -> Result:
     """Return the result of a request, repeated for up to `DAMAGE_S` while the result is damaged."""
+
+    def is_damage(error: BaseException) -> bool:
+        return isinstance(error, OuterLoopError) and not isinstance(error, ObjectStoreError)
+
+    return repeated(request, is_damage, DAMAGE_S, MAX_POLL_S)
+
+
+def repeated(
+    request: Callable[[], Result],
+    may_pass: Callable[[BaseException], bool],
+    timeout_s: float,
+    longest_wait_s: float,
+) -> Result:
+    """Return the result of a request, repeated for up to `timeout_s` after errors that may pass."""
+    began = time.monotonic()
     attempts = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(OuterLoopError)
-        & tenacity.retry_if_not_exception_type(ObjectStoreError),
-        stop=tenacity.stop_after_delay(DAMAGE_S),
-        wait=tenacity.wait_exponential(FIRST_BACKOFF_S, max=MAX_POLL_S),
+        retry=tenacity.retry_if_exception(may_pass),
+        stop=lambda _: time.monotonic() - began >= timeout_s,
+        wait=tenacity.wait_exponential(FIRST_BACKOFF_S, max=longest_wait_s),
+        sleep=lambda seconds: time.sleep(seconds),
+        before_sleep=tenacity.before_sleep_log(logger, logging.WARNING),
         reraise=True,
     )
     return attempts(request)
@@ -284,132 +301,209 @@ def check_condition(store: ObjectStore, key: str, data: bytes) -> None:
         )
 
 
-def mean_of(
-    given: Sequence[tuple[Contribution, bytes | None]], codec: Codec, n: int
-) -> tuple[Vector, tuple[Contribution, ...]]:
-    """Return the weighted mean of payloads, and the contributions that are missing or damaged.
-
-    Args:
-        given: Contributions with their payloads, in the order of addition.
-        codec: Wire format of the payloads.
-        n: Number of values in each.
-
-    Raises:
-        OuterLoopError: no payload is undamaged.
-    """
-    total = sum(contribution.weight for contribution, _ in given)
-    mean = np.zeros(n, np.float32)
-    damaged = []
-    for contribution, payload in given:
-        try:
-            if payload is None or sha256(payload) != contribution.sha:
-                raise OuterLoopError("missing or torn")
-            values = decode_payload(codec, payload, n)
-        except OuterLoopError as error:
-            logger.warning("rank %d, base %s: %s", contribution.rank, contribution.base, error)
-            damaged.append(contribution)
-        else:
-            mean += values * np.float32(contribution.weight / total)
-    return mean, tuple(damaged)
+def claim(store: ObjectStore, rank: int) -> str:
+    """Return a name for a new process of a rank, which sorts after all earlier ones."""
+    folder = f"{CLAIMS}{rank:04d}/"
+    while True:
+        number = max((int(key.rpartition("/")[2]) for key in store.keys(folder)), default=0) + 1
+        if store.put_if_absent(f"{folder}{number:06d}", b""):
+            return f"{number:06d}-{uuid.uuid4().hex[:8]}"
 
 
-class RoundDriver:
-    """The driver that performs the protocol's actions on a store, for every kind of replica.
+class RoundLog:
+    """One replica's view of the log of rounds, and its part in deciding the next one.
+
+    A subclass says what a decided round does to its state, in `_apply`.
 
     Args:
         store: Where the run lives.
         codec: Wire format of deltas and of their mean.
         patience: Decides how long to wait.
-        rank: This replica's rank.
+        rank: This replica's rank. Ranks needn't be consecutive.
         n: Number of exchanged values.
+        quorum: Fewest contributions that a round may be decided with.
+        max_age: Number of rounds for which a contribution counts after its own.
+        n_full: Number of contributions that make up a whole mean. None takes those that are there.
     """
 
     def __init__(
-        self, store: ObjectStore, codec: str, patience: Patience, *, rank: int, n: int
+        self,
+        store: ObjectStore,
+        codec: str,
+        patience: Patience,
+        *,
+        rank: int,
+        n: int,
+        quorum: int,
+        max_age: int = 0,
+        n_full: int | None = None,
     ) -> None:
         self.store = store
         self.codec = codec_named(codec)
         self.patience = patience
         self.rank = rank
         self.incarnation = f"{0:06d}-{uuid.uuid4().hex[:8]}"
+        self.quorum, self.max_age, self._n_full = quorum, max_age, n_full
+        self.round_id, self.base = 0, ""
+        self.expected: frozenset[int] = frozenset()
         self.feedback = ErrorFeedback(self.codec, np.zeros(n, np.float32))
         self.own: Contribution | None = None
-        self._own_round = 0
+        self.outcome: Manifest | None = None
         self.payload = b""
-        self.has_reduced = False
         self.waited_s = 0.0
-        self._up_bytes = self._down_bytes = 0
-        self._counted_from = (0, 0)
+        self.has_reduced = False
+        self._upload_at = 0
+        self._up_bytes = self._down_bytes = self._n_applied = 0
+        self._reported = (0, 0, 0)
+        self._counted: set[Contribution] = set()
         self._last_merged: tuple[str, bytes] | None = None
-        self._lost: tuple[tuple[Contribution, ...], Vector] | None = None
+        self._lost: tuple[int, tuple[Contribution, ...], Vector] | None = None
 
-    def contribute(self, vector: Vector, *, round_id: int, base: str, weight: int) -> Contribution:
-        """Make this replica's contribution to a round. Nothing is uploaded yet.
+    def contribute(self, vector: Vector, *, weight: int) -> Contribution:
+        """Make this replica's contribution to the present round. Nothing is uploaded yet.
 
         Raises:
             OuterLoopError: A value is not finite.
         """
         self.payload = self.feedback.encode(vector)
-        self._own_round = round_id
-        self._counted_from = (self._up_bytes, self._down_bytes)
+        self._upload_at, self.outcome = 0, None
         self.patience.begin_wait()
-        self.own = Contribution(self.rank, self.incarnation, base, weight, sha256(self.payload))
+        self.own = Contribution(
+            self.rank, self.incarnation, self.round_id, self.base, weight, sha256(self.payload)
+        )
         return self.own
 
-    def drive(self, protocol: Protocol[Result], reply: Any = None) -> Result | Train:
-        """Perform a protocol's actions until the replica must train, or the protocol ends.
+    @property
+    def is_open(self) -> bool:
+        """Return whether this replica's contribution may still become part of a round."""
+        own = self.own
+        if own is None:
+            return False
+        age = self.round_id - own.round_id
+        return 0 <= age <= self.max_age and (age > 0 or own.base == self.base)
 
-        Args:
-            protocol: A new protocol, or one that waits at `Train`.
-            reply: This replica's contribution, if the protocol waits at `Train`.
+    def decide(self) -> Manifest | None:
+        """Take part in rounds until one includes this replica's contribution, or it is too old.
+
+        Returns:
+            The round that includes it, or None. Rounds that were decided until then are applied.
 
         Raises:
             OuterTimeoutError: A round was not decided in time.
             ObjectStoreError: The store failed for as long as the timeout.
         """
-        while True:
-            try:
-                action = protocol.send(reply)
-            except StopIteration as end:
-                return end.value
-            if isinstance(action, Train):
-                return action
-            reply = self.retried(lambda action=action: self.perform(action))
+        began = time.monotonic()
+        while self.is_open:
+            if self.advance() is None and self.is_open:
+                self._take_part()
+        if self.own is not None:
+            logger.warning("rank %d: a delta came too late to count", self.rank)
+            self.feedback.settle(was_included=False)
+            self.own = None
+        self.waited_s = time.monotonic() - began
+        return self.outcome
+
+    def _take_part(self) -> None:
+        """Send the contribution, and decide the present round or wait."""
+        own = self.own
+        assert own is not None
+        if self.patience.graces >= self._upload_at:
+            # The delta comes first, and from the reducer too: should the merged object be damaged
+            # later, or its writer die, anybody can make it again from the deltas that it names.
+            self.retried(lambda: self.put(own.key, self.payload))
+            # Once more after long waits, ever rarer: the first one may have arrived torn.
+            self._upload_at = max(REUPLOAD_GRACES, 2 * self._upload_at)
+        if not self.retried(lambda: self._propose(own)):
+            self.patience.poll(f"rank {self.rank}, round {self.round_id}")
+
+    def advance(self, *, is_thorough: bool = False) -> Manifest | None:
+        """Apply the present round and go to the next one, if it is decided.
+
+        Args:
+            is_thorough: Whether to look for the decision's copy too, in case it was lost.
+        """
+        base = None
+        while base is None:
+            found = self.retried(lambda: self.read_manifest(self.round_id, is_thorough=is_thorough))
+            if found is None:
+                return None
+            base = self.retried(lambda found=found: self._apply(found))
+        self._n_applied += 1
+        self.base, self.expected = base, frozenset(found.expected)
+        self.round_id += 1
+        self.patience.end_round()
+        return found
+
+    def _apply(self, manifest: Manifest) -> str | None:
+        """Apply a decided round; return the hash of the new state, or None after starting elsewhere."""
+        raise NotImplementedError
+
+    def _propose(self, own: Contribution) -> bool:
+        """Try to decide the present round; return whether to look at once for what came of it."""
+        turn = turn_of(self.rank, self.round_id, self.expected)
+        damaged: set[Contribution] = set()
+        while (graces := self.patience.graces) >= turn:
+            found, joining = self._waiting()
+            contributions = chosen_of(
+                found - damaged,
+                own,
+                expected=self.expected,
+                quorum=self.quorum,
+                is_overdue=graces > turn,
+            )
+            if not contributions:
+                # What was damaged a moment ago may be whole at the next look.
+                return False
+            merged = self._merge(contributions)
+            if isinstance(merged, str):
+                ranks = {c.rank for c in contributions} | joining
+                # The manifest comes last: what it names is in the store already. Whether this
+                # write or another replica's won is known only by reading, for an answer can be
+                # lost, and a write that was not seen to arrive may still arrive later.
+                self._commit(
+                    Manifest(
+                        round_id=self.round_id,
+                        base=self.base,
+                        by=self.rank,
+                        incarnation=self.incarnation,
+                        contributions=contributions,
+                        merged=merged,
+                        expected=() if self.max_age else tuple(sorted(ranks)),
+                        n_full=self._n_full or len(contributions),
+                    )
+                )
+                return True
+            damaged |= set(merged)
+        return False
+
+    def _waiting(self) -> tuple[set[Contribution], set[int]]:
+        """Return the contributions that may be part of the present round, and who wants to join."""
+        keys = self.store.keys(DELTAS if self.max_age else delta_prefix(self.round_id))
+        joining = {int(key.rpartition("/")[2][:4]) for key in keys if key.endswith(".join")}
+        oldest = self.round_id - self.max_age
+        found = {c for key in keys if (c := Contribution.from_key(key)) is not None}
+        # Only what started from a state that we know can be averaged with our own delta.
+        sound = {
+            c
+            for c in found - self._counted
+            if oldest <= c.round_id < self.round_id
+            or (c.round_id == self.round_id and c.base == self.base)
+        }
+        return sound, joining
+
+    def ask_to_join(self) -> None:
+        """Ask the others to wait for this replica from the next round on."""
+        key = join_key(self.round_id, self.rank, self.incarnation)
+        self.retried(lambda: self.put(key, b""))
 
     def retried(self, request: Callable[[], Result]) -> Result:
-        """Return the result of a request, repeated as often as needed."""
-        attempts = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(ObjectStoreError),
-            stop=tenacity.stop_after_delay(self.patience.timeout_s),
-            wait=tenacity.wait_exponential(FIRST_BACKOFF_S, max=MAX_BACKOFF_S),
-            before_sleep=tenacity.before_sleep_log(logger, logging.WARNING),
-            reraise=True,
+        """Return the result of a request, repeated while the store fails, up to the timeout."""
+        return repeated(
+            request,
+            lambda error: isinstance(error, ObjectStoreError),
+            self.patience.timeout_s,
+            MAX_BACKOFF_S,
         )
-        return attempts(request)
-
-    def perform(self, action: ProtocolAction) -> Any:
-        """Perform one action of `decide_round`, or a request to join, and return its reply.
-
-        Raises:
-            OuterLoopError: the action is unknown.
-        """
-        match action:
-            case ReadManifest(round_id=round_id):
-                if action.is_poll:
-                    self.patience.poll(f"rank {self.rank}, round {round_id}")
-                manifest = self.read_manifest(round_id, is_thorough=not action.is_poll)
-                return Look(manifest, self.patience.graces)
-            case PutDelta() if self.own is not None:
-                return self.put(self.own.key(action.round_id), self.payload)
-            case ListRound(round_id=round_id):
-                return read_listing(self.store.keys(delta_prefix(round_id)), self.patience.graces)
-            case Merge():
-                return self._merge(action.round_id, action.contributions)
-            case Commit(manifest=manifest):
-                return self._commit(manifest)
-            case PutJoin(round_id=round_id):
-                return self.put(join_key(round_id, self.rank, self.incarnation), b"")
-        raise OuterLoopError(f"rank {self.rank} cannot perform {action}")
 
     def read_whole(self, key: str, parse: Callable[[bytes], Result]) -> Result | None:
         """Return the result of `read_whole`, and count its bytes."""
@@ -468,10 +562,10 @@ class RoundDriver:
         Raises:
             ObjectStoreError: the store fails.
         """
-        key = merged_key(manifest.round_id, manifest.merged.sha)
+        key = merged_key(manifest.round_id, manifest.merged)
 
         def checked(payload: bytes) -> Vector:
-            if sha256(payload) != manifest.merged.sha:
+            if sha256(payload) != manifest.merged:
                 raise OuterLoopError(f"{len(payload)} bytes that do not match the hash")
             return decode_payload(self.codec, payload, n)
 
@@ -487,39 +581,37 @@ class RoundDriver:
         if merged is not None:
             return merged
         # Equal deltas in equal order give equal bytes, so anybody may put them back.
-        mean, damaged = self._mean(manifest.round_id, manifest.contributions, n)
+        mean, damaged = self._mean(manifest.contributions, manifest.shares, n)
         payload = b"" if damaged else encode_payload(self.codec, mean)
-        if sha256(payload) != manifest.merged.sha:
+        if sha256(payload) != manifest.merged:
             return None
         logger.warning("%s is rebuilt from its deltas", key)
         self.put(key, payload)
         return checked(payload)
 
     def settle(self, manifest: Manifest) -> None:
-        """Close a decided round and this replica's error account for it."""
+        """Note what a decided round includes, and close this replica's error account for it."""
         self.has_reduced = (manifest.by, manifest.incarnation) == (self.rank, self.incarnation)
-        # Two rounds have one base if nothing moved in the first: the round has to be the own one too.
-        is_own = manifest.round_id == self._own_round
-        if self.own is not None and is_own and manifest.base == self.own.base:
-            owed = self._owed(manifest, self.own)
-            self.feedback.settle(was_included=manifest.names(self.own), owed=owed)
-            self.own = None
-        self.waited_s = self.patience.end_round()
+        oldest = manifest.round_id - self.max_age
+        included = self._counted | set(manifest.contributions)
+        self._counted = {c for c in included if c.round_id >= oldest}
+        if self.own is not None and manifest.names(self.own):
+            self.feedback.settle(was_included=True, owed=self._owed(manifest, self.own))
+            self.own, self.outcome = None, manifest
 
     def _owed(self, manifest: Manifest, own: Contribution) -> Vector | None:
         """Return what this replica answers for of what a round's merged delta has lost."""
-        if own != manifest.accountable or not self.codec.is_lossy:
+        if own != manifest.contributions[manifest.accountable] or not self.codec.is_lossy:
             return None
-        contributions = manifest.contributions
-        if self._lost is not None and self._lost[0] == contributions:
-            lost = self._lost[1]
+        if self._lost is not None and self._lost[:2] == (manifest.round_id, manifest.contributions):
+            lost = self._lost[2]
         else:
             found = until_whole(lambda: self._lost_again(manifest))
             if found is None:
                 logger.warning("round %d: the error of its mean is unknown", manifest.round_id)
                 return None
             lost = found
-        return lost * np.float32(sum(c.weight for c in contributions) / own.weight)
+        return lost * np.float32(manifest.whole_weight / own.weight)
 
     def _lost_again(self, manifest: Manifest) -> Vector | None:
         """Return what a merged delta has lost; None if the round's deltas have been cleaned away.
@@ -527,30 +619,35 @@ class RoundDriver:
         Raises:
             OuterLoopError: One of them is damaged. Who has sent it sends it again when it joins.
         """
-        n, round_id = self.feedback.residual.size, manifest.round_id
-        mean, damaged = self._mean(round_id, manifest.contributions, n)
+        n = self.feedback.residual.size
+        mean, damaged = self._mean(manifest.contributions, manifest.shares, n)
         merged = self.read_merged(manifest, n=n)
-        if merged is None or not any(self.store.keys(delta_prefix(round_id))):
+        if merged is None or (damaged and not self.store.keys(delta_prefix(damaged[0].round_id))):
             return None
         if damaged:
-            key = damaged[0].key(round_id)
-            raise OuterLoopError(f"{self.store.place}{key} is damaged or gone")
+            raise OuterLoopError(f"{self.store.place}{damaged[0].key} is damaged or gone")
         return mean - merged
 
-    def report(
-        self, manifest: Manifest, own: Contribution, base: str, *, n_missed: int = 0
-    ) -> RoundReport:
-        """Return the results of a round, and its transfers since `contribute`."""
-        return RoundReport(
-            round_id=manifest.round_id,
-            n_contributions=len(manifest.contributions),
-            was_included=manifest.names(own),
-            n_missed=n_missed,
-            wait_s=self.waited_s,
-            up_bytes=self._up_bytes - self._counted_from[0],
-            down_bytes=self._down_bytes - self._counted_from[1],
-            base=base,
+    def report(self, round_id: int) -> RoundReport:
+        """Return the results of an exchange, and its transfers since the last one."""
+        before, self._reported = self._reported, self._progress()
+        up_bytes, down_bytes, n_applied = (
+            now - then for now, then in zip(self._reported, before, strict=True)
         )
+        return RoundReport(
+            round_id=round_id,
+            n_contributions=len(self.outcome.contributions) if self.outcome else 0,
+            was_included=self.outcome is not None,
+            n_missed=n_applied - (self.outcome is not None),
+            wait_s=self.waited_s,
+            up_bytes=up_bytes,
+            down_bytes=down_bytes,
+            base=self.base,
+        )
+
+    def _progress(self) -> tuple[int, int, int]:
+        """Return what reports count, from the beginning on."""
+        return self._up_bytes, self._down_bytes, self._n_applied
 
     def get(self, key: str) -> bytes | None:
         """Read an object and count its bytes."""
@@ -563,37 +660,45 @@ class RoundDriver:
         self._up_bytes += len(data)
         self.store.put(key, data)
 
-    def _merge(
-        self, round_id: int, contributions: Sequence[Contribution]
-    ) -> Merged | tuple[Contribution, ...]:
-        mean, damaged = self._mean(round_id, contributions, self.feedback.residual.size)
+    def _merge(self, contributions: Sequence[Contribution]) -> str | list[Contribution]:
+        """Upload the mean of contributions; return its hash, or those that are damaged."""
+        shares = shares_of(contributions, self.round_id, self._n_full or len(contributions))
+        mean, damaged = self._mean(contributions, shares, self.feedback.residual.size)
         if damaged:
             return damaged
         payload = encode_payload(self.codec, mean)
         if self.codec.is_lossy:
-            self._lost = tuple(contributions), mean - decode_payload(self.codec, payload, mean.size)
-        merged = Merged(sha256(payload), len(payload))
-        key = merged_key(round_id, merged.sha)
+            lost = mean - decode_payload(self.codec, payload, mean.size)
+            self._lost = self.round_id, tuple(contributions), lost
+        sha = sha256(payload)
+        key = merged_key(self.round_id, sha)
         self.put(key, payload)
         self._last_merged = (key, payload)
-        return merged
+        return sha
 
     def _mean(
-        self, round_id: int, contributions: Sequence[Contribution], n: int
-    ) -> tuple[Vector, tuple[Contribution, ...]]:
-        """Average contributions; return also those that are missing or not what they are named.
+        self, contributions: Sequence[Contribution], shares: Sequence[float], n: int
+    ) -> tuple[Vector, list[Contribution]]:
+        """Sum contributions by their shares; return also those that are missing or damaged.
 
-        The order of the sum is that of the ranks, so equal sets give equal bits.
+        The order of the sum is that of the contributions, so equal sets give equal bits.
         """
-        with ThreadPoolExecutor(max_workers=8) as pool:
-            payloads = list(pool.map(lambda c: self._payload_of(round_id, c), contributions))
-        given = list(zip(contributions, payloads, strict=True))
-        self._down_bytes += sum(len(data or b"") for each, data in given if each != self.own)
-        return mean_of(given, self.codec, n)
-
-    def _payload_of(self, round_id: int, contribution: Contribution) -> bytes | None:
-        is_own = contribution == self.own
-        return self.payload if is_own else self.store.get(contribution.key(round_id))
+        others = [c for c in contributions if c != self.own]
+        payloads = dict(zip(others, self.store.get_many([c.key for c in others]), strict=True))
+        self._down_bytes += sum(len(data or b"") for data in payloads.values())
+        mean = np.zeros(n, np.float32)
+        damaged = []
+        for contribution, share in zip(contributions, shares, strict=True):
+            payload = self.payload if contribution == self.own else payloads[contribution]
+            is_whole = payload is not None and sha256(payload) == contribution.sha
+            try:
+                values = decode_payload(self.codec, payload if is_whole and payload else b"", n)
+            except OuterLoopError as error:
+                logger.warning("%s: %s", contribution.key, error)
+                damaged.append(contribution)
+            else:
+                mean += values * np.float32(share)
+        return mean, damaged
 
     def _commit(self, manifest: Manifest) -> None:
         data, key = manifest.to_bytes(), manifest_key(manifest.round_id)

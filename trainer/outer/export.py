@@ -11,13 +11,12 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from trainer.errors import OuterLoopError, TrainerConfigError, TrainerError
+from trainer.outer.codecs import seal_tensors, sha256, unseal_tensors
 from trainer.outer.exchange import read_whole
 from trainer.outer.hub_store import upload_model
-from trainer.outer.object_store import ObjectStore
+from trainer.outer.object_store import ObjectStore, open_store
 from trainer.outer.parameters import ParameterVector
 from trainer.outer.replica import newest_state
-from trainer.outer.stores import open_store
-from trainer.outer.tensor_file import seal_tensors, sha256, unseal_tensors
 
 TEMPLATE = "model/"
 """Folder of the model's other files in the store: configuration, tokenizer, and untrained weights."""

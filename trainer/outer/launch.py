@@ -39,7 +39,7 @@ from trainer.outer.executors.ledger import JobLedger, LedgerRow
 from trainer.outer.executors.local import LocalProcessExecutor
 from trainer.outer.executors.modal import DEFAULT_CPU, DEFAULT_MEMORY_MIB, ModalExecutor
 from trainer.outer.lease import Lease
-from trainer.outer.stores import open_store
+from trainer.outer.object_store import open_store
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ stays.
 import json
 import os
 import socket
-import uuid
 from typing import Any
 
 from trainer.errors import LeaseHeldError, OuterLoopError
@@ -102,12 +101,3 @@ class Lease:
             raise OuterLoopError(
                 f"{self._store.place}{key} is damaged: make sure that no replica runs and delete it"
             ) from error
-
-
-def claim(store: ObjectStore, rank: int) -> str:
-    """Return a name for a new process of a rank, which sorts after all earlier ones."""
-    folder = f"{CLAIMS}{rank:04d}/"
-    while True:
-        number = max((int(key.rpartition("/")[2]) for key in store.keys(folder)), default=0) + 1
-        if store.put_if_absent(f"{folder}{number:06d}", b""):
-            return f"{number:06d}-{uuid.uuid4().hex[:8]}"

@@ -9,9 +9,11 @@ import os
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import fsspec
 
@@ -44,6 +46,11 @@ class ObjectStore(ABC):
     def get(self, key: str) -> bytes | None:
         """Return an object's bytes, or None if the key doesn't exist."""
         return self._asked("read", key, lambda: self._get(key))
+
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Return the bytes of several objects, read at the same time."""
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            return list(pool.map(self.get, keys))
 
     def keys(self, prefix: str) -> list[str]:
         """Return the sorted keys under a prefix, which is empty or ends with a slash."""
@@ -207,30 +214,33 @@ class FsspecStore(ObjectStore):
                 self._files.rm_file(self._root + key)
 
 
-class SubStore(ObjectStore):
-    """A folder of another store, used as a separate store.
+_memory: dict[str, MemoryStore] = {}
+
+
+def open_store(uri: str, *, options: Mapping[str, Any] | None = None) -> ObjectStore:
+    """Open the store that a URI names.
 
     Args:
-        store: The whole store.
-        folder: Prefix of its keys, ending with a slash.
+        uri: `file:///path` or a plain path, `memory://name` (one process), `s3://bucket/prefix`,
+            `gs://…`, `abfs://…`, `hf://datasets/owner/name/prefix`.
+        options: Options of the fsspec file system, such as `endpoint_url` for S3.
+
+    Raises:
+        TrainerConfigError: The scheme is unknown, its package is missing, or it has no conditional
+            create. Without that, two replicas could commit different decisions.
     """
+    scheme = urlsplit(uri).scheme
+    if scheme in {"", "file", "local"}:
+        return FileStore(uri.removeprefix(f"{scheme}://"))
+    if scheme == "memory":
+        return _memory.setdefault(uri.rstrip("/"), MemoryStore())
+    if scheme == "hf":
+        from trainer.outer.hub_store import HubStore  # noqa: PLC0415 - the Hub's package is optional
 
-    def __init__(self, store: ObjectStore, folder: str) -> None:
-        self._store, self._folder = store, folder
-        self.place = f"{store.place}{folder}"
-
-    def _put(self, key: str, data: bytes) -> None:
-        self._store.put(self._folder + key, data)
-
-    def _create(self, key: str, data: bytes) -> bool:
-        return self._store.put_if_absent(self._folder + key, data)
-
-    def _get(self, key: str) -> bytes | None:
-        return self._store.get(self._folder + key)
-
-    def _keys(self, prefix: str) -> list[str]:
-        found = self._store.keys(self._folder + prefix)
-        return [key.removeprefix(self._folder) for key in found]
-
-    def _delete(self, keys: list[str]) -> None:
-        self._store.delete(self._folder + key for key in keys)
+        return HubStore(uri, options)
+    if scheme in CONDITIONAL_CREATE:
+        return FsspecStore(uri, options)
+    raise TrainerConfigError(
+        f"{uri}: no conditional create is known for {scheme}://; use file://, s3://, gs://, "
+        "abfs:// or hf://datasets/owner/name"
+    )

@@ -71,13 +71,13 @@ def fill_from(vector: NDArray[np.float32], tensors: Iterable[Tensor]) -> None:
         tensor.copy_(part)
 
 
-def trainable_fragment(module: nn.Module) -> nn.Module:
+def trainable_part(module: nn.Module) -> nn.Module:
     """Return a module with exactly the trainable parameters of another one."""
-    fragment = nn.Module()
+    part = nn.Module()
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            fragment.register_parameter(name.replace(".", "_"), parameter)
-    return fragment
+            part.register_parameter(name.replace(".", "_"), parameter)
+    return part
 
 
 def tensors_of_state(state: Any) -> dict[str, NDArray]:

@@ -6,7 +6,7 @@ import sys
 import uuid
 
 from trainer.errors import ObjectStoreError, TrainerError
-from trainer.outer.stores import open_store
+from trainer.outer.object_store import open_store
 
 
 def probe(uri: str) -> None:

@@ -14,7 +14,7 @@ where it was.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,55 +23,58 @@ from numpy.typing import NDArray
 
 from trainer.errors import ObjectStoreError, OuterLoopError, TrainerConfigError
 from trainer.outer import exchange
-from trainer.outer.exchange import Patience, RoundDriver, RoundReport, agree_on_run
-from trainer.outer.lease import claim
-from trainer.outer.object_store import ObjectStore, SubStore
+from trainer.outer.codecs import seal_tensors, sha256, unseal_tensors
+from trainer.outer.exchange import (
+    MIN_POLL_S,
+    Patience,
+    RoundLog,
+    RoundReport,
+    Vector,
+    agree_on_run,
+    claim,
+)
+from trainer.outer.object_store import ObjectStore
 from trainer.outer.outer_step import OuterStep
 from trainer.outer.protocol import (
-    Apply,
+    DELTAS,
+    MAX_AGE,
+    MERGED,
+    SNAPSHOTS,
     Contribution,
-    LoadSnapshot,
     Manifest,
-    ProtocolAction,
-    ReplicaLife,
-    Snapshot,
-    Train,
-    round_prefix,
+    manifest_key,
     snapshot_key,
 )
-from trainer.outer.tensor_file import seal_tensors, sha256, unseal_tensors
 
 logger = logging.getLogger(__name__)
 
-Vector = NDArray[np.float32]
-
-SNAPSHOTS = "snapshots/"
 MARK = ".kept"
 """Suffix of an object that records that private state was stored, so that its loss is noticed."""
-
-
-def fragment_folder(fragment: int) -> str:
-    """Return the folder in the store for the run of one parameter fragment."""
-    return f"fragments/{fragment:03d}/"
+MAX_RESYNCS = 10
+"""After this many snapshots without progress, the log can't be repaired."""
+ROUNDS = ("synchronous", "asynchronous")
 
 
 @dataclass(frozen=True)
 class OuterSettings:
     """The settings that all replicas of a run share, and each one's timeouts.
 
-    The first replica of a run decides the first four. A different value later is an error.
+    The first replica of a run decides the first five. A different value later is an error.
     """
 
+    rounds: str = "synchronous"
+    """`synchronous`: the next round begins with what all (or a quorum) have made of this one.
+    `asynchronous`: nobody waits, and a delta is merged when it arrives."""
     codec: str = "ternary"
-    """Wire format: fp32, bf16, int8, int4 or ternary."""
+    """Wire format: fp32, int4 or ternary."""
     outer: OuterStep = OuterStep()  # noqa: RUF009 - frozen
-    """The outer optimizer."""
+    """The outer optimizer. Asynchronous rounds need one without momentum."""
     n_rounds: int | None = None
     """Number of rounds. With None, the caller decides when to stop."""
     signature: str = ""
     """Hash of the exchanged parameters; see `ParameterVector.signature`."""
     quorum: int | None = None
-    """Fewest contributions per round. None means half of the replicas, rounded up."""
+    """Fewest contributions per synchronous round. None means half of the replicas, rounded up."""
     timeout_s: float = 1800.0
     """Seconds without a decision of the round after which an error is raised."""
     first_grace_s: float = 120.0
@@ -80,7 +83,7 @@ class OuterSettings:
     """Rounds between snapshots of the global state."""
 
 
-class OuterReplica(RoundDriver):
+class OuterReplica(RoundLog):
     """A replica that joins a run, exchanges once per round, and survives the loss of others.
 
     Args:
@@ -91,9 +94,10 @@ class OuterReplica(RoundDriver):
         settings: The common settings of the run.
         state: Store for private state between processes. With None, a restarted replica begins with
             a new inner optimizer.
-    """
 
-    mode = "synchronous"
+    Raises:
+        TrainerConfigError: The rank is out of range, or asynchronous rounds would have momentum.
+    """
 
     def __init__(
         self,
@@ -107,45 +111,49 @@ class OuterReplica(RoundDriver):
     ) -> None:
         if not 0 <= rank < world_size:
             raise TrainerConfigError(f"rank {rank} is not in 0..{world_size - 1}")
-        self.settings = settings or OuterSettings()
-        patience = Patience(self.settings.timeout_s, self.settings.first_grace_s)
-        n = int(np.size(theta))
-        super().__init__(store, self.settings.codec, patience, rank=rank, n=n)
+        self.settings = settings = settings or OuterSettings()
+        self.is_synchronous = settings.rounds == "synchronous"
+        if settings.outer.momentum and not self.is_synchronous:
+            # Liu et al. 2024, arXiv:2401.09135: outer momentum does harm there.
+            raise TrainerConfigError(
+                "asynchronous rounds need an outer optimizer without momentum: choose average"
+            )
+        quorum = settings.quorum or -(-world_size // 2)
+        super().__init__(
+            store,
+            settings.codec,
+            Patience(settings.timeout_s, settings.first_grace_s),
+            rank=rank,
+            n=int(np.size(theta)),
+            quorum=quorum if self.is_synchronous else 1,
+            max_age=0 if self.is_synchronous else MAX_AGE * world_size,
+            n_full=None if self.is_synchronous else world_size,
+        )
         self.world_size = world_size
         self.theta = np.array(theta, dtype=np.float32)
         self.velocity = np.zeros_like(self.theta)
         self.inner_state: dict[str, NDArray] = {}
-        self.is_finished = False
-        self.snapshot_every = self.settings.snapshot_every
+        # Asynchronous manifests come once a replica, not once for all.
+        self.snapshot_every = settings.snapshot_every * (self._n_full or 1)
         self._state = state
         self._private_key = f"private/{rank:04d}.safetensors"
         self._has_marked = False
-        self.claimed = ""
-        quorum = self.settings.quorum or -(-world_size // 2)
-        self._life = ReplicaLife(rank, self.settings.n_rounds, quorum)
-        self._protocol = self._life.live()
-        self._is_training = False
-        self._n_made = 0
-        self._n_applied = 0
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Set up what only one kind of rounds has."""
-
-    @property
-    def round_id(self) -> int:
-        """Return the round in training, or the number of rounds if the run is finished."""
-        return self._life.round_id
+        self._n_made: int | None = None
+        self._n_resyncs, self._stuck_at = 0, -1
 
     @property
     def n_trained(self) -> int:
         """Return the number of rounds whose inner steps this replica may skip."""
-        return self.round_id
+        if self.is_synchronous:
+            return self.round_id
+        # Without its own state, it starts at the average round of the others.
+        return self.round_id // self.world_size if self._n_made is None else self._n_made
 
     @property
-    def base(self) -> str:
-        """Hash of the present global state."""
-        return self._life.base
+    def is_finished(self) -> bool:
+        """Return whether all rounds are made."""
+        n_rounds = self.settings.n_rounds
+        return n_rounds is not None and self.n_trained >= n_rounds
 
     def join(self) -> None:
         """Agree on the run, load the newest state, and catch up with the log of rounds.
@@ -161,18 +169,22 @@ class OuterReplica(RoundDriver):
         """
         self.patience.begin_wait()
         self.retried(self._agree)
-        self.claimed = self.claimed or self.retried(lambda: claim(self.store, self.rank))
-        self.incarnation = self.claimed
+        self.incarnation = self.retried(lambda: claim(self.store, self.rank))
         self.retried(self._load_private)
-        self._catch_up()
-
-    def _catch_up(self) -> None:
-        self._advance(None)
+        if (own := self.own) is not None:
+            # Who answers for what a mean has lost needs all deltas again: ours must be whole.
+            self.retried(lambda: self.put(own.key, self.payload))
+        self.retried(self._start)
+        self._follow()
+        self.decide()
+        self._n_made = self.n_trained
+        self._begin_round()
+        self._reported = self._progress()
 
     def exchange(
         self, local: Vector, *, weight: int = 1, inner_state: Mapping[str, NDArray] | None = None
     ) -> RoundReport:
-        """Finish a round: send θ_initial − θ_local, apply the outer step, and advance.
+        """Finish a round: send θ_initial − θ_local, apply what was decided, and advance.
 
         Args:
             local: The parameters after the inner steps.
@@ -183,69 +195,73 @@ class OuterReplica(RoundDriver):
             OuterLoopError: The parameters are not finite, or a newer process has this rank.
             OuterTimeoutError: The round was not decided in time.
         """
-        n_applied = self._n_applied
-        own = self._made(local, weight, inner_state)
-        self._advance(own)
-        manifest = self._life.decided
-        if manifest is None:
-            raise OuterLoopError(f"round {self._own_round} has no outcome")
-        return self.report(manifest, own, self.base, n_missed=self._n_applied - n_applied - 1)
-
-    def _made(
-        self, local: Vector, weight: int, inner_state: Mapping[str, NDArray] | None
-    ) -> Contribution:
-        """Make the contribution of a round, and keep it before it is sent.
-
-        Raises:
-            OuterLoopError: nothing is to be exchanged, or a value is wrong.
-        """
-        if not self._is_training:
+        if self._n_made is None or self.is_finished:
             raise OuterLoopError("exchange() before join(), or after the last round")
         if weight < 1:
             raise OuterLoopError(f"weight must be at least 1, not {weight}")
-        own = self.contribute(
-            self.theta - local, round_id=self.round_id, base=self.base, weight=weight
-        )
+        index = self.n_trained
+        self.contribute(self.theta - local, weight=weight)
         self._n_made += 1
         self.inner_state = dict(inner_state or {})
         # Once the others count on this delta, a process that takes over must neither train the
         # round again nor forget what the codec kept back.
         self.retried(self._keep_private)
-        return own
+        self.decide()
+        self._begin_round()
+        return self.report(index)
 
-    def _advance(self, own: Contribution | None) -> None:
-        """Go on until the caller's turn comes."""
-        self._is_training = False
-        self._is_training = isinstance(self.drive(self._protocol, own), Train)
-        self.is_finished = not self._is_training
+    def take_up(self) -> Vector | None:
+        """Follow the log in the middle of an asynchronous round.
+
+        So even a slow replica trains from a state that is at most one inner step old. Source: Shen
+        et al. 2019, arXiv:1906.12043 (others' progress + what was trained meanwhile).
+
+        Returns:
+            The change of the state, to be added to the local parameters, or None without a change.
+        """
+        if self.is_synchronous:
+            return None
+        first, before = self.round_id, self.theta.copy()
+        self._follow(is_thorough=False)
+        return None if self.round_id == first else self.theta - before
+
+    def _follow(self, *, is_thorough: bool = True) -> None:
+        """Apply all rounds that are decided."""
+        while self.advance(is_thorough=is_thorough):
+            pass
+
+    def _begin_round(self) -> None:
+        """Let the caller train, after catching up if its contribution was left out."""
+        if self.is_synchronous and not self.is_finished:
+            if self.outcome is None:
+                self._follow()
+            if self.rank not in self.expected and not self.is_finished:
+                self.ask_to_join()
         self.patience.begin_round()
 
-    def perform(self, action: ProtocolAction) -> Any:
-        """Perform one action of a replica's life, and return its reply."""
-        match action:
-            case LoadSnapshot():
-                return self.load_snapshot()
-            case Apply(manifest=manifest):
-                return self._apply(manifest)
-        return super().perform(action)
-
     def _apply(self, manifest: Manifest) -> str | None:
-        """Make the outer step of a decided round; return the new state's hash, None if lost."""
-        merged = self.read_merged(manifest, n=self.theta.size)
+        merged = None
+        if manifest.base == self.base:
+            merged = self.read_merged(manifest, n=self.theta.size)
         if merged is None:
-            logger.warning(
-                "the merged delta of round %d is gone, so this replica joins again",
-                manifest.round_id,
-            )
+            self._start_again()
             return None
-        _check_not_replaced(manifest, self.own, self.rank, self.incarnation)
+        self._check_not_replaced(manifest)
         self.settle(manifest)
         self.settings.outer.apply(self.theta, self.velocity, merged)
-        self._n_applied += 1
         base = self._base()
-        if self.has_reduced:
-            self._maybe_snapshot(manifest.round_id + 1, base, manifest.expected)
+        if self.has_reduced and (manifest.round_id + 1) % self.snapshot_every == 0:
+            self._snapshot(manifest.round_id + 1, base, manifest.expected)
         return base
+
+    def _check_not_replaced(self, manifest: Manifest) -> None:
+        for contribution in manifest.contributions:
+            is_twin = contribution.rank == self.rank and contribution != self.own
+            if is_twin and contribution.incarnation[:6] > self.incarnation[:6]:
+                raise OuterLoopError(
+                    f"rank {self.rank}: a newer process ({contribution.incarnation}) has taken "
+                    f"over from this one ({self.incarnation}); stop this one"
+                )
 
     def _base(self) -> str:
         return sha256(self.theta, self.velocity)[:20]
@@ -254,7 +270,7 @@ class OuterReplica(RoundDriver):
         """Fix the run's settings by creating its description, or check them against it."""
         settings = self.settings
         mine = {
-            "mode": self.mode,
+            "rounds": settings.rounds,
             "codec": settings.codec,
             "outer": asdict(settings.outer),
             "n_rounds": settings.n_rounds,
@@ -265,9 +281,40 @@ class OuterReplica(RoundDriver):
         initial_base = str(run["base"])
         key = snapshot_key(0, initial_base)
         if self._base() == initial_base and key not in self.store.keys(SNAPSHOTS):
-            self._put_snapshot(0, initial_base, range(self.world_size))
+            self._put_snapshot(0, initial_base, tuple(range(self.world_size)))
 
-    def load_snapshot(self, until: int | None = None) -> Snapshot:
+    def _start(self) -> None:
+        """Load a snapshot, and learn from the rounds before it what was merged already."""
+        self.load_snapshot()
+        past = set(range(self.round_id - self.max_age, self.round_id))
+        if self.own is not None:
+            past |= set(range(self.own.round_id, self.own.round_id + self.max_age + 1))
+        for round_id in sorted(past & set(range(self.round_id))):
+            manifest = self.read_manifest(round_id, is_thorough=True)
+            if manifest is not None:
+                self.settle(manifest)
+
+    def _start_again(self) -> None:
+        """Load a snapshot because the present round can't be applied.
+
+        Either we hold a state that the run doesn't know, or the mean is gone, with its deltas: both
+        are mended by a newer snapshot, or by somebody who sends a delta again.
+
+        Raises:
+            OuterLoopError: No snapshot fits the decided round.
+        """
+        self._n_resyncs = 1 if self.round_id > self._stuck_at else self._n_resyncs + 1
+        self._stuck_at = max(self._stuck_at, self.round_id)
+        if self._n_resyncs > MAX_RESYNCS:
+            raise OuterLoopError(
+                f"rank {self.rank}: {manifest_key(self.round_id)} does not continue the state of this replica, or its merged object is missing, and no snapshot fits"
+            )
+        logger.warning("round %d cannot be applied: starting from a snapshot", self.round_id)
+        time.sleep(MIN_POLL_S * self._n_resyncs)
+        self.patience.begin_wait()
+        self._start()
+
+    def load_snapshot(self, until: int | None = None) -> None:
         """Load the newest readable snapshot, or wait for the first one.
 
         Args:
@@ -284,12 +331,12 @@ class OuterReplica(RoundDriver):
                 if (loaded := self._read_snapshot(key)) is not None:
                     header, tensors = loaded
                     self.theta, self.velocity = tensors["theta"], tensors["velocity"]
-                    return Snapshot(
-                        header["round_id"], header["base"], frozenset(header["expected"])
-                    )
+                    self.round_id, self.base = header["round_id"], header["base"]
+                    self.expected = frozenset(header["expected"])
+                    return
             if (first := snapshot_key(0, self._base())) in keys:
                 logger.warning("%s was rewritten", first)
-                self._put_snapshot(0, self._base(), range(self.world_size))
+                self._put_snapshot(0, self._base(), tuple(range(self.world_size)))
             elif time.monotonic() - began > exchange.DAMAGE_S and (
                 keys or self.read_manifest(0, is_thorough=True) is not None
             ):
@@ -307,34 +354,41 @@ class OuterReplica(RoundDriver):
             logger.warning("%s: %s", key, error)
             return None
 
-    def _maybe_snapshot(self, round_id: int, base: str, expected: Sequence[int]) -> None:
-        if round_id % self.snapshot_every:
-            return
+    def _snapshot(self, round_id: int, base: str, expected: tuple[int, ...]) -> None:
         try:
             key = self._put_snapshot(round_id, base, expected)
             # What is about to be deleted can be replaced by this snapshot only if it is whole.
             if self._read_snapshot(key) is not None:
-                collect_garbage(self.store, round_id, snapshot_every=self.snapshot_every)
+                self._collect_garbage(round_id)
         except ObjectStoreError as error:
             # The run does not depend on any single snapshot: the log is still there.
             logger.warning("no snapshot of round %d: %s", round_id, error)
 
-    def _put_snapshot(self, round_id: int, base: str, expected: Sequence[int]) -> str:
-        header = {"round_id": round_id, "base": base, "expected": list(expected)}
+    def _put_snapshot(self, round_id: int, base: str, expected: tuple[int, ...]) -> str:
+        # Nobody is waited for in asynchronous rounds.
+        waited_for = expected if self.is_synchronous else ()
+        header = {"round_id": round_id, "base": base, "expected": list(waited_for)}
         key = snapshot_key(round_id, base)
-        tensors = {"theta": self.theta, "velocity": self.velocity}
-        self.put(key, seal_tensors(header, tensors))
+        self.put(key, seal_tensors(header, {"theta": self.theta, "velocity": self.velocity}))
         return key
+
+    def _collect_garbage(self, round_id: int) -> None:
+        """Delete payloads that no newer snapshot needs. Manifests stay, because they are the log."""
+        snapshots = [key for key in self.store.keys(SNAPSHOTS) if _round_of(key) <= round_id]
+        kept = sorted({_round_of(key) for key in snapshots})[-2:]
+        if len(kept) < 2:
+            return
+        old = [key for key in snapshots if _round_of(key) < kept[0]]
+        for folder in (DELTAS, MERGED):
+            keys = self.store.keys(folder)
+            old += [key for key in keys if int(key.split("/")[1]) < kept[0] - self.max_age]
+        self.store.delete(old)
 
     def _keep_private(self) -> None:
         """Keep what another process of this rank would need to go on."""
         if self._state is None or self.own is None:
             return
-        header = {
-            "round_id": self._own_round,
-            "n_made": self._n_made,
-            "contribution": asdict(self.own),
-        }
+        header = {"n_made": self._n_made, "contribution": asdict(self.own)}
         tensors: dict[str, NDArray] = {
             f"feedback.{name}": value for name, value in self.feedback.tensors().items()
         }
@@ -365,39 +419,7 @@ class OuterReplica(RoundDriver):
         for name, value in tensors.items():
             room, _, rest = name.partition(".")
             (self.inner_state if room == "inner" else vars(self.feedback))[rest] = value
-        self._own_round, self.own = header["round_id"], Contribution(**header["contribution"])
-        self._n_made = header["n_made"]
-        self._resume_own(self.own)
-
-    def _resume_own(self, own: Contribution) -> None:
-        """Take up the contribution that the process before us had made."""
-        manifest = self.read_manifest(self._own_round, is_thorough=True)
-        if manifest is None:
-            self._life.prepared = (self._own_round, own)
-        else:
-            # Decided while we were away; a snapshot may be past it, so settle the account now. Who
-            # answers for what the mean has lost needs all deltas again: ours must be whole.
-            if manifest.names(own):
-                self.put(own.key(self._own_round), self.payload)
-            self.settle(manifest)
-
-
-def collect_garbage(store: ObjectStore, round_id: int, *, snapshot_every: int) -> None:
-    """Delete payloads that no newer snapshot needs. Manifests stay, because they are the log.
-
-    Args:
-        store: Where the run lives.
-        round_id: The round of a snapshot that is known to be undamaged.
-        snapshot_every: Rounds between two snapshots.
-    """
-    snapshots = [key for key in store.keys(SNAPSHOTS) if _round_of(key) <= round_id]
-    kept = sorted({_round_of(key) for key in snapshots})[-2:]
-    old = [key for key in snapshots if _round_of(key) < kept[0]]
-    began = max(0, kept[0] - 2 * snapshot_every)
-    for past in range(began, kept[0]):
-        keys = store.keys(round_prefix(past))
-        old += [key for key in keys if not key.endswith("/manifest.json")]
-    store.delete(old)
+        self.own, self._n_made = Contribution(**header["contribution"]), header["n_made"]
 
 
 def newest_state(
@@ -419,40 +441,19 @@ def newest_state(
     if known is None:
         raise OuterLoopError(f"{store.place or 'the store'} has no run")
     run = known[1]
-    if "fragments" in run:
-        folders = map(fragment_folder, range(run["fragments"]))
-        parts = [newest_state(SubStore(store, folder), round_id) for folder in folders]
-        theta = np.concatenate([theta for _, theta, _ in parts])
-        return min(found for found, _, _ in parts), theta, run
-    settings = OuterSettings(codec=run["codec"], outer=OuterStep(**run["outer"]), timeout_s=60.0)
+    settings = OuterSettings(
+        rounds=run["rounds"], codec=run["codec"], outer=OuterStep(**run["outer"]), timeout_s=60.0
+    )
     watcher = OuterReplica(store, np.zeros(run["n"]), rank=0, world_size=1, settings=settings)
     # Higher than any that is claimed: no replica's process replaces one that only looks on.
     watcher.incarnation = "999999-watcher"
-    at: Snapshot = watcher.retried(lambda: watcher.load_snapshot(until=round_id))
-    found = at.round_id
-    while (
-        found != round_id
-        and (manifest := watcher.read_manifest(found, is_thorough=True)) is not None
-    ):
-        if watcher.perform(Apply(found, manifest)) is None:
-            raise OuterLoopError(f"the mean of round {found} is missing, and no snapshot is newer")
-        found += 1
-    if round_id is not None and found != round_id:
-        raise OuterLoopError(f"the run has made {found} rounds, not {round_id}")
-    return found, watcher.theta, run
+    watcher.retried(lambda: watcher.load_snapshot(until=round_id))
+    while watcher.round_id != round_id and watcher.advance(is_thorough=True):
+        pass
+    if round_id is not None and watcher.round_id != round_id:
+        raise OuterLoopError(f"the run has made {watcher.round_id} rounds, not {round_id}")
+    return watcher.round_id, watcher.theta, run
 
 
 def _round_of(snapshot: str) -> int:
     return int(snapshot.rpartition("/")[2].partition(".")[0])
-
-
-def _check_not_replaced(
-    manifest: Manifest, own: Contribution | None, rank: int, incarnation: str
-) -> None:
-    for contribution in manifest.contributions:
-        is_twin = contribution.rank == rank and contribution != own
-        if is_twin and contribution.incarnation[:6] > incarnation[:6]:
-            raise OuterLoopError(
-                f"rank {rank}: a newer process ({contribution.incarnation}) has taken over from "
-                f"this one ({incarnation}); stop this one"
-            )

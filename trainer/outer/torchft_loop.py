@@ -5,9 +5,8 @@ error, and only trained parameters are exchanged.
 """
 
 import importlib
-import importlib.util
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -18,16 +17,16 @@ from torch.distributed import TCPStore
 
 from trainer.errors import ObjectStoreError, OuterLoopError, TrainerConfigError
 from trainer.outer.all_reduce import ObjectStoreAllReduce
+from trainer.outer.codecs import seal_tensors, sha256, unseal_tensors
 from trainer.outer.exchange import agree_on_run
 from trainer.outer.outer_step import OuterStep
 from trainer.outer.parameters import (
     fill_from,
-    flat_vector,
     state_of_tensors,
     tensors_of_state,
-    trainable_fragment,
+    trainable_part,
 )
-from trainer.outer.tensor_file import seal_tensors, sha256, unseal_tensors
+from trainer.outer.protocol import SNAPSHOTS
 
 logger = logging.getLogger(__name__)
 
@@ -71,26 +70,26 @@ class PendingWork:
         return self
 
 
-class MockManager:
-    """A manager without a network, for tests and for a single replica.
+class ObjectStoreManager:
+    """A torchft manager over an object store, which needs no lighthouse, no ports, and no live donor.
+
+    A round always commits. A late replica gets the mean of the others. A joining replica loads the
+    newest snapshot and replays the rounds since.
 
     Args:
-        reduce: All-reduce of a round's values (flat, float32, on the CPU). By default, the
-            identity.
-        failing_steps: Attempts, counted from 0, at which `should_commit` returns False.
+        all_reduce: The collective.
+        snapshot_every: Rounds between snapshots of the registered state.
     """
 
     _use_async_quorum = False
 
-    def __init__(
-        self, reduce: Callable[[Tensor], Tensor] | None = None, *, failing_steps: Iterable[int] = ()
-    ) -> None:
-        self._reduce = reduce or (lambda values: values)
-        self._failing = frozenset(failing_steps)
+    def __init__(self, all_reduce: ObjectStoreAllReduce, *, snapshot_every: int = 5) -> None:
+        self.all_reduce = all_reduce
+        self._snapshot_every = snapshot_every
+        self._snapshot_due = False
         self._states: dict[str, tuple[LoadState, SaveState]] = {}
         self._queue: list[Tensor] = []
         self._callbacks: list[Callable[[Any], Any]] = []
-        self._attempts = 0
         self._step = 0
 
     def register_state_dict_fn(
@@ -105,9 +104,26 @@ class MockManager:
     def disallow_state_dict_read(self) -> None:
         """Nothing reads the state from another thread."""
 
+    def join(self, replay: Callable[[Tensor], None], n: int) -> None:
+        """Load the newest snapshot and replay the log of rounds.
+
+        Args:
+            replay: Applies the mean of a round.
+            n: Values in a mean.
+        """
+        if not self._load_snapshot():
+            self._check_start()
+        while (mean := self.all_reduce.decided(n)) is not None:
+            replay(torch.from_numpy(mean))
+            self._step += 1
+
     def start_quorum(self, *_args: Any, **_options: Any) -> None:
-        """Begin a round."""
+        """Begin a round. The state is the global one now, so a due snapshot is written."""
         self._queue, self._callbacks = [], []
+        if self._snapshot_due:
+            self._save_snapshot()
+        if self.all_reduce.rank not in self.all_reduce.expected:
+            self.all_reduce.ask_to_join()
 
     def allreduce(
         self,
@@ -120,12 +136,11 @@ class MockManager:
         return PendingWork(self._flush, self._callbacks)
 
     def should_commit(self, *_args: Any, **_options: Any) -> bool:
-        """Close the round. False resets every replica to the round's start."""
+        """Close the round."""
         self._flush()
-        attempt, self._attempts = self._attempts, self._attempts + 1
-        if attempt in self._failing:
-            return False
         self._step += 1
+        is_due = self._step % self._snapshot_every == 0
+        self._snapshot_due = is_due and self.all_reduce.has_reduced
         return True
 
     def current_step(self) -> int:
@@ -134,85 +149,18 @@ class MockManager:
 
     def num_participants(self) -> int:
         """Return the number of replicas in the last round."""
-        return 1
+        return self.all_reduce.n_contributions
 
     def shutdown(self, wait: bool = True) -> None:  # noqa: FBT001, FBT002 - torchft's call
         """Do nothing, because there is no thread and no connection."""
-
-    def join(self, replay: Callable[[int, Tensor], None], sizes: Sequence[int]) -> None:
-        """Do nothing, because there is only this replica's state."""
 
     def _flush(self) -> None:
         queue, self._queue = self._queue, []
         if not queue:
             return
-        mean = self._reduce(torch.from_numpy(flat_vector(queue)))
-        fill_from(mean.numpy(), queue)
+        self.all_reduce(queue)
         for callback in self._callbacks:
             callback(None)
-
-
-class ObjectStoreManager(MockManager):
-    """A torchft manager over an object store, which needs no lighthouse, no ports, and no live donor.
-
-    A round always commits. A late replica gets the mean of the others. A joining replica loads the
-    newest snapshot and replays the rounds since.
-
-    Args:
-        all_reduce: The collective.
-        snapshot_every: Rounds between snapshots of the registered state.
-    """
-
-    def __init__(self, all_reduce: ObjectStoreAllReduce, *, snapshot_every: int = 5) -> None:
-        super().__init__(self._mean)
-        self.all_reduce = all_reduce
-        self._snapshot_every = snapshot_every
-        self._sizes: Sequence[int] = (0,)
-        self._snapshot_due = False
-
-    def join(self, replay: Callable[[int, Tensor], None], sizes: Sequence[int]) -> None:
-        """Load the newest snapshot and replay the log of rounds.
-
-        Args:
-            replay: Applies the mean of a round to the fragment with an index.
-            sizes: Values per fragment.
-        """
-        self._sizes = sizes
-        if not self._load_snapshot():
-            self._check_start()
-        while (mean := self.all_reduce.decided(sizes[self._step % len(sizes)])) is not None:
-            replay(self._step % len(sizes), torch.from_numpy(mean))
-            self._step += 1
-        if self._step and not self.is_expected:
-            self.all_reduce.ask_to_join()
-
-    @property
-    def is_expected(self) -> bool:
-        """Return whether the others wait for this replica."""
-        return self.all_reduce.rank in self.all_reduce.expected
-
-    def start_quorum(self, *_args: Any, **_options: Any) -> None:
-        """Begin a round. The state is the global one now, so a due snapshot is written."""
-        super().start_quorum()
-        if self._snapshot_due:
-            self._save_snapshot()
-        if not self.is_expected:
-            self.all_reduce.ask_to_join()
-
-    def should_commit(self, *_args: Any, **_options: Any) -> bool:
-        """Close the round."""
-        is_committed = super().should_commit()
-        due = self._step % self._snapshot_every == 0
-        self._snapshot_due = is_committed and due and self.all_reduce.has_reduced
-        return is_committed
-
-    def num_participants(self) -> int:
-        """Return the number of replicas in the last round."""
-        return self.all_reduce.last.n_contributions if self.all_reduce.last else 0
-
-    def _mean(self, flat: Tensor) -> Tensor:
-        channel = self._step % len(self._sizes)
-        return torch.from_numpy(self.all_reduce.reduce_vector(flat.numpy(), channel=channel))
 
     def _saved_states(self) -> dict[str, NDArray]:
         return tensors_of_state({key: save() for key, (_, save) in self._states.items()})
@@ -220,7 +168,7 @@ class ObjectStoreManager(MockManager):
     def _save_snapshot(self) -> None:
         header = {"step": self._step, "expected": sorted(self.all_reduce.expected)}
         try:
-            key = f"snapshots/{self._step:06d}.safetensors"
+            key = f"{SNAPSHOTS}{self._step:06d}.safetensors"
             self.all_reduce.store.put(key, seal_tensors(header, self._saved_states()))
             self._snapshot_due = False
         except ObjectStoreError as error:
@@ -241,92 +189,86 @@ class ObjectStoreManager(MockManager):
             )
 
     def _load_snapshot(self) -> bool:
-        keys = self.all_reduce.store.keys("snapshots/")
+        keys = self.all_reduce.store.keys(SNAPSHOTS)
         data = self.all_reduce.store.get(keys[-1]) if keys else None
         if data is None:
             return False
         header, tensors = unseal_tensors(data)
         states = state_of_tensors(tensors)
         if states.keys() != self._states.keys():
-            raise OuterLoopError(f"{keys[-1]} comes from a loop with other fragments")
+            raise OuterLoopError(f"{keys[-1]} comes from another loop")
         for key, state in states.items():
             self._states[key][0](state)
-        self._step = header["step"]
-        self.all_reduce.resume(self._step, header["expected"])
+        self._step = self.all_reduce.round_id = header["step"]
+        self.all_reduce.expected = frozenset(header["expected"])
         return True
 
 
+class MockManager(ObjectStoreManager):
+    """A manager of one replica alone, without a network. The mean is its own value."""
+
+    def __init__(self) -> None:
+        super().__init__(ObjectStoreAllReduce("", 0, 1))
+
+
 def make_diloco_outer_loop(
-    model: nn.Module | Sequence[nn.Module],
+    model: nn.Module,
     inner_optimizer: Any,
     *,
     manager: Any,
     sync_every: int,
     outer: OuterStep | None = None,
-    fragment_sync_delay: int = 0,
-    fragment_update_alpha: float = 0.0,
-    should_quantize: bool = False,
-    bucket_cap_mb: float | None = None,
-    backup_device: torch.device | None = None,
 ) -> Any:
     """Return a `torchft.local_sgd.DiLoCo` to use as a context around the training loop.
 
     After every `sync_every` steps of the inner optimizer, the pseudo-gradient θ_initial − θ_local
-    is averaged and the outer optimizer makes one step. In a sequence of modules, each becomes one
-    streaming fragment, and they are synchronized in turn.
+    is averaged and the outer optimizer makes one step.
 
     Args:
         model: The model to train. Frozen parameters aren't sent.
         inner_optimizer: Optimizer of the local steps. One that accelerate wrapped is unwrapped.
-        manager: `MockManager`, `ObjectStoreManager`, or a `torchft.Manager`.
-        sync_every: Inner steps per round over all fragments.
+        manager: `ObjectStoreManager`, `MockManager`, or a `torchft.Manager`.
+        sync_every: Inner steps per round.
         outer: The outer optimizer.
-        fragment_sync_delay: Inner steps between sending a fragment and waiting for it.
-        fragment_update_alpha: Share of the local values to keep after a round.
-        should_quantize: Whether to use torchft's 8-bit all-reduce, which needs triton.
-        bucket_cap_mb: Size of tensor buckets in MiB. None sends each tensor separately.
-        backup_device: Device for the parameters of the round's start. By default, the CPU.
 
     Raises:
         TrainerConfigError: With a setting, torchft would give wrong results or stop.
     """
     local_sgd = torchft_module("local_sgd")
-    given = [model] if isinstance(model, nn.Module) else list(model)
-    fragments = [trainable_fragment(module) for module in given]
-    _check_fragments(fragments, sync_every, fragment_sync_delay)
-    _check_manager(manager)
-    _check_wire(fragments, bucket_cap_mb, should_quantize=should_quantize)
-    step = outer or OuterStep()
-    # One outer optimizer per fragment: a shared one would also step the others, with the inner
-    # gradients that still lie in their `grad`.
-    outer_optimizers = [
-        torch.optim.SGD(
-            fragment.parameters(), lr=step.lr, momentum=step.momentum, nesterov=step.nesterov
+    trained = trainable_part(model)
+    parameters = list(trained.parameters())
+    if not parameters or sync_every < 1:
+        raise TrainerConfigError(
+            f"{len(parameters)} trainable parameters, sync_every={sync_every}: nothing to exchange"
         )
-        for fragment in fragments
-    ]
+    if low := {p.dtype for p in parameters if p.dtype in (torch.bfloat16, torch.float16)}:
+        raise TrainerConfigError(
+            f"the model has {low} parameters: outer steps would be rounded away; train in float32 "
+            "(with autocast), or use the object_store outer loop"
+        )
+    if manager._use_async_quorum:
+        raise TrainerConfigError("DiLoCo needs a manager with use_async_quorum=False")
+    if getattr(manager, "_init_sync", False):
+        logger.warning(
+            "init_sync=True throws away the first round of all replicas but one; "
+            "start all from the same weights and make the manager with init_sync=False"
+        )
+    step = outer or OuterStep()
     loop = local_sgd.DiLoCo(
         manager,
-        fragments,
+        [trained],
         getattr(inner_optimizer, "optimizer", inner_optimizer),
-        outer_optimizers,
+        torch.optim.SGD(parameters, lr=step.lr, momentum=step.momentum, nesterov=step.nesterov),
         sync_every,
-        backup_device=backup_device,
-        use_bucketization=bucket_cap_mb is not None,
-        bucket_cap_mb=bucket_cap_mb,
-        should_quantize=should_quantize,
-        fragment_sync_delay=fragment_sync_delay,
-        fragment_update_alpha=fragment_update_alpha,
+        use_bucketization=False,
     )
-    if any(f.use_bucketization for f in loop._fragments) and bucket_cap_mb is None:
-        raise TrainerConfigError(
-            "TORCHFT_USE_BUCKETIZATION is set: unset it, or give bucket_cap_mb"
-        )
-    if isinstance(manager, MockManager):
-        sizes = [sum(p.numel() for p in fragment.parameters()) for fragment in fragments]
-        manager.join(lambda index, mean: _replay(loop._fragments[index], mean), sizes)
-        for fragment in loop._fragments:
-            fragment.restore_parameters()
+    (fragment,) = loop._fragments
+    if fragment.use_bucketization:
+        # torchft leaves out the tensors at the end of each bucket, without a word.
+        raise TrainerConfigError("TORCHFT_USE_BUCKETIZATION is set: unset it")
+    if isinstance(manager, ObjectStoreManager):
+        manager.join(lambda mean: _replay(fragment, mean), sum(p.numel() for p in parameters))
+        fragment.restore_parameters()
     return loop
 
 
@@ -389,57 +331,3 @@ def _replay(fragment: Any, mean: Tensor) -> None:
     fragment._outer_optimizer.step()
     fragment._outer_optimizer.zero_grad()
     fragment.save_parameters()
-
-
-def _check_fragments(fragments: Sequence[nn.Module], sync_every: int, delay: int) -> None:
-    seen: set[int] = set()
-    for index, fragment in enumerate(fragments):
-        parameters = list(fragment.parameters())
-        if not parameters:
-            raise TrainerConfigError(f"fragment {index} has no trainable parameter")
-        if low := {p.dtype for p in parameters if p.dtype in (torch.bfloat16, torch.float16)}:
-            raise TrainerConfigError(
-                f"fragment {index} has {low} parameters: outer steps would be rounded away; "
-                "train in float32 (with autocast), or use the object_store outer loop"
-            )
-        if seen & {id(p) for p in parameters}:
-            raise TrainerConfigError(f"fragment {index} shares a parameter with another fragment")
-        seen |= {id(p) for p in parameters}
-    if sync_every < 1 or sync_every % len(fragments):
-        raise TrainerConfigError(
-            f"sync_every={sync_every} is not a multiple of the {len(fragments)} fragments"
-        )
-    if not 0 <= delay < sync_every // len(fragments):
-        raise TrainerConfigError(
-            f"fragment_sync_delay={delay} must be below {sync_every // len(fragments)}"
-        )
-
-
-def _check_manager(manager: Any) -> None:
-    if manager._use_async_quorum:
-        raise TrainerConfigError("DiLoCo needs a manager with use_async_quorum=False")
-    if getattr(manager, "_init_sync", False):
-        logger.warning(
-            "init_sync=True throws away the first round of all replicas but one; "
-            "start all from the same weights and make the manager with init_sync=False"
-        )
-
-
-def _check_wire(
-    fragments: Sequence[nn.Module], bucket_cap_mb: float | None, *, should_quantize: bool
-) -> None:
-    if should_quantize and importlib.util.find_spec("triton") is None:
-        raise TrainerConfigError(
-            "should_quantize needs triton: without it torchft silently sends float32"
-        )
-    if bucket_cap_mb is None:
-        return
-    for index, fragment in enumerate(fragments):
-        size = sum(p.numel() * p.element_size() for p in fragment.parameters())
-        if int(bucket_cap_mb * 2**20) < size:
-            raise TrainerConfigError(
-                f"bucket_cap_mb={bucket_cap_mb} is below the {size / 2**20:.1f} MiB of fragment "
-                f"{index}: torchft would leave out tensors at the end of each bucket"
-            )
-        if len({p.dtype for p in fragment.parameters()}) > 1:
-            raise TrainerConfigError(f"fragment {index} mixes dtypes, which a bucket cannot hold")

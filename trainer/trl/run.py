@@ -39,7 +39,6 @@ from trainer.model.pair_forward import PairForward, choose_pair_forward
 from trainer.model.scoring import chunked_pair_logps, chunked_response_logps
 from trainer.outer.callback import (
     OuterOptions,
-    inner_optimizers,
     outer_callbacks,
     sharded,
     train_replica,
@@ -560,7 +559,6 @@ def build_trainer(
             f"rollouts={config.rollouts} come from the dataset, so nothing would be sampled: "
             "set rollouts=generate"
         )
-    outer_options = section_of(OuterOptions, config.outer_options, "outer_options.")
     with without_upstream_warnings():
         trainer = ComposerReplicationTrainer(
             made.model,
@@ -574,7 +572,6 @@ def build_trainer(
             **options,
             processing_class=made.tokenizer,
             callbacks=callbacks,
-            optimizers=inner_optimizers(config.outer, outer_options, made.model, args),
         )
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -37,7 +37,7 @@ def main(folder, settings):
     model = GPT2LMHeadModel(config)
     model.transformer.wpe.requires_grad_(False)
     options = OuterOptions(
-        uri=values["outer_options.uri"], sync_every=4, codec="int8", quorum=2, state_uri=None
+        uri=values["outer_options.uri"], sync_every=4, codec="int4", quorum=2, state_uri=None
     )
     callbacks = outer_callbacks(values["outer"], options)
     trainer = Trainer(

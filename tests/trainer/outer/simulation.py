@@ -1,62 +1,37 @@
-"""Seeded fault schedules: the protocol against a hostile store and a hostile scheduler.
+"""Seeded fault schedules: real replicas against a hostile store, scheduler and clock.
 
-One schedule is one seed. Replicas run in any interleaving, die and come back, have twins, and
-their store loses requests, loses answers, cuts objects short, and gives old listings and old
-reads. The state is a hash chain, so a schedule takes milliseconds; the decisions are those of
-`trainer.outer.protocol`, the same code that real replicas run.
+One schedule is one seed. Replicas are threads of which one runs at a time: at every request to the
+store and at every sleep, dice decide who goes on. They die and come back, have twins, and their
+store loses requests, loses answers, cuts objects short, and gives old listings and old reads.
 """
 
-import hashlib
 import random
+import threading
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from unittest import mock
 
-from trainer.errors import OuterLoopError
-from trainer.outer.protocol import (
-    Apply,
-    Commit,
-    Contribution,
-    ListRound,
-    LoadSnapshot,
-    Look,
-    Manifest,
-    Merge,
-    Merged,
-    PutDelta,
-    PutJoin,
-    ReadManifest,
-    ReplicaLife,
-    Snapshot,
-    Train,
-    delta_prefix,
-    join_key,
-    manifest_key,
-    merged_key,
-    read_listing,
-    round_prefix,
-    snapshot_key,
-)
+import numpy as np
 
-__all__ = ["Faults", "ScheduleReport", "run_schedule"]
+from trainer.errors import ObjectStoreError, OuterLoopError
+from trainer.outer import MemoryStore, OuterReplica, OuterSettings, OuterStep, exchange, replica
 
-MAX_TICKS = 20_000
-SNAPSHOT_EVERY = 2
+N = 40
+MAX_TURNS = 200_000
 
 
 @dataclass(frozen=True)
 class Faults:
-    """How often what goes wrong, as probabilities per request or per tick.
+    """How often what goes wrong, as probabilities per request or per turn."""
 
-    Uploads of contributions and snapshots can arrive torn, and every read can be cut short.
-    """
-
-    error: float = 0.08
-    lost_answer: float = 0.08
-    truncated: float = 0.05
-    stale_list: float = 0.15
-    stale_read: float = 0.1
-    kill: float = 0.006
-    twin: float = 0.003
+    error: float = 0.06
+    lost_answer: float = 0.06
+    truncated: float = 0.04
+    stale_list: float = 0.12
+    stale_read: float = 0.08
+    kill: float = 0.004
+    twin: float = 0.001
 
 
 @dataclass(frozen=True)
@@ -64,262 +39,238 @@ class ScheduleReport:
     """What one schedule did. `violations` is empty unless the protocol is broken."""
 
     seed: int
-    n_replicas: int
-    n_rounds: int
-    n_ticks: int
+    rounds: str
+    n_turns: int
     faults: Counter[str]
     violations: tuple[str, ...]
 
 
-class LostRequestError(Exception):
-    """The store did not answer; the request may or may not have been carried out."""
+class Killed(BaseException):
+    """The process is gone."""
 
 
-@dataclass
-class HostileStore:
+class Process(threading.Thread):
+    """One replica's process, which runs only in its turns."""
+
+    def __init__(self, world, rank):
+        super().__init__(daemon=True)
+        self.world, self.rank = world, rank
+        self.turn = threading.Semaphore(0)
+        self.wakes_at = 0.0
+        self.is_killed = self.has_ended = False
+        self.base = ""
+
+    def run(self):
+        self.turn.acquire()
+        try:
+            self.base = self.world.live(self.rank)
+        except Killed:
+            pass
+        except OuterLoopError as error:
+            if "a newer process" not in str(error):
+                self.world.violations.append(f"rank {self.rank}: {error}")
+        except Exception as error:  # noqa: BLE001 - a violation as well
+            self.world.violations.append(f"rank {self.rank}: {error!r}")
+        self.has_ended = True
+        self.world.turns.release()
+
+    def pause(self, seconds):
+        """Let others run, for some seconds of the world's time."""
+        self.wakes_at = self.world.now + seconds
+        self.world.turns.release()
+        self.turn.acquire()
+        if self.is_killed:
+            raise Killed
+
+
+class HostileStore(MemoryStore):
     """A dictionary that behaves as badly as a network allows, and counts how."""
 
-    random: random.Random
-    odds: Faults
-    objects: dict[str, bytes] = field(default_factory=dict)
-    created: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def put(self, key: str, data: bytes, *, is_exclusive: bool = False) -> bool:
-        """Write an object; with `is_exclusive` only if there is none."""
-        self._maybe("error", self.odds.error)
-        if is_exclusive and key in self.objects:
-            return False
-        can_tear = not is_exclusive and "/merged/" not in key and key not in self.objects
-        is_torn = can_tear and self._happens("truncated", self.odds.truncated)
-        self.objects[key] = data[: len(data) // 2] if is_torn else data
-        self.created.append(key)
-        self._maybe("lost answer", self.odds.lost_answer)
-        return True
-
-    def get(self, key: str) -> bytes | None:
-        """Read an object, or what seems to be it."""
-        self._maybe("error", self.odds.error)
-        if self._happens("stale read", self.odds.stale_read):
-            return None
-        data = self.objects.get(key)
-        if data and self._happens("truncated", self.odds.truncated):
-            return data[:-1]
-        return data
-
-    def keys(self, prefix: str) -> list[str]:
-        """List keys; sometimes the newest are not there yet."""
-        self._maybe("error", self.odds.error)
-        found = [key for key in self.objects if key.startswith(prefix)]
-        if found and self._happens("stale list", self.odds.stale_list):
-            return found[: self.random.randrange(len(found))]
-        return found
-
-    def _happens(self, name: str, odds: float) -> bool:
-        if self.random.random() >= odds:
-            return False
-        self.counts[name] += 1
-        return True
-
-    def _maybe(self, name: str, odds: float) -> None:
-        if self._happens(name, odds):
-            raise LostRequestError(name)
-
-
-def digest(*parts: str | bytes) -> str:
-    """Return a short hash."""
-    whole = b"|".join(p if isinstance(p, bytes) else p.encode() for p in parts)
-    return hashlib.blake2b(whole, digest_size=8).hexdigest()
-
-
-class SimulatedReplica:
-    """Performs what the protocol asks for on the hostile store, one action per tick."""
-
-    def __init__(self, world: "World", rank: int, attempt: int) -> None:
+    def __init__(self, world):
+        super().__init__()
         self.world = world
-        self.rank = rank
-        self.attempt = attempt
-        self.incarnation = f"{attempt:06d}-{world.random.getrandbits(32):08x}"
-        self.life = ReplicaLife(rank, world.n_rounds, world.quorum, world.prepared.get(rank))
-        self.own = self.life.prepared and self.life.prepared[1]
-        self.payload = world.payloads.get(rank, b"")
-        self.ticks_waited = 0
-        self.is_finished = False
-        self.protocol = self.life.live()
-        self.action = next(self.protocol)
 
-    @property
-    def graces(self) -> int:
-        """How many graces this replica has waited in this round."""
-        return self.ticks_waited // self.world.ticks_per_grace
+    def _happens(self, name):
+        dice, odds = self.world.dice, getattr(self.world.faults, name)
+        self.world.counts[name] += (is_so := dice.random() < odds)
+        return is_so
 
-    def tick(self) -> None:
-        """Perform the present action; a lost request leaves it to be performed again."""
-        self.ticks_waited += 1
-        try:
-            reply = self._perform()
-        except LostRequestError:
-            return
-        try:
-            self.action = self.protocol.send(reply)
-        except StopIteration:
-            self.is_finished = True
+    def _asked(self, verb, key, request):
+        self.world.pause(self.world.dice.random() * 0.1)
+        if self._happens("error"):
+            raise ObjectStoreError(f"{key}: no answer")
+        answer = super()._asked(verb, key, request)
+        if verb in ("write", "create") and self._happens("lost_answer"):
+            raise ObjectStoreError(f"{key}: no answer")
+        return answer
 
-    def _perform(self):
-        store, action = self.world.store, self.action
-        match action:
-            case LoadSnapshot():
-                return self._load_snapshot()
-            case ReadManifest(round_id=round_id):
-                return Look(self._manifest(round_id), self.graces)
-            case PutJoin(round_id=round_id):
-                store.put(join_key(round_id, self.rank, self.incarnation), b"")
-            case Train(round_id=round_id):
-                return self._train(round_id)
-            case PutDelta(round_id=round_id):
-                store.put(self.own.key(round_id), self.payload)
-            case ListRound(round_id=round_id):
-                return read_listing(store.keys(delta_prefix(round_id)), self.graces)
-            case Merge():
-                return self._merge(action)
-            case Commit(manifest=manifest):
-                self._commit(manifest)
-            case Apply(manifest=manifest):
-                return self._apply(manifest)
-        return None
+    def get_many(self, keys):
+        return [self.get(key) for key in keys]
 
-    def _manifest(self, round_id: int) -> Manifest | None:
-        data = self.world.store.get(manifest_key(round_id))
-        if data is None:
-            return None
-        try:
-            return Manifest.from_bytes(data)
-        except OuterLoopError as error:
-            raise LostRequestError("a manifest cut short is read again") from error
-
-    def _load_snapshot(self) -> Snapshot:
-        for key in sorted(self.world.store.keys("snapshots/"), reverse=True):
-            data = self.world.store.get(key)
-            if data and digest(data[:-16]) == data[-16:].decode():
-                round_id, base, expected = data[:-16].decode().split(" ")
-                ranks = frozenset(int(rank) for rank in expected.split(","))
-                return Snapshot(int(round_id), base, ranks)
-        return Snapshot(0, digest("start"), frozenset(range(self.world.n_replicas)))
-
-    def _train(self, round_id: int) -> Contribution:
-        world = self.world
-        noise = f"{world.random.getrandbits(32):08x}"
-        self.payload = f"delta {self.rank} {self.incarnation} {round_id} {noise}".encode()
-        self.own = Contribution(
-            self.rank, self.incarnation, self.life.base, 1, digest(self.payload)
+    def _put(self, key, data):
+        if key.endswith("manifest.json") and self._objects.get(key, data) != data:
+            self.world.violations.append(f"{key} was changed")
+        # What only its sender has held must arrive: who answers for a codec's loss reads it again.
+        kinds = ("snapshots/", "deltas/") if self.world.settings.codec == "fp32" else "snapshots/"
+        can_tear = key not in self._objects and key.startswith(kinds)
+        super()._put(
+            key, data[: len(data) // 2] if can_tear and self._happens("truncated") else data
         )
-        world.prepared[self.rank] = (round_id, self.own)
-        world.payloads[self.rank] = self.payload
-        self.ticks_waited = 0
-        return self.own
 
-    def _merge(self, merge: Merge) -> Merged | tuple[Contribution, ...]:
-        store = self.world.store
-        damaged = []
-        for contribution in merge.contributions:
-            if contribution == self.own:
-                continue
-            payload = store.get(contribution.key(merge.round_id))
-            if payload is None or digest(payload) != contribution.sha:
-                damaged.append(contribution)
-        if damaged:
-            return tuple(damaged)
-        merged = merged_payload(merge.contributions)
-        store.put(merged_key(merge.round_id, digest(merged)), merged)
-        return Merged(digest(merged), len(merged))
+    def _create(self, key, data):
+        is_created = super()._create(key, data)
+        self.world.n_created[key] += is_created
+        return is_created
 
-    def _commit(self, manifest: Manifest) -> None:
-        key = manifest_key(manifest.round_id)
-        try:
-            if self.world.store.put(key, manifest.to_bytes(), is_exclusive=True):
-                self.world.n_created[manifest.round_id] += 1
-        except LostRequestError as lost:
-            created = str(lost) == "lost answer"
-            self.world.n_created[manifest.round_id] += created
+    def _get(self, key):
+        data = None if self._happens("stale_read") else super()._get(key)
+        return data[:-1] if data and self._happens("truncated") else data
 
-    def _apply(self, manifest: Manifest) -> str | None:
-        world = self.world
-        key = merged_key(manifest.round_id, manifest.merged.sha)
-        if key not in world.store.objects:
-            return None
-        payload = world.store.get(key)
-        if payload is None or digest(payload) != manifest.merged.sha:
-            raise LostRequestError("a merged delta cut short is read again")
-        base = digest(manifest.base, payload)
-        world.check_applied(manifest, payload, base)
-        self.ticks_waited = 0
-        next_round = manifest.round_id + 1
-        if manifest.incarnation == self.incarnation and not next_round % SNAPSHOT_EVERY:
-            self._snapshot(next_round, base, manifest.expected)
+    def _keys(self, prefix):
+        found = sorted(super()._keys(prefix))
+        return found[: self.world.dice.randrange(len(found) + 1)] if (
+            found and self._happens("stale_list")
+        ) else found  # fmt: skip
+
+
+class WatchedReplica(OuterReplica):
+    """A replica whose every applied round is held to what everybody else applied."""
+
+    world = None
+
+    def contribute(self, vector, *, weight):
+        own = super().contribute(vector, weight=weight)
+        self.world.deltas[own.sha] = vector.astype(np.float64)
+        return own
+
+    def _apply(self, manifest):
+        before = self.theta.copy()
+        base = super()._apply(manifest)
+        if base is not None:
+            self.world.check(manifest, base, before - self.theta, self.quorum)
         return base
-
-    def _snapshot(self, round_id: int, base: str, expected: tuple[int, ...]) -> None:
-        store = self.world.store
-        body = f"{round_id} {base} {','.join(map(str, expected))}".encode()
-        key, data = snapshot_key(round_id, base), body + digest(body).encode()
-        try:
-            store.put(key, data)
-            if store.get(key) != data:
-                return
-        except LostRequestError:
-            return
-        for key in list(store.objects):
-            old = key.startswith(round_prefix(round_id - 2 * SNAPSHOT_EVERY))
-            if old and not key.endswith("manifest.json"):
-                del store.objects[key]
-
-
-def merged_payload(contributions: tuple[Contribution, ...]) -> bytes:
-    """Return what the merged delta of these contributions must be."""
-    return ("mean of " + " ".join(c.sha for c in contributions)).encode()
 
 
 @dataclass
 class World:
-    """One schedule's replicas and what is known about what they did."""
+    """One schedule's processes, and what is known about what they did."""
 
-    random: random.Random
-    store: HostileStore
+    dice: random.Random
+    faults: Faults
     n_replicas: int
-    n_rounds: int
-    quorum: int
-    ticks_per_grace: int
-    prepared: dict[int, tuple[int, Contribution]] = field(default_factory=dict)
-    payloads: dict[int, bytes] = field(default_factory=dict)
-    n_created: Counter[int] = field(default_factory=Counter)
+    settings: OuterSettings
+    now: float = 0.0
+    turns: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    running: Process | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    n_created: Counter[str] = field(default_factory=Counter)
+    deltas: dict[str, np.ndarray] = field(default_factory=dict)
     bases: dict[int, str] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
 
-    def check_applied(self, manifest: Manifest, payload: bytes, base: str) -> None:
+    def __post_init__(self):
+        self.store, self.states = HostileStore(self), MemoryStore()
+
+    def pause(self, seconds):
+        self.running.pause(seconds)
+
+    def monotonic(self):
+        return self.now
+
+    sleep = pause
+
+    def live(self, rank):
+        """Be one replica from its start to the last round."""
+        one = WatchedReplica(
+            self.store, np.zeros(N), rank=rank, world_size=self.n_replicas, settings=self.settings,
+            state=self.states,
+        )  # fmt: skip
+        one.world = self
+        one.join()
+        while not one.is_finished:
+            self.pause(self.dice.random() * 3)
+            local = one.theta + np.random.default_rng(self.dice.getrandbits(32)).normal(size=N)
+            one.exchange(local.astype(np.float32), weight=self.dice.randint(1, 3))
+        return one.base
+
+    def check(self, manifest, base, moved, quorum):
         """Check one replica's application of a round against everybody else's."""
-        round_id = manifest.round_id
-        ranks = [contribution.rank for contribution in manifest.contributions]
-        if payload != merged_payload(manifest.contributions):
-            self.violations.append(f"round {round_id}: a wrong mean was applied")
-        if len(set(ranks)) != len(ranks) or len(ranks) < self.quorum:
+        round_id, given = manifest.round_id, manifest.contributions
+        ranks = [c.rank for c in given]
+        if len(set(ranks)) != len(ranks) or len(ranks) < quorum:
             self.violations.append(f"round {round_id}: contributors {ranks}")
-        if any(c.base != manifest.base for c in manifest.contributions):
+        if any(c.round_id == round_id and c.base != manifest.base for c in given):
             self.violations.append(f"round {round_id}: a contribution from another state")
         if self.bases.setdefault(round_id, base) != base:
             self.violations.append(f"round {round_id}: replicas diverged")
+        is_synchronous = self.settings.rounds == "synchronous"
+        if is_synchronous and any(c.round_id != round_id for c in given):
+            self.violations.append(f"round {round_id}: an old contribution")
+        n = len(given) if is_synchronous else self.n_replicas
+        total = n * sum(c.weight for c in given) / len(given)
+        wanted = sum(
+            self.deltas[c.sha] * c.weight / total
+            * (1 + max(0, round_id - c.round_id - n + 1) / n) ** -0.5
+            for c in given
+        )  # fmt: skip
+        if self.settings.codec == "fp32" and not np.allclose(moved, wanted, atol=1e-4):
+            self.violations.append(f"round {round_id}: a wrong mean was applied")
 
-    def finish(self, replicas: list[SimulatedReplica]) -> None:
-        """Check that every round was decided once and everybody came to the end."""
-        for round_id in range(self.n_rounds):
-            if self.n_created[round_id] != 1:
-                self.violations.append(
-                    f"round {round_id}: {self.n_created[round_id]} manifests created"
-                )
-        late = [replica.rank for replica in replicas if not replica.is_finished]
-        if late:
-            self.violations.append(f"ranks {late} never finished")
-        elif len({replica.life.base for replica in replicas}) != 1:
-            self.violations.append("final states differ")
+    def run(self):
+        """Run all replicas to the end, and return the number of turns."""
+        processes = [self._started(rank) for rank in range(self.n_replicas)]
+        n_turns = 0
+        while n_turns < MAX_TURNS and not self.violations:
+            alive = [p for p in processes if not p.has_ended]
+            if not alive:
+                break
+            n_turns += 1
+            ready = [p for p in alive if p.wakes_at <= self.now]
+            if not ready:
+                self.now = min(p.wakes_at for p in alive)
+                continue
+            chosen = self.dice.choice(ready)
+            if self.dice.random() < self.faults.kill:
+                self.counts["kill"] += 1
+                chosen.is_killed = True
+                processes.append(self._started(chosen.rank))
+            elif self.dice.random() < self.faults.twin:
+                self.counts["twin"] += 1
+                processes.append(self._started(chosen.rank))
+            self._let(chosen)
+        self._finish(processes)
+        return n_turns
+
+    def _started(self, rank):
+        process = Process(self, rank)
+        process.start()
+        return process
+
+    def _let(self, process):
+        self.running = process
+        process.turn.release()
+        self.turns.acquire()
+
+    def _finish(self, processes):
+        if not self.violations:
+            finished = {p.rank: p.base for p in processes if p.base}
+            if len(finished) != self.n_replicas:
+                self.violations.append(f"only ranks {sorted(finished)} finished")
+            if self.settings.rounds == "synchronous" and len(set(finished.values())) != 1:
+                self.violations.append("final states differ")
+        for key, n in self.n_created.items():
+            if n != 1:
+                self.violations.append(f"{key}: created {n} times")
+        for process in processes:
+            process.is_killed = True
+            while not process.has_ended:
+                self._let(process)
+
+
+@contextmanager
+def clock_of(world):
+    with mock.patch.object(exchange, "time", world), mock.patch.object(replica, "time", world):
+        yield
 
 
 def run_schedule(seed: int, *, faults: Faults | None = None) -> ScheduleReport:
@@ -330,34 +281,18 @@ def run_schedule(seed: int, *, faults: Faults | None = None) -> ScheduleReport:
         faults: How often what goes wrong.
     """
     dice = random.Random(seed)
-    odds = faults or Faults()
     n_replicas = dice.randint(2, 4)
-    world = World(
-        random=dice,
-        store=HostileStore(dice, odds),
-        n_replicas=n_replicas,
-        n_rounds=dice.randint(2, 6),
+    settings = OuterSettings(
+        rounds=dice.choice(("synchronous", "asynchronous")),
+        codec=dice.choice(("fp32", "fp32", "ternary")),
+        outer=OuterStep(1.0, 0.0),
+        n_rounds=dice.randint(2, 5),
         quorum=dice.randint(1, n_replicas),
-        ticks_per_grace=dice.choice((3, 10, 40)),
+        timeout_s=1e6,
+        first_grace_s=dice.choice((1.0, 10.0, 60.0)),
+        snapshot_every=2,
     )
-    replicas = [SimulatedReplica(world, rank, 0) for rank in range(n_replicas)]
-    ticks = 0
-    while ticks < MAX_TICKS and not world.violations:
-        running = [replica for replica in replicas if not replica.is_finished]
-        if not running:
-            break
-        ticks += 1
-        chosen = dice.choice(running)
-        if dice.random() < odds.kill:
-            world.store.counts["kill"] += 1
-            successor = SimulatedReplica(world, chosen.rank, chosen.attempt + 1)
-            replicas[replicas.index(chosen)] = successor
-        elif dice.random() < odds.twin and len(replicas) < n_replicas + 2:
-            world.store.counts["twin"] += 1
-            replicas.append(SimulatedReplica(world, chosen.rank, chosen.attempt))
-        else:
-            chosen.tick()
-    world.finish(replicas)
-    return ScheduleReport(
-        seed, n_replicas, world.n_rounds, ticks, world.store.counts, tuple(world.violations)
-    )
+    world = World(dice, faults or Faults(), n_replicas, settings)
+    with clock_of(world):
+        n_turns = world.run()
+    return ScheduleReport(seed, settings.rounds, n_turns, world.counts, tuple(world.violations))

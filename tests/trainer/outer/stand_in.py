@@ -11,7 +11,7 @@ from trainer.outer import OuterReplica, OuterSettings, ParameterVector, outer_pr
 class OtherReplica:
     """Rank 0 of two, whose parameters are those of the run that `test_resume` makes."""
 
-    def __init__(self, dataset, output, store, *, kind=OuterReplica, n_rounds=3):
+    def __init__(self, dataset, output, store, *, rounds="synchronous", n_rounds=3):
         config = read_settings(
             {
                 "dataset": str(dataset), "output": str(output),
@@ -22,10 +22,10 @@ class OtherReplica:
         model = load_model(config, tokenizer, seed=42)
         view = ParameterVector(model)
         settings = OuterSettings(
-            codec="ternary", outer=outer_preset("average"), n_rounds=n_rounds,
+            rounds=rounds, codec="ternary", outer=outer_preset("average"), n_rounds=n_rounds,
             signature=view.signature, quorum=1, first_grace_s=0.05,
         )  # fmt: skip
-        self.replica = kind(store, view.read(), rank=0, world_size=2, settings=settings)
+        self.replica = OuterReplica(store, view.read(), rank=0, world_size=2, settings=settings)
         self.replica.join()
 
     def make_rounds(self, n):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from trainer.errors import TrainerConfigError
-from trainer.outer import MemoryStore, OuterSettings, OuterStep
-from trainer.outer.asynchronous import AsyncReplica
+from trainer.outer import MemoryStore, OuterReplica, OuterSettings, OuterStep
 from trainer.outer.protocol import Manifest, manifest_key
 
 N = 500
@@ -15,12 +14,18 @@ N = 500
 
 def settings(**options):
     return OuterSettings(
-        **{"codec": "fp32", "outer": OuterStep(1.0, 0.0), "n_rounds": 3, **options}
+        **{
+            "rounds": "asynchronous",
+            "codec": "fp32",
+            "outer": OuterStep(1.0, 0.0),
+            "n_rounds": 3,
+            **options,
+        }
     )
 
 
 def replica_of(store, rank, world_size, *, state=None, **options):
-    replica = AsyncReplica(
+    replica = OuterReplica(
         store, np.zeros(N, np.float32), rank=rank, world_size=world_size,
         settings=settings(**options), state=state,
     )  # fmt: skip
@@ -68,7 +73,7 @@ def test_a_slow_replica_takes_up_what_the_others_make_and_its_delta_counts_in_fu
     report = slow.exchange(local + moved)
     assert (report.was_included, report.n_missed) == (True, slow.max_age + 1)
     np.testing.assert_allclose(slow.theta, quick.theta - 0.5)
-    merged = sum(manifest.merged.size_bytes for manifest in manifests(store)[:-1])
+    merged = sum(len(store.get(key)) for key in store.keys("merged/")[:-1])
     assert merged <= report.down_bytes < 2 * merged, "read once, and counted"
 
 
@@ -144,10 +149,10 @@ def test_a_process_that_takes_over_sends_its_contribution_again_and_counts_on():
     class Killed(BaseException):
         """The process is gone."""
 
-    def die(own):
+    def die():
         raise Killed
 
-    first._fold_in = die
+    first.decide = die
     with pytest.raises(Killed):
         first.exchange(first.theta - 1)
     second = replica_of(store, 0, 1, state=store)
@@ -164,10 +169,7 @@ def test_momentum_is_refused():
 
 
 def test_a_synchronous_replica_cannot_join_an_asynchronous_run():
-    from trainer.outer import OuterReplica
-
     store = MemoryStore()
     replica_of(store, 0, 2)
-    other = OuterReplica(store, np.zeros(N), rank=1, world_size=2, settings=settings())
-    with pytest.raises(TrainerConfigError, match=r"other settings.*mode"):
-        other.join()
+    with pytest.raises(TrainerConfigError, match=r"other settings.*rounds"):
+        replica_of(store, 1, 2, rounds="synchronous")

@@ -9,14 +9,14 @@ import pytest
 
 from trainer.errors import OuterLoopError
 from trainer.outer import (
-    AsyncReplica,
     MemoryStore,
     OuterReplica,
     OuterSettings,
     OuterStep,
     exchange,
 )
-from trainer.outer.protocol import manifest_key
+from trainer.outer.protocol import DELTAS, MERGED, manifest_key
+from trainer.outer.replica import ROUNDS as ROUND_KINDS
 
 N, WORLD, ROUNDS, STOP_AT = 400, 3, 10, 8
 
@@ -117,11 +117,11 @@ def test_any_damaged_object_leads_to_the_same_hash_or_is_named(half_way, wanted,
 def in_turn(store, until):
     """Run two asynchronous replicas, one exchange each in turn; return the hashes of their states."""
     settings = OuterSettings(
-        codec="ternary", n_rounds=ROUNDS, snapshot_every=2, timeout_s=2.0,
+        rounds="asynchronous", codec="ternary", n_rounds=ROUNDS, snapshot_every=2, timeout_s=2.0,
         outer=OuterStep(1.0, 0.0),
     )  # fmt: skip
     replicas = [
-        AsyncReplica(
+        OuterReplica(
             store, np.zeros(N), rank=rank, world_size=2, settings=settings, state=store
         )
         for rank in range(2)
@@ -206,14 +206,14 @@ def test_one_torn_read_of_the_runs_description_ends_nobody(half_way, wanted, mon
     assert bases == [wanted] * WORLD
 
 
-def test_of_two_processes_of_one_rank_the_later_one_stays(kind_of_rounds):
-    store, settings = (
-        MemoryStore(),
-        OuterSettings(codec="fp32", n_rounds=24, quorum=1, outer=OuterStep(1.0, 0.0)),
+@pytest.mark.parametrize("rounds", ROUND_KINDS)
+def test_of_two_processes_of_one_rank_the_later_one_stays(rounds):
+    store = MemoryStore()
+    settings = OuterSettings(
+        rounds=rounds, codec="fp32", n_rounds=24, quorum=1, outer=OuterStep(1.0, 0.0)
     )
     first, second = (
-        kind_of_rounds(store, np.zeros(N), rank=0, world_size=1, settings=settings)
-        for _ in range(2)
+        OuterReplica(store, np.zeros(N), rank=0, world_size=1, settings=settings) for _ in range(2)
     )
     first.join()
     for _ in range(3):
@@ -227,14 +227,9 @@ def test_of_two_processes_of_one_rank_the_later_one_stays(kind_of_rounds):
     assert second.theta.max() <= 24 + 3, "what one rank trains does not count twice"
 
 
-@pytest.fixture(params=[OuterReplica, AsyncReplica])
-def kind_of_rounds(request):
-    return request.param
-
-
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_merged_object_is_made_again_from_its_deltas(half_way, wanted, kind):
-    newest = [key for key in half_way.keys("rounds/") if "/merged/" in key][-1]
+    newest = half_way.keys(MERGED)[-1]
     store = damaged(half_way, newest, kind)
     store.delete([key for key in store.keys("snapshots/") if f"{STOP_AT:06d}." in key])
     bases, errors = replicas_until(store, ROUNDS)
@@ -243,10 +238,16 @@ def test_a_merged_object_is_made_again_from_its_deltas(half_way, wanted, kind):
     assert store.get(newest) == half_way.get(newest)
 
 
+def delete_payloads(store):
+    """Delete the deltas and the mean of the last round."""
+    for folder in (DELTAS, MERGED):
+        store.delete(store.keys(f"{folder}{STOP_AT - 1:06d}/"))
+
+
 def test_a_merged_object_is_healed_by_who_sends_its_own_contribution_again(half_way, wanted):
     store = copy_of(half_way)
     store.delete([key for key in store.keys("snapshots/") if f"{STOP_AT:06d}." in key])
-    store.delete([k for k in store.keys(f"rounds/{STOP_AT - 1:06d}/") if not k.endswith("json")])
+    delete_payloads(store)
     bases, errors = replicas_until(store, ROUNDS)
     assert not errors
     assert bases == [wanted] * WORLD
@@ -256,9 +257,7 @@ def test_where_nothing_can_heal_a_merged_object_the_error_says_so(half_way):
     store = copy_of(half_way)
     store.delete(store.keys("private/"))
     store.delete([key for key in store.keys("snapshots/") if f"{STOP_AT:06d}." in key])
-    store.delete(
-        [key for key in store.keys(f"rounds/{STOP_AT - 1:06d}/") if not key.endswith("json")]
-    )
+    delete_payloads(store)
     bases, errors = replicas_until(store, ROUNDS)
     assert not bases
     assert all("no snapshot fits" in error for error in errors)

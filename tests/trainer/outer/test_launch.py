@@ -182,7 +182,6 @@ def test_the_trainers_own_command_launches_replicas_on_shards(
         f"dataset={dataset_folder}",
         f"output={tmp_path}/model-{{rank}}",
         "outer_options.sync_every=2",
-        "outer_options.inner=adamw",
         "outer_options.quorum=2",
         "trl.max_steps=4",
         "tiny.hidden_size=32",

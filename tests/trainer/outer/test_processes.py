@@ -1,5 +1,6 @@
 """Real processes, real SIGKILL: no round is lost, no state diverges, nothing is forgotten."""
 
+import dataclasses
 import json
 import random
 import time
@@ -24,7 +25,7 @@ def small(bench):
 
 @pytest.mark.slow
 def test_thirty_rounds_survive_twenty_random_kills(bench, small, tmp_path):
-    regime = bench.replace(small, n_rounds=30, n_replicas=4)
+    regime = dataclasses.replace(small, n_rounds=30, n_replicas=4)
     report = bench.run_with_kills(bench.ProcessRun(tmp_path, regime, quorum=2), 26)
     assert report["kills"] == report["restarts"] >= 20
     assert report["rounds"] == 30

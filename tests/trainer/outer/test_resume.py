@@ -9,12 +9,12 @@ import pytest
 
 from tests.trainer.outer.stand_in import OtherReplica
 from trainer.engines.settings_file import read_settings
-from trainer.outer import AsyncReplica, FileStore, MemoryStore
+from trainer.outer import FileStore, MemoryStore
 from trainer.outer.callback import ObjectStoreLoop
+from trainer.outer.codecs import unseal_tensors
 from trainer.outer.environment import ReplicaPlace
 from trainer.outer.protocol import Manifest, manifest_key
 from trainer.outer.replica import newest_state
-from trainer.outer.tensor_file import unseal_tensors
 from trainer.trl.run import RunParts, run
 
 pytestmark = pytest.mark.slow
@@ -112,11 +112,8 @@ def test_killed_at_any_request_it_ends_in_the_bits_of_the_undisturbed_run(
     assert not list(tmp_path.glob("steps/checkpoint-*")), "nobody has asked for checkpoints"
 
 
-@pytest.mark.parametrize("rounds", [{"rounds": "asynchronous"}, {"fragments": 2}], ids=str)
-def test_an_asynchronous_replica_and_one_in_fragments_go_on_after_a_kill_as_well(
-    dataset_folder, tmp_path, rounds
-):
-    alone = {**rounds, "codec": "fp32"}
+def test_an_asynchronous_replica_goes_on_after_a_kill_as_well(dataset_folder, tmp_path):
+    alone = {"rounds": "asynchronous", "codec": "fp32"}
     calm = MortalStore(tmp_path / "calm-store")
     train(dataset_folder, tmp_path / "calm", calm, **alone)
     store = MortalStore(tmp_path / "store", int(0.6 * next(calm.numbers)))
@@ -161,7 +158,7 @@ def test_an_asynchronous_replica_takes_up_others_progress_between_its_steps(
     dataset_folder, tmp_path, monkeypatch
 ):
     store = BusyStore()
-    other = OtherReplica(dataset_folder, tmp_path, store, kind=AsyncReplica, n_rounds=1)
+    other = OtherReplica(dataset_folder, tmp_path, store, rounds="asynchronous", n_rounds=1)
     began = other.replica.theta.copy()
     store.other = lambda: other.replica.exchange(other.replica.theta + np.float32(0.5))
     begin = ObjectStoreLoop.on_train_begin

@@ -1,16 +1,15 @@
-"""Inner optimizers, parameters as a vector, and their state as tensors."""
+"""The outer loop's settings and shards, parameters as a vector, and state as tensors."""
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import TrainingArguments
 
 from trainer.errors import TrainerConfigError
-from trainer.outer import ParameterVector, make_inner_optimizer
-from trainer.outer.callback import OuterOptions, inner_optimizers, outer_callbacks, shard
+from trainer.outer import ParameterVector
+from trainer.outer.callback import OuterOptions, outer_callbacks, shard
 from trainer.outer.environment import ReplicaPlace
-from trainer.outer.parameters import state_of_tensors, tensors_of_state, trainable_fragment
+from trainer.outer.parameters import state_of_tensors, tensors_of_state, trainable_part
 
 
 def language_model():
@@ -27,42 +26,16 @@ def a_step(model, optimizer):
     return float(loss.detach())
 
 
-def test_muon_takes_the_hidden_matrices_and_adamw_the_rest():
-    model = language_model()
-    muon, adamw = make_inner_optimizer(model, "muon", lr=1e-3)._halves
-    assert [p.shape for g in muon.param_groups for p in g["params"]] == [(8, 8)]
-    n_others = sum(p.numel() for g in adamw.param_groups for p in g["params"])
-    assert n_others == sum(p.numel() for p in model.parameters()) - 64
-
-
-def test_no_optimizer_by_another_name():
-    with pytest.raises(TrainerConfigError, match="choose adamw or muon"):
-        make_inner_optimizer(language_model(), "adam", lr=1e-2)
-
-
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_optimizer_state_moves_to_another_process_and_goes_on_equally(name):
+def test_optimizer_state_moves_to_another_process_and_goes_on_equally():
     first, second = language_model(), language_model()
-    one = make_inner_optimizer(first, name, lr=1e-2)
-    losses = [a_step(first, one) for _ in range(5)]
-    assert losses[-1] < losses[0]
+    one = torch.optim.AdamW(first.parameters(), lr=1e-2)
+    for _ in range(5):
+        a_step(first, one)
     second.load_state_dict(first.state_dict())
-    other = make_inner_optimizer(second, name, lr=1e-2)
+    other = torch.optim.AdamW(second.parameters(), lr=1e-2)
     other.load_state_dict(state_of_tensors(tensors_of_state(one.state_dict())))
     for _ in range(3):
         assert a_step(first, one) == a_step(second, other)
-
-
-def test_schedulers_and_hooks_reach_both_halves():
-    model = language_model()
-    optimizer = make_inner_optimizer(model, "muon", lr=1e-2)
-    calls = []
-    optimizer.register_step_post_hook(lambda *_: calls.append(1))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-    a_step(model, optimizer)
-    schedule.step()
-    assert calls == [1]
-    assert [half.param_groups[0]["lr"] for half in optimizer._halves] == [3e-2, 5e-3]
 
 
 def test_parameters_go_out_and_in_and_frozen_ones_stay():
@@ -73,7 +46,7 @@ def test_parameters_go_out_and_in_and_frozen_ones_stay():
     before = view.read()
     view.write(before + 1)
     np.testing.assert_array_equal(view.read(), before + 1)
-    assert trainable_fragment(model).get_parameter("1_weight") is model[1].weight
+    assert trainable_part(model).get_parameter("1_weight") is model[1].weight
     other = language_model()
     assert ParameterVector(other).signature != view.signature
 
@@ -104,19 +77,6 @@ def test_shards_are_disjoint_and_whole():
 def test_wrong_settings_of_the_outer_loop_are_named(kind, options, why):
     with pytest.raises(TrainerConfigError, match=why):
         outer_callbacks(kind, OuterOptions(**options), place=ReplicaPlace())
-
-
-def test_the_inner_optimizer_takes_the_trainers_rates(tmp_path):
-    args = TrainingArguments(str(tmp_path), learning_rate=3e-3, weight_decay=0.2, use_cpu=True)
-    options = OuterOptions(uri="memory://x", inner="adamw")
-    model = language_model()
-    optimizer, schedule = inner_optimizers("object_store", options, model, args)
-    assert isinstance(optimizer, torch.optim.AdamW)
-    assert schedule is None
-    group = optimizer.param_groups[0]
-    assert (group["lr"], group["weight_decay"]) == (3e-3, 0.2)
-    assert inner_optimizers("none", options, model, args) == (None, None)
-    assert inner_optimizers("object_store", OuterOptions(), model, args) == (None, None)
 
 
 def test_none_is_no_callback():
