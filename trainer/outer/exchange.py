@@ -422,12 +422,13 @@ class RoundLog:
         Args:
             is_thorough: Whether to look for the decision's copy too, in case it was lost.
         """
-        base = None
-        while base is None:
+        while True:
             found = self.retried(lambda: self.read_manifest(self.round_id, is_thorough=is_thorough))
             if found is None:
                 return None
             base = self.retried(lambda found=found: self._apply(found))
+            if base is not None:
+                break
         self._n_applied += 1
         self.base, self.expected = base, frozenset(found.expected)
         self.round_id += 1

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
-from trainer.errors import OuterLoopError, TrainerConfigError, TrainerError
+from trainer.errors import ObjectStoreError, OuterLoopError, TrainerConfigError, TrainerError
 from trainer.outer.codecs import seal_tensors, sha256, unseal_tensors
 from trainer.outer.exchange import read_whole
-from trainer.outer.hub_store import upload_model
 from trainer.outer.object_store import ObjectStore, open_store
 from trainer.outer.parameters import ParameterVector
 from trainer.outer.replica import newest_state
@@ -85,8 +86,22 @@ def export_model(
         tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         tokenizer.save_pretrained(target)
         if output.startswith(HUB):
-            upload_model(target, output.removeprefix(HUB))
+            _upload(target, output.removeprefix(HUB))
     return found
+
+
+def _upload(folder: Path, repo: str) -> None:
+    """Upload a model's folder to a private repository of the Hub, in one commit.
+
+    Raises:
+        ObjectStoreError: The Hub refused.
+    """
+    api = HfApi()
+    try:
+        api.create_repo(repo, private=True, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Export the model")
+    except (HfHubHTTPError, OSError, RuntimeError) as error:
+        raise ObjectStoreError(f"cannot upload to {repo}: {error}") from error
 
 
 def _loaded(folder: str) -> Any:

@@ -7,7 +7,6 @@ are known. The lease in the store keeps a second launch from training in paralle
 import argparse
 import hashlib
 import logging
-import math
 import socket
 import sys
 import uuid
@@ -19,8 +18,9 @@ import msgspec
 
 from trainer.errors import (
     BudgetReachedError,
+    LeaseHeldError,
     ObjectStoreError,
-    PlatformUnreachableError,
+    OuterLoopError,
     ReplicaFailedError,
     TrainerConfigError,
     TrainerError,
@@ -38,8 +38,7 @@ from trainer.outer.executors.hf_jobs import HFJobsExecutor
 from trainer.outer.executors.ledger import JobLedger, LedgerRow
 from trainer.outer.executors.local import LocalProcessExecutor
 from trainer.outer.executors.modal import DEFAULT_CPU, DEFAULT_MEMORY_MIB, ModalExecutor
-from trainer.outer.lease import Lease
-from trainer.outer.object_store import open_store
+from trainer.outer.object_store import ObjectStore, open_store
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +52,7 @@ LOST = "lost"
 """The outcome of a start that the platform doesn't know."""
 ASK_S = 60.0
 """Seconds that a status request or a stop waits for the platform."""
-MAX_GAPS = 3
-"""After this many consecutive attempts that a platform doesn't know, there are no later ones."""
+LEASES, END = "launch/", ".end"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +109,76 @@ def make_executor(plan: Plan, work_dir: Path) -> ServerlessExecutor:
     )
 
 
+class _Held(msgspec.Struct):
+    holder: str
+    where: str
+    until: float
+    run: int
+
+
+class Lease:
+    """The claim of a launch on its store while its replicas may run.
+
+    A lease is an object `launch/<number>.json` that is created once, and the newest one counts. It
+    lapses at the time by which the platform has ended every replica.
+
+    Args:
+        store: The run's store.
+        holder: Name of the launch. With the same name, it finds its lease again.
+    """
+
+    def __init__(self, store: ObjectStore, holder: str) -> None:
+        self._store, self._holder = store, holder
+        self.number = 0
+
+    def take(self, where: str, *, now: float, until: float, run: int) -> int:
+        """Take the lease, or find this launch's own lease again.
+
+        Args:
+            where: Description of this launch for others.
+            now: The time, in seconds since the epoch.
+            until: Time at which the lease lapses.
+            run: Number of the run to continue. 0 begins a new one.
+
+        Returns:
+            The number of the run, which is that of its first lease.
+
+        Raises:
+            LeaseHeldError: Another launch has the lease.
+        """
+        while True:
+            keys = self._store.keys(LEASES)
+            newest = max((int(key[len(LEASES) :][:6]) for key in keys), default=0)
+            if newest and f"{LEASES}{newest:06d}{END}" not in keys:
+                held = self._read(f"{LEASES}{newest:06d}.json")
+                if held.holder == self._holder:
+                    self.number = newest
+                    return held.run
+                if held.until > now:
+                    raise LeaseHeldError(
+                        f"{self._store.place or 'the store'} belongs to a launch from {held.where}: watch it from there, stop it there, or name another store. If that launch is lost, make sure that none of its replicas runs, and delete {LEASES} in the store"
+                    )
+            run = run or newest + 1
+            mine = _Held(self._holder, where, until, run)
+            data = msgspec.json.encode(mine)
+            if self._store.put_if_absent(f"{LEASES}{newest + 1:06d}.json", data):
+                self.number = newest + 1
+                return run
+
+    def release(self) -> None:
+        """Release the store for the next launch."""
+        if self.number:
+            self._store.put(f"{LEASES}{self.number:06d}{END}", b"")
+
+    def _read(self, key: str) -> _Held:
+        try:
+            return msgspec.json.decode(self._store.get(key) or b"", type=_Held)
+        except msgspec.DecodeError as error:
+            raise OuterLoopError(
+                f"{self._store.place}{key} is damaged: make sure that no replica runs and delete it"
+            ) from error
+
+
 class Launch:
     """The replicas of one run, with a ledger in `work_dir` and a lease in the store.
 
@@ -137,7 +205,7 @@ class Launch:
         began = float(self.ledger.remember("began", str(self.executor.now())))
         return began + 3600 * self.limits.max_hours
 
-    def take(self, *, is_forced: bool = False) -> None:
+    def take(self) -> None:
         """Take the store's lease, and set the ceiling.
 
         Raises:
@@ -146,9 +214,7 @@ class Launch:
         """
         known = int(self.ledger.recall("run") or 0)
         where = f"{self.work_dir.resolve()} on {socket.gethostname()}"
-        run = self.lease.take(
-            where, now=self.executor.now(), until=self.until, run=known, is_forced=is_forced
-        )
+        run = self.lease.take(where, now=self.executor.now(), until=self.until, run=known)
         self.ledger.remember("run", str(run))
         named = f"outer-{hashlib.sha256(self.uri.encode()).hexdigest()[:12]}-{run}"
         self.run_id = self.ledger.remember("run_id", named)
@@ -212,7 +278,6 @@ class Launch:
                 self._probe(attempts.get(PROBE_RANK, 0), n, env=env, secrets=secrets)
             life_s = self.life_s(len(missing))
             for rank in missing:
-                self.check_lease()
                 handle = ReplicaHandle(
                     self.run_id, rank, n, attempts.get(rank, 0), "", wanted[rank], dict(env), life_s
                 )
@@ -221,27 +286,6 @@ class Launch:
             executor.cancel([handle for rank, handle in there.items() if rank in missing])
             raise
         return [there[rank] for rank in range(n)]
-
-    def adopt(
-        self, entrypoint: str, command: Sequence[str], n: int, env: Mapping[str, str]
-    ) -> None:
-        """Add the jobs that a launch from elsewhere started for this run to the ledger.
-
-        That launch's run time and cost limits apply to them.
-        """
-        executor, life_s = self.executor, self.until - self.executor.now()
-        for rank in range(n):
-            argv, n_gaps, attempt = executor.command_of(entrypoint, command, rank, n), 0, 0
-            while n_gaps < MAX_GAPS:
-                handle = ReplicaHandle(self.run_id, rank, n, attempt, "", argv, dict(env), life_s)
-                found = executor.found(handle)
-                n_gaps = n_gaps + 1 if found is None else 0
-                if found is not None and not executor.poll([found])[0].state.is_final:
-                    spent, held, ceiling = self.ledger.totals_usd()
-                    free = math.inf if ceiling is None else (ceiling - spent - held) / (n - rank)
-                    bound = min(free, executor.bound_usd(life_s))
-                    self.ledger.reserve(rank, attempt, found.to_json(), bound, executor.now())
-                attempt += 1
 
     def life_s(self, n: int) -> float:
         """Return the allowed run time of each of `n` replicas that start now, in seconds.
@@ -267,21 +311,6 @@ class Launch:
             )  # fmt: skip
         return float(int(life_s))
 
-    def check_lease(self) -> None:
-        """Check that this launch still has the store, before anything is started.
-
-        Raises:
-            LeaseHeldError: Another launch has taken over.
-        """
-
-        def check() -> None:
-            try:
-                self.lease.check()
-            except ObjectStoreError as error:
-                raise PlatformUnreachableError(str(error)) from error
-
-        self.executor.patiently(check)
-
     def watch(
         self,
         handles: Sequence[ReplicaHandle],
@@ -293,13 +322,7 @@ class Launch:
 
         Raises:
             ReplicaFailedError: One died and may not be started again; the others are stopped.
-            LeaseHeldError: Another launch has taken over; the jobs go on.
         """
-
-        def renewed(handle: ReplicaHandle) -> ReplicaHandle:
-            self.check_lease()
-            return replace(handle, timeout_s=self.life_s(1))
-
         is_over = False
         try:
             finished = supervise(
@@ -308,7 +331,7 @@ class Launch:
                 max_restarts=self.limits.max_restarts,
                 poll_s=poll_s,
                 secrets=secrets,
-                renewed=renewed,
+                renewed=lambda handle: replace(handle, timeout_s=self.life_s(1)),
             )
             results = self.executor.collect(finished, timeout_s=0)
             is_over = True
@@ -324,7 +347,7 @@ class Launch:
         """Stop all replicas, and release the store for other launches.
 
         Raises:
-            LeaseHeldError: Another launch has taken over the replicas.
+            LeaseHeldError: Another launch has the store.
             PlatformUnreachableError: The platform did not answer. Replicas may still run.
         """
         try:
@@ -348,7 +371,6 @@ class Launch:
         command = executor.command_of("python:trainer.outer.probe", [self.uri], 0, n)
         life_s = min(PROBE_S, self.life_s(1))
         handle = ReplicaHandle(self.run_id, PROBE_RANK, n, attempt, "", command, dict(env), life_s)
-        self.check_lease()
         started = executor.start(handle, secrets)
         try:
             executor.collect([started], timeout_s=2 * PROBE_S)
@@ -373,7 +395,6 @@ def launch(
     secrets: Mapping[str, str] | None = None,
     work_dir: Path = Path("outer"),
     is_detached: bool = False,
-    is_forced: bool = False,
 ) -> list[ReplicaResult]:
     """Train with N replicas that a store joins, restart dead ones, and return their logs.
 
@@ -392,7 +413,6 @@ def launch(
         secrets: Variables such as cloud keys, which go through the platform's secret store.
         work_dir: Folder for the ledger of all starts.
         is_detached: Whether to return as soon as all are started, without a result.
-        is_forced: Whether to take over the store and the jobs of another launch.
 
     Raises:
         ReplicaFailedError: One died and may not be started again; the others are stopped.
@@ -406,10 +426,7 @@ def launch(
         settings += ["--set", f"outer_options.state_uri={uri}"]
     command = [*arguments, *settings]
     run = Launch(work_dir, uri, executor, limits or Limits())
-    is_first = run.run_id == ""
-    run.take(is_forced=is_forced)
-    if is_first and is_forced:
-        run.adopt(entrypoint, command, replicas, env or {})
+    run.take()
     handles = run.start(entrypoint, command, replicas, env=env or {}, secrets=secrets or {})
     return [] if is_detached else run.watch(handles, poll_s=poll_s, secrets=secrets)
 
@@ -428,9 +445,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--rank", type=int, help="only of this one (--logs)")
     add("--attach", action="store_true", help="watch what was launched from here")
     add("--stop", action="store_true", help="end what was launched from here")
-    add(
-        "--take-over", action="store_true", help="take the store from another launch, with its jobs"
-    )
     add("--replicas", type=int, default=2, help="how many (default: 2)")
     add("--processes", type=int, default=1, help="of each replica, by torchrun (default: 1)")
     add("--executor", choices=EXECUTORS, default="local", help="where they run")
@@ -511,7 +525,6 @@ def _launched(options: argparse.Namespace, rest: list[str]) -> list[ReplicaResul
             secrets=secrets,
             work_dir=work_dir,
             is_detached=options.detach,
-            is_forced=options.take_over,
         )
 
 

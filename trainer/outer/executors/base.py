@@ -1,8 +1,9 @@
 """The interface of executors, which start, watch, collect, restart, and cancel N replicas of one command.
 
-A platform implements five methods for one replica (`_start`, `_find`, `_inspect`, `logs`, `_stop`)
-and its price. The common parts are here. Handles are plain data, so another process can take over
-the watch. If a platform doesn't answer, the executor waits, because its jobs go on and cost money.
+A platform implements five methods for one replica (`_start`, `_find`, `_inspect`, `logs`, `_stop`),
+its errors and its price. The common parts are here. Handles are plain data, so another process can
+take over the watch. If a platform doesn't answer, the executor waits, because its jobs go on and
+cost money.
 """
 
 import logging
@@ -10,7 +11,8 @@ import math
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
@@ -20,6 +22,7 @@ import msgspec
 import tenacity
 
 from trainer.errors import (
+    OuterLoopError,
     OuterTimeoutError,
     PlatformUnreachableError,
     ReplicaFailedError,
@@ -207,6 +210,7 @@ class ServerlessExecutor(ABC):
 
         Raises:
             ReplicaFailedError: The platform refused, or the ledger has no money for it.
+            PlatformUnreachableError: The platform didn't answer. The replica may run.
         """
         variables = {
             **handle.env,
@@ -218,12 +222,23 @@ class ServerlessExecutor(ABC):
         if self.ledger is not None:
             bound = self.bound_usd(handle.timeout_s)
             self.ledger.reserve(handle.rank, handle.attempt, handle.to_json(), bound, self.now())
+        is_first = True
+
+        def start() -> str:
+            # Starting is not idempotent: a request without an answer may have started the job.
+            nonlocal is_first
+            known = None if is_first else self._find(handle)
+            is_first = False
+            return known or self._start(handle, variables, secrets or {})
+
         try:
-            job_id = self._start(handle, variables, dict(secrets or {}))
-        except ReplicaFailedError:
+            job_id = self.asked(start)
+        except PlatformUnreachableError:
+            raise
+        except OuterLoopError as error:
             if self.ledger is not None:
                 self.ledger.settle(handle.rank, handle.attempt, 0.0, "refused", self.now())
-            raise
+            raise ReplicaFailedError(f"replica {handle.rank} was refused: {error}") from error
         started = replace(handle, job_id=job_id)
         if self.ledger is not None:
             self.ledger.note_started(handle.rank, handle.attempt, started.to_json(), self.now())
@@ -231,7 +246,7 @@ class ServerlessExecutor(ABC):
 
     def found(self, handle: ReplicaHandle) -> ReplicaHandle | None:
         """Return a replica whose start got no reply, if the platform knows it."""
-        job_id = self._find(handle)
+        job_id = self.asked(lambda: self._find(handle))
         if job_id is None:
             return None
         known = replace(handle, job_id=job_id)
@@ -241,7 +256,10 @@ class ServerlessExecutor(ABC):
 
     def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
         """Return the status of each replica, and settle the ended ones in the ledger."""
-        return [self._settled(handle, self._inspect(handle)) for handle in handles]
+        return [
+            self._settled(handle, self.asked(lambda handle=handle: self._inspect(handle)))
+            for handle in handles
+        ]
 
     def _settled(self, handle: ReplicaHandle, status: ReplicaStatus) -> ReplicaStatus:
         if status.state.is_final and self.ledger is not None:
@@ -281,7 +299,7 @@ class ServerlessExecutor(ABC):
         """Stop replicas that still run."""
         for handle in handles:
             if not self.poll([handle])[0].state.is_final:
-                self._stop(handle)
+                self.asked(lambda handle=handle: self._stop(handle))
                 self.poll([handle])
 
     def _obituary(self, handle: ReplicaHandle, status: ReplicaStatus) -> str:
@@ -324,21 +342,35 @@ class ServerlessExecutor(ABC):
     def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus:
         """Return how a replica is, without waiting."""
 
-    @abstractmethod
     def logs(self, handle: ReplicaHandle) -> str:
+        """Return the output of a replica."""
+        return self.asked(lambda: self._logs(handle))
+
+    @abstractmethod
+    def _logs(self, handle: ReplicaHandle) -> str:
         """Return the output of a replica."""
 
     @abstractmethod
     def _stop(self, handle: ReplicaHandle) -> None:
         """Stop a replica that runs."""
 
-    def patiently(self, request: Callable[[], Result]) -> Result:
-        """Return the result of a request, and retry while the platform doesn't answer.
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise a platform's errors as ours: without an answer, or refused."""
+        yield
+
+    def asked(self, request: Callable[[], Result]) -> Result:
+        """Return the result of a request that may be repeated, until the platform answers.
 
         Raises:
             PlatformUnreachableError: It didn't answer for `patience_s`.
+            OuterLoopError: It refused.
         """
         began = self.now()
+
+        def ask() -> Result:
+            with self._translated():
+                return request()
 
         def say(state: tenacity.RetryCallState) -> None:
             why = state.outcome.exception() if state.outcome is not None else None
@@ -356,7 +388,7 @@ class ServerlessExecutor(ABC):
             before_sleep=say,
             reraise=True,
         )
-        return attempts(request)
+        return attempts(ask)
 
 
 def supervise(

@@ -1,29 +1,19 @@
 """Replicas as Hugging Face Jobs."""
 
-import logging
 import re
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HTTPError
 
-from trainer.errors import (
-    OuterLoopError,
-    PlatformUnreachableError,
-    ReplicaFailedError,
-    TrainerConfigError,
-)
+from trainer.errors import OuterLoopError, PlatformUnreachableError, TrainerConfigError
 from trainer.outer.executors.base import (
     ReplicaHandle,
     ReplicaState,
     ReplicaStatus,
     ServerlessExecutor,
 )
-
-logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 STATES = {
     "COMPLETED": ReplicaState.SUCCEEDED,
@@ -39,8 +29,8 @@ UNITS_S = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 class HFJobsExecutor(ServerlessExecutor):
     """The executor that runs each replica as one Job, and finds it again by its labels.
 
-    The Jobs client retries no request. Starting a job isn't idempotent, so before a retry the
-    executor looks for jobs with the same labels. So a lost answer never starts a job twice.
+    The Jobs client retries no request, and starting a job isn't idempotent. Before a retry, jobs
+    with the same labels are looked for, so a lost answer never starts a job twice.
 
     Args:
         hardware: Flavor, such as `cpu-basic` or `a10g-large`.
@@ -76,7 +66,7 @@ class HFJobsExecutor(ServerlessExecutor):
     def namespace(self) -> str:
         """Return the owner of the jobs."""
         if self._namespace is None:
-            self._namespace = str(self._asked(lambda: self._api.whoami(cache=True))["name"])
+            self._namespace = str(self.asked(lambda: self._api.whoami(cache=True))["name"])
         return self._namespace
 
     @property
@@ -87,7 +77,7 @@ class HFJobsExecutor(ServerlessExecutor):
             TrainerConfigError: The list doesn't contain the flavor.
         """
         if self._usd_per_hour is None:
-            listed = {one.name: one for one in self._asked(self._api.list_jobs_hardware)}
+            listed = {one.name: one for one in self.asked(self._api.list_jobs_hardware)}
             if self.hardware not in listed:
                 raise TrainerConfigError(
                     f"hardware {self.hardware!r}: choose one of {', '.join(sorted(listed))}"
@@ -99,46 +89,26 @@ class HFJobsExecutor(ServerlessExecutor):
     def _start(
         self, handle: ReplicaHandle, env: Mapping[str, str], secrets: Mapping[str, str]
     ) -> str:
-        namespace, is_first = self.namespace, True
-
-        def start() -> str:
-            # Starting is not idempotent: a request without an answer may have started the job.
-            nonlocal is_first
-            if not is_first and (found := self._listed(handle)) is not None:
-                return found
-            is_first = False
-            job = self._api.run_job(
-                image=self.image,
-                command=list(handle.command),
-                env=dict(env),
-                secrets=dict(secrets) or None,
-                flavor=self.hardware,
-                timeout=max(1, int(handle.timeout_s)),
-                labels=_labels(handle),
-                namespace=namespace,
-            )
-            return job.id
-
-        try:
-            return self._asked(start)
-        except PlatformUnreachableError:
-            raise
-        except OuterLoopError as error:
-            raise ReplicaFailedError(f"replica {handle.rank} was refused: {error}") from error
+        job = self._api.run_job(
+            image=self.image,
+            command=list(handle.command),
+            env=dict(env),
+            secrets=dict(secrets) or None,
+            flavor=self.hardware,
+            timeout=max(1, int(handle.timeout_s)),
+            labels=_labels(handle),
+            namespace=self.namespace,
+        )
+        return job.id
 
     def _find(self, handle: ReplicaHandle) -> str | None:
-        return self._asked(lambda: self._listed(handle))
-
-    def _listed(self, handle: ReplicaHandle) -> str | None:
         labels = _labels(handle)
         listed = self._api.list_jobs(labels=labels, namespace=self.namespace)
         same = [job.id for job in listed if (job.labels or {}).items() >= labels.items()]
         return same[0] if same else None
 
     def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus:
-        job = self._asked(
-            lambda: self._api.inspect_job(job_id=handle.job_id, namespace=self.namespace)
-        )
+        job = self._api.inspect_job(job_id=handle.job_id, namespace=self.namespace)
         stage = str(getattr(job.status.stage, "value", job.status.stage))
         message = job.status.message or ""
         state = STATES.get(stage, ReplicaState.STARTING)
@@ -151,29 +121,22 @@ class HFJobsExecutor(ServerlessExecutor):
         billed_s = None if told_s is None else float(told_s.running_secs or 0)
         return ReplicaStatus(handle.rank, state, code, message, billed_s)
 
-    def logs(self, handle: ReplicaHandle) -> str:
-        """Return the output of a replica so far."""
-        lines: list[str] = self._asked(
-            lambda: list(self._api.fetch_job_logs(job_id=handle.job_id, namespace=self.namespace))
-        )
+    def _logs(self, handle: ReplicaHandle) -> str:
+        lines = self._api.fetch_job_logs(job_id=handle.job_id, namespace=self.namespace)
         return "".join(f"{line.rstrip()}\n" for line in lines)
 
     def _stop(self, handle: ReplicaHandle) -> None:
-        self._asked(lambda: self._api.cancel_job(job_id=handle.job_id, namespace=self.namespace))
+        self._api.cancel_job(job_id=handle.job_id, namespace=self.namespace)
 
-    def _asked(self, request: Callable[[], Result]) -> Result:
-        """Make a request that may be repeated, until it is answered."""
-
-        def ask() -> Result:
-            try:
-                return request()
-            except (HTTPError, OSError) as error:
-                response = getattr(error, "response", None)
-                is_told = response is not None and response.status_code not in TRANSIENT
-                kind = OuterLoopError if is_told else PlatformUnreachableError
-                raise kind(f"Hugging Face Jobs: {error}") from error
-
-        return self.patiently(ask)
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (HTTPError, OSError) as error:
+            response = getattr(error, "response", None)
+            is_told = response is not None and response.status_code not in TRANSIENT
+            kind = OuterLoopError if is_told else PlatformUnreachableError
+            raise kind(f"Hugging Face Jobs: {error}") from error
 
 
 def _labels(handle: ReplicaHandle) -> dict[str, str]:

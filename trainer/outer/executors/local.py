@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from trainer.errors import ReplicaFailedError
+from trainer.errors import OuterLoopError
 from trainer.outer.environment import replica_environment
 from trainer.outer.executors.base import (
     ReplicaHandle,
@@ -71,7 +71,7 @@ class LocalProcessExecutor(ServerlessExecutor):
                     start_new_session=True,
                 )
         except OSError as error:
-            raise ReplicaFailedError(f"replica {handle.rank} cannot start: {error}") from error
+            raise OuterLoopError(f"cannot start: {error}") from error
         job_id = f"{child.pid}:{_started_at(child.pid)}"
         (folder / "began").write_text(datetime.now(UTC).isoformat(), "utf-8")
         _children[job_id] = child
@@ -98,8 +98,7 @@ class LocalProcessExecutor(ServerlessExecutor):
             return self._inspect(handle)
         return ReplicaStatus(handle.rank, ReplicaState.RUNNING)
 
-    def logs(self, handle: ReplicaHandle) -> str:
-        """Return the output of a replica so far."""
+    def _logs(self, handle: ReplicaHandle) -> str:
         path = self._folder(handle) / "log"
         return path.read_text("utf-8", "replace") if path.exists() else ""
 

@@ -1,26 +1,17 @@
 """Run replicas as Modal sandboxes."""
 
 import importlib
-import logging
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
-from trainer.errors import (
-    OuterLoopError,
-    PlatformUnreachableError,
-    ReplicaFailedError,
-    TrainerConfigError,
-)
+from trainer.errors import OuterLoopError, PlatformUnreachableError, TrainerConfigError
 from trainer.outer.executors.base import (
     ReplicaHandle,
     ReplicaState,
     ReplicaStatus,
     ServerlessExecutor,
 )
-
-logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 TIMED_OUT_CODE, TERMINATED_CODE = 124, 137
 UNREACHABLE = (
@@ -54,9 +45,7 @@ class ModalExecutor(ServerlessExecutor):
         cpu: Cores of each replica.
         memory_mib: Memory of each replica.
         app: Name of the Modal app, which is created if missing.
-        volumes: Mounts by path, `modal.Volume` or `modal.CloudBucketMount`.
         python: The interpreter in the image, for `python:` entry points.
-        client: A `modal.Client`. None takes that of the configured account.
         usd_per_hour: Cost of one replica. None takes Modal's published prices.
 
     Raises:
@@ -71,9 +60,7 @@ class ModalExecutor(ServerlessExecutor):
         cpu: float = DEFAULT_CPU,
         memory_mib: int = DEFAULT_MEMORY_MIB,
         app: str = "outer-loop",
-        volumes: Mapping[str, Any] | None = None,
         python: str = "python",
-        client: Any = None,
         usd_per_hour: float | None = None,
     ) -> None:
         try:
@@ -89,8 +76,6 @@ class ModalExecutor(ServerlessExecutor):
         self.app_name = app
         self.python = python
         self._usd_per_hour = usd_per_hour
-        self._volumes = dict(volumes or {})
-        self._client = client
         self._app: Any = None
         self._sandboxes: dict[str, Any] = {}
         self._cancelled: set[str] = set()
@@ -115,16 +100,9 @@ class ModalExecutor(ServerlessExecutor):
     def _start(
         self, handle: ReplicaHandle, env: Mapping[str, str], secrets: Mapping[str, str]
     ) -> str:
-        modal, is_first = self._modal, True
-
-        def start() -> Any:
-            nonlocal is_first
-            # A request without an answer may have started it.
-            if not is_first and (known := self._named(handle)) is not None:
-                return known
-            is_first = False
-            image = self.image
-            return modal.Sandbox.create(
+        modal, image = self._modal, self.image
+        try:
+            sandbox = modal.Sandbox.create(
                 *handle.command,
                 app=self._application(),
                 name=handle.label,
@@ -134,33 +112,21 @@ class ModalExecutor(ServerlessExecutor):
                 memory=(self.memory_mib, self.memory_mib),
                 secrets=[modal.Secret.from_dict({**env, **secrets})],
                 timeout=max(1, int(handle.timeout_s)),
-                volumes=self._volumes,
                 tags={"run": handle.run_id, "rank": str(handle.rank)},
-                client=self._client,
             )
-
-        try:
-            sandbox = self._asked(start)
-        except PlatformUnreachableError:
-            raise
-        except OuterLoopError as error:
-            if isinstance(error.__cause__, modal.exception.AlreadyExistsError):
-                sandbox = self._named(handle)
-            else:
-                raise ReplicaFailedError(f"Modal refused replica {handle.rank}: {error}") from error
+        except modal.exception.AlreadyExistsError:
+            sandbox = self._named(handle)
         self._sandboxes[sandbox.object_id] = sandbox
         return sandbox.object_id
 
     def _application(self) -> Any:
         if self._app is None:
-            self._app = self._modal.App.lookup(
-                self.app_name, create_if_missing=True, client=self._client
-            )
+            self._app = self._modal.App.lookup(self.app_name, create_if_missing=True)
         return self._app
 
     def _find(self, handle: ReplicaHandle) -> str | None:
-        self._asked(self._application)
-        found = self._asked(lambda: self._named(handle))
+        self._application()
+        found = self._named(handle)
         return None if found is None else found.object_id
 
     def _named(self, handle: ReplicaHandle) -> Any:
@@ -171,14 +137,13 @@ class ModalExecutor(ServerlessExecutor):
                     self.app_name,
                     handle.label,
                     include_terminated=is_ended_too,
-                    client=self._client,
                 )
             except self._modal.exception.NotFoundError:
                 continue
         return None
 
     def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus:
-        code = self._asked(lambda: self._sandbox(handle).poll())
+        code = self._sandbox(handle).poll()
         if code is None:
             return ReplicaStatus(handle.rank, ReplicaState.RUNNING)
         if code == 0:
@@ -191,7 +156,7 @@ class ModalExecutor(ServerlessExecutor):
             state = ReplicaState.FAILED
         return ReplicaStatus(handle.rank, state, code)
 
-    def logs(self, handle: ReplicaHandle) -> str:
+    def _logs(self, handle: ReplicaHandle) -> str:
         """Return both streams, standard output first. A live sandbox returns nothing yet.
 
         The client's streams end only with the sandbox, so reading a live one would block.
@@ -200,34 +165,27 @@ class ModalExecutor(ServerlessExecutor):
             return ""
         # An object gives each stream once: a second reader needs a new one.
         self._sandboxes.pop(handle.job_id, None)
-        sandbox = self._asked(lambda: self._sandbox(handle))
-        return self._asked(lambda: sandbox.stdout.read() + sandbox.stderr.read())
+        sandbox = self._sandbox(handle)
+        return sandbox.stdout.read() + sandbox.stderr.read()
 
     def _stop(self, handle: ReplicaHandle) -> None:
         self._cancelled.add(handle.job_id)
         sandbox = self._sandbox(handle)
-        self._asked(sandbox.terminate)
-        self._asked(lambda: sandbox.wait(raise_on_termination=False))
+        sandbox.terminate()
+        sandbox.wait(raise_on_termination=False)
 
     def _sandbox(self, handle: ReplicaHandle) -> Any:
         if handle.job_id not in self._sandboxes:
-            self._sandboxes[handle.job_id] = self._modal.Sandbox.from_id(
-                handle.job_id, client=self._client
-            )
+            self._sandboxes[handle.job_id] = self._modal.Sandbox.from_id(handle.job_id)
         return self._sandboxes[handle.job_id]
 
-    def _asked(self, request: Callable[[], Result]) -> Result:
-        """Make a request that may be repeated, until it is answered."""
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
         errors = self._modal.exception
-        unreachable = tuple(getattr(errors, name) for name in UNREACHABLE)
-
-        def ask() -> Result:
-            try:
-                return request()
-            except unreachable as error:
-                why = f"Modal does not answer ({type(error).__name__}: {error})"
-                raise PlatformUnreachableError(why) from error
-            except errors.Error as error:
-                raise OuterLoopError(f"Modal: {type(error).__name__}: {error}") from error
-
-        return self.patiently(ask)
+        try:
+            yield
+        except tuple(getattr(errors, name) for name in UNREACHABLE) as error:
+            why = f"Modal does not answer ({type(error).__name__}: {error})"
+            raise PlatformUnreachableError(why) from error
+        except errors.Error as error:
+            raise OuterLoopError(f"Modal: {type(error).__name__}: {error}") from error
