@@ -258,7 +258,12 @@ def make_diloco_outer_loop(
         manager,
         [trained],
         getattr(inner_optimizer, "optimizer", inner_optimizer),
-        torch.optim.SGD(parameters, lr=step.lr, momentum=step.momentum, nesterov=step.nesterov),
+        torch.optim.SGD(
+            parameters,
+            lr=step.lr,
+            momentum=step.momentum,
+            nesterov=step.nesterov and step.momentum > 0,
+        ),
         sync_every,
         use_bucketization=False,
     )

@@ -32,12 +32,14 @@ def main(folder, settings):
     torch.set_num_threads(1)
     values = dict(pair.split("=", 1) for pair in settings if "=" in pair)
     place = replica_place()
-    set_seed(place.rank)
+    # Over a store, all adopt the weights of the first.
+    set_seed(0 if values["outer"] == "torchft" else place.rank)
     config = GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     model = GPT2LMHeadModel(config)
     model.transformer.wpe.requires_grad_(False)
+    given = {key.rpartition(".")[2]: value for key, value in values.items() if "options." in key}
     options = OuterOptions(
-        uri=values["outer_options.uri"], sync_every=4, codec="int4", quorum=2, state_uri=None
+        **{"sync_every": 4, "codec": "int4", "quorum": 2, **given, "state_uri": None}
     )
     callbacks = outer_callbacks(values["outer"], options)
     trainer = Trainer(
@@ -55,8 +57,7 @@ def main(folder, settings):
     history = [row for row in trainer.state.log_history if "loss" in row]
     result = {
         "hash": digest,
-        "rounds": len(callbacks[0].reports),
-        "contributions": [report.n_contributions for report in callbacks[0].reports],
+        "contributions": [r.n_contributions for r in getattr(callbacks[0], "reports", [])],
         "loss": [row["loss"] for row in history],
         "n": ParameterVector(model).n,
     }

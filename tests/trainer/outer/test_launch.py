@@ -46,7 +46,6 @@ def test_two_hugging_face_trainers_end_with_the_same_weights(tmp_path, monkeypat
         json.loads((tmp_path / f"result-{rank}.json").read_text()) for rank in range(2)
     )
     assert first["hash"] == second["hash"]
-    assert first["rounds"] == 3
     assert first["contributions"] == [2, 2, 2]
     assert first["loss"][-1] < first["loss"][0]
     assert len(handles_in(tmp_path)) == 2
