@@ -25,7 +25,7 @@ from trainer.errors import ObjectStoreError, TrainerConfigError
 
 Result = TypeVar("Result")
 
-CONDITIONAL_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
+CONDITIONAL_CREATE = frozenset({"s3", "s3a", "gs", "gcs"})
 """fsspec protocols whose `pipe_file(mode="create")` is one conditional request."""
 
 
@@ -175,7 +175,7 @@ class FileStore(ObjectStore):
 
 
 class FsspecStore(ObjectStore):
-    """Any fsspec file system with a conditional create: S3 and compatible stores, Google, and Azure.
+    """Any fsspec file system with a conditional create: S3 and compatible stores, and Google.
 
     Listing caches are off, because they would hide keys that another machine puts, even from
     `exists`.
@@ -324,7 +324,7 @@ def open_store(uri: str, *, options: Mapping[str, Any] | None = None) -> ObjectS
 
     Args:
         uri: `file:///path` or a plain path, `memory://name` (one process), `s3://bucket/prefix`,
-            `gs://…`, `abfs://…`, `hf://datasets/owner/name/prefix`.
+            `gs://…`, `hf://datasets/owner/name/prefix`.
         options: Options of the fsspec file system, such as `endpoint_url` for S3.
 
     Raises:
@@ -341,6 +341,6 @@ def open_store(uri: str, *, options: Mapping[str, Any] | None = None) -> ObjectS
     if scheme in CONDITIONAL_CREATE:
         return FsspecStore(uri, options)
     raise TrainerConfigError(
-        f"{uri}: no conditional create is known for {scheme}://; use file://, s3://, gs://, "
-        "abfs:// or hf://datasets/owner/name"
+        f"{uri}: no conditional create is known for {scheme}://; use file://, s3://, gs:// or "
+        "hf://datasets/owner/name"
     )

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.support.hub import HubServer
-from tests.trainer.outer.bucket_servers import AzureBlobs, GoogleStorage
+from tests.trainer.outer.bucket_servers import GoogleStorage
+from tests.trainer.outer.s3_server import MotoServer
 from trainer.errors import ObjectStoreError, TrainerConfigError
 from trainer.outer import (
     FileStore,
@@ -41,49 +42,40 @@ def hub_store(hub, monkeypatch):
     return lambda: open_store(f"hf://datasets/{repo}/some/prefix", options=options)
 
 
-def opened_on(server):
-    """Open a store on a cloud's server."""
-    if isinstance(server, GoogleStorage):
-        return open_store("gs://bucket/run", options={"endpoint_url": server.url, "token": "anon"})
-    options = {"connection_string": server.connection_string}
-    return open_store("abfs://bucket/run", options=options)
-
-
-CLOUDS = {"gs": GoogleStorage, "abfs": AzureBlobs}
-
-
 @pytest.fixture
-def bucket(request):
-    server = CLOUDS[request.param]()
+def google():
+    server = GoogleStorage()
     yield server
     server.close()
 
 
-on_each_cloud = pytest.mark.parametrize("bucket", CLOUDS, indirect=True)
+def opened_on(server):
+    return open_store("gs://bucket/run", options={"endpoint_url": server.url, "token": "anon"})
 
 
-@pytest.fixture
-def gs_store(request):
-    server = GoogleStorage()
-    yield lambda: opened_on(server)
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory):
+    server = MotoServer(tmp_path_factory.mktemp("s3"))
+    yield server
     server.close()
 
 
-@pytest.fixture
-def abfs_store(request):
-    server = AzureBlobs()
-    yield lambda: opened_on(server)
-    server.close()
-
-
-@pytest.fixture(params=["memory", "file", "hub", "gs", "abfs"])
+@pytest.fixture(params=["memory", "file", "hub", "gs", "s3"])
 def make(request, tmp_path):
     if request.param == "memory":
         store = MemoryStore()
         return lambda: store
     if request.param == "file":
         return lambda: FileStore(tmp_path)
-    return request.getfixturevalue(f"{request.param}_store")
+    if request.param == "gs":
+        server = request.getfixturevalue("google")
+        return lambda: opened_on(server)
+    if request.param == "s3":
+        port, prefix = request.getfixturevalue("moto").port, uuid.uuid4().hex
+        keys = {"key": "x", "secret": "y", "client_kwargs": {"region_name": "us-east-1"}}
+        options = {"endpoint_url": f"http://127.0.0.1:{port}", **keys}
+        return lambda: open_store(f"s3://bucket/{prefix}", options=options)
+    return request.getfixturevalue("hub_store")
 
 
 def test_what_is_put_is_got_listed_and_deleted(make):
@@ -150,9 +142,8 @@ def test_two_replicas_over_repositories_of_the_hub(hub_store):
 
 
 @pytest.mark.slow
-@on_each_cloud
-def test_two_replicas_over_a_bucket(bucket):
-    assert len(set(final_bases(lambda: opened_on(bucket)))) == 1
+def test_two_replicas_over_a_bucket(google):
+    assert len(set(final_bases(lambda: opened_on(google)))) == 1
 
 
 def final_bases(make):
@@ -176,14 +167,13 @@ def final_bases(make):
     return bases
 
 
-@on_each_cloud
-def test_a_bucket_that_ignores_the_condition_is_refused(bucket):
-    bucket.is_forgetful = True
+def test_a_bucket_that_ignores_the_condition_is_refused(google):
+    google.is_forgetful = True
     settings = OuterSettings(codec="fp32", quorum=1)
-    replica = OuterReplica(opened_on(bucket), np.zeros(4), rank=0, world_size=2, settings=settings)
+    replica = OuterReplica(opened_on(google), np.zeros(4), rank=0, world_size=2, settings=settings)
     with pytest.raises(TrainerConfigError, match="overwrites"):
         replica.join()
-    reduce = ObjectStoreAllReduce("", 0, 2, quorum=1, store=opened_on(bucket), first_grace_s=0.01)
+    reduce = ObjectStoreAllReduce("", 0, 2, quorum=1, store=opened_on(google), first_grace_s=0.01)
     with pytest.raises(TrainerConfigError, match="overwrites"):
         reduce.reduce_vector(np.zeros(4, np.float32))
 

@@ -70,45 +70,6 @@ def final_bases(stores):
     return bases
 
 
-def test_five_verbs_on_s3(network):
-    store = opened(network, "verbs")
-    store.put("a/b/1", b"one")
-    store.put("a/b/2", b"two")
-    assert store.get("a/b/1") == b"one"
-    assert store.get("a/b/9") is None
-    assert store.keys("a/b/") == ["a/b/1", "a/b/2"]
-    assert store.keys("a/z/") == []
-    assert store.put_if_absent("a/m", b"first")
-    assert not store.put_if_absent("a/m", b"second")
-    assert store.get("a/m") == b"first"
-    store.delete(["a/b/1", "a/b/9"])
-    assert store.keys("a/b/") == ["a/b/2"]
-
-
-@pytest.mark.slow
-def test_of_twelve_racing_creators_exactly_one_wins(network):
-    won = []
-
-    def create(index):
-        if opened(network, "race").put_if_absent("m", str(index).encode()):
-            won.append(index)
-
-    threads = [threading.Thread(target=create, args=(index,)) for index in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(won) == 1
-    assert opened(network, "race").get("m") == str(won[0]).encode()
-
-
-def test_what_another_client_wrote_is_listed_at_once(network):
-    reader, writer = opened(network, "lists"), opened(network, "lists")
-    assert reader.keys("d/") == []
-    writer.put("d/1", b"")
-    assert reader.keys("d/") == ["d/1"]
-
-
 def test_all_reduce_over_s3(network):
     import torch
 
