@@ -703,7 +703,7 @@ class RoundLog:
 
     def _commit(self, manifest: Manifest) -> None:
         data, key = manifest.to_bytes(), manifest_key(manifest.round_id)
-        if self._put_back(manifest.round_id) is not None:
+        if self.read_manifest(manifest.round_id, is_thorough=True) is not None:
             return
         self._up_bytes += len(data)
         try:

@@ -1,7 +1,7 @@
 """Real processes, real SIGKILL: no round is lost, no state diverges, nothing is forgotten."""
 
-import dataclasses
 import json
+import os
 import random
 import time
 
@@ -10,65 +10,103 @@ import pytest
 
 from trainer.outer import OuterReplica, OuterSettings, open_store
 
+pytestmark = pytest.mark.slow
 
-@pytest.fixture(scope="module")
-def bench():
-    from benchmarks import outer_loop
-
-    return outer_loop
+N_REPLICAS = 4
 
 
-@pytest.fixture
-def small(bench):
-    return bench.Regime(inner_steps=1, batch_size=2, width=16, depth=1, codec="ternary")
-
-
-@pytest.mark.slow
-def test_thirty_rounds_survive_twenty_random_kills(bench, small, tmp_path):
-    regime = dataclasses.replace(small, n_rounds=30, n_replicas=4)
-    report = bench.run_with_kills(bench.ProcessRun(tmp_path, regime, quorum=2), 26)
-    assert report["kills"] == report["restarts"] >= 20
-    assert report["rounds"] == 30
-    assert report["finished"] == 4
-    assert report["diverged"] == 0
-    assert report["hashes"] == 1
-
-
-class CountingRun:
-    """Replicas that train in no time: what counts is what is on disk at the moment of the kill."""
-
-    def __new__(cls, bench, folder, n_rounds):
-        folder.mkdir()
-        run = bench.ProcessRun(folder, bench.Regime(n_rounds=n_rounds), quorum=4)
-        object.__setattr__(run, "replica", lambda rank, _: count(run, rank))
-        return run
-
-
-def count(run, rank):
+def replica(folder, rank, n_rounds, quorum):
     """Be a replica whose inner optimizer is one array that remembers every round."""
-    store = open_store(f"file://{run.folder}/run")
+    store = open_store(f"file://{folder}/run")
     settings = OuterSettings(
-        codec="ternary", n_rounds=run.regime.n_rounds, quorum=4, timeout_s=60, snapshot_every=2
-    )
-    replica = OuterReplica(
-        store, np.zeros(500), rank=rank, world_size=4, settings=settings,
-        state=store,
+        codec="ternary", n_rounds=n_rounds, quorum=quorum, timeout_s=60, first_grace_s=5,
+        snapshot_every=2,
     )  # fmt: skip
-    replica.join()
-    memory = replica.inner_state.get("memory", np.zeros(500, np.float32))
-    while not replica.is_finished:
-        dice = np.random.default_rng(10_000 * rank + replica.round_id)
-        memory = 0.5 * memory + dice.standard_normal(500).astype(np.float32)
-        replica.exchange(replica.theta - 0.01 * memory, inner_state={"memory": memory})
-    (run.folder / f"result-{rank}.json").write_text(json.dumps({"base": replica.base}))
+    one = OuterReplica(
+        store, np.zeros(500), rank=rank, world_size=N_REPLICAS, settings=settings, state=store
+    )
+    one.join()
+    memory = one.inner_state.get("memory", np.zeros(500, np.float32))
+    with (folder / f"log-{rank}.jsonl").open("a", buffering=1) as log:
+        while not one.is_finished:
+            dice = np.random.default_rng(10_000 * rank + one.round_id)
+            memory = 0.5 * memory + dice.standard_normal(500).astype(np.float32)
+            report = one.exchange(one.theta - 0.01 * memory, inner_state={"memory": memory})
+            log.write(json.dumps([one.round_id, report.base]) + "\n")
+    (folder / f"result-{rank}.json").write_text(json.dumps(one.base))
 
 
-@pytest.mark.slow
-def test_killing_all_at_any_moment_ends_in_the_state_of_the_uninterrupted_run(bench, tmp_path):
+def start(folder, rank, n_rounds, quorum):
+    """Start a replica as a child process; return its id."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        replica(folder, rank, n_rounds, quorum)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def run(folder, n_rounds, quorum, kill):
+    """Run all replicas to the end; those that `kill(n_committed)` names die and start anew."""
+    folder.mkdir()
+    children = {rank: start(folder, rank, n_rounds, quorum) for rank in range(N_REPLICAS)}
+    n_killed = 0
+    while children:
+        time.sleep(0.005)
+        n_committed = len(list((folder / "run" / "rounds").glob("*/manifest.json")))
+        victims = [rank for rank in kill(n_committed) if rank in children]
+        for rank in victims:
+            os.kill(children[rank], 9)
+        for rank, pid in list(children.items()):
+            done, status = os.waitpid(pid, 0 if rank in victims else os.WNOHANG)
+            if done:
+                del children[rank]
+                code = os.waitstatus_to_exitcode(status)
+                assert code in (0, -9), "none fails by itself"
+                n_killed += code == -9
+        for rank in victims:
+            if not (folder / f"result-{rank}.json").exists():
+                children[rank] = start(folder, rank, n_rounds, quorum)
+    ended = {path.read_text() for path in folder.glob("result-*.json")}
+    bases = {}
+    for path in folder.glob("log-*.jsonl"):
+        for line in path.read_text().splitlines():
+            if line.endswith("]"):
+                round_id, base = json.loads(line)
+                bases.setdefault(round_id, set()).add(base)
+    assert all(len(found) == 1 for found in bases.values()), "equal states after every round"
+    assert len(ended) == 1
+    return ended.pop(), n_killed
+
+
+def test_thirty_rounds_survive_twenty_random_kills(tmp_path):
+    dice, due = random.Random(0), iter(range(1, 30))
+    wanted = [next(due)]
+
+    def kill(n_committed):
+        if n_committed < wanted[0]:
+            return []
+        wanted[0] = next(due, 99)
+        return [dice.randrange(N_REPLICAS)]
+
+    _, n_killed = run(tmp_path / "run", 30, 2, kill)
+    assert n_killed >= 20
+    assert len(list((tmp_path / "run/run/rounds").glob("*/manifest.json"))) == 30
+
+
+def test_killing_all_at_any_moment_ends_in_the_state_of_the_uninterrupted_run(tmp_path):
     began = time.perf_counter()
-    wanted = bench.run_with_blackout(CountingRun(bench, tmp_path / "calm", 5), None)
+    calm, _ = run(tmp_path / "calm", 5, 4, lambda _: [])
     calm_s = time.perf_counter() - began
     dice = random.Random(0)
-    for trial in range(20):
-        run = CountingRun(bench, tmp_path / str(trial), 5)
-        assert bench.run_with_blackout(run, dice.uniform(0.05, 0.9) * calm_s) == wanted
+    for trial in range(12):
+        at = time.perf_counter() + dice.uniform(0.05, 0.9) * calm_s
+        left = [range(N_REPLICAS)]
+
+        def kill(_, at=at, left=left):
+            return left.pop() if left and time.perf_counter() > at else []
+
+        assert run(tmp_path / str(trial), 5, 4, kill)[0] == calm
