@@ -25,13 +25,12 @@ def hostile_root(root: Path) -> Pipeline:
     texts = itertools.cycle(HOSTILE)
     for table in ("turns", "states", "teacher_actions", "dpo_pairs", "outcomes"):
         _spoil(work.root, table, batch, texts)
-    for receipt in work.receipts.all():
+    for receipt in list(work.receipts.all()):
         report = _spoiled_report(receipt.report, texts)
         stage = stage_named(receipt.stage)
         work.receipts.write(
             replace(
                 receipt,
-                fingerprint="",
                 report=report,
                 seconds=1.0,
                 inputs={

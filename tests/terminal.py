@@ -19,6 +19,7 @@ from replay_pipeline.cli import console
 from replay_pipeline.cli.shared import estimate_of, ranked_row
 from replay_pipeline.stages import pipeline
 from replay_pipeline.stages.overview import Overview
+from replay_pipeline.stages.receipts import now
 from replay_pipeline.stages.status import status_of
 from tests.roots import project_root
 
@@ -40,10 +41,10 @@ def of_width(width: int) -> Iterator[StringIO]:
 def printed(folder: Path) -> dict[str, str]:
     """Run the sample in an empty folder, and return what commands print of it, by `NAME-WIDTH`."""
     work = project_root(folder / "data")
-    before = dict(work.receipts.stamps())
+    began = now()
     batches = work.ingest_new()
     reports = {"estimate": estimate_of(work, batches)}
-    summary = pipeline.run(work.settings, with_training=False, since=before)
+    summary = pipeline.run(work.settings, with_training=False, since=began)
     # How long it took is an accident, and so is where it lies.
     summary["seconds"] = dict.fromkeys(summary["seconds"], 1.5)
     trained = json.loads(TRAINED.read_text())

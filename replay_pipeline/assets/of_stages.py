@@ -131,13 +131,13 @@ def _asset_of(
         backfill_policy=dg.BackfillPolicy.single_run() if stage.is_by_batch else None,
         group_name=GROUP,
         owners=OWNERS,
-        kinds=set(stage.kinds),
+        kinds={"python", "parquet"} if stage.is_by_batch else {"huggingface"},
         tags={
             "stage": stage.name,
             **({"costs": "money"} if stage.pays else {}),
             **(IN_EVERY_RUN if is_in_every_run else {}),
         },
-        pool=stage.pool,
+        pool="teachers" if stage.pays else "training" if stage.name == "train" else None,
         metadata={
             **({"dagster/column_schema": columns} if columns else {}),
             **({STALE_BECAUSE: _in_words(stage, stale)} if stale else {}),
@@ -191,4 +191,4 @@ def _columns(stage: Stage) -> dg.TableSchema | None:
                 for field in layout.PAIRS
             ]
         )
-    return column_schema(stage.table) if stage.table else None
+    return column_schema(stage.writes[0]) if stage.writes else None

@@ -653,7 +653,7 @@ def show_status(report: Report) -> None:
     from replay_pipeline.stages import chain
 
     stages = [stage for stage in chain.by_batch() if stage.told]
-    headings = {stage.name: _plain(stage.told[0].removeprefix("n_")) for stage in stages}
+    headings = {stage.name: _plain(stage.told.removeprefix("n_")) for stage in stages}
     names = [stage.name for stage in stages]
     if rehearsed := report.get("rehearsed"):
         names.insert(names.index("replay") + 1, "rehearsal")

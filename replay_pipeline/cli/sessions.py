@@ -111,6 +111,7 @@ def ingest(
     from replay_pipeline import ingesters
     from replay_pipeline.stages import pipeline
     from replay_pipeline.stages.hub_sources import fetch_sessions
+    from replay_pipeline.stages.receipts import now
     from replay_pipeline.stages.summary import summarize
 
     loaded = load(settings, data, sources=paths)
@@ -129,9 +130,9 @@ def ingest(
             ingesters.write_traces(result, out_dir)
         else:
             work = pipeline.Pipeline(loaded, on_progress=on_progress)
-            before = work.receipts.stamps()
+            before = now()
             work.ingest_new()
-            report = summarize(work.receipts.all(since=before))
+            report = summarize(list(work.receipts.all(since=before)))
             report |= {"failed_batches": work.failed, "written_to": str(work.root.path)}
     print_report(report, as_json=as_json, show=show_ingest)
     exit_if_failed(report)

@@ -57,17 +57,18 @@ def run(
 ) -> None:
     """Take all sessions through every stage. Only new work runs, and you pay for nothing twice."""
     from replay_pipeline.stages import doctor, pipeline
+    from replay_pipeline.stages.receipts import now
 
     loaded = load(settings, data, max_total_usd=max_total_usd, sources=paths, teachers=teachers)
     with progress_bars() as on_progress:
         work = pipeline.Pipeline(loaded, on_progress=on_progress)
         doctor.require_extras(loaded, with_training=train)
         work.check_settings()
-        before = work.receipts.stamps()
+        began = now()
         work.ingest_new()
     confirm(work, yes=yes)
     with progress_bars() as on_progress:
-        summary = pipeline.run(loaded, with_training=train, since=before, on_progress=on_progress)
+        summary = pipeline.run(loaded, with_training=train, since=began, on_progress=on_progress)
     print_report(summary, as_json=as_json, show=show_run)
     exit_if_failed(summary)
     exit_if_most_failed(summary["open"])
@@ -111,13 +112,13 @@ def demo(
     from replay_pipeline.storage.store import written_whole
 
     with progress_bars() as on_progress:
-        work, before = _open_demo(data, model, on_progress)
+        work, began = _open_demo(data, model, on_progress)
     if work.settings.played is None:
         confirm(work, yes=yes)
     with progress_bars() as on_progress:
         run_jobs(work, on_progress=on_progress)
     (data / _BEGAN).unlink(missing_ok=True)
-    summary = work.summary(since=before)
+    summary = work.summary(since=began)
     with written_whole(data / "report.json") as file:
         file.write(json.dumps(summary, indent=1).encode())
     work.write_page()
@@ -128,25 +129,21 @@ def demo(
     next_step(f"`replay-pipeline ui --data {data}` opens the page, beside Dagster")
 
 
-_BEGAN = "began.json"
-"""Stamps of the receipts before a demo that stopped at the pairs: what it did counts as done now."""
+_BEGAN = "began.txt"
+"""When a demo began that stopped at the pairs: what it did counts as done now."""
 
 
-def _open_demo(
-    data: Path, model: Path | None, on_progress: "OnProgress"
-) -> "tuple[Pipeline, dict[tuple[str, str], str]]":
-    """Set the demo up and read its sessions. Gives the stamps from before it began, too."""
+def _open_demo(data: Path, model: Path | None, on_progress: "OnProgress") -> "tuple[Pipeline, str]":
+    """Set the demo up and read its sessions. Gives the time when it began, too."""
     from replay_pipeline.stages.pipeline import Pipeline
+    from replay_pipeline.stages.receipts import now
 
     prepare_demo(data, model)
     work = Pipeline(load(data / "settings.toml", data), on_progress=on_progress)
-    began = data / _BEGAN
-    if began.exists():
-        before = {(stage, key): at for stage, key, at in json.loads(began.read_text("utf-8"))}
-    else:
-        before = dict(work.receipts.stamps())
+    noted = data / _BEGAN
+    began = noted.read_text("utf-8") if noted.exists() else now()
     work.ingest_new()
-    return work, before
+    return work, began
 
 
 def _show_pairs_of_demo(data: Path, model: Path | None, *, yes: bool) -> None:
@@ -154,9 +151,9 @@ def _show_pairs_of_demo(data: Path, model: Path | None, *, yes: bool) -> None:
     from replay_pipeline.storage.store import written_whole
 
     with progress_bars() as on_progress:
-        work, before = _open_demo(data, model, on_progress)
+        work, began = _open_demo(data, model, on_progress)
     with written_whole(data / _BEGAN) as file:
-        file.write(json.dumps([[*name, at] for name, at in before.items()]).encode())
+        file.write(began.encode())
     confirm(work, yes=yes)
     with progress_bars() as on_progress:
         work.watch(on_progress)

@@ -37,14 +37,14 @@ def wanted(settings: Settings) -> list[Stage]:
 
 
 def upstream(stage: Stage, among: Sequence[Stage] | None = None) -> list[Stage]:
-    """Return the stages right before a stage: those that write its inputs, or those that it names.
+    """Return the stages right before a stage: those that write its inputs, else the one before it.
 
     Args:
         stage: the stage.
         among: the stages to search. By default, all.
     """
-    return [
-        each
-        for each in (STAGES if among is None else among)
-        if each.name in stage.after or (not stage.after and set(each.writes) & set(stage.reads))
-    ]
+    stages = list(STAGES if among is None else among)
+    if stage.reads:
+        return [each for each in stages if set(each.writes) & set(stage.reads)]
+    place = stages.index(stage) if stage in stages else 0
+    return stages[max(0, place - 1) : place]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages.overview import Overview
 from replay_pipeline.stages.pictures import bars
-from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.receipts import Receipt, hash_texts
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.sums import added, total
 from replay_pipeline.types import TraceState
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TABLES = ("sessions", "turns", "states", "tools")
+TABLES = ("states", "sessions", "turns", "tools")
 
 
 def read_sessions(task: Task) -> Report:
@@ -224,25 +224,15 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
 
 def _inputs(project: "Project", batch: str) -> Mapping[str, str]:
     from replay_pipeline.ingesters import read_manifest
-    from replay_pipeline.stages.overview import hash_texts
 
     return {"sessions": hash_texts([read_manifest(batch, project.root.path).to_json()])}
-
-
-def _files(project: "Project", batch: str) -> list[str]:
-    from replay_pipeline.ingesters import kept_files, read_manifest
-
-    folder = project.kept_folder()
-    kept = kept_files(read_manifest(batch, project.root.path), folder) if folder else []
-    names = [f"sources/{path.relative_to(folder).as_posix()}" for path in kept if folder]
-    return [f"batches/{batch}.json", *names]
 
 
 def _n_lost(report: Report) -> int:
     return report.get("skipped_files", {}).get("gone", 0)
 
 
-def _is_final(project: "Project", receipt: Receipt) -> bool:
+def _is_done(project: "Project", receipt: Receipt) -> bool:
     """Return whether no log that was gone has come back."""
     from replay_pipeline.ingesters import read_manifest
 
@@ -304,19 +294,16 @@ def _checks() -> tuple[Check, ...]:
 INGEST = Stage(
     name="ingest",
     about="Every decision point of the batch: what the student saw, did, and what came of it.",
+    version=1,
     work=read_sessions,
     writes=TABLES,
     settings=_decisive,
-    code=("session readers", "secret rules"),
     inputs=_inputs,
-    files=_files,
-    is_final=_is_final,
-    told=("n_states", "fidelity"),
+    is_done=_is_done,
+    told="n_states",
     figures=_figures,
     facts=_facts,
     trace=_log_rows,
     checks=_checks,
     asset="trace_states",
-    table="states",
-    unsafe=("secret rules", "unknown", "ingest.is_redacted"),
 )

@@ -8,7 +8,6 @@ from replay_pipeline.pages import rank_pairs, show_state
 from replay_pipeline.replay import spent_since
 from replay_pipeline.replay.ask.rows import teacher_actions_from_table
 from replay_pipeline.stages.project import Project, paired
-from replay_pipeline.stages.receipts import ALL
 from replay_pipeline.stages.spending import completed_batches
 from replay_pipeline.stages.summary import summarize, summarize_night
 
@@ -52,14 +51,12 @@ def ranked_pairs(project: Project) -> list[Mapping[str, Any]]:
     return rank_pairs(project.root.read_all("dpo_pairs").to_pylist())
 
 
-def summary(project: Project, *, since: Mapping[tuple[str, str], str]) -> dict[str, Any]:
-    """Return the figures of all stages. Work after `since` counts as new."""
-    receipts = list(project.receipts.figures(since=since))
+def summary(project: Project, *, since: str) -> dict[str, Any]:
+    """Return the figures of all stages. Work after the time `since` counts as new."""
+    receipts = list(project.receipts.all(since=since))
     figures = summarize(receipts, n_teachers=project.n_teachers())
     figures["max_total_usd"] = project.settings.replay.max_total_usd
     figures["dataset"] = str(project.settings.dataset_dir())
-    if trained := project.receipts.read("train", ALL):  # its figures are without what is long
-        figures["curves"] = trained.report.get("curves") or {}
     return figures
 
 
@@ -68,7 +65,7 @@ def night(
 ) -> dict[str, Any]:
     """Return the finished work since then, and the open work. `failures` are failed runs."""
     return summarize_night(
-        [each for each in project.receipts.figures() if each.at >= since.isoformat()],
+        [each for each in project.receipts.all() if each.at >= since.isoformat()],
         since=since,
         spent_usd=spent_since(project.settings.ledger_url(), since),
         max_nightly_usd=project.settings.replay.max_nightly_usd,

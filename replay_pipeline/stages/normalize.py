@@ -7,6 +7,7 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.overview import Overview
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.sample import SAMPLE
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.sums import added, total
@@ -84,7 +85,6 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
 
 def _inputs(project: "Project", batch: str) -> Mapping[str, str]:
     return {
-        **project.known_digests(batch, project.tables_of(batch, "sample")),
         **project.tools_digest(batch),
         "pairs before it": project.seen_pairs.before(batch),
     }
@@ -121,18 +121,15 @@ def _checks() -> tuple[Check, ...]:
 NORMALIZE = Stage(
     name="normalize",
     about="The pairs that pass the data-juicer recipe; the others are kept apart with the reason.",
+    version=1,
     work=normalize_pairs,
-    reads=("turns", "states", "dpo_pairs", "positives", "outcomes"),
+    reads=("turns", "states", "dpo_pairs", "positives", "outcomes", *SAMPLE.writes),
     writes=("normalized_pairs", "dropped_pairs"),
     settings=_decisive,
-    code=("prompts", "matcher", "normalizer", "secret rules"),
     inputs=_inputs,
-    files=lambda project, batch: [f"dedup/{normalizer_of(project).recipe.sha}/{batch}.parquet"],
-    told=("n_kept",),
+    told="n_kept",
     figures=_figures,
     facts=_facts,
     checks=_checks,
     asset="normalized_pairs",
-    after=("ingest", "pairs", "sample"),
-    unsafe=("new rows of dpo_pairs", "new rows of sampled_pairs"),
 )

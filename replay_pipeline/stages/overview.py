@@ -4,14 +4,12 @@ This module is separate from those that read tables or call endpoints, so that a
 wait for their imports.
 """
 
-import hashlib
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.receipts import Receipts
+from replay_pipeline.stages.receipts import Receipts, hash_texts
 from replay_pipeline.storage.permissions import tighten_root
 from replay_pipeline.storage.root_index import FILE, RootIndex
 from replay_pipeline.storage.store import check_reachable, names_of_json
@@ -64,11 +62,3 @@ class Overview:
     def forget_batches(self) -> None:
         """Clear the cached list of batches."""
         self._keys = None
-
-
-def hash_texts(parts: Iterable[str]) -> str:
-    """Return a hash of texts in their order."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(part.encode() + b"\0")
-    return digest.hexdigest()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.markdown import Markdown, code_block, literal_markdown, markdown_table
 from replay_pipeline.stages.pictures import bars
-from replay_pipeline.stages.receipts import ALL, Receipt
+from replay_pipeline.stages.receipts import ALL, Receipt, hash_texts
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.sums import added, total
@@ -73,8 +73,6 @@ def _asked_again(project: "Project") -> tuple[int, int]:
 
 
 def _inputs(project: "Project", batch: str) -> Mapping[str, str]:
-    from replay_pipeline.stages.overview import hash_texts
-
     asked = _asked_again(project)
     again = {"the control run": hash_texts(map(str, asked))} if any(asked) else {}
     return {**project.tools_digest(batch), **again}
@@ -94,11 +92,6 @@ def tried_by(settings: Settings) -> Mapping[str, Any]:
     # What limits commands decides nothing where none is run.
     only = None if options.execute == "commands" else {"execute", "repositories"}
     return options.model_dump(mode="json", include=only)
-
-
-def redaction_of(settings: Settings) -> tuple[str, ...]:
-    """Return the code that removes secrets from what tried actions print, if any are tried."""
-    return () if settings.workspaces.execute == "off" else ("secret rules",)
 
 
 def _checked(settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, float]]:
@@ -223,17 +216,16 @@ def _checks() -> tuple[Check, ...]:
 PAIRS = Stage(
     name="pairs",
     about="States at which enough teachers agreed on something that the student did not do.",
+    version=1,
     work=make_pairs,
     reads=("turns", "states", "teacher_actions"),
     writes=("dpo_pairs", "positives", "outcomes"),
     settings=_decisive,
-    code=lambda settings: ("prompts", "matcher", "pairs", *redaction_of(settings)),
     inputs=_inputs,
-    told=("n_pairs",),
+    told="n_pairs",
     figures=_figures,
     facts=_facts,
     trace=_votes,
     checks=_checks,
     asset="dpo_pairs",
-    unsafe=("new rows of turns", "new rows of states"),
 )

@@ -20,7 +20,7 @@ from replay_pipeline.stages.normalize import normalizer_of
 from replay_pipeline.stages.pairs import check_marks
 from replay_pipeline.stages.project import OnProgress, Project
 from replay_pipeline.stages.publish import retract_rows
-from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.receipts import Receipt, now
 from replay_pipeline.stages.staleness import reasons_by_batch
 from replay_pipeline.stages.status import status_of
 from replay_pipeline.stages.train import trainer_config
@@ -79,7 +79,7 @@ class Pipeline(Project):
                 "name a folder or a .jsonl file"
             )
         self.failed = {}
-        done = {receipt.batch for receipt in self.receipts.figures(stage="ingest")}
+        done = {receipt.batch for receipt in self.receipts.all(stage="ingest")}
         new = [each for each in manifests if each.key not in done]
         n_bytes = sum(each.n_bytes for each in new)
         self.on_progress(Progress(stage="ingest", n_done=0, n_total=n_bytes, unit="bytes"))
@@ -156,9 +156,7 @@ class Pipeline(Project):
             ConfigError: no session or batch is named, or there is no dataset.
             PublishError: the Hub refused. The folder has the new version, the Hub the old one.
         """
-        report = retract_rows(self, session_ids=session_ids, batches=batches, erase=erase)
-        engine.amend_files(chain.stage_named("publish"), self)
-        return report
+        return retract_rows(self, session_ids=session_ids, batches=batches, erase=erase)
 
     def check_settings(self) -> None:
         """Check the settings of later stages before the replay is paid for.
@@ -177,7 +175,7 @@ def run(
     settings: Settings,
     *,
     with_training: bool = True,
-    since: Mapping[tuple[str, str], str] | None = None,
+    since: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Find new sessions, take every batch through all stages, and return the summary.
@@ -187,7 +185,7 @@ def run(
     Args:
         settings: the settings of the stages.
         with_training: whether to train on the dataset at the end.
-        since: stamps of the receipts from before the run, if the run has already begun.
+        since: when the run began, as an ISO time in UTC. By default, now.
         on_progress: called with the progress of long work.
 
     Raises:
@@ -195,7 +193,7 @@ def run(
         MissingDependencyError: an extra that a stage needs isn't installed. Nothing was paid.
     """
     pipeline = Pipeline(settings, on_progress=on_progress)
-    since = pipeline.receipts.stamps() if since is None else since
+    since = since or now()
     require_extras(settings, with_training=with_training)
     pipeline.check_settings()
     batches = pipeline.ingest_new()

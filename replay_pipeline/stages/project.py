@@ -21,8 +21,8 @@ from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import LazyStates, TraceBatch, Traces, manifest_from
 from replay_pipeline.replay import AskingOptions
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.overview import FOLDER, Overview, hash_texts
-from replay_pipeline.stages.receipts import ALL, Receipts, Written
+from replay_pipeline.stages.overview import FOLDER, Overview
+from replay_pipeline.stages.receipts import ALL, Receipt, Receipts, hash_texts
 from replay_pipeline.stages.shown import harnesses_of
 from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.folds import Fold, Kept
@@ -111,11 +111,9 @@ class Project(Overview):
         Raises:
             IngestError: a manifest is damaged.
         """
-        self.index.bring("batches")
         folder = self.root.path / "batches"
         return [
-            manifest_from(text, f"{folder}/{name}")
-            for name, _, text in self.index.copies("batches")
+            manifest_from(text, f"{folder}/{name}") for name, text in self.index.files("batches")
         ]
 
     def kept_folder(self) -> Path | None:
@@ -328,7 +326,7 @@ class Project(Overview):
         if stage not in self.outputs:
             self.outputs[stage] = {
                 (receipt.batch, table): (digest, receipt.at)
-                for receipt in self.receipts.written(stage)
+                for receipt in self.receipts.all(stage=stage)
                 for table, digest in receipt.outputs.items()
             }
         known, at = self.outputs[stage].get((batch, name), ("", ""))
@@ -393,7 +391,7 @@ class Owners:
     def __init__(self, work: Project) -> None:
         self._work = work
         self._moved: dict[str, str] = {}
-        versions = {r.batch: _version_of(r, "states") for r in work.receipts.written("ingest")}
+        versions = {r.batch: _version_of(r, "states") for r in work.receipts.all(stage="ingest")}
 
         def ids(batch: str) -> list[str]:
             if not work.root.has("states", batch):
@@ -411,7 +409,7 @@ class Owners:
         self._moved |= owners
 
 
-def _version_of(receipt: Written, table: str) -> str:
+def _version_of(receipt: Receipt, table: str) -> str:
     return receipt.outputs.get(table) or receipt.at
 
 

@@ -3,16 +3,21 @@
 import gc
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.errors import ConfigError, PublishError
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.ingest import INGEST
 from replay_pipeline.stages.markdown import Location, Markdown
-from replay_pipeline.stages.overview import FOLDER, Overview, hash_texts
+from replay_pipeline.stages.normalize import NORMALIZE
+from replay_pipeline.stages.overview import FOLDER, Overview
+from replay_pipeline.stages.pairs import PAIRS
 from replay_pipeline.stages.pictures import bars
-from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.receipts import ALL, Receipt, hash_texts
+from replay_pipeline.stages.sample import SAMPLE
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Report, Stage, Task
 from replay_pipeline.storage.store import files_below
@@ -24,8 +29,6 @@ if TYPE_CHECKING:
     from replay_pipeline.publish import CardFacts, PublishReport
     from replay_pipeline.stages.project import Project
 
-_AFTER = ("ingest", "pairs", "sample", "normalize")
-"""Stages whose tables decide what is published."""
 _CONTROL_RUN = "the control run"
 """What the dataset card tells that no batch has reported, and no setting says."""
 
@@ -79,6 +82,7 @@ def publish_dataset(task: Task) -> Report:
             )
         checks["hub_loads"] = "holds"
     elsewhere = {} if options.folder is None else {FOLDER: str(place.absolute())}
+    task.outputs["dataset"] = digest_of_shards(project)
     return {**report.to_json(), "checks": checks, **elsewhere}
 
 
@@ -86,7 +90,7 @@ def _changed_batches(task: Task) -> list[str]:
     """Return the batches that are not in the dataset as they would be published now."""
     batches = task.project.batches_with("normalized_pairs")
     last, changes = task.last, task.changes
-    if last is None or changes.code or changes.settings or changes.is_unknown:
+    if last is None or changes.version or changes.settings:
         return batches
     if not _is_there(task.project, last):
         return batches
@@ -172,7 +176,7 @@ def _digest(project: "Project", batch: str, facts: Mapping[str, Any]) -> str:
     """Digest what decides what is published of a batch, beside the settings."""
     from replay_pipeline.publish.batch_facts import stage_facts
 
-    tables = project.tables_of(batch, *_AFTER)
+    tables = project.tables_of(batch, *(stage.name for stage in (INGEST, PAIRS, SAMPLE, NORMALIZE)))
     return hash_texts([
         json.dumps(project.known_digests(batch, tables)),
         project.tools_seen.before(batch),
@@ -229,15 +233,6 @@ def digest_of_shards(project: "Project") -> str:
     return hash_texts(sorted(name for name in names if name.endswith(".parquet")))
 
 
-def dataset_files(project: "Project") -> list[str]:
-    """Return the names of the dataset's files that don't contain their own digest."""
-    from replay_pipeline.publish.layout import CARD, MANIFESTS
-
-    folder = project.dataset_copy()
-    paths = [folder / CARD, *sorted((folder / MANIFESTS).glob("*.json"))]
-    return [f"dataset/{p.relative_to(folder).as_posix()}" for p in paths if p.exists()]
-
-
 def _is_there(project: "Project", receipt: Receipt) -> bool:
     """Return whether the dataset that a receipt is of lies where it is to be, whatever its folder is called."""
     if project.settings.publish.repo_id not in (None, receipt.report.get("repo_id")):
@@ -245,7 +240,7 @@ def _is_there(project: "Project", receipt: Receipt) -> bool:
     from replay_pipeline.publish.layout import CARD
 
     has_card = project.place_of(f"dataset/{CARD}").exists()
-    return has_card and digest_of_shards(project) == receipt.data
+    return has_card and digest_of_shards(project) == receipt.outputs.get("dataset")
 
 
 def retract_rows(
@@ -264,13 +259,17 @@ def retract_rows(
     if not place.exists():
         raise ConfigError(f"{place}: no dataset yet, so there is nothing to retract")
     with to_be_published(place, project.dataset_copy()) as folder:
-        return retract(
+        report = retract(
             folder=folder,
             session_ids=session_ids,
             batches=batches,
             repo_id=project.settings.publish.repo_id,
             erase=erase,
         )
+    if last := project.receipts.read(PUBLISH.name, ALL):
+        outputs = {"dataset": digest_of_shards(project)}
+        project.receipts.write(replace(last, outputs=outputs), at=last.at)
+    return report
 
 
 def published_rows(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
@@ -304,7 +303,7 @@ def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
     facts = {
         "dagster/row_count": sum(by_config.get("pairs", {}).values()),
         "dagster/uri": folder,
-        "batches": len(receipt.inputs) - 1 if receipt.inputs else len(receipt.report["batches"]),
+        "batches": len(receipt.inputs) - 1,
         **{
             f"{config} {split}": n
             for config, splits in sorted(by_config.items())
@@ -323,18 +322,14 @@ def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
 PUBLISH = Stage(
     name="publish",
     about="All normalized pairs as one dataset that `datasets.load_dataset` opens.",
+    version=1,
     work=publish_dataset,
-    is_by_batch=False,
+    reads=(*INGEST.writes, *PAIRS.writes, *SAMPLE.writes, *NORMALIZE.writes),
     settings=_decisive,
-    code=("prompts", "matcher", "publisher", "secret rules"),
     inputs=_inputs,
-    files=lambda project, _: dataset_files(project),
-    data=digest_of_shards,
-    is_there=_is_there,
+    is_done=_is_there,
     figures=_figures,
     facts=_facts,
     trace=published_rows,
     asset="published_dataset",
-    kinds=("huggingface", "parquet"),
-    after=_AFTER,
 )

@@ -18,18 +18,6 @@ from replay_pipeline.types import Progress, TeacherSpec, TraceState
 if TYPE_CHECKING:
     from replay_pipeline.stages.project import Project
 
-OPEN_WORK = (
-    "n_answers",
-    "n_states",
-    "n_rehearsed",
-    "spent_usd",
-    "forecast_usd",
-    "skipped",
-    "errors",
-    "stop_reason",
-)
-"""The fields of a replay's report that `open_work` reads."""
-
 _RULES = {"agreement_threshold", "min_p_better", "level", "count_own_family"}
 """The settings of pairs by which a gate finds that a state can have none; see `Project.options`."""
 
@@ -242,20 +230,15 @@ REPLAY = Stage(
     about="What each teacher would have done at each state, bought under a hard ceiling.\n\n"
     "Every paid answer is in the ledger before it counts: stopping or killing this step loses none, "
     "and running it again asks only what was not answered.",
+    version=1,
     work=ask_teachers,
     reads=("turns", "states"),
     writes=("teacher_actions",),
     settings=_decisive,
-    code=lambda settings: (
-        "prompts",
-        "requests",
-        *(("gates", "matcher") if settings.replay.gates else ()),
-    ),
     inputs=lambda project, batch: project.tools_digest(batch),
-    is_final=lambda _, receipt: receipt.report["is_complete"],
+    is_done=lambda _, receipt: receipt.report["is_complete"],
     pays=True,
-    pool="teachers",
-    told=OPEN_WORK,
+    told="n_answers",
     figures=_figures,
     facts=answer_facts,
     trace=_prompts_sent,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.overview import Overview
-from replay_pipeline.stages.pairs import decisive, redaction_of, tried_by
+from replay_pipeline.stages.pairs import decisive, tried_by
 from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.replay import answer_facts, asked
@@ -133,17 +133,15 @@ SAMPLE = Stage(
     name="sample",
     about="What the model to be trained does where the teachers agree, and the pairs that this "
     "makes.\n\nRun by hand, or by the job `sample_trainee`: it needs a trainee in the settings.",
+    version=1,
     work=sample_trainee,
     reads=("turns", "states", "teacher_actions", "dpo_pairs", "positives", "outcomes"),
     writes=("samples", "sampled_pairs", "sampled_positives"),
     settings=_decisive,
-    code=lambda settings: ("prompts", "requests", "matcher", "pairs", *redaction_of(settings)),
     inputs=lambda project, batch: project.tools_digest(batch),
-    is_final=lambda _, receipt: receipt.report["is_complete"],
+    is_done=lambda _, receipt: receipt.report["is_complete"],
     is_wanted=lambda settings: settings.trainee.is_set,
     pays=True,
-    pool="teachers",
     facts=_facts,
     asset="samples",
-    unsafe=("new rows of turns", "new rows of states"),
 )

@@ -28,7 +28,7 @@ from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.sample import states_with_consensus
 from replay_pipeline.stages.sharing import left_of_night, shares_by_batch
-from replay_pipeline.stages.staleness import UNKNOWN, read_again, reasons_by_batch
+from replay_pipeline.stages.staleness import read_again, reasons_by_batch
 from replay_pipeline.stages.trainee import samplers
 from replay_pipeline.types import Progress, TeacherSpec
 
@@ -58,9 +58,7 @@ def stale(project: Project) -> dict[str, Any]:
         PriceError: a teacher's price isn't known.
     """
     batches = reasons_by_batch(project, chain.STAGES)
-    asked_otherwise = [
-        batch for batch, found in batches.items() if set(found.get("replay", ())) - {UNKNOWN}
-    ]
+    asked_otherwise = [batch for batch, found in batches.items() if "replay" in found]
     cost = estimate_replay(project, asked_otherwise).to_json() if asked_otherwise else None
     return {"batches": batches, "cost": cost}
 
@@ -298,7 +296,7 @@ def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -
         Receipt(
             stage="control",
             batch="all",
-            fingerprint="",
+            version=1,
             report=report.to_json(),
             seconds=round(time.perf_counter() - started, 3),
         )

@@ -1,4 +1,4 @@
-"""Find out why work must be redone: compare the inputs of a stage then and now.
+"""Find out why work must be redone: compare the version, settings, and inputs then and now.
 
 `run`, `status --stale`, the checks before publishing, and the code versions in Dagster use this
 module.
@@ -8,19 +8,14 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.overview import Overview, hash_texts
+from replay_pipeline.stages.overview import Overview
 from replay_pipeline.stages.project import Project
-from replay_pipeline.stages.receipts import Receipt, Written
+from replay_pipeline.stages.receipts import ALL, Receipt, code_version, hash_texts
 from replay_pipeline.stages.stage import Changes, Stage
-from replay_pipeline.stages.versions import versions_of
-
-UNKNOWN = "unknown"
-"""The reason if a receipt of an older version doesn't name its inputs."""
 
 NEW_ROWS = "new rows of {}"
 """The reason if the inputs were rewritten after the receipt."""
@@ -33,35 +28,27 @@ _MAX_NAMED, _MAX_SHOWN = 3, 60
 class Given:
     """Everything that decides the output of a stage."""
 
-    versions: Mapping[str, str]
-    """Digest of each part of the code."""
+    version: int
     settings: Mapping[str, Any]
     """Values by the full names of the settings."""
     inputs: Mapping[str, str] = field(default_factory=dict)
     """Digests of the inputs."""
 
-    @cached_property
+    @property
     def code_version(self) -> str:
-        """Return one digest of the code and the settings, without the inputs."""
-        return hash_texts([json.dumps([self.versions, self.settings], sort_keys=True)])
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Return one digest of everything."""
-        return hash_texts([self.code_version, json.dumps(dict(self.inputs), sort_keys=True)])
+        """Return a digest of the version and the settings, for Dagster."""
+        return code_version(self.version, self.settings)
 
 
 def declared(stage: Stage, settings: Settings) -> Given:
-    """Return the code and settings that decide the output of a stage, for any input.
+    """Return the version and settings that decide the output of a stage, for any input.
 
     Raises:
         ConfigError: a file that the settings name cannot be read.
     """
     flat = dict(sorted(_flat(stage.settings(settings))))
-    return Given(
-        versions=versions_of(stage.parts(settings)),
-        settings=json.loads(json.dumps(flat, default=str)),  # as a receipt brings it back
-    )
+    as_in_receipt = json.loads(json.dumps(flat, default=str))
+    return Given(version=stage.version, settings=as_in_receipt)
 
 
 def given_of(stage: Stage, project: Project, batch: str, *, declares: Given | None = None) -> Given:
@@ -73,7 +60,8 @@ def given_of(stage: Stage, project: Project, batch: str, *, declares: Given | No
         batch: the batch.
         declares: the result of `declared`, if known.
     """
-    inputs = {**project.known_digests(batch, stage.reads), **stage.inputs(project, batch)}
+    tables = stage.reads if stage.is_by_batch else ()
+    inputs = {**project.known_digests(batch, tables), **stage.inputs(project, batch)}
     return replace(declares or declared(stage, project.settings), inputs=inputs)
 
 
@@ -85,22 +73,16 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
             yield f"{above}{name}", value
 
 
-def changes_since(receipt: Receipt | Written, given: Given) -> Changes:
-    """Return the differences between a stage's inputs then and now."""
-    is_coded = bool(receipt.versions) or not given.versions
-    code = {part for part, now in given.versions.items() if receipt.versions.get(part) != now}
-    code = code if is_coded else set()
-    if receipt.settings is None:
-        return Changes(code=tuple(sorted(code)), is_unknown=True)
+def changes_since(receipt: Receipt, given: Given) -> Changes:
+    """Return the differences between what decided a stage's output then and now."""
     before, after = receipt.settings, given.settings
     names = {name for name in {*before, *after} if before.get(name) != after.get(name)}
     if names & before.keys() & after.keys():
-        # One setting may bring others into play, and code: it is the reason, and they are not.
+        # One setting may bring others into play: it is the reason, and they are not.
         names &= before.keys() & after.keys()
-        code &= receipt.versions.keys()
+    is_same = receipt.version == given.version
     return Changes(
-        code=tuple(part for part in given.versions if part in code),
-        is_unknown=not is_coded,
+        version="" if is_same else f"version {receipt.version} → {given.version}",
         settings=tuple(
             f"{name}: {_shown(before.get(name))} → {_shown(after.get(name))}"
             for name in sorted(names)
@@ -120,19 +102,17 @@ def _shown(value: Any) -> str:
 
 
 def reasons(stage: Stage, changes: Changes) -> list[str]:
-    """Describe changes in words: parts of the code, settings with both values, and inputs."""
-    found = [*changes.code, *changes.settings]
+    """Describe changes in words: the version, settings with both values, and inputs."""
+    found = [*filter(None, [changes.version]), *changes.settings]
     if len(changes.inputs) > _MAX_NAMED and not stage.is_by_batch:
-        found.append(NEW_ROWS.format(f"{len(changes.inputs):,} batches"))
-    else:
-        found += [NEW_ROWS.format(name) for name in changes.inputs]
-    return [*found, UNKNOWN] if changes.is_unknown else found
+        return [*found, NEW_ROWS.format(f"{len(changes.inputs):,} batches")]
+    return found + [NEW_ROWS.format(name) for name in changes.inputs]
 
 
-def reasons_by_batch(
+def changes_by_batch(
     project: Project, stages: Iterable[Stage], *, batches: Collection[str] | None = None
-) -> dict[str, dict[str, list[str]]]:
-    """Return the reasons why results are stale, by batch and stage, without fresh ones.
+) -> Iterator[tuple[Stage, str, Changes]]:
+    """Yield what has changed since stages worked on batches, for stale results only.
 
     Args:
         project: the data root.
@@ -142,22 +122,27 @@ def reasons_by_batch(
     Raises:
         ConfigError: a file that the settings name cannot be read.
     """
-    found: dict[str, dict[str, list[str]]] = {}
     for stage in stages:
         if not stage.is_wanted(project.settings):
             continue
         declares = declared(stage, project.settings)
         for receipt in _receipts(project, stage):
-            if batches is not None and receipt.batch not in batches:
-                continue
-            given = given_of(stage, project, receipt.batch, declares=declares)
-            if why := reasons(stage, changes_since(receipt, given)):
-                found.setdefault(receipt.batch, {})[stage.name] = why
+            if batches is None or receipt.batch in batches:
+                given = given_of(stage, project, receipt.batch, declares=declares)
+                if changes := changes_since(receipt, given):
+                    yield stage, receipt.batch, changes
+
+
+def reasons_by_batch(project: Project, stages: Iterable[Stage]) -> dict[str, dict[str, list[str]]]:
+    """Return the reasons why results are stale, by batch and stage. Raises as `changes_by_batch`."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for stage, batch, changes in changes_by_batch(project, stages):
+        found.setdefault(batch, {})[stage.name] = reasons(stage, changes)
     return dict(sorted(found.items()))
 
 
 def told_reasons(project: Overview, stage: Stage, declares: Given) -> dict[str, int]:
-    """Return why batches are stale by code and settings alone, with counts.
+    """Return why batches are stale by version and settings alone, with counts.
 
     It reads no table, so Dagster's pages can quickly show why a batch is stale. Dagster itself
     shows which inputs changed.
@@ -174,28 +159,26 @@ def told_reasons(project: Overview, stage: Stage, declares: Given) -> dict[str, 
     return dict(sorted(found.items()))
 
 
-def _receipts(project: Overview, stage: Stage) -> Iterator[Receipt | Written]:
-    """Return the receipts of a stage; those of many batches without what is long."""
+def _receipts(project: Overview, stage: Stage) -> Iterator[Receipt]:
     if stage.is_by_batch:
-        yield from project.receipts.written(stage.name)
-    elif (receipt := project.receipts.read(stage.name, "all")) is not None:
+        yield from project.receipts.all(stage=stage.name)
+    elif (receipt := project.receipts.read(stage.name, ALL)) is not None:
         yield receipt
 
 
 def read_again(project: Project, stages: Iterable[Stage]) -> set[str]:
     """Return the batches with a table that was rewritten after a later stage read it."""
+    receipts = [each for stage in stages for each in project.receipts.all(stage=stage.name)]
     tables = {
         (receipt.batch, table): digest
-        for receipt in project.receipts.written()
+        for receipt in receipts
         for table, digest in receipt.outputs.items()
     }
     return {
         receipt.batch
-        for stage in stages
-        for receipt in project.receipts.written(stage.name)
-        for table in stage.reads
-        if (digest := receipt.inputs.get(table))
-        and tables.get((receipt.batch, table), digest) != digest
+        for receipt in receipts
+        for table, digest in receipt.inputs.items()
+        if tables.get((receipt.batch, table), digest) != digest
     }
 
 
@@ -203,15 +186,14 @@ def refuse_stale(project: Project, stages: Iterable[Stage], batches: Collection[
     """Check that today's rules redacted everything that these batches would publish.
 
     Raises:
-        CheckFailedError: a batch was redacted by older rules, or its pairs come from such rows.
+        CheckFailedError: a batch was read by older rules, or its pairs come from such rows.
     """
-    stages = [stage for stage in stages if stage.unsafe]
-    for batch, found in reasons_by_batch(project, stages, batches=batches).items():
-        for stage in stages:
-            for reason in found.get(stage.name, ()):
-                if reason.startswith(stage.unsafe):
-                    raise CheckFailedError(
-                        f"nothing was published: the result of stage `{stage.name}` for batch {batch} is "
-                        f"stale ({reason}), so its texts may contain secrets that today's rules would remove. `replay-pipeline run` redoes stale work and pays for nothing twice; "
-                        "`replay-pipeline status --stale` lists it"
-                    )
+    free = [stage for stage in stages if stage.is_by_batch and not stage.pays]
+    for stage, batch, changes in changes_by_batch(project, free, batches=batches):
+        if set(changes.inputs) & set(stage.reads) or not stage.reads:
+            raise CheckFailedError(
+                f"nothing was published: the result of stage `{stage.name}` for batch {batch} is stale "
+                f"({reasons(stage, changes)[0]}), so its texts may contain secrets that today's rules "
+                "would remove. `replay-pipeline run` redoes stale work and pays for nothing twice; "
+                "`replay-pipeline status --stale` lists it"
+            )

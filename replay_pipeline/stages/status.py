@@ -16,7 +16,7 @@ def status_of(overview: Overview) -> dict[str, Any]:
     """Return the finished stages and cost of each batch, and the contents of the ledger."""
     settings, receipts = overview.settings, overview.receipts
     stages = [stage for stage in by_batch() if stage.told]
-    done = {stage.name: receipts.reports(stage.name, names=stage.told) for stage in stages}
+    done = {stage.name: receipts.reports(stage.name) for stage in stages}
     url = settings.ledger_url()
     ledger = {"ledger": "none yet", "spent_usd": 0.0, "held_usd": 0.0, "unknown_usd": 0.0,
               "calls": {}}  # fmt: skip
@@ -30,7 +30,7 @@ def status_of(overview: Overview) -> dict[str, Any]:
             key: {
                 # Answers that were made up are no answers.
                 "rehearsal" if done[stage.name] is replays and is_play(report) else stage.name: (
-                    report.get(stage.told[0])
+                    report.get(stage.told)
                 )
                 for stage in stages
                 if (report := done[stage.name].get(key)) is not None

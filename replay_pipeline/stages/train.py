@@ -11,10 +11,10 @@ from replay_pipeline.errors import ConfigError
 from replay_pipeline.processes import TRAINER, python, start_environment
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.markdown import Location
-from replay_pipeline.stages.overview import Overview, hash_texts
+from replay_pipeline.stages.overview import Overview
 from replay_pipeline.stages.pictures import curve
 from replay_pipeline.stages.publish import digest_of_shards, published_rows
-from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.receipts import Receipt, hash_texts
 from replay_pipeline.stages.stage import Report, Stage, Task
 from replay_pipeline.stages.trainer_process import (
     TRAINER_LOCK,
@@ -114,7 +114,9 @@ def _told(project: "Project") -> list[str]:
 
 
 def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
-    return {"train": receipts[-1].report if receipts else {}}
+    report = dict(receipts[-1].report) if receipts else {}
+    curves = report.pop("curves", {})
+    return {"train": report, "curves": curves}
 
 
 def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
@@ -140,21 +142,13 @@ TRAIN = Stage(
     about="A model trained on the dataset with three channels: policy + α·SDPO + β·replay.\n\nIts "
     "metrics are drawn while it runs. Terminate asks it to save a checkpoint, from which the next "
     "run goes on bit for bit.",
+    version=1,
     work=train_model,
-    is_by_batch=False,
     settings=_decisive,
     inputs=_inputs,
-    files=lambda project, _: [
-        f"model/{name}"
-        for name in files_below(project.settings.model_dir())
-        if name != TRAINER_LOCK
-    ],
-    is_there=lambda project, _: (project.settings.model_dir() / "report.json").exists(),
+    is_done=lambda project, _: (project.settings.model_dir() / "report.json").exists(),
     figures=_figures,
     facts=_facts,
     trace=_tokens,
     asset="trained_model",
-    kinds=("pytorch", "huggingface"),
-    pool="training",
-    after=("publish",),
 )

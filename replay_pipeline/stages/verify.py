@@ -15,6 +15,7 @@ from urllib.parse import quote
 from replay_pipeline.publish.layout import MANIFESTS, batch_dir
 from replay_pipeline.replay import has_ledger
 from replay_pipeline.stages.project import Project, file_digest
+from replay_pipeline.storage.schemas import TABLES
 from replay_pipeline.storage.store import names_of_json
 
 
@@ -39,7 +40,7 @@ def verify(project: Project) -> dict[str, Any]:
 
     for receipt in project.receipts.all():
         for table, wanted in receipt.outputs.items():
-            if wanted != "-":
+            if table in TABLES:
                 digest = file_digest(project.root.part(table, receipt.batch))
                 path = project.root.name_of(table, receipt.batch)
                 judge(path, receipt.stage, receipt.batch, digest=digest, wanted=wanted)

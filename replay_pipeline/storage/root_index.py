@@ -1,7 +1,7 @@
-"""One database with the contents of thousands of small files: copies of receipts and manifests, and ids.
+"""One database with what thousands of small files say, so that one query reads them all.
 
-It is next to these files and made from them, so you can delete it at any time. One query reads all
-files, and a damaged file is restored from its copy.
+It is made from the receipts, manifests, and tables of a data root, so you can delete it at any
+time.
 """
 
 import logging
@@ -10,7 +10,6 @@ import sqlite3
 import threading
 import time
 import weakref
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,15 +20,14 @@ from replay_pipeline.storage.store import Place, read_files, stamps_below
 logger = logging.getLogger(__name__)
 
 FILE = "index.sqlite"
-_VERSION = 2
+_VERSION = 3
 _BUSY_S = 60.0
 _RACY_NS = 2_000_000_000
 """A folder that changed so lately may change again without its time telling."""
 
 _SCHEMA = """
-create table copies(
+create table files(
   folder text not null, name text not null, stamp text not null, data blob not null,
-  figures blob,
   primary key (folder, name)
 );
 create table folders(folder text primary key, mtime_ns integer not null);
@@ -38,13 +36,9 @@ create table batches_of_ids(batch text primary key, version text not null);
 create table folds(name text primary key, last text not null, chain text not null, value blob);
 """
 
-IsIntact = Callable[[bytes], bool]
-Slim = Callable[[bytes], bytes]
-"""Returns the part of a file that is read for all files at once."""
-
 
 class RootIndex:
-    """Copies of the small files of a data root, by folder and name.
+    """What the small files of a data root say, by folder and name.
 
     Args:
         root: the data root.
@@ -56,75 +50,39 @@ class RootIndex:
         self._lock = threading.RLock()
         self._database: sqlite3.Connection | None = None
 
-    def bring(
-        self, folder: str, *, is_intact: IsIntact = lambda _: True, slim: Slim | None = None
-    ) -> None:
-        """Update the copies of a folder's files, reading only changed files.
+    def files(self, folder: str) -> list[tuple[str, bytes]]:
+        """Return the name and the bytes of each JSON file in a folder, sorted by name.
 
-        A damaged file doesn't replace its copy.
+        Only files that have changed are read.
 
         Raises:
             StorageError: the object store with the files can't be reached.
         """
         place = self._root / folder
         if isinstance(place, Path) and not place.is_dir():
-            return
+            return []
         mtime_ns = _settled(place)
         with self._open() as database:
             seen = database.execute("select mtime_ns from folders where folder = ?", (folder,))
-            if mtime_ns is not None and seen.fetchone() == (mtime_ns,):
-                return
-            known = dict(
-                database.execute("select name, stamp from copies where folder = ?", (folder,))
-            )
-            stamps = _stamps(place)
-            new = [name for name, stamp in stamps.items() if known.get(name) != stamp]
-            found = zip(new, read_files(place, new), strict=True)
-            rows = [
-                (folder, name, stamps[name], zlib.compress(data, 1), slim(data) if slim else None)
-                for name, data in found
-                if data is not None and is_intact(data)
-            ]
-            gone = [(folder, name) for name in known.keys() - stamps.keys()]
-            with database:
-                database.executemany("insert or replace into copies values(?, ?, ?, ?, ?)", rows)
-                database.executemany("delete from copies where folder = ? and name = ?", gone)
-                if mtime_ns is not None:
-                    database.execute(
-                        "insert or replace into folders values(?, ?)", (folder, mtime_ns)
-                    )
-
-    def put(
-        self, folder: str, files: Iterable[tuple[str, bytes]], *, slim: Slim | None = None
-    ) -> None:
-        """Copy files that were just written."""
-        rows = [
-            (
-                folder,
-                name,
-                _stamp(self._root / folder / name),
-                zlib.compress(data, 1),
-                slim(data) if slim else None,
-            )
-            for name, data in files
-        ]
-        with self._open() as database, database:
-            database.executemany("insert or replace into copies values(?, ?, ?, ?, ?)", rows)
-
-    def copies(self, folder: str) -> list[tuple[str, str, bytes]]:
-        """Return the name, stamp, and bytes of each copy in a folder, sorted by name."""
-        with self._open() as database:
-            rows = database.execute(
-                "select name, stamp, data from copies where folder = ? order by name", (folder,)
-            ).fetchall()
-        return [(name, stamp, _unpacked(data)) for name, stamp, data in rows]
-
-    def figures(self, folder: str) -> list[tuple[str, str, bytes]]:
-        """Return the name, stamp, and slim part of each copy in a folder, sorted by name."""
-        with self._open() as database:
+            if mtime_ns is None or seen.fetchone() != (mtime_ns,):
+                self._bring(database, folder, mtime_ns)
             return database.execute(
-                "select name, stamp, figures from copies where folder = ? order by name", (folder,)
+                "select name, data from files where folder = ? order by name", (folder,)
             ).fetchall()
+
+    def _bring(self, database: sqlite3.Connection, folder: str, mtime_ns: int | None) -> None:
+        place = self._root / folder
+        known = dict(database.execute("select name, stamp from files where folder = ?", (folder,)))
+        stamps = _stamps(place)
+        new = [name for name, stamp in stamps.items() if known.get(name) != stamp]
+        found = zip(new, read_files(place, new), strict=True)
+        rows = [(folder, name, stamps[name], data) for name, data in found if data is not None]
+        gone = [(folder, name) for name in known.keys() - stamps.keys()]
+        with database:
+            database.executemany("insert or replace into files values(?, ?, ?, ?)", rows)
+            database.executemany("delete from files where folder = ? and name = ?", gone)
+            if mtime_ns is not None:
+                database.execute("insert or replace into folders values(?, ?)", (folder, mtime_ns))
 
     def bring_ids(self, versions: Mapping[str, str], read: Callable[[str], Iterable[str]]) -> None:
         """Update the ids of all batches from their tables, reading only changed tables.
@@ -164,33 +122,6 @@ class RootIndex:
                 "insert or replace into folds values(?, ?, ?, ?)", (name, last, chain, value)
             )
 
-    def copy(self, folder: str, name: str) -> bytes | None:
-        """Return the copy of one file, if there is one."""
-        with self._open() as database:
-            row = database.execute(
-                "select data from copies where folder = ? and name = ?", (folder, name)
-            ).fetchone()
-        return _unpacked(row[0]) if row else None
-
-    def is_sound(self) -> bool:
-        """Return whether the database itself is undamaged."""
-        if self._path is None or not self._path.exists():
-            return True
-        try:
-            with self._open() as database:
-                return database.execute("pragma integrity_check").fetchall() == [("ok",)]
-        except StorageError:
-            return False
-
-    def forget(self) -> None:
-        """Delete the database. The next access rebuilds it."""
-        with self._lock:
-            if self._database is not None:
-                self._database.close()
-                self._database = None
-            if self._path is not None:
-                self._path.unlink(missing_ok=True)
-
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
@@ -222,14 +153,6 @@ class RootIndex:
             except OSError as error:
                 logger.info("%s: not used (%s)", self._path, error)
         return _usable(Path(":memory:"))
-
-
-def _unpacked(data: bytes) -> bytes:
-    """Return what was packed; nothing for a copy that is damaged, which its checksum tells."""
-    try:
-        return zlib.decompress(data)
-    except zlib.error:
-        return b""
 
 
 def _usable(path: Path) -> sqlite3.Connection:
@@ -268,18 +191,14 @@ def _stamps(folder: Place) -> dict[str, str]:
         stamps = stamps_below(folder)
     else:
         with os.scandir(folder) as entries:
-            stamps = {entry.name: _stamp_of(entry.stat()) for entry in entries if entry.is_file()}
+            stamps = {
+                entry.name: f"{stat.st_mtime_ns}:{stat.st_size}:{stat.st_ino}"
+                for entry in entries
+                if entry.is_file()
+                for stat in [entry.stat()]
+            }
     return {
         name: stamp
         for name, stamp in sorted(stamps.items())
         if name.endswith(".json") and "/" not in name and not name.startswith(".")
     }
-
-
-def _stamp(path: Place) -> str:
-    # Of one object there is no stamp that the listing of its folder is sure to give as well.
-    return _stamp_of(path.stat()) if isinstance(path, Path) and path.exists() else ""
-
-
-def _stamp_of(stat: os.stat_result) -> str:
-    return f"{stat.st_mtime_ns}:{stat.st_size}:{stat.st_ino}"

@@ -243,10 +243,10 @@ def test_a_data_root_takes_a_database_in_and_reads_it_once(
     sources = {"ingest": {"sources": [str(tmp_path / "opencode")]}}
     work = pipeline_at(tmp_path / "root", **sources)
     work.ingest_new()
-    before = len(work.receipts.all())
+    before = len(list(work.receipts.all()))
     assert before
     work.ingest_new()
-    assert len(work.receipts.all()) == before
+    assert len(list(work.receipts.all())) == before
     put(writer)
     work = pipeline_at(tmp_path / "root", **sources)
     work.ingest_new()

@@ -185,7 +185,7 @@ def test_rows_without_a_reason_and_money_over_the_ceiling_are_found(work):
         receipt = work.receipts.read(stage, batch)
         report = {**receipt.report, **fields}
         work.receipts.write(
-            Receipt(stage=stage, batch=batch, fingerprint="", report=report, seconds=0.0)
+            Receipt(stage=stage, batch=batch, version=1, report=report, seconds=0.0)
         )
         assert message in look(work.root, work.batches()).message()
 
@@ -320,9 +320,7 @@ def test_batches_that_always_differ_widen_what_is_usual():
 def root_of(folder: Path, stage: str, reports: list[dict]) -> DataRoot:
     receipts = Receipts(folder)
     for n, report in enumerate(reports):
-        receipts.write(
-            Receipt(stage=stage, batch=f"b{n}", fingerprint="", report=report, seconds=0.0)
-        )
+        receipts.write(Receipt(stage=stage, batch=f"b{n}", version=1, report=report, seconds=0.0))
     return DataRoot(folder)
 
 

@@ -23,7 +23,7 @@ PAID = {"newly_spent_usd": 0.0, "unknown_usd": 0.0}
 
 def receipt(stage: str, batch: str, *, hours: float = 1.0, **report: Any) -> Receipt:
     at = (NOW + timedelta(hours=hours)).isoformat()
-    return Receipt(stage=stage, batch=batch, fingerprint="", report=report, seconds=0.0, at=at)
+    return Receipt(stage=stage, batch=batch, version=1, report=report, seconds=0.0, at=at)
 
 
 def test_only_what_was_done_this_night_counts():

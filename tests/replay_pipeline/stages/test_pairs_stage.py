@@ -70,7 +70,7 @@ def test_a_control_run_tells_how_often_several_actions_are_right(root):
     assert before.report["reliability"]["same_right"] == pytest.approx(SAME_RIGHT, abs=0.001)
     report = {"n_valid": 60, "left": 0.4}
     work.receipts.write(
-        Receipt(stage="control", batch="all", fingerprint="", report=report, seconds=0.0)
+        Receipt(stage="control", batch="all", version=1, report=report, seconds=0.0)
     )
     after = work.pairs(batch)
     assert not after.is_reused
