@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer.engines.capabilities import ENGINES, TRL, TrainingEngine
+from trainer.losses.channels import VARIANTS
 
 TESTED_WITH = {
     "trl": "trl 1.16.0",
@@ -42,7 +43,7 @@ ROWS: tuple[tuple[str, Callable[[TrainingEngine], str]], ...] = (
     ("channel 2: entropy gate", lambda e: "yes" if "entropy_opd" in e.wrappers else "no"),
     ("channel 2: `teacher`", lambda e: ", ".join(e.teachers)),
     ("channel 3: form", lambda e: "credit" if e.is_sampled else "pairwise"),
-    ("channel 3: `dpo_variant`", lambda _: "dpo, dpo_norm, simpo"),
+    ("channel 3: `dpo_variant`", lambda _: ", ".join(VARIANTS)),
     ("`outer`", lambda e: ", ".join(e.outer)),
 )
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from trainer.data.evaluation import EvaluationOptions
 from trainer.data.preflight import PreflightOptions
 from trainer.errors import TrainerConfigError
-from trainer.losses.channels import ReplayOptions, SDPOOptions
+from trainer.losses.channels import PREFERENCE_NUMBERS, ReplayOptions, SDPOOptions
 
 __all__ = [
     "ENGINE_NAMES",
@@ -102,7 +102,7 @@ class SharedSettings:
     teacher_ema_rate: float = 0.05
     """Share of the student in the teacher after each step."""
     dpo_variant: str = "simpo"
-    """Preference loss: dpo, dpo_norm, or simpo."""
+    """Preference loss, by its name in `docs/losses.md`."""
     dpo_beta: float = 0.1
     """Scale of dpo and dpo_norm."""
     simpo_beta: float = 2.0
@@ -216,11 +216,7 @@ class SharedSettings:
             TrainerConfigError: the variant is unknown.
         """
         return ReplayOptions(
-            variant=self.dpo_variant,  # type: ignore[bad-argument-type]
-            dpo_beta=self.dpo_beta,
-            simpo_beta=self.simpo_beta,
-            simpo_gamma=self.simpo_gamma,
-            rpo_alpha=self.rpo_alpha,
+            variant=self.dpo_variant, **{name: getattr(self, name) for name in PREFERENCE_NUMBERS}
         )
 
     @property

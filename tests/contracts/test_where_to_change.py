@@ -38,5 +38,5 @@ def test_each_file_holds_the_thing_that_its_row_names(files, names):
 
 def test_what_people_add_most_takes_three_files_at_most():
     files = {what: files for what, files, _ in rows()}
-    common = ["the reader of another agent's logs", "the dialect of a server", "a loss"]
+    common = ["the reader of another agent's logs", "the dialect of a server", "a preference loss"]
     assert all(len(files[what]) <= 3 for what in common)

@@ -3,9 +3,11 @@
 Dimensions in names: `B` pairs, `N` response tokens, `V` vocabulary.
 """
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from trainer.errors import TrainerConfigError
@@ -16,7 +18,6 @@ from trainer.losses.sdpo import Estimator, on_support, sampled_reverse_kl_per_to
 from trainer.losses.taid import taid_per_token
 
 Wrapper = Literal["none", "taid", "entropy_opd"]
-DPOVariant = Literal["dpo", "dpo_norm", "simpo"]
 DEFAULT_TOP_K = 100
 """Default number of entries of a top-k estimator."""
 
@@ -87,7 +88,8 @@ class SDPOOptions:
 class ReplayOptions:
     """Options of channel 3's loss for a pair."""
 
-    variant: DPOVariant = "dpo"
+    variant: str = "dpo"
+    """The preference loss, one of `VARIANTS`."""
     dpo_beta: float = 0.1
     """Scale of "dpo" (summed log-probs) and of "dpo_norm" (averaged log-probs, for which about 2 is good)."""
     simpo_beta: float = 2.0
@@ -103,13 +105,80 @@ class ReplayOptions:
         """
         if self.rpo_alpha < 0:
             raise TrainerConfigError(f"rpo_alpha={self.rpo_alpha} is negative")
-        if self.variant not in ("dpo", "dpo_norm", "simpo"):
-            raise TrainerConfigError(f"dpo_variant={self.variant!r} is not dpo, dpo_norm or simpo")
+        if self.variant not in VARIANTS:
+            *names, last = VARIANTS
+            known = f"{', '.join(names)} or {last}"
+            raise TrainerConfigError(f"dpo_variant={self.variant!r} is not {known}")
 
     @property
     def needs_reference(self) -> bool:
         """Return whether the loss needs log-probabilities of a reference model."""
-        return self.variant != "simpo"
+        return VARIANTS[self.variant].needs_reference
+
+
+PREFERENCE_NUMBERS = tuple(entry.name for entry in fields(ReplayOptions) if entry.name != "variant")
+"""The options of channel 3 beside its variant, by their names in settings."""
+
+
+class PairSides(NamedTuple):
+    """What a preference loss knows of pairs, each [B]: summed log-probs, token counts, and the reference's."""
+
+    chosen: Tensor
+    rejected: Tensor
+    n_chosen: Tensor
+    n_rejected: Tensor
+    ref_chosen: Tensor
+    """NaN if there is no reference."""
+    ref_rejected: Tensor
+
+    @property
+    def averaged(self) -> "PairSides":
+        """Return the same per token."""
+        n_chosen, n_rejected = self.n_chosen.clamp_min(1), self.n_rejected.clamp_min(1)
+        return self._replace(
+            chosen=self.chosen / n_chosen,
+            rejected=self.rejected / n_rejected,
+            ref_chosen=self.ref_chosen / n_chosen,
+            ref_rejected=self.ref_rejected / n_rejected,
+        )
+
+
+@dataclass(frozen=True)
+class PreferenceVariant:
+    """A preference loss for each pair, [B]."""
+
+    loss: Callable[[PairSides, ReplayOptions], Tensor]
+    needs_reference: bool
+
+
+VARIANTS: dict[str, PreferenceVariant] = {}
+"""The preference losses by their names. Settings, engines, and messages read them here."""
+
+
+def _variant(name: str, *, needs_reference: bool) -> Callable[..., Callable[..., Tensor]]:
+    def register(loss: Callable[[PairSides, ReplayOptions], Tensor]) -> Callable[..., Tensor]:
+        VARIANTS[name] = PreferenceVariant(loss, needs_reference)
+        return loss
+
+    return register
+
+
+@_variant("dpo", needs_reference=True)
+def _dpo(sides: PairSides, options: ReplayOptions) -> Tensor:
+    of_policy, of_reference = (sides.chosen, sides.rejected), (sides.ref_chosen, sides.ref_rejected)
+    return dpo_per_pair(*of_policy, *of_reference, beta=options.dpo_beta)
+
+
+@_variant("dpo_norm", needs_reference=True)
+def _dpo_norm(sides: PairSides, options: ReplayOptions) -> Tensor:
+    return _dpo(sides.averaged, options)
+
+
+@_variant("simpo", needs_reference=False)
+def _simpo(sides: PairSides, options: ReplayOptions) -> Tensor:
+    averages = sides.averaged
+    beta, gamma = options.simpo_beta, options.simpo_gamma
+    return simpo_per_pair(averages.chosen, averages.rejected, beta=beta, gamma=gamma)
 
 
 def distillation_per_token(
@@ -202,24 +271,15 @@ def replay_per_pair(
     Raises:
         TrainerConfigError: a variant with a reference got no reference log-probs.
     """
-    chosen_avg_B = chosen_logps_B / n_chosen_B.clamp_min(1)
-    rejected_avg_B = rejected_logps_B / n_rejected_B.clamp_min(1)
-    likelihood_B = -options.rpo_alpha * chosen_avg_B
-    if options.variant == "simpo":
-        return likelihood_B + simpo_per_pair(
-            chosen_avg_B,
-            rejected_avg_B,
-            beta=options.simpo_beta,
-            gamma=options.simpo_gamma,
-        )
-    if ref_chosen_logps_B is None or ref_rejected_logps_B is None:
+    variant, references = VARIANTS[options.variant], (ref_chosen_logps_B, ref_rejected_logps_B)
+    if variant.needs_reference and any(one is None for one in references):
         raise TrainerConfigError(f"dpo_variant={options.variant!r} needs reference log-probs")
-    sides = (chosen_logps_B, rejected_logps_B, ref_chosen_logps_B, ref_rejected_logps_B)
-    if options.variant == "dpo_norm":
-        sides = (
-            chosen_avg_B,
-            rejected_avg_B,
-            ref_chosen_logps_B / n_chosen_B.clamp_min(1),
-            ref_rejected_logps_B / n_rejected_B.clamp_min(1),
-        )
-    return likelihood_B + dpo_per_pair(*sides, beta=options.dpo_beta)
+    unknown_B = torch.full_like(chosen_logps_B, torch.nan)
+    sides = PairSides(
+        chosen_logps_B,
+        rejected_logps_B,
+        n_chosen_B,
+        n_rejected_B,
+        *(unknown_B if one is None else one for one in references),
+    )
+    return variant.loss(sides, options) - options.rpo_alpha * sides.averaged.chosen

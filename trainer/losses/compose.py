@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from trainer.errors import TrainerConfigError
 from trainer.losses.channels import (
-    DPOVariant,
     ReplayOptions,
     SDPOOptions,
     Wrapper,
@@ -67,7 +66,7 @@ def compose_loss(
     *,
     alpha_sdpo: float = 0.0,
     beta_replay: float = 0.0,
-    dpo_variant: DPOVariant = "dpo",
+    dpo_variant: str = "dpo",
     dpo_beta: float = 0.1,
     simpo_beta: float = 2.0,
     simpo_gamma: float = 1.0,

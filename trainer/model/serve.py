@@ -53,7 +53,7 @@ _GATHER_S = 0.005
 
 
 @dataclass(kw_only=True, eq=False)
-class _Request:
+class _Asked:
     """A request that waits for its batch."""
 
     prompt: list[int]
@@ -71,7 +71,7 @@ class _Sampling(LogitsProcessor):
     of other temperatures and seeds, and greedy ones, share a batch.
     """
 
-    def __init__(self, batch: Sequence[_Request]) -> None:
+    def __init__(self, batch: Sequence[_Asked]) -> None:
         self._batch = batch
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
@@ -88,7 +88,7 @@ class _Sampling(LogitsProcessor):
 class _Limits(StoppingCriteria):
     """Stop each row at the limit of its request."""
 
-    def __init__(self, batch: Sequence[_Request], ids_BP: torch.Tensor) -> None:
+    def __init__(self, batch: Sequence[_Asked], ids_BP: torch.Tensor) -> None:
         limits_B = torch.tensor([asked.limit for asked in batch], device=ids_BP.device)
         self._longest_B = ids_BP.size(1) + limits_B
 
@@ -133,7 +133,7 @@ class LocalModel:
         self._reads_ahead = {"position_ids", "past_key_values", "logits_to_keep"} <= taken.keys()
         self._one_at_a_time = threading.Lock()
         self._prompts: dict[str, list[int]] = {}
-        self._waiting: deque[_Request] = deque()
+        self._waiting: deque[_Asked] = deque()
         self._batches = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class LocalModel:
         renderer = self.renderer
         prompt = self._prompt(request["messages"], request.get("tools"))
         limit = request.get("max_completion_tokens") or request.get("max_tokens")
-        asked = _Request(
+        asked = _Asked(
             prompt=prompt,
             limit=int(limit or DEFAULT_NEW_TOKENS),
             temperature=float(request.get("temperature", 1.0)),
@@ -180,7 +180,7 @@ class LocalModel:
             },
         }
 
-    def _generated(self, asked: _Request) -> list[int]:
+    def _generated(self, asked: _Asked) -> list[int]:
         """Answer with what else is waiting."""
         self._waiting.append(asked)
         self._batches.submit(self._answer_waiting)
@@ -208,7 +208,7 @@ class LocalModel:
             end = next((i for i, token in enumerate(row) if token in self._ends), len(row))
             asked.answer.set_result(row[: min(end + 1, asked.limit)])
 
-    def _continuations(self, batch: Sequence[_Request]) -> list[list[int]]:
+    def _continuations(self, batch: Sequence[_Asked]) -> list[list[int]]:
         """Generate for each request, and read a prompt once that several of them have."""
         prompts = list(dict.fromkeys(tuple(asked.prompt) for asked in batch))
         rows_B = torch.tensor([prompts.index(tuple(asked.prompt)) for asked in batch])

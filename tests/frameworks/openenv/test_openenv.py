@@ -26,7 +26,7 @@ def test_the_reward_is_the_agreement_with_the_consensus(server, dataset):
     session = OpenEnvSession(server)
     row = load_preference_data(dataset).prompts[1]
     start = session.reset(state_id=row["state_id"])
-    assert start.observation["prompt"] == row["prompt"]
+    assert [m["role"] for m in start.observation["prompt"]] == [m["role"] for m in row["prompt"]]
     name, arguments = consensus_call(row)
     answer = session.call(name, arguments)
     assert (answer.reward, answer.is_done, answer.is_refused) == (1.0, True, False)

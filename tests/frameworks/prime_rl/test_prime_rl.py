@@ -34,7 +34,7 @@ from trainer.__main__ import main
 from trainer.engines.prime_rl import register
 from trainer.engines.tokenized_pairs import TokenizedPairs
 from trainer.errors import AlignmentError, DatasetError, TrainerConfigError
-from trainer.losses.channels import ReplayOptions, replay_per_pair
+from trainer.losses.channels import VARIANTS, ReplayOptions, replay_per_pair
 from trainer.losses.sdpo import sampled_reverse_kl_per_token
 
 HINT = "Error: file has not been read yet"
@@ -292,7 +292,7 @@ def core_loss(run: Run, rollouts: list[Any], n_rl_tokens: int, pairs: Any, varia
     return surrogate / n_rl_tokens + ALPHA * kl / n_kl + BETA * replay
 
 
-@pytest.mark.parametrize("variant", ["dpo", "dpo_norm", "simpo"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_all_replayed_traces_reach_the_real_loss_with_the_cores_gradient(
     variant, prepared, monkeypatch
 ):

@@ -132,4 +132,4 @@ def test_a_state_with_a_check_is_paid_by_the_test_of_the_project(
         assert trace["ok"], trace["errors"]
         assert (data["check"], episode["task"]["key"]) == (CHECK, data["state_id"])
         assert trace["rewards"]["state_reward"]["score"] == reward
-        assert [tool["name"] for tool in trace["tools"]][:2] == ["Read", "Edit"]
+        assert {"Read", "Edit"} <= {tool["name"] for tool in trace["tools"]}

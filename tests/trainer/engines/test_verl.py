@@ -30,7 +30,7 @@ from trainer.errors import (
     ShapeError,
     TrainerConfigError,
 )
-from trainer.losses.channels import ReplayOptions, SDPOOptions, replay_per_pair
+from trainer.losses.channels import VARIANTS, ReplayOptions, SDPOOptions, replay_per_pair
 from trainer.losses.divergence import jsd_entries, log_probs, with_tail
 from trainer.losses.sdpo import aggregate
 
@@ -123,7 +123,7 @@ def test_teacher_of_another_length_is_refused():
         topk_divergence(torch.randn(4, 10), torch.zeros(5, 3), torch.zeros(5, 3), SDPOOptions())
 
 
-@pytest.mark.parametrize("variant", ["dpo", "dpo_norm", "simpo"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_alternating_rows_are_pairs(variant):
     logps, lengths = -torch.rand(6, 7), torch.tensor([7, 3, 2, 7, 5, 5])
     mask = (torch.arange(7) < lengths[:, None]).float()

@@ -4,17 +4,22 @@ import math
 
 import pytest
 import torch
+from pydantic import BaseModel
 
 from tests.support.told import told_by
 from tests.trainer.losses.pencil import kl, kl_terms, log
+from trainer.engines.prime_rl.register import config_class
 from trainer.errors import TrainerConfigError
 from trainer.losses.channels import (
+    VARIANTS,
+    PreferenceVariant,
     ReplayOptions,
     SDPOOptions,
     distillation_per_token,
     divergence_per_token,
     replay_per_pair,
 )
+from trainer.settings import SharedSettings
 
 P, Q = (0.5, 0.3, 0.2), (0.1, 0.25, 0.65)
 """Student and teacher: the teacher's likeliest entry is the student's least likely."""
@@ -239,3 +244,18 @@ def test_a_divergence_without_its_taid_weight_is_refused():
     with pytest.raises(TrainerConfigError) as caught:
         charge(wrapper="taid")
     assert str(caught.value) == "sdpo_wrapper='taid' needs taid_t, e.g. TAIDScheduler(...).t"
+
+
+def test_a_preference_loss_is_one_function_with_one_registration(monkeypatch):
+    """Settings, messages and engines know it at once."""
+    hinge = PreferenceVariant(lambda sides, _: (1 - sides.chosen + sides.rejected).relu(), False)
+    monkeypatch.setitem(VARIANTS, "hinge", hinge)
+    shared = SharedSettings(beta_replay=1.0, dpo_variant="hinge")
+    shared.check()
+    assert not shared.preference.needs_reference
+    sums, counts = torch.tensor([[-1.0], [-1.5]]), torch.ones(2, 1)
+    found = replay_per_pair(*sums, *counts, None, None, shared.preference)
+    torch.testing.assert_close(found, torch.tensor([0.5]))
+    assert "hinge" in str(config_class(BaseModel).model_fields["dpo_variant"].annotation)
+    with pytest.raises(TrainerConfigError, match="is not dpo, dpo_norm, simpo or hinge"):
+        SharedSettings(dpo_variant="ipo").check()

@@ -12,6 +12,7 @@ from trainer.data.collator import EXAMPLE_ROW
 from trainer.errors import AlignmentError, TrainerConfigError
 from trainer.losses import generalized_jsd_loss, simpo_loss
 from trainer.losses.channels import (
+    VARIANTS,
     ReplayOptions,
     SDPOOptions,
     distillation_per_token,
@@ -72,7 +73,7 @@ def test_channels_are_the_plain_losses_on_the_plain_tokens(model, batch):
     torch.testing.assert_close(parts.lm_ce, cross_entropy, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("variant", ["dpo", "dpo_norm", "simpo"])
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("wrapper", ["none", "taid", "entropy_opd"])
 def test_every_combination_has_a_gradient(model, batch, variant, wrapper):
     parts = compose_loss(model, batch, dpo_variant=variant, sdpo_wrapper=wrapper, taid_t=0.5, **ON)

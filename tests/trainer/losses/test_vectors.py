@@ -16,7 +16,7 @@ from trainer.losses import (
     simpo_loss,
     taid_loss,
 )
-from trainer.losses.channels import ReplayOptions, replay_per_pair
+from trainer.losses.channels import VARIANTS, ReplayOptions, replay_per_pair
 from trainer.losses.divergence import log_probs
 from trainer.losses.logps import response_logps
 from trainer.losses.sdpo import importance_weights
@@ -257,7 +257,7 @@ def test_dpo_matches_trl(case):
     assert_matches(loss, case["loss"], logits, tensor(f, f"grad_{case['key']}"), 1e-8)
 
 
-@pytest.mark.parametrize("variant", ["dpo", "dpo_norm", "simpo"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_the_likelihood_beside_a_preference_loss_matches_trls_sft(variant):
     """TRL means it over the tokens of all chosen sides, we over each side's own, as the paper does."""
     f = "dpo_trl116"

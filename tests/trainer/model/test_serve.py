@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trainer.errors import TrainerConfigError
-from trainer.model.serve import LocalModel, ModelServer, _Request, _Sampling
+from trainer.model.serve import LocalModel, ModelServer, _Asked, _Sampling
 
 QUESTION = {"messages": [{"role": "user", "content": "What now?"}], "max_tokens": 8}
 
@@ -127,7 +127,7 @@ def test_samples_of_one_state_read_its_prompt_once(server, monkeypatch):
 
 def test_samples_have_the_distribution_of_the_softmax():
     logits, temperature, n = torch.tensor([2.0, 1.0, 0.0, -1.0, -30.0]), 0.7, 4000
-    batch = [_Request(prompt=[], limit=1, temperature=temperature) for _ in range(n)]
+    batch = [_Asked(prompt=[], limit=1, temperature=temperature) for _ in range(n)]
     for seed, asked in enumerate(batch):
         asked.generator.manual_seed(seed)
     drawn = _Sampling(batch)(None, logits.repeat(n, 1)).argmax(-1)

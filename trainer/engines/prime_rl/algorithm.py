@@ -24,7 +24,7 @@ from verifiers.v1.types import AssistantMessage, UserMessage
 from trainer.engines.tokenized_pairs import TokenizedPairs, read_reference, write_reference
 from trainer.errors import AlignmentError, DatasetError, TrainerConfigError
 from trainer.hints import hint_for_row
-from trainer.losses.channels import ReplayOptions
+from trainer.losses.channels import PREFERENCE_NUMBERS, ReplayOptions
 from trainer.losses.credit import replay_credit
 
 logger = logging.getLogger(__name__)
@@ -257,11 +257,7 @@ def options_of(config: Any) -> ChannelOptions:
     """
     names = [name for name in ChannelOptions.__dataclass_fields__ if name != "replay"]
     values = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    replay = {
-        name: getattr(config, name)
-        for name in ("dpo_beta", "simpo_beta", "simpo_gamma", "rpo_alpha")
-        if hasattr(config, name)
-    }
+    replay = {name: getattr(config, name) for name in PREFERENCE_NUMBERS if hasattr(config, name)}
     options = ChannelOptions(
         **values, replay=ReplayOptions(variant=getattr(config, "dpo_variant", "simpo"), **replay)
     )

@@ -24,6 +24,7 @@ from trainer.engines.tokenized_pairs import write_pairs
 from trainer.errors import DatasetError, TrainerConfigError
 from trainer.folders import sole_writer
 from trainer.hints import hint_for_row
+from trainer.losses.channels import PREFERENCE_NUMBERS
 from trainer.settings import RunConfig, SharedSettings, overlaid
 
 logger = logging.getLogger(__name__)
@@ -136,10 +137,7 @@ def _algorithm(shared: SharedSettings, folder: Path) -> dict[str, Any]:
         "beta_replay": shared.beta_replay,
         "policy_weight": shared.policy_weight,
         "dpo_variant": shared.dpo_variant,
-        "dpo_beta": shared.dpo_beta,
-        "simpo_beta": shared.simpo_beta,
-        "simpo_gamma": shared.simpo_gamma,
-        "rpo_alpha": shared.rpo_alpha,
+        **{name: getattr(shared, name) for name in PREFERENCE_NUMBERS},
         "pairs": str(folder / "pairs.parquet"),
         "pairs_per_step": shared.pairs_per_step,
         "groups_per_step": n_states_of_step(shared),

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, create_model
 
 from trainer.errors import TrainerConfigError, TrainerError
+from trainer.losses.channels import PREFERENCE_NUMBERS, VARIANTS, ReplayOptions
 
 NAME = "three_channels"
 COMMIT = "559b44772"
@@ -61,7 +62,8 @@ def register() -> None:
 
 def config_class(base: Any) -> Any:
     """Return the class of `[orchestrator.algo]` for our type: GRPO's own fields, and those of channels 2 and 3."""
-    variant: Any = Literal["dpo", "dpo_norm", "simpo"]
+    variant: Any = Literal.__getitem__(tuple(VARIANTS))  # type: ignore[attr-defined]
+    numbers: Any = {name: (float, getattr(ReplayOptions, name)) for name in PREFERENCE_NUMBERS}
     kind: Any = Literal["three_channels"]
     return create_model(
         "ThreeChannelsAlgoConfig",
@@ -71,10 +73,7 @@ def config_class(base: Any) -> Any:
         beta_replay=(float, 0.0),
         policy_weight=(float, 1.0),
         dpo_variant=(variant, "simpo"),
-        dpo_beta=(float, 0.1),
-        simpo_beta=(float, 2.0),
-        simpo_gamma=(float, 1.0),
-        rpo_alpha=(float, 0.0),
+        **numbers,
         pairs=(str, ""),
         pairs_per_step=(int, 4),
         groups_per_step=(int, 1),
