@@ -71,7 +71,14 @@ def train_in_run(
 ) -> dg.MaterializeResult:
     """Train, and draw the metrics while it runs."""
     work, live = pipeline.open(), LiveCurves(context)
-    receipt = work.train(launch=partial(run_trainer, on_metrics=live.show))
+    newest: dict[str, float] = {}
+
+    def hear(numbers: dict[str, float]) -> None:
+        newest.update(numbers)
+        live.show(newest)
+
+    receipt = work.train(launch=partial(run_trainer, on_metrics=hear))
+    live.show(newest, is_last=True)
     return whole_result(work, stage_named("train"), receipt)
 
 

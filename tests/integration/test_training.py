@@ -9,7 +9,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from replay_pipeline.assets import train
+from replay_pipeline.assets import of_stages
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.reporting import LiveCurves
 from replay_pipeline.errors import TrainError
@@ -20,12 +20,7 @@ from tests.roots import pipeline_at, project_root, run_batches
 from tests.support.forked import forked_python
 from tests.support.settings_files import write_settings
 
-pytestmark = [
-    pytest.mark.slow,
-    # Dagster's own Pipes code uses names that Dagster has deprecated, or not yet promised.
-    pytest.mark.filterwarnings("ignore:.*run_id.*:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*expected_writer_count.*"),
-]
+pytestmark = pytest.mark.slow
 
 N_STEPS = 16
 CONFIG = f"""\
@@ -95,7 +90,7 @@ def n_steps(root: Path) -> int:
 def test_a_training_is_watched_and_a_stopped_one_ends_with_the_same_weights(
     root, published, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(train, "LiveCurves", partial(LiveCurves, every_s=0.0))
+    monkeypatch.setattr(of_stages, "LiveCurves", partial(LiveCurves, every_s=0.0))
     monkeypatch.setattr("sys.executable", forked_python())
     with instance_of(root) as instance:
         run = train_in_process(root, instance)

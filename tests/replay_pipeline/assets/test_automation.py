@@ -3,19 +3,11 @@ from typing import Any
 
 import pytest
 from dagster import (
-    AllPartitionMapping,
-    AssetDep,
     AssetKey,
-    AutomationCondition,
     DagsterInstance,
     DagsterRunStatus,
-    Definitions,
-    DynamicPartitionsDefinition,
-    asset,
     build_sensor_context,
-    evaluate_automation_conditions,
     instance_for_test,
-    materialize,
 )
 from dagster._core.test_utils import create_run_for_test
 from hypothesis import given
@@ -50,21 +42,12 @@ def test_a_stage_that_nobody_configured_is_not_in_the_graph(tmp_path, monkeypatc
     assert (AssetKey("samples") in checked) is has_samples
 
 
-def test_neighbours_become_one_range():
-    assert missing_ranges(KEYS[:6], {"k02"}, max_batches=10) == [("k00", "k01"), ("k03", "k05")]
-
-
 def test_a_range_is_never_longer_than_allowed():
     assert missing_ranges(KEYS[:5], set(), max_batches=2) == [
         ("k00", "k01"),
         ("k02", "k03"),
         ("k04", "k04"),
     ]
-
-
-def test_nothing_missing_gives_no_range():
-    assert missing_ranges(KEYS, set(KEYS), max_batches=2) == []
-    assert missing_ranges([], set(), max_batches=2) == []
 
 
 @given(st.sets(st.sampled_from(KEYS)), st.integers(1, 5))
@@ -152,40 +135,3 @@ def test_publishing_and_the_summary_follow_the_end_of_all_replays_of_the_night()
         # Runs by hand are nobody's night.
         run(instance, "replay_batches", DagsterRunStatus.SUCCESS)
         assert asked(instance) == []
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
-@pytest.mark.parametrize(
-    ("condition", "n_after_each_batch"),
-    [
-        (AutomationCondition.eager(), [0, 1]),
-        (AutomationCondition.eager().without(~AutomationCondition.any_deps_missing()), [1, 0]),
-    ],
-    ids=["eager", "missing batches allowed"],
-)
-def test_a_condition_would_publish_too_early_or_not_while_a_batch_waits_for_money(
-    condition, n_after_each_batch
-):
-    batches = DynamicPartitionsDefinition(name="batches")
-
-    @asset(partitions_def=batches)
-    def pairs() -> None: ...
-
-    @asset(
-        deps=[AssetDep(pairs, partition_mapping=AllPartitionMapping())],
-        automation_condition=condition,
-    )
-    def dataset() -> None: ...
-
-    found = []
-    with instance_for_test() as instance:
-        instance.add_dynamic_partitions("batches", ["a", "b"])
-        defs = Definitions([pairs, dataset])
-        cursor = evaluate_automation_conditions(defs, instance).cursor
-        for batch in ("a", "b"):
-            assert materialize([pairs], instance=instance, partition_key=batch).success
-            result = evaluate_automation_conditions(defs, instance, cursor=cursor)
-            cursor = result.cursor
-            found.append(result.total_requested)
-    assert found == n_after_each_batch
