@@ -36,14 +36,17 @@ class Room:
     selected: tuple[str, ...] = ("-m", "not slow")
 
 
-MONEY = "ledger writer scopes lookups books database migration reconcile unbooked prices estimates"
+MONEY = (
+    "money/ledger money/database money/calls money/status money/bills ask/attempts dialects/prices "
+    "buy/estimates"
+)
 EXTRACTION = "answers claims extract judgment natural on_policy records report rule"
 ROOMS = {
     "ledger": Room(
         tuple(f"replay_pipeline/replay/{name}.py" for name in MONEY.split()),
         tuple(
             f"tests/replay_pipeline/replay/test_{name}.py"
-            for name in ("ledger", "recovery", "cost_figures", "run", "requests", "probe")
+            for name in ("ledger", "recovery", "cost_figures", "run", "requests")
         ),
         ("-k", "not thousand and not several_processes"),  # a minute of random trials
     ),

@@ -9,7 +9,6 @@ import typer
 from replay_pipeline.cli.app import DataOption, JsonOption, SettingsOption, TeachersOption, app
 from replay_pipeline.cli.bars import progress_bars
 from replay_pipeline.cli.console import (
-    err,
     escape,
     out,
     print_report,
@@ -84,14 +83,6 @@ def verify(
 def doctor(
     data: DataOption = None,
     settings: SettingsOption = None,
-    probe: Annotated[
-        bool,
-        typer.Option(
-            "--probe",
-            help="Also ask each teacher three tiny questions: do tools reach it, does its cache hit,  "
-            "does its price match? Says first what that costs.",
-        ),
-    ] = False,
     trust: Annotated[
         str | None,
         typer.Option(
@@ -119,13 +110,6 @@ def doctor(
         return
     work = open_pipeline(settings, data)
     findings = work.examine()
-    if probe:
-        cost = work.probe_estimate()
-        err.print(
-            f"asking {len(cost.teachers)} teachers three questions each, for about "
-            f"${cost.expected_usd:.4f} (at most ${cost.bound_usd * 1.5:.4f})"
-        )
-        findings += work.probe()
     print_report({"findings": findings}, as_json=as_json, show=show_findings)
     if any(not finding["ok"] for finding in findings):
         raise typer.Exit(1)

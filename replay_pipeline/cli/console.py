@@ -412,7 +412,7 @@ def show_estimate(report: Report) -> None:
         ("As set", report),
         ("With the gate that is the default", report["gated"]),
     ):
-        if each and each["buys"]:
+        if each and each["expected_usd"]:
             usd = f"${each['low_usd']:.2f} to ${each['high_usd']:.2f}"
             say(f"{heading}: {usd}; {_bought(each, report['ceiling_usd'])}.")
     next_step("`replay-pipeline replay` asks them, and pays no more than the ceiling")

@@ -3,7 +3,6 @@
 from replay_pipeline.replay.ask.asking import Asking, AskingOptions
 from replay_pipeline.replay.ask.control import ControlReport, control
 from replay_pipeline.replay.ask.outcomes import NOT_ASKED, refuse_if_nobody_answers, replay_facts
-from replay_pipeline.replay.ask.probe import Probe, probe_estimate, probe_teachers
 from replay_pipeline.replay.ask.run import (
     estimate,
     replay_in_thread,
@@ -36,7 +35,6 @@ __all__ = [
     "LedgerStatus",
     "LostCallReport",
     "Policy",
-    "Probe",
     "RetryPolicy",
     "TeacherCheck",
     "TeacherEstimate",
@@ -48,8 +46,6 @@ __all__ = [
     "ledger_status",
     "measure_gates",
     "parse_gates",
-    "probe_estimate",
-    "probe_teachers",
     "reconcile",
     "refuse_if_nobody_answers",
     "replay_facts",

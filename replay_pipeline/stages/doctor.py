@@ -13,7 +13,6 @@ import yaml
 from replay_pipeline.errors import MissingDependencyError
 from replay_pipeline.ingesters import default_sources
 from replay_pipeline.processes import environment
-from replay_pipeline.replay import Probe
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.hub_sources import repository_of
 
@@ -105,24 +104,6 @@ def examine(settings: Settings, teachers: Iterable[Mapping[str, Any]]) -> list[d
             "tokens in / out"
         )
         findings.append(_finding(f"teacher {teacher['teacher']}", detail, ok=problem is None))
-    return findings
-
-
-def examine_probes(probes: Iterable[Probe]) -> list[dict[str, Any]]:
-    """Return one finding per teacher that was asked three tiny questions."""
-    findings = []
-    for probe in probes:
-        seen = {
-            "tools in the prompt": probe.has_tools,
-            "usage reported": probe.has_usage,
-            "second prompt cached": probe.is_cached,
-            "price as listed": probe.is_price_right,
-        }
-        words = {True: "yes", False: "no", None: "not known"}
-        detail = ", ".join(f"{name}: {words[value]}" for name, value in seen.items())
-        detail = f"{probe.problem or detail} (${probe.cost_usd:.6f})"
-        ok = probe.problem is None and probe.is_price_right is not False
-        findings.append(_finding(f"probe {probe.teacher}", detail, ok=ok))
     return findings
 
 

@@ -51,8 +51,6 @@ class Pipeline(Project):
     check_keys = spending.check_keys
     check_teachers = spending.checked_teachers
     examine = spending.examined
-    probe = spending.probe_findings
-    probe_estimate = spending.estimate_probe
 
     show = looking.show
     write_page = page.write_page_of

@@ -16,13 +16,11 @@ from replay_pipeline.replay import (
     check_teachers,
     control,
     estimate,
-    probe_estimate,
-    probe_teachers,
 )
 from replay_pipeline.replay.buy.estimates import Prospect, advice
 from replay_pipeline.settings import teacher_key
 from replay_pipeline.stages import chain
-from replay_pipeline.stages.doctor import examine, examine_probes
+from replay_pipeline.stages.doctor import examine
 from replay_pipeline.stages.engine import do, is_due
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt
@@ -301,19 +299,6 @@ def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -
             seconds=round(time.perf_counter() - started, 3),
         )
     )
-
-
-def estimate_probe(project: Project) -> Estimate:
-    """Return the cost of `probe_findings`. Raises the errors of `estimate`."""
-    with project.teachers() as teachers:
-        return probe_estimate(teachers, **project.options())
-
-
-def probe_findings(project: Project) -> list[dict[str, Any]]:
-    """Ask every teacher three tiny questions, and return one finding for each, as `examine` does."""
-    with project.teachers() as teachers:
-        ledger = project.settings.ledger_url()
-        return examine_probes(probe_teachers(teachers, ledger=ledger, **project.options()))
 
 
 def examined(project: Project) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ import pytest
 from replay_pipeline.replay import (
     estimate,
     ledger_status,
-    probe_teachers,
     reconcile,
     replay_in_thread,
 )
@@ -72,17 +71,6 @@ def test_a_session_with_calls_is_estimated_replayed_and_taken_up_again(engine, t
     again = replayed(engine, states(), ledger)
     assert again.n_sent == sum(row.error_code == "empty_answer" for row in report.actions)
     assert ledger_status(ledger).held_usd == 0
-
-
-def test_a_probe_tells_whether_tools_reach_the_model(engine, tmp_path):
-    [seen] = probe_teachers([engine.teacher], ledger=tmp_path / "ledger.sqlite")
-    assert seen.has_usage is True
-    assert seen.has_tools is (engine.name == "llama.cpp")
-    if engine.name == "transformers":
-        assert seen.problem
-        assert "template drops them" in seen.problem
-    else:
-        assert (seen.problem, seen.is_cached) == (None, True)
 
 
 def test_a_long_prompt_is_read_whole_or_is_a_row_that_says_why(engine, tmp_path):

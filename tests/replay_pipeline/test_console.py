@@ -99,8 +99,8 @@ def test_an_estimate_by_an_old_price_list_says_of_which_day_it_is(capsys):
         "bound_usd": 0.2, "adaptations": (), "price_source": "https://x/v1/models",
     }  # fmt: skip
     rest = {
-        "expected_usd": 0.1, "bound_usd": 0.2, "buys": None, "gated": None, "ceiling_usd": 1.0,
-        "prospect": {"words": [], "next": None},
+        "expected_usd": 0.0, "bound_usd": 0.2, "gated": None, "ceiling_usd": 1.0,
+        "prospect": {"words": []},
     }  # fmt: skip
     for day, is_told in (("2026-01-02T03:04:05+00:00", True), ("2999-01-02", False), ("", False)):
         console.show_estimate({**rest, "teachers": [{**row, "price_date": day}]})

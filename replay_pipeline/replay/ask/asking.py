@@ -43,7 +43,6 @@ class AskingOptions(TypedDict, total=False):
     level: AgreementLevel
     count_own_family: bool
     counts_recorded: bool
-    known_until: str | None
     run_id: str | None
     retry: RetryPolicy
     price_folder: Place | None
@@ -82,8 +81,6 @@ class Asking:
     """Whether teachers of the student's own family vote."""
     counts_recorded: bool = True
     """Whether answers that were already in the ledger count against the ceiling of this run."""
-    known_until: str | None = None
-    """Leave out answers that the ledger got later (ISO 8601, UTC), to repeat an earlier run."""
     run_id: str | None = None
     """Processes with the same run id share its ceiling. By default, a new run."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)

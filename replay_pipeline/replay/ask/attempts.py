@@ -57,6 +57,12 @@ from replay_pipeline.types import RetryPolicy, TeacherAction, TeacherSpec
 logger = logging.getLogger(__name__)
 
 
+_DECREASE = 0.7
+"""Fraction of the slots that stays when an endpoint asks for less."""
+_COOLDOWN_S = 1.0
+"""Seconds between two cuts."""
+
+
 class Slots:
     """The number of calls in flight. It shrinks when an endpoint asks for less, and grows back.
 
@@ -66,25 +72,14 @@ class Slots:
     Args:
         size: the most calls in flight.
         n_first: the most calls in flight until `open` is called.
-        decrease: the fraction of slots that stays when the endpoint asks for less.
-        cooldown_s: seconds between two cuts.
     """
 
-    def __init__(
-        self,
-        size: int,
-        *,
-        n_first: int | None = None,
-        decrease: float = 0.7,
-        cooldown_s: float = 1.0,
-    ) -> None:
+    def __init__(self, size: int, *, n_first: int | None = None) -> None:
         self.size = size
         self.limit = float(size if n_first is None else min(size, n_first))
         self._is_open = n_first is None
         self.n_in_use = 0
         self.n_cuts = 0
-        self._decrease = decrease
-        self._cooldown_s = cooldown_s
         self._last_cut = float("-inf")
         self._paused_until = float("-inf")
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -144,9 +139,9 @@ class Slots:
         now = time.perf_counter()
         if pause_s:
             self._paused_until = max(self._paused_until, now + pause_s)
-        if now - self._last_cut >= self._cooldown_s:
+        if now - self._last_cut >= _COOLDOWN_S:
             self._last_cut = now
-            self.limit = max(1.0, self.limit * self._decrease)
+            self.limit = max(1.0, self.limit * _DECREASE)
             self.n_cuts += 1
 
     def resume(self) -> None:

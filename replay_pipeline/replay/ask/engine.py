@@ -315,7 +315,7 @@ class Replay:
         )
         try:
             shas = [task.question.sha for _, lane in lanes for task in lane]
-            self.found = await asyncio.to_thread(self.ledger.lookup, shas, self.asking.known_until)
+            self.found = await asyncio.to_thread(self.ledger.lookup, shas)
             _forget_outgrown(self.found, lanes)
             if self.limit_nano and not all(sha in self.found.decided for sha in shas):
                 self.keys = teacher_keys(self.teachers)

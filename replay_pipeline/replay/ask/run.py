@@ -213,31 +213,19 @@ def replay_in_thread(
         indexed(states), teachers, limit_nano, _url(ledger), asking,
         on_progress=lambda progress: latest.__setitem__(0, progress), stop=stop,
     )  # fmt: skip
-    told = (lambda: tick(latest[0])) if tick else None
-    return drained(replay.run(), replay.stop, tick=told, tick_s=tick_s)
-
-
-def drained(
-    work: Coroutine[Any, Any, ReplayReport],
-    stop: threading.Event,
-    *,
-    tick: Callable[[], None] | None = None,
-    tick_s: float = 1.0,
-) -> ReplayReport:
-    """Run `work` in its own thread. An interrupt sets `stop` and waits until the thread has ended."""
-    running = _Running(work)
+    running = _Running(replay.run())
     try:
         # An event, not `Thread.join`: an interrupted join loses track of the thread.
         while not running.is_over.wait(tick_s):
             if tick:
-                tick()
+                tick(latest[0])
     except BaseException:
-        stop.set()
+        replay.stop.set()
         _wait_however_often_told(running.is_over)
         raise
     report = running.outcome.result()
     if tick:
-        tick()
+        tick(latest[0])
     return report
 
 

@@ -121,12 +121,6 @@ ASSUMED_STUDENT = 0.5
 """Assumed share of states at which the cheapest teacher does what the student did."""
 ASSUMED_TEACHERS = 0.6
 """Assumed share of states at which two teachers agree."""
-ASSUMED_PAIRS = 0.2
-"""Assumed number of pairs per state if every teacher is asked."""
-ASSUMED_KEPT = 0.9
-"""Assumed share of these pairs that the recommended gates keep."""
-EXAMPLE_USD = 5.0
-"""The amount for which an estimate says what it buys."""
 
 _MIN_CACHED_TOKENS = 1024
 
@@ -154,15 +148,6 @@ class TeacherEstimate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Purchase:
-    """The states and pairs that an amount of money buys, under the assumptions stated."""
-
-    usd: float
-    n_states: int
-    n_pairs: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
     """The estimated tokens and cost of a replay, per teacher and in total, in US dollars."""
 
@@ -174,8 +159,6 @@ class Estimate:
     low_usd: float = 0.0
     high_usd: float = 0.0
     """The upper end of the likely cost."""
-    buys: Purchase | None = None
-    """What five dollars buy."""
     prospect: Prospect = field(default_factory=Prospect)
     """Expected number of right pairs per state."""
     added_by_clients: float | None = None
@@ -236,22 +219,10 @@ def forecast(
         teachers=teachers,
         low_usd=round(expected - spread, 9),
         high_usd=round(expected + spread, 9),
-        buys=_purchase(n_states, expected, len(teachers), gates),
         gated=forecast(lanes, prices, gates=RECOMMENDED_GATES, learned=learned)
         if is_full and not gates
         else None,
     )
-
-
-def _purchase(
-    n_states: int, expected_usd: float, n_teachers: int, gates: Sequence[str]
-) -> Purchase | None:
-    """Return what five dollars buy of these states; nothing is said where they cost nothing."""
-    if not expected_usd:
-        return None
-    n_bought = min(n_states, int(n_states * EXAMPLE_USD / expected_usd))
-    per_state = ASSUMED_PAIRS * (ASSUMED_KEPT if gates else 1) if n_teachers > 1 else 0
-    return Purchase(usd=EXAMPLE_USD, n_states=n_bought, n_pairs=round(n_bought * per_state))
 
 
 def _asked_once(

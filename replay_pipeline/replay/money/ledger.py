@@ -125,23 +125,17 @@ class CallRow:
     scopes: tuple[str, ...]
 
 
-def find_calls(
-    database: Database, request_shas: Sequence[str], until: str | None = None
-) -> LedgerEntries:
-    """Find the answers, lost calls, and total cost of these requests.
-
-    Calls that were settled after `until` (ISO 8601, UTC) are left out.
-    """
+def find_calls(database: Database, request_shas: Sequence[str]) -> LedgerEntries:
+    """Find the answers, lost calls, and total cost of these requests."""
     decided: dict[str, Known] = {}
     booked: dict[str, bytes] = {}
     paid: Counter[str] = Counter()
-    then = " and (settled_at is null or settled_at <= ?)" if until else ""
     for chunk in chunks(request_shas):
         rows = database.query(
             "select request_sha, run_id, state, is_lasting, cost, row from calls "
-            f"where state in ('answered', 'failed') and request_sha in ({marks(chunk)})"
-            f"{then} order by id",
-            (*chunk, *([until] if until else ())),
+            f"where state in ('answered', 'failed') and request_sha in ({marks(chunk)}) "
+            "order by id",
+            chunk,
         )
         for sha, run_id, state, is_lasting, cost, row in rows:
             paid[run_id] += cost
@@ -635,10 +629,10 @@ class Ledger:
 
         return self.do(read).result()
 
-    def lookup(self, request_shas: Iterable[str], until: str | None = None) -> LedgerEntries:
-        """Find the answers and lost calls of these requests, as they were at a time (ISO 8601, UTC)."""
+    def lookup(self, request_shas: Iterable[str]) -> LedgerEntries:
+        """Find the answers and lost calls of these requests."""
         shas = list(dict.fromkeys(request_shas))
-        return self.do(lambda database: find_calls(database, shas, until)).result()
+        return self.do(lambda database: find_calls(database, shas)).result()
 
     # --- the writer thread -------------------------------------------------------------------
 

@@ -44,13 +44,13 @@ def test_a_cancelled_wait_gives_its_slot_on():
 
 
 def test_room_shrinks_once_per_cooldown_and_grows_back_slowly():
-    slots = Slots(100, decrease=0.5, cooldown_s=60)
+    slots = Slots(100)
     for _ in range(30):
         slots.slow_down(None)
-    assert (slots.limit, slots.n_cuts) == (50, 1)
+    assert (slots.limit, slots.n_cuts) == (70, 1)
     for _ in range(50):
         slots.succeeded()
-    assert 50.9 < slots.limit < 51.1
+    assert 70.6 < slots.limit < 70.8
     for _ in range(10_000):
         slots.succeeded()
     assert slots.limit == 100
