@@ -67,9 +67,6 @@ _MAX_SENT_AGAIN = 2
 """How often one run sends a request again after it was lost."""
 
 
-_MIN_CACHED_TOKENS = 1024
-
-
 class Rounds:
     """The rounds of one run.
 
@@ -153,19 +150,13 @@ class Rounds:
     def _cost_usd(self, state: int, teacher: int, *, is_warm: bool) -> float:
         """Return what a call should cost. What earlier runs have taught is left out: it changes."""
         task = self.tasks[state, teacher]
-        tokens = Learned().expected_tokens(task.question.size)
-        cached = 0
-        if is_warm and task.previous is not None:
-            cached = Learned().expected_tokens(task.previous.question.size)
-        cached = cached if cached >= _MIN_CACHED_TOKENS else 0
-        price = self.replay.prices[self.replay.teachers[teacher].name]
-        written = tokens - cached if price.cache_write > price.prompt else 0
-        answer = Learned().answer_tokens(
-            self.replay.places[state].n_answer_bytes, task.question.max_completion_tokens
+        expected = task.expected(
+            self.replay.prices[self.replay.teachers[teacher].name],
+            task.previous if is_warm else None,
+            n_student_bytes=self.replay.places[state].n_answer_bytes,
+            learned=Learned(),
         )
-        return usd(
-            price.cost_nano(tokens, answer, n_cached_tokens=cached, n_written_tokens=written)
-        )
+        return usd(expected.cost_nano)
 
     def _bound_usd(self, state: int, teacher: int) -> float:
         task = self.tasks[state, teacher]
@@ -613,9 +604,10 @@ class Replay:
         body_sha = xxhash.xxh3_128_hexdigest(body)
         if task.lost and not await self._may_ask_again(task, body_sha):
             return
-        if problem := builder.broken_rule(body, task.teacher, price):
-            # Refused here for nothing, rather than by an endpoint after money was held for it.
-            failure = Failure("invalid_request", f"not sent: {problem}", is_lasting=True)
+        if builder.lacks_tools(price):
+            # Refused here for nothing, rather than by the router after money was held for it.
+            told = "not sent: no endpoint of this model lists tools"
+            failure = Failure("invalid_request", told, is_lasting=True)
             self.decided.setdefault(task.index, failed_row(task, failure))
             return
         bound_nano = self.books.bound_nano(task)

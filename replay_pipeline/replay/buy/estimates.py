@@ -122,8 +122,6 @@ ASSUMED_STUDENT = 0.5
 ASSUMED_TEACHERS = 0.6
 """Assumed share of states at which two teachers agree."""
 
-_MIN_CACHED_TOKENS = 1024
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherEstimate:
@@ -275,25 +273,17 @@ def _of_teacher(
             while before is not None and not (before.is_asked or before.index in asked):
                 before = before.previous
             asked.add(task.index)
-            prompt = learned.expected_tokens(question.size)
-            cached, most = 0, question.size.bound_tokens
+            most = question.size.bound_tokens
             if before is not None:
-                cached = learned.expected_tokens(before.question.size)
                 added = question.size.added_bound_tokens(before.question.size)
-                most = min(most, cached + added)
-            cached = round(cached * learned.cache_share) if cached >= _MIN_CACHED_TOKENS else 0
+                most = min(most, learned.expected_tokens(before.question.size) + added)
             n_student_bytes = n_bytes_written(task.state["student_action"])
-            completion = learned.answer_tokens(n_student_bytes, question.max_completion_tokens)
+            call = task.expected(price, before, n_student_bytes=n_student_bytes, learned=learned)
             n_calls += 1
-            n_prompt += prompt
-            n_cached += cached
-            n_completion += completion
-            expected += price.cost_nano(
-                prompt,
-                completion,
-                n_cached_tokens=cached,
-                n_written_tokens=prompt - cached if price.cache_write > price.prompt else 0,
-            )
+            n_prompt += call.n_prompt_tokens
+            n_cached += call.n_cached_tokens
+            n_completion += call.n_completion_tokens
+            expected += call.cost_nano
             bound += price.bound_nano(most, question.max_completion_tokens)
     teacher = lanes[0][0].teacher
     return TeacherEstimate(

@@ -15,7 +15,6 @@ import msgspec
 from replay_pipeline.actions.windows import window_messages
 from replay_pipeline.replay.dialects import Ask, Prompt, RequestOptions, dialect_of
 from replay_pipeline.replay.dialects.prices import Price
-from replay_pipeline.replay.dialects.rules import broken_rule
 from replay_pipeline.replay.dialects.sizes import Size
 from replay_pipeline.replay.dialects.wellformed import (
     cleaned,
@@ -116,12 +115,10 @@ class RequestBuilder:
         ask = self._ask(teacher, price, state, n_asked)
         return _json.encode(dialect_of(teacher).body(prompt, ask))
 
-    def broken_rule(self, body: bytes, teacher: TeacherSpec, price: Price | None) -> str | None:
-        """Return why an endpoint would reject a request, or None if it keeps the published rules."""
+    def lacks_tools(self, price: Price | None) -> bool:
+        """Return whether the last prompt has tools, and no endpoint of the model lists them."""
         listed = price.supported_parameters if price else ()
-        if self._prompt.tools and listed and "tools" not in listed:
-            return "no endpoint of this model lists tools"
-        return broken_rule(body, dialect_of(teacher).path)
+        return bool(self._prompt.tools and listed and "tools" not in listed)
 
     def adaptations(self, teacher: TeacherSpec, price: Price | None) -> tuple[str, ...]:
         """Return the fields that are left out for the endpoint, with the reasons."""

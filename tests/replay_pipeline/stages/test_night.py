@@ -140,7 +140,7 @@ def test_money_for_a_part_reaches_every_batch_of_a_run(tmp_path):
 
 def test_checked_pairs_outweigh_what_votes_promise():
     """Three teachers that share their mistakes agree, and look right to one another."""
-    seen = Prospect(low=0.2, high=0.4, n_states=499, words=("buy",), next=None)
+    seen = Prospect(low=0.2, high=0.4, n_states=499, words=("buy",))
     tally = {"family": "qwen", "n_asked": 9, "n_valid": 9, "n_with_student": 3, "cost_usd": 0.1}
     kinds = {"accuracy_by_kind": {}, "accuracy": {"qwen": 0.36, "agent": 0.92}}
     checked = {"n_checked": 40, "low": 0.1, "high": 0.35}
