@@ -1,4 +1,4 @@
-"""OpenCode: sessions from its database, from an export, or from its older storage."""
+"""OpenCode: sessions from its database, or from an export."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ _ABORTED = "MessageAbortedError"
 
 
 class OpenCode:
-    """Reads sessions of the database, `opencode export` documents and `storage/session/<project>/ses_*.json`.
+    """Reads sessions of the database, and `opencode export` documents.
 
     One message can hold several model calls. Each starts with a `step-start` part.
     """
@@ -38,13 +38,12 @@ class OpenCode:
     rank = 3
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether `head` is the beginning of a session, an export, or a storage file."""
+        """Return whether `head` is the beginning of a session or an export."""
         start = head.lstrip()
         if not start.startswith(b"{") or b'"ses_' not in head:
             return False
         is_export = b'"info"' in head and b'"messages"' in head
-        is_stored = b'"directory"' in head and b'"projectID"' in head and b'"role"' not in head
-        return start.startswith(_OF_DATABASE) or is_export or is_stored
+        return start.startswith(_OF_DATABASE) or is_export
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
         """Yield the conversation of a session. A document is always read as a whole."""
@@ -61,7 +60,7 @@ class OpenCode:
         else:
             document = as_dict(read_document(path))
             info = as_dict(document.get("info")) or document
-            messages = as_list(document.get("messages")) or _stored(path, str(info.get("id")))
+            messages = as_list(document.get("messages"))
             counts.rows += len(messages)
             rows = ((0, row) for row in with_clearings(list(map(as_dict, messages))))
         session = _OpenCodeSession(path, info)
@@ -226,18 +225,6 @@ def _result(state: dict[str, Any]) -> Result | None:
     if told.get("interrupted") is True and isinstance(told.get("output"), str):
         return Result(told["output"], is_error=True)
     return Result(text_in(state.get("error")), is_error=True)
-
-
-def _stored(path: Path, session_id: str) -> list[dict[str, Any]]:
-    """Return messages and parts that lie beside a stored session."""
-    if len(path.parents) < 3:
-        return []
-    storage = path.parents[2]
-    messages = []
-    for file in sorted((storage / "message" / session_id).glob("*.json")):
-        parts = sorted((storage / "part" / file.stem).glob("*.json"))
-        messages.append({"info": read_document(file), "parts": [read_document(p) for p in parts]})
-    return messages
 
 
 def _usage(tokens: dict[str, Any]) -> RecordedUsage | None:
