@@ -1,4 +1,4 @@
-"""The facts about a dataset: a manifest of each batch, and facts from the caller."""
+"""The facts about a dataset: what its manifests add up to, and what the caller tells."""
 
 import hashlib
 import json
@@ -9,14 +9,9 @@ from typing import Any, TypedDict
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute
 
 from replay_pipeline.publish import layout
 from replay_pipeline.publish.splits import SPLITS, Split, joined_splits, name_sha, sides_in
-
-pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
-_SHORTEST = 1_024
-_COUNTED = ("agreement_level", "outcome", "source", "student_model")
 
 
 class TeacherFacts(TypedDict, total=False):
@@ -177,96 +172,6 @@ def n_with_message(manifests: Iterable[Mapping[str, Any]]) -> Counter[str]:
 
 def _by_side(sides: Mapping[str, Split]) -> dict[str, list[str]]:
     return {side: sorted(sha for sha, each in sides.items() if each == side) for side in SPLITS}
-
-
-class Summed:
-    """Running sums over the pairs of a batch."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED}
-        self.teachers: Counter[str] = Counter()
-        self.totals: Counter[str] = Counter()
-        self.n_bytes: Counter[str] = Counter()
-        self.sample: dict[str, Any] | None = None
-        """Last prompt message and sides of the row with the first state id, in any row order."""
-        self._first: str | None = None
-        self.tokens: dict[str, Counter[str]] = {}
-        """Pairs of each config by the power of two, in tokens, that they fit into."""
-        self.longest: dict[str, int] = {}
-
-    def measure(self, config: str, pairs: pa.Table) -> None:
-        """Count the lengths of a config's pairs."""
-        lengths = pairs["n_tokens"].to_pylist()
-        counts = self.tokens.setdefault(config, Counter())
-        counts.update(str(max(_SHORTEST, 1 << (n - 1).bit_length())) for n in lengths)
-        self.longest[config] = max([self.longest.get(config, 0), *lengths])
-
-    def add(self, pairs: pa.Table) -> None:
-        """Count rows of the config `pairs`."""
-        for name, counts in self.counts.items():
-            counts.update("none" if v is None else str(v) for v in pairs[name].to_pylist())
-        self.teachers.update(pc.list_flatten(pairs["teachers_agreeing"]).to_pylist())
-        self.totals["n_pairs"] += len(pairs)
-        self.totals["n_distillable"] += pc.sum(pairs["is_distillable"]).as_py() or 0
-        self.totals["n_sharing_vendor"] += pc.sum(pairs["shares_vendor"]).as_py() or 0
-        self.totals["n_hints"] += len(pairs) - pairs["hint"].null_count
-        for side in ("chosen", "rejected"):
-            messages = pc.list_flatten(pairs[side]).to_pylist()
-            self.n_bytes[side] += sum(len(layout.json_of(m).encode()) for m in messages)
-        first = pc.min(pairs["state_id"]).as_py()
-        if first is not None and (self._first is None or first < self._first):
-            row = pairs.slice(pc.index(pairs["state_id"], first).as_py(), 1).to_pylist()[0]
-            shown = {n: row[n][-1] for n in ("prompt", "chosen", "rejected") if row[n]}
-            self.sample = {name: layout.json_of(message) for name, message in shown.items()}
-            self._first = first
-
-
-def manifest_of(
-    batch: str,
-    *,
-    files: Mapping[str, Mapping[str, Mapping[str, int]]],
-    pairs: Summed,
-    n_positives: int,
-    members: Mapping[str, Mapping[str, Sequence[str]]],
-    test_fraction: float,
-    stages: Mapping[str, Any],
-    not_cut: Mapping[str, Mapping[str, int]],
-) -> dict[str, Any]:
-    """Return the facts of one batch: its files with row counts, and sums that can be added over batches.
-
-    Args:
-        batch: its key.
-        files: rows by config, split and file.
-        pairs: counts of its pairs.
-        n_positives: number of rows of `positives`.
-        members: hashes of its `sessions`, its `conversations`, and what these share (`ties`), by
-            split.
-        test_fraction: share of new conversations for the test split.
-        stages: the stages' facts about the batch.
-        not_cut: number of pairs too long for a cut config, by config and reason.
-    """
-    totals = ("n_pairs", "n_distillable", "n_sharing_vendor", "n_hints")
-    return {
-        "trace_batch": batch,
-        "test_fraction": test_fraction,
-        "files": files,
-        "sessions": members["sessions"],
-        "conversations": members["conversations"],
-        **({"ties": members["ties"]} if any(members["ties"].values()) else {}),
-        "counts": {name: dict(sorted(counts.items())) for name, counts in pairs.counts.items()},
-        "teachers_agreeing": dict(sorted(pairs.teachers.items())),
-        **{name: pairs.totals[name] for name in totals},
-        "n_positives": n_positives,
-        "n_bytes": {side: pairs.n_bytes[side] for side in ("chosen", "rejected")},
-        "stages": stages,
-        "sample": pairs.sample,
-        "layout": layout.VERSION,
-        "tokens": {
-            "pairs": {name: dict(sorted(n.items())) for name, n in sorted(pairs.tokens.items())},
-            "longest": dict(sorted(pairs.longest.items())),
-            "not_cut": {name: dict(sorted(n.items())) for name, n in sorted(not_cut.items())},
-        },
-    }
 
 
 def encode(facts: Any) -> bytes:

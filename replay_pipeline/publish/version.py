@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 
 from replay_pipeline.errors import MissingDependencyError, PublishError
@@ -28,6 +29,10 @@ from replay_pipeline.publish.splits import SPLITS, ConversationSplit, Split, nam
 from replay_pipeline.types import REHEARSAL
 
 logger = logging.getLogger(__name__)
+
+pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
+_SHORTEST = 1_024
+_COUNTED = ("agreement_level", "outcome", "source", "student_model")
 
 _ENOUGH_SIDES = 2_000
 """Pairs of which the prompt-blind control takes those that it looks at."""
@@ -209,13 +214,19 @@ class _BatchFiles:
     def __init__(self, batch: NewBatch, folder: Path) -> None:
         self._batch, self._folder = batch, folder
         self._shards: dict[tuple[str, Split], layout.Shards] = {}
-        self._scan, self._summed = SecretScan(batch.key), batch_facts.Summed()
+        self._scan = SecretScan(batch.key)
         self._sessions: dict[str, set[str]] = {side: set() for side in SPLITS}
         self._talks: dict[str, set[str]] = {side: set() for side in SPLITS}
         self._texts: set[str] = set()
-        self._n_with_texts = 0
-        self._n_play = 0
-        self._n_positives = 0
+        self._counts: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED}
+        self._teachers: Counter[str] = Counter()
+        self._totals: Counter[str] = Counter()
+        self._n_bytes: Counter[str] = Counter()
+        self._fit: dict[str, Counter[str]] = {}
+        """Pairs of each config by the power of two, in tokens, that they fit into."""
+        self._longest: dict[str, int] = {}
+        self._first: tuple[str, dict[str, Any]] | None = None
+        """The row with the first state id, in any row order: last prompt message and sides."""
 
     def take(self, config: str, part: pa.Table) -> None:
         """Take in rows of a config, and what else is published of them."""
@@ -226,15 +237,37 @@ class _BatchFiles:
         named = [name for name in part["client_texts"].to_pylist() if name]
         self._texts.update(named)
         if config == "pairs":
-            self._n_with_texts += len(named)
-            self._summed.add(part)
+            self._totals["n_with_texts"] += len(named)
+            self._count(part)
         if config == "positives":
-            self._n_positives += len(part)
+            self._totals["n_positives"] += len(part)
         else:
-            self._summed.measure(config, part)
+            lengths = part["n_tokens"].to_pylist()
+            fit = self._fit.setdefault(config, Counter())
+            fit.update(str(max(_SHORTEST, 1 << (n - 1).bit_length())) for n in lengths)
+            self._longest[config] = max([self._longest.get(config, 0), *lengths])
+
+    def _count(self, pairs: pa.Table) -> None:
+        """Count rows of the config `pairs`."""
+        for name, counts in self._counts.items():
+            counts.update("none" if v is None else str(v) for v in pairs[name].to_pylist())
+        self._teachers.update(pc.list_flatten(pairs["teachers_agreeing"]).to_pylist())
+        self._totals["n_pairs"] += len(pairs)
+        self._totals["n_distillable"] += pc.sum(pairs["is_distillable"]).as_py() or 0
+        self._totals["n_sharing_vendor"] += pc.sum(pairs["shares_vendor"]).as_py() or 0
+        self._totals["n_hints"] += len(pairs) - pairs["hint"].null_count
+        for side in ("chosen", "rejected"):
+            messages = pc.list_flatten(pairs[side]).to_pylist()
+            self._n_bytes[side] += sum(len(layout.json_of(m).encode()) for m in messages)
+        first = pc.min(pairs["state_id"]).as_py()
+        if first is not None and (self._first is None or first < self._first[0]):
+            row = pairs.slice(pc.index(pairs["state_id"], first).as_py(), 1).to_pylist()[0]
+            shown = {n: row[n][-1] for n in ("prompt", "chosen", "rejected") if row[n]}
+            self._first = first, {name: layout.json_of(each) for name, each in shown.items()}
 
     def _put(self, config: str, rows: pa.Table) -> None:
-        self._n_play += _n_rehearsed(rows) if config in ("pairs", "positives") else 0
+        if config in ("pairs", "positives"):
+            self._totals["n_rehearsed"] += _n_rehearsed(rows)
         split, batch = self._batch.split, self._batch
         sides = [split.of(each) for each in layout.conversations_in(rows)]
         for side in SPLITS:
@@ -248,7 +281,10 @@ class _BatchFiles:
             self._talks[side].update(layout.conversations_in(part))
 
     def close(self) -> tuple[dict[str, Path], dict[str, Any]]:
-        """Return the files by their path in the dataset, and the manifest."""
+        """Return the files by their path in the dataset, and the manifest.
+
+        The manifest has the files with their rows, and sums that can be added over batches.
+        """
         self._scan.finish()
         batch, files = self._batch, dict[str, Path]()
         counts: dict[str, dict[str, dict[str, int]]] = {}
@@ -262,24 +298,38 @@ class _BatchFiles:
             side: [name for each in found for name in batch.ties.get(each, ())]
             for side, found in self._talks.items()
         }
-        manifest = batch_facts.manifest_of(
-            batch.key,
-            files=counts,
-            pairs=self._summed,
-            n_positives=self._n_positives,
-            members={
-                "sessions": _shas(self._sessions),
-                "conversations": _shas(self._talks),
-                "ties": _shas(shared),
+        ties = _shas(shared)
+        totals = ("n_pairs", "n_distillable", "n_sharing_vendor", "n_hints", "n_positives")
+        manifest = {
+            "trace_batch": batch.key,
+            "layout": layout.VERSION,
+            "test_fraction": batch.split.test_fraction,
+            "files": counts,
+            "sessions": _shas(self._sessions),
+            "conversations": _shas(self._talks),
+            **({"ties": ties} if any(ties.values()) else {}),
+            "counts": {name: _sorted(found) for name, found in self._counts.items()},
+            "teachers_agreeing": _sorted(self._teachers),
+            **{name: self._totals[name] for name in totals},
+            "n_bytes": {side: self._n_bytes[side] for side in ("chosen", "rejected")},
+            "stages": batch.stages,
+            "sample": self._first[1] if self._first else None,
+            "tokens": {
+                "pairs": {name: _sorted(n) for name, n in sorted(self._fit.items())},
+                "longest": _sorted(self._longest),
+                "not_cut": {name: _sorted(n) for name, n in sorted(batch.not_cut.items())},
             },
-            test_fraction=batch.split.test_fraction,
-            stages=batch.stages,
-            not_cut=batch.not_cut,
-        )
-        told: dict[str, Any] = {"n_rehearsed": self._n_play} if self._n_play else {}
+        }
+        if n_rehearsed := self._totals["n_rehearsed"]:
+            manifest["n_rehearsed"] = n_rehearsed
         if self._texts:
-            told["client_texts"] = {"n_pairs": self._n_with_texts, "n_texts": len(self._texts)}
-        return files, manifest | told
+            n_pairs, n_texts = self._totals["n_with_texts"], len(self._texts)
+            manifest["client_texts"] = {"n_pairs": n_pairs, "n_texts": n_texts}
+        return files, manifest
+
+
+def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items()))
 
 
 class Version:
