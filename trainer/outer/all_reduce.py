@@ -82,10 +82,6 @@ class ObjectStoreAllReduce(RoundLog):
     def reduce_vector(self, vector: Vector, *, weight: int = 1) -> Vector:
         """Average one flat vector. When this returns, the round is over.
 
-        Args:
-            vector: This replica's values.
-            weight: Their weight in the mean.
-
         Raises:
             OuterTimeoutError: Too few replicas contributed in time.
             OuterLoopError: A value is not finite.
@@ -101,9 +97,6 @@ class ObjectStoreAllReduce(RoundLog):
         """Return the mean of the present round if it is already decided, and advance.
 
         In this way a joining replica replays the rounds that it missed, without contributing.
-
-        Args:
-            n: Number of values of the round.
         """
         self._expect(n)
         return None if self.advance(is_thorough=True) is None else self._mean_now

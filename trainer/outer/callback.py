@@ -80,11 +80,8 @@ def outer_callbacks(
 ) -> list[TrainerCallback]:
     """Return the callbacks that join this replica to the others, or an empty list for `none`.
 
-    Args:
-        kind: `none`, `torchft` or `object_store`.
-        options: Options of the outer loop.
-        place: Which replica this is. With None, the launcher's variables decide.
-        store: Store that joins the replicas (`object_store`), instead of the one at `options.uri`.
+    Without a `place`, the launcher's variables say which replica this is. A `store` is used instead
+    of the one at `options.uri`.
 
     Raises:
         TrainerConfigError: A setting is missing or unknown.
@@ -410,10 +407,8 @@ def train_replica(
 ) -> None:
     """Train as `Trainer.train` does. A replica on an object store first finds its place in the run.
 
-    Args:
-        trainer: Trainer with the loops among its callbacks.
-        loops: Result of `outer_callbacks`.
-        resume_from: A checkpoint to continue from, if the run has no stored state of this replica.
+    `loops` are among the trainer's callbacks. `resume_from` is a checkpoint to continue from, if the
+    run has no stored state of this replica.
 
     Raises:
         TrainerConfigError: The run was started with other settings.

@@ -109,9 +109,7 @@ class ErrorFeedback:
     def settle(self, *, was_included: bool, owed: Vector | None = None) -> None:
         """Close the round. A delta that was left out is dropped completely.
 
-        Args:
-            was_included: Whether the last delta was part of the round.
-            owed: Error of the merged delta, if this replica must correct it.
+        `owed` is the error of the merged delta, if this replica must correct it.
         """
         if was_included and self.candidate is not None:
             self.residual = self.candidate
@@ -126,12 +124,7 @@ class ErrorFeedback:
 
 @dataclass
 class Patience:
-    """The clock that measures rounds and decides how long to wait.
-
-    Args:
-        timeout_s: Seconds without a decision of the round after which an error is raised.
-        first_grace_s: Grace period of the first round, in seconds.
-    """
+    """The clock that measures rounds and decides how long to wait."""
 
     timeout_s: float
     first_grace_s: float
@@ -149,15 +142,13 @@ class Patience:
         """Note that this replica's delta is ready."""
         self._wait_began = time.monotonic()
 
-    def end_round(self) -> float:
-        """Note that a round is decided, and return the seconds of waiting."""
-        waited = self.waited_s
+    def end_round(self) -> None:
+        """Note that a round is decided."""
         if self._wait_began is not None and self._round_began is not None:
-            self._waits_s.append(waited)
+            self._waits_s.append(self.waited_s)
             self._rounds_s.append(time.monotonic() - self._round_began)
         # Who replays the log may come to a round that is not decided: its wait begins now.
         self._wait_began = time.monotonic()
-        return waited
 
     @property
     def waited_s(self) -> float:
@@ -190,13 +181,8 @@ def agree_on_run(
 ) -> dict[str, Any]:
     """Write a run's description, or compare it with that of the first replica.
 
-    Args:
-        store: Where the run lives.
-        description: Settings that all replicas must share.
-        first: Settings that the first replica decides.
-
     Returns:
-        The description, with the decisions of the first replica.
+        The description, with what the first replica alone decides (`first`).
 
     Raises:
         ObjectStoreError: the description cannot be read back.
@@ -238,14 +224,9 @@ def read_whole(store: ObjectStore, key: str, parse: Callable[[bytes], Result]) -
 
     An incomplete read is repeated. After `DAMAGE_S`, the object counts as damaged.
 
-    Args:
-        store: Where it is.
-        key: Which.
-        parse: Converts the bytes to the result. Raises OuterLoopError if they are damaged.
-
     Raises:
-        ObjectStoreError: the store fails, or the object is damaged.
-        OuterLoopError: The object is damaged.
+        ObjectStoreError: The store fails.
+        OuterLoopError: The object is damaged: `parse` says so.
     """
 
     def read() -> Result | None:
@@ -319,7 +300,7 @@ class RoundLog:
         store: Where the run lives.
         codec: Wire format of deltas and of their mean.
         patience: Decides how long to wait.
-        rank: This replica's rank. Ranks needn't be consecutive.
+        rank: This replica's rank.
         n: Number of exchanged values.
         quorum: Fewest contributions that a round may be decided with.
         max_age: Number of rounds for which a contribution counts after its own.
@@ -417,11 +398,7 @@ class RoundLog:
             self.patience.poll(f"rank {self.rank}, round {self.round_id}")
 
     def advance(self, *, is_thorough: bool = False) -> Manifest | None:
-        """Apply the present round and go to the next one, if it is decided.
-
-        Args:
-            is_thorough: Whether to look for the decision's copy too, in case it was lost.
-        """
+        """Apply the present round and go to the next one, if it is decided."""
         while True:
             found = self.retried(lambda: self.read_manifest(self.round_id, is_thorough=is_thorough))
             if found is None:
@@ -518,9 +495,7 @@ class RoundLog:
     def read_manifest(self, round_id: int, *, is_thorough: bool = False) -> Manifest | None:
         """Return a round's decision, if there is one. A damaged one is restored.
 
-        Args:
-            round_id: The round.
-            is_thorough: Whether to look for the copy too, in case the decision was lost.
+        With `is_thorough`, one that was lost is restored too.
 
         Raises:
             ObjectStoreError: the store fails.

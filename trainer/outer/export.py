@@ -46,16 +46,13 @@ def publish_template(store: ObjectStore, trainer: Trainer) -> None:
     store.put(COMPLETE, seal_tensors({"trained": trained, "files": hashes}, {}))
 
 
-def export_model(
-    uri: str, output: str, *, round_id: int | None = None, options: dict[str, Any] | None = None
-) -> int:
-    """Write the model in an outer loop's store in the form for `from_pretrained`.
+def export_model(uri: str, output: str, *, round_id: int | None = None) -> int:
+    """Write the model after some rounds (the newest by default) in the form for `from_pretrained`.
 
     Args:
         uri: The run's store.
         output: A folder, or `hub:owner/name` for a private repository.
-        round_id: The state after this many rounds. None takes the newest.
-        options: Options of the store's file system.
+        round_id: Number of rounds.
 
     Returns:
         The number of rounds of the model.
@@ -63,7 +60,7 @@ def export_model(
     Raises:
         OuterLoopError: The store lacks this state or the model's files.
     """
-    store = open_store(uri, options=options)
+    store = open_store(uri)
     found, theta, run = newest_state(store, round_id)
     sealed = read_whole(store, COMPLETE, unseal_tensors)
     if sealed is None:

@@ -38,7 +38,7 @@ from trainer.outer.executors.hf_jobs import HFJobsExecutor
 from trainer.outer.executors.ledger import JobLedger, LedgerRow
 from trainer.outer.executors.local import LocalProcessExecutor
 from trainer.outer.executors.modal import DEFAULT_CPU, DEFAULT_MEMORY_MIB, ModalExecutor
-from trainer.outer.object_store import ObjectStore, open_store
+from trainer.outer.object_store import open_store
 
 logger = logging.getLogger(__name__)
 
@@ -109,74 +109,17 @@ def make_executor(plan: Plan, work_dir: Path) -> ServerlessExecutor:
     )
 
 
-class _Held(msgspec.Struct):
+class Lease(msgspec.Struct):
+    """The claim of a launch on its store while its replicas may run: `launch/<number>.json`.
+
+    Each is created once, and the newest one counts. It lapses at the time by which the platform has
+    ended every replica.
+    """
+
     holder: str
     where: str
     until: float
     run: int
-
-
-class Lease:
-    """The claim of a launch on its store while its replicas may run.
-
-    A lease is an object `launch/<number>.json` that is created once, and the newest one counts. It
-    lapses at the time by which the platform has ended every replica.
-
-    Args:
-        store: The run's store.
-        holder: Name of the launch. With the same name, it finds its lease again.
-    """
-
-    def __init__(self, store: ObjectStore, holder: str) -> None:
-        self._store, self._holder = store, holder
-        self.number = 0
-
-    def take(self, where: str, *, now: float, until: float, run: int) -> int:
-        """Take the lease, or find this launch's own lease again.
-
-        Args:
-            where: Description of this launch for others.
-            now: The time, in seconds since the epoch.
-            until: Time at which the lease lapses.
-            run: Number of the run to continue. 0 begins a new one.
-
-        Returns:
-            The number of the run, which is that of its first lease.
-
-        Raises:
-            LeaseHeldError: Another launch has the lease.
-        """
-        while True:
-            keys = self._store.keys(LEASES)
-            newest = max((int(key[len(LEASES) :][:6]) for key in keys), default=0)
-            if newest and f"{LEASES}{newest:06d}{END}" not in keys:
-                held = self._read(f"{LEASES}{newest:06d}.json")
-                if held.holder == self._holder:
-                    self.number = newest
-                    return held.run
-                if held.until > now:
-                    raise LeaseHeldError(
-                        f"{self._store.place or 'the store'} belongs to a launch from {held.where}: watch it from there, stop it there, or name another store. If that launch is lost, make sure that none of its replicas runs, and delete {LEASES} in the store"
-                    )
-            run = run or newest + 1
-            mine = _Held(self._holder, where, until, run)
-            data = msgspec.json.encode(mine)
-            if self._store.put_if_absent(f"{LEASES}{newest + 1:06d}.json", data):
-                self.number = newest + 1
-                return run
-
-    def release(self) -> None:
-        """Release the store for the next launch."""
-        if self.number:
-            self._store.put(f"{LEASES}{self.number:06d}{END}", b"")
-
-    def _read(self, key: str) -> _Held:
-        try:
-            return msgspec.json.decode(self._store.get(key) or b"", type=_Held)
-        except msgspec.DecodeError as error:
-            raise OuterLoopError(
-                f"{self._store.place}{key} is damaged: make sure that no replica runs and delete it"
-            ) from error
 
 
 class Launch:
@@ -196,8 +139,8 @@ class Launch:
         self.work_dir = work_dir
         self.ledger = executor.ledger = JobLedger(work_dir / LEDGER)
         self.run_id = self.ledger.recall("run_id") or ""
-        holder = self.ledger.remember("holder", uuid.uuid4().hex)
-        self.lease = Lease(open_store(uri), holder)
+        self.store = open_store(uri)
+        self._number = 0
 
     @property
     def until(self) -> float:
@@ -206,19 +149,55 @@ class Launch:
         return began + 3600 * self.limits.max_hours
 
     def take(self) -> None:
-        """Take the store's lease, and set the ceiling.
+        """Take the store's lease, or find our own again, and set the ceiling.
 
         Raises:
             LeaseHeldError: Another launch has the store.
+            OuterLoopError: The newest lease is damaged.
             TrainerConfigError: The price of the hardware is unknown.
         """
-        known = int(self.ledger.recall("run") or 0)
-        where = f"{self.work_dir.resolve()} on {socket.gethostname()}"
-        run = self.lease.take(where, now=self.executor.now(), until=self.until, run=known)
-        self.ledger.remember("run", str(run))
-        named = f"outer-{hashlib.sha256(self.uri.encode()).hexdigest()[:12]}-{run}"
+        mine = Lease(
+            holder=self.ledger.remember("holder", uuid.uuid4().hex),
+            where=f"{self.work_dir.resolve()} on {socket.gethostname()}",
+            until=self.until,
+            run=int(self.ledger.recall("run") or 0),
+        )
+        is_taken = False
+        while not is_taken:
+            keys = self.store.keys(LEASES)
+            self._number = max((int(key[len(LEASES) :][:6]) for key in keys), default=0)
+            key = f"{LEASES}{self._number:06d}"
+            if self._number and key + END not in keys:
+                held = self._read_lease(f"{key}.json")
+                if held.holder == mine.holder:
+                    mine.run = held.run
+                    break
+                if held.until > self.executor.now():
+                    raise LeaseHeldError(
+                        f"{self.store.place or 'the store'} belongs to a launch from {held.where}: watch it from there, stop it there, or name another store. If that launch is lost, make sure that none of its replicas runs, and delete {LEASES} in the store"
+                    )
+            self._number += 1
+            mine.run = mine.run or self._number
+            is_taken = self.store.put_if_absent(
+                f"{LEASES}{self._number:06d}.json", msgspec.json.encode(mine)
+            )
+        self.ledger.remember("run", str(mine.run))
+        named = f"outer-{hashlib.sha256(self.uri.encode()).hexdigest()[:12]}-{mine.run}"
         self.run_id = self.ledger.remember("run_id", named)
         self.ledger.set_ceiling(self.limits.max_usd if self.executor.usd_per_hour else None)
+
+    def _read_lease(self, key: str) -> Lease:
+        try:
+            return msgspec.json.decode(self.store.get(key) or b"", type=Lease)
+        except msgspec.DecodeError as error:
+            raise OuterLoopError(
+                f"{self.store.place}{key} is damaged: make sure that no replica runs and delete it"
+            ) from error
+
+    def release(self) -> None:
+        """Release the store for the next launch."""
+        if self._number:
+            self.store.put(f"{LEASES}{self._number:06d}{END}", b"")
 
     def handles(self) -> list[ReplicaHandle]:
         """Return the last start of every rank that has a job. Starts without an answer are looked up."""
@@ -340,7 +319,7 @@ class Launch:
             raise
         finally:
             if is_over or not self.executor.outlives_launcher:
-                self.lease.release()
+                self.release()
         return results
 
     def stop(self) -> None:
@@ -355,7 +334,7 @@ class Launch:
         except ObjectStoreError as error:
             logger.warning("%s", error)
         self.executor.cancel(self.handles())
-        self.lease.release()
+        self.release()
 
     def _probe(
         self, attempt: int, n: int, *, env: Mapping[str, str], secrets: Mapping[str, str]
@@ -401,13 +380,12 @@ def launch(
     If you repeat the call, it continues with the existing replicas.
 
     Args:
-        arguments: Arguments of `replay-train`, in which `{rank}` and `{world_size}` are
-            replaced.
+        arguments: Arguments of `replay-train`, in which `{rank}` and `{world_size}` are replaced.
         replicas: Number of replicas.
         uri: The store that joins them. This process must reach it too.
         executor: Where they run.
         entrypoint: The program each replica runs.
-        limits: Limits of the launch. None takes the defaults of `Limits`.
+        limits: Limits of the launch.
         poll_s: Seconds between looks.
         env: Further variables.
         secrets: Variables such as cloud keys, which go through the platform's secret store.

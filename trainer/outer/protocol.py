@@ -216,11 +216,8 @@ def adaptive_grace_s(
 
     It is half a typical round, or the typical lateness plus six median deviations if that is more.
     Without a history, it is `first_s`. So nobody must guess a constant for a slow network.
-
-    Args:
-        lateness_s: For recent rounds, the time from this replica's answer to the last one.
-        round_s: For recent rounds, the time from start to decision.
-        first_s: Grace period of the first round, when machines are still booting.
+    `lateness_s` are the times from this replica's answer to the last one, `round_s` those from a
+    round's start to its decision.
     """
     if not round_s:
         return first_s

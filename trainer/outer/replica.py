@@ -188,8 +188,8 @@ class OuterReplica(RoundLog):
 
         Args:
             local: The parameters after the inner steps.
-            weight: Weight of this replica in the mean, usually its number of tokens.
-            inner_state: Private arrays to store with the contribution (an optimizer's state).
+            weight: Weight in the mean, usually the number of tokens.
+            inner_state: Private arrays to keep, such as an optimizer's state.
 
         Raises:
             OuterLoopError: The parameters are not finite, or a newer process has this rank.
@@ -315,10 +315,7 @@ class OuterReplica(RoundLog):
         self._start()
 
     def load_snapshot(self, until: int | None = None) -> None:
-        """Load the newest readable snapshot, or wait for the first one.
-
-        Args:
-            until: Highest number of rounds of the snapshot. None allows any.
+        """Load the newest readable snapshot of at most `until` rounds, or wait for the first one.
 
         Raises:
             OuterLoopError: The run has begun, but has no undamaged snapshot.
@@ -425,14 +422,10 @@ class OuterReplica(RoundLog):
 def newest_state(
     store: ObjectStore, round_id: int | None = None
 ) -> tuple[int, Vector, dict[str, Any]]:
-    """Return a run's parameters from its store alone, by a snapshot and the log of rounds.
-
-    Args:
-        store: The run's store.
-        round_id: The state after this many rounds. None takes the newest.
+    """Return a run's parameters after some rounds (the newest by default), from its store alone.
 
     Returns:
-        The number of rounds of the state, the parameters, and the run's description.
+        The number of rounds, the parameters, and the run's description.
 
     Raises:
         OuterLoopError: The state doesn't exist.

@@ -74,11 +74,7 @@ class ObjectStoreManager:
     """A torchft manager over an object store, which needs no lighthouse, no ports, and no live donor.
 
     A round always commits. A late replica gets the mean of the others. A joining replica loads the
-    newest snapshot and replays the rounds since.
-
-    Args:
-        all_reduce: The collective.
-        snapshot_every: Rounds between snapshots of the registered state.
+    newest snapshot of the registered state and replays the rounds since.
     """
 
     _use_async_quorum = False
@@ -105,12 +101,7 @@ class ObjectStoreManager:
         """Nothing reads the state from another thread."""
 
     def join(self, replay: Callable[[Tensor], None], n: int) -> None:
-        """Load the newest snapshot and replay the log of rounds.
-
-        Args:
-            replay: Applies the mean of a round.
-            n: Values in a mean.
-        """
+        """Load the newest snapshot and replay the log of rounds, whose means have `n` values."""
         if not self._load_snapshot():
             self._check_start()
         while (mean := self.all_reduce.decided(n)) is not None:
@@ -291,14 +282,8 @@ def make_torchft_manager(
     The process group times out first, then the manager, and last the quorum, which waits for whole
     rounds. With torchft's equal defaults of 60 s, a slow peer would kill a healthy replica.
 
-    Args:
-        lighthouse: Address of `torchft_lighthouse`, such as `http://host:29510`.
-        rank: This replica.
-        state_dict: Returns the model and the inner optimizer for a replica that recovers from this
-            one.
-        load_state_dict: Loads them.
-        min_replicas: Fewest replicas per round.
-        round_s: Longest time that a round's inner steps take, in seconds.
+    A replica that recovers gets `state_dict()` of another one, the model and the inner optimizer.
+    `round_s` is the longest time that a round's inner steps take.
     """
     torchft = torchft_module("")
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
