@@ -1,7 +1,5 @@
 """Asynchronous rounds: nobody waits, old deltas count less, and the log is one for all."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -77,17 +75,6 @@ def test_a_slow_replica_takes_up_what_the_others_make_and_its_delta_counts_in_fu
     assert merged <= report.down_bytes < 2 * merged, "read once, and counted"
 
 
-def test_replicas_of_equal_pace_move_as_far_as_in_synchronous_rounds():
-    store = MemoryStore()
-    both = [replica_of(store, rank, 2) for rank in range(2)]
-    for replica in both:
-        replica.exchange(replica.theta - 1)
-    np.testing.assert_allclose(both[1].theta, -1.0)
-    for replica in both:
-        replica.exchange(replica.theta - 1)
-    np.testing.assert_allclose(both[1].theta, -2.0)
-
-
 def test_what_is_pending_is_merged_once_by_whoever_comes_next():
     store = MemoryStore()
     first, second = replica_of(store, 0, 2), replica_of(store, 1, 2)
@@ -108,37 +95,6 @@ def test_a_delta_beyond_the_bound_is_dropped_and_reported():
         quick.exchange(quick.theta - 1)
     assert not slow.exchange(slow.theta + 100).was_included
     assert slow.base == quick.base
-
-
-@pytest.mark.parametrize("codec", ["fp32", "int4", "ternary"])
-def test_after_the_same_manifest_all_hold_the_same_bits(codec):
-    store, bases, included, errors = MemoryStore(), {}, [], []
-
-    all_joined = threading.Barrier(4)
-
-    def one(rank):
-        try:
-            replica = replica_of(store, rank, 4, codec=codec, n_rounds=6, snapshot_every=3)
-            all_joined.wait()
-            bases.setdefault(replica.round_id, set()).add(replica.base)
-            while not replica.is_finished:
-                dice = np.random.default_rng(100 * rank + replica.n_trained)
-                noise = dice.standard_normal(N).astype(np.float32)
-                included.append(replica.exchange(replica.theta + noise).was_included)
-                bases.setdefault(replica.round_id, set()).add(replica.base)
-        except Exception as error:  # noqa: BLE001 - shown by the assertion below
-            errors.append(error)
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert all(len(found) == 1 for found in bases.values())
-    named = [c for manifest in manifests(store) for c in manifest.contributions]
-    assert len(included) == 24
-    assert len(named) == len(set(named)) == sum(included), "what counts, counts once"
 
 
 def test_a_process_that_takes_over_sends_its_contribution_again_and_counts_on():

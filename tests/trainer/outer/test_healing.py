@@ -1,12 +1,12 @@
 """One object of a run's store is altered, cut or deleted: it is healed, or named in an error."""
 
 import copy
-import threading
 import time
 
 import numpy as np
 import pytest
 
+from tests.trainer.outer.in_threads import in_threads
 from trainer.errors import OuterLoopError
 from trainer.outer import (
     MemoryStore,
@@ -54,11 +54,7 @@ def replicas_until(store, last_round, start=0.0):
         except OuterLoopError as error:
             errors.append(str(error))
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(WORLD)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(one, WORLD)
     return bases, errors
 
 

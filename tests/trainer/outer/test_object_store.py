@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.hub import HubServer
 from tests.trainer.outer.bucket_servers import GoogleStorage
+from tests.trainer.outer.in_threads import in_threads
 from tests.trainer.outer.s3_server import MotoServer
 from trainer.errors import ObjectStoreError, TrainerConfigError
 from trainer.outer import (
@@ -111,11 +112,7 @@ def test_of_racing_creators_one_wins(make):
         if store.put_if_absent("m", str(index).encode()):
             won.append(index)
 
-    threads = [threading.Thread(target=create, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(create, 4)
     assert len(won) == 1
     assert make().get("m") == str(won[0]).encode()
 
@@ -158,11 +155,7 @@ def final_bases(make):
             replica.exchange(replica.theta - rank - 1)
         bases.append(replica.base)
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(one, 2)
     assert len(bases) == 2
     return bases
 

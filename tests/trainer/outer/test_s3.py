@@ -1,10 +1,9 @@
 """The object store over S3: real client, real server, hostile network."""
 
-import threading
-
 import numpy as np
 import pytest
 
+from tests.trainer.outer.in_threads import in_threads
 from tests.trainer.outer.s3_server import HostileNetwork, MotoServer
 from trainer.outer import (
     MemoryStore,
@@ -47,26 +46,20 @@ def opened(network, prefix):
 
 
 def final_bases(stores):
-    bases, errors = [], []
+    bases = []
     settings = OuterSettings(codec="int4", n_rounds=6, quorum=3, snapshot_every=2, timeout_s=120)
 
-    def one(rank, store):
-        try:
-            replica = OuterReplica(store, np.zeros(N), rank=rank, world_size=3, settings=settings)
-            replica.join()
-            while not replica.is_finished:
-                noise = np.random.default_rng(99 * rank + replica.round_id).standard_normal(N)
-                replica.exchange(replica.theta + noise.astype(np.float32))
-            bases.append(replica.base)
-        except Exception as error:  # noqa: BLE001 - shown by the assertion below
-            errors.append(error)
+    def one(rank):
+        replica = OuterReplica(
+            stores[rank], np.zeros(N), rank=rank, world_size=3, settings=settings
+        )
+        replica.join()
+        while not replica.is_finished:
+            noise = np.random.default_rng(99 * rank + replica.round_id).standard_normal(N)
+            replica.exchange(replica.theta + noise.astype(np.float32))
+        bases.append(replica.base)
 
-    threads = [threading.Thread(target=one, args=pair) for pair in enumerate(stores)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    in_threads(one, 3)
     return bases
 
 
@@ -74,17 +67,11 @@ def test_all_reduce_over_s3(network):
     import torch
 
     tensors = [torch.full((5,), float(rank)) for rank in range(3)]
-    threads = [
-        threading.Thread(
-            target=ObjectStoreAllReduce("", rank, 3, store=opened(network, "reduce")),
-            args=(tensor,),
-        )
-        for rank, tensor in enumerate(tensors)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+
+    def one(rank):
+        ObjectStoreAllReduce("", rank, 3, store=opened(network, "reduce"))(tensors[rank])
+
+    in_threads(one, 3)
     assert all(torch.equal(tensor, torch.ones(5)) for tensor in tensors)
 
 

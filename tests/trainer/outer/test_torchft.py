@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tests.support.forked import forked
+from tests.trainer.outer.in_threads import in_threads
 from trainer.errors import TrainerConfigError
 from trainer.outer import (
     MemoryStore,
@@ -65,11 +66,7 @@ def test_one_inner_sgd_step_per_round_equals_data_parallel_sgd():
         ):
             steps(model, inner, slice(rank * 16, rank * 16 + 16), 10)
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(one, 4)
     parallel = net()
     steps(parallel, torch.optim.SGD(parallel.parameters(), lr=0.1), slice(None), 10)
     for rank in range(4):
@@ -107,11 +104,7 @@ def test_replicas_over_the_object_store_stay_equal_and_a_joiner_needs_no_donor()
             steps(model, inner, slice(rank * 32, rank * 32 + 32), 20)
         done[rank] = values(loop)
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(one, 2)
     model = models[2]
     joiner = loop_of(0, model, torch.optim.SGD(model.parameters(), lr=0.05))
     assert joiner._manager.current_step() == 5
