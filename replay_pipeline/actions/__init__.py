@@ -12,12 +12,7 @@ from replay_pipeline.actions.agreement import (
     differ_in_calls_alone,
 )
 from replay_pipeline.actions.canonical import Action, Call, canonical_action, parse_rendered
-from replay_pipeline.actions.reward import (
-    LEVEL_CREDIT,
-    consensus_reward,
-    consensus_rewards,
-    consensus_score,
-)
+from replay_pipeline.actions.reward import LEVEL_CREDIT, consensus_reward
 
 __all__ = [
     "LEVELS",
@@ -29,8 +24,6 @@ __all__ = [
     "agrees_at",
     "canonical_action",
     "consensus_reward",
-    "consensus_rewards",
-    "consensus_score",
     "differ_in_calls_alone",
     "parse_rendered",
 ]

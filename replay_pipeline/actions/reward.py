@@ -20,12 +20,7 @@ Completion = str | Message | Sequence[Message]
 assistant message counts."""
 
 
-def consensus_reward(
-    completion: Completion,
-    row: Mapping[str, Any],
-    *,
-    credit: Mapping[AgreementLevel, float] = LEVEL_CREDIT,
-) -> float:
+def consensus_reward(completion: Completion, row: Mapping[str, Any]) -> float:
     """Return 1.0 for an action that is equivalent to the consensus of `row`, and less for looser agreement.
 
     Args:
@@ -34,46 +29,15 @@ def consensus_reward(
         row: A row of the published dataset, a `DPOPair`, or a row of the pairs table. Its consensus
             is in `consensus`, `chosen_action`, `chosen_action_json`, or `chosen`. The working
             directory is its `cwd`, or else the one in the prompt's system message.
-        credit: Reward by level.
 
     Raises:
         KeyError: `row` has none of these columns.
     """
     cwd = _working_directory(row)
     level = agreement_level(_action(completion, cwd), _consensus(row, cwd))
-    return 0.0 if level is None else credit[level]
+    return 0.0 if level is None else LEVEL_CREDIT[level]
 
 
-def consensus_rewards(
-    prompts: Any = None,
-    completions: Sequence[Completion] = (),
-    **columns: Any,
-) -> list[float]:
-    """Return `consensus_reward` for a batch, with the signature of a TRL reward function.
-
-    TRL passes every column of the dataset as a list next to `completions`. A value that isn't a
-    list (a trainer's own argument) is the same for every row.
-    """
-    if isinstance(prompts, list | tuple):
-        columns["prompt"] = prompts
-    names = [name for name in _COLUMNS if isinstance(columns.get(name), list | tuple)]
-    return [
-        consensus_reward(completion, {name: columns[name][number] for name in names})
-        for number, completion in enumerate(completions)
-    ]
-
-
-def consensus_score(
-    completion: Completion, info: Mapping[str, Any] | None = None, answer: Any = None, **_: Any
-) -> float:
-    """Return `consensus_reward` with the signature of a verifiers rubric function.
-
-    The consensus comes from `info`, or else from `answer`, as canonical text.
-    """
-    return consensus_reward(completion, info or {"chosen": answer})
-
-
-_COLUMNS = ("consensus", "chosen_action", "chosen_action_json", "chosen", "cwd", "prompt")
 _WORKING_DIRECTORY = re.compile(
     r"^(?:\s*- |\s*)(?:Primary w|W)orking directory: (/.*)$", re.MULTILINE
 )

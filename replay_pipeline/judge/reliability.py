@@ -6,16 +6,17 @@ tempting wrong action of the state with the probability `shared`, else a wrong a
 Only the partition is observed: which raters took the same action. Dawid and Skene (1979), "Maximum
 likelihood estimation of observer error-rates using the EM algorithm", have the same model without
 the partition. Joglekar, Garcia-Molina, and Parameswaran (2013) warn of shared errors, which the
-tempting action models here. A second class of states stands for those that are hard for everybody,
-after Whitehill et al. (2009), "Whose vote should count more".
+tempting action models here. That some states are hard for everybody, votes can't show; checked pairs
+correct for it (`precision.py`).
 
 The accuracies of a kind are pulled toward the overall ones, as if each rater had `_PRIOR` more
 states: a beta prior (Gelman et al., "Bayesian data analysis", 5.3).
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,12 @@ from replay_pipeline.judge.ballots import (
     TEMPTING,
     Ballot,
     Known,
-    Pattern,
     Rows,
     kind_in_words,
     merged_kinds,
 )
 from replay_pipeline.judge.precision import Calibration
+from replay_pipeline.judge.rule import Pattern, rule, standing_of_pattern
 
 Array = np.ndarray
 
@@ -47,35 +48,32 @@ _STARTS = ((0.7, 0.7), (0.5, 0.85), (0.85, 0.55))
 _SHARED = (0.35, 6.0)
 _ALIKE = 30.0
 """Errors by which a rater's share of tempted ones is drawn towards everybody's."""
-_HARD = (0.3, 10.0)
 _FAILS = (0.05, 0.2, 30.0)
 """How often a right and a wrong action fails before anything was seen, and the states it counts for."""
 SAME_RIGHT = 0.998
 """Default for how often a right rater takes the most common right action. Votes can't show this."""
 _MIN_KNOWN = 25
-"""From so many states with a verdict on, hard states may be told from easy ones."""
-_TOLD_MORE = 1.0
-"""By so much hard states must make verdicts likelier (its logarithm), or there are none."""
+"""From so many states with a verdict on, how often a right rater takes it is estimated."""
 _FEWEST_SEEN = 30
 """Answers of a teacher at a kind of decision below which nothing is said of it."""
 SAME = 0.03
 """Accuracies that differ by less count as equal."""
+MOST_PLANNED = 5
+"""The most teachers that `right_pairs` tells apart: with more there are too many patterns of answers."""
 _TINY = 1e-300
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reliability:
-    """The estimates: arrays by kind (K), class of state (D), and rater (R)."""
+    """The estimates: arrays by kind (K) and rater (R)."""
 
     raters: tuple[str, ...]
     kinds: tuple[str, ...]
-    accuracy_K_D_R: Array
-    shared_K_D_R: Array
+    accuracy_K_R: Array
+    shared_K_R: Array
     """How often a rater that errs takes the tempting action."""
     same_right: float
     """How often a rater that is right takes the most common right action."""
-    classes_D: Array
-    """Shares of the classes of states: one class, or easy and hard."""
     fails: tuple[float, float]
     """How often a right recorded action fails, and how often a wrong one."""
     n_states: int = 0
@@ -95,7 +93,7 @@ class Reliability:
     def accuracy(self, rater: str, kind: str | None = None) -> float:
         """Return how often a rater is right at a kind of decision, or overall."""
         place = self.raters.index(rater)
-        by_kind = self.accuracy_K_D_R[:, :, place] @ self.classes_D
+        by_kind = self.accuracy_K_R[:, place]
         if kind is not None:
             return float(by_kind[self.kind(kind)])
         weights = self.seen_K_R[:, 0]
@@ -118,7 +116,6 @@ class Reliability:
             "words": self.words(),
             "same_right": round(self.same_right, 3),
             "shared_errors": round(self.shared(), 3),
-            "hard_states": round(float(self.classes_D[1]), 3) if len(self.classes_D) > 1 else None,
         }
 
     def words(self) -> list[str]:
@@ -147,8 +144,19 @@ class Reliability:
     def shared(self) -> float:
         """Return how often a rater that errs takes the same wrong action as the others."""
         weights = self.seen_K_R if self.seen_K_R.sum() else None
-        by_kind = np.einsum("kdr,d->kr", self.shared_K_D_R, self.classes_D)
-        return float(np.average(by_kind, weights=weights))
+        return float(np.average(self.shared_K_R, weights=weights))
+
+    def logs(self) -> Array:
+        """Return log-probability of each label, by kind and rater; 0 for a rater without one."""
+        right = np.clip(self.accuracy_K_R, 1e-4, 1 - 1e-4)
+        shared = np.clip(self.shared_K_R, 1e-4, 1 - 1e-4)
+        same = min(max(self.same_right, 1e-4), 1 - 1e-4)
+        found = np.zeros((*right.shape, N_LABELS + 1))
+        found[..., RIGHT] = np.log(right * same)
+        found[..., ALSO_RIGHT] = np.log(right * (1 - same))
+        found[..., TEMPTING] = np.log((1 - right) * shared)
+        found[..., OWN] = np.log((1 - right) * (1 - shared))
+        return found
 
 
 def fit(
@@ -156,7 +164,6 @@ def fit(
     raters: Sequence[str],
     *,
     self_agreement: float | None = None,
-    n_classes: int | None = None,
     n_steps: int = 300,
     tolerance: float = 1e-5,
 ) -> Reliability:
@@ -168,130 +175,41 @@ def fit(
         ballots: one per state, with verdicts if there are some.
         raters: the agent and the families, in the order of the patterns.
         self_agreement: how often the agent's own model, asked again, repeats the recorded action.
-        n_classes: 1 if all states are alike, 2 if some are hard for everybody. By default, verdicts
-            decide.
         n_steps: the most steps of the algorithm.
         tolerance: the algorithm ends when no accuracy changes by more.
     """
     merged = merged_kinds(ballot.kind for ballot in ballots)
     kinds = tuple(dict.fromkeys(sorted(merged.values()))) or ("other",)
-    places = {name: kinds.index(kind) for name, kind in merged.items()}
     n_known = sum(bool(ballot.known) for ballot in ballots)
-    n_raters = len(raters)
-
-    def fitted(some: Sequence[Ballot], n_classes: int) -> tuple[_Parameters, Array]:
-        starts = [_start(kinds, n_raters, n_classes, self_agreement, first) for first in _STARTS]
-        if not some:
-            return starts[0], np.zeros((len(kinds), n_raters))
-        work = _Work(some, merged, kinds, n_raters)
-        ends = [_climb(work, start, n_steps, tolerance) for start in starts]
-        return max(ends, key=work.log_posterior), work.seen_K_R
-
-    if n_classes is None and n_known >= _MIN_KNOWN:
-        # Told apart only where that tells more of verdicts that the estimates have not seen.
-        folds = _folds(ballots)
-        told = {
-            n: sum(_told(*fitted(some, n), held, places) for some, held in folds) for n in (1, 2)
-        }
-        n_classes = 2 if told[2] > told[1] + _TOLD_MORE else 1
-    found, seen_K_R = fitted(ballots, n_classes or 1)
-    return Reliability(
-        raters=tuple(raters),
-        kinds=kinds,
-        accuracy_K_D_R=found.accuracy,
-        shared_K_D_R=found.shared,
-        same_right=found.same_right,
-        classes_D=found.classes,
-        fails=found.fails,
-        n_states=len(ballots),
-        n_known=n_known,
-        seen_K_R=seen_K_R,
-        merged=merged,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Parameters:
-    accuracy: Array
-    shared: Array
-    same_right: float
-    classes: Array
-    fails: tuple[float, float]
-    same_right_prior: tuple[float, float]
-
-    def logs(self) -> Array:
-        """Return log-probability of each label, by kind, class and rater; 0 for a rater without one."""
-        right = np.clip(self.accuracy, 1e-4, 1 - 1e-4)
-        shared = np.clip(self.shared, 1e-4, 1 - 1e-4)
-        same = min(max(self.same_right, 1e-4), 1 - 1e-4)
-        found = np.zeros((*right.shape, N_LABELS + 1))
-        found[..., RIGHT] = np.log(right * same)
-        found[..., ALSO_RIGHT] = np.log(right * (1 - same))
-        found[..., TEMPTING] = np.log((1 - right) * shared)
-        found[..., OWN] = np.log((1 - right) * (1 - shared))
-        return found
-
-
-def _folds(ballots: Sequence[Ballot]) -> list[tuple[list[Ballot], list[Ballot]]]:
-    """Take the verdicts of each half of the ballots away in turn; with those that lost theirs."""
-    known = sorted((ballot for ballot in ballots if ballot.known), key=lambda b: b.state_id)
-    halves = {ballot.state_id: number % 2 for number, ballot in enumerate(known)}
-    return [
-        (
-            [replace(b, known=()) if halves.get(b.state_id) == half else b for b in ballots],
-            [b for b in known if halves[b.state_id] == half],
-        )
-        for half in (0, 1)
-    ]
-
-
-def _told(
-    found: "_Parameters", _: Array, held: Sequence[Ballot], places: Mapping[str, int]
-) -> float:
-    """Return the logarithm of how likely the verdicts on ballots are by estimates made without them."""
-    total = 0.0
-    for ballot in held:
-        rows = Rows([ballot.pattern])
-        kept = Rows([ballot.pattern], [ballot.known]).by_group[0]
-        likely = _likely(found, places[ballot.kind], rows, has_failed=ballot.has_failed)
-        is_so = np.array([ways in kept for ways in rows.by_group[0]])
-        total += float(np.log(max(likely[is_so].sum() / max(likely.sum(), _TINY), 1e-6)))
-    return total
-
-
-def _climb(work: "_Work", found: _Parameters, n_steps: int, tolerance: float) -> _Parameters:
-    """Do steps of the algorithm until they change nothing any more."""
-    for _ in range(n_steps):
-        before, found = found, work.step(found)
-        if np.abs(found.accuracy - before.accuracy).max() < tolerance:
-            break
-    return found
-
-
-def _start(
-    kinds: tuple[str, ...],
-    n_raters: int,
-    n_classes: int,
-    self_agreement: float | None,
-    first: tuple[float, float],
-) -> _Parameters:
-    accuracy = np.full((len(kinds), n_classes, n_raters), first[1])
-    accuracy[..., 0] = first[0]
-    shared = np.full((len(kinds), n_classes, n_raters), _SHARED[0])
-    classes = np.ones(1)
-    if n_classes == 2:
-        accuracy[:, 0] += 0.1
-        accuracy[:, 1] -= 0.3
-        shared[:, 1] = 0.5
-        classes = np.array([1 - _HARD[0], _HARD[0]])
     same, strength = SAME_RIGHT, 1e6
     if self_agreement is not None:
         # Two draws of one model differ where it has a choice of right actions: p^2 + (1 - p)^2.
         same = (1 + max(0.0, 2 * self_agreement - 1) ** 0.5) / 2
         strength = 200.0
-    elif n_classes == 2:
+    elif n_known >= _MIN_KNOWN:
         strength = 60.0
-    return _Parameters(accuracy, shared, same, classes, _FAILS[:2], (same, strength))
+    start = Reliability(
+        raters=tuple(raters),
+        kinds=kinds,
+        accuracy_K_R=np.zeros(0),
+        shared_K_R=np.full((len(kinds), len(raters)), _SHARED[0]),
+        same_right=same,
+        fails=_FAILS[:2],
+        n_states=len(ballots),
+        n_known=n_known,
+        seen_K_R=np.zeros((len(kinds), len(raters))),
+        merged=merged,
+    )
+    starts = []
+    for agent, teachers in _STARTS:
+        accuracy = np.full((len(kinds), len(raters)), teachers)
+        accuracy[:, 0] = agent
+        starts.append(replace(start, accuracy_K_R=accuracy))
+    if not ballots:
+        return starts[0]
+    work = _Work(ballots, merged, kinds, (same, strength))
+    ends = [work.climb(one, n_steps, tolerance) for one in starts]
+    return replace(max(ends, key=work.log_posterior), seen_K_R=work.seen_K_R)
 
 
 class _Work:
@@ -302,7 +220,7 @@ class _Work:
         ballots: Sequence[Ballot],
         merged: dict[str, str],
         kinds: tuple[str, ...],
-        n_raters: int,
+        same_right: tuple[float, float],
     ) -> None:
         places = {kind: place for place, kind in enumerate(kinds)}
         counts = Counter(
@@ -310,6 +228,7 @@ class _Work:
         )
         keys = list(dict.fromkeys((pattern, known) for pattern, known, _, _ in counts))
         numbers = {key: number for number, key in enumerate(keys)}
+        self.same_right = same_right
         self.rows = Rows([key[0] for key in keys], [key[1] for key in keys])
         # By whether the recorded action failed: no, yes, not known.
         self.counts = np.zeros((3, len(kinds), len(keys)))
@@ -318,45 +237,49 @@ class _Work:
             self.counts[place, kind, numbers[pattern, known]] += n
         self.one_hot = np.eye(N_LABELS + 1)[self.rows.labels_N_R][:, :, :N_LABELS]
         is_seen = np.array([[number >= 0 for number in key[0]] for key in keys], dtype=float)
-        self.seen_K_R = self.counts.sum(axis=0) @ is_seen.reshape(len(keys), n_raters)
+        self.seen_K_R = self.counts.sum(axis=0) @ is_seen
         self.is_agent_right = self.rows.labels_N_R[:, 0] <= ALSO_RIGHT
 
-    def step(self, before: _Parameters) -> _Parameters:
-        """Do one step: what each labeling is worth, then the estimates that follow from it."""
-        counts = self._expected(before)  # kind, class, rater, label
-        by_right = counts[..., : ALSO_RIGHT + 1].sum(axis=3), counts.sum(axis=3)
-        accuracy = _drawn(*by_right, prior=_ACCURACY)
-        errors = counts[..., TEMPTING], counts[..., TEMPTING:].sum(axis=3)
-        shared = _drawn(*errors, prior=_SHARED, is_alike=True)
-        classes = self._by_class + np.array([1 - _HARD[0], _HARD[0]])[: len(before.classes)] * (
-            _HARD[1] if len(before.classes) == 2 else 1
-        )
-        same, strength = before.same_right_prior
-        rights = counts[..., RIGHT].sum(), counts[..., ALSO_RIGHT].sum()
-        same_right = (rights[0] + same * strength) / (sum(rights) + strength)
-        return _Parameters(
-            accuracy, shared, float(same_right), classes / classes.sum(), self._failing(),
-            before.same_right_prior,
-        )  # fmt: skip
+    def climb(self, found: Reliability, n_steps: int, tolerance: float) -> Reliability:
+        """Do steps of the algorithm until they change nothing any more."""
+        for _ in range(n_steps):
+            before, found = found, self.step(found)
+            if np.abs(found.accuracy_K_R - before.accuracy_K_R).max() < tolerance:
+                break
+        return found
 
-    def log_posterior(self, now: _Parameters) -> float:
+    def step(self, before: Reliability) -> Reliability:
+        """Do one step: what each labeling is worth, then the estimates that follow from it."""
+        counts = self._expected(before)  # kind, rater, label
+        by_right = counts[..., : ALSO_RIGHT + 1].sum(axis=2), counts.sum(axis=2)
+        errors = counts[..., TEMPTING], counts[..., TEMPTING:].sum(axis=2)
+        same, strength = self.same_right
+        rights = counts[..., RIGHT].sum(), counts[..., ALSO_RIGHT].sum()
+        return replace(
+            before,
+            accuracy_K_R=_drawn(*by_right, prior=_ACCURACY),
+            shared_K_R=_drawn(*errors, prior=_SHARED, is_alike=True),
+            same_right=float((rights[0] + same * strength) / (sum(rights) + strength)),
+            fails=self._failing(),
+        )
+
+    def log_posterior(self, now: Reliability) -> float:
         """Return the logarithm of how likely the ballots are, times the prior of the accuracies."""
         self._expected(now)
-        right = np.clip(now.accuracy, 1e-6, 1 - 1e-6)
-        weight = self.seen_K_R[:, None, :] / np.maximum(self.seen_K_R.sum(axis=0), 1)
-        pooled = (right * weight * now.classes[:, None]).sum(axis=(0, 1)).clip(1e-6, 1 - 1e-6)
+        right = np.clip(now.accuracy_K_R, 1e-6, 1 - 1e-6)
+        weight = self.seen_K_R / np.maximum(self.seen_K_R.sum(axis=0), 1)
+        pooled = (right * weight).sum(axis=0).clip(1e-6, 1 - 1e-6)
         mean, strength = _ACCURACY
         prior = strength * (mean * np.log(pooled) + (1 - mean) * np.log(1 - pooled))
         return float(self._log_likelihood + prior.sum())
 
-    def _expected(self, now: _Parameters) -> Array:
-        """Return expected answers by kind, class, rater and label; notes what else the step needs."""
+    def _expected(self, now: Reliability) -> Array:
+        """Return expected answers by kind, rater and label; notes what else the step needs."""
         rows = self.rows
         logs = now.logs()
         raters = np.arange(rows.labels_N_R.shape[1])
-        by_row = logs[:, :, raters, rows.labels_N_R].sum(axis=3) + np.log(now.classes)[:, None]
+        by_row = logs[:, raters, rows.labels_N_R].sum(axis=2)
         found = np.zeros_like(logs[..., :N_LABELS])
-        self._by_class = np.zeros(len(now.classes))
         self._log_likelihood = 0.0
         failing = np.zeros((2, 2))  # right or wrong, failed or not
         for outcome in range(3):
@@ -365,13 +288,11 @@ class _Work:
                 right, wrong = now.fails
                 fails = np.where(self.is_agent_right, right, wrong)
                 likely = likely * (fails if outcome else 1 - fails)
-            total = np.add.reduceat(likely.sum(axis=1), rows.starts_P, axis=1)
-            total = np.maximum(total, _TINY)
+            total = np.maximum(np.add.reduceat(likely, rows.starts_P, axis=1), _TINY)
             self._log_likelihood += float((self.counts[outcome] * np.log(total)).sum())
-            share = likely / total[:, None, rows.pattern_N]
-            share = share * self.counts[outcome][:, None, rows.pattern_N]
-            found += np.einsum("kdn,nrl->kdrl", share, self.one_hot, optimize=True)
-            self._by_class += share.sum(axis=(0, 2))
+            share = likely / total[:, rows.pattern_N]
+            share = share * self.counts[outcome][:, rows.pattern_N]
+            found += np.einsum("kn,nrl->krl", share, self.one_hot, optimize=True)
             if outcome < 2:
                 failing[0, outcome] += share[..., self.is_agent_right].sum()
                 failing[1, outcome] += share[..., ~self.is_agent_right].sum()
@@ -415,7 +336,7 @@ def posterior(
 ) -> "Beliefs":
     """Return the probability of each group of a ballot.
 
-    Uses Bayes' rule over all labelings and classes of states.
+    Uses Bayes' rule over all labelings.
     """
     rows = Rows([pattern], [known])
     likely = likelihoods(reliability, kind, rows, has_failed=has_failed)
@@ -454,24 +375,46 @@ def likelihoods(
     reliability: Reliability, kind: int, rows: Rows, *, has_failed: bool | None = None
 ) -> Array:
     """Return the joint probability of each labeling and the observations."""
-    parameters = _Parameters(
-        reliability.accuracy_K_D_R,
-        reliability.shared_K_D_R,
-        reliability.same_right,
-        reliability.classes_D,
-        reliability.fails,
-        (0.0, 0.0),
-    )
-    return _likely(parameters, kind, rows, has_failed=has_failed)
-
-
-def _likely(now: _Parameters, kind: int, rows: Rows, *, has_failed: bool | None) -> Array:
-    logs = now.logs()[kind]
+    logs = reliability.logs()[kind]
     raters = np.arange(rows.labels_N_R.shape[1])
-    by_row = np.exp(logs[:, raters, rows.labels_N_R].sum(axis=2))
-    likely = now.classes @ by_row
+    likely = np.exp(logs[raters, rows.labels_N_R].sum(axis=1))
     if has_failed is not None:
-        right, wrong = now.fails
+        right, wrong = reliability.fails
         fails = np.where(rows.labels_N_R[:, 0] <= ALSO_RIGHT, right, wrong)
         likely = likely * (fails if has_failed else 1 - fails)
     return likely
+
+
+def right_pairs(
+    model: Reliability, kind: int, threshold: int = 2, min_p_better: float | None = None
+) -> float:
+    """Return the expected number of right pairs at a state of this kind, if all teachers are asked.
+
+    Args:
+        model: estimates of who is right how often.
+        kind: number of the kind of decision.
+        threshold: how many families make a consensus.
+        min_p_better: if set, probability decides what is a pair and not the number of families.
+    """
+    patterns, rows = _full_patterns(len(model.raters))
+    likely = likelihoods(model, kind, rows)
+    expected = 0.0
+    for pattern, start, ways in zip(patterns, rows.starts_P, rows.by_group, strict=True):
+        groups = range(1, max(pattern) + 1)
+        if min_p_better is None:
+            group, standing = standing_of_pattern(pattern)
+            groups = (group,) if rule(standing, threshold) == "pair" else ()
+        here = likely[start : start + len(ways)]
+        rights = [here[[w[group] <= ALSO_RIGHT < w[0] for w in ways]].sum() for group in groups]
+        best = max(rights, default=0.0)
+        expected += float(best) if best >= (min_p_better or 0.0) * here.sum() else 0.0
+    return expected
+
+
+@cache
+def _full_patterns(n_raters: int) -> tuple[list[Pattern], Rows]:
+    """Return every pattern in which all have answered."""
+    patterns: list[Pattern] = [(0,)]
+    for _ in range(n_raters - 1):
+        patterns = [(*each, number) for each in patterns for number in range(max(each) + 2)]
+    return patterns, Rows(patterns)

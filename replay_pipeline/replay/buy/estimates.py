@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from replay_pipeline.judge.ballots import AGENT, Ballot, BallotBox, kind_of_state
-from replay_pipeline.judge.reliability import SAME, Reliability, fit
-from replay_pipeline.judge.worth import MOST_PLANNED, right_pairs
+from replay_pipeline.judge.reliability import MOST_PLANNED, SAME, Reliability, fit, right_pairs
 from replay_pipeline.replay.buy.lanes import LaneQuestion
 from replay_pipeline.replay.buy.policy import RECOMMENDED_GATES, Policy
 from replay_pipeline.replay.dialects.prices import Price, usd

@@ -1,4 +1,4 @@
-"""The consensus as a verifiable reward, in the three shapes that trainers call."""
+"""The consensus as a verifiable reward, as trainers call it."""
 
 import json
 
@@ -8,8 +8,6 @@ from replay_pipeline.actions import (
     LEVEL_CREDIT,
     canonical_action,
     consensus_reward,
-    consensus_rewards,
-    consensus_score,
     parse_rendered,
 )
 
@@ -51,17 +49,6 @@ def test_reward_falls_with_the_level_of_agreement(completion, level):
         assert consensus_reward(completion, row) == expected
 
 
-def test_batch_form_takes_columns_as_trl_passes_them():
-    rewards = consensus_rewards(
-        prompts=["a", "b"],
-        completions=[[bash("pytest -x -q")], [bash("ls")]],
-        chosen=[[CONSENSUS], [bash("git status")]],
-        rejected=[[bash("make")], [bash("make")]],
-        trainer_state=None,
-    )
-    assert rewards == [1.0, LEVEL_CREDIT["tool"]]
-
-
 def test_paths_are_read_against_the_working_directory_of_the_prompt():
     def read(path):
         function = {"name": "Read", "arguments": json.dumps({"file_path": path})}
@@ -74,16 +61,6 @@ def test_paths_are_read_against_the_working_directory_of_the_prompt():
     row = {"prompt": prompt, "chosen": [read("src/a.py")]}
     assert consensus_reward([read("/home/ada/shop/src/a.py")], row) == 1.0
     assert consensus_reward([read("/tmp/src/a.py")], row) == LEVEL_CREDIT["tool"]
-    assert consensus_rewards(
-        prompts=[prompt],
-        completions=[[read("/home/ada/shop/src/a.py")]],
-        consensus=[read("src/a.py")],
-    ) == [1.0]
-
-
-def test_scorer_form_reads_info_or_answer():
-    assert consensus_score([CONSENSUS], info={"chosen_action": CONSENSUS}, state={}) == 1.0
-    assert consensus_score([CONSENSUS], answer=canonical_action(CONSENSUS).render()) == 1.0
 
 
 def test_row_without_a_consensus_is_an_error():

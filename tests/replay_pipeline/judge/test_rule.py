@@ -7,7 +7,6 @@ import pytest
 
 from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.judge.rule import rule, standing_of_pattern
-from replay_pipeline.judge.worth import all_patterns
 from replay_pipeline.replay.buy.policy import parse_gates
 from replay_pipeline.types import TeacherAction, family_of_model
 from tests.replay_pipeline.judge.test_extract import bash, state
@@ -27,6 +26,14 @@ def answers_of(pattern, families):
         for name, group in zip(families, pattern[1:], strict=True)
         if group >= 0
     ]
+
+
+def all_patterns(n_raters):
+    """Every pattern with an action of the agent, whoever else was asked."""
+    patterns = [(0,)]
+    for _ in range(n_raters - 1):
+        patterns = [(*each, n) for each in patterns for n in range(-1, max(each) + 2)]
+    return patterns
 
 
 def answers_at(pattern, place):
