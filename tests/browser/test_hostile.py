@@ -96,16 +96,6 @@ def enter(page: Page, url: str) -> None:
     page.goto(ADDRESSES[url])
 
 
-def test_dagster_by_itself_would_fetch_what_markdown_names(hostile_ui, trapped):
-    page, alive = trapped
-    page.route(f"**/*{REMOTE}/**", lambda route: route.abort())
-    enter(page, hostile_ui)
-    page.goto(f"{hostile_ui}/assets/trained_model?view=events")
-    page.get_by_text("[Show Markdown]").click()
-    page.get_by_alt_text("pixel").first.wait_for(state="attached")
-    assert any("pixel.png" in one for one in alive())
-
-
 def test_dagster_shows_hostile_text_and_does_nothing_that_it_says(work, hostile_ui, trapped):
     page, alive = trapped
     (batch,) = work.batches()

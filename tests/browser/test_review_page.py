@@ -148,43 +148,6 @@ def test_session_text_is_shown_as_it_is_and_never_run(page: Page):
     assert page.locator("main img, main svg, main script").count() == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("level", "exact", ["Edit a.py"]),
-        ("teachers", "deepseek", 2),
-        ("tools", "Read", ["Read a.py"]),
-        ("source", "rewind", ["Bash pytest"]),
-        ("outcome", "no_consensus", ["s5"]),
-        ("outcome", "", 5),
-    ],
-)
-def test_filters_choose_what_is_listed(page: Page, name, value, expected):
-    choose(page, name, value)
-    found = shown(page)
-    assert (len(found) if isinstance(expected, int) else found) == expected
-
-
-def test_search_looks_into_both_sides(page: Page):
-    page.keyboard.press("/")
-    page.keyboard.type("tox")
-    assert shown(page) == ["Bash pytest"]
-    page.keyboard.press("Escape")
-    page.keyboard.press("j")
-    assert shown(page) == ["Bash pytest"]
-    page.keyboard.press("/")
-    page.keyboard.press("End")
-    page.keyboard.type("ology")
-    assert shown(page) == []
-    assert page.locator("#accept").is_disabled()
-
-
-def test_changed_words_are_marked_and_equal_lines_are_not(page: Page):
-    page.locator("#list button").filter(has_text="Edit a.py").click()
-    assert page.locator(".left mark").all_inner_texts() == ["3"]
-    assert page.locator(".right mark").all_inner_texts() == ["2"]
-
-
 def test_both_sides_show_what_they_did_to_the_files(page: Page):
     assert page.locator(".tried").count() == 0
     page.locator("#list button", has_text="a.py").nth(1).click()
@@ -211,26 +174,6 @@ def test_marks_are_exported_and_read_back(page: Page, tmp_path: Path):
     exported = tmp_path / "marks.json"
     download.value.save_as(exported)
     assert read_marks(exported) == {"p_s4": "accept", "p_s1": "reject"}
-
-
-def test_marks_survive_a_reload(page: Page):
-    page.keyboard.press("a")
-    page.wait_for_function("localStorage.length === 1")
-    for _ in range(20):  # Chromium writes the storage of files behind our back
-        page.reload()
-        if page.locator("#progress").inner_text() == "1 of 4 pairs marked":
-            break
-        page.wait_for_timeout(250)
-    expect(page.locator("#progress")).to_have_text("1 of 4 pairs marked")
-
-
-def test_help_opens_and_closes_by_keyboard(page: Page):
-    page.keyboard.press("?")
-    assert page.locator("#help").is_visible()
-    page.keyboard.press("a")
-    page.keyboard.press("Escape")
-    assert not page.locator("#help").is_visible()
-    assert page.locator("#progress").inner_text() == "0 of 4 pairs marked"
 
 
 @pytest.mark.parametrize(
@@ -267,20 +210,3 @@ def test_a_mark_is_for_one_pair_of_a_state_and_every_count_says_so(page: Page):
     assert page.locator("#n-shown").inner_text() == "1 of 5 pairs, 0 of 1 states without one"
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(overflow) == 0
-
-
-def test_the_list_is_of_use_on_a_narrow_screen(browser, tmp_path):
-    url = write_pairs(PAIRS, tmp_path / "look")
-    context = browser.new_context(viewport={"width": 400, "height": 800})
-    page = context.new_page()
-    page.goto(url)
-    page.locator("#list button").first.wait_for()
-    box = page.locator(".sides nav").bounding_box()
-    assert box["height"] >= 200
-    inside = [
-        entry
-        for entry in page.locator("#list button").all()
-        if entry.bounding_box()["y"] + entry.bounding_box()["height"] <= box["y"] + box["height"]
-    ]
-    assert len(inside) >= 3
-    context.close()

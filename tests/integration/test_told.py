@@ -10,10 +10,8 @@ from typer.testing import CliRunner
 from replay_pipeline.assets.checks import as_result
 from replay_pipeline.cli import app
 from replay_pipeline.cli.bars import progress_bars
-from replay_pipeline.cli.console import open_words, show_pairs, show_train
-from replay_pipeline.cli.shared import exit_if_most_failed
+from replay_pipeline.cli.console import open_words, show_pairs
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.pages.sides import last_request
 from replay_pipeline.replay import check_teachers
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.stages.audit.drift import agreement_drift
@@ -101,11 +99,6 @@ def test_teachers_that_answer_nothing_are_a_failure_with_its_commonest_reason(
     assert "calls failed, most often with" in done.output
 
 
-def test_half_of_the_calls_may_fail(capsys):
-    exit_if_most_failed({"errors": {"timeout": 3}, "n_answers": 3})
-    assert capsys.readouterr().err == ""
-
-
 def test_progress_off_a_terminal_is_a_line_at_every_tenth(capsys):
     with progress_bars() as on_progress:
         for n in range(101):
@@ -113,22 +106,6 @@ def test_progress_off_a_terminal_is_a_line_at_every_tenth(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "replay 0 of 100, $0.5000"
     assert lines[-1] == "replay 100 of 100, $0.5000"
-    assert len(lines) == 11
-
-
-def test_a_stage_of_several_batches_is_told_once_and_never_goes_back(capsys):
-    with progress_bars() as on_progress:
-        on_progress(Progress(stage="replay", n_done=0, n_total=1_100, limit_usd=5.0))
-        for part, n_total in (("b1", 100), ("b2", 1_000)):
-            for n in range(0, n_total + 1, 50):
-                on_progress(
-                    Progress(
-                        stage="replay", n_done=n, n_total=n_total, part=part, cost_usd=n / 1_000
-                    )
-                )  # fmt: skip
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "replay 0 of 1,100, $0.0000 of $5.00"
-    assert lines[-1] == "replay 1,100 of 1,100, $1.1000 of $5.00"
     assert len(lines) == 11
 
 
@@ -148,18 +125,6 @@ def test_ingestion_is_told_in_bytes_of_what_is_done(run, tmp_path):
     assert sum(each.n_done for each in last.values()) == n_bytes
     Pipeline(settings, on_progress=seen.append).ingest_new()
     assert seen[-1] == Progress(stage="ingest", n_done=0, n_total=0, unit="bytes")
-
-
-def test_questions_that_were_not_sent_are_not_told_as_done(run, tmp_path):
-    seen: list[Progress] = []
-    run("ingest", SESSION)
-    settings = Settings.load(data_dir=tmp_path / "root", changes={"replay": {"max_total_usd": 0}})
-    work = Pipeline(settings, on_progress=seen.append)
-    work.replay_within()(work.batches()[0])
-    n_left = work.status()["open"]["n_questions_left"]
-    assert seen[-1].n_total == n_left + seen[-1].n_done
-    assert seen[0].n_total == n_left
-    assert seen[-1].n_done == 0
 
 
 def test_a_replay_of_what_is_finished_tells_that_nothing_was_asked_now(run):
@@ -208,17 +173,6 @@ def test_a_confirmation_names_no_more_than_the_ceiling(served):
     assert served("replay", "--budget", "0.0005", "--yes").exit_code == 0
 
 
-@pytest.mark.slow
-def test_a_run_tells_why_it_stopped_what_is_left_and_what_finishing_costs(served):
-    shown = served("run", SESSION, "--no-train", "--budget", "0.004", "--yes").output
-    left = re.search(r"([\d,]+) questions were not sent \(budget 1\), about \$([\d.]+) to", shown)
-    assert left is not None, shown
-    assert int(left[1]) > 0
-    assert float(left[2]) > 0
-    calls = re.search(r"(\d+) questions.{0,9}decided in all: (\d+) answers, (\d+) failed", shown)
-    assert int(calls[1]) == int(calls[2]) + int(calls[3])
-
-
 def test_finishing_costs_what_was_expected_where_nothing_was_answered():
     report = {
         "skipped": {"budget": 30}, "n_answers": 0, "spent_usd": 0.0, "forecast_usd": 1.5,
@@ -262,26 +216,6 @@ def test_no_two_columns_of_a_table_have_one_name(capsys, monkeypatch):
     heading = capsys.readouterr().out.splitlines()[2]
     names = [name.strip() for name in re.split("[┃│]", heading) if name.strip()]
     assert names == ["batch", "states", "teachers agree", "with the agent", "pairs"]
-
-
-def test_prompts_that_were_cut_are_explained(capsys):
-    trained = {"steps": 1, "pairs": 1, "loss_first": 1.0, "loss_last": 0.5}
-    show_train({**trained, "cut_prompts": 3})
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "3 prompts were longer than `max_prompt_tokens`" in shown
-    show_train({**trained, "cut_prompts": 0})
-    assert "were longer" not in capsys.readouterr().out
-
-
-def test_what_the_user_said_last_is_cut_between_words():
-    said = " ".join(f"word{n}" for n in range(500))
-    shown = last_request([{"role": "user", "content": said}])
-    begin, end = shown.split(" … ")
-    assert said.startswith(f"{begin} ")
-    assert said.endswith(f" {end}")
-    assert 500 < len(shown) <= 610
-    assert last_request([{"role": "user", "content": "short"}]) == "short"
-    assert len(last_request([{"role": "user", "content": "x" * 5_000}])) <= 610
 
 
 def test_a_check_that_judged_nothing_is_not_green_in_dagster(tmp_path):

@@ -156,12 +156,6 @@ def test_a_rehearsal_is_not_published_to_the_hub(root, to_hub, tmp_path):
 
 
 @pytest.mark.slow
-def test_settings_of_real_teachers_do_not_open_the_hub_to_it(root, to_hub):
-    changes = {"replay": {"rehearsal_teachers": False}, **to_hub}
-    refuses(pipeline_at(root, **changes))
-
-
-@pytest.mark.slow
 def test_teachers_of_other_names_are_known_by_their_answers(root, to_hub, tmp_path):
     rows = pipeline_at(root).root.read_all("states").to_pylist()
     with TeacherServer(rehearsed_answers(rows)) as server:
