@@ -1,7 +1,6 @@
 """Allow one trainer at a time in an output folder, and name its files there."""
 
 import errno
-import fcntl
 import logging
 import os
 import socket
@@ -11,6 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainer.errors import FolderInUseError, TrainerConfigError
+
+try:
+    import fcntl
+except ModuleNotFoundError as error:
+    raise TrainerConfigError("training needs Linux or macOS: on Windows, use WSL") from error
 
 __all__ = ["LOCK_FILE", "STATE_FILE", "sole_writer"]
 

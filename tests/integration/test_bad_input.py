@@ -4,6 +4,7 @@ import json
 import re
 import resource
 import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,6 +14,7 @@ from replay_pipeline.processes import child_environment
 from replay_pipeline.settings import config_dir
 from replay_pipeline.storage.trust import host_of, trust_host
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
+from tests.roots import PROJECT
 from tests.support.forked import BIN, forked
 from tests.support.settings_files import write_settings
 from tests.support.teachers import TeacherServer
@@ -224,3 +226,26 @@ def test_debug_shows_the_stack_above_the_line_and_nothing_else_does(tmp_path):
         assert "Traceback (most recent call last)" in done.stderr
         assert "error: " in done.stderr.splitlines()[-1]
         assert done.returncode == 2
+
+
+def test_a_system_without_locks_of_unix_makes_a_dataset_and_says_that_it_cannot_train(tmp_path):
+    """As Windows is."""
+    without = "import sys, warnings; sys.modules['fcntl'] = None; warnings.simplefilter('ignore'); "
+    session = sorted(PROJECT.glob("*.jsonl"))[0]
+    start = [sys.executable, "-c", without + "from replay_pipeline.cli import main; main()"]
+    words = ["run", session, "--data", "d", "--no-train", "--json"]
+    done = subprocess.run(
+        [*start, *words], cwd=tmp_path, env=child_environment(REPLAY_TEACHERS="sample"),
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["answers"] > 0
+    start = [
+        sys.executable,
+        "-c",
+        without + "from trainer.__main__ import main; sys.exit(main([]))",
+    ]
+    done = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert "training needs Linux or macOS" in done.stderr
+    assert "Traceback" not in done.stderr
