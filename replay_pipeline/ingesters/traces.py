@@ -163,9 +163,15 @@ class Traces:
         return {state_id: i for i, state_id in enumerate(self._columns["state_id"])}
 
     @cached_property
-    def _projects(self) -> dict[str, str | None]:
-        columns = (self._sessions.column(name).to_pylist() for name in ("session_id", "project"))
-        return dict(zip(*columns, strict=True))
+    def _session_rows(self) -> dict[str, dict[str, Any]]:
+        """Return what is asked of sessions, by id."""
+        names = ["session_id", "agent", "agent_id", "project", "versions", "first_timestamp"]
+        rows = self._sessions.select(names).to_pylist()
+        return {row["session_id"]: row for row in rows}
+
+    def _version(self, session_id: str) -> str | None:
+        versions = self._session_rows[session_id]["versions"]
+        return versions[-1] if versions else None
 
     @cached_property
     def _turn_rows(self) -> dict[str, list[int]]:
@@ -246,7 +252,7 @@ class Traces:
             error_kind=row["error_kind"],
             session_id=row["session_id"],
             conversation=row["conversation"],
-            project=self._projects.get(row["session_id"]),
+            project=self._session_rows[row["session_id"]]["project"],
             turn_idx=row["turn_idx"],
             cwd=row["cwd"],
             student_model=row["student_model"],
@@ -287,18 +293,22 @@ class Traces:
         if self._harnesses is None:
             return None
         session_id = row["session_id"]
-        agent, version, is_subagent, at = self._clients[session_id]
-        found = self._harnesses.find(agent, version)
+        session = self._session_rows[session_id]
+        found = self._harnesses.find(session["agent"], self._version(session_id))
         if found is None:
             return None
-        moment = Moment(cwd=cwd, model=row["student_model"], at=at)
+        moment = Moment(cwd=cwd, model=row["student_model"], at=session["first_timestamp"])
         key = (session_id, moment)
         if key not in self._framed:
             if len(self._framed) >= _MAX_RECENT:
                 self._framed.clear()
             filled = fill(found.harness, moment)
             tools = self._with_others(filled.tools, session_id)
-            self._framed[key] = filled, tools, _told(found, filled, is_subagent=is_subagent)
+            self._framed[key] = (
+                filled,
+                tools,
+                _told(found, filled, is_subagent=session["agent_id"] is not None),
+            )
         return self._framed[key]
 
     def _with_others(self, tools: list[Tool], session_id: str) -> list[Tool]:
@@ -316,18 +326,8 @@ class Traces:
         return list((own | others | {n: tool for n, tool in given.items() if n in own}).values())
 
     def _has_seams(self, session_id: str) -> bool:
-        agent, version, *_ = self._clients[session_id]
-        return agent == _CATALOGUED and numbers_in(version) >= _FIRST_WITH_SEAMS
-
-    @cached_property
-    def _clients(self) -> dict[str, tuple[str, str | None, bool, Any]]:
-        """Return agent, version, whether it is a subagent, and first time of each session."""
-        names = ("session_id", "agent", "versions", "agent_id", "first_timestamp")
-        columns = [self._sessions.column(name).to_pylist() for name in names]
-        return {
-            session: (agent, versions[-1] if versions else None, agent_id is not None, at)
-            for session, agent, versions, agent_id, at in zip(*columns, strict=True)
-        }
+        is_its = self._session_rows[session_id]["agent"] == _CATALOGUED
+        return is_its and numbers_in(self._version(session_id)) >= _FIRST_WITH_SEAMS
 
     def _as_sent(
         self, turns: dict[int, _StoredTurn], row: dict[str, Any], policy: WindowPolicy
@@ -404,12 +404,6 @@ class Traces:
         return turn.messages
 
     @cached_property
-    def _series_of_session(self) -> dict[str, str]:
-        ids = self._sessions.column("session_id").to_pylist()
-        versions = self._sessions.column("versions").to_pylist()
-        return {i: series_of(v[-1] if v else None) for i, v in zip(ids, versions, strict=True)}
-
-    @cached_property
     def _called_in(self) -> dict[str, dict[str, list[str]]]:
         """Return arguments of the calls of each session, by tool."""
         called: dict[str, dict[str, list[str]]] = {}
@@ -442,9 +436,9 @@ class Traces:
         return self._tools_of[session_id]
 
     def _find_tools(self, session_id: str) -> list[Tool]:
-        series = self._series_of_session.get(session_id, "")
+        series = series_of(self._version(session_id))
         called = self._called_in.get(session_id, {})
-        if self._agents.get(session_id) != _CATALOGUED:
+        if self._session_rows[session_id]["agent"] != _CATALOGUED:
             return [
                 by_series.get(series) or by_series[""]
                 for name, by_series in sorted(self._definitions.items())
@@ -465,11 +459,6 @@ class Traces:
             if not name.startswith("mcp__") or name in called
         }
         return [tools[name] for name in sorted(tools)]
-
-    @cached_property
-    def _agents(self) -> dict[str, str]:
-        ids = self._sessions.column("session_id").to_pylist()
-        return dict(zip(ids, self._sessions.column("agent").to_pylist(), strict=True))
 
     @cached_property
     def _given(self) -> dict[str, Tool]:

@@ -1,4 +1,4 @@
-"""Agent Lightning: spans (up to 0.3) or events (from 1.0) of rollouts, one a line."""
+"""Agent Lightning, from 1.0 on: events of rollouts, one a line."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,6 @@ import msgspec
 from replay_pipeline.ingesters.agents.verifiers import MessageGraph
 from replay_pipeline.ingesters.base import ReadCounts, SessionLog
 from replay_pipeline.ingesters.json_lines import (
-    as_count,
     as_dict,
     as_list,
     read_objects,
@@ -22,7 +21,7 @@ _HEAD_BYTES = 4_096
 
 
 class AgentLightning:
-    """Reads the rollouts of a training run's store: `Span`s or `Event`s as JSON lines.
+    """Reads the rollouts of a training run's store: its `Event`s as JSON lines.
 
     The log has the whole prompt of each model call. If a prompt continues an earlier one, it
     becomes a child of it. Only the model's answers are decisions.
@@ -32,10 +31,9 @@ class AgentLightning:
     rank = 3
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether the first row is a span or an event of a rollout."""
+        """Return whether the first row is an event of a rollout."""
         start = head[:_HEAD_BYTES].split(b"\n", 1)[0]
-        is_of_rollout = b'"rollout_id"' in start and b'"attempt_id"' in start
-        return is_of_rollout and (b'"span_id"' in start or b'"event_type"' in start)
+        return all(key in start for key in (b'"rollout_id"', b'"attempt_id"', b'"event_type"'))
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
         """Yield one conversation per attempt at a rollout."""
@@ -47,10 +45,9 @@ class AgentLightning:
                 continue
             rollouts.setdefault(f"{own}-{attempt}", []).append({**row, "offset": offset})
         for name, rows in rollouts.items():
-            rows.sort(key=lambda row: as_count(row.get("sequence_id")))
             rollout = _Rollout()
             for row in rows:
-                counts.count(rollout.take(row, rows))
+                counts.count(rollout.take(row))
             yield MessageGraph(rollout.trace, name, rows[0]["offset"], self.name).log()
 
 
@@ -69,9 +66,9 @@ class _Rollout:
         """Return what was taken in, as a graph of messages."""
         return {"nodes": self.nodes, "calls": self.calls, "tools": self.tools}
 
-    def take(self, row: dict[str, Any], rows: list[dict[str, Any]]) -> str | None:
-        """Take in one span or event; gives the reason if it is no call to the model."""
-        call = _of_event(row) if "event_type" in row else _of_span(row, rows)
+    def take(self, row: dict[str, Any]) -> str | None:
+        """Take in one event; gives the reason if it is no call to the model."""
+        call = _of_event(row)
         if call is None:
             return "bookkeeping"
         prompt, answer, made, tools = call
@@ -123,33 +120,6 @@ def _of_event(row: dict[str, Any]) -> _Call | None:
     return prompt, answer, made, tools
 
 
-def _of_span(row: dict[str, Any], rows: list[dict[str, Any]]) -> _Call | None:
-    """Read a call to the model from attributes whose names are paths (`gen_ai.prompt.0.role`)."""
-    attributes = as_dict(row.get("attributes"))
-    if not any(key.startswith("gen_ai.completion.") for key in attributes):
-        return None
-    found = as_dict(_nested(attributes).get("gen_ai"))
-    (completion,) = map(as_dict, as_list(found.get("completion"))[:1] or [None])
-    response, usage = as_dict(found.get("response")), as_dict(found.get("usage"))
-    made = {
-        "model": response.get("model") or as_dict(found.get("request")).get("model"),
-        "usage": {**usage, "cached_input_tokens": usage.get("cache_read_input_tokens")},
-        "finish_reason": completion.get("finish_reason"),
-        "timestamp": row.get("start_time"),
-    }
-    calls = as_list(completion.get("tool_calls")) or [
-        {"id": as_dict(call.get("call")).get("id"), **call, "arguments": call.get("parameters")}
-        for inner in rows
-        if inner.get("parent_id") == row.get("span_id")
-        and (call := as_dict(_nested(as_dict(inner.get("attributes"))).get("tool")))
-    ]
-    prompt = [_message(as_dict(message)) for message in as_list(found.get("prompt"))]
-    tools = as_list(as_dict(found.get("request")).get("functions"))
-    for tool in map(as_dict, tools):
-        tool["parameters"] = _parsed(tool.get("parameters"))
-    return prompt, _message({**completion, "tool_calls": calls}), made, tools
-
-
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message in the form in which equal ones are equal."""
     calls = []
@@ -168,35 +138,3 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
         "tool_calls": calls,
         "tool_call_id": text_or_none(message.get("tool_call_id")),
     }
-
-
-def _nested(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Put values whose names are paths inside one another; those with numbers become lists."""
-    root: dict[str, Any] = {}
-    for path, value in attributes.items():
-        *above, last = path.split(".")
-        place = root
-        for name in above:
-            inner = place.get(name)
-            if not isinstance(inner, dict):
-                inner = place[name] = {}
-            place = inner
-        if not isinstance(place.get(last), dict):
-            place[last] = value
-    return as_dict(_with_lists(root))
-
-
-def _with_lists(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    inner = {key: _with_lists(item) for key, item in value.items()}
-    if inner and all(key.isdigit() for key in inner):
-        return [inner[key] for key in sorted(inner, key=int)]
-    return inner
-
-
-def _parsed(value: Any) -> Any:
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        return None
