@@ -30,7 +30,7 @@ import httpx
 import msgspec
 
 from replay_pipeline.replay import Asking, replay_states
-from replay_pipeline.replay.ask.run import lanes_of
+from replay_pipeline.replay.buy.lanes import lanes_of
 from replay_pipeline.replay.dialects.client import transport
 from replay_pipeline.replay.money.calls import encode_row
 from replay_pipeline.replay.money.database import connect
@@ -252,7 +252,7 @@ def resume_s(n: int) -> float:
 def fill(path: Path, states: list[TraceState], teacher: TeacherSpec) -> None:
     database = connect(path, is_durable=False)
     rows = []
-    for place, (_, lane) in enumerate(lanes_of(states, [teacher], Asking())):
+    for place, (_, lane) in enumerate(lanes_of(states, [teacher], Asking().request_options())):
         for task in lane:
             row = TeacherAction(
                 state_id=task.state["state_id"], teacher="t", action={"role": "assistant", **ANSWER},
