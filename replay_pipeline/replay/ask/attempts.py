@@ -1,8 +1,7 @@
 """One question's way to a booked answer: a slot, a reservation, attempts, and the bill.
 
-`Slots` limits how many calls run at once. `Introductions` keeps them few until an endpoint has shown
-that it serves the model that was asked. `Dispatcher` sends the calls of a run, `Attempts` makes those
-of one question under one reservation, and `Books` settles each with the ledger.
+`Slots` limits how many calls run at once. `Dispatcher` sends the calls of a run, `Attempts` makes
+those of one question under one reservation, and `Books` settles each with the ledger.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,6 @@ from typing import Any
 from pydantic import SecretStr
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
-from replay_pipeline.errors import TeacherError
 from replay_pipeline.replay.ask.outcomes import (
     answer_row,
     answered_row,
@@ -175,95 +173,6 @@ _CHOSEN_FOR_YOU = re.compile(r"^(openrouter/|@)")
 """Names under which a router picks a model itself."""
 
 
-class Introductions:
-    """The slots of each teacher, which stay few until its endpoint has proven itself.
-
-    Args:
-        prices: price by teacher. A price may contain another name of the model.
-        answered_before: teachers with answers in the ledger. Their endpoints get all slots as soon
-            as they list their models, which costs nothing.
-        lists_models: asks an endpoint for its list of models. Raises TeacherError if it sends none.
-    """
-
-    def __init__(
-        self,
-        prices: Mapping[str, Price],
-        *,
-        answered_before: Collection[str],
-        lists_models: Callable[[TeacherSpec], Awaitable[object]],
-    ) -> None:
-        self._prices = prices
-        self._answered_before = answered_before
-        self._lists_models = lists_models
-        self._slots: dict[str, Slots] = {}
-        self._met: set[str] = set()
-        self._n_wrong: Counter[str] = Counter()
-        self._looks: set[asyncio.Task[None]] = set()
-
-    def slots(self, teacher: TeacherSpec) -> Slots:
-        """Return the slots of a teacher."""
-        if teacher.name not in self._slots:
-            self._slots[teacher.name] = Slots(teacher.max_concurrency, n_first=_N_FIRST)
-            if teacher.name in self._answered_before:
-                self._looks.add(asyncio.create_task(self._look(teacher)))
-        return self._slots[teacher.name]
-
-    def all_slots(self) -> Collection[Slots]:
-        """Return the slots of each teacher that has some."""
-        return self._slots.values()
-
-    async def _look(self, teacher: TeacherSpec) -> None:
-        try:
-            await self._lists_models(teacher)
-        except TeacherError as error:
-            logger.info("%s: waiting for its first answer (%s)", teacher.name, error)
-        else:
-            self._slots[teacher.name].open()
-
-    async def close(self) -> None:
-        """Stop waiting for endpoints."""
-        for look in self._looks:
-            look.cancel()
-        if self._looks:
-            await asyncio.wait(self._looks)
-
-    def meet(self, teacher: TeacherSpec, outcome: Answer | Failure) -> Failure | None:
-        """Check which model answered, and stop paying if it is the wrong one.
-
-        Returns:
-            What is wrong with the reply if no chat endpoint or another model sent it.
-        """
-        name, wrong = teacher.name, None
-        if isinstance(outcome, Failure):
-            if outcome.code != NO_COMPLETION:
-                return None
-            wrong = outcome
-        elif name not in self._met and not self.is_asked(teacher, outcome.model):
-            told = (
-                f"{teacher.model} was asked, and the answer is of {outcome.model}; check address and "
-                "model, or set the teacher's answers_as to that name"
-            )
-            wrong = Failure(OTHER_MODEL, told)
-        if wrong is None:
-            self._n_wrong[name] = 0
-            self._met.add(name)
-            self._slots[name].open()
-        else:
-            self._n_wrong[name] += 1
-            # With those that are in flight it makes no more than were let go at first.
-            self._slots[name].narrow(_N_FIRST - self._n_wrong[name])
-        return wrong
-
-    def is_unwelcome(self, teacher: TeacherSpec) -> bool:
-        """Return whether the teacher is out because of too many wrong replies in a row."""
-        return self._n_wrong[teacher.name] >= _N_FIRST
-
-    def is_asked(self, teacher: TeacherSpec, answered: str | None) -> bool:
-        """Return whether an answer comes from the requested model, by its name."""
-        price = self._prices.get(teacher.name)
-        return is_model(teacher, answered, also=price.canonical_slug if price else None)
-
-
 def is_model(teacher: TeacherSpec, answered: str | None, *, also: str | None = None) -> bool:
     """Return whether an answer comes from the requested model, by its name.
 
@@ -297,7 +206,10 @@ def _joined(name: str) -> str:
 
 @dataclass(kw_only=True)
 class Dispatcher:
-    """The sender of all calls of a run. It holds the slots, the endpoints, and the stop signal."""
+    """The sender of all calls of a run. It holds the slots, the endpoints, and the stop signal.
+
+    The slots of a teacher stay few until its endpoint has shown that it serves the intended model.
+    """
 
     ledger: Ledger
     client: Client
@@ -307,8 +219,18 @@ class Dispatcher:
     stop: threading.Event
     total: Slots
     """The slots that all teachers share."""
-    introductions: Introductions
+    prices: Mapping[str, Price]
+    """Price by teacher. It may contain another name of the model."""
     stopped_teachers: dict[str, Failure] = field(default_factory=dict)
+    _slots: dict[str, Slots] = field(default_factory=dict)
+    _met: set[str] = field(default_factory=set)
+    _n_wrong: Counter[str] = field(default_factory=Counter)
+
+    def slots(self, teacher: TeacherSpec) -> Slots:
+        """Return the slots of a teacher."""
+        if teacher.name not in self._slots:
+            self._slots[teacher.name] = Slots(teacher.max_concurrency, n_first=_N_FIRST)
+        return self._slots[teacher.name]
 
     def reason_not_to_send(self, teacher: TeacherSpec) -> str | None:
         """Return why no more calls go to a teacher, or None while they do."""
@@ -331,11 +253,38 @@ class Dispatcher:
         )
 
     def meet(self, teacher: TeacherSpec, outcome: Answer | Failure) -> Failure | None:
-        """Check which model answered, and stop the teacher if it is another one."""
-        wrong = self.introductions.meet(teacher, outcome)
-        if wrong is not None and self.introductions.is_unwelcome(teacher):
+        """Check which model answered, and stop the teacher if it is the wrong one.
+
+        Returns:
+            What is wrong with the reply if no chat endpoint or another model sent it.
+        """
+        name, wrong = teacher.name, None
+        if isinstance(outcome, Failure):
+            if outcome.code != NO_COMPLETION:
+                return None
+            wrong = outcome
+        elif name not in self._met and not self.is_asked(teacher, outcome.model):
+            told = (
+                f"{teacher.model} was asked, and the answer is of {outcome.model}; check address and "
+                "model, or set the teacher's answers_as to that name"
+            )
+            wrong = Failure(OTHER_MODEL, told)
+        if wrong is None:
+            self._n_wrong[name] = 0
+            self._met.add(name)
+            self._slots[name].open()
+            return None
+        self._n_wrong[name] += 1
+        # With those that are in flight it makes no more than were let go at first.
+        self._slots[name].narrow(_N_FIRST - self._n_wrong[name])
+        if self._n_wrong[name] >= _N_FIRST:
             self.stop_teacher(teacher, wrong)
         return wrong
+
+    def is_asked(self, teacher: TeacherSpec, answered: str | None) -> bool:
+        """Return whether an answer comes from the requested model, by its name."""
+        price = self.prices.get(teacher.name)
+        return is_model(teacher, answered, also=price.canonical_slug if price else None)
 
     def stop_teacher(self, teacher: TeacherSpec, failure: Failure) -> None:
         """Stop asking a teacher for the rest of this run."""
@@ -345,7 +294,7 @@ class Dispatcher:
 
     def resume(self) -> None:
         """Wake everything that waits for a slot, so that it sees that the run was stopped."""
-        for slots in (self.total, *self.introductions.all_slots()):
+        for slots in (self.total, *self._slots.values()):
             slots.resume()
 
     async def wait(self, seconds: float) -> None:
@@ -440,7 +389,7 @@ class Attempts:
 
     async def _attempt(self) -> None:
         dispatcher, teacher = self.dispatcher, self.task.teacher
-        own = dispatcher.introductions.slots(teacher)
+        own = dispatcher.slots(teacher)
         async with own.taken(), dispatcher.total.taken():
             if reason := dispatcher.reason_not_to_send(teacher):
                 if self.n_attempts == 0:

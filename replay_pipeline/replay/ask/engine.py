@@ -21,7 +21,7 @@ from pydantic import SecretStr
 
 from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay.ask.asking import Asking, today
-from replay_pipeline.replay.ask.attempts import Attempts, Books, Dispatcher, Introductions, Slots
+from replay_pipeline.replay.ask.attempts import Attempts, Books, Dispatcher, Slots
 from replay_pipeline.replay.ask.outcomes import (
     NOT_ASKED,
     answer_row,
@@ -35,7 +35,6 @@ from replay_pipeline.replay.buy.buying import Buyer, Choice, Market
 from replay_pipeline.replay.buy.estimates import Estimate, forecast
 from replay_pipeline.replay.buy.lanes import LaneQuestion, Lanes, lanes_of
 from replay_pipeline.replay.buy.places import Place, asked_by, coverage
-from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.dialects.client import Client
 from replay_pipeline.replay.dialects.endpoints import teacher_keys
 from replay_pipeline.replay.dialects.prices import Price, usd
@@ -344,13 +343,7 @@ class Replay:
             retry=self.asking.retry,
             stop=self.stop,
             total=Slots(self.asking.max_concurrency),
-            introductions=Introductions(
-                self.prices,
-                answered_before=learned,
-                lists_models=lambda teacher: self.client.models(
-                    teacher.base_url, self.keys[teacher.name], dialect=dialect_of(teacher)
-                ),
-            ),
+            prices=self.prices,
         )
         # What is known counts when its question is chosen, as in the run that had it asked.
         is_chosen = bool(self.policy.is_in_turn and self.prices)
@@ -462,7 +455,7 @@ class Replay:
     def know(self, task: LaneQuestion, known: Known) -> None:
         """Take over a call that the ledger already decided."""
         row = decode_row(known.row)
-        is_asked = self.dispatcher.introductions.is_asked
+        is_asked = self.dispatcher.is_asked
         if row.error_code == OTHER_MODEL and is_asked(task.teacher, row.model):
             row = replace(row, error_code=None, error_message=None)  # its name has been told since
         if row.state_id != task.state_id:
@@ -490,13 +483,10 @@ class Replay:
         Raises:
             LedgerError: the ledger can't be written. Calls in flight were awaited first.
         """
-        try:
-            while lanes:
-                n_before = self.books.n_found_out
-                await self._ask_all(lanes)
-                lanes = await self._left_over(is_richer=self.books.n_found_out > n_before)
-        finally:
-            await self.dispatcher.introductions.close()
+        while lanes:
+            n_before = self.books.n_found_out
+            await self._ask_all(lanes)
+            lanes = await self._left_over(is_richer=self.books.n_found_out > n_before)
         self._report_progress()
         if self._fatal:
             raise self._fatal
@@ -505,7 +495,7 @@ class Replay:
         by_teacher: dict[str, deque[deque[LaneQuestion]]] = {}
         n_at_once: dict[str, int] = {}
         for teacher, lane in lanes:
-            n_at_once[teacher.name] = self.dispatcher.introductions.slots(teacher).size
+            n_at_once[teacher.name] = self.dispatcher.slots(teacher).size
             by_teacher.setdefault(teacher.name, deque()).append(lane)
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self._watch())

@@ -309,28 +309,6 @@ def test_at_most_three_slow_pages_are_held_where_an_endpoint_has_answered_before
     assert ledger_status(tmp_path / "l").calls == {"answered": 1, "unknown": 3}
 
 
-def test_an_endpoint_that_has_answered_and_lists_models_is_sent_all_at_once(tmp_path):
-    """Its list costs nothing; a page that comes in its place lets nothing through."""
-    reached = asyncio.Event()
-
-    async def reply_when_all_are_here():
-        if len(server.bodies) >= 1 + 16:
-            reached.set()
-        await asyncio.wait_for(reached.wait(), 10)
-        return (200, {}, raw(completion()))
-
-    def reply(number, _):
-        return (200, {}, raw(completion())) if not number else reply_when_all_are_here()
-
-    with OddServer(reply, on_get=lambda _: (200, {}, b'{"data": []}')) as server:
-        teacher = server.teacher(max_concurrency=16)
-        ask(teacher, 1, tmp_path / "l", max_concurrency=16)
-        states = make_states(16, n_sessions=16, words=9)
-        report = ask(teacher, 16, tmp_path / "l", states=states, max_concurrency=16)
-    assert report.stop_reason == "completed"
-    assert [row.error_code for row in report.actions] == [None] * 16
-
-
 def test_a_key_refused_in_mid_run_is_no_completed_run(tmp_path):
     def reply(number, _):
         return (200, {}, raw(completion())) if number < 12 else (401, {}, b"{}")
