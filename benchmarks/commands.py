@@ -22,7 +22,7 @@ import msgspec
 
 from replay_pipeline.actions.shell import shell_plan
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.workspaces import Workspaces
+from replay_pipeline.stages.work.workspaces import Workspaces
 from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log, LoggedCall
 from replay_pipeline.workspaces.places import StatePlace

@@ -19,7 +19,7 @@ from replay_pipeline.actions import canonical_action
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.judge.feasibility import PromptState
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.workspaces import Workspaces, ids_of
+from replay_pipeline.stages.work.workspaces import Workspaces, ids_of
 from replay_pipeline.types import Message
 from replay_pipeline.workspaces.logs import LoggedCall
 from replay_pipeline.workspaces.places import StatePlace

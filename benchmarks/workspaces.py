@@ -19,7 +19,7 @@ from typing import Any
 
 from replay_pipeline.processes import child_environment
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.workspaces import Workspaces
+from replay_pipeline.stages.work.workspaces import Workspaces
 from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.verdicts import Judge, TriedCall
 

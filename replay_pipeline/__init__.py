@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from replay_pipeline.normalize import DJNormalizer
     from replay_pipeline.replay import replay_trace
     from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS, Settings
-    from replay_pipeline.stages.oneshot import (
+    from replay_pipeline.stages.pipeline import (
+        Pipeline,
         replay_and_normalize_trace,
         replay_and_normalize_trace_sync,
     )
-    from replay_pipeline.stages.pipeline import Pipeline
     from replay_pipeline.types import (
         DPOPair,
         NormalizedDPOPair,
@@ -48,8 +48,8 @@ _HOME = {
     "consensus_reward": "actions",
     "extract_dpo_pairs": "judge.extract",
     "open_traces": "ingesters",
-    "replay_and_normalize_trace": "stages.oneshot",
-    "replay_and_normalize_trace_sync": "stages.oneshot",
+    "replay_and_normalize_trace": "stages.pipeline",
+    "replay_and_normalize_trace_sync": "stages.pipeline",
     "replay_trace": "replay",
 }
 

@@ -18,9 +18,8 @@ from rich.console import Console
 from replay_pipeline.cli import console
 from replay_pipeline.cli.shared import estimate_of, ranked_row
 from replay_pipeline.stages import pipeline
-from replay_pipeline.stages.overview import Overview
-from replay_pipeline.stages.receipts import now
-from replay_pipeline.stages.status import status_of
+from replay_pipeline.stages.receipts import Overview, now
+from replay_pipeline.stages.views.status import status_of
 from tests.roots import project_root
 
 FOLDER = Path(__file__).parent / "data" / "terminal"

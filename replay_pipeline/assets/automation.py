@@ -12,7 +12,7 @@ from replay_pipeline.assets.reporting import IN_EVERY_RUN, RANGE_END, RANGE_STAR
 from replay_pipeline.orchestration.instance import reconcile
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.settings import NightSettings
-from replay_pipeline.stages.webhook import notify
+from replay_pipeline.stages.views.webhook import notify
 
 _MAX_BATCHES_PER_RUN = 200
 

@@ -162,7 +162,6 @@ def all_checks(stages: Sequence[Stage]) -> list[dg.AssetChecksDefinition]:
         *found,
         dataset_check("shards_match_manifests", dataset.shards_against_manifests, blocking=True),
         *(dataset_check(name, look, blocking=True) for name, look in dataset.BLOCKING.items()),
-        dataset_check("splits_share_no_similar_prompt", dataset.shared_prompts),
         dataset_check("prompts_decide", dataset.prompts_decide),
         dataset_check("no_secret_is_published", dataset.published_secrets, blocking=True),
         *(model_check(name, look) for name, look in model.CHECKS.items()),

@@ -9,10 +9,9 @@ from dagster import DagsterEventType, DagsterRunStatus, RunsFilter
 
 from replay_pipeline.assets.reporting import GROUP, OWNERS, RANGE_END, RANGE_START, metadata_value
 from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.stages.markdown import markdown_table
-from replay_pipeline.stages.pictures import bars
-from replay_pipeline.stages.summary import night_words
-from replay_pipeline.stages.webhook import notify, reasons_shown
+from replay_pipeline.stages.views.summary import night_words
+from replay_pipeline.stages.views.webhook import notify, reasons_shown
+from replay_pipeline.stages.work.markdown import bars, markdown_table
 
 _PARTITION = "dagster/partition"
 _MAX_RUNS = 50

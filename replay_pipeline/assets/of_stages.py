@@ -25,7 +25,7 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages import engine
 from replay_pipeline.stages.chain import stage_named, upstream
 from replay_pipeline.stages.stage import Stage
-from replay_pipeline.stages.trainer_process import run_trainer
+from replay_pipeline.stages.work.trainer_process import run_trainer
 from replay_pipeline.types import Progress
 
 

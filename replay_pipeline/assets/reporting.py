@@ -12,10 +12,10 @@ from typing import Any
 import dagster as dg
 
 from replay_pipeline.errors import StorageError
-from replay_pipeline.stages.markdown import Location, Markdown
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.stage import Stage
+from replay_pipeline.stages.work.markdown import Location, Markdown
 from replay_pipeline.storage.schemas import TABLES, describe
 
 for _category in (dg.BetaWarning, dg.PreviewWarning):

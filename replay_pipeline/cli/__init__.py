@@ -37,7 +37,7 @@ def main() -> None:
         err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(2 if isinstance(error, ConfigError | MissingDependencyError) else 1)
     except ModuleNotFoundError as error:
-        from replay_pipeline.stages.doctor import in_one_line
+        from replay_pipeline.stages.views.doctor import in_one_line
 
         if (line := in_one_line(error)) is None:
             raise

@@ -58,8 +58,8 @@ def status(
         report = {"lost_calls": [each.to_json() for each in found]}
         print_report(report, as_json=as_json, show=show_lost_calls)
     else:
-        from replay_pipeline.stages.overview import Overview
-        from replay_pipeline.stages.status import status_of
+        from replay_pipeline.stages.receipts import Overview
+        from replay_pipeline.stages.views.status import status_of
 
         report = status_of(Overview(load(settings, data, teachers=teachers)))
         print_report(report, as_json=as_json, show=show_status)

@@ -35,7 +35,7 @@ def harness_record(
     Nothing of yours is read or changed: the client gets an empty home and folder, no key, and a server on
     this machine. It is stopped as soon as its request is there.
     """
-    from replay_pipeline.stages.harness import record_harness
+    from replay_pipeline.stages.views.harness import record_harness
 
     report = record_harness(
         open_pipeline(settings, data), command, agent=agent, version=version, timeout_s=timeout_s
@@ -48,7 +48,7 @@ def harness_list(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
     """Report the recorded harnesses, and which one is used for the sessions of each client."""
-    from replay_pipeline.stages.harness import list_harnesses
+    from replay_pipeline.stages.views.harness import list_harnesses
 
     print_report(list_harnesses(open_pipeline(settings, data)), as_json=as_json, show=_show_list)
 
@@ -64,7 +64,7 @@ def harness_show(
     as_json: JsonOption = False,
 ) -> None:
     """The whole harness of a version: system prompt, tools, reminders, parameters, slots."""
-    from replay_pipeline.stages.harness import show_harness
+    from replay_pipeline.stages.views.harness import show_harness
 
     report = show_harness(open_pipeline(settings, data), version, agent=agent)
     print_report(report, as_json=as_json, show=_show_harness)

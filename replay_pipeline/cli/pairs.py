@@ -94,7 +94,7 @@ def trace(
 
     `--json` prints everything. Otherwise you see only the beginning of long texts.
     """
-    from replay_pipeline.stages.tracing import trace_state
+    from replay_pipeline.stages.views.tracing import trace_state
 
     print_report(
         trace_state(open_pipeline(settings, data), state), as_json=as_json, show=_show_life

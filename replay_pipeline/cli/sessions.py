@@ -61,7 +61,7 @@ def look(
     with progress_bars() as on_progress:
         work = None if paths else _root_with_batches(settings, data, on_progress)
         if work is not None:
-            from replay_pipeline.stages.page import page_of
+            from replay_pipeline.stages.views.page import page_of
 
             place = single_file or to or page_of(work.settings).parent
             overview = work.write_page(place, is_single_file=single_file is not None)
@@ -110,9 +110,9 @@ def ingest(
     """Turn sessions into states, as batches in the data root or, with `--out`, as tables in one folder."""
     from replay_pipeline import ingesters
     from replay_pipeline.stages import pipeline
-    from replay_pipeline.stages.hub_sources import fetch_sessions
     from replay_pipeline.stages.receipts import now
-    from replay_pipeline.stages.summary import summarize
+    from replay_pipeline.stages.views.summary import summarize
+    from replay_pipeline.stages.work.discovery import fetch_sessions
 
     loaded = load(settings, data, sources=paths)
     with progress_bars() as on_progress:

@@ -56,8 +56,9 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Take all sessions through every stage. Only new work runs, and you pay for nothing twice."""
-    from replay_pipeline.stages import doctor, pipeline
+    from replay_pipeline.stages import pipeline
     from replay_pipeline.stages.receipts import now
+    from replay_pipeline.stages.views import doctor
 
     loaded = load(settings, data, max_total_usd=max_total_usd, sources=paths, teachers=teachers)
     with progress_bars() as on_progress:
@@ -108,7 +109,7 @@ def demo(
         _show_pairs_of_demo(data, model, yes=yes)
         return
     from replay_pipeline.assets.code_location import run_jobs
-    from replay_pipeline.stages.page import page_of
+    from replay_pipeline.stages.views.page import page_of
     from replay_pipeline.storage.store import written_whole
 
     with progress_bars() as on_progress:
@@ -147,7 +148,7 @@ def _open_demo(data: Path, model: Path | None, on_progress: "OnProgress") -> "tu
 
 
 def _show_pairs_of_demo(data: Path, model: Path | None, *, yes: bool) -> None:
-    from replay_pipeline.stages.page import page_of
+    from replay_pipeline.stages.views.page import page_of
     from replay_pipeline.storage.store import written_whole
 
     with progress_bars() as on_progress:

@@ -10,7 +10,7 @@ from replay_pipeline.cli.console import out, print_report, show_workspace
 from replay_pipeline.cli.shared import load
 
 if TYPE_CHECKING:
-    from replay_pipeline.stages.workspaces import Workspaces
+    from replay_pipeline.stages.work.workspaces import Workspaces
 
 SourcesOption = Annotated[
     list[Path] | None,
@@ -37,7 +37,7 @@ def _workspaces(
     sessions: list[Path] | None,
     repository: list[Path] | None,
 ) -> "Workspaces":
-    from replay_pipeline.stages.workspaces import Workspaces
+    from replay_pipeline.stages.work.workspaces import Workspaces
 
     return Workspaces(load(settings, data), sources=sessions or (), repositories=repository or ())
 
@@ -78,7 +78,7 @@ def workspace_serve(
     `workspaces.execute = "commands"` and `workspaces.checks`, and anyone who reaches the address can run
     commands in the sandbox: bind it to a network you trust.
     """
-    from replay_pipeline.stages.environment import serve_checked, serve_recorded
+    from replay_pipeline.stages.work.environment import serve_checked, serve_recorded
 
     def on_ready(address: str) -> None:
         out.print(address, highlight=False)

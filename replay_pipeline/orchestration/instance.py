@@ -22,8 +22,8 @@ from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventL
 from replay_pipeline.errors import ConfigError, MissingDependencyError, StorageError
 from replay_pipeline.processes import python, start_environment
 from replay_pipeline.settings import DAGSTER_DATABASE, Settings, has_dagster_database
-from replay_pipeline.stages.page import page_of
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.views.page import page_of
 from replay_pipeline.storage.outages import translated
 from replay_pipeline.storage.permissions import make_private_folder
 from replay_pipeline.storage.store import written_whole

@@ -11,11 +11,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.settings import Settings, redaction_salt
-from replay_pipeline.stages.overview import Overview
-from replay_pipeline.stages.pictures import bars
-from replay_pipeline.stages.receipts import Receipt, hash_texts
+from replay_pipeline.stages.receipts import Overview, Receipt, added, hash_texts, total
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
-from replay_pipeline.stages.sums import added, total
+from replay_pipeline.stages.work.markdown import bars
 from replay_pipeline.types import TraceState
 
 if TYPE_CHECKING:
@@ -127,7 +125,7 @@ def lost_sources(project: "Project", manifest: "TraceBatch") -> "list[SourceSlic
 
 def redact_again(task: Task, *, n_lost: int) -> Report:
     """Redact the tables of a batch in place, without reading its sessions again."""
-    from replay_pipeline.stages.redacting import redacted_again
+    from replay_pipeline.stages.work.redacting import redacted_again
 
     assert task.last is not None
     logger.info("%s: redacting its tables without reading its sessions again", task.batch)

@@ -4,18 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.overview import Overview
-from replay_pipeline.stages.pictures import bars
-from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.receipts import Overview, Receipt, added, total
 from replay_pipeline.stages.sample import SAMPLE
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
-from replay_pipeline.stages.sums import added, total
+from replay_pipeline.stages.work.markdown import bars
 
 if TYPE_CHECKING:
     from replay_pipeline.normalize import DJNormalizer
-    from replay_pipeline.stages.dedup_index import DedupIndex
     from replay_pipeline.stages.project import Project
+    from replay_pipeline.stages.work.dedup_index import DedupIndex
 
 
 def normalize_pairs(task: Task) -> Report:
@@ -55,7 +53,7 @@ def normalizer_of(project: "Project") -> "DJNormalizer":
 
 def _dedup_index(project: "Project") -> "DedupIndex":
     """Return the keys of the pairs that each batch has kept."""
-    from replay_pipeline.stages.dedup_index import DedupIndex
+    from replay_pipeline.stages.work.dedup_index import DedupIndex
 
     normalizer = normalizer_of(project)
     return project.once(
@@ -110,11 +108,10 @@ def _facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
 
 
 def _checks() -> tuple[Check, ...]:
-    from replay_pipeline.stages.audit import drift, tables
+    from replay_pipeline.stages.audit import tables
 
     return (
         Check(name="every_pair_is_kept_or_dropped", look=tables.kept_or_dropped, is_blocking=True),
-        Check(name="drops_are_steady", look=drift.drop_drift),
     )
 
 

@@ -6,12 +6,16 @@ from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.markdown import Markdown, code_block, literal_markdown, markdown_table
-from replay_pipeline.stages.pictures import bars
-from replay_pipeline.stages.receipts import ALL, Receipt, hash_texts
+from replay_pipeline.stages.receipts import ALL, Receipt, added, hash_texts, total
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
-from replay_pipeline.stages.sums import added, total
+from replay_pipeline.stages.work.markdown import (
+    Markdown,
+    bars,
+    code_block,
+    literal_markdown,
+    markdown_table,
+)
 from replay_pipeline.types import DPOPair, TraceState
 
 if TYPE_CHECKING:
@@ -27,7 +31,7 @@ def make_pairs(task: Task) -> Report:
     from replay_pipeline.judge.extract import extract_pairs
     from replay_pipeline.judge.records import outcomes_table, pairs_table, positives_table
     from replay_pipeline.replay.ask.rows import teacher_actions_from_table
-    from replay_pipeline.stages.trials import try_batch, verdicts_of
+    from replay_pipeline.stages.work.trials import try_batch, verdicts_of
 
     project, options = task.project, task.project.settings.pairs
     marks, chances = _checked(project.settings)
@@ -205,12 +209,9 @@ def _votes(project: "Project", batch: str, state: TraceState) -> Mapping[str, An
 
 
 def _checks() -> tuple[Check, ...]:
-    from replay_pipeline.stages.audit import drift, tables
+    from replay_pipeline.stages.audit import tables
 
-    return (
-        Check(name="sides_differ", look=tables.sides_differ, is_blocking=True),
-        Check(name="agreement_is_steady", look=drift.agreement_drift),
-    )
+    return (Check(name="sides_differ", look=tables.sides_differ, is_blocking=True),)
 
 
 PAIRS = Stage(

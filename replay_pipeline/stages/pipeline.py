@@ -4,29 +4,42 @@ Dagster and the command line only schedule these calls. Each stage has its own f
 which says what it does, reads, and depends on. `replay_pipeline.stages.engine` runs them.
 """
 
+import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from replay_pipeline.errors import ConfigError, ReplayPipelineError
 from replay_pipeline.ingesters import read_manifest
+from replay_pipeline.judge.extract import extract_dpo_pairs
+from replay_pipeline.normalize import DJNormalizer
 from replay_pipeline.publish import PublishReport
-from replay_pipeline.settings import Settings
-from replay_pipeline.stages import chain, engine, looking, page, sharing, spending
-from replay_pipeline.stages.discovery import find_batches, keep_bytes
-from replay_pipeline.stages.doctor import require_extras, require_trainer
+from replay_pipeline.replay import replay_trace
+from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
+from replay_pipeline.stages import chain, engine
+from replay_pipeline.stages.budget import sharing, spending
 from replay_pipeline.stages.normalize import normalizer_of
 from replay_pipeline.stages.pairs import check_marks
 from replay_pipeline.stages.project import OnProgress, Project
 from replay_pipeline.stages.publish import retract_rows
 from replay_pipeline.stages.receipts import Receipt, now
 from replay_pipeline.stages.staleness import reasons_by_batch
-from replay_pipeline.stages.status import status_of
 from replay_pipeline.stages.train import trainer_config
-from replay_pipeline.stages.trainer_process import Launch, run_trainer
-from replay_pipeline.stages.verify import verify
-from replay_pipeline.types import Progress
+from replay_pipeline.stages.views import doctor, page, summary
+from replay_pipeline.stages.views.doctor import require_extras, require_trainer
+from replay_pipeline.stages.views.status import status_of
+from replay_pipeline.stages.views.verify import verify
+from replay_pipeline.stages.work.discovery import find_batches, keep_bytes
+from replay_pipeline.stages.work.trainer_process import Launch, run_trainer
+from replay_pipeline.types import (
+    NormalizedDPOPair,
+    Progress,
+    TeacherAction,
+    TeacherSpec,
+    TraceState,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,14 +63,14 @@ class Pipeline(Project):
     estimate_samples = spending.estimate_samples
     check_keys = spending.check_keys
     check_teachers = spending.checked_teachers
-    examine = spending.examined
+    examine = doctor.examined
 
-    show = looking.show
+    show = summary.show
     write_page = page.write_page_of
     compare = page.compare
-    ranked_pairs = looking.ranked_pairs
-    summary = looking.summary
-    night = looking.night
+    ranked_pairs = summary.ranked_pairs
+    night = summary.night
+    summary = summary.summary
 
     def ingest_new(self) -> list[str]:
         """Find new sessions, ingest every batch that isn't yet, and return all ingested batches.
@@ -209,3 +222,70 @@ def run(
         "failed_batches": dict(pipeline.failed),
         "stale": reasons_by_batch(pipeline, chain.STAGES),
     }
+
+
+async def replay_and_normalize_trace(
+    states: Iterable[TraceState],
+    teachers: Sequence[TeacherSpec] = DEFAULT_TEACHERS,
+    agreement_threshold: int = 2,
+    max_total_usd: float = 10.0,
+    *,
+    recipe: str | Path = "default",
+    ledger: str | Path | None = None,
+) -> tuple[list[TeacherAction], list[NormalizedDPOPair]]:
+    """Ask the teachers at every state, and keep the pairs that pass the recipe.
+
+    >>> from replay_pipeline.testing import TeacherServer
+    >>> states = [
+    ...     {
+    ...         "state_id": "step-1",
+    ...         "messages": [{"role": "user", "content": "A test of the parser fails. What now?"}],
+    ...         "student_action": {"role": "assistant", "content": "I edit the parser at once."},
+    ...     }
+    ... ]
+    >>> with TeacherServer(script={"content": "I read the failing test first."}) as server:
+    ...     asked = replay_and_normalize_trace(states, server.teachers(), ledger="ledger.sqlite")
+    ...     actions, pairs = asyncio.run(asked)
+    >>> len(actions), [pair["chosen"] for pair in pairs]
+    (3, ['I read the failing test first.'])
+
+    Args:
+        states: decision points of recorded sessions.
+        teachers: models to ask.
+        agreement_threshold: how many model families must agree to make a consensus.
+        max_total_usd: hard ceiling for new answers, in US dollars.
+        recipe: bundled data-juicer recipe by name, or a path.
+        ledger: path or URL of the ledger; by default under the data root.
+
+    Raises:
+        ConfigError: a teacher, the recipe, or the threshold is wrong. Nothing was paid.
+        ReplayError: the ledger can't be used, or a price isn't known.
+    """
+    states = list(states)
+    extract_dpo_pairs([], [], agreement_threshold)  # refuses a wrong threshold before any cost
+    normalizer = await asyncio.to_thread(DJNormalizer, recipe)
+    actions = await replay_trace(states, teachers, max_total_usd, ledger=ledger)
+    pairs = extract_dpo_pairs(states, actions, agreement_threshold)
+    normalized = await asyncio.to_thread(normalizer.normalize, pairs)
+    return actions, normalized
+
+
+def replay_and_normalize_trace_sync(
+    states: Iterable[TraceState],
+    teachers: Sequence[TeacherSpec] = DEFAULT_TEACHERS,
+    agreement_threshold: int = 2,
+    max_total_usd: float = 10.0,
+    *,
+    recipe: str | Path = "default",
+    ledger: str | Path | None = None,
+) -> tuple[list[TeacherAction], list[NormalizedDPOPair]]:
+    """Call `replay_and_normalize_trace` without an event loop. Raises the same errors.
+
+    >>> replay_and_normalize_trace_sync([], max_total_usd=0.0, ledger="ledger.sqlite")
+    ([], [])
+    """
+    return asyncio.run(
+        replay_and_normalize_trace(
+            states, teachers, agreement_threshold, max_total_usd, recipe=recipe, ledger=ledger
+        )
+    )

@@ -1,6 +1,6 @@
 """A data root with its settings, as the stages use it: batches, tables, prompts, digests, teachers.
 
-The stages change it. Views for people are in `replay_pipeline.stages.looking`.
+The stages change it. Views for people are in `replay_pipeline.stages.views.summary`.
 """
 
 import hashlib
@@ -21,8 +21,7 @@ from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import LazyStates, TraceBatch, Traces, manifest_from
 from replay_pipeline.replay import AskingOptions
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.overview import FOLDER, Overview
-from replay_pipeline.stages.receipts import ALL, Receipt, Receipts, hash_texts
+from replay_pipeline.stages.receipts import ALL, FOLDER, Overview, Receipt, Receipts, hash_texts
 from replay_pipeline.stages.shown import harnesses_of
 from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.folds import Fold, Kept

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 from replay_pipeline.errors import ConfigError, PublishError
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.ingest import INGEST
-from replay_pipeline.stages.markdown import Location, Markdown
 from replay_pipeline.stages.normalize import NORMALIZE
-from replay_pipeline.stages.overview import FOLDER, Overview
 from replay_pipeline.stages.pairs import PAIRS
-from replay_pipeline.stages.pictures import bars
-from replay_pipeline.stages.receipts import ALL, Receipt, hash_texts
+from replay_pipeline.stages.receipts import ALL, FOLDER, Overview, Receipt, hash_texts
 from replay_pipeline.stages.sample import SAMPLE
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Report, Stage, Task
+from replay_pipeline.stages.work.markdown import Location, Markdown, bars
 from replay_pipeline.storage.store import files_below
 from replay_pipeline.types import TraceState
 

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,10 +13,18 @@ from typing import Any
 
 import msgspec
 
-from replay_pipeline.errors import StorageError
+from replay_pipeline.errors import ConfigError, StorageError
+from replay_pipeline.settings import Settings
 from replay_pipeline.storage.garbage_collection import without_collector
+from replay_pipeline.storage.permissions import tighten_root
 from replay_pipeline.storage.root_index import FILE, RootIndex
-from replay_pipeline.storage.store import Place, folders_in, written_whole
+from replay_pipeline.storage.store import (
+    Place,
+    check_reachable,
+    folders_in,
+    names_of_json,
+    written_whole,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -148,3 +158,66 @@ class Receipts:
                     self._root, name, error,
                 )  # fmt: skip
             return None
+
+
+def total(receipts: Iterable[Receipt], key: str) -> float:
+    """Return the sum of a figure over receipts."""
+    return sum(receipt.report.get(key) or 0 for receipt in receipts)
+
+
+def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return counts added up by name, sorted by name."""
+    found: Counter[str] = Counter()
+    for each in counts:
+        found.update(each)
+    return dict(sorted(found.items()))
+
+
+FOLDER = "folder"
+"""Key in the report of `publish`: the place of a dataset outside the data root."""
+
+
+class Overview:
+    """The batches of a data root, with their receipts.
+
+    Args:
+        settings: the settings of the stages.
+
+    Raises:
+        StorageError: the object store with the data root can't be reached.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        check_reachable(settings.data_dir)
+        tighten_root(settings.data_dir)
+        self.index = RootIndex(settings.data_dir, self._index_file())
+        self.receipts = Receipts(settings.data_dir, self.index)
+        self._keys: list[str] | None = None
+
+    def _index_file(self) -> Path | None:
+        """Return where the index of the root lies; `None` if this machine has no folder for it."""
+        if isinstance(self.settings.data_dir, Path):
+            return self.settings.data_dir / FILE
+        with suppress(ConfigError):
+            name = f"index-{hash_texts([str(self.settings.data_dir)])[:8]}.sqlite"
+            return self.settings.local_dir() / name
+        return None
+
+    def batches(self) -> list[str]:
+        """Return the keys of all batches with a manifest, in order.
+
+        The list is cached. `find_batches` and a new `Pipeline` refresh it.
+        """
+        if self._keys is None:
+            self._keys = names_of_json(self.settings.data_dir / "batches")
+        return self._keys
+
+    def n_teachers(self) -> int:
+        """Return the number of teachers to ask, without those of a rehearsal."""
+        is_play = self.settings.played == "rehearsal"
+        return len(self.settings.replay.teachers if is_play else self.settings.teachers())
+
+    def forget_batches(self) -> None:
+        """Clear the cached list of batches."""
+        self._keys = None

@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.replay import NOT_ASKED, refuse_if_nobody_answers, replay_facts
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.markdown import markdown_table
-from replay_pipeline.stages.overview import Overview
-from replay_pipeline.stages.pictures import bars, histogram, quantile
-from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.receipts import Overview, Receipt, added, total
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
-from replay_pipeline.stages.sums import added, total
+from replay_pipeline.stages.work.markdown import bars, histogram, markdown_table, quantile
 from replay_pipeline.types import Progress, TeacherSpec, TraceState
 
 if TYPE_CHECKING:

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.overview import Overview
 from replay_pipeline.stages.pairs import decisive, tried_by
-from replay_pipeline.stages.pictures import bars
-from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.receipts import Overview, Receipt
 from replay_pipeline.stages.replay import answer_facts, asked
 from replay_pipeline.stages.stage import Report, Stage, Task
-from replay_pipeline.stages.trainee import serving, trainee_of
+from replay_pipeline.stages.work.markdown import bars
+from replay_pipeline.stages.work.trainee import serving, trainee_of
 from replay_pipeline.types import DPOPair, TraceState
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def sample_trainee(task: Task) -> Report:
     from replay_pipeline.judge.records import pairs_table, positives_table
     from replay_pipeline.replay import refuse_if_nobody_answers, replay_facts, replay_in_thread
     from replay_pipeline.replay.ask.rows import teacher_actions_from_table, teacher_actions_table
-    from replay_pipeline.stages.trials import try_batch
+    from replay_pipeline.stages.work.trials import try_batch
 
     project, batch = task.project, task.batch
     trainee, options = project.settings.trainee, project.settings.pairs

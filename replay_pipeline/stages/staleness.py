@@ -12,9 +12,8 @@ from typing import Any
 
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.overview import Overview
 from replay_pipeline.stages.project import Project
-from replay_pipeline.stages.receipts import ALL, Receipt, code_version, hash_texts
+from replay_pipeline.stages.receipts import ALL, Overview, Receipt, code_version, hash_texts
 from replay_pipeline.stages.stage import Changes, Stage
 
 NEW_ROWS = "new rows of {}"

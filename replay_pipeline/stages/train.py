@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.processes import TRAINER, python, start_environment
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.markdown import Location
-from replay_pipeline.stages.overview import Overview
-from replay_pipeline.stages.pictures import curve
 from replay_pipeline.stages.publish import digest_of_shards, published_rows
-from replay_pipeline.stages.receipts import Receipt, hash_texts
+from replay_pipeline.stages.receipts import Overview, Receipt, hash_texts
 from replay_pipeline.stages.stage import Report, Stage, Task
-from replay_pipeline.stages.trainer_process import (
+from replay_pipeline.stages.work.markdown import Location, curve
+from replay_pipeline.stages.work.trainer_process import (
     TRAINER_LOCK,
     Launch,
     TrainerJob,

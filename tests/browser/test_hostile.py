@@ -14,9 +14,14 @@ from playwright.sync_api import Browser, Page
 
 from replay_pipeline.assets.reporting import metadata_value
 from replay_pipeline.orchestration.instance import open_instance
-from replay_pipeline.stages.markdown import Markdown, code_block, literal_markdown, markdown_table
-from replay_pipeline.stages.pictures import bars
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.work.markdown import (
+    Markdown,
+    bars,
+    code_block,
+    literal_markdown,
+    markdown_table,
+)
 from tests.browser.serving import ADDRESSES, PATIENCE_MS, serving
 from tests.hostile import HOSTILE, MARK, REMOTE
 from tests.hostile_data import hostile_root

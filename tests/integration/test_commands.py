@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from replay_pipeline.cli import app
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.doctor import examine
+from replay_pipeline.stages.views.doctor import examine
 from tests.roots import pipeline_at, project_root
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from replay_pipeline.pages.pairs import FORMAT
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.staleness import declared, reasons_by_batch
-from replay_pipeline.stages.trainer_process import TrainerJob
+from replay_pipeline.stages.work.trainer_process import TrainerJob
 from replay_pipeline.storage.schemas import WRITTEN_BY
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import SAMPLE_TEACHERS, TeacherSpec

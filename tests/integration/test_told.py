@@ -14,11 +14,11 @@ from replay_pipeline.cli.console import open_words, show_pairs
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.replay import check_teachers
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
-from replay_pipeline.stages.audit.drift import agreement_drift
+from replay_pipeline.stages.audit.tables import faithful_prefixes
 from replay_pipeline.stages.audit.verdict import AuditResult
-from replay_pipeline.stages.doctor import examine
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.replay import open_work
+from replay_pipeline.stages.views.doctor import examine
 from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE
@@ -219,7 +219,7 @@ def test_no_two_columns_of_a_table_have_one_name(capsys, monkeypatch):
 
 
 def test_a_check_that_judged_nothing_is_not_green_in_dagster(tmp_path):
-    result = as_result(agreement_drift(DataRoot(tmp_path), []))
+    result = as_result(faithful_prefixes(DataRoot(tmp_path), []))
     assert not result.passed
     assert result.severity.value == "WARN"
     assert result.metadata["looked at"].value == "0"

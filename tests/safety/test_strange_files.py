@@ -20,7 +20,7 @@ from replay_pipeline.processes import TRAINER, child_environment, python, start_
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.stages.trainer_process import TrainerJob, run_trainer
+from replay_pipeline.stages.work.trainer_process import TrainerJob, run_trainer
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import pipeline_at, project_root

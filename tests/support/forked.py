@@ -56,7 +56,7 @@ LOADED = {
         "replay_pipeline.definitions",
         "replay_pipeline.publish",
         "replay_pipeline.replay",
-        "replay_pipeline.stages.doctor",
+        "replay_pipeline.stages.views.doctor",
         "replay_pipeline.testing.server",
         "rich.progress",
         "typer",

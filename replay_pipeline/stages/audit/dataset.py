@@ -1,14 +1,12 @@
 """Checks of the published dataset folder, read with the same tools as a user of the dataset."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rensa import RMinHash, RMinHashLSH  # pyrefly: ignore[missing-module-attribute]
 
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.publish import in_words, layout
@@ -22,49 +20,7 @@ from replay_pipeline.stages.audit.verdict import AuditResult
 from replay_pipeline.storage.store import Place, copy_files, files_below
 from replay_pipeline.storage.tables import readable
 
-SIMILAR = 0.8
-"""Share of common shingles from which two prompts count as nearly the same."""
-_SHINGLE_WORDS = 5
-_END_WORDS = 300
-"""Prompts of one project share their beginnings; what differs is the end."""
-_N_PERMUTATIONS, _N_BANDS = 120, 20
 _SCANNED_AT_ONCE = 2_000
-
-
-def shared_prompts(folder: Place) -> AuditResult:
-    """Are the prompts of the test split unlike those of the train split?
-
-    Compares the word shingles at the ends of the prompts by MinHash.
-    """
-    index = RMinHashLSH(SIMILAR, _N_PERMUTATIONS, _N_BANDS)
-    of_test = [
-        (str(row["state_id"]), _sketch(row["prompt"]))
-        for row in _rows(folder, "pairs", "test", ("state_id", "prompt"))
-    ]
-    for number, (_, sketch) in enumerate(of_test):
-        index.insert(number, sketch)
-    found: dict[str, tuple[float, str]] = {}
-    for row in _rows(folder, "pairs", "train", ("state_id", "prompt")):
-        sketch = _sketch(row["prompt"])
-        for number in sorted(index.query(sketch)):
-            test, other = of_test[number]
-            likeness = sketch.jaccard(other)
-            if likeness >= SIMILAR and likeness > found.get(test, (0.0, ""))[0]:
-                found[test] = likeness, str(row["state_id"])
-    return AuditResult(
-        problems=[
-            f"test prompt {test} is {likeness:.0%} like train prompt {train}"
-            for test, (likeness, train) in sorted(found.items(), key=lambda item: -item[1][0])
-        ],
-        what_to_do='Held-out figures look better than they are: `normalize.recipe = "strict"` '
-        "drops near-duplicates, and `replay-pipeline show` tells the two states.",
-        facts={
-            "similar_test_prompts": len(found),
-            "share_of_test": len(found) / max(1, len(of_test)),
-        },
-        judged=len(of_test),
-        is_warning=True,
-    )
 
 
 def loaded(folder: Place) -> AuditResult:
@@ -180,36 +136,6 @@ def shards_against_manifests(folder: Place) -> AuditResult:
         facts={"shards": len(shards), "rows": n_rows},
         judged=len(shards),
     )
-
-
-def _sketch(prompt: Sequence[Mapping[str, Any]] | None) -> Any:
-    """Sketch the word shingles of the end of a prompt."""
-    words = _end_words(prompt)
-    n_shingles = max(1, len(words) - _SHINGLE_WORDS + 1)
-    sketch = RMinHash(num_perm=_N_PERMUTATIONS, seed=1)
-    sketch.update([" ".join(words[i : i + _SHINGLE_WORDS]) for i in range(n_shingles)])
-    return sketch
-
-
-def _end_words(prompt: Sequence[Mapping[str, Any]] | None) -> list[str]:
-    """Return the last words of a prompt."""
-    words: list[str] = []
-    for published in reversed(prompt or ()):
-        message = layout.with_objects(published)
-        if message.get("role") == "system":
-            break  # the same in every prompt, so it makes short ones alike
-        words = f"{message.get('content') or ''} {message.get('tool_calls') or ''}".split() + words
-        if len(words) >= _END_WORDS:
-            break
-    return words[-_END_WORDS:]
-
-
-def _rows(
-    folder: Place, config: str, split: str, columns: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    for name in files_below(folder / "data" / config / split):
-        path = readable(folder / "data" / config / split / name)
-        yield from pq.read_table(path, columns=list(columns), partitioning=None).to_pylist()
 
 
 def _texts(path: Place) -> list[str]:

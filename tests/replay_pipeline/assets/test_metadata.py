@@ -6,7 +6,7 @@ from replay_pipeline.assets.of_stages import asset_of
 from replay_pipeline.assets.reporting import column_schema
 from replay_pipeline.publish import layout
 from replay_pipeline.stages.chain import stage_named
-from replay_pipeline.stages.markdown import code_block, literal_markdown, markdown_table
+from replay_pipeline.stages.work.markdown import code_block, literal_markdown, markdown_table
 from replay_pipeline.storage.schemas import TABLES
 from tests.hostile import HOSTILE
 

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from replay_pipeline.stages.pictures import MAX_CHARS, bars, curve, histogram, quantile
+from replay_pipeline.stages.work.markdown import MAX_CHARS, bars, curve, histogram, quantile
 from tests.hostile import HOSTILE
 
 

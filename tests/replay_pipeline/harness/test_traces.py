@@ -14,10 +14,10 @@ from replay_pipeline.harness.harness import OF_THE_MODEL, fill
 from replay_pipeline.harness.record import record
 from replay_pipeline.ingesters import Traces, ingest, system_prompt
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.harness import list_harnesses, record_harness, show_harness
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.publish import PUBLISH
 from replay_pipeline.stages.shown import shown_below
+from replay_pipeline.stages.views.harness import list_harnesses, record_harness, show_harness
 from replay_pipeline.testing.sample import SESSIONS_DIR
 
 VERSION = "2.1.38"

@@ -4,7 +4,7 @@ import random
 import pytest
 
 from replay_pipeline.normalize import DJNormalizer
-from replay_pipeline.stages.dedup_index import DedupIndex
+from replay_pipeline.stages.work.dedup_index import DedupIndex
 
 SECRET = "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"
 

@@ -4,7 +4,7 @@ import pytest
 
 from replay_pipeline.orchestration.instance import prepare_home
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.doctor import examine
+from replay_pipeline.stages.views.doctor import examine
 
 
 def finding(tmp_path) -> dict:

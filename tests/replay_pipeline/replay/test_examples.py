@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["replay.ask.run", "stages.oneshot"])
+@pytest.mark.parametrize("name", ["replay.ask.run", "stages.pipeline"])
 def test_examples_of_functions_that_ask_teachers(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     failed, attempted = doctest.testmod(import_module(f"replay_pipeline.{name}"))

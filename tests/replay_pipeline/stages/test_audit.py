@@ -8,10 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from replay_pipeline.errors import CheckFailedError, SecretFoundError
-from replay_pipeline.stages.audit import dataset, drift, tables
-from replay_pipeline.stages.audit.drift import MIN_BATCHES, MIN_ROWS, Rate, score
+from replay_pipeline.stages.audit import dataset, tables
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.stages.receipts import Receipt, Receipts
+from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.storage.tables import DataRoot
 from tests.roots import pipeline_at
 
@@ -45,14 +44,11 @@ ALL_OF_TABLES = [
 ALL_OF_RECEIPTS = [
     tables.rows_accounted,
     tables.budget_kept,
-    drift.agreement_drift,
-    drift.drop_drift,
 ]
 ALL_OF_DATASETS = [
     dataset.shards_against_manifests,
     dataset.shared_conversations,
     dataset.shared_messages,
-    dataset.shared_prompts,
     dataset.published_secrets,
 ]
 
@@ -220,31 +216,6 @@ def test_a_conversation_in_both_splits_is_found(work):
     assert not verdict.is_warning
 
 
-@pytest.mark.parametrize("n_changed", [0, 4])
-def test_nearly_the_same_prompt_in_both_splits_is_found(work, n_changed):
-    words = [f"word{n}" for n in range(200)]
-    rewritten(shard(work), first(prompt=[{"role": "user", "content": " ".join(words)}]))
-    for n in range(n_changed):
-        words[n * 40] = "other"
-    rewritten(
-        shard(work, "test"),
-        first(prompt=[{"role": "user", "content": " ".join(words)}], state_id="t1"),
-    )
-    verdict = dataset.shared_prompts(work.settings.dataset_dir())
-    assert verdict.is_warning
-    assert verdict.facts["similar_test_prompts"] == 1
-    assert "test prompt t1 is" in verdict.message()
-    assert ("100% like" in verdict.message()) == (n_changed == 0)
-
-
-def test_a_prompt_that_only_begins_alike_is_none(work):
-    start = [f"word{n}" for n in range(100)]
-    for split, name in (("train", "one"), ("test", "two")):
-        text = " ".join([*start, *(f"{name}{n}" for n in range(200))])
-        rewritten(shard(work, split), first(prompt=[{"role": "user", "content": text}]))
-    assert dataset.shared_prompts(work.settings.dataset_dir()).holds
-
-
 @pytest.mark.parametrize("column", ["prompt", "hint"])
 def test_a_secret_in_a_shard_is_found_and_never_shown(work, column):
     text = f"export TOKEN={KEY}"
@@ -288,65 +259,3 @@ def test_a_changed_lost_or_added_shard_is_found(work):
 
 
 # Drift
-
-
-def rates(*shares: float, n_rows: int = 100) -> list[Rate]:
-    return [Rate(round(share * n_rows), n_rows) for share in shares]
-
-
-def test_too_little_is_not_judged():
-    usual = rates(*[0.8] * MIN_BATCHES)
-    assert score(Rate(0, MIN_ROWS - 1), usual) is None
-    assert score(Rate(0, 100), usual[1:]) is None
-    assert score(Rate(0, 100), [*usual[1:], Rate(29, MIN_ROWS - 1)]) is None
-    assert score(Rate(0, MIN_ROWS), usual) is not None
-
-
-def test_the_score_is_that_of_a_binomial_when_earlier_batches_are_alike():
-    z = score(Rate(60, 100), rates(*[0.8] * 9, n_rows=10**6))
-    assert z == pytest.approx(((60.5 / 101) - 0.8) / (0.8 * 0.2 / 100) ** 0.5, rel=1e-4)
-
-
-def test_odd_batches_in_the_past_do_not_hide_a_change():
-    usual = rates(*[0.8] * 8, 0.1, 0.0)
-    assert score(Rate(40, 100), usual) < -3.5
-    assert abs(score(Rate(78, 100), usual)) < 1
-
-
-def test_batches_that_always_differ_widen_what_is_usual():
-    assert abs(score(Rate(50, 100), rates(0.3, 0.9, 0.5, 0.7, 0.8, 0.4))) < 3.5
-
-
-def root_of(folder: Path, stage: str, reports: list[dict]) -> DataRoot:
-    receipts = Receipts(folder)
-    for n, report in enumerate(reports):
-        receipts.write(Receipt(stage=stage, batch=f"b{n}", version=1, report=report, seconds=0.0))
-    return DataRoot(folder)
-
-
-def test_a_batch_in_which_the_teachers_stopped_agreeing_is_named(tmp_path):
-    n_agreeing = [80, 84, 78, 81, 79, 82, 80, 40]
-    reports = [{"n_consensus": n, "outcomes": {"no_consensus": 100 - n}} for n in n_agreeing]
-    root = root_of(tmp_path, "pairs", reports)
-    verdict = drift.agreement_drift(root, [f"b{n}" for n in range(8)])
-    assert verdict.is_warning
-    assert [p.split(" (")[0] for p in verdict.problems] == [
-        "batch b7: 40% states with a consensus, usually 80%"
-    ]
-    assert verdict.judged == 3
-    assert drift.agreement_drift(root, ["b5", "b6"]).holds
-
-
-def test_a_small_change_is_no_drift_however_certain(tmp_path):
-    reports = [{"n_dropped": 1_000, "n_in": 100_000} for _ in range(7)]
-    root = root_of(tmp_path, "normalize", [*reports, {"n_dropped": 3_000, "n_in": 100_000}])
-    verdict = drift.drop_drift(root, ["b7"])
-    assert float(verdict.facts["farthest"].split()[0]) > 3.5
-    assert verdict.holds
-
-
-def test_a_recipe_that_suddenly_drops_much_is_named(tmp_path):
-    reports = [{"n_dropped": 3, "n_in": 60} for _ in range(6)] + [{"n_dropped": 40, "n_in": 60}]
-    verdict = drift.drop_drift(root_of(tmp_path, "normalize", reports), ["b6", "unknown"])
-    assert "batch b6: 67% pairs dropped, usually" in verdict.message()
-    assert "`dropped_by`" in verdict.message()

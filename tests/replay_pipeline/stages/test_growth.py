@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from replay_pipeline.stages import page
+from replay_pipeline.stages.views import page
 from replay_pipeline.storage import folds
 from replay_pipeline.storage.folds import Fold, Kept
 from replay_pipeline.storage.root_index import FILE, RootIndex
@@ -75,8 +75,8 @@ def test_receipts_read_from_the_index_are_those_of_the_files(work):
 def test_the_status_needs_neither_arrow_nor_a_client(work):
     look = (
         "import sys; from pathlib import Path; from replay_pipeline.settings import Settings; "
-        "from replay_pipeline.stages.overview import Overview; "
-        "from replay_pipeline.stages.status import status_of; "
+        "from replay_pipeline.stages.receipts import Overview; "
+        "from replay_pipeline.stages.views.status import status_of; "
         "told = status_of(Overview(Settings.load(None, data_dir=Path(sys.argv[1])))); "
         "assert told['ledger']['calls'] and told['batches'] and told['dataset'], told; "
         "print(sorted({'aiohttp', 'httpx', 'jsonschema', 'pandas', 'pyarrow', 'sqlalchemy'} & {*sys.modules}))"

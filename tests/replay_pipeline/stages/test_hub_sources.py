@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
-from replay_pipeline.stages.hub_sources import repository_of
+from replay_pipeline.stages.work.discovery import repository_of
 from tests.replay_pipeline.ingesters.logs import Log
 from tests.support.forked import forked
 from tests.support.hub import HubServer

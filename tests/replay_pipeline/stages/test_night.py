@@ -11,10 +11,10 @@ from replay_pipeline.ingesters import SourceSlice, TraceBatch, write_manifest
 from replay_pipeline.ingesters.batches import ReadMark
 from replay_pipeline.replay.buy.estimates import Estimate, Prospect, TeacherEstimate
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.budget.spending import as_checked, words_beforehand
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipt
-from replay_pipeline.stages.spending import as_checked, words_beforehand
-from replay_pipeline.stages.summary import night_words, summarize_night
+from replay_pipeline.stages.views.summary import night_words, summarize_night
 from tests.roots import pipeline_at, project_root
 
 NOW = datetime(2026, 5, 2, 2, tzinfo=UTC)

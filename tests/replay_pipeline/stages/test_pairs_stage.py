@@ -6,8 +6,8 @@ import pytest
 
 from replay_pipeline.judge.reliability import SAME_RIGHT
 from replay_pipeline.pages.pairs import FORMAT
-from replay_pipeline.stages.page import compare, contents_of
 from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.views.page import compare, contents_of
 from tests.roots import pipeline_at, sample_root
 
 

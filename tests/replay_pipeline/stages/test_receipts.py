@@ -1,5 +1,5 @@
 from replay_pipeline.stages.receipts import Receipt, Receipts, now
-from replay_pipeline.stages.summary import summarize
+from replay_pipeline.stages.views.summary import summarize
 
 
 def receipt(stage: str, batch: str, **report) -> Receipt:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.errors import TrainError
-from replay_pipeline.stages.trainer_process import TRAINER_LOCK, TrainerJob, run_trainer
+from replay_pipeline.stages.work.trainer_process import TRAINER_LOCK, TrainerJob, run_trainer
 from trainer.folders import LOCK_FILE
 
 ROOT = Path(__file__).parents[3]
@@ -26,7 +26,7 @@ with sole_writer(output):
 """
 STARTER = """
 import pathlib, sys
-from replay_pipeline.stages.trainer_process import TrainerJob, run_trainer
+from replay_pipeline.stages.work.trainer_process import TrainerJob, run_trainer
 output = pathlib.Path(sys.argv[1])
 job = TrainerJob(command=[sys.executable, "-c", sys.argv[2], str(output)], output=output)
 run_trainer(job, lambda progress: None)

@@ -9,8 +9,8 @@ from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.stages.trials import try_actions, verdicts_of
-from replay_pipeline.stages.workspaces import Workspaces
+from replay_pipeline.stages.work.trials import try_actions, verdicts_of
+from replay_pipeline.stages.work.workspaces import Workspaces
 from replay_pipeline.types import TeacherAction
 from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
 from replay_pipeline.workspaces.verdicts import Judge

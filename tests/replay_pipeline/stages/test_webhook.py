@@ -6,7 +6,7 @@ import pytest
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import NotifySettings, Settings
-from replay_pipeline.stages.webhook import notify, reasons_shown
+from replay_pipeline.stages.views.webhook import notify, reasons_shown
 from tests.loopback import webhook
 
 KEY = "sk-or-v1-" + "0123456789abcdef" * 4

@@ -9,8 +9,8 @@ import pytest
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.environment import serve_checked
-from replay_pipeline.stages.workspaces import Workspaces
+from replay_pipeline.stages.work.environment import serve_checked
+from replay_pipeline.stages.work.workspaces import Workspaces
 from tests.support.openenv_session import Session, rows_at
 from tests.support.small_repository import CHECK, REQUESTS, RIGHT, WRONG, record, served
 from tests.trainer.published import write_dataset

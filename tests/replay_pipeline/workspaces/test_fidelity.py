@@ -2,7 +2,7 @@
 
 from benchmarks.commands import checks_of, shares
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.workspaces import Workspaces
+from replay_pipeline.stages.work.workspaces import Workspaces
 from tests.support.worked import Worked
 
 FILES = {

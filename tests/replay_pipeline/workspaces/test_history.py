@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.workspaces import Workspaces
+from replay_pipeline.stages.work.workspaces import Workspaces
 from replay_pipeline.workspaces.git import Repository
 from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import read_log

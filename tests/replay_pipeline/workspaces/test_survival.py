@@ -1,7 +1,7 @@
 """What became of edits by the end of their session."""
 
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.workspaces import Workspaces, ids_of
+from replay_pipeline.stages.work.workspaces import Workspaces, ids_of
 from replay_pipeline.workspaces.survival import FateBook
 from tests.support.worked import Worked
 

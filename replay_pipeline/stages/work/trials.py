@@ -21,7 +21,7 @@ from replay_pipeline.redaction.people import user_of
 from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.settings import WorkspaceSettings, redaction_salt
 from replay_pipeline.stages.project import Project
-from replay_pipeline.stages.workspaces import Workspaces, ids_of
+from replay_pipeline.stages.work.workspaces import Workspaces, ids_of
 from replay_pipeline.types import Message, TeacherAction, TraceState, Trial
 from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log

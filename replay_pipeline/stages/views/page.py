@@ -22,8 +22,7 @@ from replay_pipeline.pages.training import training_shown
 from replay_pipeline.replay.ask.rows import teacher_actions_from_table
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.project import Project, paired
-from replay_pipeline.stages.receipts import ALL
-from replay_pipeline.stages.sums import added
+from replay_pipeline.stages.receipts import ALL, added
 from replay_pipeline.storage.store import names_of_json, read_files
 from replay_pipeline.types import TeacherAction
 

@@ -20,20 +20,17 @@ from replay_pipeline.replay import (
 from replay_pipeline.replay.buy.estimates import Prospect, advice
 from replay_pipeline.settings import teacher_key
 from replay_pipeline.stages import chain
-from replay_pipeline.stages.doctor import examine
+from replay_pipeline.stages.budget.sharing import left_of_night, shares_by_batch
 from replay_pipeline.stages.engine import do, is_due
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.sample import states_with_consensus
-from replay_pipeline.stages.sharing import left_of_night, shares_by_batch
 from replay_pipeline.stages.staleness import read_again, reasons_by_batch
-from replay_pipeline.stages.trainee import samplers
+from replay_pipeline.stages.work.trainee import samplers
 from replay_pipeline.types import Progress, TeacherSpec
 
 _MUCH_CHEAPER = 0.5
 """Below this share of what the agent costs, a teacher is said to be much cheaper."""
-_POLL_S, _PLAYED_POLL_S = 30.0, 0.1
-"""Seconds between two looks at a submitted batch."""
 
 
 def completed_batches(project: Project) -> set[str]:
@@ -299,8 +296,3 @@ def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -
             seconds=round(time.perf_counter() - started, 3),
         )
     )
-
-
-def examined(project: Project) -> list[dict[str, Any]]:
-    """Check this machine and these settings, and return one finding per check."""
-    return examine(project.settings, checked_teachers(project))

@@ -6,7 +6,7 @@ from replay_pipeline.errors import ReplayPipelineError
 from replay_pipeline.replay import has_ledger, ledger_status
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.chain import by_batch
-from replay_pipeline.stages.overview import Overview
+from replay_pipeline.stages.receipts import Overview
 from replay_pipeline.stages.replay import is_play, open_work
 from replay_pipeline.storage.garbage_collection import without_collector
 
@@ -61,8 +61,8 @@ def _never_asked(settings: Settings) -> dict[str, Any]:
 
     Their requests are built for it, as `estimate` does: after a rehearsal nothing else knows them.
     """
+    from replay_pipeline.stages.budget.spending import estimate_replay
     from replay_pipeline.stages.project import Project
-    from replay_pipeline.stages.spending import estimate_replay
 
     replay = settings.replay.model_copy(update={"rehearsal_teachers": False, "gates": ()})
     try:

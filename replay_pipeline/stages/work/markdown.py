@@ -1,17 +1,70 @@
-"""Small pictures for Markdown metadata: bars as text, curves as SVG in a data URL.
+"""Markdown for people, in Dagster and elsewhere: tables, bars as text, and curves as SVG.
 
-Dagster shows up to 1,000 characters of Markdown in place, and hides the rest behind a click. So a
-picture takes few bytes: no title (the key is one), whole pixels, and one path.
+Text of sessions and answers is untrusted, so it enters Markdown only through `literal_markdown` or
+`code_block`.
 """
 
 import base64
 import html
+import re
 from collections.abc import Mapping, Sequence
 from math import log10
+from typing import Any
 
-from replay_pipeline.stages.markdown import Markdown, literal_markdown
+from replay_pipeline.redaction.printable import printable
+
+_SHOWN_CHARS = 400
+_BLOCK_CHARS = 4_000
+_MARKS = "\\`*_[]|!#~:@."
+"""What Markdown, and its habit of linking every address it sees, would act on."""
+
+
+class Markdown(str):
+    """Text that is rendered as Markdown instead of shown as it is."""
+
+    __slots__ = ()
+
+
+class Location(str):
+    """A file or an object that can be opened."""
+
+    __slots__ = ()
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> Markdown:
+    """Return `rows` as a Markdown table in which all text is inert."""
+    if not rows:
+        return Markdown("*none*")
+    names = list(rows[0])
+    lines = [
+        "| " + " | ".join(map(literal_markdown, names)) + " |",
+        "|" + " --- |" * len(names),
+        *("| " + " | ".join(literal_markdown(row[name]) for name in names) + " |" for row in rows),
+    ]
+    return Markdown("\n".join(lines))
+
+
+def literal_markdown(value: object) -> str:
+    """Return `value` as literal Markdown text, cut to a readable length."""
+    text = f"{value:,.4g}" if isinstance(value, float) else str(value)
+    text = text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + " …"
+    shown = html.escape(printable(text).replace("\n", " ⏎ "), quote=False)
+    # The joiner is invisible; without it, Markdown links the address that the entities spell.
+    shown = re.sub(r"(?i)(https?|ftp|www|mailto|xmpp)(?=[:.])|(?=@)", "\\g<0>\u2060", shown)
+    return re.sub(f"[{re.escape(_MARKS)}]", lambda mark: f"&#{ord(mark[0])};", shown)
+
+
+def code_block(text: str, language: str = "text") -> str:
+    """Return `text` as a literal Markdown code block, cut to a readable length."""
+    text = text if len(text) <= _BLOCK_CHARS else text[:_BLOCK_CHARS] + "\n…"
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{printable(text)}\n{fence}"
+
 
 MAX_CHARS = 999
+"""Dagster shows up to 1,000 characters of Markdown in place, and hides the rest behind a click. So a
+picture takes few bytes: no title (the key is one), whole pixels, and one path."""
 _BLUE, _RED, _GRAY = "#43d", "#d41", "#667"
 _MAX_BARS = 12
 _BAR_CHARS = 20
@@ -57,10 +110,10 @@ def curve(name: str, values: Sequence[float]) -> Markdown:
     )
     body = (
         f'<polyline fill="none" stroke="{_BLUE}" stroke-width="2" points="{points}"/>'
-        + _text(4, _TOP + 4, f"{high:.3g}")
-        + _text(4, _BOTTOM, f"{low:.3g}")
-        + _text(_LEFT, 137, "step 1")
-        + _text(_RIGHT - 24, 137, str(len(values)))
+        + _label(4, _TOP + 4, f"{high:.3g}")
+        + _label(4, _BOTTOM, f"{low:.3g}")
+        + _label(_LEFT, 137, "step 1")
+        + _label(_RIGHT - 24, 137, str(len(values)))
     )
     return _picture(name, body)
 
@@ -85,11 +138,11 @@ def histogram(
     for i, (mark, value) in enumerate(marks.items()):
         share = (log10(value) - low) / span if value > 0 else 0.0
         lines += f"M{_LEFT + min(max(share, 0.0), 1.0) * bin_px * _N_BINS:.0f} {_TOP}V{_BOTTOM}"
-        body += _text(140 + 100 * i, 137, f"{mark} {value:.3g}{unit}", fill=_RED)
+        body += _label(140 + 100 * i, 137, f"{mark} {value:.3g}{unit}", fill=_RED)
     body += f'<path stroke="{_RED}" stroke-dasharray="4" d="{lines}"/>'
-    body += _text(_LEFT, 137, f"{10**low:.3g}{unit}")
-    body += _text(_RIGHT - 40, 137, f"{10 ** (low + span):.3g}{unit}")
-    return _picture(name, body + _text(4, _TOP + 4, str(max(counts))))
+    body += _label(_LEFT, 137, f"{10**low:.3g}{unit}")
+    body += _label(_RIGHT - 40, 137, f"{10 ** (low + span):.3g}{unit}")
+    return _picture(name, body + _label(4, _TOP + 4, str(max(counts))))
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -111,5 +164,5 @@ def _picture(name: str, body: str) -> Markdown:
     return Markdown(f"![{literal_markdown(name)}](data:image/svg+xml;base64,{data})")
 
 
-def _text(x: int, y: int, text: str, *, fill: str = _GRAY) -> str:
+def _label(x: int, y: int, text: str, *, fill: str = _GRAY) -> str:
     return f'<text x="{x}" y="{y}" fill="{fill}">{html.escape(text)}</text>'

@@ -7,8 +7,8 @@ from typing import Any
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.publish.loading import rows_of
 from replay_pipeline.settings import WorkspaceSettings
-from replay_pipeline.stages.trials import sandbox_of
-from replay_pipeline.stages.workspaces import Workspaces
+from replay_pipeline.stages.work.trials import sandbox_of
+from replay_pipeline.stages.work.workspaces import Workspaces
 from replay_pipeline.workspaces.environment import CheckedTask, RecordedTask
 from replay_pipeline.workspaces.sandbox import Ran
 from replay_pipeline.workspaces.serve import serve

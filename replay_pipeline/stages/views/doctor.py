@@ -14,7 +14,9 @@ from replay_pipeline.errors import MissingDependencyError
 from replay_pipeline.ingesters import default_sources
 from replay_pipeline.processes import environment
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.hub_sources import repository_of
+from replay_pipeline.stages.budget.spending import checked_teachers
+from replay_pipeline.stages.project import Project
+from replay_pipeline.stages.work.discovery import repository_of
 
 _EXTRAS = {
     "dagster": "dagster",
@@ -165,3 +167,8 @@ def _sources(settings: Settings) -> dict[str, Any]:
     missing = [str(p) for p in sources if not (repository_of(p) or p.exists())]
     detail = f"no such path: {', '.join(missing)}" if missing else ", ".join(map(str, sources))
     return _finding("sessions", detail, ok=not missing)
+
+
+def examined(project: Project) -> list[dict[str, Any]]:
+    """Check this machine and these settings, and return one finding per check."""
+    return examine(project.settings, checked_teachers(project))

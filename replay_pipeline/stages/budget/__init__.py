@@ -1,0 +1,1 @@
+"""Money beyond one batch: estimates, common ceilings, and shares."""

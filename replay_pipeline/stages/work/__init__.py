@@ -1,0 +1,1 @@
+"""What single stages work with: sessions, prompts, money, trainers, and tried actions."""
