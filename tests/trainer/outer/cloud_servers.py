@@ -64,6 +64,18 @@ class Job:
     def log(self):
         return (self.folder / f"{self.id}.log").read_text()
 
+    def told(self):
+        """Return the stage and the message that the Hub tells, and the durations, if it does."""
+        code = self.code()
+        if self.ended_by == "cancel":
+            return "CANCELED", None, None
+        if self.ended_by == "timeout":
+            return "ERROR", "Job timeout", None
+        if code is None:
+            return "RUNNING", None, None
+        failed = f"Job failed with exit code: {code % 256}"
+        return ("ERROR", failed, None) if code else ("COMPLETED", None, None)
+
 
 class JobsHub(LoopbackServer):
     """The Jobs part of the Hugging Face Hub's REST interface.
@@ -72,7 +84,7 @@ class JobsHub(LoopbackServer):
     loses the answer.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder=None):
         self.folder = folder
         self.jobs = {}
         self.failing = []
@@ -110,47 +122,42 @@ class JobsHub(LoopbackServer):
         if match := re.fullmatch(r"/api/jobs/me/(\w+)/cancel", request.path):
             self.jobs[match[1]].end("cancel")
             return self.answer_json(request, {})
-        fault = self.failing.pop(0) if self.failing else ""
+        fault = self.fault()
         if fault.isdecimal():
             return self.answer_json(request, {"error": "unavailable"}, int(fault))
         spec = json.loads(body)
         self.bodies.append(spec)
-        job = Job(
-            self.folder,
-            spec["command"],
-            {**spec["environment"], **spec.get("secrets", {})},
-            spec["timeoutSeconds"],
-            spec["labels"],
-            uuid.uuid4().hex[:24],
-        )
+        job = self.made(spec)
         self.jobs[job.id] = job
         if fault == "lost":
-            return self.answer_json(request, {"error": "gateway timeout"}, 504)
+            return self.lose(request)
         return self.answer_json(request, self.info(job))
 
+    def fault(self):
+        return self.failing.pop(0) if self.failing else ""
+
+    def lose(self, request):
+        self.answer_json(request, {"error": "gateway timeout"}, 504)
+
+    def made(self, spec):
+        """Return what a request starts."""
+        env = {**spec["environment"], **spec.get("secrets", {})}
+        name = uuid.uuid4().hex[:24]
+        return Job(self.folder, spec["command"], env, spec["timeoutSeconds"], spec["labels"], name)
+
     def info(self, job):
-        code = job.code()
-        stage, message = "RUNNING", None
-        if job.ended_by == "cancel":
-            stage = "CANCELED"
-        elif job.ended_by == "timeout":
-            stage, message = "ERROR", "Job timeout"
-        elif code == 0:
-            stage = "COMPLETED"
-        elif code is not None:
-            stage, message = "ERROR", f"Job failed with exit code: {code % 256}"
-        return {
+        stage, message, durations = job.told()
+        told = {
             "id": job.id,
             "createdAt": "2026-01-01T00:00:00.000Z",
             "owner": {"id": "u", "name": "me", "type": "user"},
             "command": job.argv,
-            "arguments": [],
-            "environment": {},
             "flavor": "cpu-basic",
             "labels": job.labels,
             "dockerImage": "python:3.12",
             "status": {"stage": stage, "message": message},
         }
+        return told if durations is None else {**told, "durations": durations}
 
     def stream(self, request, job):
         """Send the log as server-sent events."""
