@@ -171,8 +171,9 @@ class Launch:
                 held = self._read_lease(f"{key}.json")
                 if held.holder == mine.holder:
                     mine.run = held.run
-                    break
-                if held.until > self.executor.now():
+                    if held.until >= mine.until:
+                        break
+                elif held.until > self.executor.now():
                     raise LeaseHeldError(
                         f"{self.store.place or 'the store'} belongs to a launch from {held.where}: watch it from there, stop it there, or name another store. If that launch is lost, make sure that none of its replicas runs, and delete {LEASES} in the store"
                     )

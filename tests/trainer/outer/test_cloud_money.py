@@ -188,6 +188,11 @@ def test_a_second_launch_on_one_store_is_refused_until_the_first_has_lapsed(clou
     assert len(hub.jobs) == 5
     hub.clock.sleep(3600 * rig.limits.max_hours + 1)
     assert not hub.running
+    rig.limits = Limits(max_usd=100.0, max_hours=2 * rig.limits.max_hours)
+    rig.launch(is_detached=True)
+    with pytest.raises(LeaseHeldError, match="belongs to a launch from"):
+        rig.launch(work_dir="second")
+    hub.clock.sleep(3600 * rig.limits.max_hours)
     assert len(rig.launch(work_dir="third")) == 4
 
 
