@@ -548,3 +548,6 @@ class ReplayReport:
     """Why a teacher was stopped, by name."""
     n_disputed: int = 0
     """Calls whose reported cost wasn't believed. They are booked at the most that they should cost."""
+    answered_by_others: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Answers of other models than the one that was asked, by teacher and model. They vote as their
+    own family."""

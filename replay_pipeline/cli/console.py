@@ -485,6 +485,7 @@ def _added(reports: Report, name: str) -> Counter[str]:
 
 def show_replay(reports: Report) -> None:
     """Show calls and dollars by batch."""
+    _tell_others(reports)
     figures = ("n_sent", "n_cached", "n_failed", "newly_spent_usd", "stop_reason")
     _draw_batches("Replayed", figures, reports, headings={"newly_spent_usd": "$ now"})
     if any(report.get("n_rehearsed") for report in reports.values()):
@@ -505,6 +506,16 @@ def show_replay(reports: Report) -> None:
             f"The ceiling was reached in {n_short} of {len(reports)} batches. The same command "
             "goes on where it stopped; --budget sets another ceiling."
         )
+
+
+def _tell_others(reports: Report) -> None:
+    """Say first where a gateway had another model answer than the one that was asked."""
+    others: Counter[tuple[str, str]] = Counter()
+    for report in reports.values():
+        for name, counts in (report.get("answered_by_others") or {}).items():
+            others.update({(name, model): n for model, n in counts.items()})
+    for (name, model), n in others.items():
+        say(f"{n:,} answers of {name} come from another model, {model}, and vote as that one's.")
 
 
 def _covered(reports: Report) -> str:

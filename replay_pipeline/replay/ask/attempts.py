@@ -24,6 +24,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from replay_pipeline.replay.ask.outcomes import (
     answer_row,
     answered_row,
+    by_its_model,
     checked,
     failed_row,
     plausible,
@@ -168,6 +169,11 @@ class Slots:
 _N_FIRST = 3
 """So many calls are in flight at most until an endpoint has sent a chat completion of the model that
 was asked; and so many replies in a row that are none end it."""
+_MOST_FRUITLESS = 20
+"""After so many calls in a row that were lost, or met no such model, a teacher is asked no more."""
+_MALFORMED = ("malformed_call", "malformed_arguments")
+_LEAST_MALFORMED = 10
+"""From so many answers with calls that can't be read on, their share decides."""
 _ANY = "*"
 _CHOSEN_FOR_YOU = re.compile(r"^(openrouter/|@)")
 """Names under which a router picks a model itself."""
@@ -225,6 +231,10 @@ class Dispatcher:
     _slots: dict[str, Slots] = field(default_factory=dict)
     _met: set[str] = field(default_factory=set)
     _n_wrong: Counter[str] = field(default_factory=Counter)
+    _n_fruitless: Counter[str] = field(default_factory=Counter)
+    """Replies in a row that were lost, or met no such model, by teacher."""
+    _n_answers: Counter[str] = field(default_factory=Counter)
+    _n_malformed: Counter[str] = field(default_factory=Counter)
 
     def slots(self, teacher: TeacherSpec) -> Slots:
         """Return the slots of a teacher."""
@@ -259,6 +269,7 @@ class Dispatcher:
             What is wrong with the reply if no chat endpoint or another model sent it.
         """
         name, wrong = teacher.name, None
+        self._tally(teacher, outcome)
         if isinstance(outcome, Failure):
             if outcome.code != NO_COMPLETION:
                 return None
@@ -285,6 +296,26 @@ class Dispatcher:
         """Return whether an answer comes from the requested model, by its name."""
         price = self.prices.get(teacher.name)
         return is_model(teacher, answered, also=price.canonical_slug if price else None)
+
+    def _tally(self, teacher: TeacherSpec, outcome: Answer | Failure) -> None:
+        """Stop a teacher whose calls come to nothing, or whose answers can't be read."""
+        name = teacher.name
+        if isinstance(outcome, Answer):
+            self._n_fruitless[name] = 0
+            self._n_answers[name] += 1
+            self._n_malformed[name] += outcome.error_code in _MALFORMED
+            n, n_answers = self._n_malformed[name], self._n_answers[name]
+            if n >= _LEAST_MALFORMED and 2 * n > n_answers:
+                told = (
+                    f"{n} of {n_answers} answers hold calls that can't be read: serve the model with "
+                    f"the parser of its own calls ({outcome.error_message})"
+                )
+                self.stop_teacher(teacher, Failure("malformed_call", told))
+        elif outcome.may_be_paid or outcome.code == "not_found":
+            self._n_fruitless[name] += 1
+            if self._n_fruitless[name] >= _MOST_FRUITLESS:
+                told = f"{_MOST_FRUITLESS} calls in a row came to nothing: {outcome.message}"
+                self.stop_teacher(teacher, replace(outcome, message=told))
 
     def stop_teacher(self, teacher: TeacherSpec, failure: Failure) -> None:
         """Stop asking a teacher for the rest of this run."""
@@ -409,7 +440,9 @@ class Attempts:
             own.succeeded()
             return
         if (outcome.retry_after_s or 0.0) > dispatcher.retry.longest_pause_s:
-            dispatcher.stop_teacher(teacher, outcome)
+            again = datetime.now().astimezone() + timedelta(seconds=outcome.retry_after_s or 0.0)
+            told = f"{outcome.message}; it goes on at {again:%H:%M} ({again:%Y-%m-%d})"
+            dispatcher.stop_teacher(teacher, replace(outcome, message=told))
             return
         if outcome.slows_down:
             own.slow_down(outcome.retry_after_s)
@@ -603,7 +636,8 @@ class Books:
             cost = verdict.cost_nano
             action = with_recorded_names(outcome.action, task.state)
             outcome = checked(task, replace(outcome, action=action), call.wrong)
-            row = answered_row(task, outcome, cost, **made)
+            is_asked = call.dispatcher.is_asked(task.teacher, outcome.model)
+            row = by_its_model(answered_row(task, outcome, cost, **made), is_asked=is_asked)
             if not outcome.is_replayed and call.wrong is None:
                 task.n_read_tokens = plausible(task, outcome.usage.n_prompt_tokens)
                 self._count(task, row, outcome, len(call.reply.body))
@@ -634,7 +668,7 @@ class Books:
     def _tell(self, task: LaneQuestion, verdict: BookedCost) -> None:
         if verdict.disputed:
             self.n_disputed += 1
-            told = f"{verdict.disputed}; the call is booked at its bound"
+            told = f"{verdict.disputed}; the call is booked at ${usd(verdict.cost_nano):.6f}"
             logger.warning("%s: %s", task.teacher.name, told)
 
     async def _verdict(

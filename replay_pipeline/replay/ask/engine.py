@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import uuid
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -25,6 +25,7 @@ from replay_pipeline.replay.ask.attempts import Attempts, Books, Dispatcher, Slo
 from replay_pipeline.replay.ask.outcomes import (
     NOT_ASKED,
     answer_row,
+    by_its_model,
     due,
     failed_row,
     has_too_short_a_limit,
@@ -440,10 +441,22 @@ class Replay:
             asked_by=asked_by(self.places, asked),
             n_overruns=self.books.n_overruns,
             n_disputed=self.books.n_disputed,
+            answered_by_others=self._others(actions),
             stopped_teachers={
                 name: failure.message for name, failure in self.dispatcher.stopped_teachers.items()
             },
         )
+
+    def _others(self, actions: Iterable[TeacherAction]) -> dict[str, dict[str, int]]:
+        """Count the answers of other models than the asked one, by teacher."""
+        is_asked = self.dispatcher.is_asked
+        teachers = {teacher.name: teacher for teacher in self.teachers}
+        found: dict[str, Counter[str]] = defaultdict(Counter)
+        for row in actions:
+            teacher = teachers[row.teacher]
+            if row.action is not None and not is_asked(teacher, row.model):
+                found[row.teacher][row.model or "unknown"] += 1
+        return {name: dict(counts) for name, counts in found.items()}
 
     def _stop_reason(self) -> Literal["completed", "budget", "stopped", "teacher_stopped"]:
         if self.stop.is_set():
@@ -458,6 +471,7 @@ class Replay:
         is_asked = self.dispatcher.is_asked
         if row.error_code == OTHER_MODEL and is_asked(task.teacher, row.model):
             row = replace(row, error_code=None, error_message=None)  # its name has been told since
+        row = by_its_model(row, is_asked=is_asked(task.teacher, row.model))
         if row.state_id != task.state_id:
             row = replace(row, state_id=task.state_id)
         task.n_read_tokens = row.n_prompt_tokens

@@ -12,7 +12,7 @@ from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.dialects.prices import usd
 from replay_pipeline.replay.dialects.replies import Answer, Failure
 from replay_pipeline.replay.money.calls import LostCall
-from replay_pipeline.types import ReplayReport, TeacherAction, TeacherSpec
+from replay_pipeline.types import ReplayReport, TeacherAction, TeacherSpec, family_of_model
 
 _MOST_BYTES_PER_TOKEN = 6.0
 _LEAST_BYTES_CHECKED = 8192
@@ -57,6 +57,17 @@ def checked(task: LaneQuestion, answer: Answer, wrong: Failure | None) -> Answer
     else:
         why = "raise its context length (Ollama: OLLAMA_CONTEXT_LENGTH) or choose a window"
     return replace(answer, error_code="prompt_truncated", error_message=f"{seen}: {why}")
+
+
+def by_its_model(row: TeacherAction, *, is_asked: bool) -> TeacherAction:
+    """Let an answer of another model than the asked one vote as its own family.
+
+    A gateway that falls back to a third model would else make one model several voters. Nothing is
+    known of that model's terms either.
+    """
+    if is_asked or row.action is None:
+        return row
+    return replace(row, family=family_of_model(row.model), is_distillable=None)
 
 
 def plausible(task: LaneQuestion, n_tokens: int | None) -> int | None:
@@ -150,6 +161,7 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "stopped_teachers": report.stopped_teachers,
         "held_until": report.held_until,
         "n_disputed": report.n_disputed,
+        "answered_by_others": report.answered_by_others,
         "max_total_usd": report.max_total_usd,
         "forecast_usd": report.forecast_usd,
         "stop_reason": report.stop_reason,

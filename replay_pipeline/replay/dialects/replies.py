@@ -195,6 +195,8 @@ _CONTEXT_WORDS = re.compile(
 _WRITTEN_COST = re.compile(rb'(?<!\\)"cost"\s*:\s*"?([0-9][0-9.eE+-]*)(?=["\s,}\]])')
 """A number that something follows: where the reply was cut inside it, it says nothing."""
 _MOST_SHOWN = 200
+_LEAST_TIME_S = 1e9
+"""From so many seconds on, a number is a time (2001 and later) and no pause."""
 _PLAIN_NAME = re.compile(r"\w[\w-]*")
 _THINKING = re.compile(r"\A.*</think(?:ing)?>", re.DOTALL)
 
@@ -439,8 +441,22 @@ def _retry_after(
         _seconds(headers.get("retry-after")),
         _seconds(metadata.get("retry_after_seconds")),
         _seconds(availability.get("retry_after")),
+        _until_reset(headers),
+        _until_reset(as_mapping(metadata.get("headers"))),
     ]
     return max((wait for wait in waits if wait is not None and 0 <= wait < 86_400), default=None)
+
+
+def _until_reset(headers: Mapping[str, Any]) -> float | None:
+    """Read when a limit that is used up is lifted: in seconds, or as a time in seconds or milliseconds."""
+    found = {str(name).lower(): value for name, value in headers.items()}
+    reset = as_number(found.get("x-ratelimit-reset"))
+    if reset is None or as_number(found.get("x-ratelimit-remaining")) not in (None, 0):
+        return None
+    if reset < _LEAST_TIME_S:
+        return reset
+    at_s = reset / 1000 if reset >= 1000 * _LEAST_TIME_S else reset
+    return max(0.0, at_s - datetime.now(UTC).timestamp())
 
 
 def _seconds(value: Any) -> float | None:

@@ -342,13 +342,28 @@ _MARKS = re.compile(
 """What belongs to no text that a person should read."""
 
 
+_BEGINS_AS_CALL = re.compile(r'[\[{\s]*"(?:name|function|tool)"\s*:\s*"(?P<name>[^"]+)"')
+
+
 def _bare(text: str, schemas: Schemas) -> list[WrittenCall]:
-    """Return the calls of a text that is nothing but JSON, fenced or not, with offered tools' names."""
+    """Return the calls of a text that is nothing but JSON, fenced or not, with offered tools' names.
+
+    Raises:
+        MalformedCallError: if it begins as such a call, and breaks off.
+    """
     body = re.sub(r"\A```(?:json|tool_code|tool_call)?\s*\n|\n?```\s*\Z", "", text.strip()).strip()
     if not body.startswith(("{", "[")):
         return []
     try:
-        calls = list(_of_json(msgspec.json.decode(body), schemas))
-    except (msgspec.DecodeError, RecursionError, MalformedCallError):
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        begins = _BEGINS_AS_CALL.match(body)
+        if begins and offered_name(begins["name"], schemas) in schemas:
+            raise MalformedCallError(
+                f"a call is written into the text and breaks off: {body[:200]}"
+            ) from None
         return []
-    return calls
+    try:
+        return list(_of_json(value, schemas))
+    except MalformedCallError:
+        return []
