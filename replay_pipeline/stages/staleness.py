@@ -167,16 +167,20 @@ def _receipts(project: Overview, stage: Stage) -> Iterator[Receipt]:
 
 def read_again(project: Project, stages: Iterable[Stage]) -> set[str]:
     """Return the batches with a table that was rewritten after a later stage read it."""
-    receipts = [each for stage in stages for each in project.receipts.all(stage=stage.name)]
+    receipts = [
+        (stage, each) for stage in stages for each in project.receipts.all(stage=stage.name)
+    ]
     tables = {
         (receipt.batch, table): digest
-        for receipt in receipts
+        for _, receipt in receipts
         for table, digest in receipt.outputs.items()
     }
     return {
         receipt.batch
-        for receipt in receipts
+        for stage, receipt in receipts
         for table, digest in receipt.inputs.items()
+        # Of tools, a batch takes those of earlier batches as well: their digest is not the table's.
+        if table in stage.reads and table != "tools"
         if tables.get((receipt.batch, table), digest) != digest
     }
 
