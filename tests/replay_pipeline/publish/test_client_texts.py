@@ -133,12 +133,6 @@ def test_no_secret_goes_out_with_a_text(tmp_path, batch):
         publish([("b", batch(0, system=f"Log in with {secret}"))], folder=tmp_path / "d")
 
 
-def test_publishing_again_changes_nothing(tmp_path, batch):
-    table = batch(*range(6))
-    publish([("b", table)], folder=tmp_path / "d")
-    assert publish([("b", table)], folder=tmp_path / "d").files_written == []
-
-
 def test_plain_tools_keep_names_and_types_alone():
     (plain,) = plain_tools([{
         "type": "function",

@@ -1,7 +1,9 @@
-"""The dataset in the hands of its users: `datasets` and TRL."""
+"""The dataset in the hands of its users: `datasets`, pandas, and polars."""
 
 import json
 
+import pandas as pd
+import polars as pl
 import pytest
 
 from replay_pipeline.publish import publish
@@ -56,13 +58,6 @@ def test_a_dataset_without_rows_has_no_data_and_its_manifests_are_not_taken_for_
         datasets.load_dataset(str(tmp_path / "set"), cache_dir=str(tmp_path / "cache"))
 
 
-def test_train_and_test_never_share_a_session(load):
-    for config in ("pairs", "positives", "prompts", "pairs_distillable"):
-        rows = load(config)
-        sessions = [set(split["session_id"]) for split in rows.values()]
-        assert not set.intersection(*sessions) or len(sessions) == 1
-
-
 def test_distillable_pairs_are_those_whose_teachers_allow_it(load):
     states = {row["state_id"] for split in load("pairs_distillable").values() for row in split}
     assert states == {f"state-{n}" for n in range(16) if n % 3}
@@ -73,14 +68,6 @@ def test_prompts_hold_every_consensus(load):
     assert {row["kind"] for row in rows} == {"pair", "agreement"}
     assert len(rows) == 16 + 6
     assert all(row["consensus"]["tool_calls"] for row in rows)
-
-
-@pytest.mark.slow
-def test_streaming_gives_the_same_rows(load):
-    for config in ("pairs", "positives", "prompts", "pairs_distillable"):
-        for split in load(config):
-            streamed = list(load(config, split=split, streaming=True))
-            assert streamed == list(load(config, split=split))
 
 
 def test_a_new_publication_is_never_hidden_by_the_cache_of_an_older_one(tmp_path, kept_table):
@@ -97,3 +84,38 @@ def test_a_new_publication_is_never_hidden_by_the_cache_of_an_older_one(tmp_path
     assert states(here) == {"state-4", "state-5", "state-6"}
     publish([("b1", kept_table(7, 8, 9))], folder=there)
     assert states(there) == {"state-7", "state-8", "state-9"}
+
+
+def test_pandas_reads_the_folder_of_a_config_with_messages_as_structs(folder):
+    pairs = pd.read_parquet(folder / "data" / "pairs")
+    assert len(pairs) == 16
+    assert set(pairs["trace_batch"]) == {"b1", "b2"}
+    row = pairs.set_index("state_id").loc["state-3"]
+    assert [message["role"] for message in row["prompt"]] == ["user", "assistant", "tool"]
+    (call,) = row["chosen"][0]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"file_path": "src/module_3.py"}
+
+
+def test_polars_asks_for_fields_of_messages(folder):
+    last = pl.col("prompt").list.last().struct
+    called = (
+        pl.col("chosen")
+        .list.first()
+        .struct.field("tool_calls")
+        .list.first()
+        .struct.field("function")
+    )
+    found = (
+        pl.scan_parquet(folder / "data" / "pairs" / "**" / "*.parquet")
+        .select(
+            "trace_batch",
+            role=last.field("role"),
+            tool=called.struct.field("name"),
+            path=called.struct.field("arguments").str.json_path_match("$.file_path"),
+        )
+        .collect()
+    )
+    assert found["role"].to_list() == ["tool"] * 16
+    assert set(found["tool"]) == {"Read"}
+    assert set(found["path"]) == {f"src/module_{n}.py" for n in range(16)}
+    assert set(found["trace_batch"]) == {"b1", "b2"}
