@@ -157,7 +157,7 @@ def _show_pairs_of_demo(data: Path, model: Path | None, *, yes: bool) -> None:
         file.write(began.encode())
     confirm(work, yes=yes)
     with progress_bars() as on_progress:
-        work.watch(on_progress)
+        work.on_progress = on_progress
         replay = work.replay_within(batches=work.batches())
         for batch in work.batches():
             replay(batch)

@@ -14,7 +14,7 @@ from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages.receipts import Overview, Receipt, added, hash_texts, total
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.work.markdown import bars
-from replay_pipeline.types import TraceState
+from replay_pipeline.types import TraceState, conversation_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from replay_pipeline.ingesters import TraceBatch
     from replay_pipeline.ingesters.base import SourceSlice
     from replay_pipeline.ingesters.corpus import IngestResult
-    from replay_pipeline.stages.project import Owners, Project
+    from replay_pipeline.stages.project import Project
+    from replay_pipeline.storage.folds import Fold
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +65,10 @@ def _read(
 ) -> "IngestResult":
     """Read what is there of a batch; logs that are gone are restored below `folder`."""
     from replay_pipeline.ingesters import ingest, is_there, restore
+    from replay_pipeline.stages.work.discovery import kept_folder
 
     project, batch, options = task.project, task.batch, task.project.settings.ingest
-    kept, owners = project.kept_folder(), project.owners
+    kept, owners = kept_folder(project.settings), owners_of(project)
     slices = [
         source
         if kept is None or is_there(source, cursor.tail_sha)
@@ -88,13 +90,13 @@ def _read(
 def _with_earlier_conversations(task: Task, result: "IngestResult") -> "IngestResult":
     """Return what was read with the names of the conversations of earlier batches that go on."""
     project = task.project
-    moved = project.moved_sessions.before(task.batch)
+    moved = _moved_sessions(project).before(task.batch)
     names: dict[str, str] = {}
     for name, conversation in result.conversations.items():
         known = {moved[each] for each in conversation.named & moved.keys()}
         by_owner: dict[str, set[str]] = {}
         for state_id in conversation.copied:
-            if owner := project.owners.get(state_id):
+            if owner := owners_of(project).get(state_id):
                 by_owner.setdefault(owner, set()).add(state_id)
         for owner, copied in by_owner.items():
             states = project.root.read("states", owner, columns=["state_id", "conversation"])
@@ -113,8 +115,9 @@ def _with_earlier_conversations(task: Task, result: "IngestResult") -> "IngestRe
 def lost_sources(project: "Project", manifest: "TraceBatch") -> "list[SourceSlice]":
     """Return the logs of a batch that no longer exist and have no kept bytes."""
     from replay_pipeline.ingesters import is_kept, is_there
+    from replay_pipeline.stages.work.discovery import kept_folder
 
-    folder = project.kept_folder()
+    folder = kept_folder(project.settings)
     return [
         source
         for source, cursor in zip(manifest.slices, manifest.cursors, strict=True)
@@ -150,7 +153,7 @@ def _supersede(task: Task, state_ids: set[str]) -> None:
 
     project, owned = task.project, dict[str, set[str]]()
     for state_id in state_ids:
-        if (owner := project.owners.get(state_id) or task.batch) != task.batch:
+        if (owner := owners_of(project).get(state_id) or task.batch) != task.batch:
             owned.setdefault(owner, set()).add(state_id)
     for owner, taken in sorted(owned.items()):
         left = without_states({name: project.root.read(name, owner) for name in TABLES}, taken)
@@ -170,13 +173,83 @@ def _supersede(task: Task, state_ids: set[str]) -> None:
             }
             outputs = project.digests(owner, TABLES)
             project.receipts.write(replace(receipt, report=report, outputs=outputs))
-    project.owners.update(dict.fromkeys(state_ids, task.batch))
+    owners_of(project).update(dict.fromkeys(state_ids, task.batch))
+
+
+def owners_of(project: "Project") -> "_Owners":
+    """Return the batch that owns each state: the last one that read it."""
+    return project.once("owners", lambda: _Owners(project))
+
+
+class _Owners:
+    """The batch that owns each state, looked up in the index."""
+
+    def __init__(self, work: "Project") -> None:
+        self._work = work
+        self._moved: dict[str, str] = {}
+        versions = {
+            r.batch: r.outputs.get("states") or r.at for r in work.receipts.all(stage="ingest")
+        }
+
+        def ids(batch: str) -> list[str]:
+            if not work.root.has("states", batch):
+                return []
+            return work.root.read("states", batch, columns=["state_id"])[0].to_pylist()
+
+        work.index.bring_ids(versions, ids)
+
+    def get(self, state_id: str, default: str | None = None) -> str | None:
+        """Return the batch that owns a state."""
+        return self._moved.get(state_id) or self._work.index.batch_of(state_id) or default
+
+    def update(self, owners: Mapping[str, str]) -> None:
+        """Add states that were read since."""
+        self._moved |= owners
+
+
+def _moved_sessions(project: "Project") -> "Fold[dict[str, str]]":
+    """Return the conversations of sessions that go on with one of an earlier batch."""
+    import msgspec
+
+    from replay_pipeline.stages.project import kept_fold
+
+    def add(known: dict[str, str], batch: str) -> dict[str, str]:
+        if not project.root.has("sessions", batch):
+            return known
+        return _with_moved_sessions(known, project.root.read("sessions", batch))
+
+    return project.once(
+        "moved sessions",
+        lambda: project.fold(
+            "sessions",
+            dict[str, str],
+            add,
+            kept=kept_fold(
+                project,
+                "sessions",
+                "sessions",
+                msgspec.json.encode,
+                msgspec.json.Decoder(dict[str, str]).decode,
+            ),
+        ),
+    )
+
+
+def _with_moved_sessions(known: dict[str, str], sessions: "pa.Table") -> dict[str, str]:
+    """Add the sessions of a batch that are part of a conversation which another session began."""
+    rows = zip(
+        sessions["session_id"].to_pylist(), sessions["conversation"].to_pylist(), strict=True
+    )
+    moved = {conversation_of(session): conversation for session, conversation in rows}
+    return known | {
+        name: conversation for name, conversation in moved.items() if name != conversation
+    }
 
 
 class _Owned(Set[str]):
     """The states whose batch `is_wanted`, without a set of their own for each question."""
 
-    def __init__(self, owners: "Owners", is_wanted: Callable[[str], bool]) -> None:
+    def __init__(self, owners: "_Owners", is_wanted: Callable[[str], bool]) -> None:
         self._owners = owners
         self._is_wanted = is_wanted
 
@@ -196,9 +269,10 @@ def _log_rows(project: "Project", batch: str, state: TraceState) -> Mapping[str,
     from replay_pipeline.ingesters import is_kept, read_manifest, restore
     from replay_pipeline.ingesters.log_rows import state_ids_for
     from replay_pipeline.redaction.redactor import Redactor
+    from replay_pipeline.stages.work.discovery import kept_folder
 
     redactor, found = Redactor(salt=redaction_salt()), list[dict[str, Any]]()
-    folder, is_redacted = project.kept_folder(), project.settings.ingest.is_redacted
+    folder, is_redacted = kept_folder(project.settings), project.settings.ingest.is_redacted
     with TemporaryDirectory() as name:
         for source in read_manifest(batch, project.root.path).slices:
             path = source.place

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.receipts import Overview, Receipt, added, total
+from replay_pipeline.stages.receipts import Overview, Receipt, added, hash_texts, total
 from replay_pipeline.stages.sample import SAMPLE
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
@@ -22,7 +22,7 @@ def normalize_pairs(task: Task) -> Report:
 
     project, batch = task.project, task.batch
     result = normalizer_of(project).run(
-        pa.concat_tables([task.read(name) for name in project.tables_of_pairs(batch)]),
+        pa.concat_tables([task.read(name) for name in _tables_of_pairs(project, batch)]),
         prompts=project.prompts(batch),
         index=_dedup_index(project).of(batch),
     )
@@ -53,6 +53,7 @@ def normalizer_of(project: "Project") -> "DJNormalizer":
 
 def _dedup_index(project: "Project") -> "DedupIndex":
     """Return the keys of the pairs that each batch has kept."""
+    from replay_pipeline.stages.project import kept_fold
     from replay_pipeline.stages.work.dedup_index import DedupIndex
 
     normalizer = normalizer_of(project)
@@ -62,8 +63,8 @@ def _dedup_index(project: "Project") -> "DedupIndex":
             project.root.path / "dedup" / normalizer.recipe.sha,
             batches=project.batches,
             start=normalizer.memories,
-            kept=lambda encode, decode: project.kept_fold(
-                f"dedup/{normalizer.recipe.sha}", "normalized_pairs", encode, decode
+            kept=lambda encode, decode: kept_fold(
+                project, f"dedup/{normalizer.recipe.sha}", "normalized_pairs", encode, decode
             ),
         ),
     )
@@ -81,10 +82,27 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
     }
 
 
+def _tables_of_pairs(project: "Project", batch: str) -> tuple[str, ...]:
+    """Return the tables with a batch's pairs: the recorded ones, and the sampled ones if any."""
+    names = ("dpo_pairs", "sampled_pairs")
+    return names[: 1 + project.root.has("sampled_pairs", batch)]
+
+
+def _pairs_before(project: "Project", batch: str) -> str:
+    """Return a digest of the pairs of all earlier batches."""
+    from replay_pipeline.stages.project import named_digests
+
+    def add(value: str, key: str) -> str:
+        digests = project.known_digests(key, _tables_of_pairs(project, key))
+        return hash_texts([value, key, *named_digests(digests)])
+
+    return project.once("pairs before", lambda: project.fold("dpo_pairs", str, add)).before(batch)
+
+
 def _inputs(project: "Project", batch: str) -> Mapping[str, str]:
     return {
         **project.tools_digest(batch),
-        "pairs before it": project.seen_pairs.before(batch),
+        "pairs before it": _pairs_before(project, batch),
     }
 
 

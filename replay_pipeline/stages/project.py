@@ -6,7 +6,7 @@ The stages change it. Views for people are in `replay_pipeline.stages.views.summ
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -19,9 +19,8 @@ import pyarrow as pa
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import LazyStates, TraceBatch, Traces, manifest_from
-from replay_pipeline.replay import AskingOptions
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.receipts import ALL, FOLDER, Overview, Receipt, Receipts, hash_texts
+from replay_pipeline.stages.receipts import ALL, FOLDER, Overview, Receipts, hash_texts
 from replay_pipeline.stages.shown import harnesses_of
 from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.folds import Fold, Kept
@@ -31,7 +30,7 @@ from replay_pipeline.storage.store import Place, as_path
 from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.testing import TeacherServer, rehearsed_answers
 from replay_pipeline.testing.sample import ANSWERS_FILE
-from replay_pipeline.types import DPOPair, Progress, TeacherSpec, TraceState, conversation_of
+from replay_pipeline.types import DPOPair, Progress, TeacherSpec, TraceState
 
 T = TypeVar("T")
 
@@ -60,49 +59,22 @@ class Project(Overview):
         self.settings = _with_dataset_folder(settings, self.receipts)
         self.root = DataRoot(settings.data_dir)
         self.on_progress = on_progress or (lambda _: None)
-        self.folds: dict[str, Fold[Any]] = {}
+        self._folds: dict[str, Fold[Any]] = {}
         self._once: dict[str, Any] = {}
-        self.outputs: dict[str, dict[tuple[str, str], tuple[str, str]]] = {}
-        self.seen_tools = self.fold(
-            "tools", dict[_ToolRow, int], _with_tools, encode=_encoded_tools, decode=_decoded_tools
-        )
-        self.moved_sessions = self.fold(
-            "sessions",
-            dict[str, str],
-            _with_moved_sessions,
-            encode=msgspec.json.encode,
-            decode=msgspec.json.Decoder(dict[str, str]).decode,
-        )
-        self.tools_seen = Fold(
-            self.batches,
-            start=str,
-            add=lambda value, key: hash_texts(
-                [value, *named_digests(self.known_digests(key, ["tools"]))]
-            ),
-        )
-        self.seen_pairs = self.folds["dpo_pairs"] = Fold(
-            self.batches,
-            start=str,
-            add=lambda value, key: hash_texts(
-                [value, key, *named_digests(self.known_digests(key, self.tables_of_pairs(key)))]
-            ),
+        self._outputs: dict[str, dict[tuple[str, str], tuple[str, str]]] = {}
+        self._seen_tools = self.fold(
+            "tools",
+            dict[_ToolRow, int],
+            self._with_tools_of,
+            kept=kept_fold(self, "tools", "tools", _encoded_tools, _decoded_tools),
         )
 
     def place_of(self, name: str) -> Place:
-        """Return the path of a file that a receipt names."""
+        """Return the path of a file by its name below the root; the dataset may lie elsewhere."""
         top, _, rest = name.partition("/")
         if top == "dataset":
             return _newest(self.settings.dataset_dir()) / rest
-        if top == "model":
-            return self.settings.model_dir() / rest
-        if top == "sources" and (folder := self.kept_folder()):
-            return folder / rest
         return self.root.path / name
-
-    def dataset_copy(self) -> Path:
-        """Return the working copy of a dataset on an object store, or the dataset's own folder."""
-        place = self.settings.dataset_dir()
-        return place if isinstance(place, Path) else self.settings.local_dir() / "dataset"
 
     def manifests(self) -> list[TraceBatch]:
         """Return every batch that has a manifest, in order.
@@ -115,29 +87,11 @@ class Project(Overview):
             manifest_from(text, f"{folder}/{name}") for name, text in self.index.files("batches")
         ]
 
-    def kept_folder(self) -> Path | None:
-        """Return the folder for the bytes of sessions, or None if they aren't kept."""
-        if not self.settings.ingest.keeps_bytes:
-            return None
-        # Unredacted logs never go to an object store.
-        with suppress(ConfigError):
-            return self.settings.local_dir() / "sources"
-        return None
-
-    @cached_property
-    def owners(self) -> "Owners":
-        """Return the batch that owns each state: the last one that read it."""
-        return Owners(self)
-
     def once(self, name: str, make: Callable[[], T]) -> T:
         """Return the result of `make`, which runs only once for all batches."""
         if name not in self._once:
             self._once[name] = make()
         return self._once[name]
-
-    def watch(self, on_progress: OnProgress) -> None:
-        """Report the progress of long work to `on_progress` from now on."""
-        self.on_progress = on_progress
 
     def tell_part(self, part: str, **more: Any) -> OnProgress:
         """Return a callback that reports a batch's progress as a part of its stage."""
@@ -174,24 +128,24 @@ class Project(Overview):
         sizes = [self.root.n_rows("states", key) for key in keys]
         return LazyStates(
             sizes,
-            lambda number: self.traces(keys[number], is_neutral=is_neutral),
+            lambda number: self._traces(keys[number], is_neutral=is_neutral),
             window=self.settings.ingest.window,
         )
 
-    def traces(self, batch: str, *, is_neutral: bool = False) -> Traces:
+    def _traces(self, batch: str, *, is_neutral: bool = False) -> Traces:
         """Open the sessions of a batch. In the neutral form, the texts of clients come separately from the prompts."""
         tables = {name: self.root.read(name, batch) for name in ("sessions", "turns", "states")}
         # Reading takes twice what the tables hold, and Arrow would keep it for the next time.
         pa.default_memory_pool().release_unused()
         return Traces(
             **tables,
-            tools=self.tools_until(batch),
-            harnesses=self.harnesses,
+            tools=self._tools_until(batch),
+            harnesses=self._harnesses,
             is_neutral=is_neutral,
         )
 
     @cached_property
-    def harnesses(self) -> HarnessStore | None:
+    def _harnesses(self) -> HarnessStore | None:
         """Return the recorded harnesses, or `None` if the settings ask for the neutral prompt."""
         return harnesses_of(self.settings)
 
@@ -201,81 +155,34 @@ class Project(Overview):
 
         def prompts(state_ids: Sequence[str]) -> Iterator[TraceState]:
             if not traces:
-                traces.append(self.traces(batch, is_neutral=is_neutral))
+                traces.append(self._traces(batch, is_neutral=is_neutral))
             return traces[0].materialize(state_ids, self.settings.ingest.window)
 
         return prompts
-
-    def tables_of_pairs(self, batch: str) -> tuple[str, ...]:
-        """Return the names of the tables with a batch's pairs: the recorded ones, and the sampled ones if any."""
-        names = ("dpo_pairs", "sampled_pairs")
-        return names[: 1 + self.root.has("sampled_pairs", batch)]
-
-    def accounts(self, night: str | None = None) -> AskingOptions:
-        """Return the ceilings and price lists that all paying calls share."""
-        replay = self.settings.replay
-        limits = {"day": replay.max_daily_usd, "night": replay.max_nightly_usd if night else None}
-        return {
-            "night": night,
-            "limits_usd": {scope: usd for scope, usd in limits.items() if usd is not None},
-            "price_folder": self.price_folder(),
-        }
-
-    def options(self, night: str | None = None) -> AskingOptions:
-        """Return the options that decide the questions of a replay."""
-        replay, pairs = self.settings.replay, self.settings.pairs
-        return {
-            **self.accounts(night),
-            "max_concurrency": replay.max_concurrency,
-            "gates": replay.gates,
-            "agreement_threshold": pairs.agreement_threshold,
-            "min_p_better": pairs.min_p_better,
-            "level": pairs.level,
-            "count_own_family": pairs.count_own_family,
-            "accepted_terms": replay.accepted_terms,
-            "retry": replay.retry,
-        }
-
-    def price_folder(self) -> Place | None:
-        """Return the folder of price lists. A local server gets a new one each time."""
-        return None if self.settings.played else self.root.path / "prices"
 
     def fold(
         self,
         table: str,
         start: Callable[[], T],
-        add: Callable[[T, pa.Table], T],
+        add: Callable[[T, str], T],
         *,
-        encode: Callable[[T], bytes],
-        decode: Callable[[bytes], T],
+        kept: Kept[T] | None = None,
     ) -> Fold[T]:
-        """Fold over the batches that have `table`."""
-
-        def add_batch(value: T, key: str) -> T:
-            return add(value, self.root.read(table, key)) if self.root.has(table, key) else value
-
-        kept = self.kept_fold(table, table, encode, decode)
-        fold = self.folds[table] = Fold(self.batches, start=start, add=add_batch, kept=kept)
+        """Fold over the batches, and start over when `table` of one that was added is rewritten."""
+        fold = self._folds[table] = Fold(self.batches, start=start, add=add, kept=kept)
         return fold
 
-    def kept_fold(
-        self, name: str, table: str, encode: Callable[[T], bytes], decode: Callable[[bytes], T]
-    ) -> Kept[T]:
-        """Return a fold that is stored on disk, and stays valid while `table` of its batches is unchanged."""
-        return Kept(
-            index=self.index,
-            name=name,
-            version_of=lambda batch: self.known_digest(batch, table),
-            encode=encode,
-            decode=decode,
-        )
+    def _with_tools_of(self, known: dict[_ToolRow, int], batch: str) -> dict[_ToolRow, int]:
+        if not self.root.has("tools", batch):
+            return known
+        return _with_tools(known, self.root.read("tools", batch))
 
     def write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> None:
         """Write a table of a batch, and clear its cache."""
         self.root.write(name, batch, table)
-        self.outputs.get(WRITTEN_BY[name], {}).pop((batch, name), None)
-        if name in self.folds:
-            self.folds[name].forget(batch)
+        self._outputs.get(WRITTEN_BY[name], {}).pop((batch, name), None)
+        if name in self._folds:
+            self._folds[name].forget(batch)
 
     def batches_with(self, name: str) -> list[str]:
         """Return the batches that have the table.
@@ -290,9 +197,9 @@ class Project(Overview):
             )
         return batches
 
-    def tools_until(self, batch: str) -> pa.Table:
+    def _tools_until(self, batch: str) -> pa.Table:
         """Return the tools of this and earlier batches, since a small batch doesn't show all tools."""
-        rows = dict(self.seen_tools.before(batch))
+        rows = dict(self._seen_tools.before(batch))
         if self.root.has("tools", batch):
             rows = _with_tools(rows, self.root.read("tools", batch))
         found = [
@@ -309,7 +216,7 @@ class Project(Overview):
         """Return a digest of the tools that a batch's states show, including tools from earlier batches."""
         if not self.root.has("tools", batch):
             return {}
-        return {"tools": hash_texts(self.tools_until(batch)["tool_json"].to_pylist())}
+        return {"tools": hash_texts(self._tools_until(batch)["tool_json"].to_pylist())}
 
     def digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
         """Return a digest of each table of a batch from its bytes, or `-` if it doesn't exist."""
@@ -317,30 +224,44 @@ class Project(Overview):
 
     def known_digests(self, batch: str, names: Iterable[str]) -> dict[str, str]:
         """Return the result of `digests`, taken from receipts where they are up to date."""
-        return {name: self.known_digest(batch, name) for name in names}
+        return {name: self._known_digest(batch, name) for name in names}
 
-    def known_digest(self, batch: str, name: str) -> str:
+    def _known_digest(self, batch: str, name: str) -> str:
         """Return the digest of one table, as `known_digests` does."""
         stage = WRITTEN_BY[name]
-        if stage not in self.outputs:
-            self.outputs[stage] = {
+        if stage not in self._outputs:
+            self._outputs[stage] = {
                 (receipt.batch, table): (digest, receipt.at)
                 for receipt in self.receipts.all(stage=stage)
                 for table, digest in receipt.outputs.items()
             }
-        known, at = self.outputs[stage].get((batch, name), ("", ""))
+        known, at = self._outputs[stage].get((batch, name), ("", ""))
         # Who changes a table by hand leaves its receipt as it is: what is published must be looked at.
         if known and not _is_newer(self.root.path, self.root.name_of(name, batch), _seconds_of(at)):
             return known
         return file_digest(self.root.part(name, batch))
 
-    def tables_of(self, batch: str, *stages: str) -> list[str]:
-        """Return the names of the tables that `Receipt.data_version` covers."""
-        return [
-            name
-            for name, stage in WRITTEN_BY.items()
-            if stage in stages and name != "sessions" and self.known_digest(batch, name) != "-"
-        ]
+    def forget(self) -> None:
+        """Look again at what there is, since others may have written."""
+        super().forget()
+        self._outputs.clear()
+
+
+def kept_fold(
+    project: Project,
+    name: str,
+    table: str,
+    encode: Callable[[T], bytes],
+    decode: Callable[[bytes], T],
+) -> Kept[T]:
+    """Keep a fold beyond this process, as long as `table` of its batches is unchanged."""
+    return Kept(
+        index=project.index,
+        name=name,
+        version_of=lambda batch: project.known_digests(batch, [table])[table],
+        encode=encode,
+        decode=decode,
+    )
 
 
 def paired(project: Project, batches: Iterable[str]) -> Iterator[DPOPair]:
@@ -361,17 +282,6 @@ def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, i
     return known
 
 
-def _with_moved_sessions(known: dict[str, str], sessions: pa.Table) -> dict[str, str]:
-    """Add the sessions of a batch that are part of a conversation which another session began."""
-    rows = zip(
-        sessions["session_id"].to_pylist(), sessions["conversation"].to_pylist(), strict=True
-    )
-    moved = {conversation_of(session): conversation for session, conversation in rows}
-    return known | {
-        name: conversation for name, conversation in moved.items() if name != conversation
-    }
-
-
 _TOOLS = list[tuple[str, str | None, str, int]]
 
 
@@ -382,34 +292,6 @@ def _encoded_tools(known: dict[_ToolRow, int]) -> bytes:
 def _decoded_tools(data: bytes) -> dict[_ToolRow, int]:
     rows = msgspec.json.decode(data, type=_TOOLS)
     return {(name, version, tool): times for name, version, tool, times in rows}
-
-
-class Owners:
-    """The batch that owns each state, looked up in the index."""
-
-    def __init__(self, work: Project) -> None:
-        self._work = work
-        self._moved: dict[str, str] = {}
-        versions = {r.batch: _version_of(r, "states") for r in work.receipts.all(stage="ingest")}
-
-        def ids(batch: str) -> list[str]:
-            if not work.root.has("states", batch):
-                return []
-            return work.root.read("states", batch, columns=["state_id"])[0].to_pylist()
-
-        work.index.bring_ids(versions, ids)
-
-    def get(self, state_id: str, default: str | None = None) -> str | None:
-        """Return the batch that owns a state."""
-        return self._moved.get(state_id) or self._work.index.batch_of(state_id) or default
-
-    def update(self, owners: Mapping[str, str]) -> None:
-        """Add states that were read since."""
-        self._moved |= owners
-
-
-def _version_of(receipt: Receipt, table: str) -> str:
-    return receipt.outputs.get(table) or receipt.at
 
 
 def named_digests(digests: Mapping[str, str]) -> list[str]:

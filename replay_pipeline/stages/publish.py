@@ -55,7 +55,7 @@ def publish_dataset(task: Task) -> Report:
     def look(folder: Path) -> None:
         checks.update(refuse_unfit_dataset(folder))
 
-    with to_be_published(place, project.dataset_copy()) as folder:
+    with to_be_published(place, dataset_copy(project)) as folder:
         report = publish(
             ((batch, project.root.read("normalized_pairs", batch)) for batch in new),
             positives=((batch, _positives(project, batch)) for batch in new),
@@ -82,6 +82,12 @@ def publish_dataset(task: Task) -> Report:
     elsewhere = {} if options.folder is None else {FOLDER: str(place.absolute())}
     task.outputs["dataset"] = digest_of_shards(project)
     return {**report.to_json(), "checks": checks, **elsewhere}
+
+
+def dataset_copy(project: "Project") -> Path:
+    """Return the working copy of a dataset on an object store, or the dataset's own folder."""
+    place = project.settings.dataset_dir()
+    return place if isinstance(place, Path) else project.settings.local_dir() / "dataset"
 
 
 def _changed_batches(task: Task) -> list[str]:
@@ -163,9 +169,8 @@ def _inputs(project: "Project", _: str) -> Mapping[str, str]:
     pa.default_memory_pool().release_unused()
     batches = project.batches_with("normalized_pairs")
     facts: Mapping[str, Any] = _card_facts(project)
-    project.outputs.clear()  # others may have written since
+    project.forget()
     found = {batch: _digest(project, batch, facts) for batch in batches}
-    project.outputs.clear()
     control_run = json.dumps(facts.get("control_run"), sort_keys=True, default=str)
     return {**found, _CONTROL_RUN: hash_texts([control_run])}
 
@@ -173,11 +178,16 @@ def _inputs(project: "Project", _: str) -> Mapping[str, str]:
 def _digest(project: "Project", batch: str, facts: Mapping[str, Any]) -> str:
     """Digest what decides what is published of a batch, beside the settings."""
     from replay_pipeline.publish.batch_facts import stage_facts
+    from replay_pipeline.stages.project import named_digests
+    from replay_pipeline.storage.folds import Fold
 
-    tables = project.tables_of(batch, *(stage.name for stage in (INGEST, PAIRS, SAMPLE, NORMALIZE)))
+    def add(value: str, key: str) -> str:
+        return hash_texts([value, *named_digests(project.known_digests(key, ["tools"]))])
+
+    tables = [name for name in PUBLISH.reads if name != "sessions"]
     return hash_texts([
-        json.dumps(project.known_digests(batch, tables)),
-        project.tools_seen.before(batch),
+        json.dumps({k: d for k, d in project.known_digests(batch, tables).items() if d != "-"}),
+        project.once("tools seen", lambda: Fold(project.batches, start=str, add=add)).before(batch),
         json.dumps(stage_facts(facts, batch), sort_keys=True, default=str),
     ])  # fmt: skip
 
@@ -256,7 +266,7 @@ def retract_rows(
         raise ConfigError("nothing to retract: name a session or a batch")
     if not place.exists():
         raise ConfigError(f"{place}: no dataset yet, so there is nothing to retract")
-    with to_be_published(place, project.dataset_copy()) as folder:
+    with to_be_published(place, dataset_copy(project)) as folder:
         report = retract(
             folder=folder,
             session_ids=session_ids,

@@ -213,11 +213,6 @@ class Overview:
             self._keys = names_of_json(self.settings.data_dir / "batches")
         return self._keys
 
-    def n_teachers(self) -> int:
-        """Return the number of teachers to ask, without those of a rehearsal."""
-        is_play = self.settings.played == "rehearsal"
-        return len(self.settings.replay.teachers if is_play else self.settings.teachers())
-
-    def forget_batches(self) -> None:
-        """Clear the cached list of batches."""
+    def forget(self) -> None:
+        """Look again at what batches there are."""
         self._keys = None

@@ -13,7 +13,9 @@ from replay_pipeline.stages.work.markdown import bars, histogram, markdown_table
 from replay_pipeline.types import Progress, TeacherSpec, TraceState
 
 if TYPE_CHECKING:
+    from replay_pipeline.replay import AskingOptions
     from replay_pipeline.stages.project import Project
+    from replay_pipeline.storage.store import Place
 
 _RULES = {"agreement_threshold", "min_p_better", "level", "count_own_family"}
 """The settings of pairs by which a gate finds that a state can have none; see `Project.options`."""
@@ -47,7 +49,7 @@ def ask_teachers(
             partition=batch,
             tick=tell,
             ledger=project.settings.ledger_url(),
-            **project.options(night),
+            **asking_options(project, night),
         )
     left = sum(n for why, n in report.skipped.items() if why in NOT_ASKED)
     n_total = len(report.actions) + sum(report.skipped.values())
@@ -56,6 +58,38 @@ def ask_teachers(
     task.write("teacher_actions", teacher_actions_table(report.actions))
     refuse_if_nobody_answers(report)
     return replay_facts(report) | ({"night": night} if night else {})
+
+
+def accounts(project: "Project", night: str | None = None) -> "AskingOptions":
+    """Return the ceilings and price lists that all paying calls share."""
+    replay = project.settings.replay
+    limits = {"day": replay.max_daily_usd, "night": replay.max_nightly_usd if night else None}
+    return {
+        "night": night,
+        "limits_usd": {scope: usd for scope, usd in limits.items() if usd is not None},
+        "price_folder": price_folder(project),
+    }
+
+
+def asking_options(project: "Project", night: str | None = None) -> "AskingOptions":
+    """Return the options that decide the questions of a replay."""
+    replay, pairs = project.settings.replay, project.settings.pairs
+    return {
+        **accounts(project, night),
+        "max_concurrency": replay.max_concurrency,
+        "gates": replay.gates,
+        "agreement_threshold": pairs.agreement_threshold,
+        "min_p_better": pairs.min_p_better,
+        "level": pairs.level,
+        "count_own_family": pairs.count_own_family,
+        "accepted_terms": replay.accepted_terms,
+        "retry": replay.retry,
+    }
+
+
+def price_folder(project: "Project") -> "Place | None":
+    """Return the folder of price lists. A local server gets a new one each time."""
+    return None if project.settings.played else project.root.path / "prices"
 
 
 def asked(teachers: Sequence[TeacherSpec]) -> Mapping[str, Any]:
@@ -92,6 +126,12 @@ def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
         "spent_usd": round(total(receipts, "spent_usd"), 6),
         "newly_spent_usd": round(total(fresh, "newly_spent_usd"), 6),
     }
+
+
+def n_teachers(settings: Settings) -> int:
+    """Return the number of teachers to ask, without those of a rehearsal."""
+    is_rehearsal = settings.played == "rehearsal"
+    return len(settings.replay.teachers if is_rehearsal else settings.teachers())
 
 
 def is_play(replay: Mapping[str, Any]) -> bool:

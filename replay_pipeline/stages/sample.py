@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pairs import decisive, tried_by
 from replay_pipeline.stages.receipts import Overview, Receipt
-from replay_pipeline.stages.replay import answer_facts, asked
+from replay_pipeline.stages.replay import accounts, answer_facts, asked
 from replay_pipeline.stages.stage import Report, Stage, Task
 from replay_pipeline.stages.work.markdown import bars
 from replay_pipeline.stages.work.trainee import serving, trainee_of
@@ -50,7 +50,7 @@ def sample_trainee(task: Task) -> Report:
             partition=batch,
             tick=project.tell_part(batch, stage="sample"),
             ledger=project.settings.ledger_url(),
-            **project.accounts(),
+            **accounts(project),
         )
     refuse_if_nobody_answers(replay)
     answers = list(teacher_actions_from_table(task.read("teacher_actions")))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.processes import TRAINER, python, start_environment
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.publish import digest_of_shards, published_rows
+from replay_pipeline.stages.publish import dataset_copy, digest_of_shards, published_rows
 from replay_pipeline.stages.receipts import Overview, Receipt, hash_texts
 from replay_pipeline.stages.stage import Report, Stage, Task
 from replay_pipeline.stages.work.markdown import Location, curve
@@ -105,7 +105,7 @@ def _told(project: "Project") -> list[str]:
 
     settings = project.settings
     config, model = trainer_config(settings), settings.train.model
-    dataset = local_copy(settings.dataset_dir(), project.dataset_copy())
+    dataset = local_copy(settings.dataset_dir(), dataset_copy(project))
     words = ["--config", str(config)] if config else []
     words += ["--set", f"dataset={dataset}", "--set", f"output={settings.training_dir()}"]
     return words + (["--set", f"model={model}"] if model else [])

@@ -24,6 +24,7 @@ from replay_pipeline.stages.budget.sharing import left_of_night, shares_by_batch
 from replay_pipeline.stages.engine import do, is_due
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.replay import accounts, asking_options, price_folder
 from replay_pipeline.stages.sample import states_with_consensus
 from replay_pipeline.stages.staleness import read_again, reasons_by_batch
 from replay_pipeline.stages.work.trainee import samplers
@@ -72,7 +73,7 @@ def check_keys(project: Project) -> None:
 def checked_teachers(project: Project) -> list[dict[str, Any]]:
     """Return each teacher with its key, endpoint, price, terms, and problem."""
     with project.teachers() as teachers:
-        checks = check_teachers(teachers, price_folder=project.price_folder())
+        checks = check_teachers(teachers, price_folder=price_folder(project))
     return [check.to_json() for check in checks]
 
 
@@ -84,7 +85,7 @@ def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> E
             project.states(batches),
             teachers,
             ledger=project.settings.ledger_url(),
-            **project.options(),
+            **asking_options(project),
         )
         added = _added_by_clients(project, batches, teachers, found)
         found = replace(found, added_by_clients=added)
@@ -151,7 +152,7 @@ def _added_by_clients(
         return None
     neutral = project.states(batches, is_neutral=True)[:_LOOKED_AT]
     with_texts, without = (
-        estimate(states, teachers, **project.options()) for states in (own, neutral)
+        estimate(states, teachers, **asking_options(project)) for states in (own, neutral)
     )
     added_usd = with_texts.expected_usd - without.expected_usd
     added_usd *= every.n_calls / max(1, with_texts.n_calls)
@@ -260,7 +261,7 @@ def estimate_samples(project: Project, batches: Sequence[str]) -> Estimate:
     """
     states = [state for batch in batches for state in states_with_consensus(project, batch)]
     specs = samplers(project.settings.trainee)
-    return estimate(states, specs, ledger=project.settings.ledger_url(), **project.accounts())
+    return estimate(states, specs, ledger=project.settings.ledger_url(), **accounts(project))
 
 
 def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -> Receipt:
@@ -285,7 +286,7 @@ def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -
         teacher=project.settings.replay.student,
         tick=project.on_progress,
         ledger=project.settings.ledger_url(),
-        **project.accounts(),
+        **accounts(project),
     )
     return project.receipts.write(
         Receipt(

@@ -12,7 +12,7 @@ from replay_pipeline.stages import chain
 from replay_pipeline.stages.budget.spending import completed_batches
 from replay_pipeline.stages.project import Project, paired
 from replay_pipeline.stages.receipts import Receipt, added, total
-from replay_pipeline.stages.replay import open_work
+from replay_pipeline.stages.replay import n_teachers, open_work
 
 
 def summarize(receipts: Sequence[Receipt], *, n_teachers: int = 0) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def ranked_pairs(project: Project) -> list[Mapping[str, Any]]:
 def summary(project: Project, *, since: str) -> dict[str, Any]:
     """Return the figures of all stages. Work after the time `since` counts as new."""
     receipts = list(project.receipts.all(since=since))
-    figures = summarize(receipts, n_teachers=project.n_teachers())
+    figures = summarize(receipts, n_teachers=n_teachers(project.settings))
     figures["max_total_usd"] = project.settings.replay.max_total_usd
     figures["dataset"] = str(project.settings.dataset_dir())
     return figures

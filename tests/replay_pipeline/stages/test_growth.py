@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from replay_pipeline.stages.ingest import owners_of
 from replay_pipeline.stages.views import page
 from replay_pipeline.storage import folds
 from replay_pipeline.storage.folds import Fold, Kept
@@ -115,7 +116,7 @@ def test_states_are_found_by_their_batch_and_only_changed_tables_are_read(work):
     index.bring_ids({"b": "2"}, ids)
     assert index.batch_of("a-1") is None
     table = work.root.read("states", work.batches()[0], columns=["state_id"])
-    assert work.owners.get(table["state_id"][0].as_py()) == work.batches()[0]
+    assert owners_of(work).get(table["state_id"][0].as_py()) == work.batches()[0]
 
 
 def test_a_fold_goes_on_where_another_process_has_left_it(monkeypatch):
