@@ -80,7 +80,7 @@ def test_answers_of_a_rehearsal_are_in_no_sum_of_real_ones(root):
                     played.root.read_all("teacher_actions").to_pylist())  # fmt: skip
     for work in (played, pipeline_at(root, replay={"rehearsal_teachers": False})):
         n_teachers = len(work.settings.replay.teachers)
-        status, summary = work.status(), work.summary(since={})
+        status, summary = work.status(), work.summary(since="")
         assert [row.keys() & {"replay", "rehearsal"} for row in status["batches"].values()] == [
             {"rehearsal"} for _ in work.batches()
         ]
