@@ -5,12 +5,7 @@ from typing import Any, NamedTuple
 
 
 def has_perfect_matching(edges: Sequence[Sequence[int]], n_right: int) -> bool:
-    """Return whether each left item can be matched with a different right item.
-
-    Args:
-        edges: For each left item the right items it may have.
-        n_right: Number of right items.
-    """
+    """Return whether each left item can be matched with a different right item."""
     return perfect_matching(edges, n_right) is not None
 
 

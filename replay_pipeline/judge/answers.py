@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypedDict
 
 from replay_pipeline.actions import (
     Action,
@@ -14,6 +14,7 @@ from replay_pipeline.actions import (
 )
 from replay_pipeline.actions.tools import ToolList
 from replay_pipeline.actions.votes import Vote, family_of_answer, read_answer
+from replay_pipeline.judge.ballots import Verdicts
 from replay_pipeline.types import (
     AgreementLevel,
     Message,
@@ -23,6 +24,38 @@ from replay_pipeline.types import (
     Trial,
     family_of_model,
 )
+
+
+class ExtractOptions(TypedDict, total=False):
+    """Options for judging states. All have defaults."""
+
+    level: AgreementLevel
+    """How similar two actions must be. Default: `effect`."""
+    include_natural: bool
+    """Whether to add pairs from rewinds and rejections, which need no teacher. Default: yes."""
+    count_own_family: bool
+    """Whether teachers of the student's own family vote. Default: no."""
+    samples: Mapping[str, Message]
+    """An action sampled from the trainee, by state. It replaces the recorded action as the student's side."""
+    asked_again: tuple[int, int]
+    """How often the student's own model was asked again elsewhere, and how often it took another
+    action. Rows of `teacher_actions` from the student's model count too."""
+    trials: Mapping[str, Mapping[str, Trial]]
+    """Results of tried actions, by state and rendered action. Actions with the same effect share
+    one vote, and an action that would fail can't be the better side."""
+    became: Mapping[str, str]
+    """What became of the lines that the agent's own action added, by state."""
+    same_text: TextComparator | None
+    """Judges final texts that differ."""
+    min_p_better: float | None
+    """If set, pairs are kept by their probability of being right, and not by the number of
+    families. `states` are then read twice."""
+    verdicts: Verdicts
+    """Whether an action is known to be right, by state and candidate (a teacher, or `agent`)."""
+    checked: Mapping[str, bool]
+    """Whether a person found a pair right, by pair."""
+    chances: Mapping[str, float]
+    """Probability with which a pair was drawn to be checked, by pair. Equal by default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,34 +105,16 @@ class Case:
         return {a: t.effect for a, t in tried if t is not None and t.effect is not None}
 
 
+def level_of(options: ExtractOptions) -> AgreementLevel:
+    """Return how similar two actions must be."""
+    return options.get("level", "effect")
+
+
 class AnswerBook:
-    """The answers by state, read only when their state is judged.
+    """The answers by state, read only when their state is judged."""
 
-    Args:
-        level: how similar two actions must be.
-        samples: an action of the trainee by state, used instead of the recorded one.
-        count_own_family: whether teachers of the agent's own family vote.
-        same_text: judges final texts that differ.
-        trials: results of tried actions, by state and rendered action.
-        became: what became of the lines that the agent's own action added, by state.
-    """
-
-    def __init__(
-        self,
-        level: AgreementLevel,
-        *,
-        samples: Mapping[str, Message] | None = None,
-        count_own_family: bool = False,
-        same_text: TextComparator | None = None,
-        trials: Mapping[str, Mapping[str, Trial]] | None = None,
-        became: Mapping[str, str] | None = None,
-    ) -> None:
-        self._level: AgreementLevel = level
-        self._samples = samples or {}
-        self._count_own_family = count_own_family
-        self._same_text = same_text
-        self._trials = trials or {}
-        self._became = became or {}
+    def __init__(self, options: ExtractOptions) -> None:
+        self._options = options
         self._answers: dict[str, dict[str, TeacherAction]] = {}
         self._toolboxes: dict[int, tuple[Sequence[Tool], ToolList]] = {}
 
@@ -126,7 +141,8 @@ class AnswerBook:
     def open(self, state: TraceState) -> Case:
         """Read the answers at a state."""
         state_id, cwd, tools = state["state_id"], state.get("cwd"), self._toolbox(state)
-        sample = self._samples.get(state_id)
+        options = self._options
+        sample = options.get("samples", {}).get(state_id)
         rows = self._answers.get(state_id, {}).values()
         recorded = state["student_action"]
         case = Case(
@@ -135,8 +151,8 @@ class AnswerBook:
             family=family_of_model(state.get("student_model")),
             source="recorded" if sample is None else "sampled",
             asked=rows,
-            trials=self._trials.get(state_id, {}),
-            became=self._became.get(state_id),
+            trials=options.get("trials", {}).get(state_id, {}),
+            became=options.get("became", {}).get(state_id),
         )
         for row in rows:
             action = read_answer(row, cwd=cwd, tools=tools)
@@ -147,15 +163,15 @@ class AnswerBook:
             else:
                 vote = Vote(family_of_answer(row), row, action)
                 case.valid.append(vote)
-                if vote.family != case.family or self._count_own_family:
+                if vote.family != case.family or options.get("count_own_family"):
                     case.voting.append(vote)
         own = [v for v in case.valid if _is_model(v.row.model, state.get("student_model"))]
         if not own:
             return case
         again = min(own, key=lambda vote: vote.row.teacher).action
         told = case.agent if sample is None else canonical_action(recorded, cwd=cwd, tools=tools)
-        found = agreement_level(told, again, same_text=self._same_text)
-        return replace(case, has_control_left=not agrees_at(self._level, found))
+        found = agreement_level(told, again, same_text=options.get("same_text"))
+        return replace(case, has_control_left=not agrees_at(level_of(options), found))
 
     def _toolbox(self, state: TraceState) -> ToolList | None:
         """Return the tools of a state. The states of a session usually share one list."""

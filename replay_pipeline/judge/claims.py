@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from replay_pipeline.judge.answers import Case
-from replay_pipeline.judge.ballots import AGENT, Ballot, BallotBox, Verdicts
+from replay_pipeline.judge.answers import Case, ExtractOptions, level_of
+from replay_pipeline.judge.ballots import AGENT, Ballot, BallotBox
 from replay_pipeline.judge.precision import PrecisionEvidence, calibrated
 from replay_pipeline.judge.reliability import Beliefs, Reliability, fit, posterior
 from replay_pipeline.storage.pair_rows import pair_id_of
@@ -34,27 +34,28 @@ class Claims:
     """The collector of evidence. It learns who is right while states are judged, and then rates each pair.
 
     Args:
-        box: makes the ballots.
-        verdicts: results of executing answers and recorded actions.
-        checked: whether a person found a pair right, by pair.
-        chances: probability with which each pair was drawn to be checked. Equal by default.
-        known: estimates from elsewhere, used instead of new ones.
+        families: the families of teachers.
+        options: what is known of actions and pairs.
+        known: estimates from an earlier look at the same states, by which pairs are kept.
     """
 
     def __init__(
         self,
-        box: BallotBox,
-        *,
-        verdicts: Verdicts | None = None,
-        checked: Mapping[str, bool] | None = None,
-        chances: Mapping[str, float] | None = None,
+        families: Iterable[str],
+        options: ExtractOptions,
         known: Reliability | None = None,
     ) -> None:
-        self._box = box
-        self._verdicts = verdicts or {}
-        self._checked = checked or {}
-        self._chances = chances or {}
+        self._verdicts = options.get("verdicts") or {}
+        self._checked = options.get("checked") or {}
+        self._chances = options.get("chances") or {}
+        self._min_p_better = options.get("min_p_better") or 0.0
         self._known = known
+        self._box = BallotBox(
+            families,
+            level=level_of(options),
+            same_text=options.get("same_text"),
+            verdicts=self._verdicts,
+        )
         self._ballots: dict[str, Ballot] = {}
         self._marks: dict[str, _MarkedSide] = {}
         """By state: of several marks at one the last."""
@@ -134,19 +135,17 @@ class Claims:
         families: Mapping[str, Sequence[str]],
         n_control: int = 0,
         n_mismatch: int = 0,
-    ) -> tuple[Reliability, dict[str, float]]:
+    ) -> tuple[Reliability, PrecisionEvidence]:
         """Set `p_chosen_right`, `p_better`, and `weight` of every pair.
+
+        These also use what is known about the pair itself. The evidence for how many pairs are right
+        compares claims from votes and record alone with what is known.
 
         Args:
             pairs: the pairs.
             families: who is for the chosen side, by `pair_id`. Pairs of the record have nobody.
             n_control: as for `fitted`.
             n_mismatch: as for `fitted`.
-
-        Returns:
-            The estimates, and each pair's claim from votes and record alone. The values that are
-            set on the pairs also use what is known about the pair itself, so only the claims can be
-            compared with that.
         """
         model = self._known or self.fitted(n_control, n_mismatch)
         natural = self._natural_shares(pairs)
@@ -168,22 +167,10 @@ class Claims:
                 right, better = max(right, _KNOWN_RIGHT), max(better, _KNOWN_RIGHT)
             pair["p_chosen_right"] = round(right, 4)
             pair["p_better"] = pair["weight"] = round(better, 4)
-        return model, claims
+        return model, self._poll(claims, pairs)
 
-    def poll(
-        self,
-        claims: Mapping[str, float],
-        pairs: Iterable[DPOPair],
-        *,
-        min_p_better: float | None = None,
-    ) -> PrecisionEvidence:
-        """Return the evidence for how many pairs are right.
-
-        Args:
-            claims: the claims from `settle`.
-            pairs: the pairs of these claims.
-            min_p_better: the least claim of a kept pair, if probability decides.
-        """
+    def _poll(self, claims: Mapping[str, float], pairs: Iterable[DPOPair]) -> PrecisionEvidence:
+        """Return the evidence for how many pairs are right."""
         known = {
             pair.get("pair_id", ""): is_right
             for pair in pairs
@@ -195,13 +182,16 @@ class Claims:
         left = {key: p for key, p in claims.items() if told.get(key) is not False}
         marked = {key: known[key] for key in known.keys() - told.keys()}
         # What its mark alone has kept is no sample of what claims have kept.
-        least = min_p_better or 0.0
         return PrecisionEvidence.of(
             left,
             marked,
             self._chances,
             proven=[key for key, is_right in told.items() if is_right],
-            accepted=[key for key, is_right in marked.items() if is_right and left[key] < least],
+            accepted=[
+                key
+                for key, is_right in marked.items()
+                if is_right and left[key] < self._min_p_better
+            ],
         )
 
     def _natural_shares(self, pairs: Iterable[DPOPair]) -> dict[str, float]:

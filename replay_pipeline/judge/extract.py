@@ -6,14 +6,13 @@ its probability (`claims.py`).
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
-from replay_pipeline.actions import LEVELS, Action, TextComparator
+from replay_pipeline.actions import LEVELS, Action
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.judge.answers import AnswerBook, Case
-from replay_pipeline.judge.ballots import BallotBox, Verdicts
+from replay_pipeline.judge.answers import AnswerBook, Case, ExtractOptions, level_of
 from replay_pipeline.judge.claims import Claims
 from replay_pipeline.judge.judgment import Arbiter
 from replay_pipeline.judge.natural import natural_pairs
@@ -23,48 +22,13 @@ from replay_pipeline.judge.report import PairReport
 from replay_pipeline.storage.garbage_collection import without_collector
 from replay_pipeline.types import (
     FAILURES,
-    AgreementLevel,
     DPOPair,
-    Message,
     TeacherAction,
     TraceState,
-    Trial,
 )
 
 _LOOK_AHEAD = 3
 """A pair is `deferred` if the agent takes the consensus action within so many steps."""
-
-
-class ExtractOptions(TypedDict, total=False):
-    """Options for judging states. All have defaults."""
-
-    level: AgreementLevel
-    """How similar two actions must be. Default: `effect`."""
-    include_natural: bool
-    """Whether to add pairs from rewinds and rejections, which need no teacher. Default: yes."""
-    count_own_family: bool
-    """Whether teachers of the student's own family vote. Default: no."""
-    samples: Mapping[str, Message]
-    """An action sampled from the trainee, by state. It replaces the recorded action as the student's side."""
-    asked_again: tuple[int, int]
-    """How often the student's own model was asked again elsewhere, and how often it took another
-    action. Rows of `teacher_actions` from the student's model count too."""
-    trials: Mapping[str, Mapping[str, Trial]]
-    """Results of tried actions, by state and rendered action. Actions with the same effect share
-    one vote, and an action that would fail can't be the better side."""
-    became: Mapping[str, str]
-    """What became of the lines that the agent's own action added, by state."""
-    same_text: TextComparator | None
-    """Judges final texts that differ."""
-    min_p_better: float | None
-    """If set, pairs are kept by their probability of being right, and not by the number of
-    families. `states` are then read twice."""
-    verdicts: Verdicts
-    """Whether an action is known to be right, by state and candidate (a teacher, or `agent`)."""
-    checked: Mapping[str, bool]
-    """Whether a person found a pair right, by pair."""
-    chances: Mapping[str, float]
-    """Probability with which a pair was drawn to be checked, by pair. Equal by default."""
 
 
 def extract_dpo_pairs(
@@ -124,7 +88,7 @@ def extract_pairs(
             f"agreement_threshold={agreement_threshold} must be at least 1: it is the number of "
             "model families that have to agree"
         )
-    level = options.get("level", "effect")
+    level = level_of(options)
     if level not in LEVELS:
         raise ConfigError(f"level={level!r} is not one of {', '.join(LEVELS)}")
     minimum = options.get("min_p_better")
@@ -180,34 +144,12 @@ class _Extraction:
         options: ExtractOptions,
         known: Reliability | None = None,
     ) -> None:
-        level = options.get("level", "effect")
-        same_text = options.get("same_text")
         self.options = options
-        self.report = PairReport(level=level, agreement_threshold=threshold)
-        self.answers = AnswerBook(
-            level,
-            samples=options.get("samples"),
-            count_own_family=options.get("count_own_family", False),
-            same_text=same_text,
-            trials=options.get("trials"),
-            became=options.get("became"),
-        )
+        self.report = PairReport(level=level_of(options), agreement_threshold=threshold)
+        self.answers = AnswerBook(options)
         self.report.n_duplicate_answers = self.answers.file(answers)
-        verdicts = options.get("verdicts")
-        self.claims = Claims(
-            BallotBox(self.answers.families(), level=level, same_text=same_text, verdicts=verdicts),
-            verdicts=verdicts,
-            checked=options.get("checked"),
-            chances=options.get("chances"),
-            known=known,
-        )
-        self.arbiter = Arbiter(
-            level=level,
-            threshold=threshold,
-            claims=self.claims,
-            same_text=same_text,
-            min_p_better=options.get("min_p_better"),
-        )
+        self.claims = Claims(self.answers.families(), options, known)
+        self.arbiter = Arbiter(threshold, self.claims, options)
         self._steps: dict[str, list[_AgentStep]] = {}
         """The recorded actions of each session."""
         self._found: list[_Candidate] = []
@@ -327,9 +269,8 @@ class _Extraction:
         """Set the probability of every pair, and take out those that were found to be wrong."""
         report = self.report
         families = {found.pair["pair_id"]: found.families for found in self._found}
-        report.reliability, claims = self.claims.settle(report.pairs, families, *self.asked_again())
-        report.poll = self.claims.poll(
-            claims, report.pairs, min_p_better=self.options.get("min_p_better")
+        report.reliability, report.poll = self.claims.settle(
+            report.pairs, families, *self.asked_again()
         )
         rows = {id(found.pair): found.row for found in self._found}
         for pair in report.pairs:

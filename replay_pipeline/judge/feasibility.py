@@ -266,11 +266,7 @@ class PromptState:
         return found
 
     def obstacle(self, action: Action) -> Obstacle | None:
-        """Return the reason why an action can't work here, or `None`.
-
-        Args:
-            action: A valid action.
-        """
+        """Return the reason why an action can't work here, or `None`."""
         if why := self.impossible(action):
             return Obstacle("infeasible", why)
         found = self.stale(action) or self.repeated(action)

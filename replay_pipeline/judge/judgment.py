@@ -12,14 +12,13 @@ from typing import Literal
 from replay_pipeline.actions import (
     LEVELS,
     Action,
-    TextComparator,
     agreement_level,
     agrees_at,
     canonical_action,
     differ_in_calls_alone,
 )
 from replay_pipeline.actions.votes import Consensus, Lead, Panel, Vote, has_one_effect
-from replay_pipeline.judge.answers import Case
+from replay_pipeline.judge.answers import Case, ExtractOptions, level_of
 from replay_pipeline.judge.claims import Claims
 from replay_pipeline.judge.feasibility import PromptState
 from replay_pipeline.judge.rule import Standing, nearest_level, rule, standing_of_votes
@@ -46,23 +45,21 @@ class Judgment:
     """The strictness of the agreement between each two valid answers."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Arbiter:
     """The arbiter between the agent and its teachers.
 
     Args:
-        level: how similar two actions must be.
         threshold: how many families make a consensus.
         claims: collects who agreed with whom, and knows how likely a pair is to be right.
-        same_text: judges final texts that differ.
-        min_p_better: if set, the probability of a pair decides, and not the number of families.
+        options: how actions are compared, and whether probability decides.
     """
 
-    level: AgreementLevel
-    threshold: int
-    claims: Claims
-    same_text: TextComparator | None = None
-    min_p_better: float | None = None
+    def __init__(self, threshold: int, claims: Claims, options: ExtractOptions) -> None:
+        self.threshold = threshold
+        self.claims = claims
+        self.level: AgreementLevel = level_of(options)
+        self.same_text = options.get("same_text")
+        self.min_p_better = options.get("min_p_better")
 
     def is_same(self, one: Action, other: Action) -> bool:
         """Return whether two actions agree at the level of this arbiter."""

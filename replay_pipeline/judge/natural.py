@@ -26,11 +26,7 @@ class NaturalPair:
         return self.state.get("session_id") or "", len(self.state["messages"])
 
     def objection(self, level: AgreementLevel) -> str | None:
-        """Return why the record alone makes no pair of it, or None if it does.
-
-        Args:
-            level: Actions that agree at this level or stricter make no pair.
-        """
+        """Return why the record alone makes no pair of it, or None if it does."""
         proposal = Proposal(
             state=self.state,
             chosen=self.chosen,

@@ -13,7 +13,8 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from replay_pipeline.judge.extract import ExtractOptions, extract_pairs
+from replay_pipeline.judge.answers import ExtractOptions
+from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.types import DPOPair, Message, TeacherAction, TraceState
 
 MIN_CALLS = 0.2
