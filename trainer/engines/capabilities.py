@@ -79,7 +79,7 @@ PRIME_RL = TrainingEngine(
 
 ENGINES: dict[str, TrainingEngine] = {
     "trl": TRL,
-    "monarch": replace(TRL, name="monarch", title="Monarch"),
+    "monarch": replace(TRL, name="monarch", title="Monarch", outer=("none",)),
     "verl": VERL,
     "prime_rl": PRIME_RL,
 }
@@ -111,7 +111,7 @@ def _run_problems(engine: TrainingEngine, settings: RunConfig) -> Iterator[str]:
             f"rollouts={engine.rollouts[0]}"
         )
     if settings.outer not in engine.outer:
-        yield f"outer={settings.outer}: the outer loop runs under TRL and Monarch; set outer=none"
+        yield f"outer={settings.outer}: the outer loop runs under TRL; set outer=none"
 
 
 def _channel_problems(engine: TrainingEngine, settings: RunConfig) -> Iterator[str]:

@@ -68,10 +68,6 @@ class RunParts:
     """Which replica this is. With None, the launcher's variables decide."""
     store: ObjectStore | None = None
     """Store that joins the replicas (`outer=object_store`), instead of the one at `outer_options.uri`."""
-    reward: Callable[..., list[float]] | None = None
-    """Reward function in TRL's convention, instead of the setting `reward`."""
-    rollout: Callable[[list[Any], Any], dict[str, list[Any]]] | None = None
-    """TRL's `rollout_func`, for `rollouts=generate`."""
     environment: Any = None
     """TRL's `environment_factory`, for `rollouts=generate`. Its reward replaces `reward`."""
 
@@ -552,9 +548,8 @@ def build_trainer(
     has_environment = parts.environment is not None
     if made.recorded is None:
         options["train_dataset"] = prompts_dataset(data, renderer if has_environment else None)
-        options["rollout_func"] = parts.rollout
         options["environment_factory"] = parts.environment
-    elif parts.rollout is not None or has_environment:
+    elif has_environment:
         raise TrainerConfigError(
             f"rollouts={config.rollouts} come from the dataset, so nothing would be sampled: "
             "set rollouts=generate"
@@ -563,7 +558,7 @@ def build_trainer(
         trainer = ComposerReplicationTrainer(
             made.model,
             # An environment brings its own reward.
-            None if has_environment else parts.reward or as_trl_reward(load_reward(config.reward)),
+            None if has_environment else as_trl_reward(load_reward(config.reward)),
             args,
             pairs=data.pairs,
             recorded=made.recorded,

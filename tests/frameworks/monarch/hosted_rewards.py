@@ -26,9 +26,3 @@ def always_deadly(message: dict[str, Any], row: dict[str, Any]) -> float:
     """Ends every process that asks."""
     os.kill(os.getpid(), signal.SIGKILL)
     return 0.0
-
-
-def vowels(message: dict[str, Any], row: dict[str, Any]) -> float:
-    """Something that differs between random texts."""
-    text = str(message.get("content") or "")
-    return sum(letter in "aeiou" for letter in text) / max(len(text), 1)

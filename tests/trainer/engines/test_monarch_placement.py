@@ -9,7 +9,7 @@ from trainer.engines.monarch.placement import (
     Placement,
     RestartBudget,
     latest_checkpoint,
-    replica_settings,
+    with_checkpoints,
 )
 from trainer.engines.settings_file import read_settings
 from trainer.errors import TrainerConfigError
@@ -21,16 +21,13 @@ VALUES = {"dataset": "org/pairs", "output": "out"}
 @pytest.mark.parametrize(
     ("placement", "settings", "message"),
     [
-        ({"generators": 1}, {}, "generators=1 would have no work"),
-        ({"replicas": 2}, {}, "2 replicas need an outer loop"),
-        ({"replicas": 2, "ranks": 2}, {"outer": "object_store"}, "is one process"),
         ({}, {"outer": "object_store"}, "averages nothing"),
         ({"ranks": 0}, {}, "ranks=0 must be at least 1"),
         ({"max_restarts": -1}, {}, "max_restarts=-1"),
         ({"checkpoint_every": 0}, {}, "checkpoint_every=0"),
     ],
 )
-def test_a_process_that_would_do_nothing_is_refused(placement, settings, message):
+def test_a_number_out_of_range_is_refused(placement, settings, message):
     config = read_settings(VALUES | settings)
     with pytest.raises(TrainerConfigError, match=message):
         Placement(**placement).check(config)
@@ -50,12 +47,11 @@ def test_a_wrong_section_of_the_settings_file_is_named(section, message):
 
 
 def test_checkpoints_are_made_unless_the_settings_speak_of_them():
-    ours = replica_settings(VALUES, Placement(checkpoint_every=7), 0)
+    ours = with_checkpoints(VALUES, Placement(checkpoint_every=7))
     assert ours["trl"] == {"save_strategy": "steps", "save_steps": 7, "save_total_limit": 2}
     own = VALUES | {"trl": {"save_steps": 3, "save_strategy": "no"}}
-    assert replica_settings(own, Placement(), 0)["trl"]["save_strategy"] == "no"
-    assert "trl" not in replica_settings(VALUES, Placement(max_restarts=0), 0)
-    assert replica_settings(VALUES, Placement(replicas=2), 1)["output"] == "out/replica-1"
+    assert with_checkpoints(own, Placement())["trl"]["save_strategy"] == "no"
+    assert "trl" not in with_checkpoints(VALUES, Placement(max_restarts=0))
 
 
 def test_a_checkpoint_that_a_rank_did_not_finish_is_passed_over(tmp_path):

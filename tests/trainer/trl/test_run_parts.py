@@ -56,8 +56,7 @@ def test_a_run_that_would_learn_nothing_is_refused(tmp_path):
         off_channels(settings, published(HINTED | {"hint": None}))
 
 
-@pytest.mark.parametrize("part", ["rollout", "environment"])
-def test_a_sampler_for_recorded_rollouts_is_refused(dataset_folder, tmp_path, part):
+def test_an_environment_for_recorded_rollouts_is_refused(dataset_folder, tmp_path):
     config = read_settings(
         {
             "dataset": str(dataset_folder),
@@ -67,7 +66,7 @@ def test_a_sampler_for_recorded_rollouts_is_refused(dataset_folder, tmp_path, pa
         }
     )
     with pytest.raises(TrainerConfigError, match="nothing would be sampled"):
-        run(config, parts=RunParts(**{part: lambda *_: None}))
+        run(config, parts=RunParts(environment=lambda *_: None))
 
 
 def test_the_tiny_tokenizer_reads_the_tool_calls_that_it_writes(tokenizer):

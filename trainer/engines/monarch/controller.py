@@ -1,12 +1,10 @@
-"""The controller, which starts the meshes, watches them, restarts dead replicas, and collects reports.
+"""The controller, which starts the ranks of a run, watches them, and starts them again if one dies.
 
-If a process of a replica dies, the whole replica is stopped and started again, while the others
-keep working. It continues from its last complete checkpoint (ranks) or from the state of the outer
-loop (replicas).
+Each rank runs the usual TRL run in a Monarch actor. If a process dies, all ranks are stopped and
+started again, from the last checkpoint that every rank has finished.
 """
 
 import asyncio
-import functools
 import logging
 import socket
 import time
@@ -15,188 +13,140 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import monarch.actor
+import torch
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
-from monarch.actor import ActorError, ProcMesh, this_host
+from monarch.actor import Actor, ActorError, ProcMesh, endpoint, this_host
 from monarch.spmd import SPMDActor
 
-from trainer.engines.monarch.actors import (
-    GeneratorActor,
-    RankOutcome,
-    RewarderActor,
-    StoreActor,
-    TrainerActor,
-)
 from trainer.engines.monarch.placement import (
     Placement,
     RestartBudget,
     latest_checkpoint,
-    replica_settings,
+    with_checkpoints,
 )
 from trainer.engines.settings_file import read_settings
-from trainer.errors import ReplicaFailedError
+from trainer.errors import ReplicaFailedError, TrainerError
 from trainer.outer.environment import ReplicaPlace
-from trainer.settings import RunConfig, section_of, without_engines
+from trainer.settings import section_of, without_engines
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 STOP_S = 60.0
-"""Longest wait for the processes of a replica to end, so that a hanging process doesn't block its restart."""
+"""Longest wait for the processes to end, so that a hanging one doesn't block the restart."""
+
+
+@dataclass(frozen=True)
+class RankOutcome:
+    """How a rank ended: with a report, or with a user's error that no restart can fix."""
+
+    report: dict[str, Any] | None = None
+    error: TrainerError | None = None
 
 
 @dataclass
 class MonarchReport:
     """The results of a run on the mesh."""
 
-    reports: list[dict[str, Any]]
-    """The report of rank 0 of each replica."""
-    n_restarts: int = 0
+    report: dict[str, Any] = field(default_factory=dict)
+    """The report of rank 0."""
     restarts: list[dict[str, Any]] = field(default_factory=list)
-    """The restarts, each with `replica`, `resumed_from`, `seconds` of its run, and `cause`."""
+    """The restarts, each with `resumed_from`, `seconds` of its run, and `cause`."""
+
+
+class TrainerActor(Actor):
+    """One rank, which runs the usual TRL run."""
+
+    def __init__(self, values: dict[str, Any], n_deaths: int) -> None:
+        """Keep the settings, and how often the run has died."""
+        self.values, self.n_deaths = values, n_deaths
+
+    @endpoint
+    def train(self, resume_from: str | None) -> RankOutcome:
+        """Run to the end. A wrong setting or dataset is an outcome, and any other error raises."""
+        # TRL takes seconds to load, and the controller does without.
+        from trainer.trl.run import RunParts, run  # noqa: PLC0415
+
+        if self.values.get("model") is None:
+            torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
+        try:
+            config = read_settings(self.values | {"resume_from": resume_from})
+            place = ReplicaPlace(0, 1, self.n_deaths)
+            return RankOutcome(report=run(config, parts=RunParts(place=place)))
+        except TrainerError as error:
+            return RankOutcome(error=error)
 
 
 def train_on_mesh(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a settings file whose section `engines.monarch` says who runs where, and return its report.
+    """Run a settings file whose section `engines.monarch` says how many ranks there are.
 
     Raises:
-        TrainerConfigError: a setting is wrong, or leaves a process without work.
+        TrainerConfigError: a setting is wrong.
         DatasetError: the dataset lacks what a channel needs.
-        ReplicaFailedError: a replica died more often than allowed.
+        ReplicaFailedError: the run died more often than allowed.
     """
     own = (values.get("engines") or {}).get("monarch") or {}
     placement = section_of(Placement, own, "engines.monarch.")
-    return asdict(asyncio.run(train(without_engines(values), placement)))
-
-
-async def train(values: Mapping[str, Any], placement: Placement) -> MonarchReport:
-    """Train on meshes of this host with the settings of `replay-train`.
-
-    Raises:
-        TrainerConfigError: a setting is wrong, or leaves a process without work.
-        DatasetError: the dataset lacks what a channel needs.
-        ReplicaFailedError: a replica died more often than allowed.
-    """  # noqa: DOC501 - `_first_of` returns one of these
-    config = read_settings(values)
-    placement.check(config)
+    placement.check(read_settings(values))
     monarch.actor.unhandled_fault_hook = _note_fault
-    report = MonarchReport(reports=[{} for _ in range(placement.replicas)])
-    shared = await _shared_store(config, placement)
-    try:
-        async with asyncio.TaskGroup() as group:
-            for replica in range(placement.replicas):
-                group.create_task(_keep_alive(values, placement, replica, shared, report))
-    except* Exception as errors:
-        raise _first_of(errors) from errors
-    finally:
-        if shared is not None:
-            await _stop(shared)
-    report.n_restarts = len(report.restarts)
-    return report
+    told = with_checkpoints(without_engines(values), placement)
+    return asdict(asyncio.run(_keep_alive(told, placement)))
 
 
-@dataclass
-class _Mesh:
-    """Actors and the processes that end with them."""
-
-    actors: Any
-    procs: ProcMesh
-
-
-async def _shared_store(config: RunConfig, placement: Placement) -> _Mesh | None:
-    """Return the store of the outer loop, unless the settings name one outside."""
-    if placement.replicas == 1 or config.outer != "object_store" or config.outer_options.get("uri"):
-        return None
-    return _spawn("store", 1, StoreActor)
-
-
-async def _keep_alive(
-    values: Mapping[str, Any],
-    placement: Placement,
-    replica: int,
-    shared: _Mesh | None,
-    report: MonarchReport,
-) -> None:
-    """Run one replica to its end, through as many deaths as it may suffer.
+async def _keep_alive(values: dict[str, Any], placement: Placement) -> MonarchReport:
+    """Run to the end, through as many deaths as there may be.
 
     Raises:
-        ReplicaFailedError: the replica died more often than it may.
+        ReplicaFailedError: the run died more often than it may.
     """
-    told = replica_settings(values, placement, replica)
-    find = functools.partial(latest_checkpoint, told["output"], n_ranks=placement.ranks)
-    budget = RestartBudget(placement.max_restarts)
+    report, budget = MonarchReport(), RestartBudget(placement.max_restarts)
     resume_from = values.get("resume_from")
     while True:
-        place = ReplicaPlace(replica, placement.replicas, budget.n_deaths)
         started = time.perf_counter()
         try:
-            outcome = await _run_replica(told, placement, place, shared, resume_from)
+            outcome = await _run_ranks(values, placement, budget.n_deaths, resume_from)
         except (SupervisionError, ActorError) as error:
-            checkpoint = find() if placement.replicas == 1 else None
+            checkpoint = latest_checkpoint(values["output"], n_ranks=placement.ranks)
             cause = str(error).strip()
             if not budget.allows(checkpoint):
                 raise ReplicaFailedError(
-                    f"replica {replica} died {budget.n_deaths} times, without a new checkpoint "
+                    f"the run died {budget.n_deaths} times, without a new checkpoint "
                     f"since the last {placement.max_restarts} restarts; last: {cause}"
                 ) from error
             resume_from = str(checkpoint) if checkpoint else values.get("resume_from")
             seconds = round(time.perf_counter() - started, 2)
-            row = {"replica": replica, "resumed_from": resume_from, "seconds": seconds}
+            row = {"resumed_from": resume_from, "seconds": seconds}
             report.restarts.append(row | {"cause": cause.splitlines()[-1]})
-            logger.warning("replica %d died, continuing from %s: %s", replica, resume_from, cause)
+            logger.warning("a rank died, continuing from %s: %s", resume_from, cause)
             continue
         if outcome.error is not None:
             raise outcome.error
-        report.reports[replica] = outcome.report or {}
-        return
+        report.report = outcome.report or {}
+        return report
 
 
-async def _run_replica(
-    values: dict[str, Any],
-    placement: Placement,
-    place: ReplicaPlace,
-    shared: _Mesh | None,
-    resume_from: str | None,
+async def _run_ranks(
+    values: dict[str, Any], placement: Placement, n_deaths: int, resume_from: str | None
 ) -> RankOutcome:
-    """Spawn a replica with its helpers, train, stop everything; the outcome of its rank 0.
+    """Start the ranks, train, and stop them; the outcome of rank 0.
 
     Raises:
         SupervisionError: a process died.
         ActorError: an endpoint raised.
     """
-    meshes: list[_Mesh] = []
+    procs = this_host().spawn_procs(per_host={"procs": placement.ranks})
     try:
-        generators = rewarders = None
-        if placement.generators:
-            generators = _spawn("generator", placement.generators, GeneratorActor, values)
-            meshes.append(generators)
-        if placement.rewarders:
-            reward = values.get("reward", "consensus")
-            rewarders = _spawn("rewarder", placement.rewarders, RewarderActor, reward)
-            meshes.append(rewarders)
-        helpers = [mesh and mesh.actors for mesh in (shared, generators, rewarders)]
-        trainers = _spawn("trainer", placement.ranks, TrainerActor, values, place, *helpers)
-        meshes.append(trainers)
+        actors: Any = procs.spawn("trainer", TrainerActor, values, n_deaths)
         if placement.ranks > 1:
-            await _join_ranks(trainers.procs)
-        outcomes = await trainers.actors.train.call(resume_from)
+            await _join_ranks(procs)
+        outcomes = await actors.train.call(resume_from)
         return next(iter(outcomes.values()))
     finally:
-        for mesh in reversed(meshes):
-            await _stop(mesh)
-
-
-async def _stop(mesh: _Mesh) -> None:
-    """End a mesh's processes; those that do not answer in time are told of and left behind."""
-    try:
-        async with asyncio.timeout(STOP_S):
-            await mesh.procs.stop()
-    except TimeoutError:
-        logger.warning("processes of a mesh did not end within %.0f seconds", STOP_S)
-
-
-def _spawn(name: str, n: int, kind: Any, *arguments: Any) -> _Mesh:
-    procs = this_host().spawn_procs(per_host={"procs": n})
-    return _Mesh(procs.spawn(name, kind, *arguments), procs)
+        try:
+            async with asyncio.timeout(STOP_S):
+                await procs.stop()
+        except TimeoutError:
+            logger.warning("processes did not end within %.0f seconds", STOP_S)
 
 
 async def _join_ranks(procs: ProcMesh) -> None:
@@ -211,10 +161,3 @@ async def _join_ranks(procs: ProcMesh) -> None:
 def _note_fault(failure: Any) -> None:
     """Log what the awaited call also raises; Monarch's own hook would end this process."""
     logger.info("mesh fault: %s", failure)
-
-
-def _first_of(errors: BaseExceptionGroup[Any]) -> BaseException:
-    first: BaseException = errors
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    return first

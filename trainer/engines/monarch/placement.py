@@ -1,4 +1,4 @@
-"""The placement of processes on the mesh, the settings of each replica, and the rule for restarts."""
+"""The number of ranks, the checkpoints that they need, and the rule for restarts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,64 +12,35 @@ from trainer.settings import RunConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """The number of processes of each kind."""
+    """How a run is hosted."""
 
-    replicas: int = 1
-    """Replicas that exchange only through the outer loop. Each has its own mesh."""
     ranks: int = 1
-    """Data-parallel processes per replica."""
-    generators: int = 0
-    """Processes that sample from the policy (`rollouts=generate`). With 0, the trainer samples."""
-    rewarders: int = 0
-    """Processes that score completions. With 0, the trainer does it."""
+    """Data-parallel processes."""
     max_restarts: int = 3
-    """Allowed number of a replica's deaths in a row without a new checkpoint."""
+    """Allowed number of deaths in a row without a new checkpoint."""
     checkpoint_every: int = 10
     """Optimizer steps between checkpoints, if the settings don't say."""
 
     def check(self, config: RunConfig) -> None:
-        """Check that every process of the placement has work.
+        """Check the numbers.
 
         Raises:
-            TrainerConfigError: a number is out of range, helpers have no work, nothing joins the
-                replicas, or an outer loop has no replicas.
+            TrainerConfigError: a number is out of range, or the settings ask for an outer loop.
         """
-        for name, least in (("replicas", 1), ("ranks", 1), ("generators", 0), ("rewarders", 0)):
+        for name, least in (("ranks", 1), ("max_restarts", 0), ("checkpoint_every", 1)):
             if getattr(self, name) < least:
                 raise TrainerConfigError(f"{name}={getattr(self, name)} must be at least {least}")
-        if self.max_restarts < 0 or self.checkpoint_every < 1:
+        if config.outer != "none":
             raise TrainerConfigError(
-                f"max_restarts={self.max_restarts} must not be negative and "
-                f"checkpoint_every={self.checkpoint_every} must be at least 1"
-            )
-        if self.generators and config.rollouts != "generate":
-            raise TrainerConfigError(
-                f"generators={self.generators} would have no work: rollouts={config.rollouts} come from the dataset; set rollouts=generate or generators=0"
-            )
-        if self.replicas > 1 and config.outer == "none":
-            raise TrainerConfigError(
-                f"{self.replicas} replicas need an outer loop to combine them: set outer=object_store, or use ranks for data parallelism"
-            )
-        if self.replicas > 1 and self.ranks > 1:
-            raise TrainerConfigError(
-                f"replicas={self.replicas} with ranks={self.ranks}: a replica of the outer loop "
-                "is one process"
-            )
-        if self.replicas == 1 and config.outer != "none":
-            raise TrainerConfigError(
-                f"outer={config.outer} with one replica averages nothing: set replicas or "
-                "outer=none"
+                f"outer={config.outer}: one run on a mesh averages nothing; set outer=none, and "
+                "start replicas by `replay-train launch`"
             )
 
 
-def replica_settings(
-    values: Mapping[str, Any], placement: Placement, replica: int
-) -> dict[str, Any]:
-    """Return the settings of a replica, with its own output folder and checkpoints to resume from."""
+def with_checkpoints(values: Mapping[str, Any], placement: Placement) -> dict[str, Any]:
+    """Return the settings with checkpoints to resume from, unless they speak of them."""
     told = dict(values)
-    if placement.replicas > 1:
-        told["output"] = str(Path(values["output"]) / f"replica-{replica}")
-    elif placement.max_restarts:
+    if placement.max_restarts:
         every = {"save_strategy": "steps", "save_steps": placement.checkpoint_every}
         told["trl"] = every | {"save_total_limit": 2} | dict(values.get("trl") or {})
     return told
