@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -223,8 +224,6 @@ def _run(values: dict[str, Any]) -> dict[str, Any]:
     with uncollected():
         import torch  # noqa: PLC0415
 
-        from trainer.early import refuse_early  # noqa: PLC0415
-
         refuse_early(values)
         from trainer.engines.settings_file import read_settings  # noqa: PLC0415
         from trainer.trl.run import run  # noqa: PLC0415
@@ -233,6 +232,33 @@ def _run(values: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
     with stop_signals() as should_stop:
         return run(read_settings(values), should_stop=should_stop)
+
+
+def refuse_early(values: Mapping[str, Any]) -> None:
+    """Check settings, dataset, tokenizer, and the configuration of a named model, before TRL is loaded.
+
+    `read_settings`, which needs TRL, checks the other settings.
+
+    Raises:
+        TrainerConfigError: a setting is wrong, or the model does not fit.
+        DatasetError: the dataset cannot be read, or too many rows would teach nothing.
+    """
+    from trainer.data.dataset import load_preference_data  # noqa: PLC0415 - loads torch
+    from trainer.settings import RunConfig, SharedSettings, typed, without_engines  # noqa: PLC0415
+
+    told = without_engines(values)
+    if not (told.get("model") and told.get("dataset") and told.get("output")):
+        return
+    known = {entry.name for entry in fields(SharedSettings)}
+    trl = {name: value for name, value in (told.get("trl") or {}).items() if name in known}
+    run = typed(RunConfig, {**told, "trl": None}, "")
+    config = RunConfig(**run | {"trl": typed(SharedSettings, trl, "trl.")})
+    config.check()
+    from trainer.data.preflight import N_PROMPTS  # noqa: PLC0415
+    from trainer.model.loading import inspect, load_tokenizer  # noqa: PLC0415
+
+    data = load_preference_data(config.dataset, revision=config.revision)
+    inspect(config, load_tokenizer(config, data), data, n_prompts=N_PROMPTS)
 
 
 @contextmanager

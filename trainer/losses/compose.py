@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from trainer.errors import TrainerConfigError
 from trainer.losses.channels import (
+    VARIANTS,
     ReplayOptions,
     SDPOOptions,
     Wrapper,
@@ -306,7 +307,8 @@ def _off_channels(
     elif missing := [key for key in needed if key not in batch]:
         off["replay"] = f"the batch has no {', '.join(missing)}"
         if missing == [key for key in needed if key.endswith("ref_logprobs")]:
-            off["replay"] += " (add_reference_logps fills them in; dpo_variant='simpo' needs none)"
+            free = " or ".join(repr(n) for n, one in VARIANTS.items() if not one.needs_reference)
+            off["replay"] += f" (add_reference_logps fills them in; dpo_variant={free} needs none)"
     elif batch["dpo_chosen_input_ids"].size(0) == 0:
         off["replay"] = "the batch has no pair"
     return off

@@ -1,10 +1,13 @@
-"""Channel 3 and SFT: the pairs of a step, their forward passes, and their loss.
+"""Channel 3 and SFT: the pairs of a step, their forward passes, their loss, and the order of both.
 
 Dimensions in names: `B` pairs.
 """
 
+import hashlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import json
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +15,18 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
+from trl.trainer.utils import RepeatSampler
 
 from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.sampler import (
     PairSampler,
+    RolloutOrder,
     balance_of,
     groups_of,
     preference_weight,
@@ -28,14 +35,13 @@ from trainer.data.sampler import (
 from trainer.losses.channels import replay_per_pair
 from trainer.losses.compose import PairLogps
 from trainer.model.packing import tree_pair_logps, trees_of
-from trainer.model.pair_forward import choose_pair_forward, longest_of
+from trainer.model.pair_forward import PairForward, choose_pair_forward, longest_of
 from trainer.model.scoring import chunked_pair_logps
 from trainer.model.tree_layout import PackedTree
 from trainer.trl.config import ComposerConfig
-from trainer.trl.reference import reference_logps
 from trainer.types import PairRow
 
-__all__ = ["PairChannel", "Passes", "passes_of"]
+__all__ = ["PairChannel", "Passes", "aligned", "at_epoch", "passes_of", "reference_logps"]
 
 Passes = list[tuple[slice, Callable[[], PairLogps]]]
 """The forward passes of a batch of pairs: the pairs of each pass, and the function that runs it."""
@@ -249,3 +255,157 @@ def passes_of(model: nn.Module, trees: Sequence[PackedTree]) -> Passes:
         (slice(start, start + tree.n_pairs), partial(tree_pair_logps, model, tree))
         for start, tree in zip(starts, trees, strict=False)
     ]
+
+
+logger = logging.getLogger(__name__)
+
+FILE = "reference.safetensors"
+"""File next to a run's checkpoints."""
+
+
+def reference_logps(
+    model: nn.Module,
+    pairs: Sequence[Mapping[str, Any]],
+    collator: ComposerDataCollator,
+    forward: PairForward,
+    accelerator: Accelerator,
+    folder: Path,
+) -> Tensor:
+    """Return the summed log-probs of both sides of each pair, [pairs, 2], on the CPU.
+
+    Ranks share the work. Pairs of one trace run together, under the policy's autocast, so that both
+    models agree before the first step. If an earlier start of the run left a file in `folder` for
+    the same weights, tokens, and precision, it is read instead.
+    """
+    key = _key(model, pairs, collator, str(accelerator.mixed_precision))
+    if (kept := _read(folder / FILE, key)) is not None:
+        logger.info("reading the log-probs of the reference model from %s", folder / FILE)
+        return kept
+    was_training = model.training
+    model.eval()
+    device = accelerator.device
+    found_B2 = torch.zeros(len(pairs), 2, device=device)
+    order = sorted(range(len(pairs)), key=lambda i: str(pairs[i].get("session_id") or ""))
+    n_ranks, rank = accelerator.num_processes, accelerator.process_index
+    mine = order[len(order) * rank // n_ranks : len(order) * (rank + 1) // n_ranks]
+    for start in range(0, len(mine), forward.batch_size):
+        rows = mine[start : start + forward.batch_size]
+        batch = collator.pairs([pairs[i] for i in rows])
+        batch = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+        (chosen, _), (rejected, _) = forward(model, batch)
+        found_B2[rows] = torch.stack([chosen, rejected], -1).float()
+    model.train(was_training)
+    logps_B2 = accelerator.reduce(found_B2, reduction="sum").cpu()
+    if accelerator.is_main_process:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({"logps": logps_B2}, folder / FILE, metadata={"key": key})
+    return logps_B2
+
+
+def _read(path: Path, key: str) -> Tensor | None:
+    try:
+        with safe_open(path, "pt") as file:
+            is_ours = (file.metadata() or {}).get("key") == key
+            return file.get_tensor("logps") if is_ours else None
+    except (OSError, SafetensorError):
+        return None
+
+
+@torch.no_grad()
+def _key(
+    model: nn.Module,
+    pairs: Sequence[Mapping[str, Any]],
+    collator: ComposerDataCollator,
+    precision: str,
+) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, one in model.named_parameters():
+        # Two sums tell weights apart well enough, and take far less than a forward pass.
+        values = one.detach().float()
+        told = torch.stack([values.sum(), values.square().sum()]).tolist()
+        digest.update(f"{name} {told}".encode())
+    for row in pairs:
+        batch = collator.pairs([row])
+        ids = {name: value.tolist() for name, value in batch.items() if name != "dpo_weight"}
+        digest.update(json.dumps(ids).encode())
+    digest.update(precision.encode())
+    return digest.hexdigest()
+
+
+class AlignedSampler(RepeatSampler):
+    """A sampler that repeats rows as TRL's does, but in our own order."""
+
+    epoch = 0
+
+    def __init__(
+        self,
+        sampler: RepeatSampler,
+        order: RolloutOrder,
+        sessions: Callable[[int, int, int], Sequence[str]],
+    ) -> None:
+        """Take the place of `sampler`; `sessions` of the pairs by epoch, batch, and their number."""
+        super().__init__(
+            sampler.data_source,
+            sampler.mini_repeat_count,
+            sampler.batch_size,
+            sampler.repeat_count,
+            shuffle=False,
+        )
+        self.order, self.sessions = order, sessions
+
+    def __iter__(self) -> Generator[int, None, None]:
+        """Go through the rows of the epoch."""
+        n_batches = self.order.n_batches
+        rows = self.order.epoch(
+            self.epoch, lambda batch: self.sessions(self.epoch, batch, n_batches)
+        )
+        yield from (rows[place] for place in super().__iter__())
+
+
+def aligned(
+    sampler: Any,
+    sessions: Sequence[str | None],
+    pairs: Sequence[Mapping[str, Any]],
+    drawn: PairSampler,
+    args: ComposerConfig,
+) -> Any:
+    """Replace TRL's shuffling sampler by one that follows the sessions of the pairs. Other samplers stay.
+
+    Args:
+        sampler: TRL's own sampler.
+        sessions: session of every row of rollouts.
+        pairs: the rows of channel 3.
+        drawn: sampler of the pairs of a step.
+        args: arguments of the run.
+    """
+    if not (isinstance(sampler, RepeatSampler) and sampler.shuffle and sessions):
+        return sampler
+    order = RolloutOrder(
+        sessions, batch_size=sampler.batch_size, within=args.align_within, seed=args.seed
+    )
+
+    def sessions_of_pairs(epoch: int, batch: int, n_batches: int) -> list[str]:
+        """Return the sessions of the pairs that are trained on while a batch of rollouts is."""
+        n_micro = args.gradient_accumulation_steps
+        n_of_batch = (args.steps_per_generation or 1) * args.num_iterations
+        first = epoch * max(-(-n_batches * n_of_batch // n_micro), 1)
+        begin, end = batch * n_of_batch // n_micro, -(-(batch + 1) * n_of_batch // n_micro)
+        steps = range(first + begin, first + end)
+        rows = [pairs[i] for step in steps for i in drawn.step(step)]
+        return [str(row["session_id"]) for row in rows if row.get("session_id")]
+
+    return AlignedSampler(sampler, order, sessions_of_pairs)
+
+
+def at_epoch(sampler: Any, epoch: int, *, seed: int) -> None:
+    """Set a sampler to the order of an epoch.
+
+    TRL's sampler draws the orders of all epochs from one generator. A run that resumes in a later
+    epoch must skip the earlier orders, or it would repeat the first one.
+    """
+    if isinstance(sampler, AlignedSampler):
+        sampler.epoch = epoch
+    elif isinstance(sampler, RepeatSampler) and sampler.shuffle:
+        sampler.generator.manual_seed(seed)
+        for _ in range(epoch):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from datasets import Dataset
 from torch import Tensor, nn
@@ -32,13 +31,22 @@ from trainer.data.tokens import TokenStore
 from trainer.errors import DivergedError, TrainerConfigError
 from trainer.folders import STATE_FILE
 from trainer.hints import HintFunction, hint_for_row
+from trainer.model.causal_lm import has_plain_head
+from trainer.model.packing import trees_of
+from trainer.model.pair_forward import longest_of, window_of
 from trainer.trl.config import NO_DEEPSPEED, ComposerConfig
 from trainer.trl.drift import Drift, make_drift
 from trainer.trl.figures import Figures
-from trainer.trl.hinted import HOST, ROLLOUT, HintChannel
-from trainer.trl.order import aligned, at_epoch
-from trainer.trl.pairs import PairChannel, Passes
-from trainer.trl.step import StepForward
+from trainer.trl.forward import (
+    HintedInputs,
+    SharedForward,
+    policy_and_distillation,
+    policy_in_parts,
+    policy_of_states,
+    token_sequences,
+)
+from trainer.trl.hinted import HOST, ROLLOUT, HintChannel, on_host
+from trainer.trl.pairs import PairChannel, Passes, aligned, at_epoch, passes_of
 from trainer.trl.teacher import Teacher, make_teacher
 from trainer.types import PairRow
 
@@ -74,7 +82,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         With `tokens` no step renders what was rendered before.
 
         Raises:
-            TrainerConfigError: channel 2 with a model that it cannot serve.
+            TrainerConfigError: channel 2 with a model that it cannot serve, an objective without
+                pairs, or DeepSpeed.
             DatasetError: a row of `pairs` is at fault; the message names it and the column.
         """
         args = args or ComposerConfig()
@@ -87,7 +96,17 @@ class ComposerReplicationTrainer(GRPOTrainer):
         super().__init__(model, reward_funcs, args, **options)
         self.composer: ComposerConfig = args
         self.hint = hint
-        self.collator = _collator(args, self._tokenizer, hint, tokens)
+        tokenizer: Any = self._tokenizer
+        self.collator = ComposerDataCollator(
+            tokenizer,
+            max_prompt_tokens=args.max_prompt_tokens,
+            max_response_tokens=args.max_response_tokens,
+            with_tools=args.render_tools,
+            window=args.prompt_window,
+            hint=hint,
+        )
+        if tokens is not None:
+            self.collator.renderer.store = tokens
         self.pairs = checked_rows(pairs or (), "pairs")
         bare = self.accelerator.unwrap_model(self.model)
         self.figures = Figures(has_policy=args.policy_weight > 0)
@@ -106,15 +125,15 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.drift = (
             make_drift(bare, self.collator.renderer, kept, args) if args.drift_weight > 0 else None
         )
-        self.step_forward = StepForward(
-            self.accelerator,
-            args,
-            self.hint_channel,
-            packs_pairs=self.pair_forward == "packed",
-            has_router_loss=self.aux_loss_enabled,
-        )
-        _explain_off_channels(args, self.pairs)
-        _refuse_deepspeed(self.accelerator)
+        self._shared: SharedForward | None = None
+        """The pass that a micro-batch's channels share, if they do."""
+        self._hinted: HintedInputs | None = None
+        """What channel 2 reads, while TRL computes the loss of a micro-batch with hints."""
+        self._sdpo_sum: Tensor | None = None
+        self._is_in_loss = False
+        self._explain_off_channels()
+        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:  # by a launcher
+            raise TrainerConfigError(NO_DEEPSPEED)
 
     @property
     def has_replay(self) -> bool:
@@ -152,6 +171,16 @@ class ComposerReplicationTrainer(GRPOTrainer):
         teacher = make_teacher(self.composer, student, has_router_loss=self.aux_loss_enabled)
         self.add_callback(teacher)
         return teacher
+
+    def _explain_off_channels(self) -> None:
+        if self.composer.alpha_sdpo == 0:
+            logger.info("channel sdpo is off: alpha_sdpo is 0")
+        if self.composer.beta_replay == 0:
+            logger.info("channel replay is off: beta_replay is 0")
+        elif not self.pairs:
+            logger.warning("channel replay is off: no pairs were given")
+        if self.composer.is_sft and not self.pairs:
+            raise TrainerConfigError("objective=sft needs pairs, and none were given")
 
     # -- what TRL calls --------------------------------------------------------------------------
 
@@ -221,21 +250,25 @@ class ComposerReplicationTrainer(GRPOTrainer):
         payload = self.hint_channel.inputs(inputs) if has_sdpo else None
         loss = torch.zeros((), device=self.accelerator.device)
         if self.drift is not None and self._mode == "train":
-            loss = loss + _drift_term(self, self.drift, model)
-        step = self.step_forward
-        passes = step.plan(model, inputs, payload) if needs_policy else None
+            loss = loss + self._drift_term(self.drift, model)
+        passes = self._planned(model, inputs, payload) if needs_policy else None
         if "pairs" in inputs:
             loss = loss + self._pairs_term(model, inputs["pairs"], passes)
         if not needs_policy:  # its forward pass would be multiplied by 0
             return loss
-        with step.in_loss(payload):
+        # TRL asks for log-probs, and gets those of the planned passes, with channel 2 beside them.
+        self._hinted, self._sdpo_sum, self._is_in_loss = payload, None, True
+        try:
             policy = super()._compute_loss(model, inputs)
+        finally:
+            self._hinted, self._shared, self._is_in_loss = None, None, False
         if not is_sft:
             loss = loss + self.composer.policy_weight * policy
-            _note_policy(self, policy, inputs)
+            self._note_policy(policy, inputs)
         if payload is not None:
+            assert self._sdpo_sum is not None
             loss = loss + self.composer.alpha_sdpo * self.hint_channel.term(
-                step.sdpo_sum,
+                self._sdpo_sum,
                 inputs,
                 mode=self._mode,
                 n_micro=self.current_gradient_accumulation_steps,
@@ -246,7 +279,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def _pairs_term(self, model: nn.Module, pairs: dict[str, Any], passes: Passes | None) -> Tensor:
         """Charge the pairs of a micro-batch in passes of their own, or in those with the policy's."""
         assert self.pair_channel is not None
-        shared = self.step_forward.shared
+        shared = self._shared
         if shared is None and pairs.get("batch"):
             passes_of_pairs = self.pair_channel.passes(model, pairs["batch"])
         else:
@@ -262,6 +295,72 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self.figures.note("train", channel, noted, n_micro=n_micro)
         return charged
 
+    def _drift_term(self, drift: Drift, model: nn.Module) -> Tensor:
+        """Charge a micro-batch for what the model left of its first weights."""
+        n_micro = self.current_gradient_accumulation_steps
+        draw = self.state.global_step * n_micro + self._step % n_micro
+        term = drift.term(model, draw, self.accelerator.autocast)
+        self.figures.note("train", "drift", torch.stack([term.detach(), torch.ones_like(term)]))
+        return self.composer.drift_weight * term / n_micro
+
+    def _note_policy(self, policy: Tensor, inputs: Mapping[str, Any]) -> None:
+        n_micro = self.current_gradient_accumulation_steps if self._mode == "train" else 1
+        is_live = (inputs["advantages"] != 0).any()
+        noted = torch.stack([policy.detach().float(), is_live.float()])
+        noted = self.accelerator.reduce(noted, reduction="mean")  # as ranks' gradients are
+        self.figures.note(self._mode, "policy", noted, n_micro=n_micro)
+
+    # -- the forward passes of a micro-batch -----------------------------------------------------
+
+    def _planned(
+        self, model: nn.Module, inputs: Mapping[str, Any], payload: HintedInputs | None
+    ) -> Passes:
+        """Plan one pass for the completions and as many pairs as fit, then passes for the other pairs.
+
+        If completions and pairs can't form one tree, nothing is planned, and `_shared` is None.
+        """
+        if not self._can_share(model, inputs):
+            return []
+        sequences = token_sequences(*(on_host(inputs)[name] for name in ROLLOUT[:4]))
+        is_live = (
+            payload is not None
+            and self.teacher is not None
+            and self.teacher.kind == "live"
+            # The teacher is in eval mode, the student is not.
+            and not any(isinstance(one, nn.Dropout) and one.p > 0 for one in model.modules())
+        )
+        if is_live:
+            assert payload is not None
+            sequences += payload.teacher_sequences
+        batch = inputs.get("pairs", {}).get("batch") or {}
+        if batch and longest_of(batch) > window_of(model):
+            return []
+        max_tokens = self.composer.max_packed_tokens
+        tree, *others = trees_of(batch, max_tokens=max_tokens, sequences=sequences)
+        self._shared = SharedForward(model, tree, inputs["completion_ids"], is_live=is_live)
+        (rows, _), *passes = passes_of(model, [tree, *others])
+        # Last, when the graphs of the others have been sent back and are gone.
+        return [*passes, (rows, self._shared.pair_logps)] if tree.n_pairs else passes
+
+    def _can_share(self, model: nn.Module, inputs: Mapping[str, Any]) -> bool:
+        return (
+            self.composer.share_prefixes
+            and self.pair_forward == "packed"
+            and not isinstance(model, FSDPModule)
+            and self._has_fused_head(model, inputs)
+            and inputs["prompt_mask"].shape[1] + inputs["completion_mask"].shape[1]
+            <= window_of(model)
+        )
+
+    def _has_fused_head(self, model: nn.Module, options: Mapping[str, Any]) -> bool:
+        """Return whether the policy's own pass can do without the logits of its batch."""
+        is_text = all(value is None for name, value in options.items() if "image" in name)
+        if self.composer.head == "reference" or self.aux_loss_enabled or not is_text:
+            return False
+        if isinstance(model, FSDPModule) and not self._is_in_loss:
+            return False  # only its own forward call gathers the head
+        return has_plain_head(model)
+
     def _get_per_token_logps_and_entropies(
         self,
         model: nn.Module,
@@ -272,14 +371,38 @@ class ComposerReplicationTrainer(GRPOTrainer):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Compute TRL's numbers; with a hinted batch, channel 2 from the same forward as well."""
-        if not self.step_forward.fuses(model, kwargs):
+        if self._hinted is None and not self._has_fused_head(model, kwargs):
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
-        rows = args[0] if args else kwargs.get("batch_size")
-        logps_BC, entropy_BC = self.step_forward.policy(
-            model, input_ids, attention_mask, logits_to_keep, n_rows=rows
-        )
+        temperature = self.composer.temperature
+        with self.accelerator.autocast():
+            if self._hinted is not None:
+                assert self.teacher is not None
+                output = policy_and_distillation(
+                    model,
+                    self.teacher.weights,
+                    self._hinted,
+                    self.hint_channel.options,
+                    is_fused=self.composer.is_fused,
+                    shared=self._shared,
+                )
+                self._sdpo_sum = output.sdpo_sum
+                logps_BC, entropy_BC = output.logps_BC, output.entropy_BC
+            elif self._shared is not None:
+                states_BCH, ids_BC = self._shared.student_states(), input_ids[:, -logits_to_keep:]
+                logps_BC, entropy_BC = policy_of_states(
+                    model, states_BCH, ids_BC, temperature=temperature
+                )
+            else:
+                logps_BC, entropy_BC = policy_in_parts(
+                    model,
+                    input_ids,
+                    attention_mask,
+                    logits_to_keep,
+                    n_rows=args[0] if args else kwargs.get("batch_size"),
+                    temperature=temperature,
+                )
         # TRL reduces the entropy across processes in place, unless it is part of the loss.
         is_charged = self._entropy_bonus_enabled
         return logps_BC, entropy_BC if is_charged else entropy_BC.detach(), None
@@ -333,27 +456,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.hint_channel.load(Path(checkpoint), state["taid"])
 
 
-def _drift_term(trainer: ComposerReplicationTrainer, drift: Drift, model: nn.Module) -> Tensor:
-    """Charge a micro-batch for what the model left of its first weights."""
-    n_micro = trainer.current_gradient_accumulation_steps
-    draw = trainer.state.global_step * n_micro + trainer._step % n_micro
-    term = drift.term(model, draw, trainer.accelerator.autocast)
-    noted = torch.stack([term.detach(), torch.ones_like(term)])
-    trainer.figures.note("train", "drift", noted)
-    return trainer.composer.drift_weight * term / n_micro
-
-
-def _note_policy(
-    trainer: ComposerReplicationTrainer, policy: Tensor, inputs: Mapping[str, Any]
-) -> None:
-    mode = trainer._mode
-    n_micro = trainer.current_gradient_accumulation_steps if mode == "train" else 1
-    is_live = (inputs["advantages"] != 0).any()
-    noted = torch.stack([policy.detach().float(), is_live.float()])
-    noted = trainer.accelerator.reduce(noted, reduction="mean")  # as ranks' gradients are
-    trainer.figures.note(mode, "policy", noted, n_micro=n_micro)
-
-
 def _recorded_logps(rows: Sequence[Mapping[str, Any]], ids_BC: Tensor) -> Tensor:
     found = [torch.tensor(row["old_logps"], dtype=torch.float32) for row in rows]
     logps_BC = pad(found, padding_value=0, padding_side="right").to(ids_BC.device)
@@ -363,40 +465,3 @@ def _recorded_logps(rows: Sequence[Mapping[str, Any]], ids_BC: Tensor) -> Tensor
             f"{tuple(ids_BC.shape)}: raise max_completion_length"
         )
     return logps_BC
-
-
-def _refuse_deepspeed(accelerator: Accelerator) -> None:
-    """Refuse what a launcher chose, as the settings refuse it.
-
-    Raises:
-        TrainerConfigError: DeepSpeed is on.
-    """
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        raise TrainerConfigError(NO_DEEPSPEED)
-
-
-def _explain_off_channels(args: ComposerConfig, pairs: Sequence[Any]) -> None:
-    if args.alpha_sdpo == 0:
-        logger.info("channel sdpo is off: alpha_sdpo is 0")
-    if args.beta_replay == 0:
-        logger.info("channel replay is off: beta_replay is 0")
-    elif not pairs:
-        logger.warning("channel replay is off: no pairs were given")
-    if args.is_sft and not pairs:
-        raise TrainerConfigError("objective=sft needs pairs, and none were given")
-
-
-def _collator(
-    args: ComposerConfig, tokenizer: Any, hint: HintFunction, tokens: TokenStore | None
-) -> ComposerDataCollator:
-    collator = ComposerDataCollator(
-        tokenizer,
-        max_prompt_tokens=args.max_prompt_tokens,
-        max_response_tokens=args.max_response_tokens,
-        with_tools=args.render_tools,
-        window=args.prompt_window,
-        hint=hint,
-    )
-    if tokens is not None:
-        collator.renderer.store = tokens
-    return collator

@@ -31,8 +31,8 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.types import AssistantMessage, UserMessage
 
 from trainer.__main__ import main
+from trainer.engines.handover import TokenizedPairs
 from trainer.engines.prime_rl import register
-from trainer.engines.tokenized_pairs import TokenizedPairs
 from trainer.errors import AlignmentError, DatasetError, TrainerConfigError
 from trainer.losses.channels import VARIANTS, ReplayOptions, replay_per_pair
 from trainer.losses.sdpo import sampled_reverse_kl_per_token

@@ -26,7 +26,7 @@ from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import left_right_2_no_padding
 
-from trainer.engines.tokenized_pairs import TokenizedPairs
+from trainer.engines.handover import TokenizedPairs
 from trainer.engines.verl.engine import TEACHER_COLUMNS, ComposerEngine
 from trainer.engines.verl.losses import NOT_SCORED
 from trainer.engines.verl.options import current_options

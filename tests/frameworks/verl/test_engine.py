@@ -7,7 +7,7 @@ from cpu_run import HERE, free_port, run
 
 from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
-from trainer.engines.tokenized_pairs import write_pairs
+from trainer.engines.handover import write_pairs
 from trainer.engines.verl.environment import VARIABLE
 from trainer.engines.verl.options import PluginOptions
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trainer.__main__ import main
+from trainer.engines.handover import TokenizedPairs
 from trainer.engines.prime_rl import register
-from trainer.engines.tokenized_pairs import TokenizedPairs
 
 
 @pytest.mark.parametrize("program", [register.main, register.launch])

@@ -178,10 +178,6 @@ def test_every_problem_is_listed_at_once():
     assert str(caught.value).count("\n  - ") == 4
 
 
-def test_channel_that_is_off_asks_for_nothing():
-    check(read_settings(settings_file(sdpo_estimator="full", temperature=0.5), "verl"))
-
-
 def test_page_holds_todays_table(tmp_path):
     page = (REPO / "docs" / "frameworks.md").read_text("utf-8")
     assert with_table(page) == page, "run: make docs"
@@ -189,8 +185,3 @@ def test_page_holds_todays_table(tmp_path):
     copy.write_text(page.replace("VeRL", "verl"), "utf-8")
     assert main([str(copy)]) == 0
     assert table() in copy.read_text("utf-8")
-
-
-def test_page_without_markers_is_refused():
-    with pytest.raises(ValueError, match="lacks"):
-        with_table("# A page")

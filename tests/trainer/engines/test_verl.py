@@ -11,8 +11,8 @@ from tests.trainer.published import rows_of, session_rows, write_dataset
 from trainer.__main__ import main
 from trainer.data.dataset import PreferenceData
 from trainer.data.rendering import Renderer
+from trainer.engines.handover import TokenizedPairs, write_pairs
 from trainer.engines.settings_file import read_settings
-from trainer.engines.tokenized_pairs import TokenizedPairs, write_pairs
 from trainer.engines.verl import launch
 from trainer.engines.verl.doctor import require_version, silent_channels
 from trainer.engines.verl.environment import VARIABLE

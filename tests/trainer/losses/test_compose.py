@@ -142,38 +142,10 @@ def test_a_batch_that_counts_none_of_its_hints_leaves_channel_2_off(model, batch
     assert parts.off == {"sdpo": "no row of the batch has a hint"}
 
 
-def test_simpo_needs_no_reference(model, batch):
-    parts = compose_loss(
-        model, without(batch, "dpo_chosen_ref", "dpo_rejected_ref"), dpo_variant="simpo", **ON
-    )
-    assert parts.off == {}
-
-
 def test_a_shifted_teacher_response_is_refused(model, batch):
     batch["ctx_teacher_input_ids"] = batch["ctx_teacher_input_ids"].roll(1, dims=1)
     with pytest.raises(AlignmentError, match="of the student"):
         compose_loss(model, batch, **ON)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sdpo_wrapper": "taid"}, "needs taid_t"),
-        ({"sdpo_wrapper": "taid", "taid_t": 1.2}, "taid_t=1.2"),
-        ({"sdpo_wrapper": "best"}, "sdpo_wrapper='best'"),
-        ({"dpo_variant": "best"}, "dpo_variant='best'"),
-        ({"temperature": 0.0}, "temperature=0.0"),
-        ({"jsd_beta": 2.0}, "jsd_beta=2.0"),
-    ],
-)
-def test_a_wrong_option_is_named(model, batch, options, message):
-    with pytest.raises(TrainerConfigError, match=message):
-        compose_loss(model, batch, **ON, **options)
-
-
-def test_a_batch_without_ids_is_refused(model):
-    with pytest.raises(TrainerConfigError, match="no input_ids"):
-        compose_loss(model, {})
 
 
 def test_labels_select_the_tokens_of_channel_1(model, batch):

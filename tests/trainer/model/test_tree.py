@@ -2,7 +2,6 @@
 
 import random
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from trainer.model.tree_attention import (
     FlashTreeAttention,
     FlexAttention,
     _compiled_flex,
-    attention_for,
     tree_block_mask,
 )
 from trainer.model.tree_layout import (
@@ -214,14 +212,6 @@ def test_a_common_prefix_is_as_long_as_two_lists_agree(left, right):
     assert common_prefix(left, right) == (agree.index(False) if False in agree else len(agree))
 
 
-@pytest.mark.parametrize("n_common", range(9))
-def test_a_common_prefix_ends_at_the_first_difference_whatever_follows(n_common):
-    left, right = list(range(9)), list(range(9))
-    right[n_common : n_common + 1] = [-1]
-    assert common_prefix(left, right) == n_common
-    assert common_prefix(left, left[:n_common]) == n_common
-
-
 @pytest.mark.parametrize(
     "pack", [pack_pairs, lambda *a, **o: pack_pairs_within(*a, max_tokens=9, **o)]
 )
@@ -356,24 +346,6 @@ def test_a_block_is_seen_whole_up_to_the_last_token_of_its_subtrees():
     assert tree_block_mask(ends).BLOCK_SIZE == (128, 128)
 
 
-def test_the_device_chooses_the_backend():
-    tree = pack_pairs(trace_pairs(2))
-    assert type(attention_for(tree)) is FlashTreeAttention
-    assert type(attention_for(tree.to("meta"))) is ChainAttention
-    on_cuda = SimpleNamespace(input_ids_N=SimpleNamespace(device=torch.device("cuda")))
-    assert type(attention_for(on_cuda)) is FlexAttention
-
-
-@pytest.mark.parametrize("backend", [ChainAttention, FlashTreeAttention])
-def test_layers_that_attend_are_counted(backend):
-    tree = pack_pairs(TWO_PAIRS)
-    attention = backend(tree)
-    assert (attention.tree, attention.n_calls) == (tree, 0)
-    for n_calls in (1, 2, 3):
-        attention(*projections(tree), scale=0.3)
-        assert attention.n_calls == n_calls
-
-
 @pytest.mark.parametrize("backend", [ChainAttention, FlashTreeAttention])
 def test_attention_takes_projections_as_models_hold_them(backend):
     """A model's heads lie behind its tokens: what it hands over is a transposed view."""
@@ -427,14 +399,6 @@ def test_joining_parts_of_a_long_prefix_keeps_precision(dtype):
         {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     )
     torch.testing.assert_close(ours.double(), exact, **tolerance)
-
-
-def test_to_moves_every_tensor():
-    tree = pack_pairs(trace_pairs(3)).to("meta")
-    on_meta = [name for name in tree.__slots__ if isinstance(getattr(tree, name), torch.Tensor)]
-    assert len(on_meta) == 8
-    assert all(getattr(tree, name).device.type == "meta" for name in on_meta)
-    assert tree.visible().device.type == "meta"
 
 
 def test_to_moves_what_predicts_further_sequences_and_keeps_the_rest():

@@ -19,10 +19,9 @@ from transformers import (
 )
 
 from tests.trainer.published import rows_of
-from trainer.__main__ import main
+from trainer.__main__ import main, refuse_early
 from trainer.data.dataset import PreferenceData
 from trainer.data.rendering import Renderer
-from trainer.early import refuse_early
 from trainer.engines.settings_file import read_settings
 from trainer.errors import TrainerConfigError
 from trainer.model.causal_lm import length_dependent_positions
@@ -129,21 +128,6 @@ def test_a_model_on_which_packed_differs_from_plain_runs_plain(composer, monkeyp
     assert "packed pairs differ from single ones by 0.1 nats" in trainer.pair_forward
 
 
-def test_a_kernel_that_does_not_compile_leaves_pairs_unpacked(composer, monkeypatch):
-    from trainer.model import pair_forward as module
-
-    def fails(*_arguments, **_options):
-        raise RuntimeError("PassManager::run failed")
-
-    monkeypatch.setattr(module, "packed_pair_logps", fails)
-    trainer = composer(beta_replay=1.0, max_steps=1, policy_weight=0.0)
-    assert trainer.pair_forward == "padded: PassManager::run failed"
-    trainer.train()
-    assert trainer.n_live_steps["replay"] == 1
-    with pytest.raises(TrainerConfigError, match=r"pair_forward=packed: PassManager::run failed"):
-        composer(beta_replay=1.0, pair_forward="packed")
-
-
 def test_prompts_to_generate_from_have_the_datasets_tools_and_system_message(tokenizer, composer):
     rows = [
         row | {"prompt": [{"role": "system", "content": "You are careful."}, *row["prompt"]]}
@@ -197,17 +181,6 @@ def settings_file(tmp_path, dataset_folder, folder, **more) -> str:
     path = tmp_path / "train.yaml"
     path.write_text(yaml.safe_dump(values).replace("'1e-2'", "1e-2"), "utf-8")
     return str(path)
-
-
-def test_numbers_that_yaml_reads_as_text_are_typed_before_anything_runs(
-    tmp_path, dataset_folder, folder
-):
-    path = settings_file(tmp_path, dataset_folder, folder)
-    values = yaml.safe_load(Path(path).read_text("utf-8"))
-    assert values["trl"]["learning_rate"] == "1e-2"
-    values["trl"] |= {"adam_epsilon": "1e-6", "beta": "1e-3"}
-    told = read_settings(values).trl
-    assert (told["learning_rate"], told["adam_epsilon"], told["beta"]) == (1e-2, 1e-6, 1e-3)
 
 
 @pytest.mark.parametrize("peft", [None, {"rank": 4, "alpha": 8, "layers": "1-1"}])

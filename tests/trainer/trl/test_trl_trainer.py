@@ -456,13 +456,6 @@ def test_a_run_that_diverges_ends_and_says_so(composer):
         trainer.train()
 
 
-def test_a_fused_head_for_another_divergence_is_refused(tmp_path):
-    with pytest.raises(TrainerConfigError, match="head='fused' computes the plain divergence"):
-        ComposerConfig(
-            output_dir=str(tmp_path), head="fused", sdpo_top_k=5, use_cpu=True, bf16=False
-        )
-
-
 def test_the_loss_goes_through_the_wrapper_exactly_once(composer, model):
     """DDP's hooks fire in its forward: a loss around it would let replicas drift apart."""
 

@@ -21,7 +21,7 @@ from renderers.base import create_renderer, load_tokenizer
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.types import AssistantMessage, UserMessage
 
-from trainer.engines.tokenized_pairs import TokenizedPairs, read_reference, write_reference
+from trainer.engines.handover import TokenizedPairs, read_reference, write_reference
 from trainer.errors import AlignmentError, DatasetError, TrainerConfigError
 from trainer.hints import hint_for_row
 from trainer.losses.channels import PREFERENCE_NUMBERS, ReplayOptions
@@ -43,7 +43,7 @@ class ChannelOptions:
     policy_weight: float = 1.0
     replay: ReplayOptions = field(default_factory=ReplayOptions)
     pairs: str = ""
-    """Tokenized pairs from `trainer.engines.tokenized_pairs.write_pairs`."""
+    """Tokenized pairs from `trainer.engines.handover.write_pairs`."""
     pairs_per_step: int = 4
     groups_per_step: int = 1
     """Groups of rollouts in one batch. Each adds its part of the step's pairs."""

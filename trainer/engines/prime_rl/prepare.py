@@ -18,9 +18,9 @@ from trainer.engines.handover import (
     make_renderer,
     n_states_of_step,
     require_hints,
+    write_pairs,
 )
 from trainer.engines.settings_file import read_settings
-from trainer.engines.tokenized_pairs import write_pairs
 from trainer.errors import DatasetError, TrainerConfigError
 from trainer.folders import sole_writer
 from trainer.hints import hint_for_row

@@ -18,7 +18,7 @@ from verl.utils.device import get_device_id
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_padding
 
-from trainer.engines.tokenized_pairs import (
+from trainer.engines.handover import (
     PairPart,
     TokenizedPairs,
     read_reference,

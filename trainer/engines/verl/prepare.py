@@ -16,11 +16,12 @@ from trainer.data.rendering import Renderer
 from trainer.engines.capabilities import VERL
 from trainer.engines.handover import (
     check_startable,
+    fitting_rows,
     make_renderer,
     n_states_of_step,
     require_hints,
+    write_pairs,
 )
-from trainer.engines.tokenized_pairs import fitting_rows, write_pairs
 from trainer.engines.verl.doctor import BACKEND
 from trainer.engines.verl.environment import VARIABLE
 from trainer.engines.verl.options import PluginOptions, plugin_options
