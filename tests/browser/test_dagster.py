@@ -110,26 +110,6 @@ def test_a_batch_shows_figures_tables_samples_and_pictures(opened, ui):
     assert pictures(page) == [440]
 
 
-def test_columns_are_explained_and_numbers_are_drawn_over_the_batches(opened, ui):
-    page = opened(f"{ui}/assets/teacher_actions?view=overview")
-    expect(page.get_by_text("Model that answered, as its endpoint names it.")).to_be_visible(
-        timeout=PATIENCE_MS
-    )
-    page.get_by_text("Plots", exact=True).last.click()
-    for name in ("usd", "usd qwen", "latency_s_p95"):
-        expect(page.get_by_text(name, exact=True).last).to_be_visible()
-    page.locator("canvas").nth(4).wait_for()
-
-
-def test_the_training_shows_its_curves_and_the_points_it_reported_on_its_way(opened, ui):
-    page = opened(f"{ui}/assets/trained_model?view=events")
-    expect(page.get_by_text("loss/objective by step")).to_be_visible(timeout=PATIENCE_MS)
-    assert set(pictures(page)) == {440}
-    page.goto(f"{ui}/assets/trained_model?view=overview")
-    page.get_by_text("Plots", exact=True).last.click()
-    expect(page.get_by_text("replay/accuracy", exact=True).last).to_be_visible(timeout=PATIENCE_MS)
-
-
 def test_checks_say_what_they_look_for(opened, ui):
     page = opened(f"{ui}/assets/published_dataset?view=checks")
     names = ("dataset_loads", "no_secret_is_published", "prompts_decide", "shards_match_manifests")

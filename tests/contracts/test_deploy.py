@@ -241,34 +241,3 @@ def test_every_service_can_be_started_as_a_process(tmp_path):
     assert code.grace_s == 300
     workspace = yaml.safe_load((place.root / "etc/replay/workspace.yaml").read_text("utf-8"))
     assert workspace["load_from"][0]["grpc_server"]["port"] == 50001
-
-
-def process(name: str, script: str) -> run.Service:
-    return run.Service(
-        name=name,
-        needs=[],
-        command=["sh", "-c", script],
-        environment={"PATH": "/usr/bin:/bin"},
-        health_command=["test", "-e", f"{name}.ready"],
-        health_timeout_s=5,
-        start_s=30,
-        grace_s=0.3,
-    )
-
-
-@pytest.mark.slow
-def test_a_process_that_ends_or_does_not_hear_is_a_failure(tmp_path, capsys):
-    (tmp_path / "srv").mkdir()
-    place = run.Place(tmp_path, {})
-    forever = "while :; do sleep 0.05; done"
-    calm = process("calm", f"trap 'exit 0' TERM; touch calm.ready; {forever}")
-    deaf = process("deaf", f"trap '' TERM; touch deaf.ready; {forever}")
-    gone = process("gone", "echo 'no such file' >&2; exit 3")
-    assert run.run([calm], place, lambda: None) == 0
-    assert run.run([calm, deaf], place, lambda: None) == 1
-    assert "deaf: exit code -9" in capsys.readouterr().out
-    assert run.run([calm, gone], place, lambda: None) == 2
-    said = capsys.readouterr().out
-    assert "gone ended with 3" in said
-    assert "gone: no such file" in said
-    assert "calm: exit code 0" in said

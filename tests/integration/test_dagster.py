@@ -137,19 +137,6 @@ def test_the_sensor_adds_each_batch_once(root):
         assert isinstance(again, dg.SkipReason)
 
 
-def test_the_nightly_schedule_plans_missing_batches_within_its_budget(root):
-    work = pipeline_at(root)
-    work.find_batches()
-    keys = work.batches()
-    with instance_of(root) as instance:
-        instance.add_dynamic_partitions("trace_batch", keys)
-        with dg.build_schedule_context(
-            instance=instance, scheduled_execution_time=datetime(2026, 1, 2, 2, tzinfo=UTC)
-        ) as context:
-            (request,) = nightly_replay(context, pipeline=PipelineResource())
-        assert (request.tags[f"{RANGE}start"], request.tags[f"{RANGE}end"]) == (keys[0], keys[-1])
-
-
 @dg.definitions
 def served() -> dg.Definitions:
     return define(PipelineResource())
