@@ -509,7 +509,7 @@ def show_replay(reports: Report) -> None:
 
 
 def _tell_others(reports: Report) -> None:
-    """Say first where a gateway had another model answer than the one that was asked."""
+    """Report first where a gateway had another model answer than the one that was asked."""
     others: Counter[tuple[str, str]] = Counter()
     for report in reports.values():
         for name, counts in (report.get("answered_by_others") or {}).items():
