@@ -158,6 +158,7 @@ SHOWN: dict[str, Callable[[Fields], str]] = {
         _says("{response.hookSpecificOutput.additionalContext}"),
         _says("{content}"),
     ),
+    "auto_mode_exit": _says("Auto mode has ended."),
     "budget_usd": _says("Budget in USD: {used}/{total}, {remaining} left"),
     "compact_file_reference": _says("{filename} was read before the summary; it is not repeated."),
     "critical_system_reminder": _says("{content}"),
@@ -203,15 +204,19 @@ SHOWN: dict[str, Callable[[Fields], str]] = {
     "relevant_memories": _each("Memories:", "memories", "{path}\n{content}"),
     "selected_lines_in_ide": _selected,
     "skill_listing": _says("Skills you can use:\n\n{content}"),
-    "task_reminder": _each("Tasks:", "content", "#{id}. [{status}] {subject}"),
+    "task_reminder": _joined(
+        _says("The task tools were not used for a while."),
+        _each("Tasks:", "content", "#{id}. [{status}] {subject}"),
+    ),
     "task_status": _joined(
         _says("Task {taskId} ({taskType}, {status}): {description}"), _says("{deltaSummary}")
     ),
     "teammate_mailbox": _each("Messages of the team:", "messages", "{from}: {text}"),
-    "todo_reminder": _todo,
+    "todo_reminder": _joined(_says("The todo tool was not used for a while."), _todo),
     "token_usage": _says("Tokens: {used}/{total}, {remaining} left"),
     "total_tokens_reminder": _says("{content}"),
     "ultrathink_effort": _says("The user asks for reasoning effort {level}."),
+    "verify_plan_reminder": _says("The plan is carried out: verify it."),
 }
 """How the model was shown an attachment, by its type."""
 
@@ -256,12 +261,11 @@ def attachment_turn(fields: Fields, value: Any, role: str | None) -> tuple[str, 
 
 
 NEVER_SHOWN = frozenset({
-    "already_read_file", "auto_mode", "auto_mode_exit", "autocheckpointing", "background_task_status",
+    "already_read_file", "auto_mode", "autocheckpointing", "background_task_status",
     "command_permissions", "companion_intro", "compaction_reminder", "context_efficiency",
     "deferred_tools_record", "dynamic_skill", "edited_image_file", "hook_cancelled", "hook_error_during_execution",
     "hook_non_blocking_error", "hook_permission_decision", "hook_system_message",
     "structured_output", "task_progress", "ultramemory",
-    "verify_plan_reminder",
 })  # fmt: skip
 """Types that are for the client or its user, or that have only the client's own words."""
 

@@ -33,6 +33,7 @@ FIELDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         },
         ("lint first", "branch is main"),
     ),
+    "auto_mode_exit": ({}, ("Auto mode",)),
     "budget_usd": ({"used": 1.5, "total": 10, "remaining": 8.5}, ("1.5/10", "8.5")),
     "compact_file_reference": ({"filename": "/p/a.py", "displayPath": "a.py"}, ("/p/a.py",)),
     "critical_system_reminder": ({"content": "never push"}, ("never push",)),
@@ -159,6 +160,7 @@ FIELDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "token_usage": ({"used": 10, "total": 200, "remaining": 190}, ("10/200", "190")),
     "total_tokens_reminder": ({"content": "12 tokens"}, ("12 tokens",)),
     "ultrathink_effort": ({"level": "high"}, ("high",)),
+    "verify_plan_reminder": ({}, ("verify",)),
 }
 
 
