@@ -318,17 +318,6 @@ def test_where_all_who_were_asked_took_the_agents_action_its_vote_counts():
     assert judged([state()], answers(a=bash("ls")), samples={"s1": bash("ls")}) == "too_few_answers"
 
 
-def test_failed_and_invalid_answers_have_no_vote_but_are_counted():
-    failed = TeacherAction(
-        state_id="s1", teacher="kimi", family="kimi", action=bash("ls"), error_code="502"
-    )
-    report = extract_pairs([state()], [*answers(a=bash("ls"), b=call("Bash", cmd="ls")), failed])
-    assert outcome_of(report)["outcome"] == "too_few_answers"
-    assert report.teachers["kimi"].n_failed == 1
-    assert report.teachers["b"].n_invalid == 1
-    assert sum(tally.n_asked for tally in report.teachers.values()) == 3
-
-
 def test_an_answer_cut_short_has_no_vote():
     text = {"role": "assistant", "content": "The test fails because"}
     rows = [

@@ -211,16 +211,6 @@ def test_a_rejection_without_another_try_at_once_is_no_pair():
     assert left_out(rejected, state(1, edit("Go", "c"), session_id="another")) == {}
 
 
-def test_everything_that_is_left_out_is_counted_by_its_source_and_reason():
-    steps = [
-        state(0, edit("Go", "b"), "user_rejected"),
-        state(1, edit("Go", "c"), "user_rejected"),
-        state(2, bash("ls")),
-        state(3, bash("tox"), "rewound", alternatives=[bash("tox")]),
-    ]
-    assert left_out(*steps) == {"rejection_other_object": 2, "rewind_same_action": 1}
-
-
 def test_another_command_is_no_retry_of_the_one_that_was_rejected():
     tests = state(0, bash("bun test"), "user_rejected")
     moved = state(1, bash("mv migrations/1.sql old/"))
