@@ -21,7 +21,7 @@ import msgspec
 from replay_pipeline.replay.dialects.base import as_mapping
 from replay_pipeline.replay.dialects.usage import Usage, as_count, as_number, read_usage
 from replay_pipeline.replay.dialects.written_calls import (
-    MalformedCallError,
+    UnclearCallError,
     arguments_of,
     has_markup,
     may_hold_calls,
@@ -477,7 +477,7 @@ def _answer(
     action, unclear = _action(message), None
     try:
         action = _meant(action, request)
-    except MalformedCallError as error:
+    except UnclearCallError as error:
         unclear = _clean(str(error))
     answer = Answer(
         action=action,
@@ -530,7 +530,7 @@ def _meant(action: Message | None, request: bytes) -> Message | None:
     """Return an action as its model meant it: calls in the text are calls, and wrappers are off.
 
     Raises:
-        MalformedCallError: if a call is written into the text and can't be read.
+        UnclearCallError: if a call is written into the text and can't be read.
     """
     if action is None:
         return None
@@ -554,7 +554,7 @@ def _mend(function: dict[str, str], request: bytes) -> None:
     if not _PLAIN_NAME.fullmatch(function["name"]):
         function["name"] = offered_name(function["name"], schemas_of(request))
     if _malformed(function):
-        with contextlib.suppress(MalformedCallError):
+        with contextlib.suppress(UnclearCallError):
             function["arguments"] = json.dumps(
                 arguments_of(function["arguments"]), ensure_ascii=False
             )

@@ -18,7 +18,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each offered tool's arguments, by the tool's name."""
 
 
-class MalformedCallError(ValueError):
+class UnclearCallError(ValueError):
     """A call in the text that can't be read without guessing."""
 
 
@@ -66,7 +66,7 @@ def read_written_calls(text: str, schemas: Schemas) -> tuple[str, list[WrittenCa
         schemas: the tools that the request offered. Without any, the text stays as it is.
 
     Raises:
-        MalformedCallError: if a part of a form is left that is no whole call of an offered tool.
+        UnclearCallError: if a part of a form is left that is no whole call of an offered tool.
     """
     if not schemas or not may_hold_calls(text):
         return text, []
@@ -85,7 +85,7 @@ def read_written_calls(text: str, schemas: Schemas) -> tuple[str, list[WrittenCa
     if found:
         left = _WRAPPERS.sub("", left).strip()
     if mark := _MARKS.search(left):
-        raise MalformedCallError(f"a call is written into the text and breaks off at {mark[0]!r}")
+        raise UnclearCallError(f"a call is written into the text and breaks off at {mark[0]!r}")
     return left, [call for _, _, calls in sorted(found, key=lambda e: e[0]) for call in calls]
 
 
@@ -95,7 +95,7 @@ def arguments_of(value: Any) -> dict[str, Any]:
     Some encode them twice, name the language before them, fence them, or leave a closing tag behind.
 
     Raises:
-        MalformedCallError: if they are no object even so.
+        UnclearCallError: if they are no object even so.
     """
     text = value
     for _ in range(3):
@@ -106,7 +106,7 @@ def arguments_of(value: Any) -> dict[str, Any]:
         if not isinstance(text, str):
             break
         text = _decoded(_AROUND.sub("", text.strip()))
-    raise MalformedCallError(f"the arguments are no JSON object: {str(value)[:200]}")
+    raise UnclearCallError(f"the arguments are no JSON object: {str(value)[:200]}")
 
 
 def offered_name(name: str, schemas: Schemas) -> str:
@@ -133,7 +133,7 @@ def _decoded(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise MalformedCallError(f"the arguments are not JSON: {text[:200]}") from error
+        raise UnclearCallError(f"the arguments are not JSON: {text[:200]}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class _Form:
 def _call(name: str, arguments: Any, schemas: Schemas) -> WrittenCall:
     name = offered_name(name, schemas)
     if name not in schemas:
-        raise MalformedCallError(f"the text calls {name!r}, which is no tool of the request")
+        raise UnclearCallError(f"the text calls {name!r}, which is no tool of the request")
     return WrittenCall(name=name, arguments=arguments_of(arguments))
 
 
@@ -153,14 +153,14 @@ def _of_json(value: Any, schemas: Schemas) -> Iterator[WrittenCall]:
     """Read `{"name": …, "arguments": …}` in its spellings, or a list of them.
 
     Raises:
-        MalformedCallError: if a call has no name, or none of the request's.
+        UnclearCallError: if a call has no name, or none of the request's.
     """
     for each in value if isinstance(value, list) else [value]:
         inner = each.get("function", each) if isinstance(each, dict) else each
         inner = {"name": inner, **each} if isinstance(inner, str) else inner
         name = inner.get("name") if isinstance(inner, dict) else None
         if not isinstance(name, str):
-            raise MalformedCallError("a call in the text has no name")
+            raise UnclearCallError("a call in the text has no name")
         keys = [key for key in ("arguments", "parameters", "input", "args") if key in inner]
         yield _call(name, inner[keys[0]] if keys else {}, schemas)
 
@@ -188,7 +188,7 @@ def _first_value(text: str) -> tuple[Any, str]:
         depth += (char in "{[") - (char in "}]")
         if depth == 0 and not in_string:
             return _decoded(text[: index + 1]), text[index + 1 :]
-    raise MalformedCallError(f"a call in the text breaks off: {text[:200]}")
+    raise UnclearCallError(f"a call in the text breaks off: {text[:200]}")
 
 
 def _named_form(match: re.Match[str], schemas: Schemas) -> Iterator[WrittenCall]:
@@ -201,7 +201,7 @@ def _tagged_form(
     """Read a form with one element for each argument, whose types the tool's schema knows.
 
     Raises:
-        MalformedCallError: if the elements are not whole.
+        UnclearCallError: if the elements are not whole.
     """
     name = offered_name(match["name"], schemas)
     properties = schemas.get(name, {}).get("properties") or {}
@@ -213,7 +213,7 @@ def _tagged_form(
             each["value"], properties.get(each["key"].strip()), is_string=told
         )
     if parameter.sub("", match["body"]).strip():
-        raise MalformedCallError(f"the arguments of {name} break off")
+        raise UnclearCallError(f"the arguments of {name} break off")
     yield _call(name, arguments, schemas)
 
 
@@ -349,7 +349,7 @@ def _bare(text: str, schemas: Schemas) -> list[WrittenCall]:
     """Return the calls of a text that is nothing but JSON, fenced or not, with offered tools' names.
 
     Raises:
-        MalformedCallError: if it begins as such a call, and breaks off.
+        UnclearCallError: if it begins as such a call, and breaks off.
     """
     body = re.sub(r"\A```(?:json|tool_code|tool_call)?\s*\n|\n?```\s*\Z", "", text.strip()).strip()
     if not body.startswith(("{", "[")):
@@ -359,11 +359,11 @@ def _bare(text: str, schemas: Schemas) -> list[WrittenCall]:
     except (msgspec.DecodeError, RecursionError):
         begins = _BEGINS_AS_CALL.match(body)
         if begins and offered_name(begins["name"], schemas) in schemas:
-            raise MalformedCallError(
+            raise UnclearCallError(
                 f"a call is written into the text and breaks off: {body[:200]}"
             ) from None
         return []
     try:
         return list(_of_json(value, schemas))
-    except MalformedCallError:
+    except UnclearCallError:
         return []

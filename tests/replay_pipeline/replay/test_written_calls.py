@@ -7,7 +7,7 @@ import re
 import pytest
 
 from replay_pipeline.replay.dialects.written_calls import (
-    MalformedCallError,
+    UnclearCallError,
     arguments_of,
     offered_name,
     read_written_calls,
@@ -205,7 +205,7 @@ def test_a_call_that_breaks_off_is_malformed_and_never_words(name):
         cut = whole[: rng.randrange(start + 12, len(whole))]
         try:
             text, found = read_written_calls(cut, SCHEMAS)
-        except MalformedCallError:
+        except UnclearCallError:
             continue
         assert not MARKUP.search(text), cut
         assert [(call.name, call.arguments) for call in found] == calls[: len(found)]
@@ -226,7 +226,7 @@ def test_without_offered_tools_nothing_is_read():
 
 
 def test_a_call_of_a_tool_that_was_not_offered_is_malformed():
-    with pytest.raises(MalformedCallError, match="'Write', which is no tool"):
+    with pytest.raises(UnclearCallError, match="'Write', which is no tool"):
         read_written_calls(hermes([("Write", {"file_path": "a"})]), SCHEMAS)
 
 
@@ -250,7 +250,7 @@ def test_what_models_put_around_arguments_is_taken_off(written):
 
 @pytest.mark.parametrize("written", ['{"file_path": "a"', "[1]", 7, '"a"'])
 def test_arguments_that_are_no_object_are_malformed(written):
-    with pytest.raises(MalformedCallError):
+    with pytest.raises(UnclearCallError):
         arguments_of(written)
 
 
