@@ -385,29 +385,22 @@ def likelihoods(
     return likely
 
 
-def right_pairs(
-    model: Reliability, kind: int, threshold: int = 2, min_p_better: float | None = None
-) -> float:
+def right_pairs(model: Reliability, kind: int, threshold: int = 2) -> float:
     """Return the expected number of right pairs at a state of this kind, if all teachers are asked.
 
     Args:
         model: estimates of who is right how often.
         kind: number of the kind of decision.
         threshold: how many families make a consensus.
-        min_p_better: if set, probability decides what is a pair and not the number of families.
     """
     patterns, rows = _full_patterns(len(model.raters))
     likely = likelihoods(model, kind, rows)
     expected = 0.0
     for pattern, start, ways in zip(patterns, rows.starts_P, rows.by_group, strict=True):
-        groups = range(1, max(pattern) + 1)
-        if min_p_better is None:
-            group, standing = standing_of_pattern(pattern)
-            groups = (group,) if rule(standing, threshold) == "pair" else ()
-        here = likely[start : start + len(ways)]
-        rights = [here[[w[group] <= ALSO_RIGHT < w[0] for w in ways]].sum() for group in groups]
-        best = max(rights, default=0.0)
-        expected += float(best) if best >= (min_p_better or 0.0) * here.sum() else 0.0
+        group, standing = standing_of_pattern(pattern)
+        if rule(standing, threshold) == "pair":
+            here = likely[start : start + len(ways)]
+            expected += float(here[[way[group] <= ALSO_RIGHT < way[0] for way in ways]].sum())
     return expected
 
 

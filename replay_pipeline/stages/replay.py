@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from replay_pipeline.stages.project import Project
     from replay_pipeline.storage.store import Place
 
-_RULES = {"agreement_threshold", "min_p_better", "level", "count_own_family"}
+_RULES = {"agreement_threshold", "level", "count_own_family"}
 """The settings of pairs by which a gate finds that a state can have none; see `Project.options`."""
 
 
@@ -79,7 +79,6 @@ def asking_options(project: "Project", night: str | None = None) -> "AskingOptio
         "max_concurrency": replay.max_concurrency,
         "gates": replay.gates,
         "agreement_threshold": pairs.agreement_threshold,
-        "min_p_better": pairs.min_p_better,
         "level": pairs.level,
         "count_own_family": pairs.count_own_family,
         "accepted_terms": replay.accepted_terms,

@@ -170,7 +170,7 @@ OTHER_SETTINGS = {
         {"replay": {"gates": []}}, "cheap_first:0.1 → none", ["replay"],
     ),
     "pairs.agreement_threshold": ({"pairs": {"agreement_threshold": 3}}, "2 → 3", RULE),
-    "pairs.min_p_better": ({"pairs": {"min_p_better": 0.5}}, "none → 0.5", RULE),
+    "pairs.min_p_better": ({"pairs": {"min_p_better": 0.5}}, "none → 0.5", ["pairs"]),
     "pairs.level": ({"pairs": {"level": "exact"}}, "effect → exact", RULE),
     "pairs.include_natural": (
         {"pairs": {"include_natural": False}}, "True → False", ["pairs"],

@@ -39,7 +39,6 @@ class AskingOptions(TypedDict, total=False):
     limits_usd: Mapping[str, float | None]
     gates: Sequence[str]
     agreement_threshold: int
-    min_p_better: float | None
     level: AgreementLevel
     count_own_family: bool
     counts_recorded: bool
@@ -73,8 +72,6 @@ class Asking:
     """Names of the gates that decide what a run buys; see `replay_pipeline.replay.buy.policy`."""
     agreement_threshold: int = 2
     """How many families must agree to make a consensus."""
-    min_p_better: float | None = None
-    """Pairs below this probability are dropped, if probability decides. For estimates."""
     level: AgreementLevel = "effect"
     """How similar two actions must be to count as one vote."""
     count_own_family: bool = False
@@ -109,7 +106,6 @@ class Asking:
             self.gates,
             level=self.level,
             threshold=self.agreement_threshold,
-            min_p_better=self.min_p_better,
             count_own_family=self.count_own_family,
         )
 

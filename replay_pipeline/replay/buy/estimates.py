@@ -71,9 +71,7 @@ def prospect(
         return Prospect()
     model = fit(ballots, (AGENT, *families))
     share = sum(
-        n
-        / kinds.total()
-        * right_pairs(model, model.kind(kind), policy.threshold, policy.min_p_better)
+        n / kinds.total() * right_pairs(model, model.kind(kind), policy.threshold)
         for kind, n in kinds.items()
     )
     half = 2 * math.sqrt(share * (1 - share) / len(ballots)) + _SPREAD * share

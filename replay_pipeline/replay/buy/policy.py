@@ -144,8 +144,6 @@ class Policy:
     """The gates as written in the settings."""
     level: AgreementLevel = "effect"
     threshold: int = 2
-    min_p_better: float | None = None
-    """If set, pairs are kept by their probability and not by the number of families."""
     count_own_family: bool = False
     """Whether teachers of the student's own family vote."""
     is_ordered_by_errors: bool = False
@@ -190,7 +188,6 @@ def parse_gates(
     *,
     level: AgreementLevel = "effect",
     threshold: int = 2,
-    min_p_better: float | None = None,
     count_own_family: bool = False,
 ) -> Policy:
     """Return the policy that these gates make.
@@ -212,7 +209,6 @@ def parse_gates(
         names=names,
         level=level,
         threshold=threshold,
-        min_p_better=min_p_better,
         count_own_family=count_own_family,
         is_ordered_by_errors="error_sites_first" in names,
         stops_in_vain=stops_in_vain,
