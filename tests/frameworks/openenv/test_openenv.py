@@ -9,8 +9,8 @@ import torch
 from transformers.utils import get_json_schema
 
 from trainer.data.dataset import load_preference_data
+from trainer.engines.openenv.adapter import FailureLimit
 from trainer.engines.openenv.client import OpenEnvSession, environment_factory, list_tools
-from trainer.engines.openenv.failures import FailureLimit
 from trainer.errors import EnvironmentFailedError, TrainerConfigError
 
 pytestmark = pytest.mark.filterwarnings("default")

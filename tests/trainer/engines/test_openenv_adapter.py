@@ -3,8 +3,7 @@
 import pytest
 from transformers.utils import get_json_schema
 
-from trainer.engines.openenv.adapter import make_environment
-from trainer.engines.openenv.failures import CallOutcomes, FailureLimit
+from trainer.engines.openenv.adapter import CallOutcomes, FailureLimit, make_environment
 from trainer.engines.openenv.tool_methods import tool_method
 from trainer.errors import EnvironmentFailedError, TrainerConfigError
 

@@ -11,8 +11,14 @@ from typing import Any
 
 from openenv.core import GenericEnvClient
 
-from trainer.engines.openenv.adapter import ServerReply, ToolSpec, as_text, make_environment
-from trainer.engines.openenv.failures import CallOutcomes, FailureLimit
+from trainer.engines.openenv.adapter import (
+    CallOutcomes,
+    FailureLimit,
+    ServerReply,
+    ToolSpec,
+    as_text,
+    make_environment,
+)
 from trainer.errors import EnvironmentFailedError
 
 ACT = "act"

@@ -1,5 +1,5 @@
-"""verifiers: recorded states as tasksets.
+"""verifiers: recorded states as a taskset.
 
-`taskset` has the states of a published dataset, with one decision per rollout. `served` has those of
-a server that checks the result. Both import the package. `wire` translates messages without it.
+`taskset` has the states of a published dataset, or of a server that plays them. It imports the
+package. `wire` translates messages without it.
 """
