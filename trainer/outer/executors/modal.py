@@ -13,6 +13,8 @@ from trainer.outer.executors.base import (
     ServerlessExecutor,
 )
 
+APP = "outer-loop"
+"""The Modal app, which is created if missing."""
 TIMED_OUT_CODE, TERMINATED_CODE = 124, 137
 UNREACHABLE = (
     "ConnectionError", "ServiceError", "InternalError", "TimeoutError", "ResourceExhaustedError",
@@ -44,7 +46,6 @@ class ModalExecutor(ServerlessExecutor):
         gpu: GPU type, such as `A100`, or `H100:2` for two. None runs on CPUs.
         cpu: Cores of each replica.
         memory_mib: Memory of each replica.
-        app: Name of the Modal app, which is created if missing.
         python: The interpreter in the image, for `python:` entry points.
         usd_per_hour: Cost of one replica. None takes Modal's published prices.
 
@@ -59,7 +60,6 @@ class ModalExecutor(ServerlessExecutor):
         *,
         cpu: float = DEFAULT_CPU,
         memory_mib: int = DEFAULT_MEMORY_MIB,
-        app: str = "outer-loop",
         python: str = "python",
         usd_per_hour: float | None = None,
     ) -> None:
@@ -73,7 +73,6 @@ class ModalExecutor(ServerlessExecutor):
         self.gpu = gpu
         self.cpu = cpu
         self.memory_mib = memory_mib
-        self.app_name = app
         self.python = python
         self._usd_per_hour = usd_per_hour
         self._app: Any = None
@@ -121,7 +120,7 @@ class ModalExecutor(ServerlessExecutor):
 
     def _application(self) -> Any:
         if self._app is None:
-            self._app = self._modal.App.lookup(self.app_name, create_if_missing=True)
+            self._app = self._modal.App.lookup(APP, create_if_missing=True)
         return self._app
 
     def _find(self, handle: ReplicaHandle) -> str | None:
@@ -134,9 +133,7 @@ class ModalExecutor(ServerlessExecutor):
         for is_ended_too in (False, True):
             try:
                 return self._modal.Sandbox.from_name(
-                    self.app_name,
-                    handle.label,
-                    include_terminated=is_ended_too,
+                    APP, handle.label, include_terminated=is_ended_too
                 )
             except self._modal.exception.NotFoundError:
                 continue
