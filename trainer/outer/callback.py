@@ -213,8 +213,8 @@ class ObjectStoreLoop(TrainerCallback):
         view = self._view = ParameterVector(trainer.model)
         start = view.read()
 
-        def joined() -> tuple[None, OuterReplica]:
-            replica = OuterReplica(
+        def joined() -> None:
+            self._replica = OuterReplica(
                 self.store or open_store(options.uri),
                 start,
                 rank=self.place.rank,
@@ -232,9 +232,8 @@ class ObjectStoreLoop(TrainerCallback):
                 ),
                 state=open_store(options.state_uri) if options.state_uri else None,
             )
-            replica.join()
-            publish_template(replica.store, trainer)
-            return None, replica
+            self._replica.join()
+            publish_template(self._replica.store, trainer)
 
         self._in_step(joined)
         view.write(self._theta)
@@ -248,17 +247,13 @@ class ObjectStoreLoop(TrainerCallback):
         folder, self._n_missed_steps = from_first(lambda: self._checkpoint(trainer, step, n_steps))
         return folder
 
-    def _in_step(self, work: Callable[[], tuple[Result, OuterReplica]]) -> Result:
+    def _in_step(self, work: Callable[[], Result]) -> Result:
         """Let rank 0 work with the replica, and bring all ranks to where it is then."""
 
         def seen() -> tuple[Result, Vector, int, bool]:
-            result, self._replica = work()
-            return (
-                result,
-                self._replica.theta,
-                self._replica.n_trained,
-                self._replica.is_finished,
-            )
+            result, one = work(), self._replica
+            assert one is not None
+            return result, one.theta, one.n_trained, one.is_finished
 
         result, self._theta, self._n_trained, self.is_finished = from_first(seen)
         return result
@@ -375,9 +370,9 @@ class ObjectStoreLoop(TrainerCallback):
             return
         local = view.read()
 
-        def exchanged() -> tuple[RoundReport, OuterReplica]:
+        def exchanged() -> RoundReport:
             assert self._replica is not None
-            return self._replica.exchange(local, weight=weight, inner_state=kept()), self._replica
+            return self._replica.exchange(local, weight=weight, inner_state=kept())
 
         if is_group():
             # What `kept` reads must be whole on all ranks.

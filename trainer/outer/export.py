@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
-from trainer.errors import ObjectStoreError, OuterLoopError, TrainerConfigError, TrainerError
+from trainer.errors import OuterLoopError, TrainerConfigError, TrainerError
 from trainer.outer.codecs import seal_tensors, sha256, unseal_tensors
 from trainer.outer.exchange import read_whole
 from trainer.outer.object_store import ObjectStore, open_store
@@ -22,7 +20,6 @@ from trainer.outer.replica import newest_state
 TEMPLATE = "model/"
 """Folder of the model's other files in the store: configuration, tokenizer, and untrained weights."""
 COMPLETE = f"{TEMPLATE}complete.safetensors"
-HUB = "hub:"
 
 
 def publish_template(store: ObjectStore, trainer: Trainer) -> None:
@@ -47,12 +44,7 @@ def publish_template(store: ObjectStore, trainer: Trainer) -> None:
 
 
 def export_model(uri: str, output: str, *, round_id: int | None = None) -> int:
-    """Write the model after some rounds (the newest by default) in the form for `from_pretrained`.
-
-    Args:
-        uri: The run's store.
-        output: A folder, or `hub:owner/name` for a private repository.
-        round_id: Number of rounds.
+    """Write the model after some rounds (the newest by default) as a folder for `from_pretrained`.
 
     Returns:
         The number of rounds of the model.
@@ -78,27 +70,10 @@ def export_model(uri: str, output: str, *, round_id: int | None = None) -> int:
         if view.signature != run["signature"]:
             raise OuterLoopError(f"the model in {uri} is not the one that was trained there")
         view.write(theta)
-        target = Path(folder, "made") if output.startswith(HUB) else Path(output)
-        model.save_pretrained(target)
+        model.save_pretrained(output)
         tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        tokenizer.save_pretrained(target)
-        if output.startswith(HUB):
-            _upload(target, output.removeprefix(HUB))
+        tokenizer.save_pretrained(output)
     return found
-
-
-def _upload(folder: Path, repo: str) -> None:
-    """Upload a model's folder to a private repository of the Hub, in one commit.
-
-    Raises:
-        ObjectStoreError: The Hub refused.
-    """
-    api = HfApi()
-    try:
-        api.create_repo(repo, private=True, exist_ok=True)
-        api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Export the model")
-    except (HfHubHTTPError, OSError, RuntimeError) as error:
-        raise ObjectStoreError(f"cannot upload to {repo}: {error}") from error
 
 
 def _loaded(folder: str) -> Any:
@@ -116,7 +91,7 @@ def export_command(arguments: Sequence[str]) -> int:
         description="Write the model of an outer loop's store, as from_pretrained loads it.",
     )
     parser.add_argument("--uri", required=True, help="the run's store")
-    parser.add_argument("--output", required=True, help="a folder, or hub:owner/name")
+    parser.add_argument("--output", required=True, help="a folder")
     parser.add_argument("--round", type=int, help="after so many rounds (default: the newest)")
     options = parser.parse_args(arguments)
     try:
