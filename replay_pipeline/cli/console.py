@@ -545,7 +545,7 @@ def _draw_facts(title: str, report: Report) -> None:
 
 def show_strengths(reports: Report) -> None:
     """Compare the strength of each teacher with the agent's, as estimated from their agreement."""
-    from replay_pipeline.judge.strengths import shared_errors, strengths
+    from replay_pipeline.judge.report import shared_errors, strengths
 
     found = [each.row() for each in strengths(reports.values())]
     if not found:

@@ -54,7 +54,7 @@ SAME_RIGHT = 0.998
 """Default for how often a right rater takes the most common right action. Votes can't show this."""
 _MIN_KNOWN = 25
 """From so many states with a verdict on, how often a right rater takes it is estimated."""
-_FEWEST_SEEN = 30
+FEWEST_SEEN = 30
 """Answers of a teacher at a kind of decision below which nothing is said of it."""
 SAME = 0.03
 """Accuracies that differ by less count as equal."""
@@ -124,13 +124,13 @@ class Reliability:
             return []
         places: dict[str, list[str]] = {"stronger": [], "weaker": []}
         for kind, seen in zip(self.kinds, self.seen_K_R, strict=False):
-            if seen[1:].max(initial=0) < _FEWEST_SEEN:
+            if seen[1:].max(initial=0) < FEWEST_SEEN:
                 continue
             best = max(self.accuracy(rater, kind) for rater in self.raters[1:])
             agent = self.accuracy(self.raters[0], kind)
             if abs(best - agent) > SAME:
                 places["stronger" if best > agent else "weaker"].append(kind_in_words(kind))
-        if self.seen_K_R[:, 1:].max(initial=0) < _FEWEST_SEEN:
+        if self.seen_K_R[:, 1:].max(initial=0) < FEWEST_SEEN:
             return []
         stronger, weaker = (", ".join(places[each]) for each in ("stronger", "weaker"))
         if not stronger and not weaker:

@@ -14,7 +14,7 @@ import yaml
 from jinja2 import Template
 
 from replay_pipeline.judge.precision import PrecisionEvidence
-from replay_pipeline.judge.strengths import strengths
+from replay_pipeline.judge.report import strengths
 from replay_pipeline.publish import layout
 from replay_pipeline.publish.batch_facts import (
     content_digest,

@@ -130,7 +130,7 @@ def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
 
 
 def _facts(project: "Project", receipt: Receipt) -> Mapping[str, Any]:
-    from replay_pipeline.judge.strengths import strengths
+    from replay_pipeline.judge.report import strengths
     from replay_pipeline.storage.pair_rows import pairs_of
 
     report = receipt.report

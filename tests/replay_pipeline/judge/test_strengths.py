@@ -3,7 +3,7 @@
 import pytest
 
 from replay_pipeline.judge.extract import extract_pairs
-from replay_pipeline.judge.strengths import shared_errors, strengths
+from replay_pipeline.judge.report import shared_errors, strengths
 from tests.support.worlds import WORLDS, simulate
 
 
