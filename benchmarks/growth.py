@@ -35,8 +35,11 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.processes import python
 from replay_pipeline.publish.batch_facts import encode
+from replay_pipeline.stages.budget.sharing import fitting
+from replay_pipeline.stages.budget.spending import completed_batches
 from replay_pipeline.stages.project import file_digest
 from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.views.summary import night_of
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import pipeline_at
 from tests.support.sessions import SessionBuilder, ToolCall
@@ -267,15 +270,15 @@ def night(root: Path) -> None:
         began = datetime.now(UTC)
         new = [batch.key for batch in pipeline_at(root).find_batches()]
         work = pipeline_at(root)
-        todo = sorted(set(work.batches()) - work.completed_batches())
-        assert work.fitting(todo, max_total_usd=1.0) == todo == new
+        todo = sorted(set(work.batches()) - completed_batches(work))
+        assert fitting(work, todo, max_total_usd=1.0) == todo == new
         for stage in ("ingest", "replay", "pairs", "normalize"):
             work = pipeline_at(root)
             for batch in new:
                 getattr(work, stage)(batch)
         del work  # a step's pipeline goes with the step
         report = pipeline_at(root).publish().report
-        summary = pipeline_at(root).night(since=began, failures=[])
+        summary = night_of(pipeline_at(root), since=began, failures=[])
     assert sorted(report["batches"]) == new
     assert summary["batches_replayed"] == len(new)
     print(json.dumps([{**figures, "n_new": len(new), "n_pairs": summary["pairs"]}]))

@@ -36,7 +36,9 @@ import dagster as dg
 from benchmarks.shared_log import shared_log, wait_for_writers
 from replay_pipeline.orchestration.instance import open_instance, ui_command
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.budget.spending import completed_batches
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.views.status import status_of
 from tests.support.sessions import SessionBuilder, ToolCall
 from tests.support.settings_files import write_settings
 from tests.support.teachers import TeacherServer
@@ -219,7 +221,7 @@ class Night:
     def _check_effect(self, event: str | None, ended: str) -> None:
         """See that what was to go wrong did go wrong: else the month proves nothing."""
         work = self.world.pipeline()
-        n_open = len(set(work.batches()) - work.completed_batches())
+        n_open = len(set(work.batches()) - completed_batches(work))
         n_dearer = self.world.server.bill().faults.get("overcharge", 0)
         happened = {
             "crash": ended == "FAILURE",
@@ -282,7 +284,7 @@ def checked(world: World) -> dict[str, Any]:
     from datasets import load_dataset
 
     work = world.pipeline()
-    status = work.status()
+    status = status_of(work)
     ids = work.root.read_all("states")["state_id"].to_pylist()
     twice = [name for name, n in Counter(ids).items() if n > 1]
     assert not twice, f"states that are in twice: {twice[:3]}"
@@ -296,7 +298,7 @@ def checked(world: World) -> dict[str, Any]:
         bill.total_usd,
     )
     assert ledger["unknown_usd"] == ledger["held_usd"] == 0
-    assert work.completed_batches() == set(work.batches()), "batches with open questions"
+    assert completed_batches(work) == set(work.batches()), "batches with open questions"
     rows = load_dataset(str(work.settings.dataset_dir()))
     n_rows = sum(split.num_rows for split in rows.values())
     assert n_rows == work.root.read_all("normalized_pairs").num_rows > 0

@@ -38,6 +38,7 @@ from replay_pipeline.orchestration.instance import prepare_home, ui_command
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.views.status import status_of
 from replay_pipeline.testing import TeacherServer
 from tests.support.dagster_web import (
     backfill_status,
@@ -136,7 +137,7 @@ def per_batch(folder: Path, n: int, *, with_backfill: bool) -> dict[str, float]:
         figures["unchanged_rerun_cpu_s"] = again_cpu
         figures["sensor_tick_s"] = tick_wall
         figures["sensor_tick_cpu_s"] = tick_cpu
-        _, figures["status_s"] = timed(lambda: at(root).status())
+        _, figures["status_s"] = timed(lambda: status_of(at(root)))
         figures["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         if with_backfill:
             figures |= backfill(root)

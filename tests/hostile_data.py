@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from replay_pipeline.stages.chain import stage_named
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.views.page import write_page_of
 from replay_pipeline.storage.tables import DataRoot
 from tests.hostile import HOSTILE
 from tests.roots import PROJECT, run_batches, sample_root
@@ -43,7 +44,7 @@ def hostile_root(root: Path) -> Pipeline:
         )
     work.normalize(batch)
     work.publish()
-    work.write_page()
+    write_page_of(work)
     return work
 
 

@@ -20,6 +20,7 @@ from replay_pipeline.cli.shared import estimate_of, ranked_row
 from replay_pipeline.stages import pipeline
 from replay_pipeline.stages.receipts import Overview, now
 from replay_pipeline.stages.views.status import status_of
+from replay_pipeline.stages.views.summary import ranked_pairs
 from tests.roots import project_root
 
 FOLDER = Path(__file__).parent / "data" / "terminal"
@@ -49,7 +50,7 @@ def printed(folder: Path) -> dict[str, str]:
     trained = json.loads(TRAINED.read_text())
     summary |= {"train": trained, "curves": trained["curves"], "dataset": "data/dataset"}
     reports["pairs"] = {batch: work.pairs(batch).report for batch in batches}
-    ranked = [ranked_row(pair) for pair in work.ranked_pairs()[:5]]
+    ranked = [ranked_row(pair) for pair in ranked_pairs(work)[:5]]
     reports["status"] = status_of(Overview(work.settings))
     shown: dict[str, Callable[[], None]] = {
         "estimate": lambda: console.show_estimate(reports["estimate"]),

@@ -12,6 +12,8 @@ from replay_pipeline.assets.reporting import IN_EVERY_RUN, RANGE_END, RANGE_STAR
 from replay_pipeline.orchestration.instance import reconcile
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.settings import NightSettings
+from replay_pipeline.stages.budget.sharing import fitting
+from replay_pipeline.stages.budget.spending import completed_batches
 from replay_pipeline.stages.views.webhook import notify
 
 _MAX_BATCHES_PER_RUN = 200
@@ -99,9 +101,9 @@ def nightly_replay(
     if work.settings.replay.max_nightly_usd <= 0:
         return dg.SkipReason("the nightly budget is 0")
     done = context.instance.get_materialized_partitions(dg.AssetKey("normalized_pairs"))
-    done &= work.completed_batches()
+    done &= completed_batches(work)
     missing = [key for key in keys if key not in done]
-    planned = work.fitting(missing, max_total_usd=work.settings.replay.max_nightly_usd)
+    planned = fitting(work, missing, max_total_usd=work.settings.replay.max_nightly_usd)
     ranges = missing_ranges(keys, set(keys) - set(planned), max_batches=_MAX_BATCHES_PER_RUN)
     if not ranges:
         return dg.SkipReason("every batch is replayed")

@@ -9,7 +9,7 @@ from dagster import DagsterEventType, DagsterRunStatus, RunsFilter
 
 from replay_pipeline.assets.reporting import GROUP, OWNERS, RANGE_END, RANGE_START, metadata_value
 from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.stages.views.summary import night_words
+from replay_pipeline.stages.views.summary import night_of, night_words
 from replay_pipeline.stages.views.webhook import notify, reasons_shown
 from replay_pipeline.stages.work.markdown import bars, markdown_table
 
@@ -79,7 +79,7 @@ def night_summary(
     work = pipeline.open()
     since = _last_time(context)
     failures = failed_runs(context.instance, since=since, secrets=work.settings.secrets())
-    night = work.night(since=since, failures=failures)
+    night = night_of(work, since=since, failures=failures)
     if work.settings.notify.is_nightly:
         notify(work.settings.notify, "night", night_words(night), _plain(night))
     return dg.MaterializeResult(

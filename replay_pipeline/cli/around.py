@@ -47,9 +47,11 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Report finished work, its cost, and open work."""
+    from replay_pipeline.stages.budget.spending import stale_work
+
     if stale:
         work = open_pipeline(settings, data, teachers=teachers)
-        print_report(work.stale(), as_json=as_json, show=show_stale)
+        print_report(stale_work(work), as_json=as_json, show=show_stale)
     elif lost or settle:
         from replay_pipeline.replay import reconcile
 
@@ -73,7 +75,9 @@ def verify(
 
     The command reads the whole data root and changes nothing. The exit code is 1 if it finds damage.
     """
-    report = open_pipeline(settings, data).verify()
+    from replay_pipeline.stages.views.verify import verify
+
+    report = verify(open_pipeline(settings, data))
     print_report(report, as_json=as_json, show=show_verify)
     if report["damaged"]:
         raise typer.Exit(1)
@@ -105,11 +109,13 @@ def doctor(
     What you trust is stored in your own configuration folder. After each change, you have to trust a file
     again.
     """
+    from replay_pipeline.stages.views.doctor import examined
+
     if trust is not None:
         _trust(trust, key)
         return
     work = open_pipeline(settings, data)
-    findings = work.examine()
+    findings = examined(work)
     print_report({"findings": findings}, as_json=as_json, show=show_findings)
     if any(not finding["ok"] for finding in findings):
         raise typer.Exit(1)
@@ -158,6 +164,7 @@ def ui(
     """
     from replay_pipeline.assets.records import sync
     from replay_pipeline.orchestration.instance import ui_command
+    from replay_pipeline.stages.views.page import write_page_of
 
     if sample:
         data = data or Path("demo")
@@ -167,7 +174,7 @@ def ui(
         work = open_pipeline(settings, data, on_progress=on_progress)
         n_added = sync(work, runs_are_here=runs_are_here)
         if is_served and work.batches():
-            work.write_page()
+            write_page_of(work)
     if not is_served:
         out.print(f"{n_added} materializations added")
         return

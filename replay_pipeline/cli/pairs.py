@@ -70,12 +70,14 @@ def pairs_show(
 
     Without a state, list the pairs in the order of review: the least certain first.
     """
+    from replay_pipeline.stages.views.summary import ranked_pairs, state_in_words
+
     work = open_pipeline(settings, data)
     if state is None:
-        shown = [ranked_row(pair) for pair in work.ranked_pairs()[:top]]
+        shown = [ranked_row(pair) for pair in ranked_pairs(work)[:top]]
         print_report({"pairs": shown}, as_json=as_json, show=show_ranked)
     else:
-        out.print(escape(work.show(state)), highlight=False, soft_wrap=True)
+        out.print(escape(state_in_words(work, state)), highlight=False, soft_wrap=True)
 
 
 _SHOWN_CHARS, _ONE_LINE = 400, 100

@@ -107,6 +107,8 @@ def sample(
     Run `pairs` first. Afterwards, `normalize` and `publish` include the new pairs. Samples are
     stored, so only a newly trained checkpoint is sampled again.
     """
+    from replay_pipeline.stages.budget.spending import estimate_samples
+
     changes = {"trainee": {"folder": trainee}} if trainee else None
     with progress_bars() as on_progress:
         work = open_pipeline(settings, data, changes=changes, on_progress=on_progress)
@@ -114,7 +116,7 @@ def sample(
         reports = {} if only_estimate else {key: work.sample(key).report for key in batches}
     if only_estimate:
         ceiling = {"ceiling_usd": work.settings.trainee.max_total_usd}
-        facts = work.estimate_samples(batches).to_json() | ceiling
+        facts = estimate_samples(work, batches).to_json() | ceiling
         print_report(facts, as_json=as_json, show=show_estimate)
     else:
         print_report(reports, as_json=as_json, show=show_samples)
@@ -134,10 +136,12 @@ def control(
 
     The higher the share, the less a teacher's disagreement means. The dataset card shows it.
     """
+    from replay_pipeline.stages.budget.spending import control_run
+
     with progress_bars() as on_progress:
         work = open_pipeline(settings, data, on_progress=on_progress)
         chosen(work, None)
-        report = work.control(max_total_usd=max_total_usd, n_states=states).report
+        report = control_run(work, max_total_usd=max_total_usd, n_states=states).report
     print_report(report, as_json=as_json, show=show_control)
 
 
@@ -151,7 +155,9 @@ def compare(
 
     The command reads the answers of a replay. It asks no model and costs nothing.
     """
-    found = open_pipeline(settings, data).compare()
+    from replay_pipeline.stages.views.page import compare
+
+    found = compare(open_pipeline(settings, data))
     print_report(found, as_json=as_json, show=show_compare)
     if not as_json:
         next_step("`replay-pipeline look` shows it by tool and project")
@@ -165,7 +171,9 @@ def teachers_list(
     as_json: JsonOption = False,
 ) -> None:
     """List the teachers of these settings, with model, key, price, and terms."""
-    checks = open_pipeline(settings, data, teachers=teachers).check_teachers()
+    from replay_pipeline.stages.budget.spending import checked_teachers
+
+    checks = checked_teachers(open_pipeline(settings, data, teachers=teachers))
     print_report({"teachers": checks}, as_json=as_json, show=show_teachers)
 
 

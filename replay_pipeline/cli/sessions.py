@@ -54,6 +54,8 @@ def look(
     have done, pairs to mark, the dataset, and the training. The page is redacted, and works from
     disk.
     """
+    from replay_pipeline.stages.views.page import write_page_of
+
     if to is not None and single_file is not None:
         raise ConfigError(
             "--to names a folder and --single-file names a file: pass only one of them"
@@ -64,7 +66,7 @@ def look(
             from replay_pipeline.stages.views.page import page_of
 
             place = single_file or to or page_of(work.settings).parent
-            overview = work.write_page(place, is_single_file=single_file is not None)
+            overview = write_page_of(work, place, is_single_file=single_file is not None)
         else:
             from replay_pipeline.pages import look as look_at
 

@@ -179,7 +179,9 @@ def confirm(work: "Pipeline", *, yes: bool, batches: list[str] | None = None) ->
     Raises:
         ConfigError: nobody can be asked, or the user declines.
     """
-    work.check_keys()
+    from replay_pipeline.stages.budget.spending import check_keys
+
+    check_keys(work)
     if yes or work.settings.played:
         return
     estimate = estimate_of(work, batches)
@@ -202,7 +204,11 @@ def confirm(work: "Pipeline", *, yes: bool, batches: list[str] | None = None) ->
 
 def estimate_of(work: "Pipeline", batches: list[str] | None) -> dict[str, Any]:
     """Return the estimate for these batches, with the ceiling from the settings."""
-    return work.estimate(batches).to_json() | {"ceiling_usd": work.settings.replay.max_total_usd}
+    from replay_pipeline.stages.budget.spending import estimate_replay
+
+    return estimate_replay(work, batches).to_json() | {
+        "ceiling_usd": work.settings.replay.max_total_usd
+    }
 
 
 def of_now(receipt: "Receipt") -> dict[str, Any]:

@@ -105,6 +105,9 @@ def demo(
     answers. With `OPENROUTER_API_KEY` and `REPLAY_TEACHERS=openrouter`, the same command asks real
     teachers, after it shows the cost.
     """
+    from replay_pipeline.stages.views.page import write_page_of
+    from replay_pipeline.stages.views.summary import summary_of
+
     if until_pairs:
         _show_pairs_of_demo(data, model, yes=yes)
         return
@@ -119,10 +122,10 @@ def demo(
     with progress_bars() as on_progress:
         run_jobs(work, on_progress=on_progress)
     (data / _BEGAN).unlink(missing_ok=True)
-    summary = work.summary(since=began)
+    summary = summary_of(work, since=began)
     with written_whole(data / "report.json") as file:
         file.write(json.dumps(summary, indent=1).encode())
-    work.write_page()
+    write_page_of(work)
     show_summary(summary)
     say(
         f"Everything is in {data}: the page {near(str(page_of(work.settings)))}, the figures in report.json."
@@ -148,7 +151,8 @@ def _open_demo(data: Path, model: Path | None, on_progress: "OnProgress") -> "tu
 
 
 def _show_pairs_of_demo(data: Path, model: Path | None, *, yes: bool) -> None:
-    from replay_pipeline.stages.views.page import page_of
+    from replay_pipeline.stages.views.page import page_of, write_page_of
+    from replay_pipeline.stages.views.summary import ranked_pairs
     from replay_pipeline.storage.store import written_whole
 
     with progress_bars() as on_progress:
@@ -163,6 +167,6 @@ def _show_pairs_of_demo(data: Path, model: Path | None, *, yes: bool) -> None:
             replay(batch)
         reports = {batch: work.pairs(batch).report for batch in work.batches()}
     show_pairs(reports, is_last=False)
-    show_ranked({"pairs": [ranked_row(pair) for pair in work.ranked_pairs()[:5]]}, is_last=False)
-    work.write_page()
+    show_ranked({"pairs": [ranked_row(pair) for pair in ranked_pairs(work)[:5]]}, is_last=False)
+    write_page_of(work)
     next_step(f"open {near(str(page_of(work.settings)))} in a browser: all of them side by side")

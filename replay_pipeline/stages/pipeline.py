@@ -19,7 +19,7 @@ from replay_pipeline.publish import PublishReport
 from replay_pipeline.replay import replay_trace
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.stages import chain, engine
-from replay_pipeline.stages.budget import sharing, spending
+from replay_pipeline.stages.budget.spending import replay_within
 from replay_pipeline.stages.normalize import normalizer_of
 from replay_pipeline.stages.pairs import check_marks
 from replay_pipeline.stages.project import OnProgress, Project
@@ -27,10 +27,8 @@ from replay_pipeline.stages.publish import retract_rows
 from replay_pipeline.stages.receipts import Receipt, now
 from replay_pipeline.stages.staleness import reasons_by_batch
 from replay_pipeline.stages.train import trainer_config
-from replay_pipeline.stages.views import doctor, page, summary
 from replay_pipeline.stages.views.doctor import require_extras, require_trainer
-from replay_pipeline.stages.views.status import status_of
-from replay_pipeline.stages.views.verify import verify
+from replay_pipeline.stages.views.summary import summary_of
 from replay_pipeline.stages.work.discovery import find_batches, keep_bytes
 from replay_pipeline.stages.work.trainer_process import Launch, run_trainer
 from replay_pipeline.types import (
@@ -51,26 +49,7 @@ class Pipeline(Project):
     """Why a batch could not be ingested, by batch."""
 
     find_batches = find_batches
-    status = status_of
-    stale = spending.stale
-    verify = verify
-
-    completed_batches = spending.completed_batches
-    fitting = sharing.fitting
-    replay_within = spending.replay_within
-    control = spending.control_run
-    estimate = spending.estimate_replay
-    estimate_samples = spending.estimate_samples
-    check_keys = spending.check_keys
-    check_teachers = spending.checked_teachers
-    examine = doctor.examined
-
-    show = summary.show
-    write_page = page.write_page_of
-    compare = page.compare
-    ranked_pairs = summary.ranked_pairs
-    night = summary.night
-    summary = summary.summary
+    replay_within = replay_within
 
     def ingest_new(self) -> list[str]:
         """Find new sessions, ingest every batch that isn't yet, and return all ingested batches.
@@ -218,7 +197,7 @@ def run(
         if with_training or stage.name != "train":
             engine.do(stage, pipeline)
     return {
-        **pipeline.summary(since=since),
+        **summary_of(pipeline, since=since),
         "failed_batches": dict(pipeline.failed),
         "stale": reasons_by_batch(pipeline, chain.STAGES),
     }

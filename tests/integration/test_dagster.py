@@ -28,6 +28,8 @@ from replay_pipeline.assets.records import sync
 from replay_pipeline.errors import CheckFailedError, NormalizeError, StorageError
 from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.processes import child_environment
+from replay_pipeline.stages.budget.spending import completed_batches
+from replay_pipeline.stages.views.status import status_of
 from tests.integration.processes import instance_of, wait_until
 from tests.loopback import webhook
 from tests.roots import pipeline_at, project_root, run_batches, with_work
@@ -222,11 +224,11 @@ def test_the_runs_of_a_night_and_their_retries_share_its_money_and_use_it_up(roo
                 asset_selection=[dg.AssetKey("teacher_actions")],
             )
             assert done.success
-            for scope in work.status()["ledger"]["scopes"]:
+            for scope in status_of(work)["ledger"]["scopes"]:
                 if scope["scope"].startswith("night:"):
                     assert scope["limit_usd"] == max_usd
                     by_night[scope["scope"]] = scope["spent_usd"]
-            assert sum(by_night.values()) == pytest.approx(work.status()["ledger"]["spent_usd"])
+            assert sum(by_night.values()) == pytest.approx(status_of(work)["ledger"]["spent_usd"])
             assert max(by_night.values()) <= max_usd
             return done.run_id
 
@@ -239,7 +241,7 @@ def test_the_runs_of_a_night_and_their_retries_share_its_money_and_use_it_up(roo
         again = retried(instance, last)
         run(again.run_config, again.tags)
         assert by_night.keys() == spent.keys()
-        assert work.completed_batches() != set(batches)
+        assert completed_batches(work) != set(batches)
         for request in planned_night(instance, day=3, hour=2):
             run(request.run_config, request.tags)
         assert by_night["night:2026-01-03"] > 0
@@ -260,13 +262,13 @@ def test_what_the_money_did_not_reach_is_planned_again_and_0_means_0(root):
                 return nightly_replay(context, pipeline=resource)
 
         assert run_range(root, instance, max_total_usd=0.03).success
-        spent = work.status()["ledger"]["spent_usd"]
+        spent = status_of(work)["ledger"]["spent_usd"]
         assert 0 < spent <= 0.03
         assert instance.get_materialized_partitions(dg.AssetKey("normalized_pairs"))
-        assert work.completed_batches() != set(work.batches())
+        assert completed_batches(work) != set(work.batches())
         assert isinstance(plan(), list)
         assert run_range(root, instance).success
-        assert work.completed_batches() == set(work.batches())
+        assert completed_batches(work) == set(work.batches())
         assert isinstance(plan(), dg.SkipReason)
         text = (
             (root / "settings.toml")
@@ -418,7 +420,7 @@ def test_the_morning_after_says_what_was_done_and_what_failed(root):
         assert "no-such-recipe" in heard[0]["text"]
         event = summary.asset_materializations_for_node("night_summary")[0]
         figures = {key: value.value for key, value in event.metadata.items()}
-        status = pipeline_at(root).status()
+        status = status_of(pipeline_at(root))
         assert figures["spent_usd"] == pytest.approx(status["ledger"]["spent_usd"], abs=1e-6)
         assert figures["pairs"] == sum(each["pairs"] for each in status["batches"].values())
         assert figures["runs_failed"] == 1

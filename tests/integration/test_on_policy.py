@@ -7,6 +7,7 @@ import pytest
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.budget.spending import estimate_samples, stale_work
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.integration.test_training import CONFIG
@@ -52,7 +53,7 @@ def test_a_round_on_policy_goes_from_samples_to_the_dataset_and_back(root, monke
         max_completion_tokens=400,
         temperature=2.0,  # a model of 16 steps seldom ends by itself
     )
-    n_calls = work.estimate_samples([batch]).n_calls
+    n_calls = estimate_samples(work, [batch]).n_calls
     first = work.sample(batch).report
     outcomes = {row["outcome"] for row in work.root.read("outcomes", batch).to_pylist()}
     assert {"pair", "agreement"} <= outcomes
@@ -62,7 +63,7 @@ def test_a_round_on_policy_goes_from_samples_to_the_dataset_and_back(root, monke
     assert first["n_pairs"] == 0
     assert "Train on `chosen` first" in first["advice"]
     assert work.sample(batch).is_reused
-    assert work.estimate_samples([batch]).n_calls == 0
+    assert estimate_samples(work, [batch]).n_calls == 0
 
     work.normalize(batch)
     work.publish()
@@ -73,7 +74,7 @@ def test_a_round_on_policy_goes_from_samples_to_the_dataset_and_back(root, monke
     (root.parent / "train.yaml").write_text(CONFIG.replace("seed: 0", "seed: 1"))
     assert not open_root(root).train().is_reused
     second = open_root(root, **work.settings.trainee.model_dump(exclude_none=True))
-    [why] = second.stale()["batches"][batch]["sample"]
+    [why] = stale_work(second)["batches"][batch]["sample"]
     assert why.startswith("trainee.folder: checkpoint@")
     again = second.sample(batch)
     report = again.report
@@ -81,7 +82,7 @@ def test_a_round_on_policy_goes_from_samples_to_the_dataset_and_back(root, monke
     assert not again.is_reused
     assert report["n_sent"] == first["n_sent"]
     assert report["n_states"] == first["n_states"]
-    assert "sample" not in second.stale()["batches"].get(batch, {})
+    assert "sample" not in stale_work(second)["batches"].get(batch, {})
 
 
 def test_without_a_model_the_stage_says_what_to_set(tmp_path):

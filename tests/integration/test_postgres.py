@@ -13,6 +13,7 @@ from replay_pipeline.assets.reporting import trace_batch
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.orchestration.instance import open_instance, prepare_home
 from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.stages.views.status import status_of
 from tests.postgres import fresh_database, running_postgres
 from tests.roots import pipeline_at, project_root, run_batches
 
@@ -66,7 +67,7 @@ def test_a_night_is_planned_run_and_recorded_on_the_server(database, root):
             assert shown == set(work.batches())
     assert not list((root / ".dagster").rglob("*.db"))
     assert not list(root.glob("*ledger*"))
-    assert work.status()["ledger"]["spent_usd"] > 0
+    assert status_of(work)["ledger"]["spent_usd"] > 0
     assert database not in "".join(
         path.read_text("utf-8", "replace") for path in root.rglob("*") if path.is_file()
     )

@@ -13,6 +13,7 @@ import dagster as dg
 import pytest
 
 from replay_pipeline.orchestration.instance import is_running, open_instance, ui_command
+from replay_pipeline.stages.views.status import status_of
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from tests.integration.processes import materialize, wait_until
@@ -114,5 +115,5 @@ def test_after_the_whole_tree_was_killed_the_next_start_is_clean_and_goes_on(tmp
             assert run is not None
             assert run.status == dg.DagsterRunStatus.FAILURE
             assert not claimed(instance)
-        status = pipeline_at(root).status()["ledger"]
+        status = status_of(pipeline_at(root))["ledger"]
         assert status["calls"].get("answered", 0) == 0

@@ -23,6 +23,7 @@ from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.pages.pairs import FORMAT
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages import chain
+from replay_pipeline.stages.budget.spending import stale_work
 from replay_pipeline.stages.staleness import declared
 from replay_pipeline.stages.work.trainer_process import TrainerJob
 from replay_pipeline.storage.schemas import WRITTEN_BY
@@ -312,10 +313,10 @@ def see_both(
     with instance_of(root) as instance:
         found_by_dagster = partial(stale, instance, batches, whole=whole)
         assert (found_by_dagster(), told_by_dagster(root)) == ({}, {})
-        assert pipeline_at(root).stale()["batches"] == {}
+        assert stale_work(pipeline_at(root))["batches"] == {}
 
         change()
-        found = pipeline_at(root).stale()["batches"]
+        found = stale_work(pipeline_at(root))["batches"]
         by_asset: dict[str, list[str]] = {}
         for batch, row in found.items():
             for stage, (why, *more) in row.items():
@@ -327,7 +328,7 @@ def see_both(
         assert by_asset == found_by_dagster()
         assert set(by_asset) == {ASSETS[stage] for stage in stages} == set(told_by_dagster(root))
 
-        assert do_all(root).stale()["batches"] == {}
+        assert stale_work(do_all(root))["batches"] == {}
         assert (found_by_dagster(), told_by_dagster(root)) == ({}, {})
 
 
@@ -470,7 +471,7 @@ def test_where_and_how_fast_a_teacher_is_asked_makes_nothing_stale(elaborate_roo
     decisive = {"name", "model", "params", "family", "dialect", "is_distillable"}
     assert change.keys() | decisive == TeacherSpec.model_fields.keys()
     elaborate(elaborate_root, server, teachers={FIRST: change}, endpoint=change)
-    assert pipeline_at(elaborate_root).stale()["batches"] == {}
+    assert stale_work(pipeline_at(elaborate_root))["batches"] == {}
     assert told_by_dagster(elaborate_root) == {}
 
 
@@ -483,7 +484,7 @@ def test_files_that_settings_name_count_by_what_they_say(shown_root, tmp_path):
     see_both(shown_root, change, "pairs.marks: none → ", "", ["pairs"])
     moved = marks.rename(tmp_path / "moved.json")
     other_settings(shown_root, {"pairs": {"marks": str(moved)}})
-    assert pipeline_at(shown_root).stale()["batches"] == {}
+    assert stale_work(pipeline_at(shown_root))["batches"] == {}
 
 
 def test_other_weights_of_a_trainee_are_told_alike(elaborate_root, server, tmp_path):
@@ -498,7 +499,7 @@ def test_other_weights_of_a_trainee_are_told_alike(elaborate_root, server, tmp_p
         [line] = [line for line in text.splitlines() if line.startswith("endpoint")]
         (elaborate_root / "settings.toml").write_text(text.replace(line, f'folder = "{folder}"'))
         work = pipeline_at(elaborate_root)
-        told = {why for row in work.stale()["batches"].values() for why in row["sample"]}
+        told = {why for row in stale_work(work)["batches"].values() for why in row["sample"]}
         assert {*told_by_dagster(elaborate_root)} == {"samples"}
         assert all(told_by_dagster(elaborate_root)["samples"].count(why) for why in told)
         found.append(sorted(told))
@@ -536,7 +537,7 @@ def test_a_place_on_the_hub_gets_the_texts_of_clients_where_they_are_asked_for(s
     other_settings(shown_root, {"publish": {"repo_id": "me/mine"}})
     for settings, expected in (({}, None), ({"client_texts": True}, "False → True")):
         other_settings(shown_root, {"publish": {"repo_id": "me/mine", **settings}})
-        found = pipeline_at(shown_root).stale()["batches"]
+        found = stale_work(pipeline_at(shown_root))["batches"]
         reasons = {why for row in found.values() for why in row["publish"]}
         why = f"publish.client_texts: {expected}"
         assert reasons == ({why} if expected else set())
@@ -619,7 +620,7 @@ def test_one_table_that_is_new_makes_the_same_stages_stale_for_both(shown_root, 
     work.receipts.write(replace(receipt, outputs=work.digests(batch, stage.writes)))
     sync(pipeline_at(shown_root))
     by_asset: dict[str, list[str]] = {}
-    for batch, found in pipeline_at(shown_root).stale()["batches"].items():
+    for batch, found in stale_work(pipeline_at(shown_root))["batches"].items():
         for name in found:
             by_asset.setdefault(ASSETS[name], []).append(batch)
     with instance_of(shown_root) as instance:
@@ -632,5 +633,5 @@ def test_settings_that_change_no_byte_make_nothing_stale(root, changes):
     if "publish" in changes:
         changes["publish"]["folder"] = str(root / ".." / root.name / "dataset")
     other_settings(root, changes)
-    assert pipeline_at(root).stale()["batches"] == {}
+    assert stale_work(pipeline_at(root))["batches"] == {}
     assert told_by_dagster(root) == {}

@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 from replay_pipeline.cli import app
 from replay_pipeline.ingesters import ingest
 from replay_pipeline.pages import look
+from replay_pipeline.stages.budget.spending import estimate_replay
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.views.page import write_page_of
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import sample_root
 
@@ -124,12 +126,12 @@ def test_a_page_of_logs_one_of_the_data_root_estimate_and_status_say_the_same(tm
     work = sample_root(tmp_path / "data")
     work.ingest_new()
     of_logs = look([SESSIONS_DIR], to=tmp_path / "of-logs")
-    of_root = Pipeline(work.settings).write_page(tmp_path / "of-root")
+    of_root = write_page_of(Pipeline(work.settings), tmp_path / "of-root")
     same = ("total", "tokens", "cost_usd", "outcomes", "tools", "days", "models", "projects")
     for name in same:
         assert rounded(of_root[name]) == rounded(of_logs[name])
     asked = {json.dumps(state["messages"]) for state in work.states(work.batches())}
-    assert work.estimate().n_states == len(asked)  # equal questions are asked once
+    assert estimate_replay(work).n_states == len(asked)  # equal questions are asked once
     assert len(work.states(work.batches())) == of_root["total"]["states"]
     told = CliRunner().invoke(app, ["status", "--data", str(tmp_path / "data"), "--json"])
     batches = json.loads(told.stdout)["batches"].values()

@@ -11,7 +11,11 @@ from replay_pipeline.errors import PublishError
 from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay.ask.rows import teacher_actions_from_table
 from replay_pipeline.settings import REHEARSAL_TEACHERS, Settings
+from replay_pipeline.stages.budget.spending import estimate_replay
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.views.page import write_page_of
+from replay_pipeline.stages.views.status import status_of
+from replay_pipeline.stages.views.summary import summary_of
 from replay_pipeline.testing import TeacherServer, rehearsed_answers
 from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.full_tables import full_table
@@ -66,9 +70,9 @@ def test_a_rehearsal_makes_agreements_pairs_and_disputes_for_nothing(root):
     outcomes = work.root.read_all("outcomes")["outcome"].to_pylist()
     assert {"pair", "agreement", "no_consensus"} <= set(outcomes)
     assert outcomes.count("pair") >= 5
-    assert work.status()["ledger"]["spent_usd"] == 0
-    assert work.status()["played"] == "rehearsal"
-    assert work.estimate().expected_usd == 0
+    assert status_of(work)["ledger"]["spent_usd"] == 0
+    assert status_of(work)["played"] == "rehearsal"
+    assert estimate_replay(work).expected_usd == 0
 
 
 @pytest.mark.slow
@@ -80,7 +84,7 @@ def test_answers_of_a_rehearsal_are_in_no_sum_of_real_ones(root):
                     played.root.read_all("teacher_actions").to_pylist())  # fmt: skip
     for work in (played, pipeline_at(root, replay={"rehearsal_teachers": False})):
         n_teachers = len(work.settings.replay.teachers)
-        status, summary = work.status(), work.summary(since="")
+        status, summary = status_of(work), summary_of(work, since="")
         assert [row.keys() & {"replay", "rehearsal"} for row in status["batches"].values()] == [
             {"rehearsal"} for _ in work.batches()
         ]
@@ -106,12 +110,12 @@ def test_what_no_real_teacher_was_asked_is_priced_by_the_list_of_the_real_teache
         for n in range(2)
     ]  # fmt: skip
     real = pipeline_at(root, replay={"rehearsal_teachers": False, "teachers": teachers})
-    expected = real.estimate()
+    expected = estimate_replay(real)
     assert expected.n_calls == 2 * expected.n_states == 2 * len(real.root.read_all("states"))
     played = pipeline_at(root, replay={"rehearsal_teachers": True, "teachers": teachers})
     gated = pipeline_at(root, replay={"gates": ["cheap_first"], "teachers": teachers})
     for work in (real, played, gated):
-        told = work.status()["open"]
+        told = status_of(work)["open"]
         assert told["never_asked_usd"] == expected.bound_usd > 0
         assert told["n_never_asked"] == expected.n_calls
         assert f", at most ${expected.bound_usd:.2f} in all; a run pays" in open_words(told)
@@ -133,7 +137,7 @@ def test_tables_page_and_card_say_that_it_is_play(root, tmp_path):
     assert {row["source"] for row in with_votes} == {"rehearsal"}
     for row in [*with_votes, *work.root.read_all("positives").to_pylist()]:
         assert all(name.startswith("rehearsal") for name in row["teachers_agreeing"])
-    figures = work.write_page(tmp_path / "look")
+    figures = write_page_of(work, tmp_path / "look")
     data = data_of(tmp_path / "look")
     shown = [item for item in data["pairs-1"]["items"] if item.get("source") == "rehearsal"]
     assert shown

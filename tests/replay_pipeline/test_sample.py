@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from replay_pipeline.ingesters import ClaudeCodeIngester
+from replay_pipeline.stages.views.status import status_of
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from tests.roots import pipeline_at, sample_root
 from tests.support.sessions import REJECTED, SessionBuilder, ToolCall, state_id
@@ -419,6 +420,6 @@ def test_other_default_teachers_leave_the_sample_as_it_is(tmp_path):
         work.replay(batch)
         answers = work.root.read("teacher_actions", batch)
         asked = answers.select(["state_id", "teacher", "request_sha", "action_text", "cost_usd"])
-        found.append((asked, work.status()["teachers"]))
+        found.append((asked, status_of(work)["teachers"]))
     assert found[0] == found[1]
     assert len(set(found[0][0]["teacher"].to_pylist())) == len(TEACHERS)

@@ -19,7 +19,10 @@ from replay_pipeline.normalize.executors import execute
 from replay_pipeline.processes import TRAINER, child_environment, python, start_environment
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.budget.spending import completed_batches
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.views.status import status_of
+from replay_pipeline.stages.views.summary import summary_of
 from replay_pipeline.stages.work.trainer_process import TrainerJob, run_trainer
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import SESSIONS_DIR
@@ -235,9 +238,9 @@ def test_a_receipt_of_a_wrong_shape_counts_as_none_and_is_said(tmp_path, caplog,
     path = tmp_path / "data" / "receipts" / stage / f"{batch}.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    assert work.status()["batches"][batch] == {}
-    assert work.completed_batches() == set()
-    assert work.summary(since="")["batches"] == 0
+    assert status_of(work)["batches"][batch] == {}
+    assert completed_batches(work) == set()
+    assert summary_of(work, since="")["batches"] == 0
     assert work.receipts.read(stage, batch) is None
     assert "counts as not done" in caplog.text
 

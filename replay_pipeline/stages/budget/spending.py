@@ -44,7 +44,7 @@ def completed_batches(project: Project) -> set[str]:
     return is_complete - read_again(project, chain.by_batch())
 
 
-def stale(project: Project) -> dict[str, Any]:
+def stale_work(project: Project) -> dict[str, Any]:
     """Return the reasons why results are stale, by batch and stage.
 
     A later stage is redone only if its input rows change. `cost` is the estimated cost of questions

@@ -107,7 +107,7 @@ def night_words(night: Mapping[str, Any]) -> str:
     return words
 
 
-def show(project: Project, state_id: str) -> str:
+def state_in_words(project: Project, state_id: str) -> str:
     """Return one state as text: the messages before it, the agent's action, and each answer.
 
     Raises:
@@ -146,7 +146,7 @@ def ranked_pairs(project: Project) -> list[Mapping[str, Any]]:
     return rank_pairs(project.root.read_all("dpo_pairs").to_pylist())
 
 
-def summary(project: Project, *, since: str) -> dict[str, Any]:
+def summary_of(project: Project, *, since: str) -> dict[str, Any]:
     """Return the figures of all stages. Work after the time `since` counts as new."""
     receipts = list(project.receipts.all(since=since))
     figures = summarize(receipts, n_teachers=n_teachers(project.settings))
@@ -155,7 +155,7 @@ def summary(project: Project, *, since: str) -> dict[str, Any]:
     return figures
 
 
-def night(
+def night_of(
     project: Project, *, since: datetime, failures: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return the finished work since then, and the open work. `failures` are failed runs."""

@@ -14,6 +14,7 @@ from replay_pipeline.harness.harness import OF_THE_MODEL, fill
 from replay_pipeline.harness.record import record
 from replay_pipeline.ingesters import Traces, ingest, system_prompt
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.budget.spending import estimate_replay
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.publish import PUBLISH
 from replay_pipeline.stages.shown import shown_below
@@ -267,10 +268,10 @@ def test_an_estimate_says_what_the_clients_own_prompts_add(tmp_path):
         replay={"sample_teachers": True},
     )
     Pipeline(settings).ingest_new()
-    before = Pipeline(settings).estimate().added_by_clients
+    before = estimate_replay(Pipeline(settings)).added_by_clients
     store = HarnessStore(tmp_path / "data")
     store.keep(structs.replace(of("2.0.0"), system=["Be thorough. " * 4_000]))
-    after = Pipeline(settings).estimate().added_by_clients
+    after = estimate_replay(Pipeline(settings)).added_by_clients
     assert after > 0.1
     assert before is None or before < after
 

@@ -12,6 +12,8 @@ import pytest
 
 from replay_pipeline.stages.ingest import owners_of
 from replay_pipeline.stages.views import page
+from replay_pipeline.stages.views.page import write_page_of
+from replay_pipeline.stages.views.status import status_of
 from replay_pipeline.storage import folds
 from replay_pipeline.storage.folds import Fold, Kept
 from replay_pipeline.storage.root_index import FILE, RootIndex
@@ -179,7 +181,7 @@ def test_a_fold_that_is_asked_for_an_older_batch_does_not_start_over(monkeypatch
 
 def test_a_page_shows_every_pair_once_in_portions_and_forty_to_mark(work, monkeypatch, tmp_path):
     monkeypatch.setattr(page, "_PAIRS_A_PORTION", 15)
-    work.write_page(tmp_path / "look")
+    write_page_of(work, tmp_path / "look")
     data = data_of(tmp_path / "look")
     to_mark, *portions = (data[f"pairs-{n}"] for n in range(len(data["pairs"])))
     assert len(portions) > 1
@@ -196,9 +198,9 @@ def test_a_page_shows_every_pair_once_in_portions_and_forty_to_mark(work, monkey
 
 
 def test_an_index_that_is_deleted_is_made_again(work):
-    before = work.status()
+    before = status_of(work)
     (work.root.path / FILE).unlink()
-    assert pipeline_at(work.root.path).status() == before
+    assert status_of(pipeline_at(work.root.path)) == before
 
 
 @pytest.mark.slow

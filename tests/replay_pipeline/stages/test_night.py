@@ -11,9 +11,11 @@ from replay_pipeline.ingesters import SourceSlice, TraceBatch, write_manifest
 from replay_pipeline.ingesters.batches import ReadMark
 from replay_pipeline.replay.buy.estimates import Estimate, Prospect, TeacherEstimate
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.budget.spending import as_checked, words_beforehand
+from replay_pipeline.stages.budget.sharing import fitting
+from replay_pipeline.stages.budget.spending import as_checked, estimate_replay, words_beforehand
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.views.status import status_of
 from replay_pipeline.stages.views.summary import night_words, summarize_night
 from tests.roots import pipeline_at, project_root
 
@@ -58,7 +60,7 @@ def work(tmp_path):
 
 
 def test_without_history_every_batch_is_planned(work):
-    assert work.fitting(work.batches(), max_total_usd=0.01) == work.batches()
+    assert fitting(work, work.batches(), max_total_usd=0.01) == work.batches()
 
 
 def test_as_many_batches_are_planned_as_the_money_is_likely_to_reach(work):
@@ -66,10 +68,10 @@ def test_as_many_batches_are_planned_as_the_money_is_likely_to_reach(work):
     report = {"is_complete": True, "spent_usd": 1.0, "n_states": 100, **PAID}
     work.receipts.write(receipt("replay", first, **report))
     far_apart = [rest[i] for i in (0, 2, 4)]
-    assert work.fitting(rest, max_total_usd=2.0) == far_apart
-    assert work.fitting(rest, max_total_usd=0.01) == rest[:1], "at least one goes on"
+    assert fitting(work, rest, max_total_usd=2.0) == far_apart
+    assert fitting(work, rest, max_total_usd=0.01) == rest[:1], "at least one goes on"
     work.receipts.write(receipt("replay", rest[0], is_complete=False, spent_usd=0.9, **PAID))
-    assert len(work.fitting(rest, max_total_usd=2.0)) == 4, "what is paid is not paid again"
+    assert len(fitting(work, rest, max_total_usd=2.0)) == 4, "what is paid is not paid again"
 
 
 def test_batches_are_planned_from_as_many_projects_as_there_is_money_for(tmp_path):
@@ -86,7 +88,7 @@ def test_batches_are_planned_from_as_many_projects_as_there_is_money_for(tmp_pat
     work.receipts.write(receipt("replay", first, **report))
 
     def planned(usd: float) -> list[int]:
-        return [work.batches().index(key) for key in work.fitting(rest, max_total_usd=usd)]
+        return [work.batches().index(key) for key in fitting(work, rest, max_total_usd=usd)]
 
     assert {max(0, i - 13) for i in planned(5.0)} == set(range(12))
     assert len(planned(5.0)) == 12, "no more than one of each, since the money is short"
@@ -108,7 +110,7 @@ def ingested(folder: Path) -> tuple[Pipeline, list[str]]:
 def test_each_run_of_a_night_leaves_the_others_their_part(tmp_path):
     """One run per batch: before, the first run had all that the night has."""
     work, batches = ingested(tmp_path)
-    max_usd = work.estimate(batches).expected_usd / 3
+    max_usd = estimate_replay(work, batches).expected_usd / 3
     reports = {}
     for batch in batches:
         mine = pipeline_at(tmp_path, replay={"max_nightly_usd": max_usd})
@@ -126,7 +128,7 @@ def test_each_run_of_a_night_leaves_the_others_their_part(tmp_path):
 def test_money_for_a_part_reaches_every_batch_of_a_run(tmp_path):
     """Before, the first batches in order had all of it."""
     work, batches = ingested(tmp_path)
-    everything = work.estimate(batches).expected_usd
+    everything = estimate_replay(work, batches).expected_usd
     replay = work.replay_within(everything / 3, batches=batches)
     reports = [replay(batch).report for batch in batches]
     assert all(report["n_answers"] for report in reports)
@@ -194,7 +196,7 @@ def test_replays_at_once_with_ceilings_above_the_nights_spend_what_the_night_has
 
     with ThreadPoolExecutor(2) as threads:
         done = list(threads.map(replay, batches))
-    ledger = work.status()["ledger"]
+    ledger = status_of(work)["ledger"]
     (night,) = [each for each in ledger["scopes"] if each["scope"] == "night:2026-01-02"]
     assert night["limit_usd"] == max_usd
     assert 0 < night["spent_usd"] <= max_usd

@@ -6,6 +6,7 @@ import pytest
 
 from replay_pipeline.judge.reliability import SAME_RIGHT
 from replay_pipeline.pages.pairs import FORMAT
+from replay_pipeline.stages.budget.spending import estimate_replay
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.views.page import compare, contents_of
 from tests.roots import pipeline_at, sample_root
@@ -56,7 +57,7 @@ def test_an_estimate_believes_checked_pairs_more_than_votes(root, tmp_path):
         (tmp_path / "marks.json").write_text(json.dumps(marks), "utf-8")
         checked = pipeline_at(root, pairs={"marks": tmp_path / "marks.json"})
         checked.pairs(batch)
-        told, *_ = checked.estimate([batch]).prospect.words
+        told, *_ = estimate_replay(checked, [batch]).prospect.words
         assert told.startswith(f"by {n} checked pairs, ") == is_enough
 
 

@@ -11,6 +11,8 @@ from replay_pipeline.cli import app
 from replay_pipeline.errors import SchemaError
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipts
+from replay_pipeline.stages.views.status import status_of
+from replay_pipeline.stages.views.verify import verify
 from tests.roots import pipeline_at, run_batches
 
 pytestmark = pytest.mark.slow
@@ -34,7 +36,7 @@ def bytes_of(root: Path) -> dict[Path, bytes]:
 
 
 def damaged(work: Pipeline) -> list[str]:
-    return [each["path"] for each in work.verify()["damaged"]]
+    return [each["path"] for each in verify(work)["damaged"]]
 
 
 def test_flipped_bytes_are_found_and_what_is_deleted_is_made_again_for_nothing(root):
@@ -45,7 +47,7 @@ def test_flipped_bytes_are_found_and_what_is_deleted_is_made_again_for_nothing(r
         for folder in ("dataset", "dpo_pairs", "normalized_pairs", "states", "teacher_actions")
     ]
     assert damaged(pipeline_at(root)) == []
-    spent_usd = pipeline_at(root).status()["ledger"]["spent_usd"]
+    spent_usd = status_of(pipeline_at(root))["ledger"]["spent_usd"]
     for path in spoiled:
         flip(path, chosen)
     names = {path.relative_to(root).as_posix() for path in spoiled}
@@ -58,7 +60,7 @@ def test_flipped_bytes_are_found_and_what_is_deleted_is_made_again_for_nothing(r
     work.publish()
     assert bytes_of(root) == intact
     assert damaged(pipeline_at(root)) == []
-    assert pipeline_at(root).status()["ledger"]["spent_usd"] == spent_usd
+    assert status_of(pipeline_at(root))["ledger"]["spent_usd"] == spent_usd
 
 
 def test_a_damaged_ledger_is_found_and_has_to_come_from_a_backup(root):
@@ -66,7 +68,7 @@ def test_a_damaged_ledger_is_found_and_has_to_come_from_a_backup(root):
     data = bytearray(ledger.read_bytes())
     data[4096 : 4096 * 3] = bytes(4096 * 2)
     ledger.write_bytes(data)
-    [found] = pipeline_at(root).verify()["damaged"]
+    [found] = verify(pipeline_at(root))["damaged"]
     assert found["path"] == str(ledger)
     assert "backup" in found["why"]
 

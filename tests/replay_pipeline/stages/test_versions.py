@@ -11,8 +11,10 @@ from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.ingesters import read_manifest
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages import chain
+from replay_pipeline.stages.budget.spending import stale_work
 from replay_pipeline.stages.ingest import INGEST
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.views.status import status_of
 from tests.roots import PROJECT, pipeline_at, project_root, run_batches
 
 
@@ -32,17 +34,17 @@ def with_version(monkeypatch: pytest.MonkeyPatch, name: str, version: int) -> No
 def test_a_changed_setting_is_stale_with_both_values_until_its_stage_has_run(root):
     plain = pipeline_at(root)
     first, *rest = plain.batches()
-    assert plain.stale() == {"batches": {}, "cost": None}
+    assert stale_work(plain) == {"batches": {}, "cost": None}
     work = pipeline_at(root, pairs={"include_natural": False})
     changed = {"pairs": ["pairs.include_natural: True → False"]}
-    assert work.stale() == {"batches": dict.fromkeys([first, *rest], changed), "cost": None}
+    assert stale_work(work) == {"batches": dict.fromkeys([first, *rest], changed), "cost": None}
     assert not work.pairs(first).is_reused
-    assert "pairs" not in work.stale()["batches"].get(first, {})
+    assert "pairs" not in stale_work(work)["batches"].get(first, {})
     for batch in work.batches():
         work.pairs(batch)
         work.normalize(batch)
     work.publish()
-    assert work.stale()["batches"] == {}
+    assert stale_work(work)["batches"] == {}
 
 
 def test_an_address_or_the_spelling_of_a_folder_makes_nothing_stale(root, monkeypatch):
@@ -52,11 +54,11 @@ def test_an_address_or_the_spelling_of_a_folder_makes_nothing_stale(root, monkey
         for spec in pipeline_at(root).settings.replay.teachers
     ]
     work = pipeline_at(root, publish=spelled, replay={"teachers": quick})
-    assert work.stale()["batches"] == {}
+    assert stale_work(work)["batches"] == {}
     assert work.publish().is_reused
     monkeypatch.chdir(root.parent)
     relative = Settings.load(root / "settings.toml", data_dir=Path(root.name))
-    assert Pipeline(relative).stale()["batches"] == {}
+    assert stale_work(Pipeline(relative))["batches"] == {}
 
 
 @pytest.mark.slow
@@ -64,11 +66,11 @@ def test_a_raised_version_runs_its_stage_again_and_what_comes_out_alike_nothing_
     root, monkeypatch
 ):
     before = {path: path.read_bytes() for path in root.rglob("*.parquet")}
-    spent_usd = pipeline_at(root).status()["ledger"]["spent_usd"]
+    spent_usd = status_of(pipeline_at(root))["ledger"]["spent_usd"]
     with_version(monkeypatch, "ingest", INGEST.version + 1)
     work = pipeline_at(root)
     reason = [f"version {INGEST.version} → {INGEST.version + 1}"]
-    assert work.stale() == {
+    assert stale_work(work) == {
         "batches": {batch: {"ingest": reason} for batch in work.batches()},
         "cost": None,
     }
@@ -80,7 +82,7 @@ def test_a_raised_version_runs_its_stage_again_and_what_comes_out_alike_nothing_
         assert all(stage(batch).is_reused for stage in (work.replay, work.pairs, work.normalize))
     assert work.publish().is_reused
     assert {path: path.read_bytes() for path in root.rglob("*.parquet")} == before
-    assert work.status()["ledger"]["spent_usd"] == spent_usd
+    assert status_of(work)["ledger"]["spent_usd"] == spent_usd
     assert pipeline_at(root, **other).publish().report["rows_by_split"]
 
 
@@ -91,13 +93,13 @@ def test_a_root_of_another_version_is_made_again_without_paying(root, caplog):
         del told["version"]
         path.write_text(json.dumps(told | {"fingerprint": "f"}))
     before = {path: path.read_bytes() for path in root.rglob("*.parquet")}
-    spent_usd = pipeline_at(root).status()["ledger"]["spent_usd"]
+    spent_usd = status_of(pipeline_at(root))["ledger"]["spent_usd"]
     assert "the ledger keeps what is paid for" in caplog.text
     work = pipeline_at(root)
     run_batches(work)
     assert work.publish().report["rows_by_split"]
     assert {path: path.read_bytes() for path in root.rglob("*.parquet")} == before
-    assert work.status()["ledger"]["spent_usd"] == spent_usd
+    assert status_of(work)["ledger"]["spent_usd"] == spent_usd
 
 
 def test_what_was_read_from_logs_that_are_gone_is_redacted_again(tmp_path, monkeypatch):
