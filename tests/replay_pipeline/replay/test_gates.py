@@ -129,7 +129,7 @@ def lively_server():
     """Answers that agree, disagree and follow the student, by state."""
     by_state = {
         f"s{i}": {m: bash(f"run {(i * (k + 1)) % 3}") for k, m in enumerate(MODELS)}
-        for i in range(60)
+        for i in range(300)
     }
     with TeacherServer(by_state, latency=0.001) as server:
         yield server
@@ -217,7 +217,7 @@ def test_sessions_that_went_wrong_come_first_when_money_is_short(lively_server, 
     ]
     report = asyncio.run(
         replay_states(
-            states, lively_server.teachers(MODELS[:1]), max_total_usd=0.00545,
+            states, lively_server.teachers(MODELS[:1]), max_total_usd=0.008,
             ledger=tmp_path / "l", gates=("error_sites_first",), max_concurrency=1,
             is_durable=False,
         )
