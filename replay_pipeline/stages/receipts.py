@@ -16,7 +16,6 @@ import msgspec
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.settings import Settings
 from replay_pipeline.storage.garbage_collection import without_collector
-from replay_pipeline.storage.permissions import tighten_root
 from replay_pipeline.storage.root_index import FILE, RootIndex
 from replay_pipeline.storage.store import (
     Place,
@@ -190,7 +189,6 @@ class Overview:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         check_reachable(settings.data_dir)
-        tighten_root(settings.data_dir)
         self.index = RootIndex(settings.data_dir, self._index_file())
         self.receipts = Receipts(settings.data_dir, self.index)
         self._keys: list[str] | None = None
