@@ -34,11 +34,7 @@ def hostile_root(root: Path) -> Pipeline:
                 receipt,
                 report=report,
                 seconds=1.0,
-                inputs={
-                    table: d
-                    for table, d in work.digests(batch, stage.reads).items()
-                    if table in receipt.inputs
-                },
+                inputs={**work.digests(batch, stage.reads), **stage.inputs(work, batch)},
                 outputs=work.digests(batch, stage.writes) if receipt.batch == batch else {},
             )
         )
