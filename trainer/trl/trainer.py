@@ -94,6 +94,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 "rollout_func": replay_rollouts,
             }
         super().__init__(model, reward_funcs, args, **options)
+        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:  # by a launcher
+            raise TrainerConfigError(NO_DEEPSPEED)
         self.composer: ComposerConfig = args
         self.hint = hint
         tokenizer: Any = self._tokenizer
@@ -132,8 +134,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self._sdpo_sum: Tensor | None = None
         self._is_in_loss = False
         self._explain_off_channels()
-        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:  # by a launcher
-            raise TrainerConfigError(NO_DEEPSPEED)
 
     @property
     def has_replay(self) -> bool:

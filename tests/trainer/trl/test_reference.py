@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.trainer.published import rows_of
-from trainer.trl import reference
+from trainer.trl import pairs
 
 DPO = {
     "policy_weight": 0.0,
@@ -41,9 +41,9 @@ def test_a_restart_reads_the_reference_and_other_weights_make_it_anew(
     found = first.pair_channel.reference_logps
     assert found.shape == (len(rows_of(3)), 2)
     calls = []
-    forward = reference.PairForward.__call__
+    forward = pairs.PairForward.__call__
     monkeypatch.setattr(
-        reference.PairForward, "__call__", lambda *args: (calls.append(1), forward(*args))[1]
+        pairs.PairForward, "__call__", lambda *args: (calls.append(1), forward(*args))[1]
     )
     again = composer(model=copy.deepcopy(model), **settings)
     torch.testing.assert_close(again.pair_channel.reference_logps, found, rtol=0, atol=0)
@@ -53,7 +53,7 @@ def test_a_restart_reads_the_reference_and_other_weights_make_it_anew(
     moved = composer(model=model, **settings)
     assert calls
     assert not torch.equal(moved.pair_channel.reference_logps, found)
-    (tmp_path / "run" / reference.FILE).write_bytes(b"cut short")
+    (tmp_path / "run" / pairs.FILE).write_bytes(b"cut short")
     torch.testing.assert_close(
         composer(model=model, **settings).pair_channel.reference_logps,
         moved.pair_channel.reference_logps,

@@ -1,10 +1,10 @@
 """What a run says of channels that teach nothing, and what a host may put into a run."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from trainer.data.dataset import PreferenceData
@@ -13,7 +13,6 @@ from trainer.engines.settings_file import read_settings
 from trainer.errors import TrainerConfigError
 from trainer.settings import RunConfig
 from trainer.trl.run import RunParts, off_channels, run, trl_config
-from trainer.trl.trainer import _refuse_deepspeed
 
 HINTED = {"prompt": [{"role": "user", "content": "go"}], "hint": "Error: no such file"}
 
@@ -94,10 +93,13 @@ def test_a_device_that_a_run_does_not_use_is_said(tmp_path, monkeypatch, caplog,
     assert f"has an {kind} device, but the run uses the CPU" in caplog.text
 
 
-def test_deepspeed_is_refused_with_the_reason_by_setting_and_by_launcher(tmp_path):
+def test_deepspeed_is_refused_with_the_reason_by_setting_and_by_launcher(
+    tmp_path, composer, model, monkeypatch
+):
     settings = {"dataset": "d", "output": str(tmp_path), "trl": {"deepspeed": "zero3.json"}}
     with pytest.raises(TrainerConfigError, match="use DDP, FSDP2, or adapters"):
         trl_config(read_settings(settings), tmp_path)
-    launched = SimpleNamespace(distributed_type=DistributedType.DEEPSPEED)
+    launched = property(lambda _: DistributedType.DEEPSPEED)
+    monkeypatch.setattr(Accelerator, "distributed_type", launched)
     with pytest.raises(TrainerConfigError, match="use DDP, FSDP2, or adapters"):
-        _refuse_deepspeed(launched)
+        composer(model=model)
