@@ -38,16 +38,16 @@ class Room:
 
 MONEY = (
     "money/ledger money/database money/calls money/status money/bills ask/attempts dialects/prices "
-    "buy/estimates"
+    "dialects/usage buy/estimates"
+)
+MONEY_TESTS = (
+    "ledger recovery cost_figures run requests usage odd_replies lies prospects bills_of_providers"
 )
 EXTRACTION = "answers claims extract judgment natural on_policy records report rule"
 ROOMS = {
     "ledger": Room(
         tuple(f"replay_pipeline/replay/{name}.py" for name in MONEY.split()),
-        tuple(
-            f"tests/replay_pipeline/replay/test_{name}.py"
-            for name in ("ledger", "recovery", "cost_figures", "run", "requests")
-        ),
+        tuple(f"tests/replay_pipeline/replay/test_{name}.py" for name in MONEY_TESTS.split()),
         ("-k", "not thousand and not several_processes"),  # a minute of random trials
     ),
     "extraction": Room(

@@ -158,8 +158,10 @@ def long_messages(
 ) -> dict[str, set[str]]:
     """Return the long messages of these conversations."""
     said: dict[str, set[str]] = {}
-    for key in sorted(keys) if messages else ():
-        for name, hashes in messages(key).items() if messages else ():
+    if messages is None:
+        return said
+    for key in sorted(keys):
+        for name, hashes in messages(key).items():
             if name in belong:
                 said.setdefault(name, set()).update(hashes)
     return said

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyError
-from replay_pipeline.replay import ledger_status
+from replay_pipeline.replay import counted_usd, ledger_status, spent_since
 from replay_pipeline.replay.money import database as databases
 from replay_pipeline.replay.money.calls import (
     InDoubt,
@@ -860,6 +860,21 @@ def test_looking_at_a_ledger_makes_none_and_writes_nothing(tmp_path):
     )
 
 
+def test_what_is_spent_is_told_since_a_time_and_what_counts_under_a_scope(tmp_path):
+    path, before = tmp_path / "l", datetime.now(UTC)
+    assert (spent_since(path, before), counted_usd(path, "day:x")) == (0.0, 0.0)
+    assert list(tmp_path.iterdir()) == []
+    with quick(path) as ledger:
+        paid, lost = held(ledger, "a", 40), held(ledger, "b", 25)
+        ledger.settle(answered(paid, 30)).result(timeout=60)
+        ledger.settle(Settlement(call_id=lost.call_id, state="unknown")).result(timeout=60)
+        held(ledger, "c", 5)
+        assert counted_usd(path, "day:x") == pytest.approx(60e-9)
+    assert spent_since(path, before) == pytest.approx(30e-9)
+    assert spent_since(path, datetime.now(UTC)) == 0.0
+    assert counted_usd(path, "day:y") == 0.0
+
+
 class ReadOnlyDisk(sqlite3.Connection):
     """SQLite can make no index of a log there, and so reads only what it is told won't change."""
 
@@ -883,6 +898,8 @@ def test_a_ledger_on_a_read_only_disk_is_read_unless_a_log_was_left_behind(tmp_p
             log.touch()  # an empty one has nothing that would be missed
         with closing(connect(path, is_read_only=True)) as database:
             assert database.query("select value from ledger") == [(SCHEMA_VERSION,)]
+        assert ledger_status(path).calls == {}
+        assert counted_usd(path, "day:x") == 0.0
     log.write_bytes(b"what was written last")
     told = told_by(LedgerError, connect, path, is_read_only=True)
     assert "unable to open database file" in told

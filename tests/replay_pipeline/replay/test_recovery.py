@@ -5,6 +5,7 @@ import hashlib
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,13 +22,19 @@ from replay_pipeline.replay import (
     replay_trace_sync,
 )
 from replay_pipeline.replay.dialects.client import Client
+from replay_pipeline.replay.dialects.prices import Price
+from replay_pipeline.replay.dialects.replies import Answer
+from replay_pipeline.replay.dialects.sizes import Size
+from replay_pipeline.replay.money.bills import replayed_bound
 from replay_pipeline.replay.money.calls import (
     InDoubt,
+    LostCall,
     NewCall,
     Refused,
     Reserved,
     Settlement,
     decode_row,
+    settled_lost,
 )
 from replay_pipeline.replay.money.database import SCHEMA_VERSION, connect, mend
 from replay_pipeline.replay.money.ledger import Ledger, Unbooked
@@ -163,6 +170,21 @@ def test_a_router_without_its_cache_is_found_out_and_the_lost_call_booked(tmp_pa
     assert round(again.actions[0].cost_usd * 1e9) == 3_000_000 + 200_000
 
 
+def test_an_answer_from_the_routers_cache_cost_at_most_what_its_size_or_its_limit_tells():
+    price = Price(prompt=0, completion=1_000_000, cache_read=0, cache_write=0, reasoning=0)
+    thinks = replace(price, supported_parameters=("reasoning",))
+    answer = Answer(action={"role": "assistant", "content": "yes"})
+    n_bytes = len(str(answer.action))
+    for given, at, n_limit, n_tokens in (
+        (answer, price, 1_000, n_bytes + 1),
+        (answer, price, 9, 9),
+        (Answer(), price, 1_000, 1),
+        (answer, thinks, 1_000, 1_000),
+    ):
+        bound = replayed_bound(given, Size(n_bytes=100), price=at, n_limit=n_limit)
+        assert bound == at.bound_nano(Size(n_bytes=100).bound_tokens, n_tokens)
+
+
 def test_reconcile_shows_lost_calls_and_settles_those_that_are_over(tmp_path):
     early = NewCall(
         request_sha="a", state_id="s1", teacher="t", model="m", run_id="r", scopes=("day:x",),
@@ -198,6 +220,7 @@ def test_reconcile_asks_the_endpoint_for_its_record(tmp_path):
     assert scopes_of(path)["day:x"] == [round(row.cost_usd * 1e9), 0, 0, 0]
 
 
+BOOKED_IN_FULL = "no reply came back; it is booked at the most it can have cost"
 SENT, DUE = "2026-01-02T03:04:05.678+00:00", "2026-01-02T03:14:05.678+00:00"
 
 
@@ -251,6 +274,34 @@ def test_reconcile_says_of_each_lost_call_all_that_is_known(tmp_path, monkeypatc
     assert [each.what for each in settled] == [at_bound, at_bound, on_record, on_record]
     assert scopes_of(path)["day:x"] == [10 + 20 + 0 + 7, 0, 0, 0]
     assert reconcile(path, [known]) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "waited_s", "message", "is_lasting"),
+    [
+        ("no_reply", "no_reply", 600.0, "no reply within 600 s: raise the teacher's timeout_s", True),
+        ("connection_lost", "connection_lost", 0.0, BOOKED_IN_FULL, False),
+        (None, "outcome_unknown", 0.0, BOOKED_IN_FULL, False),
+    ],
+)  # fmt: skip
+def test_a_lost_call_is_booked_with_all_that_is_known_of_it(
+    code, told, waited_s, message, is_lasting
+):
+    sent_at = datetime(2026, 1, 2, tzinfo=UTC)
+    lost = LostCall(
+        call_id=7, request_sha="sha", state_id="s", teacher="t", model="m", run_id="r",
+        scopes=("day:x",), reserved_nano=50, sent_at=sent_at, generation_id="gen-1",
+        due_at=sent_at + timedelta(seconds=600), error_code=code,
+    )  # fmt: skip
+    settled = settled_lost(lost, 40)
+    assert decode_row(settled.row) == TeacherAction(
+        state_id="s", teacher="t", model="m", cost_usd=4e-8, latency_s=waited_s, request_sha="sha",
+        generation_id="gen-1", error_code=told, error_message=message,
+    )  # fmt: skip
+    assert settled == Settlement(
+        call_id=7, state="failed", cost_nano=40, is_lasting=is_lasting, error_code=told,
+        row=settled.row, generation_id="gen-1",
+    )  # fmt: skip
 
 
 def test_reconcile_shows_a_key_to_the_endpoint_it_is_for(tmp_path, monkeypatch):
