@@ -367,7 +367,7 @@ def open_words(work: Report) -> str:
         rest = open_words({**work, "n_never_asked": 0}) if work["stop_reasons"] else ""
         return f"{never}. Of those that were: {rest}" if rest else never
     if not work["n_questions_left"]:
-        return f"no question ({reasons})"
+        return f"no question ({reasons})" if work["stop_reasons"] else "no question"
     cost = work["left_usd"]
     price = "" if cost is None else f", about ${cost:.4f} to finish"
     return f"{work['n_questions_left']:,} questions were not sent ({reasons}){price}"

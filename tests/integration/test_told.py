@@ -75,6 +75,7 @@ def test_finishing_costs_what_the_answers_cost_and_a_gate_leaves_out_as_many():
     work = open_work([report])
     assert (work["n_questions_left"], work["left_usd"]) == (30, pytest.approx(30 * 2 / 17))
     assert "about $3.5294 to finish" in open_words(work)
+    assert open_words(open_work([])) == "no question"
 
 
 def test_teachers_that_answer_nothing_are_a_failure_with_its_commonest_reason(

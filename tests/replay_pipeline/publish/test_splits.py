@@ -6,8 +6,11 @@ import pytest
 from replay_pipeline.publish import publish
 from replay_pipeline.publish.splits import (
     ConversationSplit,
+    long_messages,
     name_sha,
     position,
+    shared,
+    sides_in,
 )
 
 
@@ -81,6 +84,27 @@ def test_two_or_three_that_share_a_message_come_to_one_side_and_follow_what_was_
     assert split.of(low) == split.of(high) == "train"  # by the first of them
     split = over([low], sides={name_sha("message"): "train"}, ties=[[low, "message"]])
     assert split.of(low) == "train"
+
+
+def test_long_messages_are_those_of_published_conversations_from_all_batches():
+    by_batch = {"b1": {"a": ["m1"], "gone": ["m1"]}, "b2": {"a": ["m2"], "b": ["m1"]}}
+    said = long_messages(by_batch, {"a", "b"}, by_batch.__getitem__)
+    assert said == {"a": {"m1", "m2"}, "b": {"m1"}}
+    assert long_messages(by_batch, {"a", "b"}, None) == {}
+
+
+def test_a_message_ties_two_or_three_conversations_those_published_before_among_them():
+    said = {"a": {"m1", "m2"}, "b": {"m2", "m3"}, "c": {"m3"}, "d": {"m3"}, "e": {"m4"}}
+    said |= {name: {"m5"} for name in "fghi"}
+    assert [*shared(said, {})] == [["a", "b", "m2"], ["b", "c", "d", "m3"]]
+    n_published = {name_sha("m1"): 1, name_sha("m2"): 1, name_sha("m3"): 1, name_sha("m4"): 3}
+    assert [*shared(said, n_published)] == [["a", "m1"], ["a", "b", "m2"]]
+
+
+def test_the_manifest_tells_the_side_of_each_hash_and_train_wins():
+    assert sides_in({}) == {}
+    sides = sides_in({"test": ["x", "y"], "train": ["y", "z"]})
+    assert sides == {"x": "test", "y": "train", "z": "train"}
 
 
 @pytest.mark.slow
