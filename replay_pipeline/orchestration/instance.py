@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -250,7 +251,7 @@ def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, s
     home = prepare_home(local_dir)
     words = (str(home / "workspace.yaml"), str(port), str(page_of(settings).parent))
     serve = python("replay_pipeline.orchestration.serve", *words)
-    return python("replay_pipeline.orchestration.supervise", *serve), start_environment(
+    environment = start_environment(
         also=_variables(settings),
         DAGSTER_IS_DEV_CLI="1",
         DAGSTER_HOME=str(home),
@@ -258,6 +259,10 @@ def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, s
         REPLAY_DATA=str(settings.data_dir.absolute()),
         REPLAY_HOME=str(local_dir),
     )
+    if places := environment.get("PYTHONPATH"):
+        # To load our code, Dagster drops the first place of modules, which it takes for the script's.
+        environment["PYTHONPATH"] = os.pathsep.join([sys.prefix, places])
+    return python("replay_pipeline.orchestration.supervise", *serve), environment
 
 
 def _variables(settings: Settings) -> list[str]:

@@ -1,8 +1,14 @@
 """Dagster's home as we write it, and as `doctor` finds one that others have written."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from replay_pipeline.orchestration.instance import prepare_home
+import replay_pipeline
+from replay_pipeline.orchestration.instance import prepare_home, ui_command
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.views.doctor import examine
 
@@ -44,3 +50,20 @@ def test_doctor_names_what_a_home_of_plain_dagster_lacks(tmp_path, monkeypatch, 
     assert not found["ok"]
     for word in named:
         assert word in found["detail"]
+
+
+def test_dagster_finds_our_code_where_only_the_search_path_names_it(tmp_path, monkeypatch):
+    package = Path(replay_pipeline.__path__[0])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package.parent), str(tmp_path)]))
+    _, environment = ui_command(Settings(data_dir=tmp_path / "data"), port=1)
+    load = (
+        "from dagster._core.code_pointer import load_python_module as load; print(load({!r}, {!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", load.format("replay_pipeline.definitions", str(tmp_path))],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert str(package / "definitions.py") in done.stdout, done.stderr
