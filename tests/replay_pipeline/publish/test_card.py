@@ -70,6 +70,13 @@ def test_the_card_tells_what_the_data_and_the_caller_know(card):
         assert text in card
 
 
+def test_an_empty_line_stands_before_every_table(card):
+    lines = ["", *card.splitlines()]
+    heads = [n for n, line in enumerate(lines) if line.startswith("| --- ")]
+    assert len(heads) > 5
+    assert [lines[n - 1] for n in heads if lines[n - 2]] == []
+
+
 def test_the_metadata_declares_every_config_and_column(card):
     data = metadata(card)
     assert [config["config_name"] for config in data["configs"]] == [*CONFIGS, "pairs_8k"]
