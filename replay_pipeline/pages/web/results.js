@@ -10,7 +10,7 @@ async function showDataset(main) {
     card("Checks", table([["check", ([name]) => words(name)], ["", ([, told]) => told]], Object.entries(found.checks ?? {}), "Checks of the dataset")),
     found.lengths?.length ? card("Length of pairs", table([
       ["prompt, tools and the longer side", (row) => `up to ${number.format(row.n_tokens)} tokens`], ["pairs", (row) => number.format(row.n), "n"]], found.lengths, "Pairs by length"),
-      element("p", "note", `Tokens ${found.counted}.`)) : null,
+      element("p", "note", "Tokens are estimated by words and signs, on the high side.")) : null,
     found.dropped && Object.keys(found.dropped).length ? card("Dropped by", counts(found.dropped, "Dropped by")) : null,
   ));
   main.append(element("p", "note", `It lies in ${found.dataset.split("/").slice(-2).join("/")}${found.repo_id ? `, and on the Hub as ${found.repo_id}` : ""}.`));

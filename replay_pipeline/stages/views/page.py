@@ -251,21 +251,18 @@ def _dataset(project: Project) -> dict[str, Any] | None:
         **{name: receipt.report.get(name) for name in names},
         "dropped": added(report.get("dropped") or {} for report in dropped),
         "card": card,
-        **_lengths(project),
+        "lengths": _lengths(project),
     }
 
 
-def _lengths(project: Project) -> dict[str, Any]:
-    """Return how many published pairs are how long, and by what tokens."""
+def _lengths(project: Project) -> list[dict[str, int]]:
+    """Return how many published pairs are how long, in tokens."""
     folder = project.place_of("dataset/manifests")
     names = [f"{name}.json" for name in names_of_json(folder) if not name.startswith("_")]
     tokens = [json.loads(text).get("tokens", {}) for text in read_files(folder, names) if text]
     found = added(each.get("pairs", {}).get("pairs", {}) for each in tokens)
     sizes = sorted((int(size), n) for size, n in found.items())
-    return {
-        "lengths": [{"n_tokens": size, "n": n} for size, n in sizes],
-        "counted": ", ".join({each["counted"]: None for each in tokens if "counted" in each}),
-    }
+    return [{"n_tokens": size, "n": n} for size, n in sizes]
 
 
 def _training(project: Project) -> dict[str, Any] | None:
