@@ -67,7 +67,7 @@ def readers() -> tuple[Ingester, ...]:
     Readers of other packages come first. Of ours, those with a narrower sniff come first.
 
     Raises:
-        IngestError: a reader of another package can't be loaded.
+        IngestError: a reader of another package can't be loaded, or there is none at all.
     """
     found: list[Ingester] = []
     for point in entry_points(group=READERS):
@@ -75,6 +75,10 @@ def readers() -> tuple[Ingester, ...]:
             found.append(point.load()())
         except Exception as error:
             raise IngestError(f"{point.value}: this reader cannot be loaded ({error})") from error
+    if not found:
+        raise IngestError(
+            f"no reader of logs is found at the entry point `{READERS}`: install the package again"
+        )
     return tuple(sorted(found, key=lambda reader: (getattr(reader, "rank", 0), reader.name)))
 
 
