@@ -31,11 +31,6 @@ def test_one_command_runs_everything_that_needs_a_gpu_and_compares_equal_steps(t
     report = json.loads("\n".join(dry["recompilations"]["last_lines"]))
     assert len(set(report["tree_lengths"])) == 5
 
-    rows = dry["losses small"]["figures"]["cases"][0]["rows"]
-    rows = [row for row in rows if "absent" not in row]
-    assert {"fused", "recompute", "trl", "naive"} <= {row["variant"] for row in rows}
-    assert_equal(row["loss"] for row in rows)
-    assert_equal(row["weight_grad_norm"] for row in rows)
     pairs = dry["pairs small"]["figures"]
     assert_equal(row["loss"] for row in pairs["rows"])
     assert_equal(row["grad_norm"] for row in pairs["rows"])
@@ -43,9 +38,6 @@ def test_one_command_runs_everything_that_needs_a_gpu_and_compares_equal_steps(t
     rollouts = dry["whole_step small"]["figures"]["rows"]
     assert rollouts[0]["policy_loss"] != 0
     assert_equal(row["policy_loss"] for row in rollouts)
-    states = dry["teacher small"]["figures"]
-    assert states["is_bitwise_equal"]
-    assert states["n_reused"] == 256
 
 
 def assert_equal(numbers):

@@ -184,8 +184,8 @@ def test_all_runs_of_a_night_bear_the_date_on_which_it_begins_in_its_time_zone(r
     first, *others = keys = [*work.batches(), "later-1", "later-2"]
     between = others[0]
     set_in(root, "night", "time_zone = 'Asia/Kolkata'")
-    monkeypatch.setattr(type(work), "completed_batches", lambda _: {between})
-    monkeypatch.setattr(type(work), "fitting", lambda _, batches, **__: list(batches))
+    monkeypatch.setattr(automation, "completed_batches", lambda _: {between})
+    monkeypatch.setattr(automation, "fitting", lambda _, batches, **__: list(batches))
     with instance_of(root) as instance:
         instance.add_dynamic_partitions("trace_batch", keys)
         done = dg.AssetMaterialization("normalized_pairs", partition=between)

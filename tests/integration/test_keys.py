@@ -16,13 +16,13 @@ import pytest
 from replay_pipeline.processes import child_environment
 from replay_pipeline.settings import Settings, config_dir
 from replay_pipeline.storage.trust import host_of, trust_host
-from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from replay_pipeline.types import TeacherSpec
 from tests.loopback import QuietHandler, served
 from tests.roots import PROJECT
 from tests.support.forked import forked, forked_python
 from tests.support.settings_files import write_settings
+from tests.support.teachers import TeacherServer
 
 pytestmark = pytest.mark.slow
 

@@ -69,11 +69,12 @@ def test_the_recipes_keep_of_the_sample_what_their_page_says(tmp_path):
     loaded = Settings.model_validate(settings)
     run(loaded, with_training=False)
     pairs = DataRoot(tmp_path).read_all("dpo_pairs")
-    traces = Pipeline(loaded).traces(DataRoot(tmp_path).batches("states")[0])
+    batches = DataRoot(tmp_path).batches("states")
+    prompts = Pipeline(loaded).prompts(batches[0])
     page = (recipes_dir() / "README.md").read_text("utf-8")
     said = dict(re.findall(r"\| `(\w+)\.yaml` \| (\d+)", page))
     kept = {
-        name: str(DJNormalizer(name).run(pairs, prompts=traces.materialize).report.n_kept)
+        name: str(DJNormalizer(name).run(pairs, prompts=prompts).report.n_kept)
         for name in bundled_recipes()
     }
     assert said == kept

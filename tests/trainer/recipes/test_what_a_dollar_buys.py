@@ -413,7 +413,7 @@ def test_a_second_round_samples_the_trained_model_beside_what_the_first_found(
 @pytest.mark.parametrize(
     ("words", "n_arms", "by_two_seeds", "elsewhere"),
     [
-        ([], {"stronger": 27, "habits": 3, "trained.stronger": 3}, 6, set()),
+        ([], {"stronger": 25, "habits": 3, "trained.stronger": 3}, 6, set()),
         (["--size", "quick"], {"stronger": 9}, 0, set()),
         (["--size", "quick", "--seeds", "7", "9"], {"stronger": 9}, 5, set()),
         (["--regimes", "trained.weaker"], {"trained.weaker": 3}, 0, {"stronger", "weaker"}),
