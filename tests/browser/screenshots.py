@@ -56,7 +56,7 @@ def training(page: Page, url: str) -> None:
 
 def checks(page: Page, url: str) -> None:
     page.goto(f"{url}/assets/dpo_pairs?view=checks")
-    expect(page.get_by_text("Succeeded")).to_have_count(3, timeout=PATIENCE_MS)
+    expect(page.get_by_text("Succeeded")).to_have_count(2, timeout=PATIENCE_MS)
 
 
 VIEWS: dict[str, tuple[Callable[[Page, str], None], int, int]] = {
