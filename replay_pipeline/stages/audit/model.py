@@ -36,7 +36,7 @@ def learned_something(folder: Place) -> AuditResult:
     nothing = [one for one in report["findings"] if one.startswith("nothing was learned")]
     return AuditResult(
         problems=nothing if report["learned"] is False else [],
-        what_to_do="Look at the pairs (`replay-pipeline show`) before you train longer: labels that "
+        what_to_do="Look at the pairs (`replay-pipeline pairs show`) before you train longer: labels that "
         "are no better than a coin, or a learning rate of nothing, end like this.",
         facts=_figures(report, "preference_accuracy", "prompt_gain"),
         judged=0 if report["learned"] is None else report.get("held_out_pairs", 0),
