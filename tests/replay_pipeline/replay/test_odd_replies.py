@@ -176,6 +176,7 @@ def test_an_exception_in_one_task_is_a_row_and_ends_nothing(tmp_path, monkeypatc
         assert [row.error_code for row in report.actions].count(None) == 9
         [row] = [row for row in report.actions if row.error_code]
         assert (row.error_code, row.error_message) == ("unexpected", "RecursionError: too deep")
+        assert row.finish_reason == "error"
         status = ledger_status(tmp_path / "l")
         assert (status.calls, row.cost_usd) == ({"answered": 10}, 0.0002)
 
