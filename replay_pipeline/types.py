@@ -20,11 +20,6 @@ Message = dict[str, Any]
 Tool = dict[str, Any]
 """One tool in OpenAI's form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
-TokenLogprobs = list[list[tuple[str | list[int], float]]]
-"""The tokens of an answer in order. Each entry has the written token and then its most likely
-alternatives, with their natural log-probabilities. A token is text, or bytes if these alone aren't
-text."""
-
 AgreementLevel = Literal["exact", "effect", "target", "tool"]
 """How similar two actions are, from strict to loose."""
 

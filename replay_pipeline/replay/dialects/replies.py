@@ -541,7 +541,9 @@ def _meant(action: Message | None, request: bytes) -> Message | None:
         # A parser may leave a copy of the calls in the text, which is no part of the action.
         return {**action, "content": None} if has_markup(text) else action
     text = _THINKING.sub("", text)
-    left, written = read_written_calls(text, schemas_of(request) if may_hold_calls(text) else {})
+    if not may_hold_calls(text):
+        return action
+    left, written = read_written_calls(text, schemas_of(request))
     if not written:
         return action
     called = [{"function": {"name": each.name, "arguments": each.arguments}} for each in written]

@@ -62,13 +62,13 @@ def read_written_calls(text: str, schemas: Schemas) -> tuple[str, list[WrittenCa
     """Return the text without its calls, and the calls in their order.
 
     Args:
-        text: what the model wrote, without its thinking.
+        text: what the model wrote, without its thinking. `may_hold_calls` says whether it's worth a look.
         schemas: the tools that the request offered. Without any, the text stays as it is.
 
     Raises:
         UnclearCallError: if a part of a form is left that is no whole call of an offered tool.
     """
-    if not schemas or not may_hold_calls(text):
+    if not schemas:
         return text, []
     found: list[tuple[int, int, list[WrittenCall]]] = []
     for form in _FORMS:
@@ -77,8 +77,9 @@ def read_written_calls(text: str, schemas: Schemas) -> tuple[str, list[WrittenCa
                 found.append((match.start(), match.end(), list(form.read(match, schemas))))
     if not found and (bare := _bare(text, schemas)):
         return "", bare
+    found.sort(key=lambda each: each[0])
     rest, at = [], 0
-    for start, end, _ in sorted(found, key=lambda each: each[0]):
+    for start, end, _ in found:
         rest.append(text[at:start])
         at = end
     left = "".join([*rest, text[at:]])
@@ -86,7 +87,7 @@ def read_written_calls(text: str, schemas: Schemas) -> tuple[str, list[WrittenCa
         left = _WRAPPERS.sub("", left).strip()
     if mark := _MARKS.search(left):
         raise UnclearCallError(f"a call is written into the text and breaks off at {mark[0]!r}")
-    return left, [call for _, _, calls in sorted(found, key=lambda e: e[0]) for call in calls]
+    return left, [call for _, _, calls in found for call in calls]
 
 
 def arguments_of(value: Any) -> dict[str, Any]:
