@@ -43,8 +43,6 @@ class ExtractOptions(TypedDict, total=False):
     trials: Mapping[str, Mapping[str, Trial]]
     """Results of tried actions, by state and rendered action. Actions with the same effect share
     one vote, and an action that would fail can't be the better side."""
-    became: Mapping[str, str]
-    """What became of the lines that the agent's own action added, by state."""
     same_text: TextComparator | None
     """Judges final texts that differ."""
     min_p_better: float | None
@@ -76,8 +74,6 @@ class Case:
     """Valid answers with a vote. By default, the agent's own family has none."""
     trials: Mapping[str, Trial] = field(default_factory=dict)
     """Results of tried actions, by rendered action."""
-    became: str | None = None
-    """What became of the lines that the agent's own action added."""
     has_control_left: bool | None = None
     """Whether the agent's own model, asked again, took another action. None if it wasn't asked."""
 
@@ -152,7 +148,6 @@ class AnswerBook:
             source="recorded" if sample is None else "sampled",
             asked=rows,
             trials=options.get("trials", {}).get(state_id, {}),
-            became=options.get("became", {}).get(state_id),
         )
         for row in rows:
             action = read_answer(row, cwd=cwd, tools=tools)

@@ -39,9 +39,8 @@ def outcome_row(judgment: Judgment) -> dict[str, Any]:
         "invalid_reason": case.agent.invalid_reason,
         "why": judgment.why,
     }
-    if case.trials or case.became:
-        row["trials"] = {action: _told(trial) for action, trial in case.trials.items()} or None
-        row["became"] = case.became
+    if case.trials:
+        row["trials"] = {action: _told(trial) for action, trial in case.trials.items()}
     return row
 
 
@@ -186,15 +185,10 @@ def _without_none(pair: dict[str, Any]) -> Any:
 
 
 def _evidence(case: Case, chosen: Action) -> list[str]:
-    """Return what was tried or happened later that speaks for the chosen side."""
+    """Return what was tried that speaks for the chosen side."""
     better, worse = case.trial(chosen), case.trial(case.agent)
     is_fixed = better is not None and better.check == "fixed"
-    found = []
-    if is_fixed and worse is not None and worse.check != "fixed":
-        found.append("check")
-    if case.became == "undone" and case.source == "recorded":
-        found.append("undone")
-    return found
+    return ["check"] if is_fixed and worse is not None and worse.check != "fixed" else []
 
 
 def _told(trial: Trial) -> dict[str, str]:

@@ -188,7 +188,6 @@ def pair_item(pair: DPOPair, row: Mapping[str, Any]) -> dict[str, Any]:
         "headline": headline_of(chosen, pair["chosen"]),
         "request": last_request(messages),
         "diff": rows,
-        "became": row.get("became"),
         "tried": {side: tried.get(pair[side]) for side in ("rejected", "chosen")},
         "prefix": shown_prefix(messages, max_chars=MAX_PREFIX_CHARS),
     }

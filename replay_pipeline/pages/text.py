@@ -59,8 +59,6 @@ def show_state(
         lines += [_RULE, f"student ({state.get('student_model') or 'unknown model'})"]
         form = NativeForm(messages, state.get("tools"), state.get("cwd"))
         lines += [*_action_lines(form, student), *_trial_lines(trials.get(student.render()))]
-        if became := (outcome or {}).get("became"):
-            lines.append(f"  later: {became}")
         for note in ("outcome", "hint"):
             if state.get(note):
                 lines.append(f"  {note}: {state[note]}")

@@ -42,7 +42,6 @@ def make_pairs(task: Task) -> Report:
         answers,
         options.agreement_threshold,
         trials=tried.trials,
-        became=tried.became,
         verdicts=verdicts_of(tried.trials, project.states([task.batch]), answers),
         level=options.level,
         include_natural=options.include_natural,
@@ -217,7 +216,7 @@ def _checks() -> tuple[Check, ...]:
 PAIRS = Stage(
     name="pairs",
     about="States at which enough teachers agreed on something that the student did not do.",
-    version=1,
+    version=2,
     work=make_pairs,
     reads=("turns", "states", "teacher_actions"),
     writes=("dpo_pairs", "positives", "outcomes"),

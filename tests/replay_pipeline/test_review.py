@@ -82,17 +82,16 @@ def test_the_diff_of_the_files_is_on_the_page_and_in_the_text(judged):
     done = {"result": "works, check fixed", "diff": "--- cart.py\n+++ cart.py\n+total = 0"}
     failed = {"result": "fails: not_found", "answer": "File does not exist."}
     trials = json.dumps({pair["chosen"]: done, pair["rejected"]: failed})
-    row = {"trials_json": trials, "became": "undone"}
+    row = {"trials_json": trials}
     item = portion("tried", [pair], results={pair["state_id"]: row})["items"][0]
     assert item["tried"] == {"chosen": done, "rejected": failed}
-    assert item["became"] == "undone"
     outcomes = [
         each | (row if each["state_id"] == pair["state_id"] else {}) for each in report.outcomes
     ]
     known = {"outcomes": outcomes, "teacher_actions": rows, "states": states}
     text = show_state(pair["state_id"], pairs=[pair], **known)
     agents, answers = text.split("student (")[1].split("\n\n", 1)
-    assert "  tried: fails: not_found\n    File does not exist.\n  later: undone\n" in agents
+    assert "  tried: fails: not_found\n    File does not exist.\n" in agents
     assert (
         "  tried: works, check fixed\n    --- cart.py\n    +++ cart.py\n    +total = 0\n" in answers
     )

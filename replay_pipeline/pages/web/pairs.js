@@ -163,7 +163,6 @@ async function showPairs(main, { rest: [wanted = "0", stateId] }) {
       "rejected side": item.rejected_source,
       "chosen, tried": item.chosen_trial,
       "rejected, tried": item.rejected_trial,
-      "the agent's edit, later": item.became,
       session: item.session,
       margin: item.margin,
       evidence: item.evidence?.join(", "),

@@ -213,7 +213,7 @@ def _portion(project: Project, title: str, batches: list[str]) -> dict[str, Any]
     drawn = [
         pair for pair in paired(project, everywhere) if pair["pair_id"] in chances.keys() - said
     ]
-    columns = ["state_id", "trials_json", "became"]
+    columns = ["state_id", "trials_json"]
     results = _results(
         row
         for batch in everywhere
@@ -225,7 +225,7 @@ def _portion(project: Project, title: str, batches: list[str]) -> dict[str, Any]
 
 def _results(outcomes: Iterable[Row]) -> dict[str, Row]:
     """Return what became of actions, by state, where anything is known of it."""
-    return {row["state_id"]: row for row in outcomes if row["trials_json"] or row["became"]}
+    return {row["state_id"]: row for row in outcomes if row["trials_json"]}
 
 
 def _portion_of(project: Project, portions: Sequence[tuple[str, list[str]]]) -> dict[str, int]:

@@ -27,7 +27,6 @@ from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log
 from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
-from replay_pipeline.workspaces.survival import FateBook
 from replay_pipeline.workspaces.verdicts import CandidateResult, Judge, TriedCall
 
 logger = logging.getLogger(__name__)
@@ -42,8 +41,6 @@ class TriedStates(NamedTuple):
     """The results of trying actions."""
 
     trials: Trials
-    became: dict[str, str]
-    """By state, what became of the lines that the agent's own action added: `undone` or `kept`."""
     counts: dict[str, int]
 
 
@@ -76,12 +73,12 @@ def try_batch(project: Project, batch: str, answers: Sequence[TeacherAction]) ->
     """Try the actions at a batch's states, as far as the settings allow."""
     settings, options = project.settings, project.settings.workspaces
     if options.execute == "off":
-        return TriedStates({}, {}, {})
+        return TriedStates({}, {})
     manifest = read_manifest(batch, project.root.path)
     sources = [source.path for source in manifest.slices if source.path.is_file()]
     if not sources:
         logger.warning("%s: its logs are gone, so none of its actions is executed", batch)
-        return TriedStates({}, {}, {"n_states": 0})
+        return TriedStates({}, {"n_states": 0})
     return try_actions(
         Workspaces(settings, sources=sources),
         judge_of(options, kept=settings.local_dir() / "runs.sqlite"),
@@ -123,10 +120,8 @@ def try_actions(
     }
     trials: Trials = {}
     counts: Counter[str] = Counter(n_states=0, n_tried=0, n_would_fail=0, n_not_known=0)
-    became: dict[str, str] = {}
     for log, history in workspaces.histories():
-        book = FateBook(history)
-        for state_id, place, own in _places(log, history, book, wanted):
+        for state_id, place, own in _places(log, history, wanted):
             counts["n_states"] += 1
             cwd, message = wanted[state_id]
             found = trials.setdefault(state_id, {})
@@ -153,19 +148,8 @@ def try_actions(
                 if judge.checks:
                     counts["n_checked"] += trial.check is not None
                     counts["n_fixed"] += trial.check == "fixed"
-        became |= _became(book, ids_of(log), wanted)
     counts["n_run"] = judge.n_run
-    return TriedStates(trials, became, dict(counts))
-
-
-def _became(book: FateBook, id_of: Mapping[str, str], wanted: Mapping[str, Any]) -> dict[str, str]:
-    """Return what became of the edits of wanted states; of several at one, the worst."""
-    found: dict[str, str] = {}
-    for step, became in book.settled():
-        state_id = id_of[step.decision]
-        if state_id in wanted and found.get(state_id) != "undone":
-            found[state_id] = became
-    return found
+    return TriedStates(trials, dict(counts))
 
 
 class _Hidden:
@@ -239,12 +223,9 @@ def _at_once(
 
 
 def _places(
-    log: Log, history: History, book: FateBook, wanted: Mapping[str, Any]
+    log: Log, history: History, wanted: Mapping[str, Any]
 ) -> Iterator[tuple[str, StatePlace, list[TriedCall]]]:
-    """Yield each wanted state of a log as a place, with the calls that the agent made there.
-
-    The book notes every edit on the way.
-    """
+    """Yield each wanted state of a log as a place, with the calls that the agent made there."""
     id_of = ids_of(log)
     calls: dict[str, list[TriedCall]] = defaultdict(list)
     for step in sorted(log.steps, key=lambda step: step.called):
@@ -257,7 +238,7 @@ def _places(
             history.enter(order, step, is_own_used=True)
             yield state_id, StatePlace(history, step), calls[step.decision]
         history.enter(order, step)
-        book.take(step)
+        history.take(step)
 
 
 def _names(told: str | None, real: str) -> dict[str, str]:

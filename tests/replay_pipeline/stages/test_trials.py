@@ -53,14 +53,12 @@ def pairs_of(tmp_path, work, state_id, answers, execute="files", known=frozenset
     ]
     work_of = Workspaces(Settings(), sources=[path], repositories=[work.root])
     judge = execute if isinstance(execute, Judge) else Judge(execute)
-    trials, became, counts = try_actions(work_of, judge, states, rows)
+    trials, counts = try_actions(work_of, judge, states, rows)
     verdicts = verdicts_of(trials, states, rows)
     is_refused = verdicts.get((state_id, "agent")) is False
     right = {name for (_, name), is_right in verdicts.items() if is_right}
     assert is_refused or right == known  # that an action works does not make it right
-    report = extract_pairs(
-        states, rows, 2, trials=trials, became=became, verdicts=verdicts, include_natural=False
-    )
+    report = extract_pairs(states, rows, 2, trials=trials, verdicts=verdicts, include_natural=False)
     counts["n_known_wrong"] = list(verdicts.values()).count(False)
     (outcome,) = [row for row in report.outcomes if row["state_id"] == state_id]
     return outcome, report.pairs, counts
@@ -165,20 +163,6 @@ def test_commands_of_a_state_run_and_two_with_one_effect_are_one_vote(tmp_path, 
     assert counts["n_run"] == 3
 
 
-def test_an_edit_that_the_session_took_back_is_evidence_against_it(tmp_path, work):
-    taken_back = work.edit("tide/high.py", "return 3", "return 30")
-    mended = work.edit("tide/high.py", "return 30", "return 4")
-    answer = edit(work, "return 3", "return 4")
-    outcome, (pair,), _ = pairs_of(tmp_path, work, taken_back, {"qwen": answer, "glm": answer})
-    assert (outcome["became"], pair["evidence"]) == ("undone", ["undone"])
-    answer = edit(work, "return 30", "return 5")
-    outcome, (pair,), _ = pairs_of(tmp_path, work, mended, {"qwen": answer, "glm": answer})
-    assert outcome["became"] == "kept"
-    assert "evidence" not in pair
-    outcome, _, _ = pairs_of(tmp_path, work, mended, {"qwen": answer}, execute="off")
-    assert outcome["became"] == "kept"  # the setting is asked before logs are read
-
-
 CHECKED = FILES | {"test_tide.py": "from tide.high import high\nassert high() == 4, high()\n"}
 
 
@@ -226,7 +210,7 @@ def test_what_is_kept_of_a_trial_has_no_secret_and_no_name_of_a_person(tmp_path)
     answer = edit(work, "HIGH = 3", "HIGH = 4", "keys.py")
     rows = [TeacherAction(state_id=state, teacher="qwen", model="q/x", family="q", action=answer)]
     workspaces = Workspaces(Settings(), sources=[path], repositories=[work.root])
-    trials, _, _ = try_actions(workspaces, Judge("files"), states, rows, redactor=Redactor())
+    trials, _ = try_actions(workspaces, Judge("files"), states, rows, redactor=Redactor())
     kept = repr(trials[state])
     assert "HIGH = 4" in kept
     assert token not in kept
