@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from datasets import disable_progress_bars, load_dataset, load_dataset_builder
+from datasets import disable_progress_bars, load_dataset
 from datasets.config import HF_DATASETS_CACHE
 from datasets.exceptions import DatasetGenerationError
 from datasets.table import CastError
@@ -125,20 +124,14 @@ def _rows(
                 f"its rows are copied to {Path(cache or HF_DATASETS_CACHE).parent} as they are read"
             )
             raise DatasetError(f"{failed}: {bottom}: {place}; free some space there") from error
-        fault = _fault_of_files(_files(source, name)) if is_folder else None
-        raise DatasetError(fault or f"{failed}: {_reason(error)}") from error
+        raise DatasetError(f"{failed}: {_reason(error)}") from error
     except OSError as error:
         if error.errno is not None and not isinstance(error, FileNotFoundError | ConnectionError):
             raise DatasetError(f"{failed}: {_reason(error)}") from error
         return _missing(failed, error, is_optional=is_optional)
     except ValueError as error:
         return _missing(failed, error, is_optional=is_optional)
-    try:
-        return checked_rows(rows, where)
-    except RowError as fault:
-        if not is_folder:
-            raise
-        raise fault.at(*_file_of_row(_files(source, name).get(split, []), fault.row)) from fault
+    return checked_rows(rows, where)
 
 
 @contextmanager
@@ -218,69 +211,6 @@ def _bottom(error: BaseException) -> BaseException:
     return error
 
 
-def _files(folder: str | Path, name: str) -> dict[str, list[Path]]:
-    """Return the files behind a configuration of a dataset folder, by split."""
-    with _quiet():
-        found = load_dataset_builder(str(folder), name).config.data_files or {}
-    return {split: [Path(path) for path in paths] for split, paths in found.items()}
-
-
-def _fault_of_files(files: Mapping[str, Sequence[Path]]) -> str | None:
-    """Find the file that does not open, has no rows, or has other columns than the first one."""
-    first: tuple[Path, pa.Schema] | None = None
-    for path in (path for paths in files.values() for path in paths if path.suffix == ".parquet"):
-        try:
-            opened = pq.ParquetFile(path)
-        except (OSError, pa.ArrowException) as error:
-            return f"{path}: {_reason(error)}"
-        schema = opened.schema_arrow.remove_metadata()
-        if not opened.metadata.num_rows:
-            return f"{path} has no rows: take it away, or publish the dataset again"
-        first = first or (path, schema)
-        if fault := _differing_column(schema, first[1]):
-            return f"{path}, {fault} in {first[0]}: all files must have the same columns"
-    return None
-
-
-def _differing_column(schema: pa.Schema, expected: pa.Schema) -> str | None:
-    for name in dict.fromkeys([*schema.names, *expected.names]):
-        here, there = (
-            f"{one.field(name).type!s:.60}" if name in one.names else "missing"
-            for one in (schema, expected)
-        )
-        if here != there:
-            return f"column {name}: {here} here, {there}"
-    return None
-
-
-def _file_of_row(files: Sequence[Path], row: int) -> tuple[Path | None, int]:
-    """Find the file that a row of a split comes from, and its number there."""
-    if len(files) > 1 and any(path.suffix != ".parquet" for path in files):
-        return None, row
-    for path in files[:-1]:
-        if row < (n_rows := pq.read_metadata(path).num_rows):
-            return path, row
-        row -= n_rows
-    return (files[-1], row) if files else (None, row)
-
-
-class RowError(DatasetError):
-    """A row that can't be read, and the faulty column."""
-
-    def __init__(self, where: object, row: int, what: str) -> None:
-        """Name where the row lies, its number from 0, and what is wrong."""
-        super().__init__(f"{where}, row {row}{what}")
-        self.row, self.what, self._where = row, what, where
-
-    def at(self, path: Path | None, row: int) -> "RowError":
-        """Return the error with a file and a row number in it."""
-        return RowError(path or self._where, row, self.what)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by what it was made of."""
-        return RowError, (self._where, self.row, self.what)
-
-
 def checked_rows(rows: Sequence[Mapping[str, Any]], where: str) -> list[Any]:
     """Return rows as messages without nulls, from any form in which they were published.
 
@@ -289,14 +219,14 @@ def checked_rows(rows: Sequence[Mapping[str, Any]], where: str) -> list[Any]:
         where: name of the rows in error messages.
 
     Raises:
-        RowError: a column has the wrong form. The message names the row and the column.
+        DatasetError: a column has the wrong form. The message names the row and the column.
     """
     checked = []
     for number, row in enumerate(rows):
         try:
             checked.append(_row(dict(row), ""))
         except DatasetError as error:
-            raise RowError(where, number, str(error)) from error
+            raise DatasetError(f"{where}, row {number}{error}") from error
     return checked
 
 

@@ -1,9 +1,8 @@
-"""Choose the pairs and rollouts of a step by pure functions of step and epoch, so that resuming needs no state."""
+"""Choose the pairs of a step by a pure function of its number, so that resuming needs no state."""
 
-import itertools
 import json
 import random
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from trainer.errors import DatasetError
@@ -115,54 +114,3 @@ class PairSampler:
                 e: o for e, o in self._orders.items() if e == epoch - 1
             }
         return self._orders[epoch]
-
-
-class RolloutOrder:
-    """The order of rollout groups, which join the batches with pairs of the same session if possible.
-
-    A random order is divided into windows of `within` batches. Each batch first takes the groups of
-    its own sessions from its window. So every group comes once per epoch, at most a window away
-    from its random place. The order of an epoch depends only on its number.
-    """
-
-    def __init__(
-        self, sessions: Sequence[Hashable], *, batch_size: int, within: int, seed: int = 0
-    ) -> None:
-        """Set up for groups of these sessions, `batch_size` of them a batch."""
-        self.sessions, self.batch_size, self.seed = sessions, batch_size, seed
-        self.within = within
-
-    @property
-    def n_batches(self) -> int:
-        """Return the number of full batches of an epoch. The rest may come in the next one."""
-        return len(self.sessions) // self.batch_size
-
-    def epoch(self, epoch: int, wanted: Callable[[int], Sequence[Hashable]]) -> list[int]:
-        """Return the groups of an epoch in order.
-
-        Args:
-            epoch: its number, counted from 0.
-            wanted: returns the sessions of the pairs in a batch of this epoch.
-        """
-        order = list(range(len(self.sessions)))
-        random.Random(f"{self.seed}:{epoch}").shuffle(order)
-        ordered = []
-        for first in range(0, self.n_batches, self.within):
-            batches = range(first, min(first + self.within, self.n_batches))
-            window = order[first * self.batch_size : batches.stop * self.batch_size]
-            ordered += self._aligned(window, [wanted(batch) for batch in batches])
-        return ordered + order[len(ordered) :]
-
-    def _aligned(self, window: list[int], wanted: list[Sequence[Hashable]]) -> list[int]:
-        left: dict[Hashable, list[int]] = {}
-        for group in reversed(window):
-            left.setdefault(self.sessions[group], []).append(group)
-        places: list[int | None] = []
-        for sessions in wanted:
-            for place in range(self.batch_size):
-                # In the order of the pairs, of which each process takes its part.
-                own = sessions[place * len(sessions) // self.batch_size] if sessions else None
-                found = next((one for one in (own, *sessions) if left.get(one)), None)
-                places.append(None if found is None else left[found].pop())
-        others = itertools.chain.from_iterable(reversed(groups) for groups in left.values())
-        return [next(others) if group is None else group for group in places]

@@ -1,13 +1,12 @@
 """Attention over a `PackedTree`, in which each token sees only its ancestors.
 
-Three backends give the same numbers:
+Two backends give the same numbers:
 
-- CUDA: one FlexAttention call with the block mask `k <= q < subtree_end[k]`. - CPU: flash attention
-  chain by chain. A chain attends to itself and to each run of its ancestors in separate calls on
-  views of the keys, and the parts are joined by their log-normalizers. Nothing is copied per
-  branch, and the memory for the backward pass doesn't grow with the number of branches.
-  (FlexAttention has no backward pass on CPU.) - Any other device: one plain scaled-dot-product call
-  per chain, on a copy of its visible keys.
+- CUDA: one FlexAttention call with the block mask `k <= q < subtree_end[k]`.
+- CPU, where FlexAttention has no backward pass: flash attention chain by chain. A chain attends to
+  itself and to each run of its ancestors in separate calls on views of the keys, and the parts are
+  joined by their log-normalizers. Nothing is copied per branch, and the memory for the backward
+  pass doesn't grow with the number of branches.
 
 Shapes: `A` query heads, `G` key and value heads, `N` packed tokens, `D` head dimension, `L` tokens
 of one chain, `K` tokens it can see.
@@ -16,7 +15,6 @@ of one chain, `K` tokens it can see.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cache, cached_property
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,7 +25,6 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from trainer.model.tree_layout import Chain, PackedTree
 
 __all__ = [
-    "ChainAttention",
     "FlashTreeAttention",
     "FlexAttention",
     "TreeAttention",
@@ -59,72 +56,8 @@ class TreeAttention(ABC):
 
 def attention_for(tree: PackedTree) -> TreeAttention:
     """Return the backend for the device of `tree`."""
-    backends = {"cuda": FlexAttention, "cpu": FlashTreeAttention}
-    return backends.get(tree.input_ids_N.device.type, ChainAttention)(tree)
-
-
-# --- any device ----------------------------------------------------------------------------------
-
-
-class ChainAttention(TreeAttention):
-    """One scaled-dot-product call per chain."""
-
-    def __init__(self, tree: PackedTree) -> None:
-        super().__init__(tree)
-        self._lengths = [chain.stop - chain.start for chain in tree.chains]
-        bounds = {0, tree.n_tokens}
-        for chain in tree.chains:
-            bounds |= {bound for pair in _visible_ranges(chain) for bound in pair}
-        self._bounds = sorted(bounds)
-
-    def _attend(
-        self, query_1_A_N_D: Tensor, key_1_G_N_D: Tensor, value_1_G_N_D: Tensor, scale: float
-    ) -> Tensor:
-        # Split once at every boundary: the gradient of a split is one concatenation, while that
-        # of a slice is a zero tensor of full length, one per slice.
-        sizes = [stop - start for start, stop in pairwise(self._bounds)]
-        keys, values = key_1_G_N_D.split(sizes, 2), value_1_G_N_D.split(sizes, 2)
-        outputs = []
-        queries = query_1_A_N_D.split(self._lengths, 2)
-        for chain, query_1_A_L_D in zip(self.tree.chains, queries, strict=True):
-            pieces = self._pieces(chain)
-            key_1_G_K_D = torch.cat([keys[piece] for piece in pieces], 2)
-            value_1_G_K_D = torch.cat([values[piece] for piece in pieces], 2)
-            outputs.append(_attend(query_1_A_L_D, key_1_G_K_D, value_1_G_K_D, scale))
-        return torch.cat(outputs, 2)
-
-    def _pieces(self, chain: Chain) -> list[int]:
-        ranges = _visible_ranges(chain)
-        return [
-            piece
-            for start, stop in ranges
-            for piece, bound in enumerate(self._bounds)
-            if start <= bound < stop
-        ]
-
-
-def _visible_ranges(chain: Chain) -> tuple[tuple[int, int], ...]:
-    return (*chain.prefix, (chain.start, chain.stop))
-
-
-def _attend(
-    query_1_A_L_D: Tensor, key_1_G_K_D: Tensor, value_1_G_K_D: Tensor, scale: float
-) -> Tensor:
-    n_queries, n_keys = query_1_A_L_D.shape[2], key_1_G_K_D.shape[2]
-    mask_L_K = None
-    if n_queries < n_keys:
-        # A chain is the end of what it sees, so its causal mask is aligned to the bottom right.
-        ones_L_K = torch.ones(n_queries, n_keys, dtype=torch.bool, device=query_1_A_L_D.device)
-        mask_L_K = ones_L_K.tril(n_keys - n_queries)
-    return F.scaled_dot_product_attention(
-        query_1_A_L_D,
-        key_1_G_K_D,
-        value_1_G_K_D,
-        attn_mask=mask_L_K,
-        is_causal=mask_L_K is None,
-        scale=scale,
-        enable_gqa=True,
-    )
+    is_on_cpu = tree.input_ids_N.device.type == "cpu"
+    return FlashTreeAttention(tree) if is_on_cpu else FlexAttention(tree)
 
 
 # --- CPU -----------------------------------------------------------------------------------------
@@ -205,7 +138,7 @@ class _FlashTree(torch.autograd.Function):
 
 
 def _columns(chain: Chain) -> list[slice]:
-    return [slice(start, stop) for start, stop in _visible_ranges(chain)]
+    return [slice(start, stop) for start, stop in (*chain.prefix, (chain.start, chain.stop))]
 
 
 def _flash(

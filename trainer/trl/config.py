@@ -17,10 +17,6 @@ NO_DEEPSPEED = (
 class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-inheritance]
     """TRL's `GRPOConfig` plus the weights and options of channels 2 and 3."""
 
-    align_within: int = 64
-    """Number of steps among which rollouts may move, so that a step's rollouts and pairs come from
-    the same sessions and share tokens. 0 keeps TRL's order."""
-
     drift_weight: float = 0.0
     """Weight of KL(original || trained) per token, on recorded actions that need no change and on
     general text. 0 turns it off. It keeps calls well formed, which a preference loss alone can
@@ -46,8 +42,6 @@ class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-i
         """
         self._apply_objective()
         self.check()
-        if self.align_within < 0:
-            raise TrainerConfigError(f"align_within={self.align_within} is negative")
         if self.torch_compile:
             raise TrainerConfigError(
                 "torch_compile: the lengths of packed trees change with every step, so the model would be compiled again each time. Remove it (on CUDA, attention over trees is compiled anyway)"

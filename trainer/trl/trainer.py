@@ -46,7 +46,7 @@ from trainer.trl.forward import (
     token_sequences,
 )
 from trainer.trl.hinted import HOST, ROLLOUT, HintChannel, on_host
-from trainer.trl.pairs import PairChannel, Passes, aligned, at_epoch, passes_of
+from trainer.trl.pairs import PairChannel, Passes, at_epoch, passes_of
 from trainer.trl.teacher import Teacher, make_teacher
 from trainer.types import PairRow
 
@@ -424,13 +424,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
     # -- order of the data, checkpoints ----------------------------------------------------------
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
-        self._train_sampler = sampler = super()._get_train_sampler(dataset)
-        rows: Any = dataset or self.train_dataset
-        has_sessions = "session_id" in (getattr(rows, "column_names", None) or ())
-        is_aligned = self.composer.needs_rollouts and self.composer.align_within > 0
-        if self.pair_channel is not None and has_sessions and is_aligned:
-            drawn, sessions = self.pair_channel.sampler, list(rows["session_id"])
-            self._train_sampler = aligned(sampler, sessions, self.pairs, drawn, self.composer)
+        self._train_sampler = super()._get_train_sampler(dataset)
         return self._train_sampler
 
     def _run_epoch(self, *arguments: Any, **options: Any) -> None:

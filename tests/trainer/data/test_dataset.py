@@ -1,5 +1,4 @@
 import json
-import pickle
 import shutil
 import subprocess
 import sys
@@ -74,10 +73,6 @@ def pairs_folder(folder, rows):
     return folder
 
 
-def schema_of(folder):
-    return pq.read_schema(folder / "pairs" / "train-0.parquet")
-
-
 SAID = [{"role": "user", "content": "a"}]
 GOOD = {"prompt": SAID, "chosen": SAID, "rejected": SAID, "weight": 1.0}
 
@@ -92,48 +87,9 @@ GOOD = {"prompt": SAID, "chosen": SAID, "rejected": SAID, "weight": 1.0}
         ({"weight": float("nan")}, "row 1, column weight: nan is not a number that is at least 0"),
     ],
 )
-def test_a_fault_of_a_row_is_a_sentence_with_file_row_and_column(tmp_path, row, said):
-    with pytest.raises(DatasetError, match=said) as caught:
+def test_a_fault_of_a_row_is_a_sentence_with_row_and_column(tmp_path, row, said):
+    with pytest.raises(DatasetError, match=f"{tmp_path}: pairs/train, {said}"):
         load_preference_data(pairs_folder(tmp_path, [GOOD, GOOD | row]))
-    assert f"{tmp_path}/pairs/train-0.parquet, " in str(caught.value)
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-
-
-def test_a_row_is_counted_within_its_file(tmp_path):
-    folder = pairs_folder(tmp_path, [GOOD] * 3)
-    table = pa.Table.from_pylist([GOOD, GOOD | {"rejected": []}], schema=schema_of(folder))
-    pq.write_table(table, folder / "pairs" / "train-1.parquet")
-    with pytest.raises(DatasetError, match=r"train-1\.parquet, row 1, column rejected: expected"):
-        load_preference_data(folder)
-
-
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        (GOOD | {"note": "x"}, "column note: string here, missing in "),
-        (GOOD | {"prompt": "x"}, "column prompt: string here, list<element: struct"),
-        ({"prompt": SAID}, "row 0, column chosen: expected a list of messages, not nothing"),
-    ],
-)
-def test_splits_with_other_columns_are_named_by_file_and_column(tmp_path, row, said, capfd):
-    folder = pairs_folder(tmp_path, [GOOD])
-    (folder / "README.md").write_text(
-        f"{CARD}    path: pairs/train-*.parquet\n  - split: test\n    path: pairs/test-*.parquet\n---\n"
-    )
-    pq.write_table(pa.Table.from_pylist([row]), folder / "pairs" / "test-0.parquet")
-    with pytest.raises(DatasetError) as caught:
-        load_preference_data(folder)
-    assert str(caught.value).startswith(f"{folder}/pairs/test-0.parquet, {said}")
-    assert str(caught.value).count("\n") == 0
-    assert capfd.readouterr().err == ""
-
-
-def test_a_train_file_without_rows_is_named(tmp_path):
-    folder = pairs_folder(tmp_path, [GOOD])
-    path = folder / "pairs" / "train-0.parquet"
-    pq.write_table(pq.read_table(path).slice(0, 0), path)
-    with pytest.raises(DatasetError, match=r"train-0\.parquet has no rows"):
-        load_preference_data(folder)
 
 
 def test_a_full_disk_is_a_sentence_that_says_where(tmp_path):
@@ -202,7 +158,7 @@ def test_a_file_that_is_cut_short_is_a_sentence(tmp_path):
     folder = pairs_folder(tmp_path, [GOOD] * 3)
     path = folder / "pairs" / "train-0.parquet"
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(DatasetError, match=r"pairs/train-0\.parquet: "):
+    with pytest.raises(DatasetError, match="cannot read pairs/train: "):
         load_preference_data(folder)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.sampler import PairSampler, RolloutOrder, groups_of
+from trainer.data.sampler import PairSampler, groups_of
 from trainer.errors import DatasetError
 from trainer.settings import SharedSettings
 
@@ -58,40 +58,6 @@ def test_no_pairs_or_missing_groups_are_refused():
         PairSampler(0, batch_size=1)
     with pytest.raises(DatasetError, match="2 groups for 3 pairs"):
         PairSampler(3, batch_size=1, groups=[1, 2])
-
-
-@given(
-    sessions=st.lists(st.integers(0, 4), min_size=1, max_size=40),
-    batch_size=st.integers(1, 5),
-    within=st.integers(1, 9),
-    epoch=st.integers(0, 3),
-)
-def test_an_aligned_epoch_has_the_rollouts_of_the_random_one_near_their_places(
-    sessions, batch_size, within, epoch
-):
-    order = RolloutOrder(sessions, batch_size=batch_size, within=within, seed=1)
-    aligned = order.epoch(epoch, lambda batch: [batch % 3, 1])
-    # No pairs, no preference: the groups in windows, but each in its window.
-    plain = order.epoch(epoch, lambda _batch: [])
-    window = within * batch_size
-    for start in range(0, len(sessions), window):
-        assert sorted(aligned[start : start + window]) == sorted(plain[start : start + window])
-    assert sorted(aligned) == list(range(len(sessions)))
-
-
-def test_rollouts_of_a_step_are_of_the_sessions_of_its_pairs():
-    groups = [i // 40 for i in range(400)]
-    pairs = PairSampler(400, batch_size=4, seed=0, groups=groups)
-    order = RolloutOrder(groups, batch_size=4, within=100, seed=0)
-    drawn = order.epoch(0, lambda batch: [groups[i] for i in pairs.step(batch)])
-    for step in range(100):
-        of_rollouts = [groups[i] for i in drawn[4 * step : 4 * step + 4]]
-        assert of_rollouts == [groups[i] for i in pairs.step(step)]
-
-
-def test_epochs_of_rollouts_differ_in_order():
-    order = RolloutOrder([0] * 30, batch_size=3, within=2, seed=0)
-    assert order.epoch(0, lambda _batch: [0]) != order.epoch(1, lambda _batch: [0])
 
 
 def prefers(chosen, rejected, session):

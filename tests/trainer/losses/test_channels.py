@@ -75,32 +75,6 @@ def test_a_wrong_option_of_a_channel_is_named(kind, options, message):
     assert told_by(TrainerConfigError, kind, **options) == message
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"taid_t": 0.0},
-        {"taid_t": 1.0},
-        {"jsd_beta": 0.0},
-        {"jsd_beta": 1.0},
-        {"temperature": 0.01},
-        {"temperature": 3.0},
-        *({"estimator": name} for name in ("full", "topk", "teacher_topk", "sampled")),
-        *({"wrapper": name} for name in ("taid", "entropy_opd")),
-    ],
-    ids=str,
-)
-def test_an_option_on_its_bound_is_allowed(options):
-    ((name, value),) = options.items()
-    assert getattr(SDPOOptions(**options), name) == value
-
-
-def test_another_taid_weight_leaves_the_other_options():
-    options = SDPOOptions(wrapper="taid", temperature=0.7, estimator="topk", top_k=3)
-    assert options.at(0.25) == SDPOOptions(
-        wrapper="taid", temperature=0.7, estimator="topk", top_k=3, taid_t=0.25
-    )
-
-
 def test_the_plain_divergence_takes_weight_temperature_support_and_cap():
     assert charge() == pytest.approx(jsd(P, Q, 0.5))
     assert charge(jsd_beta=0.0) == pytest.approx(kl(Q, P))
@@ -125,15 +99,6 @@ def test_a_support_keeps_its_entries_and_adds_up_the_rest():
         mixed = scaled([a**0.6 * b**0.4 for a, b in zip(p, q, strict=True)])
         found = charge(**options, wrapper="taid", taid_t=0.4)
         assert found == pytest.approx(cross_entropy(mixed, p))
-
-
-@pytest.mark.parametrize("estimator", ["topk", "teacher_topk"])
-def test_a_support_is_taken_at_the_temperature(estimator):
-    p, q = (scaled([one**2 for one in side]) for side in (P, Q))
-    kept = 0 if estimator == "topk" else 2
-    sides = [(side[kept], 1 - side[kept]) for side in (p, q)]
-    found = charge(estimator=estimator, top_k=1, jsd_beta=0.0, temperature=0.5)
-    assert found == pytest.approx(kl(sides[1], sides[0]))
 
 
 def test_a_support_without_a_size_has_a_hundred_entries():
@@ -231,19 +196,6 @@ def test_a_variant_with_a_reference_needs_both_sides_of_it(variant, missing):
     with pytest.raises(TrainerConfigError) as caught:
         replay_per_pair(CHOSEN, REJECTED, N_CHOSEN, N_REJECTED, *reference, options)
     assert str(caught.value) == f"dpo_variant='{variant}' needs reference log-probs"
-
-
-def test_simpo_needs_no_reference_log_probs():
-    options = ReplayOptions(variant="simpo")
-    sides = (CHOSEN, REJECTED, N_CHOSEN, N_REJECTED)
-    without = replay_per_pair(*sides, None, None, options)
-    assert torch.equal(without, replay_per_pair(*sides, *REFERENCE, options))
-
-
-def test_a_divergence_without_its_taid_weight_is_refused():
-    with pytest.raises(TrainerConfigError) as caught:
-        charge(wrapper="taid")
-    assert str(caught.value) == "sdpo_wrapper='taid' needs taid_t, e.g. TAIDScheduler(...).t"
 
 
 def test_a_preference_loss_is_one_function_with_one_registration(monkeypatch):

@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.errors import TrainerConfigError
 from trainer.losses.channels import (
     VARIANTS,
     ReplayOptions,
@@ -59,20 +58,6 @@ def test_credit_has_exactly_the_pairwise_gradient(seed, scale, variant, rpo_alph
     assert float(error) <= 1e-12
 
 
-def test_credit_of_plain_dpo_is_the_papers_weight():
-    logps, mask, reference = pair_tokens(0, 1.0)
-    sums = (logps * mask).sum(-1)
-    margin = (sums - reference)[:, 0] - (sums - reference)[:, 1]
-    chosen, rejected = replay_credit(
-        *sums.unbind(-1),
-        *mask.sum(-1).unbind(-1),
-        *reference.unbind(-1),
-        ReplayOptions(dpo_beta=0.3),
-    )
-    torch.testing.assert_close(chosen, 0.3 * torch.sigmoid(-0.3 * margin))
-    torch.testing.assert_close(rejected, -chosen)
-
-
 def test_credit_is_wrong_once_the_policy_has_moved():
     """Why an engine has to score pairs again after each optimizer step."""
     logps, mask, reference = pair_tokens(1, 1.0)
@@ -100,17 +85,6 @@ def test_divergence_on_the_teachers_support_is_the_teacher_topk_estimator(wrappe
     torch.testing.assert_close(divergence_per_token(mine, with_tail(sent_logp), options), whole)
 
 
-def test_teacher_topk_with_the_whole_vocabulary_is_the_full_divergence():
-    student = torch.randn(5, 12, dtype=torch.float64)
-    teacher = torch.randn(5, 12, dtype=torch.float64)
-    ids = torch.zeros(5, dtype=torch.long)
-    full = distillation_per_token(student, teacher, ids, SDPOOptions())
-    topk = SDPOOptions(estimator="teacher_topk", top_k=12)
-    torch.testing.assert_close(
-        distillation_per_token(student, teacher, ids, topk), full, atol=1e-5, rtol=0
-    )
-
-
 def test_token_level_form_has_the_reverse_kls_gradient_on_average():
     """Over all tokens, weighted by the student's own probability, it is the reverse KL's."""
     logits = torch.randn(7, dtype=torch.float64, requires_grad=True)
@@ -121,14 +95,3 @@ def test_token_level_form_has_the_reverse_kls_gradient_on_average():
     charge = (logp.exp().detach() * sampled_reverse_kl_per_token(logp, teacher)).sum()
     (gradient,) = torch.autograd.grad(charge, logits)
     torch.testing.assert_close(gradient, expected)
-
-
-@pytest.mark.parametrize("wrapper", ["taid", "entropy_opd"])
-def test_wrapper_without_distributions_is_refused(wrapper):
-    with pytest.raises(TrainerConfigError, match="needs distributions"):
-        SDPOOptions(estimator="sampled", jsd_beta=1.0, wrapper=wrapper, taid_t=0.5)
-
-
-def test_unknown_estimator_is_refused():
-    with pytest.raises(TrainerConfigError, match="sdpo_estimator='top'"):
-        SDPOOptions(estimator="top")  # type: ignore[arg-type]

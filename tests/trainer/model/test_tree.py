@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.support.told import told_by
 from trainer.errors import ShapeError, TrainerConfigError
 from trainer.model.tree_attention import (
-    ChainAttention,
     FlashTreeAttention,
     FlexAttention,
     _compiled_flex,
@@ -252,14 +251,13 @@ def dense_attention(tree, query, key, value, scale):
     return F.scaled_dot_product_attention(query, key, value, attn_mask=tree.visible(), scale=scale)
 
 
-@pytest.mark.parametrize("backend", [ChainAttention, FlashTreeAttention])
 @pytest.mark.parametrize("seed", range(5))
-def test_attention_equals_the_dense_mask_with_gradients(backend, seed):
+def test_attention_equals_the_dense_mask_with_gradients(seed):
     pairs = trace_pairs(6, vocab=3, seed=seed)
     tree = pack_pairs(pairs + trace_pairs(2, vocab=3, seed=seed + 100))
     inputs = projections(tree)
     weight = torch.linspace(-1, 1, 16, dtype=torch.float64)
-    ours = backend(tree)(*inputs, scale=0.3)
+    ours = FlashTreeAttention(tree)(*inputs, scale=0.3)
     dense = dense_attention(tree, *inputs, 0.3)
     torch.testing.assert_close(ours, dense)
     torch.testing.assert_close(
@@ -346,14 +344,13 @@ def test_a_block_is_seen_whole_up_to_the_last_token_of_its_subtrees():
     assert tree_block_mask(ends).BLOCK_SIZE == (128, 128)
 
 
-@pytest.mark.parametrize("backend", [ChainAttention, FlashTreeAttention])
-def test_attention_takes_projections_as_models_hold_them(backend):
+def test_attention_takes_projections_as_models_hold_them():
     """A model's heads lie behind its tokens: what it hands over is a transposed view."""
     tree = pack_pairs(TWO_PAIRS)
     inputs = projections(tree, requires_grad=False)
     views = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs]
     assert not views[0].is_contiguous()
-    ours = backend(tree)(*views, scale=0.3)
+    ours = FlashTreeAttention(tree)(*views, scale=0.3)
     assert ours.is_contiguous()
     dense = dense_attention(tree, *views, 0.3)
     torch.testing.assert_close(ours, dense)
