@@ -205,7 +205,7 @@ check-static: $(STAMP)
 	$(BIN)/pyrefly check
 
 QUICK := $(BIN)/python -m pytest -q -m "not slow"
-OF_REPLAY := $(addprefix tests/replay_pipeline/,orchestration publish replay)
+OF_REPLAY := $(addprefix tests/replay_pipeline/,assets publish replay)
 check-pipeline: $(STAMP)
 	$(QUICK) tests/replay_pipeline $(OF_REPLAY:%=--ignore=%)
 
@@ -230,12 +230,12 @@ mutants: $(STAMP)
 
 # The files of deploy/, by the tools they are for; these live in an environment of their own.
 check-deploy: build/deploy-tools
-	build/deploy-tools/bin/python deploy/check.py $(CHART)
+	build/deploy-tools/bin/python tools/check_deploy.py $(CHART)
 
 # Its services as plain processes, without a container engine, on PostgreSQL from Debian
 # (apt-get install postgresql) and Caddy from the tools.
 run-deploy: $(STAMP) build/deploy-tools
-	PATH="$(CURDIR)/build/deploy-tools/bin:$$PATH" $(BIN)/python -m deploy.run
+	PATH="$(CURDIR)/build/deploy-tools/bin:$$PATH" $(BIN)/python -m tools.run_deploy
 
 build/deploy-tools: deploy/tools.txt
 	$(PYTHON) -m venv $@

@@ -33,13 +33,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replay_pipeline.processes import python
 from replay_pipeline.publish.batch_facts import encode
 from replay_pipeline.stages.budget.sharing import fitting
 from replay_pipeline.stages.budget.spending import completed_batches
 from replay_pipeline.stages.project import file_digest
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.views.summary import night_of
+from replay_pipeline.storage.processes import python
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import pipeline_at
 from tests.support.sessions import SessionBuilder, ToolCall
@@ -226,7 +226,7 @@ def tick(root: Path) -> None:
     import dagster as dg
 
     from replay_pipeline.assets.automation import new_sessions as sensor
-    from replay_pipeline.orchestration.resources import PipelineResource
+    from replay_pipeline.assets.resources import PipelineResource
 
     os.environ["REPLAY_DATA"] = str(root)
 

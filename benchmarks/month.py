@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import dagster as dg
 
 from benchmarks.shared_log import shared_log, wait_for_writers
-from replay_pipeline.orchestration.instance import open_instance, ui_command
+from replay_pipeline.assets.instance import open_instance, ui_command
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.budget.spending import completed_batches
 from replay_pipeline.stages.pipeline import Pipeline

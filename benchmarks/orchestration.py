@@ -33,9 +33,9 @@ import dagster as dg
 from benchmarks.shared_log import shared_log, wait_for_writers
 from replay_pipeline.assets.automation import new_sessions
 from replay_pipeline.assets.code_location import define
+from replay_pipeline.assets.instance import prepare_home, ui_command
 from replay_pipeline.assets.reporting import RANGE_END, RANGE_START
-from replay_pipeline.orchestration.instance import prepare_home, ui_command
-from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.views.status import status_of

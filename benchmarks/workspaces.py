@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.processes import child_environment
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.work.workspaces import Workspaces
+from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.verdicts import Judge, TriedCall
 

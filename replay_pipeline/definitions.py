@@ -8,7 +8,7 @@ import gc
 gc.disable()
 
 from replay_pipeline.assets.code_location import define  # noqa: E402
-from replay_pipeline.orchestration.resources import PipelineResource  # noqa: E402
+from replay_pipeline.assets.resources import PipelineResource  # noqa: E402
 
 defs = define(PipelineResource())
 

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from replay_pipeline.errors import ConfigError, StorageError, UntrustedError
-from replay_pipeline.processes import secrets_in, variables
+from replay_pipeline.storage.processes import secrets_in, variables
 from replay_pipeline.storage.store import Place, as_path, check_reachable
 from replay_pipeline.storage.trust import check_binding, check_file
 from replay_pipeline.types import (

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from replay_pipeline.processes import child_environment
+from replay_pipeline.storage.processes import child_environment
 from tests.support.forked import BIN, forked, forked_python, scripts
 
 REPO = Path(__file__).parents[1]

@@ -1,1 +1,1 @@
-"""Dagster assets: each reads, calls one library function, and reports."""
+"""Dagster: assets that read, call one library function, and report; its home, records, and server."""

@@ -7,10 +7,10 @@ from zoneinfo import ZoneInfo
 
 import dagster as dg
 
+from replay_pipeline.assets.instance import reconcile
 from replay_pipeline.assets.night import failure_facts
 from replay_pipeline.assets.reporting import IN_EVERY_RUN, RANGE_END, RANGE_START, trace_batch
-from replay_pipeline.orchestration.instance import reconcile
-from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.settings import NightSettings
 from replay_pipeline.stages.budget.sharing import fitting
 from replay_pipeline.stages.budget.spending import completed_batches

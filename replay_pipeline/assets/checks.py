@@ -12,8 +12,8 @@ import dagster as dg
 
 from replay_pipeline.assets.automation import RANGE_END, RANGE_START
 from replay_pipeline.assets.reporting import trace_batch
+from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.errors import CheckFailedError
-from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.publish import newest
 from replay_pipeline.stages.audit import dataset, model, tables
 from replay_pipeline.stages.audit.verdict import AuditResult

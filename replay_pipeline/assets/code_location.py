@@ -6,16 +6,16 @@ from collections.abc import Sequence
 import dagster as dg
 
 from replay_pipeline.assets import automation, checks
+from replay_pipeline.assets.instance import open_instance
 from replay_pipeline.assets.night import night_summary
 from replay_pipeline.assets.of_stages import asset_of, claude_code_sessions
 from replay_pipeline.assets.reporting import RANGE_END, RANGE_START, trace_batch
-from replay_pipeline.errors import ConfigError
-from replay_pipeline.orchestration.instance import open_instance
-from replay_pipeline.orchestration.resources import (
+from replay_pipeline.assets.resources import (
     PipelineResource,
     console_progress,
     own_settings,
 )
+from replay_pipeline.errors import ConfigError
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.project import OnProgress

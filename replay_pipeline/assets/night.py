@@ -8,7 +8,7 @@ import dagster as dg
 from dagster import DagsterEventType, DagsterRunStatus, RunsFilter
 
 from replay_pipeline.assets.reporting import GROUP, OWNERS, RANGE_END, RANGE_START, metadata_value
-from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.stages.views.summary import night_of, night_words
 from replay_pipeline.stages.views.webhook import notify, reasons_shown
 from replay_pipeline.stages.work.markdown import bars, markdown_table

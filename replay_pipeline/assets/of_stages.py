@@ -19,7 +19,7 @@ from replay_pipeline.assets.reporting import (
     tried_again,
     whole_result,
 )
-from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.publish import column_words, layout
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages import engine

@@ -6,9 +6,9 @@ from itertools import groupby
 
 import dagster as dg
 
+from replay_pipeline.assets.instance import open_instance
 from replay_pipeline.assets.of_stages import asset_of
 from replay_pipeline.assets.reporting import Provenance, as_metadata, trace_batch
-from replay_pipeline.orchestration.instance import open_instance
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipt

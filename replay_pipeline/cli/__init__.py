@@ -18,7 +18,7 @@ from replay_pipeline.cli import workspaces, harness, around  # noqa: F401
 from replay_pipeline.cli.app import app
 from replay_pipeline.cli.console import err, escape
 from replay_pipeline.errors import ConfigError, MissingDependencyError, ReplayPipelineError
-from replay_pipeline.processes import DEBUG, environment
+from replay_pipeline.storage.processes import DEBUG, environment
 
 __all__ = ["app", "main"]
 

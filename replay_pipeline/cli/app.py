@@ -10,7 +10,7 @@ from rich.logging import RichHandler
 from typer.core import TyperOption
 
 from replay_pipeline.cli.console import PrintableFormatter, err, out
-from replay_pipeline.processes import set_debug
+from replay_pipeline.storage.processes import set_debug
 from replay_pipeline.storage.store import as_path
 
 _with_type = TyperOption.display_type

@@ -162,8 +162,8 @@ def ui(
 
     The command prints an address with a token. Only a browser that opens this address gets access.
     """
+    from replay_pipeline.assets.instance import ui_command
     from replay_pipeline.assets.records import sync
-    from replay_pipeline.orchestration.instance import ui_command
     from replay_pipeline.stages.views.page import write_page_of
 
     if sample:

@@ -11,8 +11,8 @@ import typer
 
 from replay_pipeline.cli.console import err, show_estimate
 from replay_pipeline.errors import ConfigError, StorageError
-from replay_pipeline.processes import variables
 from replay_pipeline.settings import Settings, config_dir
+from replay_pipeline.storage.processes import variables
 from replay_pipeline.storage.trust import trust_file
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def prepare_demo(data: Path, model: Path | None = None) -> None:
     Raises:
         ConfigError: the folder was not made by the demo.
     """
-    from replay_pipeline.processes import environment
+    from replay_pipeline.storage.processes import environment
     from replay_pipeline.storage.store import written_whole
     from replay_pipeline.testing.sample import SESSIONS_DIR
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.harness.harness import OF_THE_MODEL, Harness, slug_of, words_of_day
-from replay_pipeline.processes import variables
+from replay_pipeline.storage.processes import variables
 from replay_pipeline.types import Tool
 
 _KEY = "sk-ant-not-a-key-0000000000000000"

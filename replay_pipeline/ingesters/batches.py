@@ -26,7 +26,7 @@ from replay_pipeline.ingesters.base import ReadCounts, SourceSlice
 from replay_pipeline.ingesters.corpus import session_files
 from replay_pipeline.ingesters.log_rows import sha_of
 from replay_pipeline.ingesters.rows import Block, read_rows
-from replay_pipeline.processes import environment
+from replay_pipeline.storage.processes import environment
 from replay_pipeline.storage.store import Place, names_of_json, read_files, written_whole
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.errors import ConfigError, MissingDependencyError, NormalizeError
-from replay_pipeline.processes import python, start_environment
+from replay_pipeline.storage.processes import python, start_environment
 
 Executor = Literal["in_process", "default", "ray"]
 

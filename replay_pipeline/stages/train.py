@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.processes import TRAINER, python, start_environment
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.publish import dataset_copy, digest_of_shards, published_rows
 from replay_pipeline.stages.receipts import Overview, Receipt, hash_texts
@@ -21,6 +20,7 @@ from replay_pipeline.stages.work.trainer_process import (
     run_trainer,
     training_curves,
 )
+from replay_pipeline.storage.processes import TRAINER, python, start_environment
 from replay_pipeline.storage.store import copy_files, files_below
 from replay_pipeline.types import TraceState
 

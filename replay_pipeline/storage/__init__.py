@@ -1,1 +1,1 @@
-"""Storage on disk or on an object store: paths, tables, and their schemas and columns."""
+"""What this machine gives: files or an object store, tables with their schemas, and processes."""

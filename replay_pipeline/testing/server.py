@@ -17,7 +17,7 @@ from typing import Any
 import h11
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.processes import start_environment
+from replay_pipeline.storage.processes import start_environment
 from replay_pipeline.testing.router import PREFIX, Bill, Request, Response, Router, Script
 from replay_pipeline.types import SAMPLE_TEACHERS, TeacherSpec
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from replay_pipeline.errors import IngestError
-from replay_pipeline.processes import start_environment
+from replay_pipeline.storage.processes import start_environment
 
 _BLOB_CACHE_BYTES = 64_000_000
 _MAX_TREES = 20_000

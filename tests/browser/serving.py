@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from replay_pipeline.processes import child_environment
+from replay_pipeline.storage.processes import child_environment
 from tests.support.dagster_web import address, free_port, sign_in
 
 REPO = Path(__file__).parents[2]

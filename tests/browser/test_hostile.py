@@ -12,8 +12,8 @@ import pytest
 from markdown_it import MarkdownIt
 from playwright.sync_api import Browser, Page
 
+from replay_pipeline.assets.instance import open_instance
 from replay_pipeline.assets.reporting import metadata_value
-from replay_pipeline.orchestration.instance import open_instance
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.work.markdown import (
     Markdown,

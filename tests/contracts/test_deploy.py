@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy import run
 from replay_pipeline.settings import Settings
+from tools import run_deploy as run
 
 REPO = Path(__file__).parents[2]
 DEPLOY = REPO / "deploy"
@@ -200,7 +200,7 @@ def test_pods_with_keys_are_behind_a_policy_that_opens_no_door_and_few_ways_out(
 
 def test_one_supervisor_is_the_first_process_of_every_container_that_buys():
     (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", CONTAINERFILE, re.MULTILINE)
-    assert json.loads(entry) == ["python", "-P", "-m", "replay_pipeline.orchestration.supervise"]
+    assert json.loads(entry) == ["python", "-P", "-m", "replay_pipeline.assets.supervise"]
     assert "entrypoint" not in COMPOSE["services"]["code"]
     (job,) = [each for each in NIGHTLY if each["kind"] == "CronJob"]
     (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
@@ -233,7 +233,7 @@ def test_every_service_can_be_started_as_a_process(tmp_path):
         for path in re.findall(r"(?<![\w:/.])/[a-z]+\b[^ :]*", " ".join(words)):
             assert path.startswith((str(place.root), sys.prefix)), (each.name, path)
     code = next(each for each in services if each.name == "code")
-    assert code.command[:4] == ["python", "-P", "-m", "replay_pipeline.orchestration.supervise"]
+    assert code.command[:4] == ["python", "-P", "-m", "replay_pipeline.assets.supervise"]
     assert "--host 127.0.0.1 --port 50001 " in code.command[-1]
     assert code.health_command[-1] == "50001"
     assert code.environment["REPLAY_LEDGER"] == "postgresql://replay:secret@127.0.0.1:50000/replay"

@@ -9,7 +9,7 @@ STARTED = (
     "replay_pipeline",
     "replay_pipeline.cli.__main__",
     "replay_pipeline.definitions",
-    "replay_pipeline.replay_train",
+    "replay_pipeline.stages.work.replay_train",
     "trainer",
     "trainer.__main__",
     "trainer.diloco",
@@ -18,9 +18,9 @@ STARTED = (
 
 LOADED_BY_NAME = {
     "replay_pipeline.normalize.executor_process": "a process of its own: normalize/executors.py",
-    "replay_pipeline.orchestration.serve": "the process behind `replay-pipeline ui`",
+    "replay_pipeline.assets.serve": "the process behind `replay-pipeline ui`",
     "replay_pipeline.publish.hub": "publish/version.py, once a repository is named",
-    "replay_pipeline.orchestration.supervise": "the first process of a container",
+    "replay_pipeline.assets.supervise": "the first process of a container",
     "replay_pipeline.testing.__main__": "the process of `TeacherServer`",
     "trainer.engines.openenv.client": "recipes/openenv",
     "trainer.engines.prime_rl.register": "an entry point",

@@ -8,8 +8,8 @@ from typing import Any
 
 import dagster as dg
 
-from replay_pipeline.orchestration.instance import prepare_home
-from replay_pipeline.processes import child_environment
+from replay_pipeline.assets.instance import prepare_home
+from replay_pipeline.storage.processes import child_environment
 from tests.support.forked import BIN, forked, forked_python
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from replay_pipeline.processes import child_environment
 from replay_pipeline.settings import config_dir
+from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.storage.trust import host_of, trust_host
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from tests.roots import PROJECT

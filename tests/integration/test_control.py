@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.ingesters import ClaudeCodeIngester
-from replay_pipeline.processes import child_environment
 from replay_pipeline.replay.ask.control import openrouter_name
+from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.support.forked import BIN, forked

@@ -25,11 +25,11 @@ from replay_pipeline.assets.checks import failures_told
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.night import failed_runs
 from replay_pipeline.assets.records import sync
+from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.errors import CheckFailedError, NormalizeError, StorageError
-from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.processes import child_environment
 from replay_pipeline.stages.budget.spending import completed_batches
 from replay_pipeline.stages.views.status import status_of
+from replay_pipeline.storage.processes import child_environment
 from tests.integration.processes import instance_of, wait_until
 from tests.loopback import webhook
 from tests.roots import pipeline_at, project_root, run_batches, with_work

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from datasets import load_dataset
 
-from replay_pipeline.processes import child_environment
+from replay_pipeline.storage.processes import child_environment
 from tests.support.forked import BIN, forked, forked_python
 
 REPO = Path(__file__).parents[2]

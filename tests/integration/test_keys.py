@@ -13,8 +13,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from replay_pipeline.processes import child_environment
 from replay_pipeline.settings import Settings, config_dir
+from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.storage.trust import host_of, trust_host
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from replay_pipeline.types import TeacherSpec
@@ -171,7 +171,7 @@ def test_a_whole_run_leaves_no_key_in_anything_that_it_leaves(world):
         "teachers": run([*CLI, "teachers", "list"], environment),
         "replay": run([*CLI, "-v", "replay", "--yes"], environment, expected=None),
     }
-    from replay_pipeline.orchestration.instance import prepare_home
+    from replay_pipeline.assets.instance import prepare_home
 
     prepare_home(root)
     run([*CLI, "ui", "--no-serve"], environment)
@@ -198,7 +198,7 @@ def test_a_run_that_fails_leaves_no_key_in_its_error(world):
     root, environment = world
     name_teachers(root, Settings.load(data_dir=root).replay.teachers[-1:])
     run([*CLI, "ingest"], environment)
-    from replay_pipeline.orchestration.instance import prepare_home
+    from replay_pipeline.assets.instance import prepare_home
 
     prepare_home(root)
     run([*CLI, "ui", "--no-serve"], environment)
@@ -222,7 +222,7 @@ def test_a_run_that_fails_leaves_no_key_in_its_error(world):
 TELL = """
 import dagster as dg
 from replay_pipeline.assets.automation import notify_failures
-from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.assets.resources import PipelineResource
 with dg.DagsterInstance.get() as instance:
     (run,) = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]))
     logs = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
@@ -245,7 +245,7 @@ def test_a_webhook_is_told_of_a_failure_without_the_keys_that_are_in_its_error(w
         with (root / "settings.toml").open("a") as file:
             file.write(f"[train]\nconfig = '{config}'\n[notify]\nis_nightly = true\n")
         environment |= {"REPLAY_WEBHOOK": url}
-        from replay_pipeline.orchestration.instance import prepare_home
+        from replay_pipeline.assets.instance import prepare_home
 
         prepare_home(root)
         dagster = ["-m", "dagster", "asset", "materialize", "-m", "replay_pipeline.definitions"]

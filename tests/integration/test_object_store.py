@@ -9,11 +9,11 @@ import pytest
 
 from replay_pipeline.assets.code_location import run_jobs
 from replay_pipeline.assets.records import sync
-from replay_pipeline.processes import child_environment
 from replay_pipeline.publish import newest
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import now
+from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.storage.store import as_path, files_below
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import PROJECT, run_batches, settings_at

@@ -8,11 +8,11 @@ import pytest
 
 from replay_pipeline.assets.automation import nightly_replay
 from replay_pipeline.assets.code_location import define
+from replay_pipeline.assets.instance import open_instance, prepare_home
 from replay_pipeline.assets.records import sync
 from replay_pipeline.assets.reporting import trace_batch
+from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.errors import ConfigError, StorageError
-from replay_pipeline.orchestration.instance import open_instance, prepare_home
-from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.stages.views.status import status_of
 from tests.postgres import fresh_database, running_postgres
 from tests.roots import pipeline_at, project_root, run_batches

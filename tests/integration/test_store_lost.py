@@ -9,9 +9,9 @@ import pytest
 from s3fs import S3FileSystem
 
 from replay_pipeline.errors import StorageError
-from replay_pipeline.processes import child_environment
 from replay_pipeline.stages.audit.tables import kept_or_dropped
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import run_batches, settings_at
 from tests.support.forked import BIN, forked

@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from replay_pipeline.orchestration.instance import prepare_home
+from replay_pipeline.assets.instance import prepare_home
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from tests.integration.processes import materialize, wait_until

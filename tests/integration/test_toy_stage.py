@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.reporting import trace_batch
+from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.cli import app
-from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.stages.audit.verdict import AuditResult
 from replay_pipeline.stages.chain import STAGES
 from replay_pipeline.stages.receipts import Receipt

@@ -12,8 +12,8 @@ import pytest
 from replay_pipeline.assets import of_stages
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.reporting import LiveCurves
+from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.errors import TrainError
-from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.stages.work.trainer_process import TrainerJob, run_trainer
 from tests.integration.processes import instance_of, materialize, wait_until
 from tests.roots import pipeline_at, project_root, run_batches

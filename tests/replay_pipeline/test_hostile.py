@@ -14,11 +14,11 @@ from rich.console import Console
 
 from replay_pipeline.cli import console
 from replay_pipeline.cli.console import PrintableFormatter
-from replay_pipeline.processes import child_environment
 from replay_pipeline.redaction.printable import printable
 from replay_pipeline.stages.chain import by_batch
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.work.markdown import Markdown
+from replay_pipeline.storage.processes import child_environment
 from tests.hostile import HOSTILE, REMOTE, TERMINAL_CONTROLS
 from tests.hostile_data import hostile_root
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from replay_pipeline.processes import child_environment
+from replay_pipeline.storage.processes import child_environment
 
 
 def program() -> str:

@@ -14,8 +14,8 @@ import dagster as dg
 import pytest
 
 from replay_pipeline.assets.code_location import define
-from replay_pipeline.orchestration.resources import PipelineResource
-from replay_pipeline.processes import child_environment
+from replay_pipeline.assets.resources import PipelineResource
+from replay_pipeline.storage.processes import child_environment
 from tests.integration.processes import wait_until
 from tests.listener import Stranger, stranger
 from tests.roots import pipeline_at, project_root

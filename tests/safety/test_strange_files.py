@@ -16,7 +16,6 @@ from replay_pipeline.errors import NormalizeError, TrainError, UntrustedError
 from replay_pipeline.ingesters import discover
 from replay_pipeline.normalize import DJNormalizer, load_recipe
 from replay_pipeline.normalize.executors import execute
-from replay_pipeline.processes import TRAINER, child_environment, python, start_environment
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.budget.spending import completed_batches
@@ -24,6 +23,7 @@ from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.views.status import status_of
 from replay_pipeline.stages.views.summary import summary_of
 from replay_pipeline.stages.work.trainer_process import TrainerJob, run_trainer
+from replay_pipeline.storage.processes import TRAINER, child_environment, python, start_environment
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import pipeline_at, project_root

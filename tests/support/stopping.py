@@ -15,9 +15,9 @@ import dagster as dg
 from dagster._cli.job import execute_launch_command
 from dagster._cli.workspace.cli_target import WorkspaceOpts
 
-from replay_pipeline.orchestration.instance import prepare_home
-from replay_pipeline.processes import child_environment
+from replay_pipeline.assets.instance import prepare_home
 from replay_pipeline.replay import ledger_status
+from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from tests.roots import pipeline_at, served_root
 from tests.support.dagster_web import free_port, process_tree
@@ -142,7 +142,7 @@ def _started(
 def _command(form: str, port: int) -> list[str]:
     bin_dir = Path(sys.executable).parent
     program, dagster = str(bin_dir / "replay-pipeline"), str(bin_dir / "dagster")
-    supervised = [sys.executable, "-P", "-m", "replay_pipeline.orchestration.supervise"]
+    supervised = [sys.executable, "-P", "-m", "replay_pipeline.assets.supervise"]
     night = [program, "run", "--yes", "--no-train"]
     match form:
         case "command line":

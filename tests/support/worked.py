@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.processes import child_environment
+from replay_pipeline.storage.processes import child_environment
 from tests.support.sessions import SessionBuilder, ToolCall
 
 

@@ -12,11 +12,11 @@ import yaml
 
 from replay_pipeline.errors import MissingDependencyError
 from replay_pipeline.ingesters import default_sources
-from replay_pipeline.processes import environment
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.budget.spending import checked_teachers
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.work.discovery import repository_of
+from replay_pipeline.storage.processes import environment
 
 _EXTRAS = {
     "dagster": "dagster",

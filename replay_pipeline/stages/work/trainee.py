@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from replay_pipeline.errors import ConfigError, TrainError
-from replay_pipeline.processes import TRAINER, python, start_environment
 from replay_pipeline.settings import TraineeSettings
+from replay_pipeline.storage.processes import TRAINER, python, start_environment
 from replay_pipeline.types import TeacherSpec
 
 _STOP_S = 10.0

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from replay_pipeline.errors import TrainError
-from replay_pipeline.processes import start_environment
 from replay_pipeline.storage.locks import take_lock
+from replay_pipeline.storage.processes import start_environment
 from replay_pipeline.types import Progress
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from replay_pipeline.assets.automation import missing_ranges, night_goes_on
 from replay_pipeline.assets.code_location import define
-from replay_pipeline.orchestration.resources import PipelineResource
+from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.settings import NightSettings
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.chain import STAGES

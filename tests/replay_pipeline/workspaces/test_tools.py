@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.ingesters.labels import error_kind
-from replay_pipeline.processes import child_environment
+from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.workspaces.tools import ToolRun
 from replay_pipeline.workspaces.tree import FileTree
 

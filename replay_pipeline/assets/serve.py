@@ -41,8 +41,8 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from replay_pipeline.orchestration.gate import TOKEN, Gate
-from replay_pipeline.processes import python
+from replay_pipeline.assets.gate import TOKEN, Gate
+from replay_pipeline.storage.processes import python
 
 PLACE = "/look/"
 

@@ -5,8 +5,8 @@ import logging
 import pytest
 from dagster._utils.error import serializable_error_info_from_exc_info
 
+from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.errors import ConfigError, UntrustedError
-from replay_pipeline.orchestration.resources import PipelineResource
 from replay_pipeline.settings import config_dir
 from replay_pipeline.storage.trust import trust_file
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import replay_pipeline
-from replay_pipeline.orchestration.instance import prepare_home, ui_command
+from replay_pipeline.assets.instance import prepare_home, ui_command
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.views.doctor import examine
 

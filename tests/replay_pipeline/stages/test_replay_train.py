@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replay_pipeline import replay_train
+from replay_pipeline.stages.work import replay_train
 
 SCRIPT = Path(sys.executable).with_name("replay-train")
 

@@ -21,12 +21,12 @@ from dagster import DagsterEventType, DagsterRunStatus, RunsFilter
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 
 from replay_pipeline.errors import ConfigError, MissingDependencyError, StorageError
-from replay_pipeline.processes import python, start_environment
 from replay_pipeline.settings import DAGSTER_DATABASE, Settings, has_dagster_database
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.views.page import page_of
 from replay_pipeline.storage.outages import translated
 from replay_pipeline.storage.permissions import make_private_folder
+from replay_pipeline.storage.processes import python, start_environment
 from replay_pipeline.storage.store import written_whole
 
 logger = logging.getLogger(__name__)
@@ -250,7 +250,7 @@ def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, s
     local_dir = settings.local_dir().absolute()
     home = prepare_home(local_dir)
     words = (str(home / "workspace.yaml"), str(port), str(page_of(settings).parent))
-    serve = python("replay_pipeline.orchestration.serve", *words)
+    serve = python("replay_pipeline.assets.serve", *words)
     environment = start_environment(
         also=_variables(settings),
         DAGSTER_IS_DEV_CLI="1",
@@ -262,7 +262,7 @@ def ui_command(settings: Settings, *, port: int) -> tuple[list[str], dict[str, s
     if places := environment.get("PYTHONPATH"):
         # To load our code, Dagster drops the first place of modules, which it takes for the script's.
         environment["PYTHONPATH"] = os.pathsep.join([sys.prefix, places])
-    return python("replay_pipeline.orchestration.supervise", *serve), environment
+    return python("replay_pipeline.assets.supervise", *serve), environment
 
 
 def _variables(settings: Settings) -> list[str]:

@@ -1,4 +1,4 @@
-"""Start what `compose.yaml` describes as plain processes, use it, stop it: `make run-deploy`.
+"""Start what `deploy/compose.yaml` describes as plain processes, use it, stop it: `make run-deploy`.
 
 For machines without a container engine. Commands, environment, order, health checks and grace periods
 are read from the compose file, entry point and variables of the image from the Containerfile. Folders
@@ -27,7 +27,7 @@ from typing import Any
 
 import yaml
 
-from replay_pipeline.processes import child_environment
+from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.support.dagster_web import (
     free_port,
@@ -38,7 +38,7 @@ from tests.support.dagster_web import (
     wait_for_run,
 )
 
-HERE = Path(__file__).parent
+DEPLOY = Path(__file__).parents[1] / "deploy"
 PORTS = {"db": 5432, "code": 4000, "webserver": 3000, "proxy": 3000}
 FOLDERS = "config|data|etc|sessions|srv|tmp|var"
 """Beside the program these are all that the containers read or write."""
@@ -71,7 +71,7 @@ class Place:
     ports: dict[str, int]
 
     def translate(self, text: str, name: str) -> str:
-        """Give a text of service `name` with the paths, hosts and ports of this machine."""
+        """Return a text of service `name` with the paths, hosts and ports of this machine."""
         text = re.sub(rf"(?<![\w./:$])/({FOLDERS})(?![\w.])", rf"{self.root}/\1", text)
         text = text.replace("/opt/venv", sys.prefix).replace("0.0.0.0", "127.0.0.1")
         hosts = "|".join(self.ports)
@@ -92,13 +92,13 @@ class Service:
     grace_s: float
 
     def options(self, root: Path) -> dict[str, Any]:
-        """Give what its processes have in common. PostgreSQL refuses to run as root."""
+        """Return what its processes have in common. PostgreSQL refuses to run as root."""
         user = "postgres" if self.name == "db" and os.geteuid() == 0 else None
         return {"env": self.environment, "cwd": root / "srv", "user": user}
 
 
 def read_compose(values: dict[str, str]) -> dict[str, Any]:
-    """Give the services by name, with variables filled in as `docker compose` does."""
+    """Return the services by name, with variables filled in as `docker compose` does."""
 
     def value(found: re.Match[str]) -> str:
         name, kind, word = found.groups()
@@ -106,13 +106,13 @@ def read_compose(values: dict[str, str]) -> dict[str, Any]:
             sys.exit(f"compose.yaml: {name}: {word}")
         return values.get(name) or (word if kind == ":-" else "")
 
-    text = (HERE / "compose.yaml").read_text("utf-8")
+    text = (DEPLOY / "compose.yaml").read_text("utf-8")
     return yaml.safe_load(re.sub(r"\$\{(\w+)(?:(:[?-])([^}]*))?\}", value, text))["services"]
 
 
 def read_image() -> tuple[list[str], dict[str, str]]:
-    """Give the entry point and the variables of the Containerfile's last stage."""
-    text = (HERE / "Containerfile").read_text("utf-8").replace("\\\n", " ")
+    """Return the entry point and the variables of the Containerfile's last stage."""
+    text = (DEPLOY / "Containerfile").read_text("utf-8").replace("\\\n", " ")
     stage = text[text.rindex("\nFROM ") :]
     (entry_point,) = re.findall(r"^ENTRYPOINT (\[.*\])$", stage, re.MULTILINE)
     pairs = shlex.split(" ".join(re.findall(r"^ENV (.*)$", stage, re.MULTILINE)))
@@ -120,7 +120,7 @@ def read_image() -> tuple[list[str], dict[str, str]]:
 
 
 def read_services(described: dict[str, Any], place: Place) -> list[Service]:
-    """Give the services in the order in which they start."""
+    """Return the services in the order in which they start."""
     debian = [str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1:]]
     variables = {"PATH": ":".join([*debian, "$PATH"]), "PGHOST": "127.0.0.1", "PGPORT": "5432"}
     images = {
@@ -171,12 +171,14 @@ def make_volumes(described: dict[str, Any], place: Place) -> None:
             elif not source.startswith("./"):
                 there.mkdir(exist_ok=True)
             elif source.endswith("workspace.yaml"):
-                workspace = yaml.safe_load((HERE / source).read_text("utf-8"))
+                workspace = yaml.safe_load((DEPLOY / source).read_text("utf-8"))
                 for server in (each["grpc_server"] for each in workspace["load_from"]):
                     server |= {"port": place.ports[server["host"]], "host": "127.0.0.1"}
                 there.write_text(yaml.safe_dump(workspace), "utf-8")
             else:
-                there.write_text(place.translate((HERE / source).read_text("utf-8"), name), "utf-8")
+                there.write_text(
+                    place.translate((DEPLOY / source).read_text("utf-8"), name), "utf-8"
+                )
     for folder in ("srv", "tmp"):
         (place.root / folder).mkdir(mode=0o777, exist_ok=True)
 

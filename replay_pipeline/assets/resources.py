@@ -10,10 +10,10 @@ from dagster._core.errors import DagsterUserCodeProcessError
 from dagster._utils.error import SerializableErrorInfo
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.processes import DEBUG, environment
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.project import OnProgress
+from replay_pipeline.storage.processes import DEBUG, environment
 from replay_pipeline.types import Progress
 
 console_progress: contextvars.ContextVar[OnProgress | None] = contextvars.ContextVar(

@@ -102,7 +102,7 @@ def child_environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
-TRAINER = "replay_pipeline.replay_train"
+TRAINER = "replay_pipeline.stages.work.replay_train"
 """The module of the command `replay-train`, which is started as such from any folder."""
 
 

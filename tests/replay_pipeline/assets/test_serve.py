@@ -1,7 +1,7 @@
 import signal
 import sys
 
-from replay_pipeline.orchestration import serve
+from replay_pipeline.assets import serve
 
 HARD_OF_HEARING = """
 import signal, sys

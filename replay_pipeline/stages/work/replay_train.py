@@ -10,7 +10,7 @@ import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-HOME = Path(__file__).resolve().parents[1]
+HOME = Path(__file__).resolve().parents[3]
 """Where this package is installed, and the trainer beside it."""
 _MARKS = {"__init__.py": "compose_loss", "__main__.py": "PRETRAINED_CONFIG"}
 """A word that stands in these files of ours, and would not in another's that were written over them."""

@@ -1,4 +1,4 @@
-"""Run a program, and stop it with all its children: `python -P -m replay_pipeline.orchestration.supervise PROGRAM ...`.
+"""Run a program, and stop it with all its children: `python -P -m replay_pipeline.assets.supervise PROGRAM ...`.
 
 The first process of a container must forward signals and adopt orphaned processes. Dagster's
 servers do neither: when they stop, the runs that they started go on and spend money. This program
@@ -111,7 +111,5 @@ def _below(root: int) -> Iterator[int]:
 
 if __name__ == "__main__":
     if not sys.argv[1:]:
-        sys.exit(
-            "usage: python -P -m replay_pipeline.orchestration.supervise PROGRAM [ARGUMENT ...]"
-        )
+        sys.exit("usage: python -P -m replay_pipeline.assets.supervise PROGRAM [ARGUMENT ...]")
     sys.exit(main(sys.argv[1:]))

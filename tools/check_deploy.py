@@ -1,4 +1,4 @@
-"""Check the files of this folder with the tools they are for: `make check-deploy [CHART=FOLDER]`.
+"""Check the files of `deploy/` with the tools they are for: `make check-deploy [CHART=FOLDER]`.
 
 hadolint reads the Containerfile, Caddy the proxy's file, compose-spec the compose file,
 kubernetes-validate the manifests, and the Helm values go through the configuration schemas of Dagster
@@ -24,19 +24,26 @@ from dagster_k8s import K8sRunLauncher
 from dagster_k8s.container_context import K8sContainerContext
 from dagster_k8s.job import UserDefinedDagsterK8sConfig
 
-HERE = Path(__file__).parent
+DEPLOY = Path(__file__).parents[1] / "deploy"
 
 
 def check_containerfile() -> None:
     tool = Path(sys.executable).with_name("hadolint")
-    subprocess.run([tool, HERE / "Containerfile"], check=True)
+    subprocess.run([tool, DEPLOY / "Containerfile"], check=True)
 
 
 def check_caddyfile() -> None:
     tool = Path(sys.executable).with_name("caddy")
     secret = subprocess.check_output([tool, "hash-password", "--plaintext", "any"], text=True)
     values = {"UI_USER": "me", "UI_PASSWORD_HASH": secret.strip(), "UI_ADDRESS": "127.0.0.1:3000"}
-    command = [tool, "validate", "--adapter", "caddyfile", "--config", HERE / "proxy" / "Caddyfile"]
+    command = [
+        tool,
+        "validate",
+        "--adapter",
+        "caddyfile",
+        "--config",
+        DEPLOY / "proxy" / "Caddyfile",
+    ]
     with tempfile.TemporaryDirectory() as home:
         done = subprocess.run(command, env={"HOME": home, **values}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -44,19 +51,19 @@ def check_caddyfile() -> None:
 
 def check_compose() -> None:
     """Check the services as they are once the variables have values."""
-    text = (HERE / "compose.yaml").read_text("utf-8")
+    text = (DEPLOY / "compose.yaml").read_text("utf-8")
     text = re.sub(r"\$\{\w+(?::[?-]([^}]*))?\}", lambda m: m[1] or "value", text)
     PyCompose.from_json(json.dumps(yaml.safe_load(text))).to_spec()
 
 
 def check_manifests() -> None:
-    for path in sorted((HERE / "kubernetes").glob("*.yaml")):
+    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
         for resource in yaml.safe_load_all(path.read_text("utf-8")):
             kubernetes_validate.validate(resource, "1.37", strict=True)
 
 
 def check_helm_values() -> None:
-    values = yaml.safe_load((HERE / "helm-values.yaml").read_text("utf-8"))
+    values = yaml.safe_load((DEPLOY / "helm-values.yaml").read_text("utf-8"))
     launcher = values["runLauncher"]["config"]["k8sRunLauncher"]
     config = {
         "dagster_home": "/opt/dagster/dagster_home",
@@ -91,7 +98,7 @@ def check_chart(chart: str) -> None:
     command = [tool, "template", "mine", chart, "--skip-schema-validation"]
     with tempfile.TemporaryDirectory() as home:
         text = subprocess.check_output(
-            [*command, "--values", HERE / "helm-values.yaml"], text=True, env={"HOME": home}
+            [*command, "--values", DEPLOY / "helm-values.yaml"], text=True, env={"HOME": home}
         )
     objects = [_without_nulls(each) for each in yaml.safe_load_all(text) if each]
     for each in objects:
@@ -115,7 +122,7 @@ def check_chart(chart: str) -> None:
 
 
 def _check_queue(instance: dict[str, Any]) -> None:
-    """See that runs wait in Dagster's queue, and that pools take one at a time."""
+    """Check that runs wait in Dagster's queue, and that pools take one at a time."""
     with tempfile.TemporaryDirectory() as home:
         (Path(home) / "dagster.yaml").write_text(yaml.safe_dump(instance), "utf-8")
         with DagsterInstance.from_config(home) as opened:
@@ -127,7 +134,7 @@ def _check_queue(instance: dict[str, Any]) -> None:
 
 
 def _check_runs(of_launcher: dict[str, Any], of_location: dict[str, Any]) -> None:
-    """See what a run gets once the code location's settings are put over the launcher's."""
+    """Check what a run gets once the code location's settings are put over the launcher's."""
     launcher = K8sContainerContext(
         run_k8s_config=UserDefinedDagsterK8sConfig.from_dict(of_launcher)
     )
