@@ -24,7 +24,6 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +34,15 @@ from tokenizers import Tokenizer
 
 from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import Traces, ingest
-from replay_pipeline.replay import measure_gates, parse_gates
+from replay_pipeline.replay import parse_gates
 from replay_pipeline.replay.buy.measuring import bought, numbered
-from replay_pipeline.replay.buy.places import Place, errors_first
-from replay_pipeline.replay.buy.policy import is_error_site
 from replay_pipeline.replay.dialects import Prompt, RequestOptions
 from replay_pipeline.replay.dialects.requests import Prefix, RequestBuilder
 from replay_pipeline.replay.dialects.sizes import Learned, Size
 from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS, ReplaySettings
 from replay_pipeline.testing.catalog import served
 from replay_pipeline.types import Message, TeacherAction, TeacherSpec, TraceState
+from tests.support.gates import measured
 
 ANSWER_TOKENS = 300
 LATENCY_S = 10.0
@@ -73,7 +71,6 @@ class Step:
     goes_on: bool
     """Its prompt begins with the whole of the one before."""
     size: Size
-    is_error_site: bool = False
 
 
 Sessions = list[list[Step]]
@@ -110,7 +107,7 @@ def read_sessions(traces: Traces, count: Count, every: int, window: str = "full"
     """Sessions as they would be sent; every so many of them is taken."""
     by_session: dict[str, list[str]] = {}
     sessions: Sessions = []
-    builder = RequestBuilder(RequestOptions(window=window))
+    builder = RequestBuilder(RequestOptions())
     seen: set[Prefix] = set()
     for session, state in traces.states.select("session_id", "state_id").iter_rows():
         by_session.setdefault(session, []).append(state)
@@ -120,7 +117,7 @@ def read_sessions(traces: Traces, count: Count, every: int, window: str = "full"
         steps: list[Step] = []
         before: Prefix | None = None
         sizes: list[int] = []
-        for state in traces.materialize(ids):
+        for state in traces.materialize(ids, window=window):
             goes_on, before = builder.begins_with(state, before)
             if before in seen:
                 continue
@@ -137,7 +134,7 @@ def read_sessions(traces: Traces, count: Count, every: int, window: str = "full"
             size = Size(
                 len(prompt.messages_json) + n_tools, n_blocks, n_tools, prompt.n_system_bytes
             )
-            step = Step(state["state_id"], total, n_blocks, goes_on, size, is_error_site(state))
+            step = Step(state["state_id"], total, n_blocks, goes_on, size)
             steps.append(step)
         sessions.append(steps)
     return sessions
@@ -153,9 +150,9 @@ def made_up_sessions(n: int = 40, seed: int = 0) -> Sessions:
             is_compacted = tokens > 120_000
             if is_compacted:
                 tokens, blocks = 12_000, 3
-            goes_on, went_wrong = step > 0 and not is_compacted, chance.random() < 0.05
+            goes_on = step > 0 and not is_compacted
             size = Size(tokens * 4, blocks)
-            steps.append(Step(f"{session}-{step}", tokens, blocks, goes_on, size, went_wrong))
+            steps.append(Step(f"{session}-{step}", tokens, blocks, goes_on, size))
             tokens += round(chance.expovariate(1 / 700)) + 100
             blocks += 2 + 2 * (chance.random() < 0.2)
         sessions.append(steps)
@@ -230,7 +227,7 @@ def make_votes(
                     "turn_idx": place,
                     "messages": [{"role": "user", "content": step.state_id}],
                     "student_action": act(step.state_id, of_student),
-                    "outcome": "tool_error" if step.is_error_site else "ok",
+                    "outcome": "ok",
                 }
             )
             for teacher in teachers:
@@ -304,12 +301,12 @@ def table(
             yield row("lanes in order", asked_usd(sessions, teachers, in_order))
         for label, gates in (("as shipped", SHIPPED), ("cheap_first", ("cheap_first",))):
             alone = asked_steps(states, teachers, answers, gates)
-            *_, exact = measure_gates(states, teachers, answers.values(), gates)
+            exact = measured(states, teachers, answers.values(), gates)
             is_marked = label == "as shipped" and teachers[-1].vendor == "anthropic"
             yield row(
                 f"lanes, {label} ({heading})",
                 asked_usd(sessions, teachers, alone),
-                1 - (exact.n_pairs_lost or 0) / max(1, exact.n_pairs or 0),
+                1 - exact.n_pairs_lost / max(1, exact.n_pairs),
                 MARK_USD if is_marked else None,
             )
 
@@ -327,45 +324,6 @@ def in_order_usd(sessions: Sessions, teachers: Sequence[TeacherSpec]) -> float:
     """Dollars of every step of every session, put to all teachers in order."""
     lanes = [(number, range(len(steps))) for number, steps in enumerate(sessions)]
     return sum(in_lanes_usd(lanes, sessions, teachers))
-
-
-def orders(sessions: Sessions, teachers: Sequence[TeacherSpec]) -> Iterator[dict[str, Any]]:
-    """Print what it costs to ask only where something went wrong, or there first."""
-    n_steps, n_sites = sum(map(len, sessions)), sum(s.is_error_site for s in chain(*sessions))
-    every = [(number, range(len(steps))) for number, steps in enumerate(sessions)]
-    sites = [
-        (number, [place for place, step in enumerate(steps) if step.is_error_site])
-        for number, steps in enumerate(sessions)
-    ]
-    everything = sum(in_lanes_usd(every, sessions, teachers))
-    alone = sum(in_lanes_usd(sites, sessions, teachers))
-    print(f"\n  {n_sites} error sites: asked alone ${alone * 50 / max(1, n_sites):.2f} per 50 asked, "
-          f"in lanes ${everything * 50 / n_steps:.2f}")  # fmt: skip
-    steps = [(number, place) for number, each in enumerate(sessions) for place in range(len(each))]
-    places = [
-        Place(
-            session=str(number),
-            project="",
-            kind="",
-            has_gone_wrong=sessions[number][place].is_error_site,
-        )
-        for number, place in steps
-    ]
-    first = [
-        (steps[run[0]][0], [steps[number][1] for number in run]) for run in errors_first(places)
-    ]
-    shuffled = random.Random(0).sample(every, len(every))
-    for name, plan in (("in no order", shuffled), ("error_sites_first", first)):
-        n_asked = n_found = 0
-        left = everything / 2
-        for (number, places), usd in zip(plan, in_lanes_usd(plan, sessions, teachers), strict=True):
-            if (left := left - usd) < 0:
-                break
-            n_asked += len(places)
-            n_found += sum(sessions[number][place].is_error_site for place in places)
-        print(f"  half the money, {name:20s} {n_asked / n_steps:6.1%} of states, "
-              f"{n_found / max(1, n_sites):6.1%} of error sites")  # fmt: skip
-        yield {"order": name, "states": n_asked / n_steps, "error_sites": n_found / max(1, n_sites)}
 
 
 def size_error(sessions: Sessions) -> tuple[float, float]:
@@ -484,7 +442,6 @@ def main() -> None:
         usd = in_order_usd(short, FRONTIER_TEACHERS) * 50 / n_steps
         print(f"  {f'lanes, window {window}':52s} ${usd:7.3f}")
         rows.append({"policy": window, "usd_per_50_steps": round(usd, 4)})
-    rows += orders(sessions, FRONTIER_TEACHERS)
     rows += table("default teachers", sessions, DEFAULT_TEACHERS)
     first, later = size_error(sessions)
     bound = lane_bound(sessions)

@@ -489,7 +489,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateReport:
-    """The savings of one gate, and its losses if they could be measured."""
+    """The savings of one gate."""
 
     gate: str
     n_calls_saved: int = 0
@@ -497,9 +497,6 @@ class GateReport:
     """Expected cost of the skipped calls."""
     n_explored: int = 0
     """Calls that were drawn by chance although the gate would have skipped them."""
-    n_pairs: int | None = None
-    """Number of pairs from asking every teacher. Known only for a measurement on recorded answers."""
-    n_pairs_lost: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

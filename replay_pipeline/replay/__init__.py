@@ -11,7 +11,6 @@ from replay_pipeline.replay.ask.run import (
     replay_trace_sync,
 )
 from replay_pipeline.replay.buy.estimates import Estimate, TeacherEstimate
-from replay_pipeline.replay.buy.measuring import measure_gates
 from replay_pipeline.replay.buy.policy import RECOMMENDED_GATES, Policy, parse_gates
 from replay_pipeline.replay.dialects.endpoints import TeacherCheck, check_teachers
 from replay_pipeline.replay.money.database import exists as has_ledger
@@ -44,7 +43,6 @@ __all__ = [
     "estimate",
     "has_ledger",
     "ledger_status",
-    "measure_gates",
     "parse_gates",
     "reconcile",
     "refuse_if_nobody_answers",

@@ -11,7 +11,6 @@ from typing import TypedDict, Unpack
 
 from pydantic import SecretStr
 
-from replay_pipeline.actions.windows import window_messages
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.replay.buy.policy import Policy, parse_gates
 from replay_pipeline.replay.dialects import (
@@ -30,12 +29,10 @@ class AskingOptions(TypedDict, total=False):
     """The keyword options of every replay. `Asking` describes each one."""
 
     max_concurrency: int
-    window: str
     max_completion_tokens: int
     accepted_terms: Sequence[str]
     partition: str | None
     night: str | None
-    tags: Sequence[str]
     limits_usd: Mapping[str, float | None]
     gates: Sequence[str]
     agreement_threshold: int
@@ -55,18 +52,15 @@ class Asking:
 
     max_concurrency: int = 64
     """Calls in flight at once, all teachers together."""
-    window: str = "full"
-    """Windowing policy for long prefixes; see `replay_pipeline.actions.windows`."""
     max_completion_tokens: int = DEFAULT_MAX_COMPLETION_TOKENS
     accepted_terms: Sequence[str] = ()
     """Teachers that you accept although their vendors forbid training on their answers."""
     partition: str | None = None
     night: str | None = None
     """Date of the night. All runs of one night share a limit."""
-    tags: Sequence[str] = ()
     limits_usd: Mapping[str, float | None] = field(default_factory=dict)
-    """Further ceilings by scope: `day`, `partition`, `night`, `teacher:NAME`, `tag:NAME`. The
-    ledger keeps them: a limit holds over all runs until you set another one here. `None` removes a
+    """Further ceilings by scope: `day`, `partition`, `night`, `teacher:NAME`. The ledger
+    keeps them: a limit holds over all runs until you set another one here. `None` removes a
     limit."""
     gates: Sequence[str] = ()
     """Names of the gates that decide what a run buys; see `replay_pipeline.replay.buy.policy`."""
@@ -112,10 +106,7 @@ class Asking:
     def scopes(self) -> tuple[str, ...]:
         """Name the limits that every call counts against, besides run, day, and teacher."""
         named = (("partition", self.partition), ("night", self.night))
-        return (
-            *(f"tag:{tag}" for tag in self.tags),
-            *(f"{kind}:{name}" for kind, name in named if name),
-        )
+        return tuple(f"{kind}:{name}" for kind, name in named if name)
 
     def limits_nano(self, day: str, teachers: Iterable[str]) -> dict[str, int | None]:
         """Return the limits to set or to remove, by the name of their scope in the ledger.
@@ -160,7 +151,6 @@ class Asking:
     def request_options(self) -> RequestOptions:
         """Return the options that change what is sent."""
         return RequestOptions(
-            window=self.window,
             max_completion_tokens=self.max_completion_tokens,
             accepted_terms=frozenset(self.accepted_terms),
         )
@@ -191,7 +181,6 @@ def checked_ceiling(teachers: Sequence[TeacherSpec], max_total_usd: float, askin
     for name in ("max_concurrency", "max_completion_tokens"):
         if getattr(asking, name) < 1:
             raise ConfigError(f"{name}={getattr(asking, name)} must be at least 1")
-    window_messages([], asking.window)
     asking.policy()
     for teacher in teachers:
         accepted = {teacher.model, teacher.name, teacher.vendor} & set(asking.accepted_terms)

@@ -31,11 +31,12 @@ from replay_pipeline.replay.ask.outcomes import (
     unexpected,
 )
 from replay_pipeline.replay.buy.lanes import LaneQuestion
-from replay_pipeline.replay.dialects import RequestOptions, dialect_of
+from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.dialects.client import Client, Reply
+from replay_pipeline.replay.dialects.open_router import KEPT_S
 from replay_pipeline.replay.dialects.prices import Price, usd
 from replay_pipeline.replay.dialects.replies import NO_COMPLETION, OTHER_MODEL, Answer, Failure
-from replay_pipeline.replay.dialects.requests import RequestBuilder, with_recorded_names
+from replay_pipeline.replay.dialects.requests import with_recorded_names
 from replay_pipeline.replay.dialects.sizes import Learned
 from replay_pipeline.replay.money.bills import BookedCost, judged, replayed_bound, token_problem
 from replay_pipeline.replay.money.calls import (
@@ -220,7 +221,6 @@ class Dispatcher:
     ledger: Ledger
     client: Client
     keys: Mapping[str, SecretStr | None]
-    options: RequestOptions
     retry: RetryPolicy
     stop: threading.Event
     total: Slots
@@ -252,11 +252,12 @@ class Dispatcher:
         self, teacher: TeacherSpec, body: bytes, *, on_sent: Callable[[], None]
     ) -> Reply:
         """Send one request, exactly once."""
+        dialect = dialect_of(teacher)
         return await self.client.complete(
             teacher.base_url,
             body,
-            dialect=dialect_of(teacher),
-            headers=RequestBuilder(self.options).headers(teacher),
+            dialect=dialect,
+            headers=dialect.headers(),
             key=self.keys[teacher.name],
             timeout_s=teacher.timeout_s,
             on_sent=on_sent,
@@ -497,8 +498,6 @@ class Books:
     client: Client
     keys: Mapping[str, SecretStr | None]
     prices: Mapping[str, Price]
-    kept_s: float
-    """How long the router was asked to keep an answer for a free re-send."""
     newly_spent_nano: int = 0
     n_overruns: int = 0
     n_disputed: int = 0
@@ -538,7 +537,7 @@ class Books:
             dialect_of(task.teacher).name == "openrouter"
             and task.teacher.base_url not in self._without_cache
             and all(lost.body_sha in (None, body_sha) for lost in task.lost)
-            and datetime.now(UTC) - oldest < timedelta(seconds=self.kept_s)
+            and datetime.now(UTC) - oldest < timedelta(seconds=KEPT_S)
         )
 
     async def find_out(self, task: LaneQuestion, body_sha: str) -> TeacherAction | None:

@@ -334,13 +334,11 @@ class Replay:
             client=self.client,
             keys=self.keys,
             prices=self.prices,
-            kept_s=self.options.response_cache_ttl_s,
         )
         self.dispatcher = Dispatcher(
             ledger=self.ledger,
             client=self.client,
             keys=self.keys,
-            options=self.options,
             retry=self.asking.retry,
             stop=self.stop,
             total=Slots(self.asking.max_concurrency),
@@ -569,11 +567,7 @@ class Replay:
                 n_total=len(self.states) * len(self.teachers),
                 cost_usd=spent,
             )
-            try:
-                self.on_progress(progress)
-            except Exception as error:  # noqa: BLE001 (raised when all that is paid is in)
-                self._end(error)
-                self.on_progress = None
+            self.on_progress(progress)
 
     def _end(self, error: Exception) -> None:
         """Stop sending, and raise `error` once what is paid for is in."""

@@ -106,7 +106,6 @@ async def replay_states(
     *,
     max_total_usd: float,
     ledger: str | Path | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     **options: Unpack[AskingOptions],
 ) -> ReplayReport:
@@ -114,13 +113,11 @@ async def replay_states(
 
     To stop sending, set `stop` from any thread or cancel the awaiting task. Calls in flight are
     paid for, so their answers are awaited for up to `RetryPolicy.settle_s` and kept. The work runs
-    in a thread with its own event loop. `on_progress` is called in the caller's loop.
+    in a thread with its own event loop.
     """
     asking, limit_nano = _checked(teachers, max_total_usd, options)
     replay = Replay(indexed(states), teachers, limit_nano, _url(ledger), asking, stop=stop)
-    raised: list[BaseException] = []
-    if on_progress:
-        replay.on_progress = _in_this_loop(on_progress, raised, replay.stop)
+    canceled: asyncio.CancelledError | None = None
     running = _Running(replay.run())
     outcome = asyncio.wrap_future(running.outcome)
     while not outcome.done():
@@ -130,33 +127,11 @@ async def replay_states(
             replay.stop.set()
             if not isinstance(error, asyncio.CancelledError):
                 raise
-            raised.append(error)
-    if raised:
+            canceled = canceled or error
+    if canceled:
         outcome.exception()  # it has been looked at: what came first is what is told
-        raise raised[0]
+        raise canceled
     return outcome.result()
-
-
-def _in_this_loop(
-    on_progress: Callable[[Progress], None], raised: list[BaseException], stop: threading.Event
-) -> Callable[[Progress], None]:
-    """Call back in the loop of whoever awaits, from another thread; its first error stops the run."""
-
-    def tell(progress: Progress) -> None:
-        if raised:
-            return
-        try:
-            on_progress(progress)
-        except Exception as error:  # noqa: BLE001 (raised when all that is paid is in)
-            raised.append(error)
-            stop.set()
-
-    loop = asyncio.get_running_loop()
-
-    def tell_there(progress: Progress) -> None:
-        loop.call_soon_threadsafe(tell, progress)
-
-    return tell_there
 
 
 def _checked(

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from replay_pipeline.replay.buy.places import Place, errors_first, spread
+from replay_pipeline.replay.buy.places import Place, spread
 from replay_pipeline.replay.buy.policy import GateDecision, Policy, Poll
 from replay_pipeline.types import TeacherSpec
 
@@ -94,8 +94,7 @@ class Buyer:
     def __init__(self, market: Market, policy: Policy) -> None:
         self._market = market
         self._policy = policy
-        runs = (errors_first if policy.is_ordered_by_errors else spread)(market.places)
-        self.order = [number for run in runs for number in run]
+        self.order = [number for run in spread(market.places) for number in run]
         """States in the order in which they are asked."""
         self._teachers = self._in_their_order()
         self._before = market.steps_before()

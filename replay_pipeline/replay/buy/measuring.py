@@ -1,63 +1,15 @@
-"""Measure what gates save and lose, on a complete set of answers."""
+"""Play a policy on a complete set of answers."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from replay_pipeline.replay.buy.buying import Buyer, Market
 from replay_pipeline.replay.buy.places import place_of
-from replay_pipeline.replay.buy.policy import Policy, Poll, parse_gates
-from replay_pipeline.types import (
-    AgreementLevel,
-    GateReport,
-    TeacherAction,
-    TeacherSpec,
-    TraceState,
-)
+from replay_pipeline.replay.buy.policy import Policy, Poll
+from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
 
 _Answers = Mapping[tuple[int, int], TeacherAction]
 """By number of state and teacher."""
-
-
-def measure_gates(
-    states: Sequence[TraceState],
-    teachers: Sequence[TeacherSpec],
-    actions: Iterable[TeacherAction],
-    names: Iterable[str],
-    *,
-    level: AgreementLevel = "effect",
-    threshold: int = 2,
-    count_own_family: bool = False,
-) -> tuple[GateReport, ...]:
-    """Return the savings and losses of gates, measured on complete answers.
-
-    It simulates a run with these gates and enough money on the recorded answers. The last report,
-    `all`, applies all gates together. It says how many calls and dollars they would have saved,
-    and how many of the pairs from asking everyone they would have lost.
-
-    Args:
-        states: the states that were replayed.
-        teachers: the teachers that were asked.
-        actions: their answers.
-        names: gates by name.
-        level: how similar actions must be to agree.
-        threshold: how many families make a consensus.
-        count_own_family: whether teachers of the student's own family vote.
-    """
-    names = tuple(names)
-    answers = numbered(states, teachers, actions)
-    reports = [
-        _measured(
-            states,
-            teachers,
-            answers,
-            parse_gates(each, level=level, threshold=threshold, count_own_family=count_own_family),
-        )
-        for each in [*((name,) for name in names), names]
-    ]
-    return tuple(
-        replace(report, gate=name) for report, name in zip(reports, [*names, "all"], strict=True)
-    )
 
 
 def numbered(
@@ -121,31 +73,3 @@ def bought(
         for number, usd in sorted(paid.items()):
             buyer.file(number, polls[number], usd)
     return found
-
-
-def _measured(
-    states: Sequence[TraceState],
-    teachers: Sequence[TeacherSpec],
-    answers: _Answers,
-    policy: Policy,
-) -> GateReport:
-    chosen = bought(states, teachers, answers, policy)
-    n_pairs = n_lost = 0
-    for i, state in enumerate(states):
-        full, seen = policy.poll(state), policy.poll(state)
-        for j in range(len(teachers)):
-            if (i, j) in answers:
-                full.add(answers[i, j])
-                if (i, j) in chosen:
-                    seen.add(answers[i, j])
-        n_pairs += full.makes_pair()
-        n_lost += full.makes_pair() and not seen.makes_pair()
-    saved = [answer for key, answer in answers.items() if key not in chosen]
-    return GateReport(
-        gate="",
-        n_calls_saved=len(saved),
-        saved_usd=round(sum(answer.cost_usd for answer in saved), 9),
-        n_explored=sum(propensity < 1 for propensity in chosen.values()),
-        n_pairs=n_pairs,
-        n_pairs_lost=n_lost,
-    )

@@ -1,4 +1,4 @@
-"""The facts about states that are known before any teacher is asked, and orders that cover all states."""
+"""The facts about states that are known before any teacher is asked, and an order that covers all states."""
 
 import math
 from collections import Counter
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from replay_pipeline.judge.ballots import kind_of_state
-from replay_pipeline.replay.buy.policy import is_error_site
 from replay_pipeline.replay.dialects.sizes import n_bytes_written
 from replay_pipeline.types import TraceState, family_of_model
 
@@ -28,8 +27,6 @@ class Place:
     """The student's family."""
     n_answer_bytes: int = 0
     """Size of what the student wrote."""
-    has_gone_wrong: bool = False
-    """Whether the recorded action failed, was rejected or taken back."""
 
 
 def place_of(state: TraceState, number: int) -> Place:
@@ -41,7 +38,6 @@ def place_of(state: TraceState, number: int) -> Place:
         kind=kind_of_state(state),
         family=family_of_model(state.get("student_model")),
         n_answer_bytes=n_bytes_written(state["student_action"]),
-        has_gone_wrong=is_error_site(state),
     )
 
 
@@ -68,28 +64,6 @@ def asked_by(places: Sequence[Place], asked: Iterable[int]) -> dict[str, dict[st
         found["projects"][place.project] += numbers[number]
         found["kinds"][place.kind] += numbers[number]
     return {what: dict(sorted(counts.items())) for what, counts in found.items()}
-
-
-def errors_first(places: Sequence[Place]) -> list[list[int]]:
-    """Order sessions by their share of failed states, each up to its last failed state.
-
-    The states in between are included. Without them, the prompt cache would lack the steps between
-    two failed states, and a state would cost three times as much.
-    """
-    sessions: dict[str, list[int]] = {}
-    for number, place in enumerate(places):
-        sessions.setdefault(place.session, []).append(number)
-    heads: list[tuple[float, list[int]]] = []
-    rests: list[list[int]] = []
-    for steps in sessions.values():
-        sites = [n for n, number in enumerate(steps, 1) if places[number].has_gone_wrong]
-        n_head = sites[-1] if sites else 0
-        if sites:
-            heads.append((len(sites) / n_head, steps[:n_head]))
-        if n_head < len(steps):
-            rests.append(steps[n_head:])
-    heads.sort(key=lambda head: -head[0])
-    return [*(steps for _, steps in heads), *rests]
 
 
 def spread(places: Sequence[Place], n_steps: int = _SEGMENT) -> list[list[int]]:

@@ -4,8 +4,6 @@ The setting `gates` names them. `buying.py` follows them when it chooses the nex
 Every gate counts its savings. A call that was drawn by chance records its propensity, so that later
 estimates can weight it.
 
-- `error_sites_first`: if money is short, sessions with the largest share of failed states come first,
-  each up to its last failed state.
 - `cheap_first`: cheapest teacher first; stop when no pair is possible any more.
 - `cheap_first:E`: the same, except at a random share E of such states.
 """
@@ -21,7 +19,6 @@ from replay_pipeline.actions.votes import Panel, Vote, family_of_answer, read_an
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.judge.rule import Standing, rule, standing_of_votes
 from replay_pipeline.types import (
-    FAILURES,
     AgreementLevel,
     Message,
     TeacherAction,
@@ -146,7 +143,6 @@ class Policy:
     threshold: int = 2
     count_own_family: bool = False
     """Whether teachers of the student's own family vote."""
-    is_ordered_by_errors: bool = False
     stops_in_vain: str | None = None
     """The gate that asks the cheapest teacher first, and stops when no pair is possible any more."""
     explored: float = 0.0
@@ -199,30 +195,16 @@ def parse_gates(
     stops_in_vain, explored = None, 0.0
     for name in names:
         kind, colon, share = name.partition(":")
-        if kind == "cheap_first":
-            stops_in_vain, explored = name, _share(name, share) if colon else 0.0
-        elif name != "error_sites_first":
-            raise ConfigError(
-                f"gate {name!r} is not one of error_sites_first, cheap_first, cheap_first:0.1"
-            )
+        if kind != "cheap_first":
+            raise ConfigError(f"gate {name!r} is not one of cheap_first, cheap_first:0.1")
+        stops_in_vain, explored = name, _share(name, share) if colon else 0.0
     return Policy(
         names=names,
         level=level,
         threshold=threshold,
         count_own_family=count_own_family,
-        is_ordered_by_errors="error_sites_first" in names,
         stops_in_vain=stops_in_vain,
         explored=explored,
-    )
-
-
-def is_error_site(state: TraceState) -> bool:
-    """Return whether the recorded action failed, was rejected, or was undone."""
-    return bool(
-        state.get("outcome") in FAILURES
-        or state.get("error_kind")
-        or state.get("hint")
-        or state.get("alternatives")
     )
 
 

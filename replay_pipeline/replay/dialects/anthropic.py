@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from pydantic import SecretStr
 
-from replay_pipeline.replay.dialects.base import Ask, Dialect, Prompt, RequestOptions, marked
+from replay_pipeline.replay.dialects.base import Ask, Dialect, Prompt, marked
 
 _STOPS = {
     "end_turn": "stop",
@@ -54,9 +54,9 @@ class Anthropic(Dialect):
             body["tools"] = [_tool(tool["function"]) for tool in prompt.tools]
         return body
 
-    def headers(self, options: RequestOptions) -> dict[str, str]:
+    def headers(self) -> dict[str, str]:
         """Name the version of the API."""
-        return {**super().headers(options), "anthropic-version": "2023-06-01"}
+        return {**super().headers(), "anthropic-version": "2023-06-01"}
 
     def authorization(self, key: SecretStr | None) -> dict[str, str]:
         """Return the key in `x-api-key`."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import msgspec
 from pydantic import SecretStr
@@ -21,12 +21,8 @@ _EPHEMERAL = {"type": "ephemeral"}
 class RequestOptions:
     """How every teacher of a run is asked."""
 
-    window: str = "full"
     max_completion_tokens: int = DEFAULT_MAX_COMPLETION_TOKENS
-    data_collection: Literal["allow", "deny"] = "deny"
     accepted_terms: frozenset[str] = frozenset()
-    response_cache_ttl_s: int = 86_400
-    """How long the router keeps an answer for a free re-send. 0 turns this off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +104,7 @@ class Dialect:
         params, _ = self.adapted(ask)
         return body | params
 
-    def headers(self, options: RequestOptions) -> dict[str, str]:  # noqa: ARG002
+    def headers(self) -> dict[str, str]:
         """Return the headers of a call, without the key."""
         return {"content-type": "application/json", "accept": "application/json"}
 

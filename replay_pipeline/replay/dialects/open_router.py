@@ -6,7 +6,6 @@ from replay_pipeline.replay.dialects.base import (
     Ask,
     Dialect,
     Prompt,
-    RequestOptions,
     as_mapping,
     is_accepted,
     marked,
@@ -14,6 +13,8 @@ from replay_pipeline.replay.dialects.base import (
 
 _MARKED_VENDORS = ("anthropic", "alibaba", "qwen")
 """Vendors whose prompt cache works only where the blocks of a request mark it."""
+KEPT_S = 86_400
+"""How long the router keeps an answer, so that a lost call is asked again for nothing."""
 _OWN_FIELDS = frozenset(
     {"provider", "models", "plugins", "route", "transforms", "user", "trace", "metadata",
      "session_id", "service_tier"}
@@ -60,7 +61,7 @@ class OpenRouter(Dialect):
             body["messages"] = marked(prompt, ask.n_asked)
         provider: dict[str, Any] = {
             "require_parameters": True,
-            "data_collection": ask.options.data_collection,
+            "data_collection": "deny",
             "enforce_distillable_text": not is_accepted(ask.teacher, ask.options.accepted_terms),
             **as_mapping(ask.params.get("provider")),
         }
@@ -71,13 +72,14 @@ class OpenRouter(Dialect):
             body["session_id"] = ask.session_id[:256]
         return body
 
-    def headers(self, options: RequestOptions) -> dict[str, str]:
+    def headers(self) -> dict[str, str]:
         """Ask the router to keep its answer, so that a repeated request is free."""
-        headers = {**super().headers(options), "X-OpenRouter-Title": "replay-pipeline"}
-        if options.response_cache_ttl_s:
-            headers["X-OpenRouter-Cache"] = "true"
-            headers["X-OpenRouter-Cache-TTL"] = str(options.response_cache_ttl_s)
-        return headers
+        return {
+            **super().headers(),
+            "X-OpenRouter-Title": "replay-pipeline",
+            "X-OpenRouter-Cache": "true",
+            "X-OpenRouter-Cache-TTL": str(KEPT_S),
+        }
 
     def _is_marked(self, ask: Ask) -> bool:
         """Return whether the model has a cache to mark: Alibaba's has one for listed models only."""

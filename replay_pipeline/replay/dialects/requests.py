@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from replay_pipeline.actions.windows import window_messages
 from replay_pipeline.replay.dialects import Ask, Prompt, RequestOptions, dialect_of
 from replay_pipeline.replay.dialects.prices import Price
 from replay_pipeline.replay.dialects.sizes import Size
@@ -70,7 +69,7 @@ class RequestBuilder:
             "teacher": teacher.name,
             "model": teacher.model,
             "params": params,
-            "window": self.options.window,
+            "window": "full",  # cut prompts have other messages, and so other hashes
         }
         digest = hashlib.blake2b(_json.encode(head), digest_size=16)
         for part in (prompt.tools_json, prompt.messages_json):
@@ -124,10 +123,6 @@ class RequestBuilder:
         """Return the fields that are left out for the endpoint, with the reasons."""
         return dialect_of(teacher).adapted(self._ask(teacher, price, None, 0))[1]
 
-    def headers(self, teacher: TeacherSpec) -> dict[str, str]:
-        """Return the headers of a call, without the key."""
-        return dialect_of(teacher).headers(self.options)
-
     def _ask(
         self, teacher: TeacherSpec, price: Price | None, state: TraceState | None, n_asked: int
     ) -> Ask:
@@ -153,7 +148,7 @@ class RequestBuilder:
         """Return the prompt of a state in a form that every provider accepts. The last one is cached."""
         if self._state is state:
             return self._prompt
-        messages = well_formed(window_messages(state["messages"], self.options.window))
+        messages = well_formed(state["messages"])
         try:
             messages_json = _json.encode(messages)
         except (UnicodeEncodeError, TypeError, OverflowError, RecursionError):

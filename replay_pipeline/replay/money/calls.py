@@ -30,8 +30,6 @@ class NewCall:
     body_sha: str | None = None
     """Hash of the request body. A router identifies its stored answer by these bytes."""
     partition: str | None = None
-    is_patient: bool = True
-    """Whether to wait for money that other calls hold. Otherwise the call is refused at once."""
     lost: tuple[int, ...] = ()
     """Lost calls for the same request that the caller knows about and now repeats."""
     takes_over: bool = False

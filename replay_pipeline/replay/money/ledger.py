@@ -2,7 +2,7 @@
 
 Before a request leaves, the ledger reserves the most that it can cost and writes the intent to
 disk. Afterwards one transaction stores the answer and replaces the reservation by the real cost.
-Every limit is a scope (`run:…`, `day:…`, `night:…`, `teacher:…`, `partition:…`, `tag:…`), and for
+Every limit is a scope (`run:…`, `day:…`, `night:…`, `teacher:…`, `partition:…`), and for
 each of them
 
     spent + held + unknown <= limit
@@ -883,9 +883,6 @@ class Ledger:
             elif scope := scopes.never(call, taken):
                 told.append((each.future, Refused(scope=scope)))
             elif (full := scopes.full(call, taken)) or not blocked.isdisjoint(call.scopes):
-                if not call.is_patient:
-                    told.append((each.future, Refused(scope=full[0] if full else call.scopes[0])))
-                    continue
                 # First come, first served: whoever waits for a scope keeps later ones waiting.
                 blocked.update(full if blocked.isdisjoint(call.scopes) else ())
                 waiting.append(each)

@@ -22,7 +22,7 @@ class ScopeStatus:
     """Money under one limit, in US dollars."""
 
     scope: str
-    """`run:…`, `day:…`, `night:…`, `teacher:…`, `partition:…` or `tag:…`."""
+    """`run:…`, `day:…`, `night:…`, `teacher:…` or `partition:…`."""
     spent_usd: float
     held_usd: float
     """Reserved for calls in flight."""
@@ -234,7 +234,7 @@ def reconcile(
             if settle:
                 booked = call.cost_nano if cost is None else cost
                 opened.do(partial(end_dispute, call=call, cost_nano=booked)).result()
-            reports.append(_dispute(call, cost, is_settled=settle))
+            reports.append(_report(call, cost, is_over=True, is_settled=settle))
     return reports
 
 
@@ -257,28 +257,21 @@ async def _costs(
     return costs
 
 
-def _dispute(call: DisputedCall, cost: int | None, *, is_settled: bool) -> LostCallReport:
-    what = "booked at its bound; settled with --settle, at the endpoint's record where it has one"
+def _report(
+    call: LostCall | DisputedCall, cost: int | None, *, is_over: bool, is_settled: bool
+) -> LostCallReport:
+    """Say of a call whose outcome or cost isn't known what was done, or what can be done."""
+    is_lost = isinstance(call, LostCall)
     if is_settled:
-        what = "stays at its bound" if cost is None else "booked at the endpoint's record"
-    return LostCallReport(
-        state_id=call.state_id,
-        teacher=call.teacher,
-        model=call.model,
-        sent_at=call.sent_at.isoformat(timespec="seconds"),
-        due_at=call.due_at.isoformat(timespec="seconds"),
-        reserved_usd=usd(call.cost_nano),
-        why=f"disputed: {call.why}",
-        cost_usd=None if cost is None else usd(cost),
-        what=what,
-    )
-
-
-def _report(call: LostCall, cost: int | None, *, is_over: bool, is_settled: bool) -> LostCallReport:
-    what = "over: it is asked again by the next run, or settled with --settle"
-    if is_settled:
-        what = "booked at its bound" if cost is None else "booked at the endpoint's record"
-    elif not is_over:
+        at_bound = "booked at its bound" if is_lost else "stays at its bound"
+        what = at_bound if cost is None else "booked at the endpoint's record"
+    elif not is_lost:
+        what = (
+            "booked at its bound; settled with --settle, at the endpoint's record where it has one"
+        )
+    elif is_over:
+        what = "over: it is asked again by the next run, or settled with --settle"
+    else:
         what = "may still be running"
     return LostCallReport(
         state_id=call.state_id,
@@ -286,8 +279,8 @@ def _report(call: LostCall, cost: int | None, *, is_over: bool, is_settled: bool
         model=call.model,
         sent_at=call.sent_at.isoformat(timespec="seconds"),
         due_at=call.due_at.isoformat(timespec="seconds"),
-        reserved_usd=usd(call.reserved_nano),
-        why=call.error_code or "its process died",
+        reserved_usd=usd(call.reserved_nano if is_lost else call.cost_nano),
+        why=(call.error_code or "its process died") if is_lost else f"disputed: {call.why}",
         cost_usd=None if cost is None else usd(cost),
         what=what,
     )

@@ -1,13 +1,12 @@
 """What is bought, where, and in which order, in worlds in which it is known who is right."""
 
-import asyncio
 import threading
 from collections import Counter, defaultdict
 
 import pytest
 
 from replay_pipeline.judge.extract import extract_pairs
-from replay_pipeline.replay import parse_gates, replay_states
+from replay_pipeline.replay import parse_gates, replay_in_thread
 from replay_pipeline.replay.buy.places import Place, spread
 from replay_pipeline.types import family_of_model
 from tests.support.teachers import TeacherServer
@@ -28,15 +27,11 @@ def replay(world, ledger, gates, **options):
     params = options.pop("params", {})
     with TeacherServer(world.answers) as server:
         teachers = server.teachers(MODELS[:3])
-        return asyncio.run(
-            replay_states(
-                options.pop("states", world.states),
-                [each.model_copy(update={"params": params}) for each in teachers],
-                ledger=ledger,
-                gates=gates,
-                **options,
-            )
-        )
+        return replay_in_thread(
+            options.pop("states", world.states),
+            [each.model_copy(update={"params": params}) for each in teachers],
+            ledger=ledger, gates=gates, tick_s=0.05, **options,
+        )  # fmt: skip
 
 
 def calls(report):
@@ -56,7 +51,7 @@ def test_a_run_that_was_stopped_goes_on_to_buy_what_an_undisturbed_one_buys(worl
             stop.set()
 
     ledger = tmp_path / "halves"
-    first = replay(world, ledger, gates, stop=stop, on_progress=stop_midway, **options)
+    first = replay(world, ledger, gates, stop=stop, tick=stop_midway, **options)
     assert first.stop_reason == "stopped"
     assert calls(first) < calls(whole)
     again = replay(world, ledger, gates, **options)

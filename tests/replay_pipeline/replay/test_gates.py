@@ -11,15 +11,14 @@ from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay import (
     RECOMMENDED_GATES,
     estimate,
-    measure_gates,
     parse_gates,
     replay_states,
 )
 from replay_pipeline.replay.buy.measuring import bought
-from replay_pipeline.replay.buy.places import Place, errors_first
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK
+from tests.support.gates import measured
 from tests.support.teachers import TeacherServer
 
 MODELS = ("qwen/qwen3-coder", "deepseek/deepseek-v4-pro", "z-ai/glm-4.6")  # cheapest first
@@ -70,23 +69,11 @@ votes_of_a_state = st.tuples(*[st.sampled_from([0, 1, 2, None])] * 3)
 @given(st.lists(votes_of_a_state, min_size=1, max_size=12), st.integers(1, 3))
 def test_cheap_first_never_loses_a_pair(votes, threshold):
     states = [make_state(i) for i in range(len(votes))]
-    [report, together] = measure_gates(
+    report = measured(
         states, TEACHERS, answers_of(states, votes), ["cheap_first"], threshold=threshold
     )
-    assert report.n_pairs_lost == together.n_pairs_lost == 0
+    assert report.n_pairs_lost == 0
     assert 0 <= report.n_calls_saved <= 2 * len(votes) if threshold < 3 else True
-
-
-@pytest.mark.slow
-def test_what_each_gate_saves_and_loses_is_counted():
-    votes = [(1, 1, 2), (1, 0, 1), (0, 0, 0), (1, 2, 0), (2, 1, 1)]
-    states = [make_state(i) for i in range(5)]
-    cheap_first, both = measure_gates(states, TEACHERS, answers_of(states, votes), ["cheap_first"])
-    assert (cheap_first.n_pairs, cheap_first.n_pairs_lost) == (2, 0)
-    # One vote for what the student did leaves too few to outvote both.
-    assert cheap_first.n_calls_saved == 3
-    assert (both.gate, both.n_calls_saved, both.n_pairs_lost) == ("all", 3, 0)
-    assert both.saved_usd == 3.0
 
 
 def test_a_share_of_the_states_without_a_pair_is_asked_of_everybody():
@@ -94,8 +81,8 @@ def test_a_share_of_the_states_without_a_pair_is_asked_of_everybody():
     votes = [(0, 0, 1), (0, 1, 1), (1, 0, 0), (1, 1, 0), (1, 2, 2)] * 200
     states = [make_state(i) for i in range(len(votes))]
     answers = answers_of(states, votes)
-    [report, _] = measure_gates(states, TEACHERS, answers, ["cheap_first:0.2"])
-    [plain, _] = measure_gates(states, TEACHERS, answers, ["cheap_first"])
+    report = measured(states, TEACHERS, answers, ["cheap_first:0.2"])
+    plain = measured(states, TEACHERS, answers, ["cheap_first"])
     assert report.n_pairs_lost == plain.n_pairs_lost == 0
     assert plain.n_calls_saved == 2 * 400 + 200
     assert 0.75 < report.n_calls_saved / plain.n_calls_saved < 0.85
@@ -113,8 +100,8 @@ def test_a_share_of_the_states_without_a_pair_is_asked_of_everybody():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("cheapest", "not one of error_sites_first, cheap_first"),
-        ("value", "not one of error_sites_first, cheap_first"),
+        ("cheapest", "not one of cheap_first"),
+        ("value", "not one of cheap_first"),
         ("cheap_first:2", "not a number from 0 to 1"),
         ("cheap_first:", "not a number from 0 to 1"),
     ],
@@ -148,14 +135,14 @@ def test_a_run_saves_what_the_measurement_on_recorded_answers_says(lively_server
     states = [make_state(i) for i in range(60)]
     everyone = run(lively_server, tmp_path / "all", (), states)
     teachers = lively_server.teachers(MODELS)
-    gates = ("error_sites_first", "cheap_first:0.2")
-    *_, measured = measure_gates(states, teachers, everyone.actions, gates)
+    gates = ("cheap_first:0.2",)
+    on_record = measured(states, teachers, everyone.actions, gates)
     gated = run(lively_server, tmp_path / "gated", gates, states)
-    assert sum(gated.skipped.values()) == measured.n_calls_saved
-    assert len(gated.actions) + measured.n_calls_saved == 180
-    assert sum(report.n_calls_saved for report in gated.gates) == measured.n_calls_saved
+    assert sum(gated.skipped.values()) == on_record.n_calls_saved
+    assert len(gated.actions) + on_record.n_calls_saved == 180
+    assert sum(report.n_calls_saved for report in gated.gates) == on_record.n_calls_saved
     explored = [action for action in gated.actions if action.propensity < 1]
-    assert len(explored) == measured.n_explored > 0
+    assert len(explored) == on_record.n_explored > 0
     assert {action.gate for action in explored} == {"cheap_first:0.2"}
     again = run(lively_server, tmp_path / "gated", gates, states)
     assert again.n_sent == 0
@@ -205,40 +192,6 @@ def test_the_recommended_gates_run_and_are_forecast(lively_server, tmp_path):
     assert report.spent_usd < gated.expected_usd * 1.5
     assert gated.expected_usd < plain.expected_usd
     assert {report.gate for report in report.gates} == set(RECOMMENDED_GATES)
-
-
-def test_sessions_that_went_wrong_come_first_when_money_is_short(lively_server, tmp_path):
-    states = [
-        {
-            **make_state(i, outcome="tool_error" if i in (281, 299) else "ok", text=f"poor {i}"),
-            "session_id": f"session-{i // 20}",
-        }
-        for i in range(300)
-    ]
-    report = asyncio.run(
-        replay_states(
-            states, lively_server.teachers(MODELS[:1]), max_total_usd=0.008,
-            ledger=tmp_path / "l", gates=("error_sites_first",), max_concurrency=1,
-            is_durable=False,
-        )
-    )  # fmt: skip
-    answered = {action.state_id for action in report.actions}
-    assert report.stop_reason == "budget"
-    # In their own order the states would have gone s0, s1, s2: a session at a time.
-    assert {f"s{i}" for i in range(280, 300)} < answered
-    assert len(answered) < 60
-
-
-def test_a_session_is_asked_without_a_gap_up_to_its_last_error_site():
-    # Asked alone, error sites would pay for the steps between them, which no cache holds then.
-    bad, good = True, False
-    sessions = {"a": [good, good], "b": [good, good, good, bad], "c": [good, bad, good]}
-    places = [
-        Place(session=name, project="p", kind="Bash", has_gone_wrong=has_gone_wrong)
-        for name, outcomes in sessions.items()
-        for has_gone_wrong in outcomes
-    ]
-    assert errors_first(places) == [[6, 7], [2, 3, 4, 5], [0, 1], [8]]
 
 
 def read(offset, limit):
@@ -337,7 +290,7 @@ def test_cheap_first_loses_no_pair_of_the_sample():
         for one in recorded
     ]
     full = extract_pairs(states, answers, include_natural=False)
-    cheap_first, _ = measure_gates(states, TEACHERS, answers, ["cheap_first"])
+    cheap_first = measured(states, TEACHERS, answers, ["cheap_first"])
     assert cheap_first.n_pairs == n_against_student(full.outcome_counts) > 100
     assert cheap_first.n_pairs_lost == 0
     assert cheap_first.n_calls_saved > len(states) / 3

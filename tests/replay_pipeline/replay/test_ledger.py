@@ -477,7 +477,7 @@ def test_a_request_that_was_answered_is_told_with_its_answer(tmp_path):
 # --- scopes and limits
 
 
-def test_a_call_waits_for_its_own_scopes_only_and_an_impatient_one_does_not_wait(tmp_path):
+def test_a_call_waits_for_its_own_scopes_only(tmp_path):
     with quick(tmp_path / "l", [("a", 100), ("b", 100), ("c", 100)]) as ledger:
         first = held(ledger, 1, 80, scopes=("a",))
         behind = ledger.reserve(call(2, 60, scopes=("b", "a")))
@@ -486,13 +486,6 @@ def test_a_call_waits_for_its_own_scopes_only_and_an_impatient_one_does_not_wait
         )
         next_in_line = ledger.reserve(call(4, 10, scopes=("c", "a")))
         assert isinstance(held(ledger, 5, 10, scopes=("c",)), Reserved)
-        for scopes, amount, full in (
-            (("c", "a"), 30, "a"),  # too little is left
-            (("c", "a"), 10, "c"),  # enough is left, for whoever is next in line
-            (("b", "c"), 61, "b"),
-        ):
-            impatient = call(6, amount, scopes=scopes, is_patient=False)
-            assert ledger.reserve(impatient).result(timeout=60) == Refused(scope=full)
         never = call(6, 101, scopes=("c", "a"))
         assert ledger.reserve(never).result(timeout=60) == Refused(scope="c")
         assert not behind.done()

@@ -222,7 +222,7 @@ def test_the_hash_names_the_question_and_nothing_else():
         sha(),
         sha(CLAUDE.model_copy(update={"base_url": "http://127.0.0.1:1", "timeout_s": 5.0})),
         sha(state=state(state_id="other", session_id="elsewhere")),
-        sha(accepted_terms=frozenset({"x"}), data_collection="allow"),
+        sha(accepted_terms=frozenset({"x"})),
     ]
     assert len(set(same)) == 1
     different = [
@@ -231,7 +231,6 @@ def test_the_hash_names_the_question_and_nothing_else():
         sha(CLAUDE.model_copy(update={"params": {"temperature": 0.2}})),
         sha(state=state(messages=[{"role": "user", "content": "hullo"}])),
         sha(state=state(tools=[])),
-        sha(window="token_budget:1000"),
         sha(max_completion_tokens=100),
     ]
     assert len(set(different)) == len(different)

@@ -161,8 +161,6 @@ def test_two_teachers_of_one_name_and_unknown_options_are_refused(server, tmp_pa
         replay(make_states(1), [teacher, teacher], 1, tmp_path / "l")
     with pytest.raises(ConfigError, match="windw"):
         replay(make_states(1), [teacher], 1, tmp_path / "l", windw="full")
-    with pytest.raises(ConfigError, match="window 'half' is not one of"):
-        replay(make_states(1), [teacher], 1, tmp_path / "l", window="half")
 
 
 def test_a_ledger_that_cannot_be_opened_is_one_clear_error(server, tmp_path):
@@ -245,7 +243,7 @@ def test_an_equal_request_is_paid_once_and_its_cost_counted_once(tmp_path):
     assert sum(a.cost_usd for a in report.actions) == pytest.approx(server.bill().total_nano / 1e9)
 
 
-@pytest.mark.parametrize("scope", ["dya", "teacher:glmm", "partition", "night", "tag:nightly"])
+@pytest.mark.parametrize("scope", ["dya", "teacher:glmm", "partition", "night"])
 def test_a_limit_that_would_hold_nothing_back_is_refused(server, tmp_path, scope):
     before = server.bill().n_requests
     with pytest.raises(ConfigError, match=f"limit {scope}=0.5: no call of this run counts"):
@@ -259,9 +257,9 @@ def test_a_limit_that_would_hold_nothing_back_is_refused(server, tmp_path, scope
     assert server.bill().n_requests == before
 
 
-def test_limits_by_day_night_teacher_partition_and_tag_hold_over_runs(tmp_path):
+def test_limits_by_day_night_teacher_and_partition_hold_over_runs(tmp_path):
     with TeacherServer(script={"content": "yes"}) as server:
-        for scope in ("day", "night", "teacher:glm", "partition", "tag:nightly"):
+        for scope in ("day", "night", "teacher:glm", "partition"):
             ledger = tmp_path / f"{scope}.sqlite"
             spent = 0.0
             for run in range(3):
@@ -273,7 +271,6 @@ def test_limits_by_day_night_teacher_partition_and_tag_hold_over_runs(tmp_path):
                     limits_usd={scope: 0.0105},
                     partition="batch-1",
                     night="2026-01-02",
-                    tags=("nightly",),
                 )
                 spent += report.newly_spent_usd
             assert report.stop_reason == "budget"
@@ -283,14 +280,11 @@ def test_limits_by_day_night_teacher_partition_and_tag_hold_over_runs(tmp_path):
 def test_stop_ends_sending_and_keeps_every_paid_answer(tmp_path):
     stop = threading.Event()
     with TeacherServer(script={"content": "yes"}, latency=0.05) as server:
-        report = replay(
-            make_states(400, n_sessions=40),
-            server.teachers(),
-            1,
-            tmp_path / "l",
-            stop=stop,
-            on_progress=lambda progress: stop.set() if progress.n_done >= 20 else None,
-        )
+        report = replay_in_thread(
+            make_states(400, n_sessions=40), server.teachers(), max_total_usd=1,
+            ledger=tmp_path / "l", stop=stop, tick_s=0.01,
+            tick=lambda progress: stop.set() if progress.n_done >= 20 else None,
+        )  # fmt: skip
     assert report.stop_reason == "stopped"
     assert len(report.actions) == server.bill().n_charged < 1200
     assert len(report.actions) + report.skipped["stopped"] == 1200
@@ -319,17 +313,16 @@ def test_cancelling_the_awaiting_task_drains_what_is_paid(tmp_path):
     states = make_states(400, n_sessions=40)
 
     async def cancel_halfway(teachers):
-        enough = asyncio.Event()
         task = asyncio.create_task(
             replay_states(
                 states,
                 teachers,
                 max_total_usd=1,
                 ledger=tmp_path / "l",
-                on_progress=lambda p: enough.set() if p.n_done >= 10 else None,
             )
         )
-        await enough.wait()
+        while server.bill().n_charged < 10:  # noqa: ASYNC110 (another process counts)
+            await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -452,26 +445,6 @@ def test_check_teachers_says_what_is_wrong(server, monkeypatch):
     assert not away.is_reachable
     assert "cannot be reached" in away.problem
     assert "does not serve nobody/nothing" in unknown.problem
-
-
-def test_a_progress_callback_that_fails_is_raised_after_the_paid_answers_are_in(tmp_path):
-    def fail(progress):
-        if progress.n_done >= 3:
-            raise RuntimeError("the screen is gone")
-
-    with TeacherServer(script={"content": "yes"}, latency=0.2) as server:
-        with pytest.raises(RuntimeError, match="the screen is gone"):
-            asyncio.run(
-                replay_states(
-                    make_states(60, n_sessions=60), server.teachers(), max_total_usd=5,
-                    ledger=tmp_path / "l", max_concurrency=8, on_progress=fail,
-                )
-            )  # fmt: skip
-        bill = server.bill()
-    status = ledger_status(tmp_path / "l")
-    assert bill.n_charged < 180
-    assert status.calls["answered"] == bill.n_charged
-    assert round(status.spent_usd * 1e9) == bill.total_nano
 
 
 def test_an_endpoint_that_wants_hours_is_left_alone_for_this_run(tmp_path):
