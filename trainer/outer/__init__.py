@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         MockManager,
         ObjectStoreManager,
         make_diloco_outer_loop,
-        make_torchft_manager,
     )
 
 _HOMES = {
@@ -53,7 +52,6 @@ _HOMES = {
     "ReplicaStatus": "trainer.outer.executors.base",
     "ServerlessExecutor": "trainer.outer.executors.base",
     "make_diloco_outer_loop": "trainer.outer.torchft_loop",
-    "make_torchft_manager": "trainer.outer.torchft_loop",
     "open_store": "trainer.outer.object_store",
     "outer_preset": "trainer.outer.outer_step",
     "supervise": "trainer.outer.executors.base",

@@ -5,14 +5,12 @@ import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
@@ -20,6 +18,7 @@ from transformers.trainer_callback import ExportableState
 
 from trainer.data.dataset import PreferenceData
 from trainer.errors import TrainerConfigError
+from trainer.outer.all_reduce import ObjectStoreAllReduce
 from trainer.outer.environment import ReplicaPlace, replica_place
 from trainer.outer.exchange import RoundReport, Vector
 from trainer.outer.export import publish_template
@@ -27,7 +26,7 @@ from trainer.outer.object_store import ObjectStore, open_store
 from trainer.outer.outer_step import outer_preset
 from trainer.outer.parameters import ParameterVector
 from trainer.outer.replica import ROUNDS, OuterReplica, OuterSettings
-from trainer.outer.torchft_loop import make_diloco_outer_loop, make_torchft_manager
+from trainer.outer.torchft_loop import ObjectStoreManager, make_diloco_outer_loop
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class OuterOptions:
     """The `outer_options` of a run's configuration."""
 
     uri: str = ""
-    """Store that joins the replicas (`object_store`)."""
+    """Store that joins the replicas."""
     sync_every: int = 50
     """Optimizer steps per round."""
     rounds: str = "auto"
@@ -65,10 +64,6 @@ class OuterOptions:
     """Seconds that the first round waits for machines that are still booting."""
     snapshot_every: int = 5
     """Rounds between snapshots. Deltas are kept at least as long, to repair damage."""
-    state_uri: str | None = None
-    """Store for each replica's own state, for exact restarts. By default, none is kept."""
-    lighthouse: str = ""
-    """Address of `torchft_lighthouse` (`torchft`)."""
 
 
 def outer_callbacks(
@@ -97,13 +92,11 @@ def outer_callbacks(
         raise TrainerConfigError(
             f"outer_options.rounds={options.rounds!r} is not one of auto, {', '.join(ROUNDS)}"
         )
-    if kind == "object_store":
-        if store is None and not options.uri:
-            raise TrainerConfigError("outer=object_store needs outer_options.uri")
-        return [ObjectStoreLoop(replace(options, rounds=rounds_of(options)), where, store)]
-    if not options.lighthouse:
-        raise TrainerConfigError("outer=torchft needs outer_options.lighthouse")
-    return [TorchftLoop(options, where)]
+    if store is None and not options.uri:
+        raise TrainerConfigError(f"outer={kind} needs outer_options.uri")
+    if kind == "torchft":
+        return [TorchftLoop(options, where, store)]
+    return [ObjectStoreLoop(replace(options, rounds=rounds_of(options)), where, store)]
 
 
 def rounds_of(options: OuterOptions) -> str:
@@ -158,10 +151,8 @@ def sharded(data: PreferenceData, place: ReplicaPlace | None = None) -> Preferen
 class ObjectStoreLoop(TrainerCallback):
     """The callback that exchanges the trainable parameters over an object store at regular steps.
 
-    The run has ⌈max_steps / sync_every⌉ rounds. A replica's private state (step, schedule,
-    optimizer, samplers, random states, the moving average, TAID) is the trainer's checkpoint at the
-    end of a round. With a `state_uri`, it is stored with the contribution, and `train_replica`
-    continues from it.
+    The run has ⌈max_steps / sync_every⌉ rounds. A process that joins later continues from a
+    checkpoint at the run's step, with its weights and a new optimizer.
 
     The processes of a replica (DDP or FSDP2 under accelerate) hold the same parameters, or shards
     of them. All read them together, rank 0 exchanges over the store, and the result goes to all. So
@@ -182,8 +173,6 @@ class ObjectStoreLoop(TrainerCallback):
         self._n_trained = 0
         self.is_finished = False
         self._n_steps = 0
-        self._n_missed_steps = 0
-        self._is_due = False
 
     def join(self, trainer: Trainer) -> Path | None:
         """Join the run and load its state, before the trainer begins.
@@ -200,10 +189,6 @@ class ObjectStoreLoop(TrainerCallback):
             raise TrainerConfigError(
                 f"ddp_timeout={args.ddp_timeout} is not above outer_options.timeout_s="
                 f"{options.timeout_s:g}: its process group would time out while rank 0 waits for a round"
-            )
-        if trainer.is_fsdp_enabled and options.state_uri:
-            raise TrainerConfigError(
-                "sharded replicas can't use outer_options.state_uri: remove it"
             )
         n_steps = args.max_steps
         if n_steps <= 0:
@@ -230,7 +215,6 @@ class ObjectStoreLoop(TrainerCallback):
                     first_grace_s=options.first_grace_s,
                     snapshot_every=options.snapshot_every,
                 ),
-                state=open_store(options.state_uri) if options.state_uri else None,
             )
             self._replica.join()
             publish_template(self._replica.store, trainer)
@@ -241,11 +225,10 @@ class ObjectStoreLoop(TrainerCallback):
             return None
         if trainer.is_fsdp_enabled:
             raise TrainerConfigError(
-                f"replica {self.place.rank} is sharded and missed rounds: sharded replicas keep no state to continue from. Start the run again, or run without sharding"
+                f"replica {self.place.rank} is sharded and missed rounds: sharded replicas cannot join later. Start the run again, or run without sharding"
             )
         step = min(self._n_trained * options.sync_every, n_steps)
-        folder, self._n_missed_steps = from_first(lambda: self._checkpoint(trainer, step, n_steps))
-        return folder
+        return from_first(lambda: self._checkpoint(trainer, step, n_steps))
 
     def _in_step(self, work: Callable[[], Result]) -> Result:
         """Let rank 0 work with the replica, and bring all ranks to where it is then."""
@@ -258,35 +241,27 @@ class ObjectStoreLoop(TrainerCallback):
         result, self._theta, self._n_trained, self.is_finished = from_first(seen)
         return result
 
-    def _checkpoint(self, trainer: Trainer, step: int, n_steps: int) -> tuple[Path, int]:
-        """Write the checkpoint at which the run is now; return its folder, and the steps missed.
+    def _checkpoint(self, trainer: Trainer, step: int, n_steps: int) -> Path:
+        """Write the checkpoint at which the run is now, and return its folder.
 
-        It is the replica's own, as far as it has one. Where rounds went by without this replica,
-        the step is that of the run all the same: everybody's schedule and data end together.
+        The step is that of the run, also where rounds went by without this replica: everybody's
+        schedule and data end together.
         """
-        assert self._replica is not None
+        logger.warning("rank %d joins at step %d: its optimizer starts over", self.place.rank, step)
         self._discard_checkpoints(trainer.args)
         folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{step}"
         trainer.save_model(str(folder), _internal_call=True)
         (folder / "training_args.bin").unlink(missing_ok=True)
-        for name, content in self._replica.inner_state.items():
-            (folder / name).write_bytes(content.tobytes())
-        path = folder / TRAINER_STATE_NAME
-        if path.exists():
-            state = TrainerState.load_from_json(str(path))
-        else:
-            logger.warning("rank %d has kept no state: its optimizer starts over", self.place.rank)
-            parts: list[Any] = [*trainer.callback_handler.callbacks, trainer.control]
-            stateful: Any = [part for part in parts if isinstance(part, ExportableState)]
-            state = TrainerState(
-                train_batch_size=trainer.args.train_batch_size, stateful_callbacks=stateful
-            )
-            state.compute_steps(trainer.args, n_steps)
-        (folder / OWN_MARK).touch()
-        n_missed = step - state.global_step
+        parts: list[Any] = [*trainer.callback_handler.callbacks, trainer.control]
+        stateful: Any = [part for part in parts if isinstance(part, ExportableState)]
+        state = TrainerState(
+            train_batch_size=trainer.args.train_batch_size, stateful_callbacks=stateful
+        )
+        state.compute_steps(trainer.args, n_steps)
         state.global_step = step
-        state.save_to_json(str(path))
-        return folder, n_missed
+        (folder / OWN_MARK).touch()
+        state.save_to_json(str(folder / TRAINER_STATE_NAME))
+        return folder
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Advance the schedule to the run's round, if rounds passed without this replica.
@@ -299,7 +274,7 @@ class ObjectStoreLoop(TrainerCallback):
                 "to train with an outer loop, call train_replica(trainer, ...)"
             )
         schedule = context.get("lr_scheduler")
-        if schedule is not None and self._n_missed_steps > 0:
+        if schedule is not None and state.global_step > 0:
             inner = getattr(schedule, "scheduler", schedule)
             # The schedules of transformers are functions of the step: no need to walk there.
             inner.last_epoch = inner._step_count = state.global_step - 1
@@ -309,39 +284,11 @@ class ObjectStoreLoop(TrainerCallback):
                 inner.step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
-        """Count a step. At the end of a round, exchange, or first request a checkpoint."""
+        """Count a step, and exchange at the end of a round."""
         self._n_steps += 1
         self._take_up()
-        is_last = state.global_step >= state.max_steps
-        self._is_due = self._n_steps >= self.options.sync_every or is_last
-        if self._is_due and self.options.state_uri:
-            # The checkpoint must be whole before anybody counts on this replica's contribution:
-            # the exchange comes in `on_save`.
-            control.should_save = True
-        elif self._is_due:
-            self._exchange(control, dict)
-
-    def on_save(self, args: Any, state: Any, control: Any, **context: Any) -> None:
-        """Exchange, and store the checkpoint with the contribution."""
-        if not self._is_due:
-            return
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        self._exchange(control, partial(self._kept, folder))
-        self._discard_checkpoints(args)
-        is_stopped = control.should_training_stop and state.global_step < state.max_steps
-        if not is_stopped and args.save_strategy == "no" and args.process_index == 0:
-            (folder / OWN_MARK).touch()
-
-    @staticmethod
-    def _kept(folder: Path) -> dict[str, NDArray]:
-        """Read what a replica has for itself alone."""
-        # The weights are those of the run, and TRL's pickled arguments are its configuration's.
-        left_out = ("model", "pytorch_model", "adapter_model", "training_args")
-        return {
-            path.name: np.frombuffer(path.read_bytes(), np.uint8)
-            for path in folder.iterdir()
-            if path.is_file() and not path.name.startswith(left_out)
-        }
+        if self._n_steps >= self.options.sync_every or state.global_step >= state.max_steps:
+            self._exchange(control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Remove checkpoints that the user didn't request."""
@@ -363,20 +310,16 @@ class ObjectStoreLoop(TrainerCallback):
         if moved is not None:
             self._view.write(self._view.read() + moved)
 
-    def _exchange(self, control: TrainerControl, kept: Callable[[], dict[str, NDArray]]) -> None:
+    def _exchange(self, control: TrainerControl) -> None:
         view, weight = self._view, self._n_steps
-        self._is_due = False
         if view is None or self.is_finished:
             return
         local = view.read()
 
         def exchanged() -> RoundReport:
             assert self._replica is not None
-            return self._replica.exchange(local, weight=weight, inner_state=kept())
+            return self._replica.exchange(local, weight=weight)
 
-        if is_group():
-            # What `kept` reads must be whole on all ranks.
-            dist.barrier()
         report = self._in_step(exchanged)
         self.reports.append(report)
         self._n_steps = 0
@@ -420,25 +363,24 @@ def train_replica(
     # All is done but for what comes after training: take up the last state, make no step.
     trainer.state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
     trainer.state.max_steps = trainer.state.global_step
-    trainer.create_optimizer_and_scheduler(trainer.state.max_steps)
-    trainer._load_optimizer_and_scheduler(str(folder))
     handler = trainer.callback_handler
     handler.on_train_begin(trainer.args, trainer.state, trainer.control)
     handler.on_train_end(trainer.args, trainer.state, trainer.control)
 
 
 class TorchftLoop(TrainerCallback):
-    """The callback that runs torchft's DiLoCo around the trainer's inner optimizer, under a lighthouse."""
+    """The callback that runs torchft's DiLoCo around the trainer's inner optimizer, over a store."""
 
-    def __init__(self, options: OuterOptions, place: ReplicaPlace) -> None:
+    def __init__(
+        self, options: OuterOptions, place: ReplicaPlace, store: ObjectStore | None = None
+    ) -> None:
         self.options = options
         self.place = place
-        self.manager: Any = None
+        self.store = store
         self._loop: Any = None
-        self._n_rounds = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> None:
-        """Meet the others at the lighthouse.
+        """Join the others.
 
         Raises:
             TrainerConfigError: The replica has several processes.
@@ -448,44 +390,37 @@ class TorchftLoop(TrainerCallback):
                 f"torchft over {args.world_size} processes per replica is not supported: start "
                 "each replica as one process, or take outer=object_store"
             )
-        model, optimizer = context["model"], context["optimizer"]
-        # Hooks and state are on the one that accelerate wraps.
-        optimizer = getattr(optimizer, "optimizer", optimizer)
-        parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
-
-        def load_state(kept: dict[str, Any]) -> None:
-            for name, part in parts.items():
-                part.load_state_dict(kept[name])
-
-        self._n_rounds = state.max_steps // self.options.sync_every
-        self.manager = make_torchft_manager(
-            lighthouse=self.options.lighthouse,
-            rank=self.place.rank,
-            state_dict=lambda: {name: part.state_dict() for name, part in parts.items()},
-            load_state_dict=load_state,
-            min_replicas=self.options.quorum or -(-self.place.world_size // 2),
-            round_s=self.options.timeout_s,
+        options = self.options
+        mean = ObjectStoreAllReduce(
+            options.uri,
+            self.place.rank,
+            self.place.world_size,
+            timeout_s=options.timeout_s,
+            codec=options.codec,
+            quorum=options.quorum or -(-self.place.world_size // 2),
+            first_grace_s=options.first_grace_s,
+            store=self.store,
         )
         self._loop = make_diloco_outer_loop(
-            model,
-            optimizer,
-            manager=self.manager,
-            sync_every=self.options.sync_every,
-            outer=outer_preset(self.options.optimizer),
+            context["model"],
+            context["optimizer"],
+            manager=ObjectStoreManager(mean, snapshot_every=options.snapshot_every),
+            sync_every=options.sync_every,
+            outer=outer_preset(options.optimizer),
         )
         self._loop.__enter__()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Stop once all rounds are committed."""
-        if self.manager is not None and self.manager.current_step() >= self._n_rounds:
+        n_rounds = state.max_steps // self.options.sync_every
+        if self._loop is not None and self._loop._manager.current_step() >= n_rounds:
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
-        """Remove the hooks and leave."""
+        """Remove the hooks."""
         if self._loop is not None:
             self._loop.__exit__(None, None, None)
-            self.manager.shutdown(wait=False)
-            self._loop = self.manager = None
+            self._loop = None
 
 
 def is_group() -> bool:

@@ -117,10 +117,6 @@ class ErrorFeedback:
             self.residual = self.residual + owed
         self.candidate = None
 
-    def tensors(self) -> dict[str, Vector]:
-        """Return all vectors by name, to be restored in another process."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-
 
 @dataclass
 class Patience:
@@ -233,21 +229,15 @@ def read_whole(store: ObjectStore, key: str, parse: Callable[[bytes], Result]) -
         data = store.get(key)
         return None if data is None else parse(data)
 
+    def is_damage(error: BaseException) -> bool:
+        return isinstance(error, OuterLoopError) and not isinstance(error, ObjectStoreError)
+
     try:
-        return until_whole(read)
+        return repeated(read, is_damage, DAMAGE_S, MAX_POLL_S)
     except ObjectStoreError:
         raise
     except OuterLoopError as error:
         raise OuterLoopError(f"{store.place}{key} is damaged: {error}") from error
-
-
-def until_whole(request: Callable[[], Result]) -> Result:
-    """Return the result of a request, repeated for up to `DAMAGE_S` while the result is damaged."""
-
-    def is_damage(error: BaseException) -> bool:
-        return isinstance(error, OuterLoopError) and not isinstance(error, ObjectStoreError)
-
-    return repeated(request, is_damage, DAMAGE_S, MAX_POLL_S)
 
 
 def repeated(
@@ -579,30 +569,18 @@ class RoundLog:
         """Return what this replica answers for of what a round's merged delta has lost."""
         if own != manifest.contributions[manifest.accountable] or not self.codec.is_lossy:
             return None
-        if self._lost is not None and self._lost[:2] == (manifest.round_id, manifest.contributions):
-            lost = self._lost[2]
-        else:
-            found = until_whole(lambda: self._lost_again(manifest))
-            if found is None:
+        lost = self._lost
+        if lost is None or lost[:2] != (manifest.round_id, manifest.contributions):
+            mean, damaged = self._mean(
+                manifest.contributions, manifest.shares, self.feedback.residual.size
+            )
+            merged = None if damaged else self.read_merged(manifest, n=mean.size)
+            if merged is None:
+                # A torn upload, or a round of long ago. Only this replica's next delta would tell.
                 logger.warning("round %d: the error of its mean is unknown", manifest.round_id)
                 return None
-            lost = found
-        return lost * np.float32(manifest.whole_weight / own.weight)
-
-    def _lost_again(self, manifest: Manifest) -> Vector | None:
-        """Return what a merged delta has lost; None if the round's deltas have been cleaned away.
-
-        Raises:
-            OuterLoopError: One of them is damaged. Who has sent it sends it again when it joins.
-        """
-        n = self.feedback.residual.size
-        mean, damaged = self._mean(manifest.contributions, manifest.shares, n)
-        merged = self.read_merged(manifest, n=n)
-        if merged is None or (damaged and not self.store.keys(delta_prefix(damaged[0].round_id))):
-            return None
-        if damaged:
-            raise OuterLoopError(f"{self.store.place}{damaged[0].key} is damaged or gone")
-        return mean - merged
+            lost = manifest.round_id, manifest.contributions, mean - merged
+        return lost[2] * np.float32(manifest.whole_weight / own.weight)
 
     def report(self, round_id: int) -> RoundReport:
         """Return the results of an exchange, and its transfers since the last one."""

@@ -400,9 +400,6 @@ def launch(
         TrainerConfigError: `work_dir` has replicas of another command.
     """
     settings = ["--set", "outer=object_store", "--set", f"outer_options.uri={uri}"]
-    if uri.startswith("file://"):
-        # On a disk the optimizers' state costs little; on a network it is the user's choice.
-        settings += ["--set", f"outer_options.state_uri={uri}"]
     command = [*arguments, *settings]
     run = Launch(work_dir, uri, executor, limits or Limits())
     run.take()

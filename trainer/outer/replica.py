@@ -7,14 +7,13 @@
         report = replica.exchange(local, weight=n_tokens)
 
 After the same round, all replicas have the same global state (parameters and velocity), bit for
-bit, and its hash is in the next manifest. The private state of a replica (the inner optimizer, the
-error of the codec) can be kept in a state store. A restart after `kill -9` then continues exactly
-where it was.
+bit, and its hash is in the next manifest. What a replica has for itself alone (the inner optimizer,
+the error of the codec) ends with its process: another process of its rank starts from the newest
+state of the run.
 """
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,7 +39,6 @@ from trainer.outer.protocol import (
     MAX_AGE,
     MERGED,
     SNAPSHOTS,
-    Contribution,
     Manifest,
     manifest_key,
     snapshot_key,
@@ -48,8 +46,6 @@ from trainer.outer.protocol import (
 
 logger = logging.getLogger(__name__)
 
-MARK = ".kept"
-"""Suffix of an object that records that private state was stored, so that its loss is noticed."""
 MAX_RESYNCS = 10
 """After this many snapshots without progress, the log can't be repaired."""
 ROUNDS = ("synchronous", "asynchronous")
@@ -92,8 +88,6 @@ class OuterReplica(RoundLog):
         rank: This replica's rank, from 0.
         world_size: Number of replicas that round 0 waits for.
         settings: The common settings of the run.
-        state: Store for private state between processes. With None, a restarted replica begins with
-            a new inner optimizer.
 
     Raises:
         TrainerConfigError: The rank is out of range, or asynchronous rounds would have momentum.
@@ -107,7 +101,6 @@ class OuterReplica(RoundLog):
         rank: int,
         world_size: int,
         settings: OuterSettings | None = None,
-        state: ObjectStore | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise TrainerConfigError(f"rank {rank} is not in 0..{world_size - 1}")
@@ -132,12 +125,8 @@ class OuterReplica(RoundLog):
         self.world_size = world_size
         self.theta = np.array(theta, dtype=np.float32)
         self.velocity = np.zeros_like(self.theta)
-        self.inner_state: dict[str, NDArray] = {}
         # Asynchronous manifests come once a replica, not once for all.
         self.snapshot_every = settings.snapshot_every * (self._n_full or 1)
-        self._state = state
-        self._private_key = f"private/{rank:04d}.safetensors"
-        self._has_marked = False
         self._n_made: int | None = None
         self._n_resyncs, self._stuck_at = 0, -1
 
@@ -146,7 +135,7 @@ class OuterReplica(RoundLog):
         """Return the number of rounds whose inner steps this replica may skip."""
         if self.is_synchronous:
             return self.round_id
-        # Without its own state, it starts at the average round of the others.
+        # A new process starts at the average round of the others.
         return self.round_id // self.world_size if self._n_made is None else self._n_made
 
     @property
@@ -158,38 +147,27 @@ class OuterReplica(RoundLog):
     def join(self) -> None:
         """Agree on the run, load the newest state, and catch up with the log of rounds.
 
-        This needs no live replica. If an earlier process of this rank died between training and the
-        outcome of its round, its contribution is sent again without new training. Afterwards,
-        `theta` and `round_id` are up to date, and `inner_state` is the last saved one.
+        This needs no live replica. Afterwards, `theta` and `round_id` are up to date.
 
         Raises:
             TrainerConfigError: The run was started with other settings, or the store ignores the
                 condition of a conditional write.
-            OuterTimeoutError: A round in flight was not decided in time.
         """
         self.patience.begin_wait()
         self.retried(self._agree)
         self.incarnation = self.retried(lambda: claim(self.store, self.rank))
-        self.retried(self._load_private)
-        if (own := self.own) is not None:
-            # Who answers for what a mean has lost needs all deltas again: ours must be whole.
-            self.retried(lambda: self.put(own.key, self.payload))
         self.retried(self._start)
         self._follow()
-        self.decide()
         self._n_made = self.n_trained
         self._begin_round()
         self._reported = self._progress()
 
-    def exchange(
-        self, local: Vector, *, weight: int = 1, inner_state: Mapping[str, NDArray] | None = None
-    ) -> RoundReport:
+    def exchange(self, local: Vector, *, weight: int = 1) -> RoundReport:
         """Finish a round: send θ_initial − θ_local, apply what was decided, and advance.
 
         Args:
             local: The parameters after the inner steps.
             weight: Weight in the mean, usually the number of tokens.
-            inner_state: Private arrays to keep, such as an optimizer's state.
 
         Raises:
             OuterLoopError: The parameters are not finite, or a newer process has this rank.
@@ -202,10 +180,6 @@ class OuterReplica(RoundLog):
         index = self.n_trained
         self.contribute(self.theta - local, weight=weight)
         self._n_made += 1
-        self.inner_state = dict(inner_state or {})
-        # Once the others count on this delta, a process that takes over must neither train the
-        # round again nor forget what the codec kept back.
-        self.retried(self._keep_private)
         self.decide()
         self._begin_round()
         return self.report(index)
@@ -286,10 +260,7 @@ class OuterReplica(RoundLog):
     def _start(self) -> None:
         """Load a snapshot, and learn from the rounds before it what was merged already."""
         self.load_snapshot()
-        past = set(range(self.round_id - self.max_age, self.round_id))
-        if self.own is not None:
-            past |= set(range(self.own.round_id, self.own.round_id + self.max_age + 1))
-        for round_id in sorted(past & set(range(self.round_id))):
+        for round_id in range(max(0, self.round_id - self.max_age), self.round_id):
             manifest = self.read_manifest(round_id, is_thorough=True)
             if manifest is not None:
                 self.settle(manifest)
@@ -380,43 +351,6 @@ class OuterReplica(RoundLog):
             keys = self.store.keys(folder)
             old += [key for key in keys if int(key.split("/")[1]) < kept[0] - self.max_age]
         self.store.delete(old)
-
-    def _keep_private(self) -> None:
-        """Keep what another process of this rank would need to go on."""
-        if self._state is None or self.own is None:
-            return
-        header = {"n_made": self._n_made, "contribution": asdict(self.own)}
-        tensors: dict[str, NDArray] = {
-            f"feedback.{name}": value for name, value in self.feedback.tensors().items()
-        }
-        tensors |= {f"inner.{name}": value for name, value in self.inner_state.items()}
-        tensors["payload"] = np.frombuffer(self.payload, np.uint8)
-        self._state.put(self._private_key, seal_tensors(header, tensors))
-        if not self._has_marked:
-            self._state.put(f"{self._private_key}{MARK}", b"")
-            self._has_marked = True
-
-    def _load_private(self) -> None:
-        """Take up the private state of the process before us, if it left any.
-
-        Raises:
-            OuterLoopError: the private state is missing or damaged.
-        """
-        if self._state is None:
-            return
-        kept = exchange.read_whole(self._state, self._private_key, unseal_tensors)
-        if kept is None:
-            if self._state.get(f"{self._private_key}{MARK}") is not None:
-                raise OuterLoopError(
-                    f"{self._state.place}{self._private_key} is missing: restore it, or also delete {self._private_key}{MARK} to continue with a new optimizer"
-                )
-            return
-        header, tensors = kept
-        self.payload = tensors.pop("payload").tobytes()
-        for name, value in tensors.items():
-            room, _, rest = name.partition(".")
-            (self.inner_state if room == "inner" else vars(self.feedback))[rest] = value
-        self.own, self._n_made = Contribution(**header["contribution"]), header["n_made"]
 
 
 def newest_state(

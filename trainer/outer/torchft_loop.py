@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed import TCPStore
 
 from trainer.errors import ObjectStoreError, OuterLoopError, TrainerConfigError
 from trainer.outer.all_reduce import ObjectStoreAllReduce
@@ -32,20 +31,6 @@ logger = logging.getLogger(__name__)
 
 LoadState = Callable[[Any], None]
 SaveState = Callable[[], Any]
-
-
-def torchft_module(name: str) -> Any:
-    """Import torchft or one of its modules.
-
-    Raises:
-        TrainerConfigError: torchft isn't installed.
-    """
-    try:
-        return importlib.import_module(f"torchft.{name}" if name else "torchft")
-    except ImportError as error:
-        raise TrainerConfigError(
-            f"torchft cannot be imported ({error}): pip install 'replay-pipeline[outer]'"
-        ) from error
 
 
 class PendingWork:
@@ -218,14 +203,19 @@ def make_diloco_outer_loop(
     Args:
         model: The model to train. Frozen parameters aren't sent.
         inner_optimizer: Optimizer of the local steps. One that accelerate wrapped is unwrapped.
-        manager: `ObjectStoreManager`, `MockManager`, or a `torchft.Manager`.
+        manager: `ObjectStoreManager`, `MockManager`, or a `torchft.Manager` of your own.
         sync_every: Inner steps per round.
         outer: The outer optimizer.
 
     Raises:
         TrainerConfigError: With a setting, torchft would give wrong results or stop.
     """
-    local_sgd = torchft_module("local_sgd")
+    try:
+        local_sgd: Any = importlib.import_module("torchft.local_sgd")
+    except ImportError as error:
+        raise TrainerConfigError(
+            f"torchft cannot be imported ({error}): pip install 'replay-pipeline[outer]'"
+        ) from error
     trained = trainable_part(model)
     parameters = list(trained.parameters())
     if not parameters or sync_every < 1:
@@ -266,48 +256,6 @@ def make_diloco_outer_loop(
         manager.join(lambda mean: _replay(fragment, mean), sum(p.numel() for p in parameters))
         fragment.restore_parameters()
     return loop
-
-
-def make_torchft_manager(
-    *,
-    lighthouse: str,
-    rank: int,
-    state_dict: SaveState,
-    load_state_dict: LoadState,
-    min_replicas: int = 1,
-    round_s: float = 600.0,
-) -> Any:
-    """Return a `torchft.Manager` for one process per replica over gloo, with ordered timeouts.
-
-    The process group times out first, then the manager, and last the quorum, which waits for whole
-    rounds. With torchft's equal defaults of 60 s, a slow peer would kill a healthy replica.
-
-    A replica that recovers gets `state_dict()` of another one, the model and the inner optimizer.
-    `round_s` is the longest time that a round's inner steps take.
-    """
-    torchft = torchft_module("")
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    manager = torchft.Manager(
-        pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=round_s / 20)),
-        load_state_dict=load_state_dict,
-        state_dict=state_dict,
-        min_replica_size=min_replicas,
-        use_async_quorum=False,
-        init_sync=False,
-        timeout=timedelta(seconds=round_s / 10),
-        quorum_timeout=timedelta(seconds=3 * round_s),
-        connect_timeout=timedelta(seconds=min(60.0, round_s / 10)),
-        rank=0,
-        world_size=1,
-        replica_id=f"replica_{rank}",
-        store_addr="localhost",
-        store_port=store.port,
-        lighthouse_addr=lighthouse,
-        hostname="localhost",
-    )
-    # The store dies with its last reference, and the manager's peers meet in it.
-    manager._replica_store = store
-    return manager
 
 
 @torch.no_grad()

@@ -38,9 +38,7 @@ def main(folder, settings):
     model = GPT2LMHeadModel(config)
     model.transformer.wpe.requires_grad_(False)
     given = {key.rpartition(".")[2]: value for key, value in values.items() if "options." in key}
-    options = OuterOptions(
-        **{"sync_every": 4, "codec": "int4", "quorum": 2, **given, "state_uri": None}
-    )
+    options = OuterOptions(**{"sync_every": 4, "codec": "int4", "quorum": 2, **given})
     callbacks = outer_callbacks(values["outer"], options)
     trainer = Trainer(
         model,

@@ -22,11 +22,11 @@ def settings(**options):
     )
 
 
-def replica_of(store, rank, world_size, *, state=None, **options):
+def replica_of(store, rank, world_size, **options):
+    start = np.zeros(N, np.float32)
     replica = OuterReplica(
-        store, np.zeros(N, np.float32), rank=rank, world_size=world_size,
-        settings=settings(**options), state=state,
-    )  # fmt: skip
+        store, start, rank=rank, world_size=world_size, settings=settings(**options)
+    )
     replica.join()
     return replica
 
@@ -95,28 +95,6 @@ def test_a_delta_beyond_the_bound_is_dropped_and_reported():
         quick.exchange(quick.theta - 1)
     assert not slow.exchange(slow.theta + 100).was_included
     assert slow.base == quick.base
-
-
-def test_a_process_that_takes_over_sends_its_contribution_again_and_counts_on():
-    store = MemoryStore()
-    first = replica_of(store, 0, 1, state=store)
-    first.exchange(first.theta - 1)
-
-    class Killed(BaseException):
-        """The process is gone."""
-
-    def die():
-        raise Killed
-
-    first.decide = die
-    with pytest.raises(Killed):
-        first.exchange(first.theta - 1)
-    second = replica_of(store, 0, 1, state=store)
-    assert second.n_trained == 2
-    np.testing.assert_allclose(second.theta, -2.0)
-    second.exchange(second.theta - 1)
-    assert second.is_finished
-    assert len(manifests(store)) == 3
 
 
 def test_momentum_is_refused():

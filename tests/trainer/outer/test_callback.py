@@ -69,7 +69,7 @@ def test_shards_are_disjoint_and_whole():
     [
         ("ring", {}, "is not one of"),
         ("object_store", {}, "needs outer_options.uri"),
-        ("torchft", {}, "needs outer_options.lighthouse"),
+        ("torchft", {}, "needs outer_options.uri"),
         ("object_store", {"uri": "memory://x", "sync_every": 0}, "at least 1"),
         ("object_store", {"uri": "memory://x", "rounds": "sometimes"}, "rounds='sometimes'"),
     ],

@@ -16,22 +16,18 @@ N_REPLICAS = 4
 
 
 def replica(folder, rank, n_rounds, quorum):
-    """Be a replica whose inner optimizer is one array that remembers every round."""
+    """Be a replica that trains by dice."""
     store = open_store(f"file://{folder}/run")
     settings = OuterSettings(
         codec="ternary", n_rounds=n_rounds, quorum=quorum, timeout_s=60, first_grace_s=5,
         snapshot_every=2,
     )  # fmt: skip
-    one = OuterReplica(
-        store, np.zeros(500), rank=rank, world_size=N_REPLICAS, settings=settings, state=store
-    )
+    one = OuterReplica(store, np.zeros(500), rank=rank, world_size=N_REPLICAS, settings=settings)
     one.join()
-    memory = one.inner_state.get("memory", np.zeros(500, np.float32))
     with (folder / f"log-{rank}.jsonl").open("a", buffering=1) as log:
         while not one.is_finished:
             dice = np.random.default_rng(10_000 * rank + one.round_id)
-            memory = 0.5 * memory + dice.standard_normal(500).astype(np.float32)
-            report = one.exchange(one.theta - 0.01 * memory, inner_state={"memory": memory})
+            report = one.exchange(one.theta - dice.standard_normal(500).astype(np.float32))
             log.write(json.dumps([one.round_id, report.base]) + "\n")
     (folder / f"result-{rank}.json").write_text(json.dumps(one.base))
 
@@ -79,7 +75,7 @@ def run(folder, n_rounds, quorum, kill):
                 bases.setdefault(round_id, set()).add(base)
     assert all(len(found) == 1 for found in bases.values()), "equal states after every round"
     assert len(ended) == 1
-    return ended.pop(), n_killed
+    return n_killed
 
 
 def test_thirty_rounds_survive_twenty_random_kills(tmp_path):
@@ -92,21 +88,5 @@ def test_thirty_rounds_survive_twenty_random_kills(tmp_path):
         wanted[0] = next(due, 99)
         return [dice.randrange(N_REPLICAS)]
 
-    _, n_killed = run(tmp_path / "run", 30, 2, kill)
-    assert n_killed >= 20
+    assert run(tmp_path / "run", 30, 2, kill) >= 20
     assert len(list((tmp_path / "run/run/rounds").glob("*/manifest.json"))) == 30
-
-
-def test_killing_all_at_any_moment_ends_in_the_state_of_the_uninterrupted_run(tmp_path):
-    began = time.perf_counter()
-    calm, _ = run(tmp_path / "calm", 5, 4, lambda _: [])
-    calm_s = time.perf_counter() - began
-    dice = random.Random(0)
-    for trial in range(12):
-        at = time.perf_counter() + dice.uniform(0.05, 0.9) * calm_s
-        left = [range(N_REPLICAS)]
-
-        def kill(_, at=at, left=left):
-            return left.pop() if left and time.perf_counter() > at else []
-
-        assert run(tmp_path / str(trial), 5, 4, kill)[0] == calm

@@ -1,7 +1,5 @@
 """A replica's round: arithmetic, sign, and equal bits everywhere."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -121,59 +119,3 @@ def test_parameters_that_are_not_finite_never_leave_the_replica():
     with pytest.raises(OuterLoopError, match="not finite"):
         replica.exchange(np.full(N, np.nan, np.float32))
     assert not store.keys("deltas/")
-
-
-def test_a_replica_that_replays_the_log_does_not_wait_forever_for_who_is_gone():
-    store = MemoryStore()
-    settings = OuterSettings(codec="fp32", n_rounds=2, quorum=1, first_grace_s=0.05)
-
-    def started():
-        replica = OuterReplica(
-            store, np.zeros(N), rank=1, world_size=2, settings=settings,
-            state=store,
-        )  # fmt: skip
-        replica.join()
-        return replica
-
-    class Killed(BaseException):
-        """The process is gone."""
-
-    def die(*_):
-        raise Killed
-
-    other = OuterReplica(store, np.zeros(N), rank=0, world_size=2, settings=settings)
-    other.join()
-    first = started()
-    other_round = threading.Thread(target=other.exchange, args=(other.theta - 1,))
-    other_round.start()
-    first.exchange(first.theta - 1)
-    other_round.join()
-    first.decide = die
-    with pytest.raises(Killed):
-        first.exchange(first.theta - 1)
-    second = started()
-    assert second.is_finished, "its prepared contribution is round 1, though rank 0 is gone"
-
-
-def test_a_round_in_which_nothing_moved_does_not_close_the_account_of_the_next():
-    class Killed(BaseException):
-        """The process is gone."""
-
-    class Mortal(OuterReplica):
-        def _take_part(self):
-            if self.round_id == 1:
-                raise Killed
-            super()._take_part()
-
-    store = MemoryStore()
-    settings = OuterSettings(codec="fp32", outer=OuterStep(1.0, 0.0), n_rounds=2)
-    options = {"rank": 0, "world_size": 1, "settings": settings, "state": store}
-    replica = Mortal(store, np.zeros(N), **options)
-    replica.join()
-    replica.exchange(replica.theta)
-    with pytest.raises(Killed):
-        replica.exchange(replica.theta - 1)
-    again = OuterReplica(store, np.zeros(N), **options)
-    again.join()
-    assert again.is_finished
-    assert again.theta.tolist() == [-1.0] * N

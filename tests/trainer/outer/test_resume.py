@@ -1,4 +1,4 @@
-"""A replica that is killed at any request to its store goes on as if nothing had happened."""
+"""A replica that is killed, or comes late, goes on where the run is."""
 
 import itertools
 import json
@@ -51,8 +51,8 @@ def train(dataset, output: Path, store, *, world_size=1, rank=0, tiny=None, **ou
             "output": str(output),
             "outer": "object_store",
             "outer_options": {
-                "sync_every": ROUND, "state_uri": str(output / "state"), "codec": "ternary",
-                "quorum": 1, "first_grace_s": 0.05, **outer,
+                "sync_every": ROUND, "codec": "ternary", "quorum": 1, "first_grace_s": 0.05,
+                **outer,
             },
             "tiny": {"hidden_size": 32, "vocab_size": 512, **(tiny or {})},
             "evaluation": {"max_prompts": 0},
@@ -86,43 +86,25 @@ def undisturbed(dataset_folder, tmp_path_factory):
     """A run that nobody kills, and how many requests it makes."""
     output = tmp_path_factory.mktemp("undisturbed")
     store = MortalStore(output / "store")
-    report = train(dataset_folder, output, store)
-    return output, report, next(store.numbers)
+    train(dataset_folder, output, store)
+    return output, next(store.numbers)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.6, 1.0])
-@pytest.mark.parametrize("is_carried_out", [False, True], ids=["before", "after"])
-def test_killed_at_any_request_it_ends_in_the_bits_of_the_undisturbed_run(
-    dataset_folder, tmp_path, undisturbed, share, is_carried_out
+def test_killed_at_a_request_it_starts_again_at_the_round_of_the_run(
+    dataset_folder, tmp_path, undisturbed, share
 ):
-    calm, report, n_requests = undisturbed
-    fatal = min(int(share * n_requests), n_requests - 1)
-    store = MortalStore(tmp_path / "store", fatal, is_carried_out=is_carried_out)
+    calm, n_requests = undisturbed
+    store = MortalStore(tmp_path / "store", min(int(share * n_requests), n_requests - 1))
     with pytest.raises(Killed):
         train(dataset_folder, tmp_path, store)
-    again = train(dataset_folder, tmp_path, MortalStore(tmp_path / "store"))
-    assert weights(tmp_path) == weights(calm)
-    assert [row["step"] for row in rows_of(tmp_path)] == list(range(1, N_STEPS + 1))
-    for ours, theirs in zip(rows_of(tmp_path), rows_of(calm), strict=True):
-        shared = ours.keys() & theirs.keys()
-        assert {k: ours[k] for k in shared} == {k: theirs[k] for k in shared}
-        assert all(key.startswith("outer/") for key in ours.keys() ^ theirs.keys())
-    for name in ("loss_last", "steps", "channels_live", "preference_accuracy_after"):
-        assert again[name] == report[name]
+    assert len(MortalStore(tmp_path / "store").keys("rounds/")) <= N_STEPS // ROUND
+    assert train(dataset_folder, tmp_path, MortalStore(tmp_path / "store"))["steps"] == N_STEPS
+    rates = {row["step"]: row["train/learning_rate"] for row in rows_of(tmp_path)}
+    usual = {row["step"]: row["train/learning_rate"] for row in rows_of(calm)}
+    assert rates.items() <= usual.items()
+    assert 1 in rates
     assert not list(tmp_path.glob("steps/checkpoint-*")), "nobody has asked for checkpoints"
-
-
-def test_an_asynchronous_replica_goes_on_after_a_kill_as_well(dataset_folder, tmp_path):
-    alone = {"rounds": "asynchronous", "codec": "fp32"}
-    calm = MortalStore(tmp_path / "calm-store")
-    train(dataset_folder, tmp_path / "calm", calm, **alone)
-    store = MortalStore(tmp_path / "store", int(0.6 * next(calm.numbers)))
-    with pytest.raises(Killed):
-        train(dataset_folder, tmp_path / "killed", store, **alone)
-    again = MortalStore(tmp_path / "store")
-    train(dataset_folder, tmp_path / "killed", again, **alone)
-    assert weights(tmp_path / "killed") == weights(tmp_path / "calm")
-    assert [row["step"] for row in rows_of(tmp_path / "killed")] == list(range(1, N_STEPS + 1))
 
 
 def test_replicas_of_a_tiny_model_start_from_equal_weights_on_unequal_shards(
@@ -170,7 +152,7 @@ def test_an_asynchronous_replica_takes_up_others_progress_between_its_steps(
     monkeypatch.setattr(ObjectStoreLoop, "on_train_begin", on_train_begin)
     train(
         dataset_folder, tmp_path, store, world_size=2, rank=1, rounds="asynchronous",
-        sync_every=N_STEPS, state_uri=None,
+        sync_every=N_STEPS,
     )  # fmt: skip
     theirs, ours = (Manifest.from_bytes(store.get(manifest_key(n))) for n in range(2))
     assert (theirs.by, ours.by) == (0, 1)
@@ -183,7 +165,7 @@ def test_an_asynchronous_replica_takes_up_others_progress_between_its_steps(
 def test_a_late_replica_takes_up_the_runs_step_schedule_and_weights(
     dataset_folder, tmp_path, undisturbed
 ):
-    calm, _, _ = undisturbed
+    calm, _ = undisturbed
     store = MemoryStore()
     OtherReplica(dataset_folder, tmp_path / "other", store).make_rounds(2)
     train(dataset_folder, tmp_path, store, world_size=2, rank=1)

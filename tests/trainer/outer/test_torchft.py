@@ -1,12 +1,10 @@
-"""torchft's DiLoCo behind guards: against its own lighthouse, and over the object store."""
+"""torchft's DiLoCo behind guards, over the object store."""
 
 import copy
 import json
 import os
-import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -160,25 +158,9 @@ def test_half_precision_parameters_are_refused():
         make_diloco_outer_loop(model, inner, manager=MockManager(), sync_every=4)
 
 
-@pytest.fixture
-def lighthouse(tmp_path):
-    binary = Path(sys.executable).with_name("torchft_lighthouse")
-    log = tmp_path / "lighthouse.log"
-    options = ["--bind", "127.0.0.1:0", "--min_replicas", "2", "--join_timeout_ms", "10000"]
-    with log.open("wb") as output:
-        server = subprocess.Popen([binary, *options], stdout=output, stderr=subprocess.STDOUT)
-    while not (found := re.search(r"listening on: \S+:(\d+)\s", log.read_text())):
-        assert server.poll() is None, log.read_text()
-        threading.Event().wait(0.02)
-    yield f"http://127.0.0.1:{found[1]}"
-    server.kill()
-    server.wait()
-
-
-@pytest.mark.slow
-def test_two_trainers_under_torchfts_lighthouse_end_with_the_same_weights(tmp_path, lighthouse):
+def test_two_trainers_under_torchft_end_with_the_same_weights(tmp_path):
     script = str(Path(__file__).with_name("hf_replica.py"))
-    settings = ["outer=torchft", f"outer_options.lighthouse={lighthouse}"]
+    settings = ["outer=torchft", f"outer_options.uri=file://{tmp_path}/store"]
     command = forked([sys.executable, script, str(tmp_path), *settings], "trainer")
     place = {"REPLICA_COUNT": "2", "PYTHONPATH": str(REPO)}
     replicas = [
