@@ -25,11 +25,10 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.work.workspaces import Workspaces
 from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log, LoggedCall
-from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.sandbox import Ran, Sandbox
 from replay_pipeline.workspaces.sightings import Part, part_of, path_of, text_after
 from replay_pipeline.workspaces.tools import FILE_TOOLS, ToolResult, ToolRun
-from replay_pipeline.workspaces.verdicts import run_command
+from replay_pipeline.workspaces.verdicts import StatePlace, run_command
 from replay_pipeline.workspaces.working_trees import text_of
 
 _EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")

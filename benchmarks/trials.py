@@ -22,8 +22,7 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.work.workspaces import Workspaces, ids_of
 from replay_pipeline.types import Message
 from replay_pipeline.workspaces.logs import LoggedCall
-from replay_pipeline.workspaces.places import StatePlace
-from replay_pipeline.workspaces.verdicts import Judge, TriedCall
+from replay_pipeline.workspaces.verdicts import Judge, StatePlace, TriedCall
 
 
 def message(name: str, arguments: dict[str, Any]) -> Message:

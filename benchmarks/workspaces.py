@@ -20,8 +20,7 @@ from typing import Any
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.work.workspaces import Workspaces
 from replay_pipeline.storage.processes import child_environment
-from replay_pipeline.workspaces.places import StatePlace
-from replay_pipeline.workspaces.verdicts import Judge, TriedCall
+from replay_pipeline.workspaces.verdicts import Judge, StatePlace, TriedCall
 
 _WHO = ("-c", "user.name=Mira", "-c", "user.email=mira@example.org", "-c", "core.compression=0")
 

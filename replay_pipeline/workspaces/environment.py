@@ -7,7 +7,7 @@ results, because the recording ends there.
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -19,51 +19,30 @@ from replay_pipeline.workspaces.tree import FileTree
 
 Run = Callable[["CheckedTask", str, Mapping[str, bytes]], Ran]
 """Runs a command on files of a task's root."""
-_ARGUMENTS: dict[str, dict[str, str]] = {
-    "Read": {"file_path": "string", "offset": "integer", "limit": "integer"},
-    "Edit": {
-        "file_path": "string",
-        "old_string": "string",
-        "new_string": "string",
-        "replace_all": "boolean",
-    },
-    "Write": {"file_path": "string", "content": "string"},
-    "Grep": {"pattern": "string", "path": "string", "glob": "string", "output_mode": "string"},
-    "Glob": {"pattern": "string", "path": "string"},
-    "Bash": {"command": "string"},
+_CLIENT_TOOLS = {
+    "Read": ("Read a file.", "file_path", "offset:integer limit:integer"),
+    "Edit": (
+        "Replace a text in a file.",
+        "file_path old_string new_string",
+        "replace_all:boolean",
+    ),
+    "Write": ("Write a file.", "file_path content", ""),
+    "Grep": ("Search the files for a pattern.", "pattern", "path glob output_mode"),
+    "Glob": ("Find files by name.", "pattern", "path"),
+    "Bash": ("Run a command in the shell.", "command", ""),
 }
-_REQUIRED = {
-    "Read": ["file_path"],
-    "Edit": ["file_path", "old_string", "new_string"],
-    "Write": ["file_path", "content"],
-    "Grep": ["pattern"],
-    "Glob": ["pattern"],
-    "Bash": ["command"],
-}
-_ABOUT = {
-    "Read": "Read a file.",
-    "Edit": "Replace a text in a file.",
-    "Write": "Write a file.",
-    "Grep": "Search the files for a pattern.",
-    "Glob": "Find files by name.",
-    "Bash": "Run a command in the shell.",
-}
-CLIENT_TOOLS: list[Tool] = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": _ABOUT[name],
-            "parameters": {
-                "type": "object",
-                "properties": {key: {"type": kind} for key, kind in arguments.items()},
-                "required": _REQUIRED[name],
-            },
-        },
-    }
-    for name, arguments in _ARGUMENTS.items()
-]
+"""By name: what a tool does, the arguments that it needs, and the others. An argument is a string by default."""
 NO_RESULT = "The recording ends here."
+
+
+def _tool(name: str, about: str, needed: str, others: str) -> Tool:
+    named = (word.partition(":") for word in f"{needed} {others}".split())
+    kinds = {argument: {"type": kind or "string"} for argument, _, kind in named}
+    parameters = {"type": "object", "properties": kinds, "required": needed.split()}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": about, "parameters": parameters},
+    }
 
 
 class EpisodeTurn(msgspec.Struct, frozen=True):
@@ -73,32 +52,6 @@ class EpisodeTurn(msgspec.Struct, frozen=True):
     error: str | None
     reward: float
     is_done: bool
-
-
-class Attempt(Protocol):
-    """One attempt at a task. The rewards of its calls add up."""
-
-    def call(self, name: str, arguments: Mapping[str, Any]) -> EpisodeTurn:
-        """Make a call."""
-        ...
-
-
-class OfferedTask(Protocol):
-    """A state that is on offer."""
-
-    @property
-    def row(self) -> dict[str, Any]:
-        """Return what an agent is told: the state's id, its split, its messages as `prompt`."""
-        ...
-
-    @property
-    def tools(self) -> list[Tool]:
-        """Return the tools of its episodes."""
-        ...
-
-    def begin(self) -> Attempt:
-        """Begin an episode."""
-        ...
 
 
 class RecordedTask(msgspec.Struct, frozen=True):
@@ -163,7 +116,7 @@ class CheckedTask(msgspec.Struct, frozen=True):
     @property
     def tools(self) -> list[Tool]:
         """Return the tools of its episodes."""
-        return CLIENT_TOOLS
+        return [_tool(name, *facts) for name, facts in _CLIENT_TOOLS.items()]
 
     def begin(self) -> "CheckedEpisode":
         """Begin an episode at the files of the task."""
@@ -224,3 +177,9 @@ class CheckedEpisode:
 
     def _is_passing(self) -> bool:
         return self.task.run(self.task, self.task.check, self._now()).status == 0
+
+
+OfferedTask = RecordedTask | CheckedTask
+"""A state that is on offer: what an agent is told as `row`, with its messages as `prompt`, and `tools`."""
+Attempt = RecordedEpisode | CheckedEpisode
+"""One attempt at a task. The rewards of its calls add up."""

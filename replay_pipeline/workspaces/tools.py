@@ -4,9 +4,7 @@ No real file is touched. Texts and kinds of errors are those of Claude Code, so 
 the emulation; `benchmarks/commands.py` does.
 """
 
-import json
 import posixpath
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +20,7 @@ MAX_READ_TOKENS = 25_000
 _CHARS_PER_TOKEN = 2.9
 """Of source files: two refusals that were recorded counted 2.76 and 2.90, and 71,950 characters passed."""
 _CURLY = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
-FILE_TOOLS = frozenset(("Read", "Edit", "MultiEdit", "Write", "NotebookEdit", "Grep", "Glob"))
+FILE_TOOLS = frozenset(("Read", "Edit", "MultiEdit", "Write", "Grep", "Glob"))
 
 
 class ToolResult(msgspec.Struct, frozen=True):
@@ -199,23 +197,6 @@ class ToolRun:
         self._know(path, text)
         return ToolResult(f"File created successfully at: {path}")
 
-    def _notebook_edit(self, arguments: Mapping[str, Any]) -> ToolResult:
-        path = self.path(arguments["notebook_path"])
-        file = self._file(path)
-        if isinstance(file, ToolResult):
-            return file
-        if not path.endswith(".ipynb"):
-            return ToolResult("File must be a Jupyter notebook (.ipynb file).", "other")
-        if (refusal := self._unread(path, file.text or "")) is not None:
-            return refusal
-        try:
-            text = _edited_notebook(file.text or "", arguments)
-        except NotebookError as error:
-            return ToolResult(str(error), "not_found" if "not found" in str(error) else "other")
-        self.view.write(path, text)
-        self._know(path, text)
-        return ToolResult(f"Updated {path}")
-
     def _grep(self, arguments: Mapping[str, Any]) -> ToolResult:
         place = self.path(arguments.get("path") or self.cwd)
         return self._search(place, "Path", lambda paths: searches.grep(
@@ -254,7 +235,6 @@ _TOOLS: dict[str, Callable[[ToolRun, Mapping[str, Any]], ToolResult]] = {
     "Edit": ToolRun._edit,
     "MultiEdit": ToolRun._multi_edit,
     "Write": ToolRun._write,
-    "NotebookEdit": ToolRun._notebook_edit,
     "Grep": ToolRun._grep,
     "Glob": ToolRun._glob,
 }
@@ -285,61 +265,3 @@ def replaced(text: str, old: str, new: str, replace_all: Any) -> str | ToolResul
     if new == "" and not found.endswith("\n") and found + "\n" in text:
         found += "\n"
     return text.replace(found, new) if replace_all else text.replace(found, new, 1)
-
-
-_CELL = re.compile(r"cell-(\d+)")
-
-
-class NotebookError(ValueError):
-    """Raised for an edit that can't be applied, with the client's message."""
-
-
-def _edited_notebook(text: str, arguments: Mapping[str, Any]) -> str:
-    """Return a notebook after one NotebookEdit.
-
-    Raises:
-        NotebookError: the text is no notebook, or there is no such cell.
-    """
-    try:
-        notebook = json.loads(text)
-        cells = notebook["cells"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise NotebookError("Notebook is not valid JSON.") from error
-    mode, cell_id = arguments.get("edit_mode") or "replace", arguments.get("cell_id")
-    at = 0 if cell_id is None else _position(cells, str(cell_id))
-    if mode == "delete":
-        del cells[at]
-    elif mode == "insert":
-        if arguments.get("cell_type") not in {"code", "markdown"}:
-            raise NotebookError("Cell type is required when using edit_mode=insert.")
-        cells.insert(at + (cell_id is not None), _cell(arguments, notebook))
-    else:
-        if at >= len(cells):
-            raise NotebookError(f'Cell with ID "{cell_id}" not found in notebook.')
-        cell = cells[at]
-        cell["source"] = arguments["new_source"]
-        if cell.get("cell_type") == "code":
-            cell["execution_count"], cell["outputs"] = None, []
-        if arguments.get("cell_type"):
-            cell["cell_type"] = arguments["cell_type"]
-    return json.dumps(notebook, indent=1, ensure_ascii=False)
-
-
-def _position(cells: list[dict[str, Any]], cell_id: str) -> int:
-    for at, cell in enumerate(cells):
-        if cell.get("id") == cell_id:
-            return at
-    match = _CELL.fullmatch(cell_id)
-    if match and int(match[1]) < len(cells):
-        return int(match[1])
-    raise NotebookError(f'Cell with ID "{cell_id}" not found in notebook.')
-
-
-def _cell(arguments: Mapping[str, Any], notebook: Mapping[str, Any]) -> dict[str, Any]:
-    cell: dict[str, Any] = {"cell_type": arguments["cell_type"]}
-    if (notebook.get("nbformat", 4), notebook.get("nbformat_minor", 0)) >= (4, 5):
-        cell["id"] = "new"
-    cell |= {"metadata": {}, "source": arguments["new_source"]}
-    if cell["cell_type"] == "code":
-        cell |= {"execution_count": None, "outputs": []}
-    return cell

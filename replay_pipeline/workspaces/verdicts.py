@@ -12,13 +12,16 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from difflib import unified_diff
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
-from replay_pipeline.workspaces.sandbox import Ran, Sandbox
+from replay_pipeline.workspaces.history import History
+from replay_pipeline.workspaces.logs import LoggedCall
+from replay_pipeline.workspaces.sandbox import Ran, Sandbox, git_files
 from replay_pipeline.workspaces.tools import FILE_TOOLS, ToolResult, ToolRun
 from replay_pipeline.workspaces.tree import Tree
 
@@ -69,29 +72,78 @@ class CandidateResult(msgspec.Struct, frozen=True):
     """The check's results, if the candidate changes files and the check gives the same result each time."""
 
 
-class TriedState(Protocol):
-    """A state at which candidates are judged."""
+class StatePlace:
+    """The files right before a decision. Valid only until the history moves to the next step."""
 
-    tree: Tree
-    cwd: str
-    read: Mapping[str, str | None] | None
-    """The files that the client has read; see `ToolRun`."""
+    def __init__(self, history: History, step: LoggedCall) -> None:
+        """Stand where a history has been entered.
+
+        Args:
+            history: entered at `step`.
+            step: the decision's first call.
+        """
+        self.tree: Tree = history
+        self.cwd = step.cwd or "/"
+        self.read: Mapping[str, str | None] | None = history.read.get(
+            (step.session, step.agent), {}
+        )
+        self._history = history
+        self._step = step
+        self._tree = history.tree_of(self.cwd)
 
     def root(self) -> str | None:
-        """Return the working tree in which a command would run, or None."""
-        ...
+        """Return the state's working tree, or None if it isn't in one."""
+        return self._tree.root if self._tree is not None else None
 
-    def files(self) -> Mapping[str, bytes]:
-        """Return all files of the working tree, by path relative to its root."""
-        ...
+    @cached_property
+    def _changed(self) -> dict[str, str | None]:
+        """Return files of the tree that are not as its commit has them."""
+        tree = self._tree
+        if tree is None:
+            return {}
+        told = {*self._history.known, *self._history.sightings.paths(), *self._history.parts}
+        found: dict[str, str | None] = {}
+        for path in sorted(each for each in told if self._history.tree_of(each) is tree):
+            file = self._history.file(path)
+            if file is not None and (file.source != "git" or file.origin != self._commit_id):
+                found[tree.relative(path)] = file.text
+        return found
+
+    @property
+    def _commit_id(self) -> str:
+        commits = self._history.commits(self._tree) if self._tree is not None else []
+        return commits[0].id if commits else ""
+
+    def files(self) -> dict[str, bytes]:
+        """Return all files of the working tree by path relative to its root, with a `.git` folder."""
+        return self._files
+
+    @cached_property
+    def _files(self) -> dict[str, bytes]:
+        tree = self._tree
+        if tree is None or not (commits := self._history.commits(tree)):
+            return {}
+        repository, commit = tree.repository, commits[0]
+        found = {
+            path: data
+            for path, blob in repository.files(commit.tree).items()
+            if (data := repository.blob(blob)) is not None
+        }
+        for path, text in self._changed.items():
+            if text is None:
+                found.pop(path, None)
+            elif found.get(path, b"").replace(b"\r\n", b"\n") != text.encode():
+                found[path] = text.encode()
+        return found | git_files(repository, commit, self._step.branch, self._step.answered)
 
     def objects(self) -> Path | None:
-        """Return the folder of git's objects, if the files have a `.git` folder."""
-        ...
+        """Return the folder with the repository's objects."""
+        tree = self._tree
+        return tree.repository.objects if tree is not None else None
 
     def key(self) -> str:
-        """Return a name for the working tree that depends on its content."""
-        ...
+        """Return a hash of the working tree's content."""
+        return _hash([self.root(), self._commit_id, self._step.branch, self._changed])
 
 
 class Judge:
@@ -125,7 +177,7 @@ class Judge:
         self.n_run = 0
         """Commands that were run."""
 
-    def judge(self, place: TriedState, calls: Sequence[TriedCall]) -> CandidateResult:
+    def judge(self, place: StatePlace, calls: Sequence[TriedCall]) -> CandidateResult:
         """Run a candidate's calls in order, and return the result."""
         if self.execute == "off" or not calls:
             return CandidateResult("not_known")
@@ -164,7 +216,7 @@ class Judge:
             checked=self._checked(place, changes),
         )
 
-    def _checked(self, place: TriedState, changes: Mapping[str, str | None]) -> CheckedFiles | None:
+    def _checked(self, place: StatePlace, changes: Mapping[str, str | None]) -> CheckedFiles | None:
         """Run the project's check before and after a candidate's changes."""
         check = self.checks.get(place.root() or "")
         if not changes or check is None or self.execute != "commands":
@@ -176,7 +228,7 @@ class Judge:
         return None if None in seen else CheckedFiles(bool(seen[0]), bool(seen[1]))
 
     def _passes(
-        self, place: TriedState, check: str, changes: Mapping[str, str | None], *, nth: int
+        self, place: StatePlace, check: str, changes: Mapping[str, str | None], *, nth: int
     ) -> bool | None:
         """Return whether the check passes on changed files, or None where it takes too long."""
         root = place.root()
@@ -191,12 +243,12 @@ class Judge:
             self._keep(key, ran)
         return None if ran.status is None else ran.status == 0
 
-    def _key(self, place: TriedState, *more: Any) -> str:
+    def _key(self, place: StatePlace, *more: Any) -> str:
         assert self.sandbox is not None
         limits = msgspec.to_builtins(self.sandbox.limits)
         return _hash([limits, place.key(), *more])
 
-    def _command(self, place: TriedState, run: ToolRun, call: TriedCall) -> Ran | None:
+    def _command(self, place: StatePlace, run: ToolRun, call: TriedCall) -> Ran | None:
         """Run a command on the files as the calls before it have left them."""
         command, root = call.arguments.get("command"), place.root()
         if not isinstance(command, str) or root is None or self.sandbox is None:
@@ -241,7 +293,7 @@ class Judge:
 
 def run_command(
     sandbox: Sandbox,
-    place: TriedState,
+    place: StatePlace,
     command: str,
     changes: Mapping[str, str | None] | None = None,
 ) -> Ran | None:
@@ -278,7 +330,7 @@ def _changed(
     return found
 
 
-def _diff(place: TriedState, changes: Mapping[str, str | None]) -> str:
+def _diff(place: StatePlace, changes: Mapping[str, str | None]) -> str:
     """Return how changed files differ from those of a state, by path relative to the root."""
     root = (place.root() or "").rstrip("/") + "/"
     lines = (line for path in changes for line in _diff_of(place.tree, path, root, changes[path]))

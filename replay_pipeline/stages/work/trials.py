@@ -25,9 +25,8 @@ from replay_pipeline.stages.work.workspaces import Workspaces, ids_of
 from replay_pipeline.types import Message, TeacherAction, TraceState, Trial
 from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log
-from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
-from replay_pipeline.workspaces.verdicts import CandidateResult, Judge, TriedCall
+from replay_pipeline.workspaces.verdicts import CandidateResult, Judge, StatePlace, TriedCall
 
 logger = logging.getLogger(__name__)
 

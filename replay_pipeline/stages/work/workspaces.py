@@ -19,8 +19,8 @@ from replay_pipeline.workspaces.environment import CheckedTask, Run
 from replay_pipeline.workspaces.git import Repository, find_repositories
 from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import Log, LoggedCall, read_log
-from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.sightings import paths_of
+from replay_pipeline.workspaces.verdicts import StatePlace
 from replay_pipeline.workspaces.working_trees import Roots
 
 

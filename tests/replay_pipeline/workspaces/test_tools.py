@@ -1,6 +1,5 @@
 """File tools on a tree: texts and kinds of errors are the client's, effects are those of the call."""
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -14,16 +13,7 @@ from replay_pipeline.workspaces.tree import FileTree
 TREE = {
     "tide/high.py": "def high():\n    return 3\n\n\ndef higher():\n    return 3\n",
     "tide/low.py": "def low():\n    return 1\n",
-    "notes/tide.ipynb": json.dumps(
-        {
-            "cells": [
-                {"cell_type": "code", "id": "a1", "source": "1", "outputs": ["x"], "metadata": {}}
-            ],
-            "nbformat": 4,
-            "nbformat_minor": 5,
-            "metadata": {},
-        }
-    ),
+    "notes/tide.ipynb": "{}",
     "big.txt": "x" * 300_000,
     "long.py": "tide = high(4) + low(2) + mean(3)  # m\n" * 2_000,
     ".github/run.yml": "on: push\n",
@@ -54,11 +44,6 @@ def edit(old, new, **more):
         ("Grep", {"pattern": "x", "path": "/p/none"}, "not_found"),
         ("Glob", {"pattern": "*", "path": "/p/none"}, "not_found"),
         ("Read", {}, "invalid_input"),
-        (
-            "NotebookEdit",
-            {"notebook_path": "/p/notes/tide.ipynb", "cell_id": "b9", "new_source": ""},
-            "not_found",
-        ),
     ],
 )
 def test_a_call_that_fails_has_the_kind_that_the_record_of_the_client_would_have(
@@ -126,22 +111,6 @@ def test_of_a_file_of_too_many_tokens_a_window_is_read():
     assert (answer.error_kind, answer.text.count("\n")) == (None, 499)
     whole = run().call("Read", {"file_path": "/p/long.py"})
     assert "tokens) exceeds maximum allowed tokens (25000)" in whole.text
-
-
-def test_cells_of_a_notebook_are_replaced_put_in_and_taken_out():
-    one = run()
-    place = {"notebook_path": "/p/notes/tide.ipynb"}
-    one.call("NotebookEdit", {**place, "cell_id": "a1", "new_source": "2"})
-    one.call("NotebookEdit", {**place, "cell_id": "cell-0", "new_source": "# T",
-                              "edit_mode": "insert", "cell_type": "markdown"})  # fmt: skip
-    cells = json.loads(one.view.effect()["/p/notes/tide.ipynb"])["cells"]
-    assert [(cell["cell_type"], cell["source"]) for cell in cells] == [
-        ("code", "2"),
-        ("markdown", "# T"),
-    ]
-    assert cells[0]["outputs"] == []
-    one.call("NotebookEdit", {**place, "cell_id": "a1", "edit_mode": "delete", "new_source": ""})
-    assert len(json.loads(one.view.effect()["/p/notes/tide.ipynb"])["cells"]) == 1
 
 
 def test_what_is_not_known_is_not_called_missing():

@@ -7,9 +7,8 @@ import pytest
 from replay_pipeline.workspaces.git import Repository
 from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import read_log
-from replay_pipeline.workspaces.places import StatePlace
 from replay_pipeline.workspaces.sandbox import CommandLimits, Ran
-from replay_pipeline.workspaces.verdicts import CheckedFiles, Judge, TriedCall
+from replay_pipeline.workspaces.verdicts import CheckedFiles, Judge, StatePlace, TriedCall
 from tests.support.worked import Worked, open_to_nobody
 
 FILES = {
