@@ -194,14 +194,12 @@ def as_count(value: Any) -> int:
     return value if is_count and 0 <= value < 1 << 42 else 0
 
 
-def moment_of(milliseconds: Any) -> str | None:
-    """Return a time in milliseconds since 1970 as text in the form of other logs; `None` if it isn't a time."""
-    if not (n_ms := as_count(milliseconds)):
+def moment_of(value: Any, *, per_second: int = 1000) -> str | None:
+    """Return a time since 1970, in milliseconds, as text in the form of other logs; `None` if it isn't one."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value / per_second < 1 << 32:
         return None
-    try:
-        return datetime.fromtimestamp(n_ms / 1000, UTC).isoformat()
-    except (OverflowError, ValueError, OSError):
-        return None
+    return datetime.fromtimestamp(value / per_second, UTC).isoformat()
 
 
 def digest_of(value: Any) -> str:

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.agents.base import Conversation, usage_of
-from replay_pipeline.ingesters.base import ReadCounts, SessionLog
+from replay_pipeline.ingesters.agents.base import Conversation, tools_in, usage_of
+from replay_pipeline.ingesters.base import ReadCounts, Result, SessionLog
 from replay_pipeline.ingesters.json_lines import (
-    arguments_text,
     as_dict,
     as_list,
     read_document,
@@ -37,14 +36,11 @@ class Atif:
         """Yield one conversation per trajectory. Subagents come after their parent."""
         document = read_document(path)
         rows = [(0, document)] if isinstance(document, dict) else read_objects(path, counts, end)
+        counts.rows += isinstance(document, dict)
         for offset, row in rows:
-            if isinstance(document, dict):
-                counts.rows += 1
-            if not as_list(row.get("steps")):
-                counts.count("no_message")
-                continue
-            counts.count(None)
-            yield from _logs(row, path.stem, offset, None)
+            counts.count(None if as_list(row.get("steps")) else "no_message")
+            if as_list(row.get("steps")):
+                yield from _logs(row, path.stem, offset, None)
 
 
 def _logs(
@@ -56,15 +52,12 @@ def _logs(
     if parent is not None:
         session_id = f"{parent}.agent-{session_id}"
     talk = Conversation(session_id, text_or_none(agent.get("name")) or Atif.name)
-    talk.version = text_or_none(agent.get("version"))
-    talk.tools = [
-        tool
-        for tool in as_list(agent.get("tool_definitions"))
-        if text_or_none(as_dict(as_dict(tool).get("function")).get("name"))
-    ]
+    talk.version, talk.offset = text_or_none(agent.get("version")), offset
+    talk.tools = tools_in(agent.get("tool_definitions"))
     for step in map(as_dict, as_list(trajectory.get("steps"))):
         talk.model = text_or_none(step.get("model_name")) or text_or_none(agent.get("model_name"))
-        _step(talk, step, offset)
+        talk.timestamp = text_or_none(step.get("timestamp"))
+        _step(talk, step)
     log = talk.log()
     if parent is not None:
         log.agent_id, log.parent_session_id = own or name, parent
@@ -73,29 +66,27 @@ def _logs(
         yield from _logs(as_dict(inner), str(number), offset, session_id)
 
 
-def _step(talk: Conversation, step: dict[str, Any], offset: int) -> None:
-    timestamp, text = text_or_none(step.get("timestamp")), text_in(step.get("message"))
+def _step(talk: Conversation, step: dict[str, Any]) -> None:
+    text = text_in(step.get("message"))
     results = [as_dict(r) for r in as_list(as_dict(step.get("observation")).get("results"))]
     if step.get("source") != "agent":
-        kind = "user" if step.get("source") == "user" else "meta"
+        say = talk.user if step.get("source") == "user" else talk.instruct
         for said in filter(None, (text, *(text_in(r.get("content")) for r in results))):
-            talk.user(said, offset=offset, timestamp=timestamp, kind=kind)
+            say(said)
         return
     talk.close()
-    turn = talk.assistant(offset=offset, timestamp=timestamp)
+    turn = talk.assistant()
     if step.get("is_copied_context") or step.get("llm_call_count") == 0:
         turn.flags |= {"copy"}
     turn.texts += [text] if text else []
-    thinking = text_or_none(step.get("reasoning_content"))
-    turn.thinking += [thinking] if thinking else []
+    turn.thinking += filter(None, [text_or_none(step.get("reasoning_content"))])
     for call in map(as_dict, as_list(step.get("tool_calls"))):
-        name, arguments = text_or_none(call.get("function_name")) or "", call.get("arguments")
-        talk.call(turn, text_or_none(call.get("tool_call_id")), name, arguments_text(arguments))
-    metrics = as_dict(step.get("metrics"))
-    if metrics:
+        name = text_or_none(call.get("function_name")) or ""
+        talk.call(turn, text_or_none(call.get("tool_call_id")), name, call.get("arguments"))
+    if metrics := as_dict(step.get("metrics")):
         n_prompt, n_output = metrics.get("prompt_tokens"), metrics.get("completion_tokens")
         turn.usage = usage_of(n_prompt, n_output, n_cached=metrics.get("cached_tokens"))
     for result in results:
         call_id, said = text_or_none(result.get("source_call_id")), text_in(result.get("content"))
-        if call_id is None or not talk.result(call_id, said):
-            talk.user(said, offset=offset, timestamp=timestamp, kind="meta")
+        if call_id is None or not talk.answer(call_id, Result(said)):
+            talk.user(said, kind="meta")

@@ -1,4 +1,4 @@
-"""Readers of conversations without branches, which is what most agents log."""
+"""Build conversations from logs, row by row: what the readers of most agents share."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +14,16 @@ from replay_pipeline.ingesters.base import (
     SessionLog,
     Turn,
 )
-from replay_pipeline.ingesters.json_lines import as_count, objects_in, read_objects
+from replay_pipeline.ingesters.json_lines import (
+    arguments_text,
+    as_count,
+    as_dict,
+    as_list,
+    objects_in,
+    read_objects,
+    text_in,
+    text_or_none,
+)
 from replay_pipeline.types import Tool
 
 
@@ -28,7 +37,7 @@ class LinearReader:
         """Return whether the first row of a file is one of this agent's."""
         raise NotImplementedError
 
-    def take(self, talk: "Conversation", row: dict[str, Any], offset: int) -> str | None:
+    def take(self, talk: "Conversation", row: dict[str, Any]) -> str | None:
         """Take one row in; returns the reason if it makes no turn."""
         raise NotImplementedError
 
@@ -48,7 +57,8 @@ class LinearReader:
         """Yield the one conversation of a file."""
         talk = Conversation(path.stem, self.name)
         for offset, row in self.rows(talk, path, counts, end):
-            counts.count(self.take(talk, row, offset))
+            talk.offset = offset
+            counts.count(self.take(talk, row))
         yield talk.log()
 
 
@@ -61,8 +71,28 @@ def usage_of(
     return RecordedUsage(n_input, n_new, n_read, as_count(n_output))
 
 
+def tools_in(tools: Any) -> list[Tool]:
+    """Return the tools of a list that have a name, in OpenAI's form."""
+    found = [as_dict(tool.get("function")) or tool for tool in map(as_dict, as_list(tools))]
+    return [
+        {
+            "type": "function",
+            "function": {
+                **tool,
+                "description": text_or_none(tool.get("description")) or "",
+                "parameters": as_dict(tool.get("parameters")),
+            },
+        }
+        for tool in ({k: v for k, v in each.items() if k != "type"} for each in found)
+        if text_or_none(tool.get("name"))
+    ]
+
+
 class Conversation:
-    """Builds the turns of one linear session, row by row."""
+    """Builds the turns of one session. A row's place in the file decides; its ids only help.
+
+    Each turn stands below the one before it, unless `at` goes back to another place.
+    """
 
     def __init__(self, session_id: str, agent: str) -> None:
         self.session_id = session_id
@@ -74,45 +104,60 @@ class Conversation:
         self.cwd: str | None = None
         self.model: str | None = None
         self.version: str | None = None
+        self.offset = 0
+        """Of the row that is being read."""
+        self.timestamp: str | None = None
+        """Of the message that is being read."""
         self.segment = 0
         self._tip: Turn | None = None
+        self._n_seen: int | None = None
+        """Results of the last turn that stand above the next one, if not all."""
         self._open: Turn | None = None
-        self._by_call: dict[str, Turn] = {}
-        self._n_messages = 0
+        self._calls: dict[str, list[tuple[Turn, str]]] = {}
+        """By the id that the log gives a call: its message, and the id that it has here."""
+        self._messages: dict[str, int] = {}
+        """How many messages have an id."""
+        self._has_children: set[str] = set()
+        self._copies: dict[tuple[str, int], Turn] = {}
+        self._shapes: dict[str, Turn] = {}
 
-    def user(
-        self, text: str, *, offset: int, timestamp: str | None = None, kind: str = "user"
-    ) -> None:
-        """A message that the model was given."""
+    def instruct(self, text: str) -> None:
+        """Add words of the system: its prompt before all else, or a message in its name."""
+        if self._tip is None:
+            self.system = f"{self.system}\n\n{text}" if self.system else text
+        else:
+            self.user(text, kind="developer")
+
+    def user(self, text: str, *, kind: str = "user") -> None:
+        """Add a message that the model was given."""
         self._open = None
-        self._append(kind, offset, timestamp).texts.append(text)
+        self._append(kind).texts.append(text)
 
-    def compacted(self, summary: str, *, offset: int, timestamp: str | None = None) -> None:
+    def compacted(self, summary: str) -> None:
         """Start a new root with a summary that replaces the history."""
         self.cleared()
-        self.user(summary, offset=offset, timestamp=timestamp, kind="summary")
+        self.user(summary, kind="summary")
 
     def cleared(self) -> None:
         """Start a new root without history."""
         self.segment += 1
         self._tip = self._open = None
 
-    def begin_again(self, kept: Sequence[Turn] = ()) -> None:
-        """Start a new root with copies of these turns; the rest of the history is dropped."""
-        self.cleared()
-        for turn in kept:
-            self._tip = turn.copy_below(self._tip, self.segment)
+    def keep(self, turns: Sequence[Turn]) -> None:
+        """Add copies of these turns, which a compaction kept."""
+        for turn in turns:
+            self._tip, self._n_seen = turn.copy_below(self._tip, self.segment), None
             self.turns.append(self._tip)
 
-    def clear(self, call_ids: list[str], *, offset: int) -> None:
+    def clear(self, call_ids: list[str]) -> None:
         """Note that the model no longer sees these results."""
         self._open = None
-        self._append("microcompact", offset, None).cleared = call_ids
+        self._append("microcompact").cleared = call_ids
 
-    def copied(self, text: str, *, offset: int, timestamp: str | None = None) -> None:
+    def copied(self, text: str) -> None:
         """Add earlier messages of the model that were kept when its history was replaced. They are no decisions."""
         self._open = None
-        turn = self._append("assistant", offset, timestamp)
+        turn = self._append("assistant")
         turn.texts.append(text)
         turn.flags |= {"copy"}
 
@@ -123,17 +168,17 @@ class Conversation:
         self._tip.flags |= {"interrupted"}
         return True
 
-    def assistant(
-        self, *, offset: int, timestamp: str | None = None, message_id: str | None = None
-    ) -> Turn:
+    def assistant(self, message_id: str | None = None) -> Turn:
         """Return the model's message that is being built, or a new one."""
         turn = self._open
         is_other = message_id is not None and turn is not None and turn.message_id != message_id
         if turn is None or is_other:
-            turn = self._append("assistant", offset, timestamp)
-            turn.message_id = message_id or f"{self.agent}:{self.session_id}:{self._n_messages}"
-            self._n_messages += 1
+            turn = self._append("assistant")
+            name = message_id or f"{self.agent}:{self.session_id}:{len(self._messages)}"
+            n_before = self._messages[name] = self._messages.get(name, -1) + 1
+            turn.message_id = f"{name}~{n_before}" if n_before else name
             turn.model = self.model
+            turn.shape = self._shape()
             self._open = turn
         return turn
 
@@ -155,27 +200,49 @@ class Conversation:
             and (not tip.calls or any(call.id not in tip.results for call in tip.calls))
         )
 
-    def call(self, turn: Turn, call_id: str | None, name: str, arguments: str) -> str:
-        """Add a call to the model's message, and return its id."""
-        call_id = call_id or f"{turn.message_id}-{len(turn.calls)}"
-        if call_id not in self._by_call:
-            turn.calls.append(RecordedCall(call_id, name, arguments))
-            self._by_call[call_id] = turn
-        return call_id
+    def call(self, turn: Turn, call_id: str | None, name: str, arguments: Any) -> str:
+        """Add a call to the model's message, and return its id, which no other call has."""
+        known = self._calls.setdefault(call_id or "", [])
+        own = call_id if call_id and not known else f"{turn.message_id}-{len(turn.calls)}"
+        known.append((turn, own))
+        turn.calls.append(RecordedCall(own, name, arguments_text(arguments)))
+        return own
 
-    def result(self, call_id: str, text: str, *, is_error: bool = False) -> bool:
-        """Add the text of a call's result. Returns `False` if there is no such call."""
-        return self.answer(call_id, Result(text, is_error))
+    def answer(self, call_id: str | None, result: Result) -> bool:
+        """Add the result of a call. Returns `False` if there is no such call.
 
-    def answer(self, call_id: str, result: Result) -> bool:
-        """Add the result of a call. Returns `False` if there is no such call."""
-        turn = self._by_call.get(call_id)
-        if turn is None:
-            return False
-        turn.results.setdefault(call_id, result)
-        if turn is self._open:
+        It answers the first call of this id, or of any if it names none, that waits in the last
+        message, or else in the one before that has such a call.
+        """
+        tip = self._tip
+        calls = self._calls.get(call_id, []) if call_id else []
+        if not call_id and tip is not None:
+            calls = [(tip, call.id) for call in tip.calls]
+        seen = set(list(tip.results)[: self._n_seen]) if tip is not None else ()
+        waits = [(t, own) for t, own in calls if own not in (seen if t is tip else t.results)]
+        if not waits:
+            return bool(calls)
+        last = next((turn for turn, _ in waits if turn is tip), waits[-1][0])
+        own = next(own for turn, own in waits if turn is last)
+        if last is tip:
+            self._answer_here(last, own, result)
+        else:
+            last.results.setdefault(own, result)
+        if last is self._open:
             self._open = None
         return True
+
+    def _answer_here(self, tip: Turn, own: str, result: Result) -> None:
+        """Put a result behind the last message. Another branch may have put others there."""
+        if self._n_seen is None:
+            tip.results.setdefault(own, result)
+            return
+        have = list(tip.results.items())[self._n_seen :]
+        if not have or have[0] != (own, result):
+            if have or tip.uuid in self._has_children:
+                tip = self._tip = self._cut(tip, self._n_seen)
+            tip.results[own] = result
+        self._n_seen += 1
 
     def usage(self, usage: RecordedUsage) -> None:
         """Set the recorded tokens of the last message that has none."""
@@ -184,6 +251,39 @@ class Conversation:
                 if turn.usage is None:
                     turn.usage = usage
                 return
+
+    def message(self, message: dict[str, Any]) -> Turn | None:
+        """Take in a message in OpenAI's form. Returns the turn if it is one of the model."""
+        role, text = message.get("role"), text_in(message.get("content"))
+        if role == "tool":
+            self.answer(text_or_none(message.get("tool_call_id")), Result(text))
+        elif role == "assistant":
+            self.close()
+            turn = self.assistant()
+            turn.texts += [text] if text else []
+            thinking = message.get("reasoning_content") or message.get("thinking")
+            turn.thinking += filter(None, [text_or_none(thinking)])
+            for call in map(as_dict, as_list(message.get("tool_calls"))):
+                told = as_dict(call.get("function")) or call
+                name = text_or_none(told.get("name")) or ""
+                self.call(turn, text_or_none(call.get("id")), name, told.get("arguments"))
+            return turn
+        elif text and role in ("system", "developer"):
+            self.instruct(text)
+        elif text:
+            self.user(text)
+        return None
+
+    @property
+    def place(self) -> "Place":
+        """Return where the conversation stands."""
+        n_results = len(self._tip.results) if self._tip is not None else 0
+        return self._tip, n_results if self._n_seen is None else self._n_seen, self.system
+
+    def at(self, place: "Place | None") -> None:
+        """Go on from a place where the conversation stood, or from its beginning."""
+        self._tip, self._n_seen, self.system = place or (None, 0, None)
+        self._open = None
 
     def log(self) -> SessionLog:
         """Return the finished session without empty messages of the model."""
@@ -194,37 +294,55 @@ class Conversation:
             if not _is_empty(turn):
                 turn.index = len(kept)
                 kept.append(turn)
-        return SessionLog(
-            self.session_id, self.agent, kept, tools=self.tools, sent=self._shape(kept)
-        )
+        sent = list(self._shapes.values())
+        return SessionLog(self.session_id, self.agent, kept, tools=self.tools, sent=sent)
 
-    def _shape(self, turns: list[Turn]) -> list[Turn]:
-        """Attach the system prompt to every decision, and return the turn that holds it."""
+    def _shape(self) -> Turn | None:
+        """Return what holds the system prompt of the decisions that have it."""
         if self.system is None:
-            return []
-        shape = Turn(
-            parent=None, kind="shape", offset=0, uuid=f"{self.session_id}-system", index=-1
-        )
-        shape.wire_json = msgspec.json.encode({"system": self.system, "tools": []}).decode()
-        for turn in turns:
-            if turn.kind == "assistant":
-                turn.shape = shape
-        return [shape]
+            return None
+        if self.system not in self._shapes:
+            number = -1 - len(self._shapes)
+            uuid = f"{self.session_id}-system{number}"
+            shape = Turn(parent=None, kind="shape", offset=0, uuid=uuid, index=number)
+            shape.wire_json = msgspec.json.encode({"system": self.system, "tools": []}).decode()
+            self._shapes[self.system] = shape
+        return self._shapes[self.system]
 
-    def _append(self, kind: str, offset: int, timestamp: str | None) -> Turn:
+    def _append(self, kind: str) -> Turn:
+        tip = self._tip
+        if tip is not None:
+            if self._n_seen is not None and self._n_seen < len(tip.results):
+                key = (tip.uuid, self._n_seen)
+                if key not in self._copies:
+                    self._copies[key] = self._cut(tip, self._n_seen)
+                tip = self._copies[key]
+            self._has_children.add(tip.uuid)
         turn = Turn(
-            parent=self._tip,
+            parent=tip,
             kind=kind,
-            offset=offset,
+            offset=self.offset,
             uuid=f"{self.session_id}-{len(self.turns)}",
-            segment=self.segment,
-            timestamp=timestamp,
+            segment=tip.segment if tip is not None else self.segment,
+            timestamp=self.timestamp,
             version=self.version,
             cwd=self.cwd,
         )
         self.turns.append(turn)
-        self._tip = turn
+        self._tip, self._n_seen = turn, None
         return turn
+
+    def _cut(self, turn: Turn, n_results: int) -> Turn:
+        """Return a copy of a message of the model with only its first results."""
+        copied = turn.copy_below(turn.parent, turn.segment)
+        copied.uuid = f"{turn.uuid}-{len(self.turns)}"
+        copied.results = dict(list(turn.results.items())[:n_results])
+        self.turns.append(copied)
+        return copied
+
+
+Place = tuple[Turn | None, int, str | None]
+"""The last turn above, how many of its results are seen, and the system prompt."""
 
 
 def _is_empty(turn: Turn) -> bool:

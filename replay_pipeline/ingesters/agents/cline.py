@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_pipeline.ingesters.agents.base import Conversation, usage_of
-from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, SessionLog
+from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, Result, SessionLog
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
     as_dict,
@@ -47,8 +47,7 @@ class Cline:
         name = text_or_none(whole.get("sessionId")) or (digest_of(messages[0]) if messages else "")
         talk = Conversation(name or path.stem, self.name)
         talk.version = text_or_none(as_dict(whole.get("origin")).get("version"))
-        if prompt := text_or_none(whole.get("system_prompt")):
-            talk.user(prompt, offset=0, kind="meta")
+        talk.system = text_or_none(whole.get("system_prompt"))
         counts.rows += len(messages)
         for message in map(as_dict, messages):
             counts.count(_take(talk, message))
@@ -59,29 +58,25 @@ class Cline:
 
 
 def _take(talk: Conversation, message: dict[str, Any]) -> str | None:
-    content, timestamp = message.get("content"), moment_of(message.get("ts"))
+    content = message.get("content")
+    talk.timestamp = moment_of(message.get("ts"))
     blocks = [as_dict(block) for block in as_list(content)]
     if isinstance(content, str):
         blocks = [{"type": "text", "text": content}]
     if message.get("role") == "user":
-        return _user(talk, blocks, timestamp)
+        return _user(talk, blocks)
     if message.get("role") != "assistant":
         return "no_message"
     model = as_dict(message.get("modelInfo"))
     talk.model = text_or_none(model.get("modelId")) or text_or_none(model.get("id")) or talk.model
     talk.close()
     own_id = text_or_none(message.get("id"))
-    turn = talk.assistant(
-        offset=0, timestamp=timestamp, message_id=f"cline:{own_id}" if own_id else None
-    )
+    turn = talk.assistant(f"cline:{own_id}" if own_id else None)
     for block in blocks:
         kind = block.get("type")
         if kind == "tool_use":
-            name, arguments = (
-                text_or_none(block.get("name")) or "",
-                arguments_text(block.get("input")),
-            )
-            talk.call(turn, text_or_none(block.get("id")), name, arguments)
+            name = text_or_none(block.get("name")) or ""
+            talk.call(turn, text_or_none(block.get("id")), name, block.get("input"))
         elif kind == "thinking":
             turn.thinking += filter(None, [text_or_none(block.get("thinking"))])
         elif kind == "redacted_thinking":
@@ -92,7 +87,7 @@ def _take(talk: Conversation, message: dict[str, Any]) -> str | None:
     return None if blocks else "empty"
 
 
-def _user(talk: Conversation, blocks: list[dict[str, Any]], timestamp: str | None) -> str | None:
+def _user(talk: Conversation, blocks: list[dict[str, Any]]) -> str | None:
     texts = list[str]()
     is_orphan = False
     for block in blocks:
@@ -101,11 +96,10 @@ def _user(talk: Conversation, blocks: list[dict[str, Any]], timestamp: str | Non
             continue
         answer = block.get("content")
         text = answer if isinstance(answer, str) else "\n".join(map(_shown, as_list(answer)))
-        is_error = block.get("is_error") is True
-        if not talk.result(text_or_none(block.get("tool_use_id")) or "", text, is_error=is_error):
-            is_orphan = True
+        result = Result(text, block.get("is_error") is True)
+        is_orphan |= not talk.answer(text_or_none(block.get("tool_use_id")), result)
     if texts:
-        talk.user("\n\n".join(texts), offset=0, timestamp=timestamp)
+        talk.user("\n\n".join(texts))
     if is_orphan and not texts:
         return "orphan_result"
     return None if blocks else "empty"

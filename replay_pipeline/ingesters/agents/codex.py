@@ -4,9 +4,8 @@ import re
 from typing import Any
 
 from replay_pipeline.ingesters.agents.base import Conversation, LinearReader, usage_of
-from replay_pipeline.ingesters.base import ReadCounts
+from replay_pipeline.ingesters.base import ReadCounts, Result
 from replay_pipeline.ingesters.json_lines import (
-    arguments_text,
     as_dict,
     as_list,
     objects_in,
@@ -47,14 +46,14 @@ class Codex(LinearReader):
             return True
         return "instructions" in row and "id" in row and "timestamp" in row
 
-    def take(self, talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
+    def take(self, talk: Conversation, row: dict[str, Any]) -> str | None:
         """Take one row in; returns the reason if it makes no turn."""
         kind, payload = text_or_none(row.get("type")), as_dict(row.get("payload"))
         if kind not in _ENVELOPES and isinstance(row.get("payload"), dict):
             return "bookkeeping" if kind in _BOOKKEEPING else _unknown(kind, talk)
         if kind not in _ENVELOPES:
             kind, payload = ("session_meta" if "instructions" in row else "response_item"), row
-        timestamp = text_or_none(row.get("timestamp"))
+        talk.timestamp = text_or_none(row.get("timestamp"))
         if kind == "session_meta":
             if not talk.turns:
                 talk.session_id = text_or_none(payload.get("id")) or talk.session_id
@@ -70,11 +69,11 @@ class Codex(LinearReader):
             talk.model = text_or_none(payload.get("model")) or talk.model
             return None
         if kind == "compacted":
-            _compacted(talk, payload, offset, timestamp)
+            _compacted(talk, payload)
             return None
         if kind == "event_msg":
             return _event(talk, payload)
-        return _item(talk, payload, offset, timestamp)
+        return _item(talk, payload)
 
 
 def _unknown(kind: str | None, talk: Conversation) -> str:
@@ -82,15 +81,13 @@ def _unknown(kind: str | None, talk: Conversation) -> str:
     return f"unknown_row_{str(kind)[:40]}{version}"
 
 
-def _compacted(
-    talk: Conversation, payload: dict[str, Any], offset: int, timestamp: str | None
-) -> None:
+def _compacted(talk: Conversation, payload: dict[str, Any]) -> None:
     """Start again from what the model was left with: a summary, or whole messages."""
     history = as_list(payload.get("replacement_history"))
     talk.cleared()
     summary = text_in(payload.get("message"))
     if summary and not history:
-        talk.user(summary, offset=offset, timestamp=timestamp, kind="summary")
+        talk.user(summary, kind="summary")
     for item in map(as_dict, history):
         kind = text_or_none(item.get("type")) or "unknown"
         is_message = kind == "message"
@@ -98,9 +95,9 @@ def _compacted(
         # A summary may be logged as a cipher that only the provider can read.
         text = text or (f"[{kind}]" if not is_message and kind != "reasoning" else "")
         if text and item.get("role") == "assistant":
-            talk.copied(text, offset=offset, timestamp=timestamp)
+            talk.copied(text)
         elif text:
-            talk.user(text, offset=offset, timestamp=timestamp, kind="summary")
+            talk.user(text, kind="summary")
 
 
 def _event(talk: Conversation, payload: dict[str, Any]) -> str | None:
@@ -120,43 +117,39 @@ def _event(talk: Conversation, payload: dict[str, Any]) -> str | None:
     return None
 
 
-def _item(
-    talk: Conversation, item: dict[str, Any], offset: int, timestamp: str | None
-) -> str | None:
+def _item(talk: Conversation, item: dict[str, Any]) -> str | None:
     kind = text_or_none(item.get("type"))
     if kind == "message":
-        return _message(talk, item, offset, timestamp)
+        return _message(talk, item)
     if kind == "reasoning":
         text = text_in(item.get("summary"))
-        turn = talk.assistant(offset=offset, timestamp=timestamp)
+        turn = talk.assistant()
         if text:
             turn.thinking.append(text)
         return None
     if kind in _CALLS:
-        turn = talk.assistant(offset=offset, timestamp=timestamp)
+        turn = talk.assistant()
         arguments = item.get("arguments")
         if kind == "custom_tool_call":
             arguments = {"input": item.get("input")}
         elif kind == "local_shell_call":
             arguments = {"command": as_list(as_dict(item.get("action")).get("command"))}
         name = text_or_none(item.get("name")) or "shell"
-        talk.call(turn, text_or_none(item.get("call_id")), name, arguments_text(arguments))
+        talk.call(turn, text_or_none(item.get("call_id")), name, arguments)
         return None
     if kind in _OUTPUTS:
-        text, is_error = _output(item.get("output"))
-        is_known = talk.result(str(item.get("call_id")), text, is_error=is_error)
+        result = Result(*_output(item.get("output")))
+        is_known = talk.answer(text_or_none(item.get("call_id")), result)
         return None if is_known else "orphan_result"
     return _unknown(kind, talk)
 
 
-def _message(
-    talk: Conversation, item: dict[str, Any], offset: int, timestamp: str | None
-) -> str | None:
+def _message(talk: Conversation, item: dict[str, Any]) -> str | None:
     text = text_in(item.get("content"))
     if not text:
         return "empty"
     if item.get("role") == "assistant":
-        talk.assistant(offset=offset, timestamp=timestamp).texts.append(text)
+        talk.assistant().texts.append(text)
     else:
         is_context = text.startswith(_CONTEXT) or item.get("role") != "user"
         kind = "meta" if is_context else "user"
@@ -164,7 +157,7 @@ def _message(
             kind = "developer"
         if text.startswith("<turn_aborted>"):
             kind = "interrupt"
-        talk.user(text, offset=offset, timestamp=timestamp, kind=kind)
+        talk.user(text, kind=kind)
     return None
 
 

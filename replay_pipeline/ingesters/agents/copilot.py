@@ -1,14 +1,12 @@
 """GitHub Copilot CLI: the event log of a session, `session-state/<id>/events.jsonl`."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from replay_pipeline.ingesters.agents.base import Conversation
 from replay_pipeline.ingesters.base import ReadCounts, Result, SessionLog, Turn
 from replay_pipeline.ingesters.json_lines import (
-    arguments_text,
     as_dict,
     as_list,
     objects_in,
@@ -61,17 +59,6 @@ class Copilot:
         yield from session.logs()
 
 
-@dataclass(frozen=True, slots=True)
-class _Event:
-    """What every handler is given of an event."""
-
-    agent: str
-    """Id of the subagent; empty for the main conversation."""
-    data: dict[str, Any]
-    offset: int
-    timestamp: str | None
-
-
 class _CopilotLog:
     """The conversations of one log while its events come in."""
 
@@ -94,29 +81,35 @@ class _CopilotLog:
             if event_id in self._seen:
                 return "duplicate_row"
             self._seen.add(event_id)
-        kind = text_or_none(event.get("type")) or ""
+        kind, data = text_or_none(event.get("type")) or "", as_dict(event.get("data"))
+        agent = text_or_none(event.get("agentId")) or text_or_none(data.get("parentToolCallId"))
+        if kind == "subagent.started":
+            if agent and (call_id := text_or_none(data.get("toolCallId"))):
+                self._started_by[agent] = call_id
+            return None
         handler = _HANDLERS.get(kind)
         if handler is None:
             return "bookkeeping" if "." in kind else "unknown_type"
-        data = as_dict(event.get("data"))
-        agent = (
-            text_or_none(event.get("agentId")) or text_or_none(data.get("parentToolCallId")) or ""
-        )
-        return handler(self, _Event(agent, data, offset, text_or_none(event.get("timestamp"))))
+        talk, moment = self.main, text_or_none(event.get("timestamp"))
+        if agent:
+            prompt = self._prompts.get(self._started_by.get(agent, agent))
+            is_told = kind == "user.message" or prompt is None
+            talk = self._subagent(agent, None if is_told else prompt, offset, moment)
+        talk.offset, talk.timestamp = offset, moment
+        return handler(self, talk, data)
 
-    def talk(self, event: _Event) -> Conversation:
-        """Return the conversation that an event belongs to."""
-        if not event.agent:
-            return self.main
-        talk = self.subagents.get(event.agent)
+    def _subagent(
+        self, agent: str, prompt: str | None, offset: int, moment: str | None
+    ) -> Conversation:
+        """Return the conversation of a subagent; a new one begins with what is asked of it."""
+        main, talk = self.main, self.subagents.get(agent)
         if talk is None:
-            main = self.main
-            talk = Conversation(f"{main.session_id}.agent-{event.agent}", Copilot.name)
+            talk = Conversation(f"{main.session_id}.agent-{agent}", Copilot.name)
             talk.cwd, talk.model, talk.version = main.cwd, main.model, main.version
-            self.subagents[event.agent] = talk
-            call_id = self._started_by.get(event.agent, event.agent)
-            if prompt := self._prompts.get(call_id):
-                talk.user(prompt, offset=event.offset, timestamp=event.timestamp)
+            talk.offset, talk.timestamp = offset, moment
+            self.subagents[agent] = talk
+            if prompt:
+                talk.user(prompt)
         return talk
 
     def logs(self) -> Iterator[SessionLog]:
@@ -127,88 +120,74 @@ class _CopilotLog:
             log.agent_id, log.parent_session_id = agent_id, self.main.session_id
             yield log
 
-    def start(self, event: _Event) -> str | None:
-        data, talk = event.data, self.main
+    def start(self, talk: Conversation, data: dict[str, Any]) -> str | None:
         if not talk.turns:
             talk.session_id = text_or_none(data.get("sessionId")) or talk.session_id
         talk.version = text_or_none(data.get("copilotVersion")) or talk.version
         talk.model = text_or_none(data.get("selectedModel")) or talk.model
-        return self.context(_Event("", as_dict(data.get("context")), event.offset, None))
+        return self.context(talk, as_dict(data.get("context")))
 
-    def context(self, event: _Event) -> str | None:
-        self.main.cwd = text_or_none(event.data.get("cwd")) or self.main.cwd
+    def context(self, talk: Conversation, data: dict[str, Any]) -> str | None:
+        talk.cwd = text_or_none(data.get("cwd")) or talk.cwd
         return None
 
-    def model_change(self, event: _Event) -> str | None:
-        talk = self.talk(event)
-        talk.model = text_or_none(event.data.get("newModel")) or talk.model
+    def model_change(self, talk: Conversation, data: dict[str, Any]) -> str | None:
+        talk.model = text_or_none(data.get("newModel")) or talk.model
         return None
 
-    def user_message(self, event: _Event) -> str | None:
-        data = event.data
+    def system_message(self, talk: Conversation, data: dict[str, Any]) -> str | None:
+        talk.system = text_or_none(data.get("content")) or talk.system
+        return None
+
+    def user_message(self, talk: Conversation, data: dict[str, Any]) -> str | None:
         # The model is sent the augmented text where there is one, not what the user saw.
         text = text_or_none(data.get("transformedContent")) or text_in(data.get("content"))
         if not text:
             return "empty"
-        source = text_or_none(data.get("source")) or "user"
-        is_typed = source == "user" and data.get("isAutopilotContinuation") is not True
-        if event.agent and event.agent not in self.subagents:
-            self._prompts.pop(self._started_by.get(event.agent, event.agent), None)
-        self.talk(event).user(
-            text,
-            offset=event.offset,
-            timestamp=event.timestamp,
-            kind="user" if is_typed or event.agent else "meta",
-        )
+        is_typed = (text_or_none(data.get("source")) or "user") == "user"
+        is_typed = is_typed and data.get("isAutopilotContinuation") is not True
+        talk.user(text, kind="user" if is_typed or talk is not self.main else "meta")
         return None
 
-    def assistant_message(self, event: _Event) -> str | None:
-        data, talk = event.data, self.talk(event)
+    def assistant_message(self, talk: Conversation, data: dict[str, Any]) -> str | None:
         message_id = text_or_none(data.get("apiCallId")) or text_or_none(data.get("messageId"))
-        known = self._messages.get(message_id or "")
-        if known is not None:
+        if (known := self._messages.get(message_id or "")) is not None:
             talk.reopen(known)
-        turn = talk.assistant(offset=event.offset, timestamp=event.timestamp, message_id=message_id)
+        turn = talk.assistant(message_id)
         if message_id is None:
             talk.close()
         self._messages[turn.message_id or ""] = turn
         turn.model = text_or_none(data.get("model")) or turn.model
-        if text := text_in(data.get("content")):
-            turn.texts.append(text)
-        if thinking := text_or_none(data.get("reasoningText")):
-            turn.thinking.append(thinking)
+        turn.texts += filter(None, [text_in(data.get("content"))])
+        turn.thinking += filter(None, [text_or_none(data.get("reasoningText"))])
         for request in map(as_dict, as_list(data.get("toolRequests"))):
-            arguments = request.get("arguments")
-            name = text_or_none(request.get("name")) or ""
-            call_id = text_or_none(request.get("toolCallId"))
-            call_id = talk.call(turn, call_id, name, arguments_text(arguments))
+            arguments, name = request.get("arguments"), text_or_none(request.get("name")) or ""
+            call_id = talk.call(turn, text_or_none(request.get("toolCallId")), name, arguments)
             if prompt := text_or_none(as_dict(arguments).get("prompt")):
                 self._prompts[call_id] = prompt
         return None
 
-    def tool_complete(self, event: _Event) -> str | None:
-        data = event.data
-        call_id = text_or_none(data.get("toolCallId")) or ""
-        error = as_dict(data.get("error"))
+    def tool_complete(self, talk: Conversation, data: dict[str, Any]) -> str | None:
+        call_id, error = text_or_none(data.get("toolCallId")) or "", as_dict(data.get("error"))
         text = text_in(as_dict(data.get("result")).get("content"))
         is_error = data.get("success") is False or bool(error)
         if is_error and not text:
             text = text_or_none(error.get("message")) or ""
         by_code = _DENIAL_CODES.get(text_or_none(error.get("code")) or "")
         denial, feedback = self._denials.get(call_id, (by_code, None)) if is_error else (None, None)
-        result = Result(text, is_error, denial, feedback)
-        return None if self.talk(event).answer(call_id, result) else "orphan_result"
+        is_known = talk.answer(call_id, Result(text, is_error, denial, feedback))
+        return None if is_known else "orphan_result"
 
-    def permission_requested(self, event: _Event) -> str | None:
-        call_id = text_or_none(as_dict(event.data.get("permissionRequest")).get("toolCallId"))
+    def permission_requested(self, talk: Conversation, data: dict[str, Any]) -> str | None:
+        del talk
+        call_id = text_or_none(as_dict(data.get("permissionRequest")).get("toolCallId"))
         if call_id is not None:
-            self._permission_calls[str(event.data.get("requestId"))] = call_id
+            self._permission_calls[str(data.get("requestId"))] = call_id
         return None
 
-    def permission_completed(self, event: _Event) -> str | None:
-        data = event.data
-        result = as_dict(data.get("result"))
-        request = str(data.get("requestId"))
+    def permission_completed(self, talk: Conversation, data: dict[str, Any]) -> str | None:
+        del talk
+        result, request = as_dict(data.get("result")), str(data.get("requestId"))
         call_id = text_or_none(data.get("toolCallId")) or self._permission_calls.get(request)
         kind = text_or_none(result.get("kind")) or ""
         if call_id is not None and kind.startswith("denied"):
@@ -217,43 +196,36 @@ class _CopilotLog:
             self._denials[call_id] = ("user-rejected" if by_user else kind, feedback)
         return None
 
-    def compaction(self, event: _Event) -> str | None:
-        summary = text_or_none(event.data.get("summaryContent"))
-        if event.data.get("success") is False or summary is None:
+    def compaction(self, talk: Conversation, data: dict[str, Any]) -> str | None:
+        summary = text_or_none(data.get("summaryContent"))
+        if data.get("success") is False or summary is None:
             return "bookkeeping"
-        self.talk(event).compacted(summary, offset=event.offset, timestamp=event.timestamp)
+        talk.compacted(summary)
         return None
 
-    def context_cleared(self, event: _Event) -> str | None:
-        first = text_or_none(event.data.get("initialMessage"))
-        talk = self.talk(event)
+    def context_cleared(self, talk: Conversation, data: dict[str, Any]) -> str | None:
         talk.cleared()
-        if first is not None:
-            talk.user(first, offset=event.offset, timestamp=event.timestamp)
+        if first := text_or_none(data.get("initialMessage")):
+            talk.user(first)
         return None
 
-    def abort(self, event: _Event) -> str | None:
-        return None if self.talk(event).interrupted() else "bookkeeping"
-
-    def subagent_started(self, event: _Event) -> str | None:
-        call_id = text_or_none(event.data.get("toolCallId"))
-        if event.agent and call_id is not None:
-            self._started_by[event.agent] = call_id
-        return None
+    def abort(self, talk: Conversation, data: dict[str, Any]) -> str | None:
+        del data
+        return None if talk.interrupted() else "bookkeeping"
 
 
-_HANDLERS: dict[str, Callable[[_CopilotLog, _Event], str | None]] = {
+_HANDLERS: dict[str, Callable[[_CopilotLog, Conversation, dict[str, Any]], str | None]] = {
     "session.start": _CopilotLog.start,
     "session.resume": _CopilotLog.start,
     "session.context_changed": _CopilotLog.context,
     "session.model_change": _CopilotLog.model_change,
     "session.compaction_complete": _CopilotLog.compaction,
     "session.context_cleared": _CopilotLog.context_cleared,
+    "system.message": _CopilotLog.system_message,
     "user.message": _CopilotLog.user_message,
     "assistant.message": _CopilotLog.assistant_message,
     "tool.execution_complete": _CopilotLog.tool_complete,
     "permission.requested": _CopilotLog.permission_requested,
     "permission.completed": _CopilotLog.permission_completed,
-    "subagent.started": _CopilotLog.subagent_started,
     "abort": _CopilotLog.abort,
 }

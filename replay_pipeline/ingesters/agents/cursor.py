@@ -27,9 +27,9 @@ class Cursor(LinearReader):
         is_start = (row.get("type"), row.get("subtype")) == ("system", "init")
         return is_start and {"session_id", "apiKeySource"} <= row.keys() and "tools" not in row
 
-    def take(self, talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
+    def take(self, talk: Conversation, row: dict[str, Any]) -> str | None:
         """Take one event in; returns the reason if it makes no turn."""
-        kind, timestamp = row.get("type"), moment_of(row.get("timestamp_ms"))
+        kind, talk.timestamp = row.get("type"), moment_of(row.get("timestamp_ms"))
         text = text_in(as_dict(row.get("message")).get("content"))
         if kind == "system":
             talk.session_id = text_or_none(row.get("session_id")) or talk.session_id
@@ -37,21 +37,19 @@ class Cursor(LinearReader):
             talk.model = text_or_none(row.get("model")) or talk.model
             return None
         if kind == "tool_call":
-            return _tool(talk, row, offset, timestamp)
+            return _tool(talk, row)
         if kind not in ("user", "assistant"):
             return "bookkeeping"
         if not text:
             return "empty"
         if kind == "user":
-            talk.user(text, offset=offset, timestamp=timestamp)
+            talk.user(text)
         else:
-            talk.assistant(offset=offset, timestamp=timestamp).texts.append(text)
+            talk.assistant().texts.append(text)
         return None
 
 
-def _tool(
-    talk: Conversation, row: dict[str, Any], offset: int, timestamp: str | None
-) -> str | None:
+def _tool(talk: Conversation, row: dict[str, Any]) -> str | None:
     """Take in that a call began, or with what it ended: both name the call and its arguments."""
     call_id, named = text_or_none(row.get("call_id")), as_dict(row.get("tool_call"))
     key = next((key for key in named if key == "function" or key.endswith("ToolCall")), None)
@@ -76,8 +74,8 @@ def _tool(
         if talk.answer(call_id, answer):
             return None
     name = text_or_none(call.get("name")) or key.removesuffix("ToolCall")
-    turn = talk.assistant(offset=offset, timestamp=timestamp)
-    talk.call(turn, call_id, name, arguments_text(call.get("args") or call.get("arguments")))
+    turn = talk.assistant()
+    talk.call(turn, call_id, name, call.get("args") or call.get("arguments"))
     if answer is not None:
         talk.answer(call_id, answer)
     return None

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from replay_pipeline.ingesters.agents.base import Conversation, LinearReader, usage_of
-from replay_pipeline.ingesters.base import ReadCounts
+from replay_pipeline.ingesters.base import ReadCounts, Result
 from replay_pipeline.ingesters.json_lines import (
-    arguments_text,
     as_dict,
     as_list,
     read_document,
@@ -42,50 +41,37 @@ class GeminiCli(LinearReader):
         counts.rows += len(document["messages"])
         return ((0, as_dict(message)) for message in document["messages"])
 
-    def take(self, talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
+    def take(self, talk: Conversation, row: dict[str, Any]) -> str | None:
         """Take one message in; returns the reason if it makes no turn."""
-        return _take(talk, row, offset)
-
-
-def _take(talk: Conversation, message: dict[str, Any], offset: int) -> str | None:
-    if "projectHash" in message:
-        talk.session_id = text_or_none(message.get("sessionId")) or talk.session_id
-        return "bookkeeping"
-    kind = message.get("type")
-    timestamp = text_or_none(message.get("timestamp"))
-    text = text_in(message.get("content"))
-    if kind == "user":
-        if not text:
-            return "empty"
-        talk.user(text, offset=offset, timestamp=timestamp)
+        if "projectHash" in row:
+            talk.session_id = text_or_none(row.get("sessionId")) or talk.session_id
+            return "bookkeeping"
+        kind, text = row.get("type"), text_in(row.get("content"))
+        talk.timestamp = text_or_none(row.get("timestamp"))
+        if kind == "user" and text:
+            talk.user(text)
+            return None
+        if kind != "gemini":
+            return "empty" if kind == "user" else "bookkeeping"
+        talk.model = text_or_none(row.get("model")) or talk.model
+        own_id = text_or_none(row.get("id"))
+        turn = talk.assistant(f"gemini:{own_id}" if own_id else None)
+        turn.texts += [text] if text else []
+        for thought in map(as_dict, as_list(row.get("thoughts"))):
+            words = f"{thought.get('subject', '')}\n{thought.get('description', '')}"
+            turn.thinking.append(words.strip())
+        answers = list[tuple[str, Result]]()
+        for call in map(as_dict, as_list(row.get("toolCalls"))):
+            name = text_or_none(call.get("name")) or ""
+            call_id = talk.call(turn, text_or_none(call.get("id")), name, call.get("args"))
+            text, is_error = _result(call)
+            answers += [(call_id, Result(text, is_error))] if text is not None else []
+        turn.results = dict(answers)
+        tokens = as_dict(row.get("tokens"))
+        n_cached = tokens.get("cached")
+        talk.usage(usage_of(tokens.get("input"), tokens.get("output"), n_cached=n_cached))
+        talk.close()
         return None
-    if kind != "gemini":
-        return "bookkeeping"
-    talk.model = text_or_none(message.get("model")) or talk.model
-    own_id = text_or_none(message.get("id"))
-    turn = talk.assistant(
-        offset=offset, timestamp=timestamp, message_id=f"gemini:{own_id}" if own_id else None
-    )
-    if text and text not in turn.texts:
-        turn.texts.append(text)
-    for thought in as_list(message.get("thoughts")):
-        words = as_dict(thought)
-        turn.thinking.append(f"{words.get('subject', '')}\n{words.get('description', '')}".strip())
-    for call in map(as_dict, as_list(message.get("toolCalls"))):
-        call_id = talk.call(
-            turn,
-            text_or_none(call.get("id")),
-            text_or_none(call.get("name")) or "",
-            arguments_text(call.get("args")),
-        )
-        result, is_error = _result(call)
-        if result is not None:
-            talk.result(call_id, result, is_error=is_error)
-    tokens = as_dict(message.get("tokens"))
-    n_cached = tokens.get("cached")
-    talk.usage(usage_of(tokens.get("input"), tokens.get("output"), n_cached=n_cached))
-    talk.close()
-    return None
 
 
 def _result(call: dict[str, Any]) -> tuple[str | None, bool]:

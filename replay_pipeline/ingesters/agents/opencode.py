@@ -8,7 +8,6 @@ from replay_pipeline.ingesters.agents.base import Conversation
 from replay_pipeline.ingesters.agents.opencode_database import with_clearings
 from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, Result, SessionLog, Turn
 from replay_pipeline.ingesters.json_lines import (
-    arguments_text,
     as_count,
     as_dict,
     as_list,
@@ -65,7 +64,8 @@ class OpenCode:
             rows = ((0, row) for row in with_clearings(list(map(as_dict, messages))))
         session = _OpenCodeSession(path, info)
         for offset, row in rows:
-            what = session.take(offset, row)
+            session.talk.offset = offset
+            what = session.take(row)
             if is_grown or row.keys() != _OF_CLEARING:
                 counts.count(what)
         yield session.log()
@@ -84,47 +84,41 @@ class _OpenCodeSession:
         """Where the turns of a message begin, by its id."""
         self._compactions: dict[str, tuple[int, str | None]] = {}
         """Where the message that asks for a summary stands, and the first message that is kept beside it."""
-        self._unanswered: list[str] = []
+        self._unanswered: list[tuple[Turn, str]] = []
 
-    def take(self, offset: int, row: dict[str, Any]) -> str | None:
+    def take(self, row: dict[str, Any]) -> str | None:
         """Take in one row; returns why it makes no turn."""
         info = as_dict(row.get("info"))
         if "title" in row and not info:
             self._title = text_or_none(row.get("title")) or self._title
             return "bookkeeping"
         if "cleared" in row and not info:
-            self.talk.clear(
-                list(filter(None, map(text_or_none, as_list(row["cleared"])))), offset=offset
-            )
+            self.talk.clear([each for each in as_list(row["cleared"]) if text_or_none(each)])
             return None
         parts = list(map(as_dict, as_list(row.get("parts"))))
-        timestamp = moment_of(as_dict(info.get("time")).get("created"))
+        self.talk.timestamp = moment_of(as_dict(info.get("time")).get("created"))
         message_id = text_or_none(info.get("id")) or ""
         if info.get("role") not in ("user", "assistant"):
             return "empty"
-        for call_id in self._unanswered:
-            self.talk.result(call_id, _INTERRUPTED, is_error=True)
+        for turn, call_id in self._unanswered:
+            turn.results[call_id] = Result(_INTERRUPTED, is_error=True)
         self._unanswered.clear()
         self._first_turn[message_id] = len(self.talk.turns)
         if info["role"] == "user":
-            return self._user(message_id, parts, offset, timestamp)
-        return self._assistant(info, parts, offset, timestamp)
+            return self._user(message_id, parts)
+        return self._assistant(info, parts)
 
-    def _user(
-        self, message_id: str, parts: list[dict[str, Any]], offset: int, timestamp: str | None
-    ) -> str | None:
+    def _user(self, message_id: str, parts: list[dict[str, Any]]) -> str | None:
         asked = next((part for part in parts if part.get("type") == "compaction"), None)
         if asked is not None:
             place = len(self.talk.turns)
             self._compactions[message_id] = place, text_or_none(asked.get("tail_start_id"))
         text = "\n\n".join(filter(None, map(_said, parts)))
         if text:
-            self.talk.user(text, offset=offset, timestamp=timestamp)
+            self.talk.user(text)
         return None if text else "empty"
 
-    def _assistant(
-        self, info: dict[str, Any], parts: list[dict[str, Any]], offset: int, timestamp: str | None
-    ) -> str | None:
+    def _assistant(self, info: dict[str, Any], parts: list[dict[str, Any]]) -> str | None:
         talk, error = self.talk, as_dict(info.get("error"))
         asked = self._compactions.get(text_or_none(info.get("parentID")) or "")
         if info.get("summary") is True and asked is not None and not error:
@@ -133,14 +127,15 @@ class _OpenCodeSession:
                 return "empty"
             place, tail = asked
             kept = talk.turns[self._first_turn.get(tail or "", place) : place]
-            talk.begin_again(kept)
-            talk.user(_BEFORE_SUMMARY, offset=offset, timestamp=timestamp, kind="summary")
-            talk.copied(summary, offset=offset, timestamp=timestamp)
+            talk.cleared()
+            talk.keep(kept)
+            talk.user(_BEFORE_SUMMARY, kind="summary")
+            talk.copied(summary)
             return None
         talk.model = text_or_none(info.get("modelID")) or talk.model
         talk.cwd = text_or_none(as_dict(info.get("path")).get("cwd")) or talk.cwd
         n_turns = len(talk.turns)
-        turn = self._steps(text_or_none(info.get("id")) or "", parts, offset, timestamp)
+        turn = self._steps(text_or_none(info.get("id")) or "", parts)
         if turn is not None and turn.usage is None:
             turn.usage = _usage(as_dict(info.get("tokens")))
         talk.close()
@@ -151,9 +146,7 @@ class _OpenCodeSession:
                 each.flags |= {flag}
         return None if turn is not None else "empty"
 
-    def _steps(
-        self, message_id: str, parts: list[dict[str, Any]], offset: int, timestamp: str | None
-    ) -> Turn | None:
+    def _steps(self, message_id: str, parts: list[dict[str, Any]]) -> Turn | None:
         n_steps = 0
         turn: Turn | None = None
         for part in parts:
@@ -169,7 +162,7 @@ class _OpenCodeSession:
                 if turn is not None and turn.usage is None:
                     turn.usage = _usage(as_dict(part.get("tokens")))
                 continue
-            turn = self.talk.assistant(offset=offset, timestamp=timestamp, message_id=own_id)
+            turn = self.talk.assistant(own_id)
             self._part(turn, part)
         return turn
 
@@ -179,14 +172,12 @@ class _OpenCodeSession:
             state = as_dict(part.get("state"))
             name = text_or_none(part.get("tool")) or ""
             call_id = self.talk.call(
-                turn, text_or_none(part.get("callID")), name, arguments_text(state.get("input"))
+                turn, text_or_none(part.get("callID")), name, state.get("input")
             )
             if (result := _result(state)) is not None:
-                self.talk.answer(call_id, result)
-                # A step may call again after its first call has run.
-                self.talk.reopen(turn)
+                turn.results[call_id] = result
             else:
-                self._unanswered.append(call_id)
+                self._unanswered.append((turn, call_id))
         elif text is not None:
             (turn.thinking if part.get("type") == "reasoning" else turn.texts).append(text)
 

@@ -4,17 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.base import (
-    ReadCounts,
-    RecordedCall,
-    RecordedUsage,
-    Result,
-    SessionLog,
-    Turn,
-    path_to,
-)
+from replay_pipeline.ingesters.agents.base import Conversation, Place
+from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, Result, SessionLog, path_to
 from replay_pipeline.ingesters.json_lines import (
-    arguments_text,
     as_count,
     as_dict,
     as_list,
@@ -49,153 +41,92 @@ class Pi:
         """Yield the conversation of a session, with all its branches."""
         session = _PiSession(path.stem)
         for offset, entry in read_objects(path, counts, end):
-            counts.count(session.take(offset, entry))
-        for index, turn in enumerate(session.turns):
-            turn.index = index
-        yield SessionLog(session.session_id, self.name, session.turns)
+            session.talk.offset = offset
+            counts.count(session.take(entry))
+        yield session.talk.log()
 
 
 class _PiSession:
     def __init__(self, session_id: str) -> None:
-        self.session_id = session_id
-        self.turns: list[Turn] = []
-        self._cwd: str | None = None
-        self._segment = 0
-        self._by_entry: dict[str, Turn | None] = {}
-        self._entries: list[str] = []
-        """Ids in the order of the file, which older versions count by."""
-        self._by_call: dict[str, Turn] = {}
-        self._tip: Turn | None = None
+        self.talk = Conversation(session_id, Pi.name)
+        self._places: dict[str, Place] = {}
+        """Where the conversation stands behind each entry, in the order of the file."""
 
-    def take(self, offset: int, entry: dict[str, Any]) -> str | None:
+    def take(self, entry: dict[str, Any]) -> str | None:
         """Take one entry in; gives the reason if it makes no turn."""
-        kind = text_or_none(entry.get("type"))
+        kind, talk = text_or_none(entry.get("type")), self.talk
         if kind == "session":
-            self.session_id = text_or_none(entry.get("id")) or self.session_id
-            self._cwd = text_or_none(entry.get("cwd"))
-            self._entries.append("")
+            talk.session_id = text_or_none(entry.get("id")) or talk.session_id
+            talk.cwd = text_or_none(entry.get("cwd"))
+            self._places[""] = talk.place
             return None
-        name = text_or_none(entry.get("id")) or f"{len(self._entries)}"
-        self._entries.append(name)
-        parent = self._tip
+        name = text_or_none(entry.get("id")) or f"{len(self._places)}"
         if "parentId" in entry:
-            parent = self._by_entry.get(str(entry["parentId"]))
-        self._by_entry[name] = self._tip = parent
-        message = as_dict(entry.get("message"))
+            talk.at(self._places.get(str(entry["parentId"])))
+        talk.timestamp = text_or_none(entry.get("timestamp"))
+        skipped = self._entry(kind, entry, name)
+        self._places[name] = talk.place
+        return skipped
+
+    def _entry(self, kind: str | None, entry: dict[str, Any], name: str) -> str | None:
+        talk, message = self.talk, as_dict(entry.get("message"))
         role = text_or_none(message.get("role"))
         if kind == "compaction":
-            turn = self._compacted(entry, name, offset, parent)
+            self._compacted(entry)
         elif kind == "branch_summary" and text_or_none(entry.get("summary")):
-            text = _SUMMARIES[kind].format(entry["summary"])
-            turn = self._turn("user", entry, name, offset, parent, text)
+            talk.user(_SUMMARIES[kind].format(entry["summary"]))
         elif kind == "custom_message":
-            text = text_in(entry.get("content"))
-            turn = self._turn("meta", entry, name, offset, parent, text)
+            talk.user(text_in(entry.get("content")), kind="meta")
         elif kind != "message":
             return "bookkeeping"
         elif role == "assistant":
             if message.get("stopReason") == "error" and not message.get("content"):
                 return "synthetic"
-            turn = self._assistant(entry, message, name, offset, parent)
+            self._assistant(message, name)
         elif role == "toolResult":
-            return self._result(message, name)
-        elif role == "bashExecution" and message.get("excludeFromContext"):
-            return "transcript_only"
+            result = Result(text_in(message.get("content")), bool(message.get("isError")))
+            is_known = talk.answer(text_or_none(message.get("toolCallId")), result)
+            return None if is_known else "orphan_result"
+        elif role == "bashExecution":
+            if message.get("excludeFromContext"):
+                return "transcript_only"
+            talk.user(_shell_text(message), kind="command")
         else:
-            text = (
-                _shell_text(message) if role == "bashExecution" else text_in(message.get("content"))
-            )
-            user = "user" if role == "user" else "command" if role == "bashExecution" else "meta"
-            turn = self._turn(user, entry, name, offset, parent, text)
-        self._by_entry[name] = self._tip = turn
+            talk.user(text_in(message.get("content")), kind="user" if role == "user" else "meta")
         return None
 
-    def _turn(
-        self,
-        kind: str,
-        entry: dict[str, Any],
-        name: str,
-        offset: int,
-        parent: Turn | None,
-        text: str = "",
-    ) -> Turn:
-        turn = Turn(
-            parent=parent,
-            kind=kind,
-            offset=offset,
-            uuid=f"{self.session_id}-{name}",
-            segment=parent.segment if parent is not None else self._segment,
-            timestamp=text_or_none(entry.get("timestamp")),
-            cwd=self._cwd,
-            texts=[text] if text else [],
-        )
-        self.turns.append(turn)
-        return turn
-
-    def _assistant(
-        self,
-        entry: dict[str, Any],
-        message: dict[str, Any],
-        name: str,
-        offset: int,
-        parent: Turn | None,
-    ) -> Turn:
-        turn = self._turn("assistant", entry, name, offset, parent)
-        turn.message_id = f"{Pi.name}:{turn.uuid}"
-        turn.model = text_or_none(message.get("model"))
-        usage = as_dict(message.get("usage"))
-        if usage:
-            turn.usage = RecordedUsage(
-                as_count(usage.get("input")),
-                as_count(usage.get("cacheWrite")),
-                as_count(usage.get("cacheRead")),
-                as_count(usage.get("output")),
-            )
+    def _assistant(self, message: dict[str, Any], name: str) -> None:
+        talk = self.talk
+        talk.close()
+        talk.model = text_or_none(message.get("model"))
+        turn = talk.assistant(f"{Pi.name}:{talk.session_id}-{name}")
+        if usage := as_dict(message.get("usage")):
+            parts = ("input", "cacheWrite", "cacheRead", "output")
+            turn.usage = RecordedUsage(*(as_count(usage.get(part)) for part in parts))
         if message.get("stopReason") == "aborted":
             turn.flags |= {"interrupted"}
         for block in map(as_dict, as_list(message.get("content"))):
             if block.get("type") == "toolCall":
-                call_id = text_or_none(block.get("id")) or f"{turn.uuid}-{len(turn.calls)}"
-                arguments = arguments_text(block.get("arguments"))
-                turn.calls.append(
-                    RecordedCall(call_id, text_or_none(block.get("name")) or "", arguments)
-                )
-                self._by_call[call_id] = turn
+                called = text_or_none(block.get("name")) or ""
+                talk.call(turn, text_or_none(block.get("id")), called, block.get("arguments"))
             elif thinking := text_or_none(block.get("thinking")):
                 turn.thinking.append(thinking)
             elif text := text_in(block):
                 turn.texts.append(text)
-        return turn
 
-    def _result(self, message: dict[str, Any], name: str) -> str | None:
-        call_id = str(message.get("toolCallId"))
-        turn = self._by_call.get(call_id)
-        if turn is None:
-            return "orphan_result"
-        text = text_in(message.get("content"))
-        turn.results.setdefault(call_id, Result(text, bool(message.get("isError"))))
-        self._by_entry[name] = self._tip = turn
-        return None
-
-    def _compacted(
-        self, entry: dict[str, Any], name: str, offset: int, parent: Turn | None
-    ) -> Turn:
+    def _compacted(self, entry: dict[str, Any]) -> None:
         """Start again from the summary, and from what was kept word for word."""
+        talk, names = self.talk, list(self._places)
         first = text_or_none(entry.get("firstKeptEntryId"))
         index = entry.get("firstKeptEntryIndex")
-        if first is None and isinstance(index, int) and 0 <= index < len(self._entries):
-            first = self._entries[index]
+        if first is None and isinstance(index, int) and 0 <= index < len(names):
+            first = names[index]
         # What was kept may begin with an entry that makes no turn: its successor then.
-        known = self._entries.index(first) if first in self._entries else len(self._entries)
-        kept_from = {self._by_entry.get(each) for each in self._entries[known:]} - {None}
-        kept = [turn for turn in reversed(list(path_to(parent))) if turn in kept_from]
-        self._segment += 1
-        text = _SUMMARIES["compaction"].format(entry.get("summary") or "")
-        turn = self._turn("summary", entry, name, offset, None, text)
-        for old in kept:
-            turn = old.copy_below(turn, self._segment)
-            self.turns.append(turn)
-        return turn
+        known = names.index(first) if first in self._places else len(names)
+        kept_from = {self._places[each][0] for each in names[known:]}
+        kept = [turn for turn in reversed(list(path_to(talk.place[0]))) if turn in kept_from]
+        talk.compacted(_SUMMARIES["compaction"].format(entry.get("summary") or ""))
+        talk.keep(kept)
 
 
 def _shell_text(message: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ from typing import Any
 from replay_pipeline.ingesters.agents.base import Conversation, LinearReader, usage_of
 from replay_pipeline.ingesters.base import Result
 from replay_pipeline.ingesters.json_lines import (
-    arguments_text,
     as_dict,
     as_list,
     text_in,
@@ -37,45 +36,40 @@ class QwenCode(LinearReader):
         message = as_dict(row.get("message"))
         return isinstance(message.get("parts"), list) and "content" not in message
 
-    def take(self, talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
+    def take(self, talk: Conversation, row: dict[str, Any]) -> str | None:
         """Take one row in; returns the reason if it makes no turn."""
         talk.session_id = text_or_none(row.get("sessionId")) or talk.session_id
         talk.cwd = text_or_none(row.get("cwd")) or talk.cwd
         talk.version = text_or_none(row.get("version")) or talk.version
-        return _take(talk, row, offset)
-
-
-def _take(talk: Conversation, row: dict[str, Any], offset: int) -> str | None:
-    kind, timestamp = text_or_none(row.get("type")) or "", text_or_none(row.get("timestamp"))
-    parts = [as_dict(part) for part in as_list(as_dict(row.get("message")).get("parts"))]
-    if kind == "system":
-        subtype = text_or_none(row.get("subtype")) or ""
-        is_known = subtype in _NEVER_SHOWN
-        return "bookkeeping" if is_known else f"unknown_system_{subtype[:40]}_of_{talk.version}"
-    if kind == "user":
-        if not (text := text_in([part for part in parts if not part.get("thought")])):
-            return "empty"
-        talk.user(text, offset=offset, timestamp=timestamp)
+        talk.timestamp = text_or_none(row.get("timestamp"))
+        kind = text_or_none(row.get("type")) or ""
+        parts = [as_dict(part) for part in as_list(as_dict(row.get("message")).get("parts"))]
+        if kind == "system":
+            subtype = text_or_none(row.get("subtype")) or ""
+            is_known = subtype in _NEVER_SHOWN
+            return "bookkeeping" if is_known else f"unknown_system_{subtype[:40]}_of_{talk.version}"
+        if kind == "user":
+            if text := text_in([part for part in parts if not part.get("thought")]):
+                talk.user(text)
+            return None if text else "empty"
+        if kind == "tool_result":
+            return None if _answer(talk, parts) else "orphan_result"
+        if kind != "assistant":
+            return f"unknown_row_{kind[:40]}_of_{talk.version}"
+        talk.model = text_or_none(row.get("model")) or talk.model
+        talk.close()
+        turn = talk.assistant(f"qwen:{row.get('uuid')}")
+        for part in parts:
+            if call := as_dict(part.get("functionCall")):
+                name = text_or_none(call.get("name")) or ""
+                talk.call(turn, text_or_none(call.get("id")), name, call.get("args"))
+            elif text := text_or_none(part.get("text")):
+                (turn.thinking if part.get("thought") else turn.texts).append(text)
+        told = as_dict(row.get("usageMetadata"))
+        n_prompt, n_output = told.get("promptTokenCount"), told.get("candidatesTokenCount")
+        talk.usage(usage_of(n_prompt, n_output, n_cached=told.get("cachedContentTokenCount")))
+        talk.close()
         return None
-    if kind == "tool_result":
-        return None if _answer(talk, parts) else "orphan_result"
-    if kind != "assistant":
-        return f"unknown_row_{kind[:40]}_of_{talk.version}"
-    talk.model = text_or_none(row.get("model")) or talk.model
-    talk.close()
-    turn = talk.assistant(offset=offset, timestamp=timestamp, message_id=f"qwen:{row.get('uuid')}")
-    for part in parts:
-        call = as_dict(part.get("functionCall"))
-        if call:
-            name, arguments = text_or_none(call.get("name")) or "", arguments_text(call.get("args"))
-            talk.call(turn, text_or_none(call.get("id")), name, arguments)
-        elif text := text_or_none(part.get("text")):
-            (turn.thinking if part.get("thought") else turn.texts).append(text)
-    told = as_dict(row.get("usageMetadata"))
-    n_prompt, n_output = told.get("promptTokenCount"), told.get("candidatesTokenCount")
-    talk.usage(usage_of(n_prompt, n_output, n_cached=told.get("cachedContentTokenCount")))
-    talk.close()
-    return None
 
 
 def _answer(talk: Conversation, parts: list[dict[str, Any]]) -> bool:
@@ -86,5 +80,5 @@ def _answer(talk: Conversation, parts: list[dict[str, Any]]) -> bool:
         is_error = "error" in told
         text = text_or_none(told.get("error" if is_error else "output"))
         result = Result(text if text is not None else text_in(told), is_error)
-        is_owned |= talk.answer(text_or_none(answer.get("id")) or "", result)
+        is_owned |= talk.answer(text_or_none(answer.get("id")), result)
     return is_owned

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.replay_pipeline.ingesters.test_other_agents import check_damaged, lines, read
+from tests.replay_pipeline.ingesters.test_other_agents import lines, read
 
 ROOMS = "get_rooms_and_availability"
 CALL_ID = "call_sZkwxqiOmCx4n1iIQw5KhoQ0"
@@ -75,8 +75,3 @@ def test_attempts_are_sessions_of_their_own_and_failed_requests_are_counted(tmp_
     assert len(states) == 6
     assert result.sessions.num_rows == 2
     assert result.report.skipped == {"bookkeeping": 2, "no_message": 1}
-
-
-def test_damage_to_a_rollout_is_no_exception(tmp_path: Path):
-    rows = [json.dumps(row).encode() + b"\n" for row in events()]
-    check_damaged(rows, tmp_path / "events.jsonl")

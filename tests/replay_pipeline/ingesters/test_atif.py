@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.replay_pipeline.ingesters.test_other_agents import check_damaged, lines, read
+from tests.replay_pipeline.ingesters.test_other_agents import lines, read
 
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
 
@@ -72,7 +72,3 @@ def test_steps_copied_for_context_are_seen_and_not_decided(tmp_path: Path):
     whole["steps"][2]["is_copied_context"] = True
     _, (state,) = read(lines(tmp_path / "t.jsonl", whole))
     assert [m["role"] for m in state["messages"]].count("tool") == 1
-
-
-def test_damage_is_no_exception(tmp_path: Path):
-    check_damaged([json.dumps(trajectory()).encode() + b"\n"] * 2, tmp_path / "x.jsonl")

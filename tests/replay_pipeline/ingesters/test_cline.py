@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.replay_pipeline.ingesters.test_other_agents import check_damaged, read
+from tests.replay_pipeline.ingesters.test_other_agents import read
 
 MODEL = {"modelId": "claude-sonnet-4-6", "providerId": "anthropic", "mode": "act"}
 TOKENS = {"tokens": {"prompt": 1000, "completion": 20, "cached": 900}, "cost": 0.01}
@@ -91,7 +91,7 @@ def session(**fields: Any) -> dict[str, Any]:
 def test_a_session_of_the_sdk_is_read_with_its_system_prompt(tmp_path: Path):
     path = tmp_path / "1773683224000_x1y2z.messages.json"
     path.write_text(json.dumps(session(), indent=2))
-    assert check(path)[1]["content"] == "You are Cline.\n\n<task>\nFix it\n</task>"
+    assert [m["content"] for m in check(path)[:2]] == ["You are Cline.", "<task>\nFix it\n</task>"]
 
 
 def test_a_teammate_of_a_session_is_told_from_it(tmp_path: Path):
@@ -117,11 +117,6 @@ def test_a_result_without_its_call_is_counted(tmp_path: Path):
     path = tmp_path / "a.messages.json"
     path.write_text(json.dumps(session(messages=[*task(MODEL, TOKENS), orphan])))
     assert read(path)[0].report.skipped == {"orphan_result": 1}
-
-
-def test_damage_to_a_task_is_no_exception(tmp_path: Path):
-    check_damaged([json.dumps(session()).encode()] * 3, tmp_path / "a.messages.json")
-    check_damaged([json.dumps(task(MODEL, TOKENS)).encode()] * 2, tmp_path / "b.json")
 
 
 def test_what_the_extension_keeps_beside_a_task_is_no_session(tmp_path: Path):

@@ -1,12 +1,11 @@
 """Sessions of Pi, of all versions of its format, read to states."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.replay_pipeline.ingesters.test_other_agents import check_damaged, lines, read
+from tests.replay_pipeline.ingesters.test_other_agents import lines, read
 
 HEADER = {"type": "session", "id": "s1", "timestamp": "2026-03-01T10:00:00.000Z", "cwd": "/srv/app"}
 USAGE = {"input": 10, "output": 20, "cacheRead": 900, "cacheWrite": 90, "totalTokens": 1020}
@@ -123,9 +122,3 @@ def test_what_the_model_of_a_pi_session_was_not_shown_is_left_out(tmp_path: Path
     assert "PRIVATE" not in str(state["messages"])
     assert state["outcome"] == "interrupted"
     assert result.report.skipped == {"transcript_only": 1, "synthetic": 1}
-
-
-def test_damage_is_no_exception(tmp_path: Path):
-    check_damaged(
-        [json.dumps(row).encode() + b"\n" for row in session(Entries()).rows], tmp_path / "x.jsonl"
-    )

@@ -1,51 +1,18 @@
 """Secrets in the forms that text of coding sessions has: the kinds are those of public scanners."""
 
-import json
 from collections.abc import Callable
 from random import Random
-from string import ascii_letters, ascii_lowercase, digits
+from string import ascii_letters, digits
 
 import pytest
 
 from replay_pipeline.redaction.redactor import Redactor, find_secrets
-
-CARRIERS: dict[str, Callable[[str, str], str]] = {
-    "shell": lambda name, value: f"export {name.upper()}={value}\n",
-    "dotenv": lambda name, value: f'{name.upper()}="{value}"\nPORT=8080\n',
-    "json": lambda name, value: json.dumps({"name": "shop", name: value}),
-    "json in json": lambda name, value: json.dumps({"body": json.dumps({name: value})}),
-    "yaml": lambda name, value: f"shop:\n  {name}: {value}\n  port: 1\n",
-    "table": lambda name, value: f"| name | value |\n|---|---|\n| {name} | {value} |\n",
-    "table of code": lambda name, value: f"| `{name.upper()}` | `{value}` | yes |\n",
-    "attribute": lambda name, value: f'<input type="hidden" name="{name}" value="{value}">',
-    "element": lambda name, value: f"<{name}>{value}</{name}>",
-    "cells": lambda name, value: f"<tr><td>{name}</td><td>{value}</td></tr>",
-    "header": lambda name, value: f"> X-{name.replace('_', '-').title()}: {value}\r\n> Accept: */*",
-    "upper header": lambda name, value: f"X-{name.replace('_', '-').upper()}: {value}",
-    "query": lambda name, value: f"GET https://shop.dev/v1?{name}={value}&page=2 200",
-    "argument": lambda name, value: f"client = Client({name}='{value}')",
-    "numbered line": lambda name, value: f"     7\u2192{name.upper()}={value}\n     8\u2192A=1",
-    "diff": lambda name, value: f"-{name}: old\n+{name}: {value}\n",
-}
-NAMES = ("api_key", "access_token", "client_secret", "signing_key", "aws_secret_access_key")
 
 
 def drawn(random: Random, letters: str, n: int) -> str:
     """A value as it is drawn at random, which is never without a digit."""
     value = "".join(random.choice(letters) for _ in range(n - 2))
     return value[: n // 2] + random.choice(digits) + value[n // 2 :] + random.choice(digits)
-
-
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_a_random_value_under_a_telling_name_is_found_in_every_form(carrier: str):
-    random = Random(carrier)
-    redactor = Redactor()
-    survived = 0
-    for i in range(200):
-        letters = random.choice([ascii_letters + digits, ascii_lowercase + digits])
-        value = drawn(random, letters, random.choice([24, 32, 40, 64]))
-        survived += value in redactor.text(CARRIERS[carrier](NAMES[i % len(NAMES)], value))
-    assert survived <= 2
 
 
 def token(random: Random, n: int) -> str:
