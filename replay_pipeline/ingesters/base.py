@@ -199,6 +199,18 @@ class SessionLog:
     """What the log itself calls it."""
     sent: list[Turn] = field(default_factory=list)
     """What was sent, by the log: a tree of messages, and shapes."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Answers of models that the file has and that are no decisions here, by reason."""
+
+    def __post_init__(self) -> None:
+        # An id of a message is a hint: where several have one, their order tells them apart.
+        named = Counter[str]()
+        for turn in self.turns:
+            if turn.is_state:
+                name = turn.message_id or turn.uuid
+                named[name] += 1
+                if named[name] > 1:
+                    turn.message_id = f"{name}#{named[name]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from replay_pipeline.ingesters import attachments, rows
 from replay_pipeline.ingesters.base import (
@@ -22,6 +22,7 @@ from replay_pipeline.ingesters.base import (
     Result,
     SessionLog,
     Turn,
+    path_to,
 )
 from replay_pipeline.ingesters.json_lines import LONG_BYTES, lines_in
 from replay_pipeline.ingesters.rows import Block, Row
@@ -73,7 +74,9 @@ class _Tree:
         self._texts: dict[str | None, str | None] = {}
         self.by_row: dict[str, Turn | None] = {}
         self.by_message: dict[str, Turn] = {}
-        self.by_call: dict[str, Turn] = {}
+        self.by_call: dict[str, list[tuple[Turn, RecordedCall]]] = {}
+        """Calls by the id that the log has for them, which may be that of several."""
+        self.signs: dict[Turn, _Signs] = {}
         self.tips: dict[bool, Turn | None] = {False: None, True: None}
         self.replaced: dict[str, str] = {}
         """What the model was shown instead of a result, by the id of its call."""
@@ -258,9 +261,12 @@ class _Tree:
             self.counts.skipped["synthetic"] += 1
             return
         # One API message is a row per block, and results may stand between them: rows with one id
-        # are one decision, wherever they name their parent.
+        # are one decision, wherever they name their parent, if nothing else tells them apart.
         key = message.id or row.uuid or ""
-        turn = self.by_message.get(key)
+        turn, signs = self.by_message.get(key), _Signs.of(row)
+        if turn is not None and self._is_other(turn, signs, row, parent):
+            turn = None
+            self.counts.notes["repeated_message_id"] += 1
         if turn is None:
             if self.queue.taken and not row.is_sidechain and message.model != _NO_MODEL:
                 parent = self._say_queued(row, parent)
@@ -273,6 +279,7 @@ class _Tree:
             if self.snapshots:
                 self.n_snapshots[turn] = len(self.snapshots)
         self.by_row[row.uuid or ""] = turn
+        self.signs[turn] = signs
         self.tips[bool(row.is_sidechain)] = turn
         self.counts.rows_used += 1
         turn.stop_reason = message.stop_reason or turn.stop_reason
@@ -294,18 +301,58 @@ class _Tree:
             for block in message.content or ():
                 self._assistant_block(turn, block)
 
+    def _is_other(self, turn: Turn, signs: "_Signs", row: Row, parent: Turn | None) -> bool:
+        """Return whether a row belongs to another message than the one that has its id.
+
+        An id is a hint: some servers give every message the same one. Rows of one message have the
+        same request and the same prompt tokens, and their blocks are numbered in order.
+        """
+        if (told := self.signs[turn].tell_apart(signs)) is not None:
+            return told
+        above = parent
+        while above is not None and above is not turn and above.offset > turn.offset:
+            if above.kind in ("user", "assistant"):
+                return True
+            above = above.parent
+        content = row.message.content if row.message is not None else None
+        named = [block for block in content or () if isinstance(block, Block) and block.id]
+        return any(
+            owner is turn and call.id in turn.results
+            for block in named
+            for owner, call in self.by_call.get(block.id or "", ())
+        )
+
+    def _call(self, turn: Turn, block: Block) -> None:
+        named = block.id or f"{turn.uuid}-{len(turn.calls)}"
+        same = self.by_call.setdefault(named, [])
+        arguments, name = rows.json_text(block.input) or "{}", block.name or ""
+        if any(t is turn and (c.name, c.arguments) == (name, arguments) for t, c in same):
+            self.counts.notes["repeated_call"] += 1  # streamed and then logged whole
+            return
+        call = RecordedCall(f"{named}~{len(same)}" if same else named, name, arguments)
+        turn.calls.append(call)
+        same.append((turn, call))
+        if self.is_long:
+            call.pack()
+
+    def _asked(self, named: str, parent: Turn | None) -> tuple[Turn, str] | None:
+        """Return the call that a result answers: of several with its id the nearest above that waits."""
+        found = self.by_call.get(named)
+        if not found:
+            return None
+        if len(found) > 1:
+            waiting = [(turn, call) for turn, call in found if call.id not in turn.results]
+            above = set(path_to(parent))
+            near = [each for each in waiting if each[0] in above]
+            last = (near or waiting or found)[-1][0]
+            found = [each for each in near or waiting or found if each[0] is last]
+        turn, call = found[0]
+        return turn, call.id
+
     def _assistant_block(self, turn: Turn, block: Block) -> None:
         kind = block.type
         if kind == "tool_use":
-            call_id = block.id or f"{turn.uuid}-{len(turn.calls)}"
-            if call_id in self.by_call:  # a block that was streamed and then logged whole
-                self.counts.notes["repeated_call"] += 1
-                return
-            arguments = rows.json_text(block.input) or "{}"
-            turn.calls.append(RecordedCall(call_id, block.name or "", arguments))
-            if self.is_long:
-                turn.calls[-1].pack()
-            self.by_call[call_id] = turn
+            self._call(turn, block)
         elif kind == "text":
             if block.text:
                 turn.texts.append(block.text)
@@ -335,7 +382,7 @@ class _Tree:
             self.counts.rows_used += 1
             self.by_row[uuid] = self._user_turn(offset, row, parent, [content])
             return
-        owner, texts, n_orphans = self._results(row, content or [])
+        owner, texts, n_orphans = self._results(row, content or [], parent)
         if owner is not None:
             # The id of the call is the truth; the row's own parent is often the last block of the
             # message, or with parallel calls the result before it.
@@ -352,19 +399,21 @@ class _Tree:
         if texts:
             self.by_row[uuid] = self._user_turn(offset, row, parent, texts)
 
-    def _results(self, row: Row, blocks: list[Block]) -> tuple[Turn | None, list[str], int]:
+    def _results(
+        self, row: Row, blocks: list[Block], parent: Turn | None
+    ) -> tuple[Turn | None, list[str], int]:
         owner: Turn | None = None
         texts: list[str] = []
         n_orphans = 0
         for block in blocks:
             if block.type == "tool_result":
-                turn = self.by_call.get(block.tool_use_id or "")
-                if turn is None:
+                asked = self._asked(block.tool_use_id or "", parent)
+                if asked is None:
                     n_orphans += 1
                     continue
+                turn, call_id = asked
                 owner = turn
                 # A call that is answered twice (a resumed session) went on from the first answer.
-                call_id = block.tool_use_id or ""
                 if call_id not in turn.results:
                     turn.results[call_id] = Result(
                         self.replaced.get(call_id) or rows.result_text(block.content),
@@ -514,9 +563,9 @@ class _Tree:
         for replaced in rows.replaced_results(row.replacements):
             call_id, text = replaced
             self.replaced[call_id] = text
-            turn = self.by_call.get(call_id)
-            if turn is not None and call_id in turn.results:
-                turn.results[call_id].text = text
+            for turn, call in self.by_call.get(call_id, ()):
+                if call.id == call_id and call_id in turn.results:
+                    turn.results[call_id].text = text
 
     def _progress(self, offset: int, row: Row) -> None:
         self.counts.rows_used += 1
@@ -534,6 +583,36 @@ class _Tree:
         tip = tree.tips[False]
         if inner.message is not None and inner.uuid not in tree.by_row:
             tree._place(offset, inner, tip)
+
+
+class _Signs(NamedTuple):
+    """What tells whether two rows with one `message.id` are of one message, beside that id."""
+
+    request: str | None
+    n_prompt: int | None
+    block: int | None
+
+    @classmethod
+    def of(cls, row: Row) -> "_Signs":
+        """Return the signs of a row; `None` where it does not say."""
+        usage = row.message.usage if row.message is not None else None
+        told = (
+            (usage.input_tokens, usage.cache_creation_input_tokens, usage.cache_read_input_tokens)
+            if usage
+            else ()
+        )
+        n_prompt = sum(filter(None, told)) or None
+        return cls(row.request_ref or row.request_id, n_prompt, row.api_block_index)
+
+    def tell_apart(self, other: "_Signs") -> bool | None:
+        """Return whether a later row with these signs belongs to another message, if they say so."""
+        if self.request and other.request:
+            return self.request != other.request
+        if self.block is not None and other.block is not None:
+            return other.block <= self.block
+        return (
+            True if self.n_prompt and other.n_prompt and self.n_prompt != other.n_prompt else None
+        )
 
 
 class _Queue:
@@ -733,7 +812,7 @@ def _logs(tree: _Tree, session_id: str, sent: SentRequests | None) -> Iterator[S
         by_agent.setdefault(agent_id, []).extend(inner.turns)
     title, names = tree.title(), frozenset(tree.by_row)
     # Of a long file these are megabytes, and it is all in memory until its rows are made.
-    for found in (tree.by_row, tree.by_call, tree.by_message):
+    for found in (tree.by_row, tree.by_call, tree.by_message, tree.signs):
         found.clear()
     for agent_id, turns in by_agent.items():
         for index, turn in enumerate(turns):

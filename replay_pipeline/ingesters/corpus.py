@@ -36,11 +36,14 @@ from replay_pipeline.ingesters.log_rows import (
     Cleaner,
     LogRows,
     accounts_in,
+    content_of,
     counts_of,
     hints_of,
+    is_same_content,
     pieces_of,
     redactable_texts,
     sha_of,
+    state_id_of,
     state_ids_of,
 )
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
@@ -188,6 +191,7 @@ def ingest(
     redact: bool = True,
     hash_project: bool = True,
     known_state_ids: Collection[str] = frozenset(),
+    known_content: Callable[[str], str | None] = lambda _: None,
     superseded_state_ids: Collection[str] = frozenset(),
     tool_overrides: Mapping[str, Tool] | None = None,
     ingesters: Sequence[Ingester] = (),
@@ -198,7 +202,8 @@ def ingest(
 
     `paths` are files, folders, or slices of files. Your own `ingesters` are tried before those
     that are found by entry point. A decision that occurs in several files or in `known_state_ids` is
-    taken once, by its message id. If a file has grown since it was last read, its changed decisions are taken
+    taken once, by its message id and its content: `known_content` gives `content_sha` of a known
+    decision. If a file has grown since it was last read, its changed decisions are taken
     again. Decisions in `superseded_state_ids` are left out, because a later read has them. Equal
     input gives equal tables.
 
@@ -212,6 +217,7 @@ def ingest(
         redactor=Redactor(salt=salt) if redact else None,
         hash_project=hash_project,
         known=known_state_ids,
+        known_content=known_content,
         superseded=superseded_state_ids,
         ingesters=(*ingesters, *readers()),
     )
@@ -402,15 +408,18 @@ class _Corpus:
         redactor: Redactor | None,
         hash_project: bool,
         known: Container[str],
+        known_content: Callable[[str], str | None],
         superseded: Container[str],
         ingesters: Sequence[Ingester],
     ) -> None:
         self.redactor = redactor
         self.hash_project = hash_project
         self.known = known
+        self.known_content = known_content
         self.superseded = superseded
         self.ingesters = ingesters
-        self.taken: set[str] = set()
+        self.taken: dict[str, str] = {}
+        """Content of the decisions so far, by their id."""
         self.session_ids: set[str] = set()
         self.users: set[str] = set()
         self.sessions = Columns("sessions")
@@ -560,18 +569,26 @@ class _Corpus:
         """
         states = [turn for turn in log.turns if turn.is_state]
         now = digests_of(log, labels) if before else {}
-        fresh, copied = [], []
+        fresh, copied, apart, is_copy = [], [], "", False
         for state_id, turn in zip(state_ids_of(states), states, strict=True):
-            if state_id in before and before[state_id] == now[state_id]:
+            content, digest = content_of(turn), before.get(state_id)
+            if digest is not None and digest == now[state_id]:
                 continue
-            is_again = state_id in before or bool(source.revision)
+            is_again, is_renamed = digest is not None or bool(source.revision), False
+            earlier = self.taken.get(state_id) or self.known_content(state_id)
+            if earlier and not source.revision and not is_same_content(earlier, content):
+                # Its id is that of something else: what it says tells it apart.
+                apart, is_renamed = apart or content, True
+                turn.message_id = f"{turn.message_id or turn.uuid}~{content}"
+                state_id = state_id_of(turn)
             is_known = state_id in self.known and not is_again
             if is_known:
                 copied.append(state_id)
             if is_known or state_id in self.taken or state_id in self.superseded:
                 self.report.n_duplicate_states += 1
+                is_copy |= not is_renamed
                 continue
-            self.taken.add(state_id)
+            self.taken[state_id] = content
             if turn.request is not None:
                 self.report.requests["exact" if turn.sent is not None else "not_met"] += 1
             if turn.parent is None:
@@ -585,6 +602,8 @@ class _Corpus:
                 sums["cache_creation_1h_input_tokens"] += usage.n_cache_creation_1h or 0
                 sums["cache_read_input_tokens"] += usage.n_cache_read
                 sums["output_tokens"] += usage.n_output
+        if apart and not is_copy:
+            _set_apart(log, apart)
         self.conversations.add(log, copied)
         log.rows = frozenset()
         return fresh
@@ -652,6 +671,14 @@ class _Corpus:
             conversation_of=conversation_of,
             conversations=conversations,
         )
+
+
+def _set_apart(log: SessionLog, content: str) -> None:
+    """Give a session names of its own: what it has in common with another one are names alone."""
+    log.session_id += f"+{sha_of(content)[:6]}"
+    log.rows = log.origins = log.follows = frozenset()
+    for turn in log.turns:
+        turn.uuid += f"~{content}"
 
 
 def _needed(log: SessionLog, fresh: list[tuple[str, Turn]]) -> list[Turn]:

@@ -53,6 +53,23 @@ def state_id_of(turn: Turn) -> str:
     return state_ids_of([turn])[0]
 
 
+def content_of(turn: Turn) -> str:
+    """Return short hashes of a decision's first text, its first call, and its time.
+
+    They tell it from others with the same id, and stay the same while it is still written.
+    """
+    first = turn.texts[0] if turn.texts else ""
+    call = turn.calls[0].arguments if turn.calls else ""
+    parts = (first, call, turn.timestamp or "")
+    return ":".join(sha_of(p.encode("utf-8", "surrogatepass"))[:6] if p else "" for p in parts)
+
+
+def is_same_content(one: str, other: str) -> bool:
+    """Return whether two decisions with the same id are copies: nothing that both have differs."""
+    pairs = zip(one.split(":"), other.split(":"), strict=True)
+    return all(mine == its or not mine or not its for mine, its in pairs)
+
+
 def sha_of(value: str | bytes) -> str:
     """Return a short hash that names a path or a piece of a file."""
     data = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
@@ -248,6 +265,7 @@ class LogRows:
         n_context = [turn.usage.n_context if turn.usage else 0 for turn in states]
         return {
             "state_id": [self._state_ids[turn] for turn in states],
+            "content_sha": [content_of(turn) for turn in states],
             "session_id": [self._session_id] * len(states),
             "conversation": [None] * len(states),
             "turn_idx": [turn.index for turn in states],

@@ -81,6 +81,7 @@ def _read(
         redact=options.is_redacted,
         hash_project=options.is_project_hashed,
         known_state_ids=_Owned(owners, lambda owner: owner < batch),
+        known_content=owners.content_of,
         superseded_state_ids=_Owned(owners, lambda owner: owner > batch),
         salt=redaction_salt(),
         on_progress=project.tell_part(batch),
@@ -187,6 +188,7 @@ class _Owners:
     def __init__(self, work: "Project") -> None:
         self._work = work
         self._moved: dict[str, str] = {}
+        self._contents: dict[str, dict[str, str]] = {}
         versions = {
             r.batch: r.outputs.get("states") or r.at for r in work.receipts.all(stage="ingest")
         }
@@ -201,6 +203,17 @@ class _Owners:
     def get(self, state_id: str, default: str | None = None) -> str | None:
         """Return the batch that owns a state."""
         return self._moved.get(state_id) or self._work.index.batch_of(state_id) or default
+
+    def content_of(self, state_id: str) -> str | None:
+        """Return `content_sha` of a state, if there is one."""
+        owner = self.get(state_id)
+        if owner is None:
+            return None
+        if owner not in self._contents:
+            names = ["state_id", "content_sha"]
+            columns = self._work.root.read("states", owner, columns=names).columns
+            self._contents[owner] = dict(zip(*(c.to_pylist() for c in columns), strict=True))
+        return self._contents[owner].get(state_id)
 
     def update(self, owners: Mapping[str, str]) -> None:
         """Add states that were read since."""
@@ -366,7 +379,7 @@ def _checks() -> tuple[Check, ...]:
 INGEST = Stage(
     name="ingest",
     about="Every decision point of the batch: what the student saw, did, and what came of it.",
-    version=1,
+    version=2,
     work=read_sessions,
     writes=TABLES,
     settings=_decisive,
