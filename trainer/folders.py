@@ -16,7 +16,6 @@ try:
 except ModuleNotFoundError as error:
     raise TrainerConfigError("training needs Linux or macOS: on Windows, use WSL") from error
 
-__all__ = ["LOCK_FILE", "STATE_FILE", "sole_writer"]
 
 logger = logging.getLogger(__name__)
 

@@ -8,18 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = [
-    "Hint",
-    "HintContext",
-    "HintFunction",
-    "HintGenerator",
-    "JudgeHints",
-    "hint_for_row",
-    "layered",
-    "raw_error_hint",
-    "template_hint",
-]
-
 MAX_HINT_CHARS = 600
 """Longer error texts keep their beginning and end."""
 

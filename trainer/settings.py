@@ -18,17 +18,6 @@ from trainer.data.preflight import PreflightOptions
 from trainer.errors import TrainerConfigError
 from trainer.losses.channels import PREFERENCE_NUMBERS, ReplayOptions, SDPOOptions
 
-__all__ = [
-    "ENGINE_NAMES",
-    "RunConfig",
-    "SharedSettings",
-    "TinyOptions",
-    "overlaid",
-    "section_of",
-    "typed",
-    "without_engines",
-]
-
 logger = logging.getLogger(__name__)
 
 Section = TypeVar("Section")
@@ -461,6 +450,11 @@ def typed(section: type, values: Any, prefix: str) -> dict[str, Any]:
 
 
 def mapping_of(name: str, values: Any) -> Mapping[str, Any]:
+    """Return a section of settings, empty if it is None.
+
+    Raises:
+        TrainerConfigError: it is something else.
+    """
     if not isinstance(values, Mapping | None):
         raise TrainerConfigError(f"{name}: expected a section of settings, not {values!r}")
     return values or {}

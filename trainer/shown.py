@@ -12,8 +12,6 @@ from trainer.data.rendering import Renderer
 from trainer.engines.settings_file import read_settings
 from trainer.model.loading import load_tokenizer
 
-__all__ = ["inspected", "inspected_text"]
-
 
 def inspected(
     values: Mapping[str, Any], *, state_id: str | None = None, n_rows: int = 3

@@ -20,17 +20,6 @@ from trainer.data.rendering import Renderer
 from trainer.data.rewards import agreement, as_message
 from trainer.types import Message, PromptRow
 
-__all__ = [
-    "Agreement",
-    "consensus_rate",
-    "end_tokens",
-    "general_loss",
-    "general_texts",
-    "greedy_texts",
-    "verdict",
-    "wilson_interval",
-]
-
 Agreement = Callable[[Message, Message], str | None]
 
 SAME = frozenset({"exact", "effect"})

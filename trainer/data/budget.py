@@ -24,8 +24,6 @@ from typing import Any, NamedTuple, Protocol
 from trainer.data.template import LEFT_OUT, with_object_arguments
 from trainer.types import Message, Tool
 
-__all__ = ["Cut", "Fitted", "Fitting", "Measures", "needs_of", "sides_of", "span_of"]
-
 FILES = ("file_path", "path", "notebook_path", "filePath", "target_file")
 """Arguments that name a file."""
 REPLACED = ("old_string", "old_str", "oldString")

@@ -11,17 +11,6 @@ from trl.kernels import ChunkedLogProbFunction
 
 from trainer.errors import TrainerConfigError
 
-__all__ = [
-    "causal_lm_of",
-    "has_plain_head",
-    "head_divergence",
-    "head_logps",
-    "length_dependent_positions",
-    "lm_head_of",
-    "logit_rule",
-]
-
-
 WIDTH, WIDTH_ON_CUDA = 8192, 32768
 """Vocabulary entries whose logits exist at once, for up to 4,096 tokens."""
 

@@ -33,18 +33,6 @@ from trainer.model.tree_layout import (
     pack_pairs_within,
 )
 
-__all__ = [
-    "enable_tree_attention",
-    "logps_of_tree",
-    "packed_hidden",
-    "packed_logps",
-    "packed_pair_logps",
-    "states_of_sequences",
-    "tree_pair_logps",
-    "trees_of",
-    "with_lengths",
-]
-
 _PREFIX = "prefix_tree_"
 _BASES = {"sdpa", "eager", "flex_attention"}
 _FLASH = "flash"

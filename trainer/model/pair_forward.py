@@ -15,8 +15,6 @@ from trainer.model.causal_lm import causal_lm_of
 from trainer.model.packing import enable_tree_attention, packed_pair_logps
 from trainer.model.scoring import chunked_pair_logps
 
-__all__ = ["Autocast", "PairForward", "choose_pair_forward", "longest_of", "window_of"]
-
 logger = logging.getLogger(__name__)
 
 Autocast = Callable[[], AbstractContextManager[object]]

@@ -23,16 +23,6 @@ from trainer.model.causal_lm import (
     logit_rule,
 )
 
-__all__ = [
-    "chunked_distillation",
-    "chunked_pair_logps",
-    "chunked_response_logps",
-    "logps_of_states",
-    "project",
-    "response_states",
-    "summed_by_row",
-]
-
 CHUNK = 256
 """Number of tokens whose logits exist at the same time."""
 

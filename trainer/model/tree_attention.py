@@ -24,14 +24,6 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from trainer.model.tree_layout import Chain, PackedTree
 
-__all__ = [
-    "FlashTreeAttention",
-    "FlexAttention",
-    "TreeAttention",
-    "attention_for",
-    "tree_block_mask",
-]
-
 
 class TreeAttention(ABC):
     """Attention of all layers over one tree."""

@@ -26,16 +26,6 @@ from torch import Tensor
 
 from trainer.errors import ShapeError, TrainerConfigError
 
-__all__ = [
-    "Chain",
-    "PackedTree",
-    "TokenPair",
-    "TokenSequence",
-    "common_prefix",
-    "pack_pairs",
-    "pack_pairs_within",
-]
-
 TokenPair = tuple[Sequence[int], Sequence[int], Sequence[int]]
 """Token ids of the prompt, the chosen completion, and the rejected completion."""
 

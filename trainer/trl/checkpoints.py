@@ -16,8 +16,6 @@ from trainer.errors import TrainerConfigError, TrainingStoppedError
 from trainer.settings import RunConfig
 from trainer.trl.config import ComposerConfig
 
-__all__ = ["LAST", "RunStamp", "checkpoint_to_resume", "mark_finished", "stamp_of"]
-
 logger = logging.getLogger(__name__)
 
 LAST = "last"

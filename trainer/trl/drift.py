@@ -21,8 +21,6 @@ from trainer.errors import TrainerConfigError
 from trainer.trl.config import ComposerConfig
 from trainer.trl.teacher import Teacher
 
-__all__ = ["Drift", "make_drift"]
-
 
 class Drift:
     """The penalty for a model's distance from its first weights, in nats per token."""

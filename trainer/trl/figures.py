@@ -6,8 +6,6 @@ from collections.abc import Mapping, MutableMapping
 import torch
 from torch import Tensor
 
-__all__ = ["Figures"]
-
 CHANNELS = ("policy", "sdpo", "replay")
 
 

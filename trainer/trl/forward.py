@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ from trainer.model.packing import (
     states_of_sequences,
     with_lengths,
 )
-from trainer.model.scoring import project
+from trainer.model.scoring import project, response_states
 from trainer.model.tree_layout import PackedTree, TokenSequence, pack_pairs
 
 TeacherWeights = Callable[[nn.Module], AbstractContextManager[nn.Module]]
@@ -126,14 +125,6 @@ def policy_and_distillation(
     )
 
 
-def policy_alone(
-    model: nn.Module, ids_BT: Tensor, mask_BT: Tensor, n_last: int, *, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """Compute log-probs and entropies of the last `n_last` tokens, [B, n_last], with a fused head."""
-    hidden_BCH = hidden_states(model, ids_BT, mask_BT, n_last)
-    return policy_of_states(model, hidden_BCH, ids_BT[:, -n_last:], temperature=temperature)
-
-
 def policy_in_parts(
     model: nn.Module,
     ids_BT: Tensor,
@@ -143,10 +134,15 @@ def policy_in_parts(
     n_rows: int | None,
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the results of `policy_alone`, `n_rows` at a time."""
+    """Compute log-probs and entropies of the last `n_last` tokens, [B, n_last], `n_rows` at a time."""
     size = n_rows or len(ids_BT)
     parts = [
-        policy_alone(model, ids, mask, n_last, temperature=temperature)
+        policy_of_states(
+            model,
+            response_states(model, ids, mask)[:, -n_last - 1 : -1],
+            ids[:, -n_last:],
+            temperature=temperature,
+        )
         for ids, mask in zip(ids_BT.split(size), mask_BT.split(size), strict=True)
     ]
     logps_BC, entropy_BC = (torch.cat(one) for one in zip(*parts, strict=True))
@@ -156,7 +152,7 @@ def policy_in_parts(
 def policy_of_states(
     model: nn.Module, hidden_BCH: Tensor, ids_BC: Tensor, *, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute the results of `policy_alone` from the hidden states that predict the tokens."""
+    """Compute log-probs and entropies from the hidden states that predict the tokens, both [B, C]."""
     logps_N, entropy_N = head_logps(
         model, hidden_BCH.flatten(0, 1), ids_BC.flatten(), temperature=temperature
     )
@@ -240,17 +236,10 @@ def _states(
         ids_BT = torch.cat([prompt_ids, inputs.completion_ids], dim=1)[rows]
         mask_BT = torch.cat([prompt_mask, inputs.completion_mask], dim=1)[rows]
         ids_BT, mask_BT = (one.to(device, non_blocking=True) for one in (ids_BT, mask_BT))
-        return hidden_states(network, ids_BT, mask_BT, n)
+        return response_states(network, ids_BT, mask_BT)[:, -n - 1 : -1]
 
     student_BCH = hidden(model, inputs.prompt_ids, inputs.prompt_mask, slice(None))
     prompts, seen_rows = (inputs.teacher_prompt_ids, inputs.teacher_prompt_mask), inputs.seen_rows
     with torch.no_grad(), teacher_weights(model) as teacher:
         teacher_RCH = hidden(teacher, *prompts, seen_rows)
     return student_BCH, inputs.of_hints(teacher_RCH), teacher
-
-
-def hidden_states(model: Any, input_ids: Tensor, attention_mask: Tensor, n_last: int) -> Tensor:
-    """Compute the last hidden states that predict the last `n_last` tokens, [B, n_last, H]."""
-    causal = model.get_base_model() if hasattr(model, "peft_config") else model
-    output = causal.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
-    return output.last_hidden_state[:, -n_last - 1 : -1]

@@ -22,8 +22,6 @@ from trainer.trl.figures import Figures
 from trainer.trl.forward import HintedInputs
 from trainer.trl.teacher import Teacher
 
-__all__ = ["HOST", "ROLLOUT", "HintChannel", "on_host", "written_mask"]
-
 ROLLOUT = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
 """Names of the tensors of a batch of rollouts."""
 HOST = "host_"

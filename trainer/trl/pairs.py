@@ -3,20 +3,14 @@
 Dimensions in names: `B` pairs.
 """
 
-import hashlib
 import itertools
-import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
@@ -39,8 +33,6 @@ from trainer.model.scoring import chunked_pair_logps
 from trainer.model.tree_layout import PackedTree
 from trainer.trl.config import ComposerConfig
 from trainer.types import PairRow
-
-__all__ = ["PairChannel", "Passes", "at_epoch", "passes_of", "reference_logps"]
 
 Passes = list[tuple[slice, Callable[[], PairLogps]]]
 """The forward passes of a batch of pairs: the pairs of each pass, and the function that runs it."""
@@ -97,7 +89,7 @@ class PairChannel:
         """Summed log-probs of both sides under the untouched model, [pairs, 2]."""
         if self._has_replay and self._options.needs_reference:
             self.reference_logps = reference_logps(
-                model, self.pairs, collator, self._forward, accelerator, Path(str(args.output_dir))
+                model, self.pairs, collator, self._forward, accelerator
             )
 
     @property
@@ -256,30 +248,18 @@ def passes_of(model: nn.Module, trees: Sequence[PackedTree]) -> Passes:
     ]
 
 
-logger = logging.getLogger(__name__)
-
-FILE = "reference.safetensors"
-"""File next to a run's checkpoints."""
-
-
 def reference_logps(
     model: nn.Module,
     pairs: Sequence[Mapping[str, Any]],
     collator: ComposerDataCollator,
     forward: PairForward,
     accelerator: Accelerator,
-    folder: Path,
 ) -> Tensor:
     """Return the summed log-probs of both sides of each pair, [pairs, 2], on the CPU.
 
     Ranks share the work. Pairs of one trace run together, under the policy's autocast, so that both
-    models agree before the first step. If an earlier start of the run left a file in `folder` for
-    the same weights, tokens, and precision, it is read instead.
+    models agree before the first step.
     """
-    key = _key(model, pairs, collator, str(accelerator.mixed_precision))
-    if (kept := _read(folder / FILE, key)) is not None:
-        logger.info("reading the log-probs of the reference model from %s", folder / FILE)
-        return kept
     was_training = model.training
     model.eval()
     device = accelerator.device
@@ -294,41 +274,7 @@ def reference_logps(
         (chosen, _), (rejected, _) = forward(model, batch)
         found_B2[rows] = torch.stack([chosen, rejected], -1).float()
     model.train(was_training)
-    logps_B2 = accelerator.reduce(found_B2, reduction="sum").cpu()
-    if accelerator.is_main_process:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file({"logps": logps_B2}, folder / FILE, metadata={"key": key})
-    return logps_B2
-
-
-def _read(path: Path, key: str) -> Tensor | None:
-    try:
-        with safe_open(path, "pt") as file:
-            is_ours = (file.metadata() or {}).get("key") == key
-            return file.get_tensor("logps") if is_ours else None
-    except (OSError, SafetensorError):
-        return None
-
-
-@torch.no_grad()
-def _key(
-    model: nn.Module,
-    pairs: Sequence[Mapping[str, Any]],
-    collator: ComposerDataCollator,
-    precision: str,
-) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name, one in model.named_parameters():
-        # Two sums tell weights apart well enough, and take far less than a forward pass.
-        values = one.detach().float()
-        told = torch.stack([values.sum(), values.square().sum()]).tolist()
-        digest.update(f"{name} {told}".encode())
-    for row in pairs:
-        batch = collator.pairs([row])
-        ids = {name: value.tolist() for name, value in batch.items() if name != "dpo_weight"}
-        digest.update(json.dumps(ids).encode())
-    digest.update(precision.encode())
-    return digest.hexdigest()
+    return accelerator.reduce(found_B2, reduction="sum").cpu()
 
 
 def at_epoch(sampler: Any, epoch: int, *, seed: int) -> None:

@@ -1,13 +1,9 @@
-"""The untouched model's view of the pairs: what the policy says before its first step, kept on disk."""
+"""The untouched model's view of the pairs: what the policy says before its first step."""
 
 import copy
 import math
 
 import pytest
-import torch
-
-from tests.trainer.published import rows_of
-from trainer.trl import pairs
 
 DPO = {
     "policy_weight": 0.0,
@@ -31,30 +27,3 @@ def test_policy_and_reference_agree_before_the_first_step(composer, model, is_bf
     difference = trainer.pair_channel.reference_logps - exact.pair_channel.reference_logps
     largest = float(difference.abs().max())
     assert 1e-3 < largest < 1 if is_bf16 else largest < 1e-4
-
-
-def test_a_restart_reads_the_reference_and_other_weights_make_it_anew(
-    composer, model, tmp_path, monkeypatch
-):
-    settings = DPO | {"output": tmp_path / "run"}
-    first = composer(model=copy.deepcopy(model), **settings)
-    found = first.pair_channel.reference_logps
-    assert found.shape == (len(rows_of(3)), 2)
-    calls = []
-    forward = pairs.PairForward.__call__
-    monkeypatch.setattr(
-        pairs.PairForward, "__call__", lambda *args: (calls.append(1), forward(*args))[1]
-    )
-    again = composer(model=copy.deepcopy(model), **settings)
-    torch.testing.assert_close(again.pair_channel.reference_logps, found, rtol=0, atol=0)
-    assert not calls
-    with torch.no_grad():
-        model.lm_head.weight[3] += 0.1
-    moved = composer(model=model, **settings)
-    assert calls
-    assert not torch.equal(moved.pair_channel.reference_logps, found)
-    (tmp_path / "run" / pairs.FILE).write_bytes(b"cut short")
-    torch.testing.assert_close(
-        composer(model=model, **settings).pair_channel.reference_logps,
-        moved.pair_channel.reference_logps,
-    )
