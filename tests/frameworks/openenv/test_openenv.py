@@ -9,7 +9,6 @@ import torch
 from transformers.utils import get_json_schema
 
 from trainer.data.dataset import load_preference_data
-from trainer.engines.openenv.adapter import FailureLimit
 from trainer.engines.openenv.client import OpenEnvSession, environment_factory, list_tools
 from trainer.errors import EnvironmentFailedError, TrainerConfigError
 
@@ -56,10 +55,11 @@ def test_a_reset_without_a_state_is_refused(server):
     assert factory.__name__ == "World"
 
 
-def test_a_server_that_dies_stops_the_run(mortal_server, dataset):
+def test_a_server_that_dies_stops_the_run(mortal_server, dataset, monkeypatch):
+    monkeypatch.setattr("trainer.engines.openenv.adapter.MIN_CALLS", 3)
     address, process = mortal_server
     rows = load_preference_data(dataset).prompts
-    factory, outcomes = environment_factory(address, limit=FailureLimit(min_calls=3))
+    factory, outcomes = environment_factory(address)
     environment = factory()
     environment.reset(state_id=rows[0]["state_id"])
     process.terminate()
@@ -69,7 +69,7 @@ def test_a_server_that_dies_stops_the_run(mortal_server, dataset):
             environment.Read(file_path="a.py")
         # A new connection would be another episode.
         assert environment._session is None
-    assert (outcomes.n_failed, outcomes.failure_frequency) == (3, 1.0)
+    assert outcomes.n_failed == outcomes.n_calls == 3
     with pytest.raises(EnvironmentFailedError, match="3 of the last 3 calls"):
         environment.get_reward()
 

@@ -8,8 +8,7 @@ from cpu_run import HERE, free_port, run
 from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
 from trainer.engines.handover import write_pairs
-from trainer.engines.verl.environment import VARIABLE
-from trainer.engines.verl.options import PluginOptions
+from trainer.engines.verl.options import VARIABLE, PluginOptions
 
 WORKER = str(HERE / "engine_worker.py")
 

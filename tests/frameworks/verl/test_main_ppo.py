@@ -39,12 +39,11 @@ def test_three_channels_learn_in_the_unmodified_main_ppo(dataset, model, tmp_pat
     assert all(row["actor/sdpo/loss"] > 0 for row in hinted)
 
 
-def test_plugin_that_is_switched_off_is_refused_before_the_start(dataset, model, tmp_path):
+def test_plugin_that_is_switched_off_is_refused_before_the_first_step(dataset, model, tmp_path):
     done = run(command(dataset, model, tmp_path / "out"), VERL_USE_EXTERNAL_PLUGINS="none")
     assert done.returncode == 2
-    assert "the plug-in is not active" in done.stderr
-    assert "VeRL would train with FSDPEngineWithLMHead, on channel 1 alone" in done.stderr
-    assert not (tmp_path / "out" / "verl.log").exists()
+    log = (tmp_path / "out" / "verl.log").read_text()
+    assert "VeRL would train with FSDPEngineWithLMHead, on channel 1 alone" in log
 
 
 @pytest.fixture

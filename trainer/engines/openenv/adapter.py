@@ -3,61 +3,40 @@
 TRL wants a class whose public methods are tools, but a server only has a schema. So the class is
 made from the schema, with one WebSocket session per rollout. TRL reuses instances, so `reset`
 clears everything.
+
+A parameter whose name isn't valid in Python (`-A`, `class`) gets another one (`_A`, `class_`).
+Calls are translated back, and accept the original name too.
 """
 
+import functools
+import inspect
 import json
-import logging
+import keyword
+import operator
+import re
+import typing
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from trainer.engines.openenv.tool_methods import tool_method
 from trainer.errors import EnvironmentFailedError, TrainerConfigError
 
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailureLimit:
-    """How many of the last calls may fail before the run stops."""
-
-    max_frequency: float = 0.05
-    """Largest share of failed calls in the window."""
-    window: int = 200
-    """Number of recent calls to look at."""
-    min_calls: int = 10
-    """Fewest calls for which the share is meaningful."""
-
-    def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            TrainerConfigError: out of range.
-        """
-        if not 0.0 <= self.max_frequency < 1.0:
-            raise TrainerConfigError(f"max_frequency={self.max_frequency} is not in [0, 1)")
-        if not 1 <= self.min_calls <= self.window:
-            raise TrainerConfigError(
-                f"min_calls={self.min_calls} is not between 1 and window={self.window}"
-            )
+MAX_FAILED, WINDOW, MIN_CALLS = 0.05, 200, 10
+"""The largest share of failed calls among the last ones, and the fewest calls that have a share."""
 
 
 @dataclass
 class CallOutcomes:
     """The counts over all rollouts of a run."""
 
-    limit: FailureLimit = field(default_factory=FailureLimit)
     n_calls: int = 0
     n_refused: int = 0
     """Calls with an error of the tool, such as an unknown tool or wrong arguments."""
     n_failed: int = 0
     """Calls without an answer, because of the connection, a timeout, or a crash of the environment."""
     last_failure: str = ""
-    _recent: deque[bool] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._recent = deque(maxlen=self.limit.window)
+    _recent: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def answered(self, *, is_refused: bool) -> None:
         """Record a call that the server answered."""
@@ -74,22 +53,17 @@ class CallOutcomes:
         self.n_calls += 1
         self._recent.append(has_failed)
 
-    @property
-    def failure_frequency(self) -> float:
-        """Share of failures among the last calls."""
-        return sum(self._recent) / len(self._recent) if self._recent else 0.0
-
     def check(self) -> None:
         """Check that the environment is up.
 
         Raises:
             EnvironmentFailedError: too many of the last calls failed.
         """
-        enough = len(self._recent) >= self.limit.min_calls
-        if enough and self.failure_frequency > self.limit.max_frequency:
+        n_failed, n = sum(self._recent), len(self._recent)
+        if n >= MIN_CALLS and n_failed > MAX_FAILED * n:
             raise EnvironmentFailedError(
-                f"{sum(self._recent)} of the last {len(self._recent)} calls of the environment "
-                f"failed (at most {self.limit.max_frequency:.0%} may): {self.last_failure}"
+                f"{n_failed} of the last {n} calls of the environment failed (at most "
+                f"{MAX_FAILED:.0%} may): {self.last_failure}"
             )
 
 
@@ -206,7 +180,6 @@ def make_environment(
     open_session: Callable[[], EnvironmentSession],
     *,
     columns: tuple[str, ...] = ("state_id",),
-    limit: FailureLimit | None = None,
     name: str = "OpenEnv",
 ) -> tuple[type[_Environment], CallOutcomes]:
     """Make a class for `environment_factory`, and the counts that all its instances share.
@@ -216,7 +189,6 @@ def make_environment(
         open_session: opens a session. Called once per instance.
         columns: columns of a dataset row that `reset` sends to the server. If empty, it sends
             nothing.
-        limit: limit on failed calls.
         name: name of the class, under which TRL logs the reward.
 
     Raises:
@@ -226,7 +198,7 @@ def make_environment(
         raise TrainerConfigError(
             "the environment server offers no tool, so the model could learn nothing"
         )
-    outcomes = CallOutcomes(limit or FailureLimit())
+    outcomes = CallOutcomes()
     members: dict[str, Any] = {
         "_open": staticmethod(open_session),
         "_columns": columns,
@@ -245,3 +217,103 @@ def make_environment(
 def as_text(value: Any) -> str:
     """Return a tool's result as text for the model."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+_TYPES: dict[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "object": dict,
+    "null": type(None),
+}
+RESERVED = frozenset({"reset", "get_reward"})
+
+ToolCaller = Callable[[Any, str, dict[str, Any]], str]
+"""A function from an environment, a tool's name, and its arguments to the tool's answer."""
+
+
+def tool_method(
+    name: str, description: str, schema: Mapping[str, Any], call: ToolCaller
+) -> Callable[..., str]:
+    """Make a method that passes its arguments to `call`, with the signature of `schema`.
+
+    Raises:
+        TrainerConfigError: TRL would hide a tool with this name from the model.
+    """
+    if name in RESERVED or name.startswith("_") or not name:
+        raise TrainerConfigError(f"TRL does not offer a tool called {name!r} to a model: rename it")
+    properties = dict(schema.get("properties") or {})
+    required = set(schema.get("required") or ())
+    python_names = _python_names(properties)
+
+    def method(self: Any, **arguments: Any) -> str:
+        original = {python_names.get(key, key): value for key, value in arguments.items()}
+        return call(self, name, original)
+
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    annotations: dict[str, Any] = {}
+    lines = [" ".join(description.split()) or name, "", "Args:"]
+    # Parameters without a default come first, as Python wants it.
+    for python_name in sorted(python_names, key=lambda key: python_names[key] not in required):
+        original = python_names[python_name]
+        hint = _hint(properties[original])
+        is_required = original in required
+        annotations[python_name] = hint
+        parameters.append(
+            inspect.Parameter(
+                python_name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if is_required else None,
+                annotation=hint,
+            )
+        )
+        lines.append(f"    {python_name}: {_description(properties[original], original)}")
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = "\n".join(lines if properties else lines[:1])
+    method.__annotations__ = {**annotations, "return": str}
+    method.__signature__ = inspect.Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]
+    return method
+
+
+def _python_names(properties: Mapping[str, Any]) -> dict[str, str]:
+    """Map Python names to original names, each once."""
+    names: dict[str, str] = {}
+    for original in properties:
+        name = re.sub(r"\W", "_", original) or "_"
+        if name[0].isdigit():
+            name = f"_{name}"
+        while keyword.iskeyword(name) or name == "self" or name in names:
+            name += "_"
+        names[name] = original
+    return names
+
+
+def _description(schema: Any, original: str) -> str:
+    """Put a description on one line: an end of line ends a parameter, `choices` would be parsed."""
+    text = schema.get("description") if isinstance(schema, Mapping) else None
+    words = " ".join(str(text or original).split())
+    return re.sub(r"\(choices:", "(one of:", words, flags=re.IGNORECASE)
+
+
+def _hint(schema: Any) -> Any:
+    """Return the Python type of a schema; what Python cannot say is any value."""
+    if not isinstance(schema, Mapping):
+        return Any
+    if values := schema.get("enum"):
+        is_plain = all(isinstance(value, str | int | bool | None) for value in values)
+        return typing.Literal.__getitem__(tuple(values)) if is_plain else Any  # type: ignore[attr-defined]
+    for key in ("anyOf", "oneOf"):
+        if options := schema.get(key):
+            return _either([_hint(option) for option in options])
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        return _either([_hint({**schema, "type": one}) for one in kind])
+    if kind == "array":
+        item = _hint(schema.get("items"))
+        return list if item is Any else list[item]
+    return _TYPES.get(str(kind), Any)
+
+
+def _either(hints: list[Any]) -> Any:
+    return Any if Any in hints else functools.reduce(operator.or_, hints)

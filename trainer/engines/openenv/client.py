@@ -13,7 +13,6 @@ from openenv.core import GenericEnvClient
 
 from trainer.engines.openenv.adapter import (
     CallOutcomes,
-    FailureLimit,
     ServerReply,
     ToolSpec,
     as_text,
@@ -112,7 +111,6 @@ def environment_factory(
     base_url: str,
     *,
     columns: tuple[str, ...] = ("state_id",),
-    limit: FailureLimit | None = None,
     timeout_s: float = 60.0,
     name: str = "OpenEnv",
 ) -> tuple[Any, CallOutcomes]:
@@ -122,7 +120,6 @@ def environment_factory(
         base_url: address of the server.
         columns: columns of a dataset row to send to the server's `reset`. If empty, nothing is
             sent.
-        limit: limit on failed calls, at which the run stops.
         timeout_s: longest wait for an answer, in seconds.
         name: name under which TRL logs the reward.
 
@@ -134,7 +131,6 @@ def environment_factory(
         list_tools(base_url, timeout_s=timeout_s),
         lambda: OpenEnvSession(base_url, timeout_s=timeout_s),
         columns=columns,
-        limit=limit,
         name=name,
     )
 

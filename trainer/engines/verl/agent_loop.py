@@ -14,11 +14,12 @@ import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.workers.engine import EngineRegistry
 
-from trainer.engines.verl.doctor import require_live_engine
+from trainer.engines.verl.engine import ComposerEngine
 from trainer.engines.verl.losses import NOT_SCORED
-from trainer.engines.verl.options import current_options
-from trainer.errors import DatasetError
+from trainer.engines.verl.options import BACKEND, current_options
+from trainer.errors import DatasetError, TrainerConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +85,27 @@ class HintedAgentLoopManager(AgentLoopManagerTQ):
             TrainerConfigError: VeRL would train on channel 1 alone.
         """
         current_options()
-        require_live_engine()
+        _require_live_engine()
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(HintedAgentLoopWorker)
+
+
+def _require_live_engine() -> None:
+    """Check that VeRL would build our engine in a process like this one.
+
+    Raises:
+        TrainerConfigError: VeRL would build its own engine, and train on channel 1 alone.
+    """
+    try:
+        found = EngineRegistry.get_engine_cls("language_model", BACKEND)
+    except (AssertionError, ValueError) as error:
+        raise TrainerConfigError(f"VeRL has no {BACKEND} engine here: {error}") from error
+    if not issubclass(found, ComposerEngine):
+        raise TrainerConfigError(
+            f"VeRL would train with {found.__name__}, on channel 1 alone: the entry point "
+            "'verl.plugins' of this package is not installed, is switched off "
+            "(VERL_USE_EXTERNAL_PLUGINS), or failed (see the log)"
+        )
 
 
 def state_of(row: dict[str, Any]) -> dict[str, Any]:

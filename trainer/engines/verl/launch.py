@@ -1,6 +1,7 @@
 """`replay-train verl`: run VeRL's unmodified `main_ppo` with the plug-in, and watch it from outside."""
 
 import contextlib
+import importlib.metadata
 import json
 import logging
 import os
@@ -12,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.engines.settings_file import read_settings
-from trainer.engines.verl.doctor import require_version, silent_channels
-from trainer.engines.verl.environment import verl_environment
-from trainer.engines.verl.options import PluginOptions
+from trainer.engines.verl.options import PluginOptions, verl_environment
 from trainer.engines.verl.prepare import PreparedRun, prepare
 from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedError
 from trainer.folders import sole_writer
@@ -24,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 STOP_S = 20.0
-PREFLIGHT = "import verl; from trainer.engines.verl.doctor import require_live_engine as r; r()"
+SUPPORTED = ("0.9",)
 
 
 def train_with_verl(
@@ -33,8 +32,7 @@ def train_with_verl(
     """Prepare the run of a settings file and train it. Metrics and log go to its output folder.
 
     Raises:
-        TrainerConfigError: a setting is wrong, or the plug-in isn't active, which is checked before
-            the start and after the first step.
+        TrainerConfigError: a setting is wrong, or the plug-in isn't active, which the first step shows.
         FolderInUseError: another run writes into the output folder.
         DatasetError: a channel has a weight, but the dataset has no data for it.
         TrainerError: VeRL ended with an error.
@@ -52,7 +50,6 @@ def _train(settings: RunConfig, should_stop: Callable[[], bool]) -> dict[str, An
         if weight == 0:
             logger.info("channel %s is off: its weight is 0", name)
     folder = run.config.parent
-    check_workers(run)
     metrics = folder / "verl_metrics.jsonl"
     metrics.unlink(missing_ok=True)
     rows = watched(run, metrics, folder / "verl.log", should_stop)
@@ -65,22 +62,24 @@ def _train(settings: RunConfig, should_stop: Callable[[], bool]) -> dict[str, An
     }
 
 
-def check_workers(run: PreparedRun) -> None:
-    """Start a process like VeRL's workers, and check which engine it would build.
+def require_version() -> None:
+    """Check that VeRL is installed, in a version that the plug-in was tested with.
 
     Raises:
-        TrainerConfigError: it wouldn't build ours.
+        TrainerConfigError: VeRL is missing, or has an untested version.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", PREFLIGHT],
-        env=verl_environment(run.options.as_json()),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise TrainerConfigError(f"the plug-in is not active: {last}")
+    try:
+        version = importlib.metadata.version("verl")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise TrainerConfigError(
+            "the engine verl needs the package verl: make an environment of its own with "
+            "pip install -r recipes/verl/requirements.txt"
+        ) from error
+    if not version.startswith(SUPPORTED):
+        raise TrainerConfigError(
+            f"verl {version} is installed and the plug-in was tested with {SUPPORTED[0]}.x: "
+            f"pip install 'verl>={SUPPORTED[0]},<0.10'"
+        )
 
 
 def watched(
@@ -95,7 +94,7 @@ def watched(
     """
     command = [sys.executable, "-m", "verl.trainer.main_ppo"]
     command += ["--config-dir", str(run.config.parent), "--config-name", run.config.stem]
-    environment = verl_environment(run.options.as_json(), VERL_FILE_LOGGER_PATH=str(metrics))
+    environment = verl_environment(run.options, VERL_FILE_LOGGER_PATH=str(metrics))
     is_checked = False
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -131,11 +130,28 @@ def check_first_step(metrics: Path, options: PluginOptions) -> bool:
     first = next(_rows(metrics), None)
     if first is None:
         return False
-    if problems := silent_channels(first, options):
+    if problems := _silent_channels(first, options):
         raise TrainerConfigError("stopped after the first step: " + "; ".join(problems))
     if options.alpha_sdpo > 0 and value_of(first, "sdpo/n_tokens") == 0:
         logger.warning("channel sdpo did nothing in the first step: none of its rows has a hint")
     return True
+
+
+def _silent_channels(metrics: Mapping[str, Any], options: PluginOptions) -> list[str]:
+    """Return the channels with a weight but without metrics in a step, each with a remedy."""
+    channels = (
+        (2, options.alpha_sdpo, "sdpo/n_tokens"),
+        (3, options.beta_replay, "replay/n_pairs"),
+    )
+    return [
+        f"channel {n} has weight {weight} and reported nothing: the plug-in is not live in the workers"
+        for n, weight, name in channels
+        if weight > 0 and not _has(metrics, name)
+    ]
+
+
+def _has(metrics: Mapping[str, Any], name: str) -> bool:
+    return any(key == name or key.endswith(f"/{name}") for key in metrics)
 
 
 def value_of(row: Mapping[str, Any], name: str) -> float:

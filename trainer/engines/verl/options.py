@@ -1,12 +1,20 @@
-"""The options of a run for VeRL's workers: the shared settings, and the places of its files."""
+"""The options of a run for VeRL's workers: the shared settings, and the places of its files.
+
+They travel in an environment variable, because Ray may start workers on any machine, and VeRL's
+worker configurations have no field for a plug-in.
+"""
 
 import json
+import os
 from dataclasses import asdict, dataclass
 
-from trainer.engines.verl.environment import VARIABLE, options_text
 from trainer.errors import TrainerConfigError
 from trainer.losses.channels import DEFAULT_TOP_K, SDPOOptions
 from trainer.settings import RunConfig, SharedSettings
+
+VARIABLE = "REPLAY_VERL_OPTIONS"
+BACKEND = "fsdp2"
+"""The engine that `prepare` makes VeRL build."""
 
 
 @dataclass(kw_only=True)
@@ -65,10 +73,15 @@ def current_options() -> PluginOptions:
     Raises:
         TrainerConfigError: it belongs to no run.
     """
-    text = options_text()
+    text = os.environ.get(VARIABLE)
     if text is None:
         raise TrainerConfigError(
             f"{VARIABLE} is not set in this worker: start with `replay-train verl`, or put it "
             "into ray_kwargs.ray_init.runtime_env.env_vars"
         )
     return PluginOptions.from_json(text)
+
+
+def verl_environment(options: PluginOptions, **more: str) -> dict[str, str]:
+    """Return the environment for the VeRL process: that of this process plus the options."""
+    return {**os.environ, VARIABLE: options.as_json(), **more}

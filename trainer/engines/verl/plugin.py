@@ -1,13 +1,14 @@
 """The plug-in for VeRL. `import verl` loads it through the entry-point group `verl.plugins`.
 
 It has no effect in processes outside our runs. VeRL hides errors of a plug-in, so a failure is also
-logged, and `doctor` finds it.
+logged, and the agent loop refuses to start.
 """
 
 import logging
+import os
 from typing import Any
 
-from trainer.engines.verl.environment import options_text
+from trainer.engines.verl.options import VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ def register() -> None:
                 EngineRegistry.register("language_model", backend, device, vendor)(ComposerEngine)
 
 
-if options_text() is not None:
+if VARIABLE in os.environ:
     try:
         register()
     except Exception:

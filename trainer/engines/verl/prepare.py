@@ -22,9 +22,7 @@ from trainer.engines.handover import (
     require_hints,
     write_pairs,
 )
-from trainer.engines.verl.doctor import BACKEND
-from trainer.engines.verl.environment import VARIABLE
-from trainer.engines.verl.options import PluginOptions, plugin_options
+from trainer.engines.verl.options import BACKEND, VARIABLE, PluginOptions, plugin_options
 from trainer.errors import TrainerConfigError
 from trainer.hints import hint_for_row
 from trainer.settings import RunConfig, overlaid
