@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.trainer.outer.simulation import run_schedule
-from trainer.outer import MemoryStore, OuterReplica, OuterSettings, OuterStep
+from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, OuterStep
 from trainer.outer.codecs import CODECS, decode_payload, encode_payload
 from trainer.outer.exchange import RoundReport
 from trainer.outer.replica import ROUNDS

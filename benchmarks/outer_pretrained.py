@@ -38,10 +38,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
+from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, outer_preset
 from trainer.losses.channels import distillation_per_token, replay_per_pair
 from trainer.model.loading import with_adapter
 from trainer.model.tree_layout import PackedTree, pack_pairs
-from trainer.outer import MemoryStore, OuterReplica, OuterSettings, outer_preset
 from trainer.outer.codecs import CODECS
 from trainer.outer.exchange import RoundReport
 from trainer.outer.parameters import ParameterVector

@@ -153,7 +153,7 @@ def report_words(report: Mapping[str, Any], values: Mapping[str, Any]) -> str:
 _PACKAGES = {"accelerate", "datasets", "peft", "safetensors", "torch", "transformers", "trl"}
 """What the extra `train` brings, by the names of their modules."""
 
-COMMANDS = ("launch", "attach", "logs", "stop", "export", "serve", "inspect")
+COMMANDS = ("launch", "export", "serve", "inspect")
 """Commands about replicas or a finished model, instead of a run in this process."""
 
 
@@ -203,9 +203,9 @@ def _command(name: str, arguments: Sequence[str]) -> int:
             from trainer.outer.export import export_command  # noqa: PLC0415 - loads torch
 
         return export_command(arguments)
-    from trainer.outer.launch import COMMANDS  # noqa: PLC0415 - loads torch
+    from trainer.outer.launch import launch_command  # noqa: PLC0415 - loads torch
 
-    return COMMANDS[name](arguments)
+    return launch_command(arguments)
 
 
 def _run_on_mesh(values: dict[str, Any]) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from trainer.outer.environment import ReplicaPlace, replica_place
 from trainer.outer.exchange import RoundReport, Vector
 from trainer.outer.export import publish_template
 from trainer.outer.object_store import ObjectStore, open_store
-from trainer.outer.outer_step import outer_preset
 from trainer.outer.parameters import ParameterVector
+from trainer.outer.protocol import outer_preset
 from trainer.outer.replica import ROUNDS, OuterReplica, OuterSettings
 from trainer.outer.torchft_loop import ObjectStoreManager, make_diloco_outer_loop
 

@@ -10,7 +10,7 @@ import logging
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -551,11 +551,3 @@ def _pair(text: str) -> tuple[str, str]:
     if not separator:
         raise TrainerConfigError(f"--env {text}: expected NAME=VALUE")
     return name, value
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "launch": launch_command,
-    "attach": lambda arguments: launch_command(["--attach", *arguments]),
-    "logs": lambda arguments: launch_command(["--logs", *arguments]),
-    "stop": lambda arguments: launch_command(["--stop", *arguments]),
-}

@@ -33,13 +33,13 @@ from trainer.outer.exchange import (
     claim,
 )
 from trainer.outer.object_store import ObjectStore
-from trainer.outer.outer_step import OuterStep
 from trainer.outer.protocol import (
     DELTAS,
     MAX_AGE,
     MERGED,
     SNAPSHOTS,
     Manifest,
+    OuterStep,
     manifest_key,
     snapshot_key,
 )

@@ -18,14 +18,13 @@ from trainer.errors import ObjectStoreError, OuterLoopError, TrainerConfigError
 from trainer.outer.all_reduce import ObjectStoreAllReduce
 from trainer.outer.codecs import seal_tensors, sha256, unseal_tensors
 from trainer.outer.exchange import agree_on_run
-from trainer.outer.outer_step import OuterStep
 from trainer.outer.parameters import (
     fill_from,
     state_of_tensors,
     tensors_of_state,
     trainable_part,
 )
-from trainer.outer.protocol import SNAPSHOTS
+from trainer.outer.protocol import SNAPSHOTS, OuterStep
 
 logger = logging.getLogger(__name__)
 

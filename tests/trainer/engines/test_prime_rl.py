@@ -54,7 +54,6 @@ def test_settings_file_becomes_toml_and_pairs(dataset_folder, saved, tmp_path, c
     assert main(["prime_rl", "--config", str(path)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["states"], report["hints"], report["pairs"]) == (20, 10, 20)
-    assert report["parsed_by_prime_rl"] is False
     config = tomllib.loads(Path(report["config"]).read_text())
     assert config["max_steps"] == 7
     assert config["orchestrator"]["max_off_policy_steps"] == 0

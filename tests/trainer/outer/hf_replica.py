@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
-from trainer.outer import ParameterVector
+from trainer.diloco import ParameterVector
 from trainer.outer.callback import OuterOptions, outer_callbacks, shard, train_replica
 from trainer.outer.environment import replica_place
 

@@ -14,8 +14,9 @@ from unittest import mock
 
 import numpy as np
 
+from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, OuterStep
 from trainer.errors import ObjectStoreError, OuterLoopError
-from trainer.outer import MemoryStore, OuterReplica, OuterSettings, OuterStep, exchange, replica
+from trainer.outer import exchange, replica
 
 N = 40
 MAX_TURNS = 200_000

@@ -3,9 +3,9 @@
 import numpy as np
 
 from trainer.data.dataset import load_preference_data
+from trainer.diloco import OuterReplica, OuterSettings, ParameterVector, outer_preset
 from trainer.engines.settings_file import read_settings
 from trainer.model.loading import load_model, load_tokenizer
-from trainer.outer import OuterReplica, OuterSettings, ParameterVector, outer_preset
 
 
 class OtherReplica:

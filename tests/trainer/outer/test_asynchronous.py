@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, OuterStep
 from trainer.errors import TrainerConfigError
-from trainer.outer import MemoryStore, OuterReplica, OuterSettings, OuterStep
 from trainer.outer.protocol import Manifest, manifest_key
 
 N = 500

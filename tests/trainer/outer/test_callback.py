@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from trainer.diloco import ParameterVector
 from trainer.errors import TrainerConfigError
-from trainer.outer import ParameterVector
 from trainer.outer.callback import OuterOptions, outer_callbacks, shard
 from trainer.outer.environment import ReplicaPlace
 from trainer.outer.parameters import state_of_tensors, tensors_of_state, trainable_part

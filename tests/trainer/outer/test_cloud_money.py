@@ -10,8 +10,8 @@ import huggingface_hub.utils._http as hub_http
 import pytest
 
 from tests.trainer.outer.virtual_jobs import Clock, Killed, VirtualHub
+from trainer.diloco import HFJobsExecutor, ReplicaHandle
 from trainer.errors import BudgetReachedError, LeaseHeldError, ReplicaFailedError
-from trainer.outer import HFJobsExecutor, ReplicaHandle
 from trainer.outer.executors.ledger import JobLedger
 from trainer.outer.launch import Launch, Limits, launch, launch_command
 

@@ -14,7 +14,7 @@ from tests.support.hub import HubServer
 from tests.trainer.outer.cloud_servers import JobsHub, SandboxCloud
 from tests.trainer.outer.s3_server import MotoServer
 from trainer.__main__ import main
-from trainer.outer import open_store
+from trainer.diloco import open_store
 
 pytestmark = pytest.mark.slow
 

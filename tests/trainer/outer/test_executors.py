@@ -10,8 +10,7 @@ import huggingface_hub.constants
 import pytest
 
 from tests.trainer.outer.cloud_servers import JobsHub, SandboxCloud
-from trainer.errors import OuterTimeoutError, ReplicaFailedError, TrainerConfigError
-from trainer.outer import (
+from trainer.diloco import (
     HFJobsExecutor,
     LocalProcessExecutor,
     ModalExecutor,
@@ -19,6 +18,7 @@ from trainer.outer import (
     ReplicaState,
     supervise,
 )
+from trainer.errors import OuterTimeoutError, ReplicaFailedError, TrainerConfigError
 from trainer.outer.executors import local
 
 pytestmark = pytest.mark.slow

@@ -7,14 +7,9 @@ import numpy as np
 import pytest
 
 from tests.trainer.outer.in_threads import in_threads
+from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, OuterStep
 from trainer.errors import OuterLoopError
-from trainer.outer import (
-    MemoryStore,
-    OuterReplica,
-    OuterSettings,
-    OuterStep,
-    exchange,
-)
+from trainer.outer import exchange
 from trainer.outer.protocol import DELTAS, MERGED, manifest_key
 from trainer.outer.replica import ROUNDS as ROUND_KINDS
 

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.support.forked import forked_python
 from trainer.__main__ import main
+from trainer.diloco import LocalProcessExecutor, ReplicaHandle
 from trainer.errors import ReplicaFailedError, TrainerConfigError
-from trainer.outer import LocalProcessExecutor, ReplicaHandle
 from trainer.outer.environment import ReplicaPlace, replica_place
 from trainer.outer.executors.ledger import JobLedger
 from trainer.outer.launch import Limits, Plan, launch, launch_command, make_executor
@@ -114,16 +114,16 @@ def test_stop_and_logs_find_the_replicas_of_a_detached_launch(tmp_path, capsys, 
     monkeypatch.setenv("BUCKET_KEY", "s3cr3t-value")
     work_dir = ["--work-dir", str(tmp_path)]
     nothing = ["--set", f"dataset={tmp_path}/nothing", "--set", "output={rank}"]
-    assert main(["logs", *work_dir]) == 2
+    assert main(["launch", "--logs", *work_dir]) == 2
     assert "no launch was started" in capsys.readouterr().err
     options = ["--detach", "--secret", "BUCKET_KEY", "--env", "COLOUR=blue", "--replicas", "1"]
     assert main(["launch", *work_dir, *options, "--max-restarts", "0", *nothing]) == 0
     assert not any(b"s3cr3t" in path.read_bytes() for path in tmp_path.glob("*.json*"))
     assert handles_in(tmp_path)[0].env == {"COLOUR": "blue"}
-    assert main(["stop", *work_dir]) == 0
-    assert main(["logs", *work_dir]) == 0
+    assert main(["launch", "--stop", *work_dir]) == 0
+    assert main(["launch", "--logs", *work_dir]) == 0
     assert capsys.readouterr().out.startswith("replica 0: cancelled\n")
-    assert main(["attach", *work_dir]) == 2, "who was stopped is not started again"
+    assert main(["launch", "--attach", *work_dir]) == 2, "who was stopped is not started again"
     assert "cancelled" in capsys.readouterr().err
 
 

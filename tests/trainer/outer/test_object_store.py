@@ -12,8 +12,7 @@ from tests.support.hub import HubServer
 from tests.trainer.outer.bucket_servers import GoogleStorage
 from tests.trainer.outer.in_threads import in_threads
 from tests.trainer.outer.s3_server import MotoServer
-from trainer.errors import ObjectStoreError, TrainerConfigError
-from trainer.outer import (
+from trainer.diloco import (
     FileStore,
     MemoryStore,
     ObjectStoreAllReduce,
@@ -21,6 +20,7 @@ from trainer.outer import (
     OuterSettings,
     open_store,
 )
+from trainer.errors import ObjectStoreError, TrainerConfigError
 from trainer.outer.object_store import FsspecStore
 
 # gcsfs would ask another of Google's services, over gRPC, which kind of bucket it has.

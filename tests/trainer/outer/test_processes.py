@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from trainer.outer import OuterReplica, OuterSettings, open_store
+from trainer.diloco import OuterReplica, OuterSettings, open_store
 
 pytestmark = pytest.mark.slow
 

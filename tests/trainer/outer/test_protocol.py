@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.trainer.outer import simulation
+from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, OuterStep
 from trainer.errors import OuterLoopError
-from trainer.outer import MemoryStore, OuterReplica, OuterSettings, OuterStep
 from trainer.outer.protocol import (
     Contribution,
     Manifest,

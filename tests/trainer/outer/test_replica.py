@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.trainer.outer.in_threads import in_threads
+from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, OuterStep
 from trainer.errors import OuterLoopError, OuterTimeoutError, TrainerConfigError
-from trainer.outer import MemoryStore, OuterReplica, OuterSettings, OuterStep
 from trainer.outer.protocol import Manifest, manifest_key
 
 N = 1000

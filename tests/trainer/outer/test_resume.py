@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.trainer.outer.stand_in import OtherReplica
+from trainer.diloco import FileStore, MemoryStore
 from trainer.engines.settings_file import read_settings
-from trainer.outer import FileStore, MemoryStore
 from trainer.outer.callback import ObjectStoreLoop
 from trainer.outer.codecs import unseal_tensors
 from trainer.outer.environment import ReplicaPlace

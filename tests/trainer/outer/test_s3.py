@@ -5,7 +5,7 @@ import pytest
 
 from tests.trainer.outer.in_threads import in_threads
 from tests.trainer.outer.s3_server import HostileNetwork, MotoServer
-from trainer.outer import (
+from trainer.diloco import (
     MemoryStore,
     ObjectStoreAllReduce,
     OuterReplica,

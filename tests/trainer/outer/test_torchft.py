@@ -13,8 +13,7 @@ from torch import nn
 
 from tests.support.forked import forked
 from tests.trainer.outer.in_threads import in_threads
-from trainer.errors import TrainerConfigError
-from trainer.outer import (
+from trainer.diloco import (
     MemoryStore,
     MockManager,
     ObjectStoreAllReduce,
@@ -22,6 +21,7 @@ from trainer.outer import (
     OuterStep,
     make_diloco_outer_loop,
 )
+from trainer.errors import TrainerConfigError
 
 pytestmark = pytest.mark.slow
 

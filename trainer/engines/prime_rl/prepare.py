@@ -4,8 +4,6 @@ PRIME-RL starts three programs with its own Python, so this trains nothing. It w
 names the commands.
 """
 
-import copy
-import importlib.util
 import json
 import logging
 from collections.abc import Mapping
@@ -58,11 +56,9 @@ def _prepare(settings: RunConfig, folder: Path) -> dict[str, Any]:
     if settings.shared.beta_replay > 0:
         n_pairs = write_pairs(folder / "pairs.parquet", data.pairs, make_renderer(settings))
     config = rl_config(settings, folder)
-    is_parsed = parsed_by_prime_rl(config)
     (folder / "rl.toml").write_text(as_toml(config), "utf-8")
     return {
         "config": str(folder / "rl.toml"),
-        "parsed_by_prime_rl": is_parsed,
         "states": len(data.prompts),
         "hints": n_hints,
         "pairs": n_pairs,
@@ -144,26 +140,6 @@ def _algorithm(shared: SharedSettings, folder: Path) -> dict[str, Any]:
         "reference": str(folder / "reference_logps.json"),
         "seed": shared.seed,
     }
-
-
-def parsed_by_prime_rl(config: Mapping[str, Any]) -> bool:
-    """Check that PRIME-RL's own `RLConfig` accepts a configuration, if PRIME-RL is installed.
-
-    Raises:
-        TrainerConfigError: it doesn't. The message is PRIME-RL's.
-    """
-    if importlib.util.find_spec("prime_rl") is None:
-        return False
-    from trainer.engines.prime_rl.register import register  # noqa: PLC0415 - loads torch
-
-    register()
-    from prime_rl.configs.rl import RLConfig  # noqa: PLC0415 - only where it is installed
-
-    try:
-        RLConfig.model_validate(copy.deepcopy(config))
-    except ValueError as error:
-        raise TrainerConfigError(f"PRIME-RL refuses these settings: {error}") from error
-    return True
 
 
 def as_toml(config: Mapping[str, Any], prefix: str = "") -> str:
