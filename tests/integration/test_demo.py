@@ -90,12 +90,12 @@ def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_pat
     ):
         assert word in shown
 
-    readme = (REPO / "README.md").read_text("utf-8")
-    box = table_rows(readme)
+    page = (REPO / "docs" / "tutorial.md").read_text("utf-8")
+    box = table_rows(page)
     for name in ("sessions", "states", "calls", "dollars", "agreements", "pairs", "dropped"):
         assert table_rows(shown)[name] == box[name]
 
-    told_s = re.findall(rf"({'|'.join(report['seconds'])}) (\d+\.\d)", readme)
+    told_s = re.findall(rf"({'|'.join(report['seconds'])}) (\d+\.\d)", page)
     assert {name for name, _ in told_s} == set(report["seconds"])
     # As on the machine of a reader, or on a busy one.
     assert 0.05 < sum(report["seconds"].values()) / sum(float(s) for _, s in told_s) < 20
