@@ -114,6 +114,8 @@ class ReplaySettings(_Section):
     gates: tuple[str, ...] = ("cheap_first:0.1",)
     """Names of gates, which decide which teachers a run asks at which states. If empty, it asks
     every teacher at every state."""
+    asks_incomplete: bool = False
+    """Also ask at states whose prompt lacks something that the agent saw, such as an image."""
     student: TeacherSpec | None = None
     """Address and key for asking the students' own models in a control run. If empty, OpenRouter."""
     accepted_terms: tuple[str, ...] = ()

@@ -492,6 +492,11 @@ def show_replay(reports: Report) -> None:
         say(f"Play: {_PLAY}.")
     if not any(report["n_sent"] for report in reports.values()):
         say("Nothing was asked now.")
+    if n_left_out := sum(report.get("n_states_incomplete", 0) for report in reports.values()):
+        say(
+            f"{n_left_out:,} states were left out: their prompts lack something that the agent saw, such "
+            "as an image. The setting `replay.asks_incomplete` asks there too."
+        )
     say(f"Asked at {_covered(reports)}.")
     for report in reports.values():
         for name, why in (report.get("stopped_teachers") or {}).items():

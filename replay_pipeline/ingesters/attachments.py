@@ -119,15 +119,6 @@ def _hook_success(fields: Fields) -> str:
     return _says("{hookName} hook success: {content}")(fields)
 
 
-def _planning(fields: Fields) -> str:
-    is_reminded, is_begun = fields.get("reminderType") == "sparse", fields.get("planExists")
-    return _joined(
-        _says(f"Plan mode is {'still ' if is_reminded else ''}on: {_ONLY_PLANS}"),
-        _says("{content}"),
-        _says(f"The plan {'lies in' if is_begun else 'file is'} {{planFilePath}}."),
-    )(fields)
-
-
 def _resource(fields: Fields) -> str:
     where = f"Resource {_word(fields.get('uri'))} of {_word(fields.get('server'))}"
     parts = []
@@ -139,30 +130,25 @@ def _resource(fields: Fields) -> str:
     return "\n".join((where, *filter(None, parts))) if parts else f"{where}: no content"
 
 
-_ONLY_PLANS = "nothing may be changed but the plan."
 _SERVERS_HEAD = (
     "# MCP Server Instructions\n\n"
     "The following MCP servers have provided instructions for how to use their tools and resources:\n"
 )
 _removed_tools = _each("Tools that are gone:", "removedNames", "{item}")
-_todo = _each("Your todo list:", "content", "[{status}] {content}")
 
 SHOWN: dict[str, Callable[[Fields], str]] = {
     "agent_listing_delta": _joined(
         _each("Agent types you can start:", "addedLines", "{item}"),
         _each("Agent types that are gone:", "removedTypes", "{item}"),
     ),
-    "agent_mention": _says("The user asks for the agent {agentType}."),
     "async_hook_response": _joined(
         _says("{response.systemMessage}"),
         _says("{response.hookSpecificOutput.additionalContext}"),
         _says("{content}"),
     ),
-    "auto_mode_exit": _says("Auto mode has ended."),
     "budget_usd": _says("Budget in USD: {used}/{total}, {remaining} left"),
     "compact_file_reference": _says("{filename} was read before the summary; it is not repeated."),
     "critical_system_reminder": _says("{content}"),
-    "date_change": _says("The date is now {newDate}."),
     "deferred_tools_delta": _joined(
         _each("Tools that can be searched for:", "addedLines", "{item}"), _removed_tools
     ),
@@ -186,44 +172,22 @@ SHOWN: dict[str, Callable[[Fields], str]] = {
     "new_directory": _named("content"),
     "new_file": _named("content"),
     "opened_file_in_ide": _says("The user opened {filename} in the IDE."),
-    "output_style": _says("Output style: {style}"),
     "output_token_usage": _says("Output tokens: {turn} in this turn, {session} in all"),
     "pdf_reference": _says("PDF {filename}: {pageCount} pages, to be read by ranges of pages"),
     "plan_file_reference": _says("The plan in {planFilePath}:\n\n{planContent}"),
-    "plan_mode": _planning,
-    "plan_mode_exit": _joined(
-        _says("Plan mode has ended: edits are allowed."),
-        _says("{content}"),
-        _says("The plan file is {planFilePath}."),
-    ),
-    "plan_mode_reentry": _joined(
-        _says("Plan mode is on again."), _says("The plan file is {planFilePath}.")
-    ),
     "queued_command": _says("{prompt}"),
     "read_truncation_notice": _named("content", "message"),
     "relevant_memories": _each("Memories:", "memories", "{path}\n{content}"),
     "selected_lines_in_ide": _selected,
     "skill_listing": _says("Skills you can use:\n\n{content}"),
-    "task_reminder": _joined(
-        _says("The task tools were not used for a while."),
-        _each("Tasks:", "content", "#{id}. [{status}] {subject}"),
-    ),
     "task_status": _joined(
         _says("Task {taskId} ({taskType}, {status}): {description}"), _says("{deltaSummary}")
     ),
     "teammate_mailbox": _each("Messages of the team:", "messages", "{from}: {text}"),
-    "todo_reminder": _joined(_says("The todo tool was not used for a while."), _todo),
     "token_usage": _says("Tokens: {used}/{total}, {remaining} left"),
     "total_tokens_reminder": _says("{content}"),
-    "ultrathink_effort": _says("The user asks for reasoning effort {level}."),
-    "verify_plan_reminder": _says("The plan is carried out: verify it."),
 }
 """How the model was shown an attachment, by its type."""
-
-SHOWN_BEFORE: dict[str, tuple[tuple[int, ...], Callable[[Fields], str]]] = {
-    "todo": ((2, 1), _todo),
-}
-"""Types that only clients below this version showed to the model."""
 
 SNAPSHOT = "prompt_snapshot"
 """The type of an attachment that has the system prompt and the tools. It isn't a message."""
@@ -260,6 +224,13 @@ def attachment_turn(fields: Fields, value: Any, role: str | None) -> tuple[str, 
     return "system", match[1] if match else text
 
 
+UNLOGGED = frozenset({
+    "agent_mention", "auto_mode_exit", "date_change", "output_style", "plan_mode",
+    "plan_mode_exit", "plan_mode_reentry", "task_reminder", "todo", "todo_reminder", "ultrathink_effort",
+    "verify_plan_reminder",
+})  # fmt: skip
+"""Types of which the model was shown words of the client that the log does not have."""
+
 NEVER_SHOWN = frozenset({
     "already_read_file", "auto_mode", "autocheckpointing", "background_task_status",
     "command_permissions", "companion_intro", "compaction_reminder", "context_efficiency",
@@ -270,23 +241,17 @@ NEVER_SHOWN = frozenset({
 """Types that are for the client or its user, or that have only the client's own words."""
 
 
-def shown(fields: Fields, version: str | None = None) -> str | None:
-    """Return the text that the model was shown of an attachment; `None` for an unknown type.
+def shown(fields: Fields) -> str | None:
+    """Return the text that the model was shown of an attachment, without the client's own words.
 
-    Args:
-        fields: what was logged, with its `type`.
-        version: of the client that logged it.
+    `None` if there was such a text and the log does not have it, or if the type is unknown.
     """
     kind = fields.get("type")
-    if not isinstance(kind, str):
-        return None
-    say = SHOWN.get(kind)
-    if say is None and kind in SHOWN_BEFORE:
-        last, say = SHOWN_BEFORE[kind]
-        if numbers_in(version) >= last:
-            return ""
+    if kind in NEVER_SHOWN:
+        return ""
+    say = SHOWN.get(kind) if isinstance(kind, str) else None
     if say is None:
-        return "" if kind in NEVER_SHOWN else None
+        return None
     text = say(fields)
     is_own_words = kind == "queued_command"
     return text if is_own_words or not text else f"<system-reminder>\n{text}\n</system-reminder>"

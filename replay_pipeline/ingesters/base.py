@@ -23,6 +23,9 @@ NO_RESULT = "[no result]"
 """Stands for a result that the log doesn't have."""
 
 
+LACKS = "lacks:"
+MEDIA = ("image", "document")
+"""Blocks whose content no other model gets."""
 _WORTH_PACKING = 400
 _CODEC = pa.Codec("zstd", compression_level=1)
 
@@ -125,6 +128,8 @@ class Turn(msgspec.Struct, eq=False):
     calls: list[RecordedCall] = []
     results: dict[str, Result] = {}
     flags: frozenset[str] = frozenset()
+    """Marks, e.g. `meta`. One that begins with `LACKS` names something that the model saw here, and
+    that the log does not have."""
     cleared: Sequence[str] = ()
     """Call ids whose results the model no longer saw from here on."""
     n_tokens: float | None = None

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from replay_pipeline.ingesters import attachments, rows
 from replay_pipeline.ingesters.base import (
+    LACKS,
+    MEDIA,
     ReadCounts,
     RecordedCall,
     RecordedUsage,
@@ -366,6 +368,7 @@ class _Tree:
             turn.texts.append(f"[{block.name or 'server_tool'} {arguments}]")
         elif kind.endswith("_tool_result"):
             turn.texts.append(f"[{kind}]")
+            turn.flags |= {f"{LACKS}{kind}"}
         else:
             self.counts.notes["unknown_block"] += 1
 
@@ -415,6 +418,9 @@ class _Tree:
                 owner = turn
                 # A call that is answered twice (a resumed session) went on from the first answer.
                 if call_id not in turn.results:
+                    if isinstance(block.content, list):
+                        kinds = {inner.type for inner in block.content}.intersection(MEDIA)
+                        turn.flags |= {f"{LACKS}{kind}" for kind in kinds}
                     turn.results[call_id] = Result(
                         self.replaced.get(call_id) or rows.result_text(block.content),
                         bool(block.is_error),
@@ -434,6 +440,7 @@ class _Tree:
     def _user_turn(self, offset: int, row: Row, parent: Turn | None, texts: list[str]) -> Turn:
         turn = self._turn(offset, row, parent, _user_kind(row, texts[0]))
         turn.texts = texts
+        turn.flags |= {f"{LACKS}{kind}" for kind in MEDIA if f"[{kind}]" in texts}
         if len(texts) == 1 and self.queue.is_logged(texts[0]):
             self.counts.skipped["bookkeeping"] += 1
         if row.is_compact_summary and self.last_preserved is not None:
@@ -526,10 +533,16 @@ class _Tree:
             kind, text = attachments.attachment_turn(fields, said, row.rendered_role)
         else:
             kind = "queued" if fields.get("type") == "queued_command" else "attachment"
-            text = attachments.shown(fields, row.version)
+            text = attachments.shown(fields)
         if text is None:
             # The model may have seen it, and nobody knows in which words: this must be told.
-            self._unknown(f"attachment_{str(fields.get('type'))[:40]}", row)
+            name = str(fields.get("type"))[:40]
+            if name in attachments.UNLOGGED:
+                self.counts.skipped["unlogged_words"] += 1
+            else:
+                self._unknown(f"attachment_{name}", row)
+            if parent is not None:
+                parent.flags |= {f"{LACKS}{name}"}
             return
         self.counts.rows_used += 1
         if text:
@@ -538,6 +551,8 @@ class _Tree:
                 self.counts.skipped["bookkeeping"] += 1
             turn = self._turn(offset, row, parent, kind)
             turn.texts = [text]
+            if "[image]" in text:
+                turn.flags |= {f"{LACKS}image"}
             self.by_row[row.uuid or ""] = turn
 
     def _queue(self, offset: int, row: Row) -> None:

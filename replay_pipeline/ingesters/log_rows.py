@@ -5,12 +5,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from replay_pipeline.ingesters.base import NO_RESULT, ReadCounts, SessionLog, Turn
+from replay_pipeline.ingesters.base import LACKS, NO_RESULT, ReadCounts, SessionLog, Turn
 from replay_pipeline.ingesters.fidelity import predict_context
 from replay_pipeline.ingesters.json_lines import UNREADABLE
 from replay_pipeline.ingesters.labels import Label
@@ -227,6 +228,11 @@ class LogRows:
         self._state_ids = {turn: state_id for state_id, turn in fresh}
         self._cleaner = cleaner
         self._depths = _depths(log.turns)
+        self._lacks: dict[Turn | None, list[str]] = {None: []}
+        for turn in chain(log.turns, log.sent):
+            own = [flag.removeprefix(LACKS) for flag in turn.flags if flag.startswith(LACKS)]
+            above = self._lacks[turn.parent]
+            self._lacks[turn] = sorted({*above, *own}) if own else above
         self._predicted = predict_context(log.turns, agent=log.agent)
         self._cwd = next((turn.cwd for turn in log.turns if turn.cwd), None)
         branches = (turn.branch for turn in log.turns)
@@ -294,6 +300,7 @@ class LogRows:
             ],
             "sent_turn_idx": [turn.sent.index if turn.sent else None for turn in states],
             "shape_turn_idx": [turn.shape.index if turn.shape else None for turn in states],
+            "lacks": [self._lacks[turn.sent or turn.parent] for turn in states],
             "params_json": [
                 clean.arguments(turn.params_json) if turn.params_json else None for turn in states
             ],

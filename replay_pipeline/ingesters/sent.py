@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from replay_pipeline.ingesters.base import Turn
+from replay_pipeline.ingesters.base import LACKS, MEDIA, Turn
 from replay_pipeline.ingesters.json_lines import UNREADABLE, as_list, lines_in
 from replay_pipeline.types import Message, Tool
 
@@ -243,6 +243,8 @@ class SentTurns:
         if turn is None:
             turn = Turn(parent=above, kind=kind, offset=0, uuid=name)
             turn.wire_json = msgspec.json.encode(_lean(value)).decode()
+            media = (kind for kind in MEDIA if f'"type":"{kind}"' in turn.wire_json)
+            turn.flags = frozenset(f"{LACKS}{kind}" for kind in media)
             # Below zero, so that they stay what they are while the conversation grows.
             turn.index = -1 - len(self.turns)
             self.turns.append(turn)

@@ -8,6 +8,7 @@ import logging
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -488,11 +489,18 @@ class LazyStates(Sequence[TraceState]):
         self._ends = list(accumulate(sizes))
         self._open_part = open_part
         self._policy = parse_window(window)
+        self._chosen: Sequence[int] = range(sum(sizes))
         self._parts: dict[int, Traces] = {}
         self._recent: dict[int, TraceState] = {}
 
+    def of(self, chosen: Sequence[int]) -> "LazyStates":
+        """Return only the states at these positions."""
+        other = copy(self)
+        other._chosen, other._recent = [self._chosen[number] for number in chosen], {}
+        return other
+
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return len(self._chosen)
 
     @overload
     def __getitem__(self, index: int) -> TraceState: ...
@@ -506,9 +514,10 @@ class LazyStates(Sequence[TraceState]):
             raise IndexError(f"state {index} of {len(self)}")
         state = self._recent.pop(position, None)
         if state is None:
-            part = bisect_right(self._ends, position)
+            row = self._chosen[position]
+            part = bisect_right(self._ends, row)
             start = self._ends[part - 1] if part else 0
-            state = self._part(part).state(position - start, self._policy)
+            state = self._part(part).state(row - start, self._policy)
         self._recent[position] = state
         if len(self._recent) > _MAX_RECENT:
             del self._recent[next(iter(self._recent))]

@@ -122,7 +122,7 @@ class Project(Overview):
         with TeacherServer(answers) as server:
             yield server.served(self.settings.teachers())
 
-    def states(self, batches: Iterable[str], *, is_neutral: bool = False) -> Sequence[TraceState]:
+    def states(self, batches: Iterable[str], *, is_neutral: bool = False) -> LazyStates:
         """Return the states of these batches. Each is built on access."""
         keys = list(batches)
         sizes = [self.root.n_rows("states", key) for key in keys]
@@ -131,6 +131,16 @@ class Project(Overview):
             lambda number: self._traces(keys[number], is_neutral=is_neutral),
             window=self.settings.ingest.window,
         )
+
+    def asked_states(self, batches: Iterable[str], *, is_neutral: bool = False) -> LazyStates:
+        """Return the states that teachers are asked at: those whose prompt lacks nothing, by default."""
+        keys = list(batches)
+        states = self.states(keys, is_neutral=is_neutral)
+        if self.settings.replay.asks_incomplete:
+            return states
+        columns = (self.root.read("states", key, columns=["lacks"])["lacks"] for key in keys)
+        lacks = [each for column in columns for each in column.to_pylist()]
+        return states.of([number for number, each in enumerate(lacks) if not each])
 
     def _traces(self, batch: str, *, is_neutral: bool = False) -> Traces:
         """Open the sessions of a batch. In the neutral form, the texts of clients come separately from the prompts."""

@@ -40,9 +40,11 @@ def ask_teachers(
     if max_total_usd is None:
         max_total_usd = project.settings.replay.max_total_usd
     tell = project.tell_part(batch)
+    states = project.asked_states([batch])
+    n_incomplete = project.root.n_rows("states", batch) - len(states)
     with project.teachers([batch]) as teachers:
         report = replay_in_thread(
-            project.states([batch]),
+            states,
             teachers,
             max_total_usd=max_total_usd,
             counts_recorded=False,
@@ -57,7 +59,8 @@ def ask_teachers(
     tell(Progress(stage="replay", n_done=n_total - left, n_total=n_total, cost_usd=spent_usd))
     task.write("teacher_actions", teacher_actions_table(report.actions))
     refuse_if_nobody_answers(report)
-    return replay_facts(report) | ({"night": night} if night else {})
+    told = {"n_states_incomplete": n_incomplete} if n_incomplete else {}
+    return {**replay_facts(report), **told, **({"night": night} if night else {})}
 
 
 def accounts(project: "Project", night: str | None = None) -> "AskingOptions":
@@ -106,6 +109,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
         "replay.teachers": [teacher.name for teacher in teachers],
         **{f"replay.teachers.{name}": spec for name, spec in asked(teachers).items()},
         "replay.gates": gates,
+        **({"replay.asks_incomplete": True} if settings.replay.asks_incomplete else {}),
         "replay.played": settings.played,
         **shown_below(settings),
         # Gates stop where the outcome can no longer change.

@@ -82,7 +82,7 @@ def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> E
     with project.teachers() as teachers:
         batches = batches or project.batches()
         found = estimate(
-            project.states(batches),
+            project.asked_states(batches),
             teachers,
             ledger=project.settings.ledger_url(),
             **asking_options(project),
@@ -147,10 +147,10 @@ def _added_by_clients(
     They add about as much to each call, but the first states have short histories. So what they
     add there is compared with what all states cost.
     """
-    own = project.states(batches)[:_LOOKED_AT]
+    own = project.asked_states(batches)[:_LOOKED_AT]
     if not any("system" in state for state in own):
         return None
-    neutral = project.states(batches, is_neutral=True)[:_LOOKED_AT]
+    neutral = project.asked_states(batches, is_neutral=True)[:_LOOKED_AT]
     with_texts, without = (
         estimate(states, teachers, **asking_options(project)) for states in (own, neutral)
     )
@@ -279,7 +279,7 @@ def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -
         )
     started = time.perf_counter()
     report = control(
-        project.states(project.batches()),
+        project.asked_states(project.batches()),
         max_total_usd=max_total_usd,
         n_states=n_states,
         level=project.settings.pairs.level,

@@ -1,10 +1,14 @@
 """States on demand are the very states that a list of them holds."""
 
+from pathlib import Path
+
 import pytest
 
 from replay_pipeline.ingesters import IngestResult, LazyStates, Traces, ingest
 from replay_pipeline.ingesters import traces as traces_module
 from replay_pipeline.testing.sample import SESSIONS_DIR
+from tests.replay_pipeline.ingesters.logs import Log
+from tests.roots import sample_root
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +77,24 @@ def test_a_part_is_opened_when_it_is_needed(parts):
 
 def test_no_states_at_all():
     assert list(LazyStates([], lambda i: pytest.fail("opened"))) == []
+
+
+def test_teachers_are_asked_only_where_the_prompt_lacks_nothing(tmp_path: Path):
+    log = Log()
+    log.user("go")
+    log.calls("m1", "t1", file_path="a.png")
+    log.answers("t1", [{"type": "image", "source": {}}])
+    log.says("m2", "a tide")
+    log.write(tmp_path / "logs")
+    for asks_incomplete, n_asked in ((False, 1), (True, 2)):
+        asking = {"sample_teachers": False, "rehearsal_teachers": True}
+        work = sample_root(
+            tmp_path / "data", sessions=tmp_path / "logs", **asking, asks_incomplete=asks_incomplete
+        )
+        (batch,) = work.ingest_new() or work.batches()
+        assert [s["state_id"] for s in work.asked_states([batch])] == work.root.read(
+            "states", batch
+        )["state_id"].to_pylist()[:n_asked]
+        report = work.replay(batch).report
+        assert report["n_states"] == n_asked
+        assert report.get("n_states_incomplete", 0) == 2 - n_asked
