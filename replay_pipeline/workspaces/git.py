@@ -7,7 +7,7 @@ import subprocess
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -130,15 +130,6 @@ class Repository:
         names = self._git("for-each-ref", "--format=%(refname:lstrip=3)", "refs/remotes")
         return {*names.splitlines()}
 
-    @cached_property
-    def tags(self) -> dict[str, str]:
-        """Return the commits of tags, by tag name."""
-        form = (
-            "--format=%(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end) %(refname)"
-        )
-        lines = [line.partition(" ") for line in self._git("for-each-ref", form, "refs/tags").splitlines()]  # fmt: skip
-        return {name.removeprefix("refs/tags/"): commit_id for commit_id, _, name in lines}
-
     def worktrees(self) -> list[str]:
         """Return the folders on this machine in which it is checked out."""
         lines = self._git("worktree", "list", "--porcelain").splitlines()
@@ -215,18 +206,6 @@ class Repository:
         end = bisect_right(line, moment, key=lambda each: each.committed)
         return line[end - 1] if end else None
 
-    @cached_property
-    def n_objects(self) -> int:
-        """Return the number of objects."""
-        counts = [line.split(": ") for line in self._git("count-objects", "-v").splitlines()]
-        return sum(int(number) for name, number in counts if name in {"count", "in-pack"})
-
-    def n_abbreviated(self, moment: float) -> int:
-        """Return how many digits of an id git showed at a moment: more objects need more."""
-        share = bisect_right(self.on_branch(None), moment, key=lambda each: each.committed)
-        n_objects = self.n_objects * share // max(1, len(self.commits))
-        return max(7, (n_objects.bit_length() + 1) // 2)
-
     def before(self, moment: float, *, branch: str | None, n: int) -> list[GitCommit]:
         """Return the newest `n` commits of a branch made up to `moment`, the newest first."""
         commits = self.on_branch(branch)
@@ -250,18 +229,6 @@ class Repository:
         """Return the newest `n` commits by the time of their change, even if they were rebased later."""
         end = bisect_right(self._by_author, moment, key=lambda each: each.authored)
         return self._by_author[max(0, end - n) : end][::-1]
-
-    @cached_property
-    def _by_prefix(self) -> Sequence[str]:
-        return sorted(self.commits)
-
-    def find(self, prefix: str) -> GitCommit | None:
-        """Return the one commit whose id begins with these characters."""
-        at = bisect_right(self._by_prefix, prefix)
-        near = [
-            each for each in self._by_prefix[max(0, at - 1) : at + 2] if each.startswith(prefix)
-        ]
-        return self.commits[near[0]] if len(near) == 1 else None
 
     def blob_id(self, tree: str, path: str) -> str | None:
         """Return the id of the file at `path` (relative, `/`) in a tree, or None."""

@@ -33,7 +33,6 @@ _DISCARDS = re.compile(
     r"\bgit\s+(?:stash(?!\s+(?:list|show|pop|apply|drop))|reset\s+--hard|checkout\s+(?:\S+\s+)?--\s|"
     r"checkout\s+\.|restore\b|clean\b)"
 )
-_COMMIT_ID = re.compile(r"\b[0-9a-f]{7,40}\b")
 
 
 class KnownContent(msgspec.Struct):
@@ -132,11 +131,6 @@ class History:
             if tree is None or not isinstance(command, str) or not _MOVES.search(command):
                 return
             tree.moves.append(step.answered)
-            for commit_id in _COMMIT_ID.findall(step.text):
-                commit = tree.repository.find(commit_id)
-                if commit is not None and commit.committed <= step.answered + 2:
-                    tree.named.append((step.answered, commit.id))
-                    break
         elif step.name == "Read" and not step.is_error:
             path = path_of(step)
             tree = self.tree_of(path) if path else None

@@ -6,15 +6,16 @@ content.
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_DECODER = msgspec.json.Decoder(dict[str, Any])
+from replay_pipeline.ingesters.base import ReadCounts
+from replay_pipeline.ingesters.json_lines import read_objects
+
 _COPY = re.compile(r"[0-9a-f]+@v\d+")
 _SESSION = re.compile(r"[\w-]+")
 _NOT_RUN = re.compile(
@@ -77,8 +78,6 @@ class Log(msgspec.Struct):
     steps: list[LoggedCall] = []
     """In the order of their answers."""
     backups: list[Backup] = []
-    n_rows: int = 0
-    n_unreadable: int = 0
 
 
 class _PendingCalls:
@@ -93,7 +92,6 @@ class _PendingCalls:
         self.request = ""
 
     def add(self, row: dict[str, Any]) -> None:
-        self.log.n_rows += 1
         kind = row.get("type")
         if kind == "progress":
             data = row.get("data")
@@ -180,8 +178,6 @@ class _PendingCalls:
 def read_log(paths: Iterable[Path], *, copies: Path | None = None) -> Log:
     """Return the calls and backups in session files of Claude Code. Each call occurs once.
 
-    Lines that are not JSON are counted and left out.
-
     Args:
         paths: the files.
         copies: the folder with the client's copies of files: `file-history`.
@@ -189,31 +185,10 @@ def read_log(paths: Iterable[Path], *, copies: Path | None = None) -> Log:
     log, taken = Log(), set[str]()
     for path in sorted(paths):
         rows = _PendingCalls(log, taken, copies)
-        for row in _rows_in(path, log):
+        for _, row in read_objects(path, ReadCounts()):
             rows.add(row)
     log.steps.sort(key=lambda step: step.answered)
     return log
-
-
-def _rows_in(path: Path, log: Log) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                yield _DECODER.decode(line)
-            except UNREADABLE:
-                yield from _glued(line, log)
-
-
-def _glued(line: bytes, log: Log) -> Iterator[dict[str, Any]]:
-    """Yield rows on one line, where a newline was lost; what is no row is counted."""
-    pieces = line.strip(b"\0 \r\n").split(b'}{"')
-    for number, piece in enumerate(pieces):
-        head = b'{"' if number else b""
-        tail = b"}" if number < len(pieces) - 1 else b""
-        try:
-            yield _DECODER.decode(head + piece + tail)
-        except UNREADABLE:
-            log.n_unreadable += bool(piece)
 
 
 def _request_in(content: Any) -> str:

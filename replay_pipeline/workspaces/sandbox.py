@@ -266,28 +266,12 @@ def _unpacked(result: bytes, root: str, files: Mapping[str, bytes]) -> Ran:
 
 
 _NO_REF_NAME = re.compile(r"[\x00-\x20~^:?*\[\\\x7f]|\.\.|@\{|//|\.lock(?:/|$)|(?:^|/)\.|[/.]$")
-_CONFIG = """[core]
-\trepositoryformatversion = 0
-\tbare = false
-\tfileMode = false
-\tabbrev = {abbrev}
-[remote "origin"]
-\turl = .
-\tfetch = +refs/heads/*:refs/remotes/origin/*
-"""
+_CONFIG = "[core]\n\trepositoryformatversion = 0\n\tbare = false\n\tfileMode = false"
 
 
 def _is_ref_name(name: str) -> bool:
     """Return whether a branch may be called so; merges also name those of a remote."""
     return not _NO_REF_NAME.search(name) and not name.startswith(("origin/", "remotes/"))
-
-
-def _config(repository: Repository, branch: str | None, moment: float) -> str:
-    config = _CONFIG.format(abbrev=repository.n_abbreviated(moment))
-    if branch is None or branch not in repository.remote_branches or not _is_ref_name(branch):
-        return config
-    name = branch.replace('"', '\\"')
-    return f'{config}[branch "{name}"]\n\tremote = origin\n\tmerge = refs/heads/{branch}\n'
 
 
 def _texts(data: bytes) -> Iterable[str]:
@@ -312,14 +296,11 @@ def git_files(
             refs[f"refs/heads/{name}"] = newest.id
             if name in repository.remote_branches:
                 refs[f"refs/remotes/origin/{name}"] = newest.id
-    for name, tagged in repository.tags.items():
-        if (known := repository.commits.get(tagged)) and known.committed <= moment:
-            refs[f"refs/tags/{name}"] = tagged
     refs.pop(f"refs/heads/{branch}", None)
     head = f"ref: refs/heads/{branch}" if branch and branch != "HEAD" else commit.id
     files = {
         ".git/HEAD": head,
-        ".git/config": _config(repository, branch, moment),
+        ".git/config": _CONFIG,
         ".git/objects/info/alternates": _OBJECTS,
         ".git/packed-refs": "\n".join(f"{refs[name]} {name}" for name in sorted(refs)),
         ".git/refs/.keep": "",

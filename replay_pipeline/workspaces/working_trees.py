@@ -21,9 +21,6 @@ _OTHER_HEAD = 0.2
 _ON_BRANCH = 0.5
 """How much it counts that a commit was once the newest of the branch that the log names, and again
 that it is the newest change made on the branch, even if a rebase made the commit again later."""
-_IS_NAMED = 2.0
-"""How much it counts that the last command of git named a commit."""
-_N_NAMED = 6
 _WAS_CHECKED_OUT = 10.0
 """How much it counts that git's own log of HEAD has it: only more than most evidence overrules it."""
 _HALF_LIFE_S = 3600.0
@@ -54,8 +51,6 @@ class WorkingTree:
         self.checkouts = repository.checkouts(root)
         self.moves: list[float] = []
         """When a command may have moved HEAD or changed files by git, in order."""
-        self.named: list[tuple[float, str]] = []
-        """Commits that such commands named, and when, in order."""
         self._fits: dict[tuple[Part, str], bool] = {}
         self._ranked: tuple[object, list[GitCommit]] = (None, [])
 
@@ -79,7 +74,7 @@ class WorkingTree:
             without: a call whose answer must not be used.
             is_later_used: whether later steps of the log are used too.
         """
-        key = moment, without, is_later_used, self.branch, len(self.named), len(self.evidence)
+        key = moment, without, is_later_used, self.branch, len(self.evidence)
         if self._ranked[0] != key:
             found = self._rank(moment, without=without, is_later_used=is_later_used)
             self._ranked = key, found
@@ -89,7 +84,6 @@ class WorkingTree:
         candidates = self._candidates(moment, is_later_used=is_later_used)
         evidence = list(self._near(moment, without=without, is_later_used=is_later_used))
 
-        said = self._said(moment)
         repository = self.repository
         branch = self.branch if self.branch in repository.tips else repository.default_branch
         line = repository.line(branch) if branch is not None else set[str]()
@@ -97,21 +91,11 @@ class WorkingTree:
 
         def score(commit: GitCommit) -> float:
             agrees = sum(weight for weight, each in evidence if self._agrees(each, commit))
-            agrees += _ON_BRANCH * (commit.id in line) + _IS_NAMED * (commit.id == said)
-            agrees += _ON_BRANCH * (commit.id == own)
+            agrees += _ON_BRANCH * ((commit.id in line) + (commit.id == own))
             return agrees + _WAS_CHECKED_OUT * (commit.id == kept)
 
         scores = {commit.id: score(commit) for commit in candidates}
         return sorted(candidates, key=lambda commit: -scores[commit.id])
-
-    def _said(self, moment: float) -> str | None:
-        """Return the commit that the last command of git named, if it was the last to move HEAD."""
-        named = bisect_right(self.named, moment, key=lambda each: each[0])
-        if not named or self.is_moved(self.named[named - 1][0], moment):
-            return None
-        when, commit_id = self.named[named - 1]
-        newest = self.repository.before(moment, branch=self.branch, n=1)
-        return commit_id if not newest or newest[0].committed <= when + 1 else None
 
     def _own(self, moment: float) -> str | None:
         """Return the newest commit that was made on the branch itself up to a moment."""
@@ -132,11 +116,8 @@ class WorkingTree:
             found[kept] = repository.commits[kept]
         if (own := self._own(moment)) is not None:
             found[own] = repository.commits[own]
-        end = bisect_right(self.named, moment, key=lambda each: each[0])
-        named = [commit_id for _, commit_id in self.named[max(0, end - _N_NAMED) : end][::-1]]
         near = [
             *repository.before(moment, branch=self.branch, n=_N_COMMITS),
-            *(repository.commits[commit_id] for commit_id in named),
             *repository.before(moment, branch=None, n=_N_COMMITS),
             *repository.authored_before(moment, n=_N_COMMITS),
         ]

@@ -49,7 +49,6 @@ def test_commits_stand_in_the_order_of_time_and_branches_that_were_merged_keep_t
         newest = repository.before(2e9, branch="tide", n=5)
         assert [commit.subject for commit in newest] == ["On the branch", "Begin"]
         assert repository.before(newest[0].committed - 1, branch="tide", n=5) == newest[1:]
-        assert repository.find(tip[:9]) is newest[0]
 
 
 def test_a_repository_s_own_settings_start_no_program(work, tmp_path):
