@@ -31,6 +31,10 @@ from replay_pipeline.workspaces.tools import FILE_TOOLS, ToolResult, ToolRun
 from replay_pipeline.workspaces.verdicts import StatePlace, run_command
 from replay_pipeline.workspaces.working_trees import text_of
 
+_NOT_RUN = re.compile(
+    r"doesn't want to|sibling tool call|posix_spawn|permission|inputvalidationerror|hook|aborted|"
+    r"interrupted"
+)
 _EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 _CUT = re.compile(r"Output too large|<persisted-output>|Results are truncated|Showing results")
 _NOTE = re.compile(
@@ -92,7 +96,7 @@ def checks(
     with ThreadPoolExecutor(n_at_once) as pool:
         for order, step in enumerate(log.steps):
             history.enter(order, step)
-            if step.name in FILE_TOOLS and step.was_run:
+            if step.name in FILE_TOOLS and was_run(step):
                 yield _check(history, step)
             elif sandbox is not None and step.call_id in drawn:
                 if len(running) >= n_at_once:
@@ -104,9 +108,14 @@ def checks(
         yield from (each.result() for each in running)
 
 
+def was_run(step: LoggedCall) -> bool:
+    """Return whether the client ran a call. Others were refused, canceled, or malformed."""
+    return not (step.is_error and _NOT_RUN.search(step.text[:200].lower()))
+
+
 def _sample(log: Log, n: int) -> frozenset[str]:
     """Return the ids of at most `n` commands that only read, the same ones each time."""
-    ids = [step.call_id for step in log.steps if step.was_run and only_reads(step)]
+    ids = [step.call_id for step in log.steps if was_run(step) and only_reads(step)]
     return frozenset(sorted(ids, key=lambda each: hashlib.blake2b(each.encode()).digest())[:n])
 
 

@@ -378,8 +378,6 @@ class Trial:
     effect: str | None = None
     """Hash of what it changed, and of the output and status of commands. Equal for actions with the
     same effect. None if nothing was changed or run."""
-    was_run: bool = False
-    """Whether a command was run, and not only file tools."""
     is_passing: bool | None = None
     """Whether the project's check passes after it. None if it was not run."""
     was_passing: bool | None = None

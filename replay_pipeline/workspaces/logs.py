@@ -18,10 +18,6 @@ from replay_pipeline.ingesters.json_lines import read_objects
 
 _COPY = re.compile(r"[0-9a-f]+@v\d+")
 _SESSION = re.compile(r"[\w-]+")
-_NOT_RUN = re.compile(
-    r"doesn't want to|sibling tool call|posix_spawn|permission|inputvalidationerror|hook|aborted|"
-    r"interrupted"
-)
 _REMINDERS = re.compile(
     r"(?:\n\s*<system-reminder>\n(?:(?!<system-reminder>).)*</system-reminder>\s*)+\Z", re.DOTALL
 )
@@ -51,11 +47,6 @@ class LoggedCall(msgspec.Struct):
     """Empty for the main conversation, else the subagent's id."""
     request: str = ""
     """The user's last request before the call."""
-
-    @property
-    def was_run(self) -> bool:
-        """Return whether the client ran it. Others were refused, canceled, or malformed."""
-        return not (self.is_error and _NOT_RUN.search(self.text[:200].lower()))
 
 
 class Backup(msgspec.Struct):

@@ -64,8 +64,6 @@ class CandidateResult(msgspec.Struct, frozen=True):
     another result."""
     changed: tuple[str, ...] = ()
     """Paths of the files that it changes."""
-    was_run: bool = False
-    """Whether a command was run."""
     diff: str = ""
     """How the files differ afterwards, as a unified diff; shortened."""
     checked: CheckedFiles | None = None
@@ -188,7 +186,7 @@ class Judge:
             if call.name == "Bash" and self.execute == "commands":
                 ran = self._command(place, run, call)
                 if ran is None:
-                    return CandidateResult("not_known", was_run=True)
+                    return CandidateResult("not_known")
                 commands.append(ran)
                 answer = ToolResult(ran.output)
                 continue
@@ -198,9 +196,7 @@ class Judge:
             if answer.error_kind is not None:
                 status: Status = "fails" if answer.is_known else "not_known"
                 kind = answer.error_kind if answer.is_known else None
-                return CandidateResult(
-                    status, kind, answer.text[:_ANSWER_CHARS], was_run=bool(commands)
-                )
+                return CandidateResult(status, kind, answer.text[:_ANSWER_CHARS])
         changes = run.view.effect()
         shows = any(ran.output.strip() for ran in commands)
         shows |= bool(changes) or any(call.name in _WRITERS for call in calls)
@@ -211,7 +207,6 @@ class Judge:
             answer=answer.text[:_ANSWER_CHARS],
             effect=_hash([changes, printed]) if has_effect else None,
             changed=tuple(changes),
-            was_run=bool(commands),
             diff=_diff(place, changes),
             checked=self._checked(place, changes),
         )

@@ -170,7 +170,6 @@ def _trial(verdict: CandidateResult, hidden: Callable[[str], str]) -> Trial:
         works=verdict.status == "works",
         error_kind=verdict.error_kind,
         effect=verdict.effect,
-        was_run=verdict.was_run,
         was_passing=checked.was_passing if checked else None,
         is_passing=checked.is_passing if checked else None,
         answer=hidden(verdict.answer),

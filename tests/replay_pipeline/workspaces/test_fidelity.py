@@ -68,13 +68,6 @@ def test_a_wrong_record_is_not_reproduced(tmp_path):
     assert tools["Grep"]["n_same"] == 0
 
 
-def test_files_outside_of_the_repository_are_told_apart(tmp_path):
-    work = recorded(tmp_path)
-    work.failed("Read", "File does not exist.", file_path="/etc/tides.conf")
-    path = work.session.write(tmp_path / "projects")
-    assert reproduced(path)["outside"]["failed Read"]["reasons"] == {"outside": 1}
-
-
 def test_a_repository_that_lies_elsewhere_tells_the_same(tmp_path):
     work = recorded(tmp_path)
     path = work.session.write(tmp_path / "projects")
@@ -83,26 +76,3 @@ def test_a_repository_that_lies_elsewhere_tells_the_same(tmp_path):
     work.root.rename(tmp_path / "moved")
     tools = reproduced(path, repositories=[clone])["all"]
     assert (tools["Read"]["n_same"], tools["Edit"]["n_same"]) == (1, 1)
-
-
-def with_commands(tmp_path):
-    """Commands that only read, one with a wrong record, and one that asks for more than the tree."""
-    work = Worked(tmp_path / "tides")
-    work.begin(FILES)
-    work.bash("cat tide/high.py | head -1; git log --format=%s")
-    work.edit("tide/high.py", "return 3", "return 4")
-    work.bash("git diff --stat; ls tide; wc -l < README.md")
-    work.bash("grep -c surge README.md")
-    work.bash("git status --short; date")
-    work.bash("touch low.py")
-    work.put({"tide/low.py": "def low():\n    return 10\n"})
-    work.bash("git status --short")
-    return work
-
-
-def test_commands_that_only_read_are_run_in_a_sandbox(tmp_path, box):
-    work = with_commands(tmp_path)
-    path = work.session.write(tmp_path / "projects")
-    row = reproduced(path, sandbox=box)[str(work.root)]["Bash"]
-    assert (row["n"], row["n_same"], row["reasons"]) == (4, 3, {"git_changes_differ": 1})
-    assert reproduced(path, sandbox=box, max_commands=1)[str(work.root)]["Bash"]["n"] == 1
