@@ -6,6 +6,11 @@ The command prints one JSON line (`base_url`, `model`), and serves until you sto
 Parts that the model's chat template can't show are written as text, and calls are parsed from text,
 so you can sample a small model like any endpoint. Requests that wait at the same time are answered
 in one batch. The server listens only on this machine.
+
+`transformers serve` 5.23 can't take its place in `replay-pipeline sample`: it gives a prompt whole and
+not as the training cut it, leaves out without a word what a template can't show, and answers
+temperature 1 with the likeliest tokens unless the model's own settings sample. It also computes twice
+as long per sample (`benchmarks/serve.py`).
 """
 
 import argparse
@@ -249,7 +254,7 @@ class LocalModel:
         return self._prompts[key]
 
 
-def as_stream(answer: Mapping[str, Any]) -> str:
+def _as_stream(answer: Mapping[str, Any]) -> str:
     """Return a chat completion as server-sent events: the whole message, the finish reason, and the usage."""
     [choice] = answer["choices"]
     calls = [
@@ -305,7 +310,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             answer |= {"id": f"local-{uuid.uuid4()}"}
             if request.get("stream"):
-                self._send(200, "text/event-stream", as_stream(answer).encode())
+                self._send(200, "text/event-stream", _as_stream(answer).encode())
             else:
                 self._reply(200, answer)
 

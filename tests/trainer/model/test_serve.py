@@ -42,38 +42,28 @@ def test_equal_seeds_give_equal_samples_and_other_seeds_others(server):
     assert greedy[0] == greedy[1]
 
 
-def test_a_call_written_as_text_comes_back_as_a_call(server, monkeypatch):
-    text = '<tool_call>\n{"name": "Read", "arguments": {"file_path": "a.py"}}\n</tool_call>'
-    tokenizer = server.model.renderer.tokenizer
-    monkeypatch.setattr(type(tokenizer), "decode", lambda *_, **__: text)
-    [choice] = ask(server)["choices"]
-    [call] = choice["message"]["tool_calls"]
-    assert choice["finish_reason"] == "tool_calls"
+CALL = '<tool_call>\n{"name": "Read", "arguments": {"file_path": "a.py"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_call_written_as_text_comes_back_as_a_call(server, monkeypatch, is_streamed):
+    monkeypatch.setattr(type(server.model.renderer.tokenizer), "decode", lambda *_, **__: CALL)
+    body = json.dumps(QUESTION | {"stream": is_streamed}).encode()
+    asked = urllib.request.Request(f"{server.base_url}/chat/completions", body)
+    with urllib.request.urlopen(asked) as reply:
+        text = reply.read().decode()
+    if is_streamed:
+        *events, end = [row[6:] for row in text.split("\n\n") if row]
+        first, last, counted = map(json.loads, events)
+        assert end == "[DONE]"
+        assert counted["usage"]["completion_tokens"] <= 8
+        message, reason = first["choices"][0]["delta"], last["choices"][0]["finish_reason"]
+    else:
+        [choice] = json.loads(text)["choices"]
+        message, reason = choice["message"], choice["finish_reason"]
+    [call] = message["tool_calls"]
+    assert reason == "tool_calls"
     assert call["function"] == {"name": "Read", "arguments": '{"file_path": "a.py"}'}
-
-
-def test_a_stream_has_the_whole_message_its_end_and_its_usage(server, monkeypatch):
-    text = '<tool_call>\n{"name": "Read", "arguments": {"file_path": "a.py"}}\n</tool_call>'
-    tokenizer = server.model.renderer.tokenizer
-    monkeypatch.setattr(type(tokenizer), "decode", lambda *_, **__: text)
-    body = json.dumps(QUESTION | {"stream": True}).encode()
-    call = urllib.request.Request(f"{server.base_url}/chat/completions", body)
-    with urllib.request.urlopen(call) as reply:
-        assert reply.headers["Content-Type"] == "text/event-stream"
-        *events, end = [row[6:] for row in reply.read().decode().split("\n\n") if row]
-    assert end == "[DONE]"
-    first, last, counted = map(json.loads, events)
-    [streamed] = first["choices"][0]["delta"]["tool_calls"]
-    assert (streamed["index"], streamed["function"]["name"]) == (0, "Read")
-    assert last["choices"][0]["finish_reason"] == "tool_calls"
-    assert counted["usage"]["completion_tokens"] <= 8
-    assert {event["object"] for event in (first, last, counted)} == {"chat.completion.chunk"}
-
-
-def test_many_clients_at_once_are_all_answered(server):
-    with ThreadPoolExecutor(60) as pool:
-        answers = list(pool.map(lambda _: ask(server, max_tokens=1), range(60)))
-    assert all(answer["choices"] for answer in answers)
 
 
 def test_requests_that_wait_share_a_batch_and_get_the_answers_they_get_alone(server, monkeypatch):

@@ -135,12 +135,10 @@ def test_a_secret_that_is_not_set_and_a_bad_variable_are_named(tmp_path, capsys)
     assert "expected NAME=VALUE" in capsys.readouterr().err
 
 
-def test_an_executor_without_arguments_and_a_text_for_a_sequence(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    executor = LocalProcessExecutor()
-    code = "import sys; print(sys.argv[1:])"
-    handles = executor.launch_replicas(1, sys.executable, ["-c", code, "{rank}"])
-    assert executor.collect(handles, timeout_s=60, poll_s=0.02)[0].log == "['0']\n"
+def test_nonsense_is_refused_before_anything_starts(tmp_path):
+    executor = LocalProcessExecutor(tmp_path)
+    with pytest.raises(TrainerConfigError, match="not positive"):
+        executor.launch_replicas(0, sys.executable)
     with pytest.raises(TrainerConfigError, match="expected a sequence"):
         executor.launch_replicas(1, sys.executable, "-c")
 
