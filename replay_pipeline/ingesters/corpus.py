@@ -48,8 +48,7 @@ from replay_pipeline.ingesters.log_rows import (
 )
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.redaction.people import user_of
-from replay_pipeline.redaction.redactor import Redactor
-from replay_pipeline.redaction.scanning import people_in
+from replay_pipeline.redaction.redactor import Known, KnownValues, Redactor
 from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.garbage_collection import give_back_memory, without_collector
 from replay_pipeline.storage.schemas import TABLES
@@ -422,6 +421,7 @@ class _Corpus:
         """Content of the decisions so far, by their id."""
         self.session_ids: set[str] = set()
         self.users: set[str] = set()
+        self.secrets: dict[str, KnownValues] = {}
         self.sessions = Columns("sessions")
         self.turns = Columns("turns")
         self.states = Columns("states")
@@ -458,9 +458,9 @@ class _Corpus:
 
     def _read(self, reader: Ingester, source: SourceSlice, end: int, tail: bytes) -> None:
         before: dict[str, bytes] = {}
-        known = ReadCounts()
+        counted = ReadCounts()
         if source.start:
-            for log in reader.read(source.place, known, source.start):
+            for log in reader.read(source.place, counted, source.start):
                 before |= digests_of(log, label_turns(log.turns))
         counts = ReadCounts()
         logs: Iterable[SessionLog] = reader.read(source.place, counts, end)
@@ -468,15 +468,15 @@ class _Corpus:
         if end > LONG_BYTES:
             # Read once for its people and once more for its rows, it is never in memory as a whole.
             again = reader.read(source.place, ReadCounts(), end)
-            users = self._people((log.turns, log.turns) for log in again)
+            users, known = self._people((log.turns, log.turns) for log in again)
             give_back_memory()
         else:
             decided = list(decided)
-            users = self._people((log.turns, needed) for log, _, needed, _ in decided)
-        sessions = self._add_logs(decided, source, users)
+            users, known = self._people((log.turns, needed) for log, _, needed, _ in decided)
+        sessions = self._add_logs(decided, source, users, known)
         if end > LONG_BYTES:
             give_back_memory()
-        counts.subtract(known)
+        counts.subtract(counted)
         self.counts.add(counts)
         origin = {
             "source_path_sha": sha_of(str(source.path)),
@@ -489,7 +489,11 @@ class _Corpus:
             self.sessions.append(row | origin | counts_of(its_counts))
 
     def _add_logs(
-        self, decided: Iterable[_Decided], source: SourceSlice, users: frozenset[str]
+        self,
+        decided: Iterable[_Decided],
+        source: SourceSlice,
+        users: frozenset[str],
+        known: Known,
     ) -> dict[int, dict[str, Any]]:
         """Make the rows of conversations; gives those of `sessions`, by the number of the log."""
         sessions: dict[int, dict[str, Any]] = {}
@@ -498,7 +502,10 @@ class _Corpus:
                 continue
             session_id = self._unique_id(log, source, fresh)
             self.conversations.part(session_id, log)
-            cleaner = Cleaner(self.redactor, users)
+            # A subagent's file is told what its session gave away.
+            main = log.parent_session_id or log.session_id
+            known.values.update(self.secrets.setdefault(main, known.values))
+            cleaner = Cleaner(self.redactor, users, known)
             rows = LogRows(log, session_id, needed, fresh, cleaner)
             self._add_rows(rows, labels, cleaner)
             sessions[number] = rows.session(n_states=len(fresh), hash_project=self.hash_project)
@@ -532,14 +539,16 @@ class _Corpus:
         self.report.outcomes.update(labels[turn].outcome for _, turn in fresh)
         return fresh, _needed(log, fresh), labels
 
-    def _people(self, turns_of: Iterable[tuple[list[Turn], list[Turn]]]) -> frozenset[str]:
-        """Collect who is named in a file: a subagent is told of people whom the session knows.
+    def _people(
+        self, turns_of: Iterable[tuple[list[Turn], list[Turn]]]
+    ) -> tuple[frozenset[str], Known]:
+        """Collect who is named in a file and what is secret: a subagent is told what the session knows.
 
         Args:
             turns_of: for each conversation all of its turns, and those that are redacted.
         """
         if self.redactor is None:
-            return frozenset()
+            return frozenset(), Known()
         users = set[str]()
 
         def told() -> Iterator[str]:
@@ -548,9 +557,10 @@ class _Corpus:
                 yield from redactable_texts(needed)
                 yield from accounts_in(needed)
 
-        users |= people_in(told())
+        people, known = self.redactor.learn(told())
+        users |= people
         self.users |= users
-        return frozenset(users)
+        return frozenset(users), known
 
     def _fresh(
         self,

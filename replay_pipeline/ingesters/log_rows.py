@@ -15,7 +15,7 @@ from replay_pipeline.ingesters.base import LACKS, NO_RESULT, ReadCounts, Session
 from replay_pipeline.ingesters.fidelity import predict_context
 from replay_pipeline.ingesters.json_lines import UNREADABLE
 from replay_pipeline.ingesters.labels import Label
-from replay_pipeline.redaction.redactor import Redactor
+from replay_pipeline.redaction.redactor import Known, Redactor
 from replay_pipeline.types import Message
 
 _PIECE_CHARS = 1_500_000
@@ -78,23 +78,27 @@ def sha_of(value: str | bytes) -> str:
 
 
 class Cleaner:
-    """Redacts one conversation with a redactor and the login names that occur in it.
+    """Redacts one conversation with a redactor, and the people and secrets that occur in it.
 
     Without a redactor, nothing is changed.
     """
 
-    def __init__(self, redactor: Redactor | None, users: frozenset[str]) -> None:
+    def __init__(
+        self, redactor: Redactor | None, users: frozenset[str], known: Known | None = None
+    ) -> None:
         self._redactor = redactor
-        self._users = users
+        self._users, self._known = users, known
 
     def prepare(self, texts: Iterable[str]) -> None:
         """Redact many texts at once, which is faster than one by one. Later calls return the results."""
         if self._redactor is not None:
-            self._redactor.prepare(texts, users=self._users)
+            self._redactor.prepare(texts, users=self._users, known=self._known)
 
     def text(self, text: str) -> str:
         """Return one text, redacted."""
-        return text if self._redactor is None else self._redactor.text(text, users=self._users)
+        if self._redactor is None:
+            return text
+        return self._redactor.text(text, users=self._users, known=self._known)
 
     def texts(self, texts: Sequence[str | None]) -> list[str | None]:
         """Redact many texts. An empty text becomes `None`."""

@@ -10,12 +10,18 @@ import logging
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import NamedTuple
 
+from replay_pipeline.redaction.known_values import KnownValues, hashed_in
 from replay_pipeline.redaction.people import homes_in, hosts_in, people
-from replay_pipeline.redaction.scanning import Suspect, secrets_by_kingfisher, suspects_in
+from replay_pipeline.redaction.scanning import (
+    Suspect,
+    people_in,
+    secrets_by_kingfisher,
+    suspects_in,
+)
 from replay_pipeline.redaction.secret_rules import (
     CUT_SIGNAL,
     ESCAPED_SIGNAL,
@@ -27,8 +33,7 @@ from replay_pipeline.redaction.secret_rules import (
 logger = logging.getLogger(__name__)
 
 _MIN_CHARS = 6
-_MEMO_ENTRIES = 200_000
-_MEMO_CHARS = 4_000_000
+_MEMO_ENTRIES = 20_000
 _CHUNK_CHARS = 1_000_000
 """Redacted side by side."""
 _BETWEEN = "\n\n\n"
@@ -122,11 +127,21 @@ _Redacted = tuple[str, Counter[str]]
 """A text with placeholders, and what was replaced by kind."""
 
 
+class Known:
+    """What was found in the texts of a session before any of them is redacted."""
+
+    def __init__(self) -> None:
+        self.values = KnownValues()
+        self.edits: dict[int, list[_Edit]] = {}
+        """By the hash of a text that was searched: the secrets and hosts in it."""
+
+
 class Redactor:
     """The redactor replaces secrets, people, e-mail addresses, home folders, hosts, and addresses in text.
 
-    `salt` makes the placeholders of one installation different from those of another. Without it,
-    anyone could confirm a guessed secret by its placeholder.
+    A secret that one text of a session gives away goes from all of them, in every form that
+    `KnownValues` knows. `salt` makes the placeholders of one installation different from those of
+    another. Without it, anyone could confirm a guessed secret by its placeholder.
     """
 
     def __init__(self, *, salt: str = "") -> None:
@@ -135,70 +150,114 @@ class Redactor:
         self._key = hashlib.blake2b(salt.encode(), digest_size=16).digest()
         self._memo: dict[str, _Redacted | None] = {}
         self._users = frozenset[str]()
-        self._n_memo_chars = 0
+        self._known: Known | None = None
 
-    def text(self, text: str, *, users: frozenset[str] = frozenset()) -> str:
+    def learn(self, texts: Iterable[str]) -> tuple[frozenset[str], Known]:
+        """Return the people of a session, from `people_in`, and its secrets, before any text is redacted."""
+        known = Known()
+
+        def searched() -> Iterator[str]:
+            for together in _chunks(texts):
+                new = [text for text in together if hash(text) not in known.edits]
+                for text, edits in zip(new, self._search(new, known.values), strict=True):
+                    known.edits[hash(text)] = edits
+                yield from together
+
+        return people_in(searched()), known
+
+    def text(
+        self, text: str, *, users: frozenset[str] = frozenset(), known: Known | None = None
+    ) -> str:
         """Return `text` with placeholders.
 
-        `users` are the people of the session from `people_in`. Login names become `user`, and full
-        names a placeholder.
+        Login names of `users` become `user`, and full names a placeholder. Both arguments come from
+        `learn`; without `known`, a text's own secrets alone are known in it.
         """
         if len(text) < _MIN_CHARS:
             return text
-        if text not in self._memo or users is not self._users:
-            is_full = len(self._memo) > _MEMO_ENTRIES or self._n_memo_chars > _MEMO_CHARS
-            if users != self._users or is_full:
-                self._forget(users)
-            if text not in self._memo:
-                self._prepare([text])
-        known = self._memo[text]
-        if known is None:
+        is_same = users == self._users and known is self._known
+        if not is_same or len(self._memo) > _MEMO_ENTRIES:
+            self._forget(users, known)
+        if text not in self._memo:
+            self._prepare([text])
+        redacted = self._memo[text]
+        if redacted is None:
             return text
-        redacted, counts = known
-        for kind, n in counts.items():
-            self.counts[kind] += n
-        return redacted
+        self.counts.update(redacted[1])
+        return redacted[0]
 
-    def prepare(self, texts: Iterable[str], *, users: frozenset[str] = frozenset()) -> None:
+    def prepare(
+        self,
+        texts: Iterable[str],
+        *,
+        users: frozenset[str] = frozenset(),
+        known: Known | None = None,
+    ) -> None:
         """Redact many texts at once, which is faster. `text` then returns the cached results.
 
         Each call clears the texts of the call before.
         """
-        self._forget(users)
-        new: list[str] = []
-        n_chars = 0
-        for text in dict.fromkeys(texts):
-            if len(text) >= _MIN_CHARS:
-                new.append(text)
-                n_chars += len(text)
-                if n_chars > _CHUNK_CHARS:
-                    self._prepare(new)
-                    new, n_chars = [], 0
-        self._prepare(new)
+        self._forget(users, known)
+        for together in _chunks(texts):
+            self._prepare(together)
 
-    def _forget(self, users: frozenset[str]) -> None:
+    def masked(self, text: str, placeholders: Mapping[str, str]) -> str:
+        """Return what somebody else wrote, redacted, and without the values behind placeholders.
+
+        Args:
+            text: an answer, for example.
+            placeholders: those that its author was shown, by their last part.
+        """
+        text, edits = self.text(text), []
+        for hit, value in hashed_in(text, lambda value: self._h8(value) in placeholders):
+            edits.append(_Edit(hit.start, hit.end, 0, "known", placeholders[self._h8(value)]))
+        parts, end = [], 0
+        for edit in _without_overlaps(edits):
+            parts += (text[end : edit.start], edit.put)
+            end = edit.end
+        return "".join([*parts, text[end:]])
+
+    def _forget(self, users: frozenset[str], known: Known | None) -> None:
         self._memo.clear()
-        self._n_memo_chars = 0
-        self._users = users
+        self._users, self._known = users, known
+
+    def _search(self, texts: Sequence[str], values: KnownValues | None) -> list[list[_Edit]]:
+        """Find secrets and hosts in texts, and add the secrets to `values`."""
+        found: list[list[_Edit]] = [[] for _ in texts]
+        for index, suspect in suspects_in(texts):
+            text, edits = texts[index], found[index]
+            hits = _find(text, suspect)
+            edits += (self._secret(hit, text[hit.start : hit.end]) for hit in hits)
+            for start, end, kind in chain(*(hosts_in(text, *where) for where in suspect.hosts)):
+                put = f"<{kind.upper()}:{self._h8(text[start:end].lower())}>"
+                edits.append(_Edit(start, end, 2, kind, put))
+            if hits and values is not None:
+                values.add(text, hits)
+            elif hits:
+                own = KnownValues()
+                own.add(text, hits)
+                edits += (self._secret(hit, value) for hit, value in own.places(text))
+        return found
+
+    def _secret(self, hit: SecretHit, value: str) -> _Edit:
+        return _Edit(hit.start, hit.end, 0, hit.kind, f"<SECRET:{hit.kind}:{self._h8(value)}>")
 
     def _prepare(self, new: Sequence[str]) -> None:
         """Redact texts side by side: most of a search is the same for a word and a page."""
         self._memo.update(dict.fromkeys(new))
-        users = self._users
-        texts = list(new)
-        counts: dict[int, Counter[str]] = {}
-        whole = _BETWEEN.join(texts)
-        for folder, put in people(users).in_homes(whole):
+        homes = people(self._users).in_homes(_BETWEEN.join(new))
+        texts, counts = list(new), dict[int, Counter[str]]()
+        for folder, put in homes:
             for index, text in enumerate(texts):
                 if n_found := text.count(folder):
                     counts.setdefault(index, Counter())["home"] += n_found
                     texts[index] = text.replace(folder, put)
-        if counts:
-            whole = _BETWEEN.join(texts)
+        whole = _BETWEEN.join(texts)
         starts = [0, *accumulate(len(text) + len(_BETWEEN) for text in texts)]
         edited: dict[int, list[str]] = {}
         copied: dict[int, int] = {}
-        for edit in _without_overlaps(self._edits(whole, texts, starts, users)):
+        edits = chain(self._edits_known(new, texts, starts, homes), self._edits(whole))
+        for edit in _without_overlaps(edits):
             index = bisect_right(starts, edit.start) - 1
             start = starts[index]
             parts = edited.setdefault(index, [])
@@ -212,26 +271,35 @@ class Redactor:
                     rest = whole[copied[index] : starts[index] + len(text)]
                     text = "".join([*edited[index], rest])
                 self._memo[given] = text, counts[index]
-            self._n_memo_chars += len(given)
 
-    def _edits(
-        self, whole: str, texts: Sequence[str], starts: Sequence[int], users: frozenset[str]
+    def _edits_known(
+        self,
+        given: Sequence[str],
+        texts: Sequence[str],
+        starts: Sequence[int],
+        homes: Sequence[tuple[str, str]],
     ) -> Iterator[_Edit]:
-        """Find what has to go from texts side by side; `starts` are where each begins."""
-        for index, suspect in suspects_in(texts):
-            text, at = texts[index], starts[index]
-            for hit in _find(text, suspect):
-                put = f"<SECRET:{hit.kind}:{self._h8(text[hit.start : hit.end])}>"
-                yield _Edit(at + hit.start, at + hit.end, 0, hit.kind, put)
-            for where in suspect.hosts:
-                for start, end, kind in hosts_in(text, *where):
-                    put = f"<{kind.upper()}:{self._h8(text[start:end].lower())}>"
-                    yield _Edit(at + start, at + end, 2, kind, put)
+        """Yield what a search of each text finds, where it stands among the texts side by side."""
+        known = self._known.edits if self._known is not None else {}
+        others = [index for index, text in enumerate(given) if hash(text) not in known]
+        searched = dict(zip(others, self._search([texts[i] for i in others], None), strict=True))
+        for index, text in enumerate(given):
+            for edit in searched[index] if index in searched else known[hash(text)]:
+                start, end = edit.start, edit.end
+                if index not in searched and text != texts[index]:
+                    start = len(_with_homes(text[:start], homes))
+                    end = start + len(_with_homes(text[edit.start : end], homes))
+                yield edit._replace(start=starts[index] + start, end=starts[index] + end)
+
+    def _edits(self, whole: str) -> Iterator[_Edit]:
+        """Find what else has to go from texts side by side."""
+        if self._known is not None:
+            yield from (self._secret(*place) for place in self._known.values.places(whole))
         if "@" in whole:
             for start, end in _emails_in(whole):
                 put = f"<EMAIL:{self._h8(whole[start:end].lower())}>"
                 yield _Edit(start, end, 1, "email", put)
-        for start, end, kind in people(users).mentions(whole):
+        for start, end, kind in people(self._users).mentions(whole):
             is_name = kind == "name"
             put = f"<NAME:{self._h8(whole[start:end])}>" if is_name else "user"
             yield _Edit(start, end, 3 if is_name else 4, kind, put)
@@ -241,6 +309,27 @@ class Redactor:
     def _h8(self, value: str) -> str:
         data = value.encode("utf-8", "replace")
         return hashlib.blake2b(data, digest_size=4, key=self._key).hexdigest()
+
+
+def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield different texts of some length, in parts that are searched side by side."""
+    seen, together, n_chars = set[int](), list[str](), 0
+    for text in texts:
+        if len(text) >= _MIN_CHARS and hash(text) not in seen:
+            seen.add(hash(text))
+            together.append(text)
+            n_chars += len(text)
+        if n_chars > _CHUNK_CHARS:
+            yield together
+            together, n_chars = [], 0
+    if together:
+        yield together
+
+
+def _with_homes(text: str, homes: Iterable[tuple[str, str]]) -> str:
+    for folder, put in homes:
+        text = text.replace(folder, put)
+    return text
 
 
 def _emails_in(text: str) -> Iterator[tuple[int, int]]:

@@ -214,6 +214,8 @@ _PAGE = re.compile(
     re.IGNORECASE,
 )
 """A place in a list, or the name of a request: they open nothing."""
+_PLACE = re.compile(r"[\w.@~-]*(?:/[\w.@~-]+)+\.[A-Za-z]\w{0,4}(?::\d+(?:[:-]\d+)?)?")
+"""A file, and a line in it."""
 _HEX = re.compile(r"[0-9a-fA-F]{8,}(?:[-:][0-9a-fA-F]{4,})*")
 
 
@@ -245,7 +247,7 @@ def _is_value(value: str, *, is_quoted: bool, is_password: bool) -> bool:
 
 def is_random(value: str, *, is_password: bool = False) -> bool:
     """Return whether a value looks like a random or chosen secret, and not like a word."""
-    if len(value) < MIN_CHARS or _DUMMY.search(value):
+    if len(value) < MIN_CHARS or _DUMMY.search(value) or _PLACE.fullmatch(value):
         return False
     has_digit = any(c.isdigit() for c in value)
     has_upper = any(c.isupper() for c in value)
@@ -313,7 +315,7 @@ def _fits(kind: str, value: str) -> bool:
             _DUMMY.search(value) or value.lower() in RULES.common_passwords or value.isdigit()
         )
     if kind == "basic-auth":
-        return ":" in _decoded_base64(value)
+        return ":" in decoded_base64(value)
     if kind == "bearer-token":
         return is_random(value)
     return is_random(value, is_password=True)
@@ -339,7 +341,7 @@ _PRINTABLE = frozenset(range(32, 127)) | {9, 10, 13}
 
 def _in_base64(text: str, depth: int) -> Iterator[SecretHit]:
     for match in _BASE64.finditer(text):
-        hit = next(own_hits(_decoded_base64(match.group()), depth + 1), None)
+        hit = next(own_hits(decoded_base64(match.group()), depth + 1), None)
         if hit is not None:
             head = _BASE64_HEAD.search(text, max(0, match.start() - 3), match.start())
             start = head.start() if head is not None else match.start()
@@ -355,7 +357,7 @@ def _in_urls(text: str, depth: int) -> Iterator[SecretHit]:
             yield SecretHit(start, match.end(), hit.kind)
 
 
-def _decoded_base64(value: str) -> str:
+def decoded_base64(value: str) -> str:
     """Return the text in a base64 value; empty if there is none."""
     body = value.rstrip("=").replace("-", "+").replace("_", "/")
     if not _is_text(body[:24]):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.replay import NOT_ASKED, refuse_if_nobody_answers, replay_facts
-from replay_pipeline.settings import Settings
+from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages.receipts import Overview, Receipt, added, total
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
@@ -35,6 +35,7 @@ def ask_teachers(
     """
     from replay_pipeline.replay import replay_in_thread
     from replay_pipeline.replay.ask.rows import teacher_actions_table
+    from replay_pipeline.stages.work.redacting import PROMPT_TEXTS, masked_answers
 
     project, batch = task.project, task.batch
     if max_total_usd is None:
@@ -57,7 +58,13 @@ def ask_teachers(
     n_total = len(report.actions) + sum(report.skipped.values())
     spent_usd = report.newly_spent_usd
     tell(Progress(stage="replay", n_done=n_total - left, n_total=n_total, cost_usd=spent_usd))
-    task.write("teacher_actions", teacher_actions_table(report.actions))
+    actions = report.actions
+    if project.settings.ingest.is_redacted:
+        prompts = [
+            project.root.read(name, batch, columns=names) for name, names in PROMPT_TEXTS.items()
+        ]
+        actions = masked_answers(actions, prompts, salt=redaction_salt())
+    task.write("teacher_actions", teacher_actions_table(actions))
     refuse_if_nobody_answers(report)
     told = {"n_states_incomplete": n_incomplete} if n_incomplete else {}
     return {**replay_facts(report), **told, **({"night": night} if night else {})}

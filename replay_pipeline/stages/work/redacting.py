@@ -1,12 +1,15 @@
-"""Redact stored tables, for sessions whose logs no longer exist."""
+"""Redact stored tables, for sessions whose logs no longer exist, and what teachers answered."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
 from replay_pipeline.ingesters.log_rows import Cleaner
 from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.storage.arrays import string_array
+from replay_pipeline.types import Message, TeacherAction
 
 _TEXTS: Mapping[str, tuple[str, ...]] = {
     "sessions": ("project",),
@@ -15,6 +18,11 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
     "tools": ("tool_json",),
 }
 """The columns of an ingestion that hold what people and programs wrote."""
+PROMPT_TEXTS: Mapping[str, tuple[str, ...]] = {
+    "turns": ("messages_json",),
+    "states": ("action_text", "action_tool_calls_json"),
+}
+"""Those that prompts are made of."""
 
 
 def redacted_again(
@@ -43,3 +51,46 @@ def _with_texts(table: pa.Table, name: str, cleaner: Cleaner) -> pa.Table:
         place = table.column_names.index(column)
         table = table.set_column(place, table.field(column), string_array(values))
     return table
+
+
+_PLACEHOLDER = re.compile(r"<SECRET:[a-z0-9-]+:([0-9a-f]{8})>")
+
+
+class _Masked(Cleaner):
+    """Redacts what was written by somebody who saw these placeholders."""
+
+    def __init__(self, salt: str, shown: Iterable[str]) -> None:
+        super().__init__(Redactor(salt=salt), frozenset())
+        self._shown = {m[1]: m[0] for text in shown for m in _PLACEHOLDER.finditer(text)}
+
+    def text(self, text: str) -> str:
+        return self._redactor.masked(text, self._shown) if self._redactor else text
+
+    def message(self, message: Message) -> Message:
+        """Return an answer without secrets, in its text and in its calls."""
+        calls = [
+            call | {"function": told | {"arguments": self.arguments(told["arguments"])}}
+            for call in message.get("tool_calls") or ()
+            for told in [call["function"]]
+        ]
+        put = {"content": self.text(message["content"])} if message.get("content") else {}
+        return message | put | ({"tool_calls": calls} if calls else {})
+
+
+def masked_answers(
+    answers: Sequence[TeacherAction], prompts: Sequence[pa.Table], *, salt: str
+) -> list[TeacherAction]:
+    """Return the answers without secrets: known ones, and those behind the placeholders of a batch.
+
+    Args:
+        answers: what teachers answered at its states.
+        prompts: the columns of texts that its prompts are made of.
+        salt: that with which the batch was redacted.
+    """
+    columns = (column for table in prompts for column in table.columns)
+    shown = (text for column in columns for text in column.to_pylist() if text)
+    clean = _Masked(salt, shown)
+    return [
+        replace(answer, action=clean.message(answer.action)) if answer.action else answer
+        for answer in answers
+    ]
