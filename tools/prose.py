@@ -3,7 +3,7 @@
 The rules follow the Google developer documentation style guide as far as a program can check them: short
 sentences, the active voice, ordinary words. They need no network and no package:
 
-    python tools/prose.py            # every page, worst first
+    python tools/prose.py            # every page, worst first, and how many words there are
     python tools/prose.py README.md  # each finding of one page
 """
 
@@ -54,6 +54,16 @@ class Page:
             for sentence in _END.split(paragraph)
             if len(_WORD.findall(sentence)) > 2
         ]
+
+    @property
+    def n_words(self) -> int:
+        """Return how many words the page has, with its tables and code, as `wc -w` counts them."""
+        return len(self.path.read_text().split())
+
+    @property
+    def is_generated(self) -> bool:
+        """Return whether `tools/reference.py` writes the page from the code."""
+        return self.path.name in {"cli.md", "settings.md", "tables.md"}
 
     @property
     def p90_words(self) -> float:
@@ -138,8 +148,13 @@ def main() -> int:
     else:
         for page in sorted(pages(), key=lambda page: -page.p90_words):
             print(
-                f"{page.p90_words:5.1f} words {page.passive_share:4.0%} passive {len(page.banned):3} words  {page.path.relative_to(ROOT)}"
+                f"{page.n_words:5} words, {page.p90_words:4.1f} a sentence, {page.passive_share:4.0%} passive, "
+                f"{len(page.banned)} banned  {page.path.relative_to(ROOT)}"
             )
+        by_hand = sum(page.n_words for page in pages() if not page.is_generated)
+        recipes = sum(Page(path).n_words for path in (ROOT / "recipes").glob("*/README.md"))
+        generated = sum(page.n_words for page in pages() if page.is_generated)
+        print(f"{by_hand} words by hand, {recipes} in recipes, {generated} made from the code")
     print(*findings, sep="\n")
     return 1 if findings else 0
 
