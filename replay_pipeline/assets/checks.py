@@ -15,8 +15,7 @@ from replay_pipeline.assets.reporting import trace_batch
 from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.publish import newest
-from replay_pipeline.stages.audit import dataset, model, tables
-from replay_pipeline.stages.audit.verdict import AuditResult
+from replay_pipeline.stages.audit import AuditResult, dataset, model, tables
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.stage import Stage
 from replay_pipeline.storage.store import Place

@@ -40,7 +40,7 @@ workspace_app = typer.Typer(
 )
 harness_app = typer.Typer(
     no_args_is_help=True,
-    help="Record and show the harness of clients: the prompt and tools around a conversation.",
+    help="Record and list the harness of clients: the prompt and tools around a conversation.",
 )
 app.add_typer(teachers_app, name="teachers")
 app.add_typer(pairs_app, name="pairs")

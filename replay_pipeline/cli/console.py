@@ -825,12 +825,12 @@ def show_ranked(report: Report, *, is_last: bool = True) -> None:
         _line(f"  + {where['chosen']}", "green")
     if report["pairs"] and is_last:
         next_step(
-            f"`replay-pipeline pairs show {report['pairs'][0]['state_id'][:_ID_CHARS]}` shows all of one"
+            f"`replay-pipeline trace {report['pairs'][0]['state_id'][:_ID_CHARS]}` shows all of one"
         )
 
 
 _ID_CHARS = 12
-"""Of the id of a state, so much names it: `pairs show` takes a beginning."""
+"""Of the id of a state, so much names it: `trace` takes a beginning."""
 
 
 def _line(text: str, style: str) -> None:

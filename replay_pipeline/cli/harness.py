@@ -53,23 +53,6 @@ def harness_list(
     print_report(list_harnesses(open_pipeline(settings, data)), as_json=as_json, show=_show_list)
 
 
-@harness_app.command("show")
-def harness_show(
-    version: Annotated[str, typer.Argument(help="The version, as `harness list` names it.")],
-    agent: Annotated[
-        str, typer.Option(help="The client, as `harness list` names it.")
-    ] = "claude_code",
-    data: DataOption = None,
-    settings: SettingsOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """The whole harness of a version: system prompt, tools, reminders, parameters, slots."""
-    from replay_pipeline.stages.views.harness import show_harness
-
-    report = show_harness(open_pipeline(settings, data), version, agent=agent)
-    print_report(report, as_json=as_json, show=_show_harness)
-
-
 def _show_recorded(report: Report) -> None:
     _show_one(report)
     out.print(f"kept: {escape(report['kept'])}")
@@ -102,16 +85,3 @@ def _show_list(report: Report) -> None:
                 f"{each['agent']} {each['version']}: {each['sessions']} sessions, {each['harness']}"
             )
         )
-
-
-def _show_harness(report: Report) -> None:
-    out.print(f"[bold]{escape(report['agent'])} {escape(report['version'])}[/] ({report['sha']})")
-    for text in (*report["system"], *report["before"]):
-        out.print(escape(text), soft_wrap=True, highlight=False)
-    for message in report["after"]:
-        out.print(escape(f"{message['role']}: {message['content']}"), soft_wrap=True)
-    for tool in report["tools"]:
-        function = tool["function"]
-        out.rule(escape(function["name"]), align="left")
-        out.print(escape(function.get("description", "")), soft_wrap=True, highlight=False)
-        out.print_json(data=function["parameters"])

@@ -55,29 +55,16 @@ def pairs(
 
 @pairs_app.command("show")
 def pairs_show(
-    state: Annotated[
-        str | None,
-        typer.Argument(
-            help="Id of the state, or its first characters; by default, all pairs are listed."
-        ),
-    ] = None,
     data: DataOption = None,
     settings: SettingsOption = None,
     top: Annotated[int, typer.Option(min=1, help="How many of the list to show.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the messages before one state, the agent's action, and each teacher's action.
+    """List the pairs in the order of review: the least certain first."""
+    from replay_pipeline.stages.views.summary import ranked_pairs
 
-    Without a state, list the pairs in the order of review: the least certain first.
-    """
-    from replay_pipeline.stages.views.summary import ranked_pairs, state_in_words
-
-    work = open_pipeline(settings, data)
-    if state is None:
-        shown = [ranked_row(pair) for pair in ranked_pairs(work)[:top]]
-        print_report({"pairs": shown}, as_json=as_json, show=show_ranked)
-    else:
-        out.print(escape(state_in_words(work, state)), highlight=False, soft_wrap=True)
+    shown = [ranked_row(pair) for pair in ranked_pairs(open_pipeline(settings, data))[:top]]
+    print_report({"pairs": shown}, as_json=as_json, show=show_ranked)
 
 
 _SHOWN_CHARS, _ONE_LINE = 400, 100

@@ -5,12 +5,14 @@ drop, so every row comes back with its reason. Deduplicators depend on the order
 this process afterwards. So the kept rows are the same as without an executor.
 """
 
+import importlib
 import importlib.util
 import json
 import re
 import secrets
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,11 +22,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replay_pipeline.errors import ConfigError, MissingDependencyError, NormalizeError
+from replay_pipeline.normalize import data_juicer
 from replay_pipeline.storage.processes import python, start_environment
 
 Executor = Literal["in_process", "default", "ray"]
 
-_PROGRAM = Path(__file__).with_name("executor_process.py")
 ROW, STATS = "__row__", "__dj__stats__"
 _N_LAST_LINES = 8
 _RAY_ADDRESS = re.compile(r"(?:ray://)?(\[.+\]|[^:/\[\]]+):(\d+)")
@@ -114,7 +116,7 @@ def _run(folder: Path, executor: Executor, ray_address: str) -> None:
     environment = _ray_environment(ray_address) if executor == "ray" else start_environment()
     log = folder / "log.txt"
     with log.open("wb") as out:
-        command = python(f"{__package__}.{_PROGRAM.stem}", str(folder))
+        command = python("replay_pipeline.normalize.executors", str(folder))
         code = subprocess.run(
             command, stdout=out, stderr=out, env=environment, check=False
         ).returncode
@@ -148,3 +150,46 @@ def _ray_environment(ray_address: str) -> dict[str, str]:
     # Ray asks a cluster that is silent 20 times, for 40 s each, unless it is told otherwise.
     tokens = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
     return start_environment(also=tokens, RAY_NUM_REDIS_GET_RETRIES="2")
+
+
+def main(folder: Path) -> None:
+    """Run `recipe.yaml` of a folder, and write the statistics of each row there.
+
+    data-juicer takes over streams, logs, and the start method, so it runs in its own process.
+    """
+    recipe = json.loads((folder / "recipe.yaml").read_text("utf-8"))
+    is_ray = recipe["executor_type"] == "ray"
+    data_juicer.load(with_ray=is_ray)
+    if is_ray:
+        _connect(recipe["ray_address"])
+    config = importlib.import_module("data_juicer.config")
+    settings = config.init_configs(["--config", str(folder / "recipe.yaml")])
+    module = f"data_juicer.core.executor.{recipe['executor_type']}_executor"
+    kind = "RayExecutor" if is_ray else "DefaultExecutor"
+    rows = getattr(importlib.import_module(module), kind)(settings).run(skip_export=True)
+    (folder / "stats").mkdir()
+    for number, table in enumerate(_tables(rows, is_ray=is_ray)):
+        # A row's statistics are a struct under Ray, and JSON text in a table of `datasets`.
+        stats = [s if isinstance(s, str) else json.dumps(s) for s in table[STATS].to_pylist()]
+        found = pa.table({ROW: table[ROW], STATS: pa.array(stats, pa.string())})
+        pq.write_table(found, folder / "stats" / f"{number:06}.parquet")
+
+
+def _connect(ray_address: str) -> None:
+    """Connect to Ray before data-juicer does, which would start a dashboard with a local one."""
+    alone = {"include_dashboard": False} if ray_address == "local" else {}
+    try:
+        importlib.import_module("ray").init(ray_address, **alone)
+    except (OSError, RuntimeError, ValueError) as error:
+        sys.exit(f"Ray at {ray_address} cannot be used: {error}")
+
+
+def _tables(rows: Any, *, is_ray: bool) -> list[pa.Table]:
+    if is_ray:
+        ray = importlib.import_module("ray")
+        return ray.get(rows.data.select_columns([ROW, STATS]).to_arrow_refs())
+    return [rows.select_columns([ROW, STATS]).with_format("arrow")[:]]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

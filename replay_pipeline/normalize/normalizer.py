@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute
@@ -32,25 +32,10 @@ logger = logging.getLogger(__name__)
 
 pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
 _ROWS_PER_FILE = 256
-_RULES = 2
-"""Raised when an operator of ours changes its judgement."""
 _REQUIRED = ("state_id", "state_messages_json", "chosen", "rejected")
 _DROP_COLUMNS = ("drop_operator", "drop_field", "drop_value", "drop_limit")
 COMPLETE = "complete"
 """Operator name for rows that are dropped because something is missing."""
-
-
-class DedupMemory(Protocol):
-    """The store from which order-dependent operators read the keys of earlier batches, and to which they write."""
-
-    @property
-    def earlier(self) -> Mapping[str, Memory]:
-        """Return the entries of earlier batches, by step."""
-        ...
-
-    def save(self, keys: Mapping[str, Sequence[bytes]]) -> None:
-        """Replace the keys of this batch, by step."""
-        ...
 
 
 @dataclass(kw_only=True)
@@ -84,6 +69,8 @@ class NormalizeResult:
     dropped: pa.Table
     """Schema `DROPPED_PAIRS`, in the order of the input."""
     report: NormalizeReport
+    keys: Mapping[str, Sequence[bytes]]
+    """What deduplicators remember of the kept rows, by step. Later batches compare with it."""
 
 
 @dataclass
@@ -147,11 +134,6 @@ class DJNormalizer:
         self._executor: Executor = executor
         self._ray_address = ray_address
 
-    @property
-    def fingerprint(self) -> str:
-        """Return a digest that changes if the same pairs could be judged differently."""
-        return f"{self.recipe.sha}:{data_juicer.version()}:{_RULES}"
-
     def memories(self, earlier: Mapping[str, Memory] | None = None) -> dict[str, Memory]:
         """Return a new memory for each step that judges a row by earlier rows."""
         known = earlier or {}
@@ -195,23 +177,26 @@ class DJNormalizer:
         table: pa.Table,
         *,
         prompts: PromptsOf | None = None,
-        index: DedupMemory | None = None,
+        earlier: Mapping[str, Memory] | None = None,
     ) -> NormalizeResult:
         """Judge every row of a `DPO_PAIRS` table, with a few prompts in memory at a time.
 
         Args:
             table: the pairs. They name their states, or have the columns of `PROMPT`.
             prompts: reader of the states' prompts.
-            index: keys of earlier batches for deduplication. It also stores the keys of this batch.
+            earlier: keys of earlier batches for deduplication, by step.
 
         Raises:
             NormalizeError: an operator failed, or rows were lost.
             SchemaError: a column is missing, or the prompts are.
         """
-        return self._run(table, prompts, index)[0]
+        return self._run(table, prompts, earlier)[0]
 
     def _run(
-        self, table: pa.Table, prompts: PromptsOf | None, index: DedupMemory | None = None
+        self,
+        table: pa.Table,
+        prompts: PromptsOf | None,
+        earlier: Mapping[str, Memory] | None = None,
     ) -> tuple[NormalizeResult, list[Judged]]:
         started = time.perf_counter()
         if missing := set(DPO_PAIRS.names) - set(table.column_names):
@@ -219,7 +204,7 @@ class DJNormalizer:
         report = NormalizeReport(
             recipe=self.recipe.name, recipe_sha=self.recipe.sha, n_in=len(table)
         )
-        memories = self.memories(index.earlier if index else None)
+        memories = self.memories(earlier)
         executed = self._execute(table, prompts) if self._executor != "in_process" else None
         judged: list[Judged] = []
         for part in with_prompts(table, prompts):
@@ -229,9 +214,8 @@ class DJNormalizer:
             judged += self._judge(_rows(part), memories, report.findings, found)
         if len(judged) != len(table):
             raise NormalizeError(f"{len(table)} rows in, but {len(judged)} judged")
-        if index is not None:
-            index.save({label: memory.added for label, memory in memories.items()})
-        result = _split(table, judged, report)
+        keys = {label: memory.added for label, memory in memories.items()}
+        result = _split(table, judged, report, keys)
         report.seconds = time.perf_counter() - started
         logger.info(
             "normalized with %s: %d of %d pairs kept", report.recipe, report.n_kept, report.n_in
@@ -330,7 +314,12 @@ def _missing(row: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
     return None if absent is None else (COMPLETE, absent, "null", "present")
 
 
-def _split(table: pa.Table, judged: Sequence[Judged], report: NormalizeReport) -> NormalizeResult:
+def _split(
+    table: pa.Table,
+    judged: Sequence[Judged],
+    report: NormalizeReport,
+    keys: Mapping[str, Sequence[bytes]],
+) -> NormalizeResult:
     is_kept = pa.array([each.drop is None for each in judged], pa.bool_())
     stats = [json.dumps(each.stats, sort_keys=True) for each in judged if each.drop is None]
     drops = [each.drop for each in judged if each.drop is not None]
@@ -349,6 +338,7 @@ def _split(table: pa.Table, judged: Sequence[Judged], report: NormalizeReport) -
         kept=kept.select(NORMALIZED_PAIRS.names).cast(NORMALIZED_PAIRS),
         dropped=dropped.select(DROPPED_PAIRS.names).cast(DROPPED_PAIRS),
         report=report,
+        keys=keys,
     )
 
 

@@ -1,4 +1,4 @@
-"""Web pages that show sessions, pairs, and results; pairs as text; and the marks that people gave.
+"""Web pages that show sessions, pairs, and results, and the marks that people gave.
 
 Session text is untrusted. A page gets it only as data, and its content security policy allows only
 the page's own scripts.
@@ -17,7 +17,6 @@ from replay_pipeline.pages.pairs import (
     review_score,
 )
 from replay_pipeline.pages.sides import differ, last_request, native_sides, over_lines
-from replay_pipeline.pages.text import show_state
 
 __all__ = [
     "Comparison",
@@ -36,6 +35,5 @@ __all__ = [
     "read_chances",
     "read_marks",
     "review_score",
-    "show_state",
     "write_page",
 ]

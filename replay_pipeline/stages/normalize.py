@@ -21,11 +21,13 @@ def normalize_pairs(task: Task) -> Report:
     import pyarrow as pa
 
     project, batch = task.project, task.batch
+    index = _dedup_index(project)
     result = normalizer_of(project).run(
         pa.concat_tables([task.read(name) for name in _tables_of_pairs(project, batch)]),
         prompts=project.prompts(batch),
-        index=_dedup_index(project).of(batch),
+        earlier=index.before(batch),
     )
+    index.save(batch, result.keys)
     task.write("normalized_pairs", result.kept)
     task.write("dropped_pairs", result.dropped)
     return result.report.to_json()

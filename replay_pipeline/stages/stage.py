@@ -19,7 +19,7 @@ from replay_pipeline.stages.receipts import Receipt
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from replay_pipeline.stages.audit.verdict import AuditResult
+    from replay_pipeline.stages.audit import AuditResult
     from replay_pipeline.stages.project import Project
     from replay_pipeline.storage.tables import DataRoot
     from replay_pipeline.types import TraceState

@@ -2,8 +2,6 @@
 
 import asyncio
 import hashlib
-import math
-import random
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -56,7 +54,6 @@ class RecordedAnswer(msgspec.Struct):
     model: str
     message: dict[str, Any]
     finish_reason: str | None = None
-    latency_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -97,10 +94,8 @@ class Script:
     answers: Path | None = None
     script: dict[str, Any] | None = None
     """The assistant message for states without a recorded answer, or messages by model."""
-    latency: float | dict[str, float] = 0.0
-    """Seconds per call, or `{"median_s", "p95_s"}` of a log-normal distribution, or a `{"scale"}`
-    for the recorded latencies."""
-    seed: int = 0
+    latency: float = 0.0
+    """Seconds per call."""
     prompt_cache_ttl_s: float = 300.0
 
 
@@ -110,11 +105,9 @@ class Router:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.bill = Bill()
-        self.latencies: list[float] = []
         self.n_in_flight = 0
         self.prompts = PromptCache(ttl_s=script.prompt_cache_ttl_s)
         self._answers = _load(script.answers)
-        self._latency_chance = random.Random(script.seed + 1)
         self._charged: Counter[bytes] = Counter()
         models = dict.fromkeys([*CATALOG, *_PLAYED, *(model for model, _ in self._answers)])
         self.models = {model: served(model) for model in models}
@@ -133,8 +126,6 @@ class Router:
             return as_json({"data": [model.listing() for model in self.models.values()]})
         if path == "/_bill":
             return as_json(asdict(self.bill))
-        if path == "/_latencies":
-            return as_json(self.latencies)
         return refusal(404, f"no such address: {path}", error_type="not_found")
 
     async def _complete(self, request: Request) -> Response:
@@ -185,24 +176,14 @@ class Router:
         rest = b"" if state_id else hashlib.blake2b(msgspec.json.encode(body)).digest()
         question = hashlib.blake2b(f"{model.model}\0{state_id}".encode() + rest).digest()
         reply = call.charge(question)
-        await self._wait(recorded)
+        await self.wait()
         # Now the model has read the prompt: from here on its prefix is in the cache.
         self.prompts.store(call.blocks, time.monotonic())
         return reply
 
-    async def _wait(self, recorded: RecordedAnswer) -> None:
-        latency = self.script.latency
-        if isinstance(latency, dict):
-            if "scale" in latency:
-                seconds = recorded.latency_s * latency["scale"]
-            else:
-                sigma = math.log(latency["p95_s"] / latency["median_s"]) / 1.6449
-                seconds = self._latency_chance.lognormvariate(math.log(latency["median_s"]), sigma)
-        else:
-            seconds = latency
-        if seconds:
-            self.latencies.append(seconds)
-            await asyncio.sleep(seconds)
+    async def wait(self) -> None:
+        """Take the time that an answer takes."""
+        await asyncio.sleep(self.script.latency)
 
     def book(self, model: str, question: bytes, usage: Mapping[str, int], nano: int) -> None:
         """Charge one call."""

@@ -29,12 +29,10 @@ class TeacherServer:
 
     Args:
         answers: recorded answers: a JSON-lines file with `state_id`, `model`, `message`,
-            `finish_reason` and `latency_s` per line, or the same as `{state_id: {model: message}}`.
+            and `finish_reason` per line, or the same as `{state_id: {model: message}}`.
         script: the assistant message for every other state (or messages by model). Without a
             script, such a state gets a 404, "no recorded answer".
-        latency: seconds per call, or `{"median_s": ..., "p95_s": ...}` of a log-normal
-            distribution, or a `{"scale": ...}` for the recorded latencies.
-        seed: makes latencies reproducible.
+        latency: seconds per call.
         port: 0 takes a free one.
 
     Raises:
@@ -51,16 +49,14 @@ class TeacherServer:
         answers: Path | str | Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
         *,
         script: Mapping[str, Any] | None = None,
-        latency: float | Mapping[str, float] = 0.0,
-        seed: int = 0,
+        latency: float = 0.0,
         port: int = 0,
         prompt_cache_ttl_s: float = 300.0,
     ) -> None:
         self._answers = answers
         self.options: dict[str, Any] = {
             "script": script,
-            "latency": dict(latency) if isinstance(latency, Mapping) else latency,
-            "seed": seed,
+            "latency": latency,
             "prompt_cache_ttl_s": prompt_cache_ttl_s,
         }
         self._port = port
@@ -130,10 +126,6 @@ class TeacherServer:
         if self._process is None and self._bill is not None:
             return self._bill
         return self.bill_type.from_json(self.control("_bill"))
-
-    def latencies(self) -> list[float]:
-        """Return the added seconds of each call, in order of arrival."""
-        return self.control("_latencies")
 
     def control(self, name: str, body: Any = None) -> Any:
         """Ask the server about itself.

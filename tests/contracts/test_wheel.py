@@ -17,7 +17,6 @@ STARTED = (
 """Where a user or Dagster comes in by an import."""
 
 LOADED_BY_NAME = {
-    "replay_pipeline.normalize.executor_process": "a process of its own: normalize/executors.py",
     "replay_pipeline.assets.serve": "the process behind `replay-pipeline ui`",
     "replay_pipeline.publish.hub": "publish/version.py, once a repository is named",
     "replay_pipeline.assets.supervise": "the first process of a container",

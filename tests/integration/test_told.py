@@ -14,8 +14,8 @@ from replay_pipeline.cli.console import open_words, show_pairs
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.replay import check_teachers
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
+from replay_pipeline.stages.audit import AuditResult
 from replay_pipeline.stages.audit.tables import faithful_prefixes
-from replay_pipeline.stages.audit.verdict import AuditResult
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.replay import open_work
 from replay_pipeline.stages.views.doctor import examine

@@ -12,7 +12,7 @@ from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.reporting import trace_batch
 from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.cli import app
-from replay_pipeline.stages.audit.verdict import AuditResult
+from replay_pipeline.stages.audit import AuditResult
 from replay_pipeline.stages.chain import STAGES
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.stage import Check, Stage, Task

@@ -72,11 +72,11 @@ def terminal(command: list[str], folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [["pairs", "show"], ["status"], ["-v", "pairs", "show", "\x1b]0;title\x07nothing"]]
+    "words", [["pairs", "show"], ["trace"], ["status"], ["-v", "trace", "\x1b]0;title\x07nothing"]]
 )
 def test_no_command_sends_a_strangers_escape_to_the_terminal(work, words):
     state = work.root.read("dpo_pairs", work.batches()[0])["state_id"][0].as_py()
-    words = [*words, state] if words == ["pairs", "show"] else words
+    words = [*words, state] if words == ["trace"] else words
     tool = str(Path(sys.executable).with_name("replay-pipeline"))
     code = "from replay_pipeline.cli import main; main()"
     command = [sys.executable, "-c", code, *words] if not Path(tool).exists() else [tool, *words]
@@ -84,7 +84,7 @@ def test_no_command_sends_a_strangers_escape_to_the_terminal(work, words):
     rest = OWN_COLORS.sub("", shown)
     assert not (TERMINAL_CONTROLS - {"\t"}) & set(rest), ascii(rest)[:2000]
     assert "Traceback" not in rest
-    if words[0] == "pairs":
+    if words[0] in ("pairs", "trace"):
         assert "window.hit" in rest
 
 

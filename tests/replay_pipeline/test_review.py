@@ -7,7 +7,7 @@ import pytest
 
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.judge.extract import extract_pairs
-from replay_pipeline.pages import in_portions, portion, read_marks, show_state
+from replay_pipeline.pages import in_portions, portion, read_marks
 from replay_pipeline.pages.files import inert
 from replay_pipeline.pages.sides import last_request, over_lines, shown_prefix, side_by_side
 from replay_pipeline.publish.layout import pair_rows
@@ -65,19 +65,16 @@ def test_session_text_of_a_portion_is_only_data(judged):
     assert json.loads(inert(json.dumps(shown)))["title"] == ATTACK
 
 
-def test_what_became_of_tried_sides_is_on_the_page_and_in_the_text(judged):
-    states, rows, report = judged
+def test_what_became_of_tried_sides_is_on_the_page(judged):
+    _, _, report = judged
     tried = {"chosen_trial": "works", "rejected_trial": "fails: string_not_found"}
     pairs = [{**report.pairs[0], **tried}, *report.pairs[1:]]
     item = portion("tried", pairs)["items"][0]
     assert {name: item[name] for name in tried} == tried
-    known = {"outcomes": report.outcomes, "teacher_actions": rows, "states": states}
-    text = show_state(pairs[0]["state_id"], pairs=pairs, **known)
-    assert " · chosen, tried: works · rejected, tried: fails: string_not_found\n" in text
 
 
-def test_the_diff_of_the_files_is_on_the_page_and_in_the_text(judged):
-    states, rows, report = judged
+def test_the_diff_of_the_files_is_on_the_page(judged):
+    _, _, report = judged
     pair = report.pairs[0]
     done = {"result": "works, check fixed", "diff": "--- cart.py\n+++ cart.py\n+total = 0"}
     failed = {"result": "fails: not_found", "answer": "File does not exist."}
@@ -85,16 +82,6 @@ def test_the_diff_of_the_files_is_on_the_page_and_in_the_text(judged):
     row = {"trials_json": trials}
     item = portion("tried", [pair], results={pair["state_id"]: row})["items"][0]
     assert item["tried"] == {"chosen": done, "rejected": failed}
-    outcomes = [
-        each | (row if each["state_id"] == pair["state_id"] else {}) for each in report.outcomes
-    ]
-    known = {"outcomes": outcomes, "teacher_actions": rows, "states": states}
-    text = show_state(pair["state_id"], pairs=[pair], **known)
-    agents, answers = text.split("student (")[1].split("\n\n", 1)
-    assert "  tried: fails: not_found\n    File does not exist.\n" in agents
-    assert (
-        "  tried: works, check fixed\n    --- cart.py\n    +++ cart.py\n    +total = 0\n" in answers
-    )
 
 
 def test_batches_are_shown_in_portions_the_newest_first():
@@ -130,38 +117,6 @@ def test_other_files_are_no_marks(tmp_path, text, error, what):
         path.write_text(text)
     with pytest.raises(error, match=what):
         read_marks(path)
-
-
-def test_a_state_is_shown_with_its_answers_and_its_pair(judged):
-    states, rows, report = judged
-    known = {
-        "pairs": report.pairs,
-        "outcomes": report.outcomes,
-        "teacher_actions": rows,
-        "states": states,
-    }
-    text = show_state("cc1_a", **known)
-    p_better = report.pairs[0]["p_better"]
-    assert text.startswith("state cc1_abc\npair · level exact · 2 agree of 3 valid, 3 asked\n")
-    for line in (
-        "[user]",
-        "student (claude-opus-4-5)",
-        "glm (unknown model, $0.0000): same as the student at level tool",
-        f"pair from consensus · chosen by deepseek, qwen · right with probability {p_better:.2f}",
-        "-  command: make",
-    ):
-        assert line in text.split("\n")
-    without_pair = show_state("cc1_xyz", **known)
-    assert "no_consensus" in without_pair
-    assert "failed, 502: Bad gateway" in without_pair
-
-
-def test_unknown_and_ambiguous_states_are_named(judged):
-    _, _, report = judged
-    with pytest.raises(ConfigError, match="no state 'cc1_xyy' in this data; did you mean cc1_xyz"):
-        show_state("cc1_xyy", outcomes=report.outcomes)
-    with pytest.raises(ConfigError, match="cc1_abc, cc1_xyz; give more characters"):
-        show_state("cc1", outcomes=report.outcomes)
 
 
 def test_readable_form_puts_the_object_first_and_text_on_lines():
@@ -250,11 +205,6 @@ def test_sides_are_shown_as_they_are_published():
         said = "\n".join("".join(text for text, _ in line) for line in lines)
         assert said == over_lines(published[side][-1])
     assert item["headline"] == "Read /work/shop/src/cart.py"
-    text = show_state("cc1_abc", pairs=[pair])
-    end = (
-        "-  file_path: /work/shop/src/tax.py\n+  file_path: /work/shop/src/cart.py\n+  offset: 5\n"
-    )
-    assert text.endswith(end)
 
 
 def read(path, **more):

@@ -1,7 +1,9 @@
 """The loopback teachers as strict as a real router, and failing on demand."""
 
+import asyncio
 import hashlib
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -115,6 +117,9 @@ class FlakyScript(Script):
     """If set, the only API key that is accepted."""
     credit_usd: float | None = None
     """If set, calls are refused after this much was charged."""
+    latency: Any = 0.0
+    """Seconds per call, or `{"median_s", "p95_s"}` of a log-normal distribution."""
+    seed: int = 0
 
 
 class FlakyRouter(Router):
@@ -126,6 +131,8 @@ class FlakyRouter(Router):
         self.bill = FlakyBill()
         self._faults = Fault.parse(script.faults)
         self._chance = random.Random(script.seed)
+        self._latency_chance = random.Random(script.seed + 1)
+        self._latencies: list[float] = []
         self._replies: dict[bytes, tuple[bytes, str]] = {}
         self._generations: dict[str, dict[str, Any]] = {}
         self._faulted: Counter[str] = Counter()
@@ -141,6 +148,8 @@ class FlakyRouter(Router):
             return as_json({})
         if path == "/_bill":
             return as_json(asdict(self.bill) | {"faults": dict(self._faulted)})
+        if path == "/_latencies":
+            return as_json(self._latencies)
         key = self.rules.key
         if key and path[:2] != "/_" and request.headers.get("authorization") != f"Bearer {key}":
             return refusal(401, "No auth credentials found", error_type="authentication")
@@ -203,6 +212,14 @@ class FlakyRouter(Router):
                 self._replies[name] = (payload, reply["id"])
             response.headers["x-openrouter-cache-status"] = "MISS"
         return response
+
+    async def wait(self) -> None:
+        seconds = self.rules.latency
+        if isinstance(seconds, dict):
+            sigma = math.log(seconds["p95_s"] / seconds["median_s"]) / 1.6449
+            seconds = self._latency_chance.lognormvariate(math.log(seconds["median_s"]), sigma)
+        self._latencies.append(seconds)
+        await asyncio.sleep(seconds)
 
     def _replay(self, name: bytes) -> Response:
         payload, source = self._replies[name]
@@ -352,11 +369,16 @@ class TeacherServer(PlainTeacherServer):
         faults: Sequence[Mapping[str, Any]] = (),
         key: str | None = None,
         credit_usd: float | None = None,
+        seed: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(answers, **options)
         rules = {"faults": [dict(each) for each in faults], "key": key, "credit_usd": credit_usd}
-        self.options |= rules
+        self.options |= {**rules, "seed": seed}
+
+    def latencies(self) -> list[float]:
+        """Return the seconds of each call, in order of arrival."""
+        return self.control("_latencies")
 
     def set_faults(self, faults: Sequence[Mapping[str, Any]]) -> None:
         """Replace the fault rules of the running server."""

@@ -15,8 +15,8 @@ from replay_pipeline.publish.blind import WARN_ABOVE
 from replay_pipeline.publish.loading import problems_of_loading
 from replay_pipeline.publish.version import read_manifests
 from replay_pipeline.redaction.redactor import find_secrets_in
+from replay_pipeline.stages.audit import AuditResult
 from replay_pipeline.stages.audit.held_out import shared_conversations, shared_messages
-from replay_pipeline.stages.audit.verdict import AuditResult
 from replay_pipeline.storage.store import Place, copy_files, files_below
 from replay_pipeline.storage.tables import readable
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.publish import layout
 from replay_pipeline.redaction.printable import printable
-from replay_pipeline.stages.audit.verdict import AuditResult
+from replay_pipeline.stages.audit import AuditResult
 from replay_pipeline.storage.store import Place, files_below
 from replay_pipeline.storage.tables import readable
 

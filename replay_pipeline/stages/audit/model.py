@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from replay_pipeline.stages.audit.verdict import AuditResult
+from replay_pipeline.stages.audit import AuditResult
 from replay_pipeline.storage.store import Place, read_files
 
 REPORT = "report.json"

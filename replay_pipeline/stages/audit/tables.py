@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.errors import CheckFailedError, SchemaError, StorageError
 from replay_pipeline.ingesters.fidelity import OF_SESSIONS, OF_STATES, shares_by_client
-from replay_pipeline.stages.audit.verdict import AuditResult
+from replay_pipeline.stages.audit import AuditResult
 from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.storage.schemas import TABLES
 from replay_pipeline.storage.tables import DataRoot, readable

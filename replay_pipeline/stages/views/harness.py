@@ -1,13 +1,10 @@
-"""Record, list, and show the harnesses of a data root."""
+"""Record and list the harnesses of a data root."""
 
 import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from replay_pipeline.errors import ConfigError
 from replay_pipeline.harness import Harness, HarnessStore
 
 if TYPE_CHECKING:
@@ -60,24 +57,6 @@ def list_harnesses(project: "Project") -> dict[str, Any]:
             {"agent": agent, "version": version, "sessions": n_sessions, "harness": shown}
         )
     return {"harnesses": [_summary(harness) for harness in store], "clients": clients}
-
-
-def show_harness(project: "Project", version: str, *, agent: str = "claude_code") -> dict[str, Any]:
-    """Return a whole harness.
-
-    Raises:
-        ConfigError: no harness of that version was recorded.
-    """
-    for harness in HarnessStore(project.root.path):
-        if (harness.agent, harness.version) == (agent, version):
-            return {
-                **msgspec.to_builtins(harness),
-                "sha": harness.sha,
-                "slots": harness.slots(),
-            }
-    raise ConfigError(
-        f"{agent} {version} was not recorded; `replay-pipeline harness list` shows what was"
-    )
 
 
 def _summary(harness: Harness) -> dict[str, Any]:

@@ -1,16 +1,15 @@
-"""Figures and views for people: a run, a night, ranked pairs, and one state."""
+"""Figures and views for people: a run, a night, and ranked pairs."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from replay_pipeline.pages import rank_pairs, show_state
+from replay_pipeline.pages import rank_pairs
 from replay_pipeline.replay import spent_since
-from replay_pipeline.replay.ask.rows import teacher_actions_from_table
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.budget.spending import completed_batches
-from replay_pipeline.stages.project import Project, paired
+from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt, added, total
 from replay_pipeline.stages.replay import n_teachers, open_work
 
@@ -105,35 +104,6 @@ def night_words(night: Mapping[str, Any]) -> str:
             "Look at the reasons below."
         )
     return words
-
-
-def state_in_words(project: Project, state_id: str) -> str:
-    """Return one state as text: the messages before it, the agent's action, and each answer.
-
-    Raises:
-        ConfigError: no state id, or more than one, begins with `state_id`.
-    """
-    batches = [
-        batch
-        for batch in project.root.batches("states")
-        if any(
-            known.startswith(state_id)
-            for known in project.root.read("states", batch)["state_id"].to_pylist()
-        )
-    ]
-    answered = [batch for batch in batches if project.root.has("teacher_actions", batch)]
-    with_pairs = [batch for batch in batches if project.root.has("dpo_pairs", batch)]
-    return show_state(
-        state_id,
-        states=project.states(batches),
-        teacher_actions=[
-            row
-            for batch in answered
-            for row in teacher_actions_from_table(project.root.read("teacher_actions", batch))
-        ],
-        pairs=[p for p in paired(project, with_pairs) if p["state_id"].startswith(state_id)],
-        outcomes=[row for b in with_pairs for row in project.root.read("outcomes", b).to_pylist()],
-    )
 
 
 def ranked_pairs(project: Project) -> list[Mapping[str, Any]]:

@@ -30,10 +30,6 @@ class _Left:
     memories: _Memories
 
 
-Keep = Callable[[Callable[[_Left], bytes], Callable[[bytes], _Left]], Kept[_Left]]
-"""Makes a store that outlives the process, from a function that writes and one that reads."""
-
-
 class DedupIndex:
     """The keys that all batches stored under one recipe. Each file is read once per pass.
 
@@ -41,7 +37,7 @@ class DedupIndex:
         folder: folder of the files. Every recipe has its own.
         batches: the keys of all batches, sorted.
         start: an empty index for each step, by its label.
-        kept: stores the keys of all batches beyond this process.
+        kept: makes a store that outlives the process, from a function that writes and one that reads.
     """
 
     def __init__(
@@ -50,7 +46,8 @@ class DedupIndex:
         *,
         batches: Callable[[], list[str]],
         start: Callable[[], _Memories],
-        kept: Keep | None = None,
+        kept: Callable[[Callable[[_Left], bytes], Callable[[bytes], _Left]], Kept[_Left]]
+        | None = None,
     ) -> None:
         self._folder = folder
         self._start = start
@@ -61,13 +58,13 @@ class DedupIndex:
             kept=kept(_encoded, self._decoded) if kept else None,
         )
 
-    def of(self, batch: str) -> "BatchIndex":
-        """Return the index for a batch. It is valid until you ask for another batch.
+    def before(self, batch: str) -> _Memories:
+        """Return what is known of earlier batches, by step. It is valid until you ask for another batch.
 
         Raises:
             StorageError: a file of the index cannot be read.
         """
-        return BatchIndex(self, batch, self._fold.before(batch).memories)
+        return self._fold.before(batch).memories
 
     def _with_batch(self, left: _Left, batch: str) -> _Left:
         path = self._folder / f"{batch}.parquet"
@@ -108,21 +105,3 @@ class DedupIndex:
 
 def _encoded(left: _Left) -> bytes:
     return msgspec.msgpack.encode(left.keys)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchIndex:
-    """The index as one batch sees it."""
-
-    index: DedupIndex
-    batch: str
-    earlier: Mapping[str, Memory]
-    """The keys from earlier batches, by step."""
-
-    def save(self, keys: Mapping[str, Sequence[bytes]]) -> None:
-        """Replace the entries of this batch.
-
-        Raises:
-            StorageError: the file can't be written. It is unchanged.
-        """
-        self.index.save(self.batch, keys)

@@ -18,7 +18,7 @@ from replay_pipeline.stages.budget.spending import estimate_replay
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.publish import PUBLISH
 from replay_pipeline.stages.shown import shown_below
-from replay_pipeline.stages.views.harness import list_harnesses, record_harness, show_harness
+from replay_pipeline.stages.views.harness import list_harnesses, record_harness
 from replay_pipeline.testing.sample import SESSIONS_DIR
 
 VERSION = "2.1.38"
@@ -227,7 +227,7 @@ def test_recording_makes_replay_stale_and_the_setting_does_not(tmp_path, project
     assert not [s for s in neutral.states([batch]) if "harness" in s]
 
 
-def test_harnesses_are_listed_and_shown(tmp_path, project):
+def test_harnesses_are_listed(tmp_path, project):
     record_harness(project, [client(tmp_path), "messages", "hello"])
     report = list_harnesses(project)
     assert [each["version"] for each in report["harnesses"]] == [VERSION]
@@ -235,9 +235,6 @@ def test_harnesses_are_listed_and_shown(tmp_path, project):
     assert shown[VERSION] == VERSION
     assert shown["2.0.64"] == "neutral"
     assert shown["2.1.41"].startswith(f"of {VERSION}, the nearest older version")
-    assert show_harness(project, VERSION)["before"] == ["Be kind."]
-    with pytest.raises(ConfigError, match="was not recorded"):
-        show_harness(project, "1.0.0")
 
 
 def test_the_neutral_form_has_the_texts_of_clients_beside_it(tmp_path, ingested):

@@ -8,7 +8,7 @@ import pytest
 
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.judge.extract import extract_pairs
-from replay_pipeline.pages import portion, show_state
+from replay_pipeline.pages import portion
 from replay_pipeline.publish.blind import blind_control
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import TeacherAction
@@ -123,11 +123,8 @@ def test_rejections_of_the_user_are_evidence_of_what_the_teachers_say(sample):
     assert len(found) == report.n_natural_joined
 
 
-def test_every_state_can_be_shown_and_reviewed(sample):
-    states, rows, report = sample
-    known = {"pairs": report.pairs, "outcomes": report.outcomes, "teacher_actions": rows}
-    for state in states[:20]:
-        assert state["state_id"] in show_state(state["state_id"], states=states, **known)
+def test_every_state_can_be_reviewed(sample):
+    states, _, report = sample
     shown = portion("all", report.pairs, report.outcomes)
     assert len(shown["items"]) >= len(states)
     assert len(json.dumps(shown)) < 1_000_000

@@ -164,7 +164,9 @@ def test_batches_know_earlier_batches_in_any_order_of_runs(tmp_path, recipe, mak
         return DedupIndex(folder, batches=lambda: sorted(tables), start=normalizer.memories)
 
     def run(batch, kept_index):
-        kept = normalizer.run(tables[batch], index=kept_index.of(batch)).kept
+        result = normalizer.run(tables[batch], earlier=kept_index.before(batch))
+        kept_index.save(batch, result.keys)
+        kept = result.kept
         return kept["state_id"].to_pylist(), (tmp_path / "index" / f"{batch}.parquet").read_bytes()
 
     one_pass = index()

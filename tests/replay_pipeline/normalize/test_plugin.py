@@ -163,6 +163,7 @@ def test_an_address_where_no_ray_listens_is_refused_at_once(make_row, pair_table
 
 
 def test_an_executor_that_fails_ends_with_its_last_words(make_row, pair_table, monkeypatch):
-    monkeypatch.setattr("replay_pipeline.normalize.executors._PROGRAM", Path("no_such_module.py"))
-    with pytest.raises(NormalizeError, match="no_such_module"):
+    command = [sys.executable, "-c", "raise SystemExit('no disk is left')"]
+    monkeypatch.setattr("replay_pipeline.normalize.executors.python", lambda *_: command)
+    with pytest.raises(NormalizeError, match="no disk is left"):
         DJNormalizer(executor="default").run(pair_table(make_row()))
