@@ -178,25 +178,12 @@ class PublishSettings(_Section):
     """Hub dataset `owner/name`. If set, and with `HF_TOKEN`, the dataset is also pushed."""
     is_private: bool = True
     """Whether a new repository is private."""
-    client_texts: bool = False
-    """Push the system prompts and tools of clients, which belong to their makers, to the Hub. By
-    default, their files (`client_texts/`) stay on this machine, and a dataset loaded from the Hub
-    has neutral prompts and tools."""
-    split_by: Literal["conversation", "project"] = "conversation"
-    """What always stays in one split: `conversation` (a session, its subagents, and everything
-    resumed or forked from it) or `project` (all conversations of a project folder), which makes
-    held-out figures harder to reach."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = TEST_FRACTION
     """Share of conversations (by hash) that go to the test split. Published conversations stay in
     their split; a changed fraction applies to new ones."""
     lengths: tuple[Annotated[int, Field(ge=512)], ...] = PAIR_LENGTHS
     """Lengths in tokens to which prompts are cut. Each length is a config, such as `pairs_8k` for
     8192. A cut keeps everything that both sides need."""
-
-    @property
-    def pushes_client_texts(self) -> bool:
-        """Return whether the texts of clients go to the Hub."""
-        return self.client_texts and self.repo_id is not None
 
 
 class TrainSettings(_Section):
@@ -250,9 +237,6 @@ def _is_zone(name: str) -> str:
     return name
 
 
-TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
-
-
 class WorkspaceSettings(_Section):
     """The files behind states, and the commands that may run on copies of them."""
 
@@ -278,16 +262,13 @@ class WorkspaceSettings(_Section):
 
 
 class NightSettings(_Section):
-    """When the nightly jobs of Dagster begin. Dagster reads this when it loads the code location."""
+    """When the night of Dagster begins. Dagster reads this when it loads the code location."""
 
     time_zone: Annotated[str, AfterValidator(_is_zone)] = "UTC"
-    """Time zone of the hours below, e.g. `Europe/Berlin`."""
-    replays_at: TimeOfDay = "02:00"
-    """Time at which the nightly replay of unfinished batches starts, within `replay.max_nightly_usd`."""
-    publishes_at: TimeOfDay | None = None
-    """Time to publish the results of the night. By default, as soon as all its replays have ended."""
-    summarizes_at: TimeOfDay | None = None
-    """Time of the night's summary. By default, as soon as its publication has ended."""
+    """Time zone of the hour below, e.g. `Europe/Berlin`."""
+    replays_at: Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")] = "02:00"
+    """Time at which the nightly replay of unfinished batches starts, within `replay.max_nightly_usd`.
+    Publication and summary follow when all its replays have ended."""
 
 
 class NotifySettings(_Section):

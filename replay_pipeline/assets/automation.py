@@ -125,70 +125,46 @@ def nightly_replay(
 
 
 def nightly_schedules(night: NightSettings) -> list[dg.ScheduleDefinition]:
-    """Schedule the nightly replay, the publication of its pairs, and the summary."""
+    """Schedule the nightly replay. Its publication and its summary follow by themselves."""
+    hour, minute = map(int, night.replays_at.split(":"))
     replay = dg.schedule(
         job=JOBS["replay_batches"],
-        cron_schedule=_daily(night.replays_at),
+        cron_schedule=f"{minute} {hour} * * *",
         execution_timezone=night.time_zone,
         description="Replays the batches that are not yet normalized, within the nightly budget.",
     )
-    return [
-        replay(nightly_replay),
-        *(
-            dg.ScheduleDefinition(
-                name=name,
-                job=JOBS[job],
-                cron_schedule=_daily(time_of_day),
-                execution_timezone=night.time_zone,
-                description=text,
-            )
-            for name, job, time_of_day, text in (
-                ("nightly_publish", "publish", night.publishes_at, "Publishes the night's pairs."),
-                ("nightly_summary", "summarize_night", night.summarizes_at, "Sums the night up."),
-            )
-            if time_of_day is not None
-        ),
-    ]
+    return [replay(nightly_replay)]
 
 
-def night_goes_on(night: NightSettings) -> dg.SensorDefinition:
-    """Start the jobs without a fixed hour when the jobs before them end, even if those failed.
+_FOLLOWS = ("publish", "summarize_night")
+"""The jobs that follow the replays of a night, one after the other."""
+
+
+@dg.sensor(
+    jobs=[JOBS[job] for job in _FOLLOWS],
+    minimum_interval_seconds=30,
+    description="Publishes when the replays of the night have ended, and sums up after that.",
+)
+def night_goes_on(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
+    """Start the next job of a night when those before it have ended, even if they failed.
 
     If a replay fails, the batches before it are done, so they are published anyway.
     """
-    follows = [
-        job
-        for job, time_of_day in (
-            ("publish", night.publishes_at),
-            ("summarize_night", night.summarizes_at),
-        )
-        if time_of_day is None
-    ]
-
-    @dg.sensor(
-        name="night_goes_on",
-        jobs=[JOBS[job] for job in follows or ("publish",)],
-        minimum_interval_seconds=30,
-        description="Publishes when the replays of the night have ended, and sums up after that.",
-    )
-    def sensor(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
-        replays = _runs(context.instance, {_SCHEDULE_NAME: "nightly_replay"})
-        if not replays:
-            return dg.SkipReason("no night has begun")
-        # All runs of a night together, by the one that was asked for last.
-        if not all(run.is_finished for run in replays):
-            return dg.SkipReason("the replays of the night go on")
-        before = replays[0].run_id
-        for job in follows:
-            key = f"{job}:{before}"
-            done = _runs(context.instance, {_RUN_KEY: key})
-            if not done:
-                return [dg.RunRequest(run_key=key, job_name=job)]
-            if not done[0].is_finished:
-                break
-        return dg.SkipReason("nothing waits for what has ended")
-
-    return sensor
+    replays = _runs(context.instance, {_SCHEDULE_NAME: "nightly_replay"})
+    if not replays:
+        return dg.SkipReason("no night has begun")
+    # All runs of a night together, by the one that was asked for last.
+    if not all(run.is_finished for run in replays):
+        return dg.SkipReason("the replays of the night go on")
+    before = replays[0].run_id
+    for job in _FOLLOWS:
+        key = f"{job}:{before}"
+        done = _runs(context.instance, {_RUN_KEY: key})
+        if not done:
+            return [dg.RunRequest(run_key=key, job_name=job)]
+        if not done[0].is_finished:
+            break
+    return dg.SkipReason("nothing waits for what has ended")
 
 
 _SCHEDULE_NAME, _RUN_KEY = "dagster/schedule_name", "dagster/run_key"
@@ -198,11 +174,6 @@ _MAX_RUNS_OF_NIGHT = 100
 def _runs(instance: dg.DagsterInstance, tags: dict[str, str]) -> list[dg.DagsterRun]:
     """Return the runs with these tags, the newest first."""
     return list(instance.get_runs(dg.RunsFilter(tags=tags), limit=_MAX_RUNS_OF_NIGHT))
-
-
-def _daily(time_of_day: str) -> str:
-    hour, minute = map(int, time_of_day.split(":"))
-    return f"{minute} {hour} * * *"
 
 
 @dg.run_failure_sensor(

@@ -36,7 +36,6 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
         StorageError: the data root is on an object store that cannot be reached.
     """
     work = pipeline.open()
-    night_settings = work.settings.night
     # What nobody has configured is not in the graph: Dagster would ask for it with every batch.
     stages = chain.wanted(work.settings)
     assets = [_asset(stage, work, stages) for stage in stages]
@@ -44,10 +43,10 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
         assets=[claude_code_sessions, *assets, night_summary],
         asset_checks=checks.all_checks(stages),
         jobs=automation.jobs_of({stage.asset for stage in stages}),
-        schedules=automation.nightly_schedules(night_settings),
+        schedules=automation.nightly_schedules(work.settings.night),
         sensors=[
             automation.new_sessions,
-            automation.night_goes_on(night_settings),
+            automation.night_goes_on,
             automation.notify_failures,
         ],
         resources={"pipeline": pipeline},

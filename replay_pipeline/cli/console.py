@@ -679,7 +679,9 @@ def show_status(report: Report) -> None:
         say(f"Play in {_words(rehearsed)}: {_PLAY}.")
     ledger = report["ledger"]
     _table(f"Money of {_KINDS[report['played']]}", _money(ledger))
-    _draw_limits([each for each in ledger.get("scopes") or () if each["limit_usd"] is not None])
+    scopes = [each for each in ledger.get("scopes") or () if each["limit_usd"] is not None]
+    # One run, or one batch of it, is no news; what they share is.
+    _draw_limits([each for each in scopes if not each["scope"].startswith(("run:", "partition:"))])
     for choice, usd in report["other_ledgers_usd"].items():
         kind = _KINDS[None if choice == "openrouter" else choice]
         say(f"A second ledger holds ${usd:.4f} of {kind}: REPLAY_TEACHERS={choice} looks at it.")
@@ -727,13 +729,7 @@ def _draw_limits(scopes: Sequence[Report]) -> None:
     """Draw what has a limit, with what was spent of it; what there is nothing of has no column."""
     if not scopes:
         return
-    kinds = {"partition": "batch"}
-    rows = {}
-    # Many tables end before all runs and batches are told; what they share is always told.
-    for scope in sorted(scopes, key=_is_shared):
-        kind, _, name = scope["scope"].partition(":")
-        short = name[:_SHORT_ID] if kind == "run" else name
-        rows[f"{kinds.get(kind, kind)} {short}"] = scope
+    rows = {scope["scope"].replace(":", " "): scope for scope in scopes}
     always = ("spent_usd", "limit_usd")
     names = [
         name
@@ -743,13 +739,6 @@ def _draw_limits(scopes: Sequence[Report]) -> None:
     headings = {name: name.removesuffix("_usd") for name in names}
     title = "Limits, in US dollars"
     _draw_batches(title, names, rows, first="counts for", headings=headings)
-
-
-_SHORT_ID = 8
-
-
-def _is_shared(scope: Report) -> bool:
-    return not scope["scope"].startswith(("run:", "partition:"))
 
 
 def _fidelity_words(fidelity: Mapping[str, Report | None]) -> str:

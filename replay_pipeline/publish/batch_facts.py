@@ -37,8 +37,6 @@ class CardFacts(TypedDict, total=False):
     """Models used although their vendor forbids training on answers."""
     control_run: Mapping[str, Any]
     """Results of asking the students' own models again, by name."""
-    pushes_client_texts: bool
-    """Whether the texts of clients, which belong to their makers, also go to the Hub."""
     notes: str
     url: str
     """Address of a page that describes the software or the project."""
@@ -54,7 +52,6 @@ _GENERAL = (
     "license",
     "teachers",
     "accepted_terms",
-    "pushes_client_texts",
     "control_run",
     "notes",
     "url",
@@ -164,7 +161,7 @@ def side_facts(
 
 
 def n_with_message(manifests: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """Return the number of published conversations that have each message or project, by hash."""
+    """Return the number of published conversations that have each message, by hash."""
     return Counter(
         sha for manifest in manifests for shas in manifest.get("ties", {}).values() for sha in shas
     )

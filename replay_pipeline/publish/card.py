@@ -137,7 +137,6 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         control_run=[(_code(name), value) for name, value in facts.get("control_run", {}).items()],
         accepted_terms=", ".join(map(_code, facts.get("accepted_terms", ()))),
         n_with_texts=_added(batch.get("client_texts", {}) for batch in batches).get("n_pairs", 0),
-        pushes_client_texts=bool(facts.get("pushes_client_texts")),
         sample=_sample(batches),
     )
     return f"{card}\n".encode()

@@ -48,7 +48,6 @@ def publish(
     prompts: Callable[[str], PromptsOf] | None = None,
     private: bool = True,
     test_fraction: float = TEST_FRACTION,
-    projects: Callable[[str], Mapping[str, str]] | None = None,
     messages: Callable[[str], Mapping[str, Collection[str]]] | None = None,
     look: Callable[[Path], object] | None = None,
     card_facts: Mapping[str, Any] | None = None,
@@ -73,8 +72,6 @@ def publish(
         private: whether a new repository is private.
         test_fraction: share of conversations in the test split, by hash. Conversations that were
             published before keep their split.
-        projects: the project of each conversation, by batch key. Set it to keep the conversations
-            of a project in one split.
         messages: hashes of each conversation's long messages, by batch key. Two or three
             conversations that share a message go to one split. A message in more conversations
             counts as boilerplate.
@@ -112,14 +109,14 @@ def publish(
         given = {key: gone.without(given.get(key, NORMALIZED_PAIRS.empty_table())) for key in keys}
         agreed = {key: gone.without(agreed.get(key, POSITIVES.empty_table())) for key in keys}
         there = {key: each for key, each in earlier.manifests.items() if key not in keys}
-        belong = conversations_of(keys, (given, agreed), projects)
+        belong = conversations_of([*given.values(), *agreed.values()])
         said = long_messages(keys, belong, messages)
         sides = batch_facts.known_sides(earlier.manifests.values(), earlier.facts)
         common = shared(said, batch_facts.n_with_message(there.values()))
         split = ConversationSplit.over(
             belong, test_fraction=test_fraction, sides=sides, ties=common
         )
-        ties = {name: [project, *said.get(name, ())] for name, project in belong.items()}
+        ties = {name: said.get(name, ()) for name in belong}
         version = Version(Path(aside), facts=facts, owned=keys, before=earlier.before)
         for key in sorted(keys):
             texts, states = ClientTextTable(), prompts(key) if prompts else None

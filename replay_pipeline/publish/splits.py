@@ -1,6 +1,6 @@
 """Assign each conversation to a split by its hash. The assignment never changes.
 
-Conversations of one project, and conversations that share a message, can go to one split.
+Conversations that share a message go to one split.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 def name_sha(name: str) -> str:
-    """Return the hash that stands for a session, a conversation, or a project in the manifests."""
+    """Return the hash that stands for a session or a conversation in the manifests."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
@@ -41,7 +41,7 @@ class ConversationSplit:
 
     test_fraction: float
     sides: Mapping[str, Split]
-    """Known splits of conversations and projects by hash, from earlier publications or this one."""
+    """Known splits of conversations by hash, from earlier publications or this one."""
 
     def of(self, conversation: str) -> Split:
         """Return the split of a conversation."""
@@ -54,7 +54,7 @@ class ConversationSplit:
     @classmethod
     def over(
         cls,
-        projects: Mapping[str, str | None],
+        conversations: Iterable[str],
         *,
         test_fraction: float,
         sides: Mapping[str, Split],
@@ -67,16 +67,15 @@ class ConversationSplit:
         one split, the new group nearest to the other split moves there.
 
         Args:
-            projects: the conversations, each with its project, or with None to decide each
-                separately.
+            conversations: the conversations.
             test_fraction: share of new conversations for the test split. With 0, all go to train.
-            sides: splits of earlier published conversations, projects, and ties, by hash.
+            sides: splits of earlier published conversations and ties, by hash.
             ties: further groups that belong together: a long message, and the conversations with
                 it.
         """
         together = _Together()
-        for conversation, project in projects.items():
-            together.tie([project or conversation, conversation])
+        for conversation in conversations:
+            together.tie([conversation])
         for names in ties:
             together.tie(names)
         by_hash = cls(test_fraction, {})
@@ -135,20 +134,9 @@ MAX_SHARING = 3
 """The most conversations that share a message. A message in more of them comes from a program."""
 
 
-def conversations_of(
-    keys: Iterable[str],
-    tables: Iterable[Mapping[str, pa.Table]],
-    projects: Callable[[str], Mapping[str, str]] | None,
-) -> dict[str, str | None]:
-    """Return the conversations in the tables of these batches, each with its project."""
-    belong: dict[str, str | None] = {}
-    of_each = list(tables)
-    for key in sorted(keys):
-        project_of = projects(key) if projects else {}
-        for table in of_each:
-            conversations = layout.conversations_in(table[key])
-            belong |= {each: project_of.get(each) for each in conversations}
-    return belong
+def conversations_of(tables: Iterable[pa.Table]) -> list[str]:
+    """Return the conversations in these tables once, in order."""
+    return list(dict.fromkeys(each for table in tables for each in layout.conversations_in(table)))
 
 
 def long_messages(

@@ -445,13 +445,12 @@ class Version:
             return report
         hub.ensure(private=options.private)
         room = hub_room()
-        goes = bool(self._facts.get("pushes_client_texts"))
         contribution = room.Publication(
             batches=frozenset(self._owned),
             files={
                 path: data
                 for path, data in self._files.items()
-                if goes or not path.startswith(f"{layout.CLIENT_TEXTS}/")
+                if not path.startswith(f"{layout.CLIENT_TEXTS}/")  # they belong to their makers
             },
             manifests=self._manifests,
             facts=self._facts,

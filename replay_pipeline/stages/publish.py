@@ -64,7 +64,6 @@ def publish_dataset(task: Task) -> Report:
             repo_id=options.repo_id,
             private=options.is_private,
             test_fraction=options.test_fraction,
-            projects=partial(_projects, project) if options.split_by == "project" else None,
             messages=partial(_long_messages, project),
             look=look,
             card_facts=_facts_of(project, new),
@@ -110,14 +109,6 @@ def _facts_of(project: "Project", batches: Sequence[str]) -> Any:
     }
 
 
-def _projects(project: "Project", batch: str) -> dict[str, str]:
-    """Return the project of each conversation of a batch: that of the session that began it."""
-    columns = ["session_id", "conversation", "project"]
-    rows = project.root.read("sessions", batch, columns=columns).to_pylist()
-    rows.sort(key=lambda row: row["session_id"] == row["conversation"])
-    return {row["conversation"]: row["project"] for row in rows if row["project"]}
-
-
 def _long_messages(project: "Project", batch: str) -> dict[str, set[str]]:
     """Return hashes of the long messages that people typed, by conversation."""
     columns = ["conversation", "kind", "messages_json"]
@@ -139,7 +130,6 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
     """Return the settings that decide what is in the files, and neither where they lie nor who sees them."""
     options = settings.publish
     told = options.model_dump(mode="json", exclude={"folder", "repo_id", "is_private"})
-    told["client_texts"] = options.pushes_client_texts
     return {"publish": told, **shown_below(settings), **_on_the_card(settings)}
 
 
@@ -222,7 +212,6 @@ def _card_facts(project: "Project") -> "CardFacts":
             for t in settings.teachers()
         ],
         "accepted_terms": settings.replay.accepted_terms,
-        "pushes_client_texts": settings.publish.pushes_client_texts,
         **{stage: receipts.reports(stage, names=names) for stage, names in STAGE_FACTS.items()},
     }
     if control_run := receipts.read("control", "all"):

@@ -9,7 +9,7 @@ from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages.receipts import Overview, Receipt, added, total
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
-from replay_pipeline.stages.work.markdown import bars, histogram, markdown_table, quantile
+from replay_pipeline.stages.work.markdown import bars, markdown_table, quantile
 from replay_pipeline.types import Progress, TeacherSpec, TraceState
 
 if TYPE_CHECKING:
@@ -205,7 +205,6 @@ def answer_facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
         **{f"latency_s_{name}": value for name, value in marks.items()},
         "stop_reason": report["stop_reason"],
         "cost_by_teacher": bars(by_teacher),
-        "latency": histogram("seconds to the answer", latencies, marks=marks, unit=" s"),
         "tokens": markdown_table([report["tokens"]]),
         "errors": bars(report["errors"]),
         "not_asked": bars(report["skipped"]),

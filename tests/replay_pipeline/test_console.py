@@ -29,14 +29,14 @@ def test_the_limits_that_runs_share_are_shown_however_many_runs_there_are(monkey
     )
     shown = written.getvalue()
     assert all(name.replace(":", " ") in shown for name in shared)
-    assert "run 199" in shown
-    assert "run 000" not in shown
+    assert "run 1" not in shown
+    assert "partition" not in shown
 
 
-def test_what_has_no_limit_is_not_among_the_limits_and_ids_of_runs_are_short(capsys):
+def test_what_has_no_limit_is_not_among_the_limits(capsys):
     money = {"spent_usd": 0.5, "held_usd": 0.0, "unknown_usd": 0.0, "overrun_usd": 0.0}
     scopes = [
-        {"scope": "run:0123456789ab", **money, "limit_usd": 5.0},
+        {"scope": "day:2026-01-02", **money, "limit_usd": 5.0},
         {"scope": "teacher:glm", **money, "limit_usd": None},
     ]
     console.show_status(
@@ -48,7 +48,7 @@ def test_what_has_no_limit_is_not_among_the_limits_and_ids_of_runs_are_short(cap
         }
     )
     money, limits = capsys.readouterr().out.split("Limits, in US dollars")
-    assert "run 01234567 " in limits
+    assert "day 2026-01-02 " in limits
     assert "glm" not in limits
     assert "glm $0.5" in money
     assert "held" not in money + limits

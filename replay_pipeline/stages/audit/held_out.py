@@ -104,8 +104,7 @@ def shared_messages(folder: Place) -> AuditResult:
             for text, states in leaks.items()
         ],
         what_to_do="Held-out figures would be worthless. Two conversations that begin with the same "
-        "text, or one that was cut: take one of them out (`replay-pipeline retract --session ID`), "
-        'or publish into an empty folder with `publish.split_by = "project"`.',
+        "text, or one that was cut: take one of them out (`replay-pipeline retract --session ID`).",
         facts={"shared_messages": len(leaks), "long_messages": len(messages)},
         judged=len(messages),
     )

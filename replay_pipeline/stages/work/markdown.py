@@ -8,7 +8,6 @@ import base64
 import html
 import re
 from collections.abc import Mapping, Sequence
-from math import log10
 from typing import Any
 
 from replay_pipeline.redaction.printable import printable
@@ -65,13 +64,12 @@ def code_block(text: str, language: str = "text") -> str:
 MAX_CHARS = 999
 """Dagster shows up to 1,000 characters of Markdown in place, and hides the rest behind a click. So a
 picture takes few bytes: no title (the key is one), whole pixels, and one path."""
-_BLUE, _RED, _GRAY = "#43d", "#d41", "#667"
+_BLUE, _GRAY = "#43d", "#667"
 _MAX_BARS = 12
 _BAR_CHARS = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _WIDTH, _HEIGHT = 440, 142
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 432, 8, 120
-_N_BINS = 24
 _MAX_POINTS = 50
 
 
@@ -118,33 +116,6 @@ def curve(name: str, values: Sequence[float]) -> Markdown:
     return _picture(name, body)
 
 
-def histogram(
-    name: str, values: Sequence[float], *, marks: Mapping[str, float], unit: str
-) -> Markdown:
-    """Draw the distribution of positive values on a logarithmic axis, with lines at `marks`."""
-    positive = [value for value in values if value > 0]
-    if not positive:
-        return Markdown("*none*")
-    low = log10(min(positive))
-    span = (log10(max(positive)) - low) or 1.0
-    counts = [0] * _N_BINS
-    for value in positive:
-        counts[min(int((log10(value) - low) / span * _N_BINS), _N_BINS - 1)] += 1
-    bin_px = (_RIGHT - _LEFT) // _N_BINS
-    tops = [_BOTTOM - round((_BOTTOM - _TOP) * count / max(counts)) for count in counts]
-    outline = "".join(f"V{top}h{bin_px}" for top in tops)
-    body = f'<path fill="{_BLUE}" d="M{_LEFT} {_BOTTOM}{outline}V{_BOTTOM}z"/>'
-    lines = ""
-    for i, (mark, value) in enumerate(marks.items()):
-        share = (log10(value) - low) / span if value > 0 else 0.0
-        lines += f"M{_LEFT + min(max(share, 0.0), 1.0) * bin_px * _N_BINS:.0f} {_TOP}V{_BOTTOM}"
-        body += _label(140 + 100 * i, 137, f"{mark} {value:.3g}{unit}", fill=_RED)
-    body += f'<path stroke="{_RED}" stroke-dasharray="4" d="{lines}"/>'
-    body += _label(_LEFT, 137, f"{10**low:.3g}{unit}")
-    body += _label(_RIGHT - 40, 137, f"{10 ** (low + span):.3g}{unit}")
-    return _picture(name, body + _label(4, _TOP + 4, str(max(counts))))
-
-
 def quantile(ordered: Sequence[float], share: float) -> float:
     """Return the value below which this share of the ordered values lies, or 0 without values."""
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
@@ -164,5 +135,5 @@ def _picture(name: str, body: str) -> Markdown:
     return Markdown(f"![{literal_markdown(name)}](data:image/svg+xml;base64,{data})")
 
 
-def _label(x: int, y: int, text: str, *, fill: str = _GRAY) -> str:
-    return f'<text x="{x}" y="{y}" fill="{fill}">{html.escape(text)}</text>'
+def _label(x: int, y: int, text: str) -> str:
+    return f'<text x="{x}" y="{y}" fill="{_GRAY}">{html.escape(text)}</text>'

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from replay_pipeline.assets.automation import missing_ranges, night_goes_on
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.resources import PipelineResource
-from replay_pipeline.settings import NightSettings
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.chain import STAGES
 from tests.support.settings_files import write_settings
@@ -93,7 +92,7 @@ def test_the_night_begins_when_the_settings_say(tmp_path, monkeypatch):
     monkeypatch.setenv("REPLAY_DATA", str(tmp_path))
     write_settings(
         tmp_path,
-        night={"time_zone": "Asia/Kolkata", "replays_at": "23:05", "publishes_at": "05:00"},
+        night={"time_zone": "Asia/Kolkata", "replays_at": "23:05"},
     )
     found = {
         schedule.name: (schedule.cron_schedule, schedule.execution_timezone)
@@ -101,16 +100,13 @@ def test_the_night_begins_when_the_settings_say(tmp_path, monkeypatch):
     }
     assert found == {
         "nightly_replay": ("5 23 * * *", "Asia/Kolkata"),
-        "nightly_publish": ("0 5 * * *", "Asia/Kolkata"),
     }
 
 
 @pytest.mark.slow
 def test_publishing_and_the_summary_follow_the_end_of_all_replays_of_the_night():
-    sensor = night_goes_on(NightSettings())
-
     def asked(instance: DagsterInstance) -> list[str]:
-        requests = sensor(build_sensor_context(instance=instance))
+        requests = night_goes_on(build_sensor_context(instance=instance))
         return [str(each.run_key) for each in requests] if isinstance(requests, list) else []
 
     def run(instance: DagsterInstance, job: str, status: DagsterRunStatus, **tags: str) -> str:

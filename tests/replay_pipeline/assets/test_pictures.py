@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from replay_pipeline.stages.work.markdown import MAX_CHARS, bars, curve, histogram, quantile
+from replay_pipeline.stages.work.markdown import MAX_CHARS, bars, curve, quantile
 from tests.hostile import HOSTILE
 
 
@@ -45,23 +45,7 @@ def test_a_curve_has_a_point_per_step_until_it_is_thinned(values):
     assert len(metadata) <= MAX_CHARS
 
 
-@pytest.mark.parametrize(
-    "values", [[1.0], [0.5, 0.5], [0.001, 1.0, 100.0, 0.0], [1.01**n for n in range(900)]]
-)
-def test_a_histogram_reaches_its_top_and_stays_inside(values):
-    metadata = histogram("latency", values, marks={"p50": 1.0, "p95": 200.0}, unit=" s")
-    bins, lines = (path.attrib["d"] for path in drawn(metadata, "path"))
-    tops = [int(top) for top in re.findall(r"V(\d+)h", bins)]
-    assert len(tops) == 24
-    assert min(tops) == 8
-    assert 1 <= sum(top < 120 for top in tops) <= len(values)
-    assert all(48 <= int(x) <= 432 for x in re.findall(r"M(\d+) ", lines))
-    assert len(metadata) <= MAX_CHARS
-
-
-@pytest.mark.parametrize(
-    "metadata", [bars({}), curve("loss", []), histogram("latency", [], marks={}, unit=" s")]
-)
+@pytest.mark.parametrize("metadata", [bars({}), curve("loss", [])])
 def test_nothing_to_draw_is_said_in_words(metadata):
     assert metadata == "*none*"
 

@@ -16,7 +16,6 @@ from replay_pipeline.ingesters import Traces, ingest, system_prompt
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.budget.spending import estimate_replay
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.stages.publish import PUBLISH
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.views.harness import list_harnesses, record_harness
 from replay_pipeline.testing.sample import SESSIONS_DIR
@@ -271,14 +270,3 @@ def test_an_estimate_says_what_the_clients_own_prompts_add(tmp_path):
     after = estimate_replay(Pipeline(settings)).added_by_clients
     assert after > 0.1
     assert before is None or before < after
-
-
-def test_the_setting_decides_and_makes_publish_stale(tmp_path):
-    here, hub, asked = (
-        Settings(data_dir=tmp_path, publish=publish)
-        for publish in ({}, {"repo_id": "o/d"}, {"repo_id": "o/d", "client_texts": True})
-    )
-    told = [
-        PUBLISH.settings(settings)["publish"]["client_texts"] for settings in (here, hub, asked)
-    ]
-    assert told == [False, False, True]

@@ -35,18 +35,6 @@ BAD_TEXTS = {
 }
 
 
-@pytest.mark.parametrize("side", ["chosen", "rejected"])
-@pytest.mark.parametrize("operator", BAD_TEXTS)
-def test_every_filter_of_the_default_recipe_acts_on_each_side(
-    default, make_row, pair_table, operator, side
-):
-    text, value, limit = BAD_TEXTS[operator]
-    result = default.run(pair_table(make_row("good"), make_row("bad", **{side: text})))
-    assert result.kept["state_id"].to_pylist() == ["good"]
-    assert drops(result) == [("bad", operator, side, value, limit)]
-    assert result.report.dropped == {operator: 1}
-
-
 def test_deduplication_needs_prompt_chosen_and_rejected_to_be_the_same(
     default, make_row, pair_table
 ):

@@ -159,20 +159,14 @@ def test_plain_tools_keep_names_and_types_alone():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of the client
-def test_a_push_leaves_the_texts_here_unless_it_is_told_otherwise(tmp_path, batch, monkeypatch):
+def test_a_push_leaves_the_texts_here(tmp_path, batch, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     with HubServer() as server:
         target = {"repo_id": "me/set", "endpoint": server.url, "token": server.token}
         folder = tmp_path / "d"
 
-        def pushed(**facts):
-            publish([("b", batch(*range(6)))], folder=folder, card_facts=facts, **target)
-            files = server.repository("me/set")["files"]
-            return {path for path in files if path.startswith("client_texts/")}
-
-        assert pushed() == set()
-        assert texts_in(folder)
-        assert "client_texts/b/" in "".join(pushed(pushes_client_texts=True))
-        assert pushed(pushes_client_texts=False) == set()
+        publish([("b", batch(*range(6)))], folder=folder, **target)
+        files = server.repository("me/set")["files"]
+        assert not {path for path in files if path.startswith("client_texts/")}
         assert texts_in(folder)

@@ -19,8 +19,7 @@ def ids_by_position(n=200):
 
 
 def over(names, **others):
-    projects = dict.fromkeys(names) if not isinstance(names, dict) else names
-    return ConversationSplit.over(projects, **{"test_fraction": 0.25, "sides": {}, **others})
+    return ConversationSplit.over(names, **{"test_fraction": 0.25, "sides": {}, **others})
 
 
 def test_the_share_of_test_conversations_is_the_fraction():
@@ -54,28 +53,6 @@ def test_what_was_published_stays_where_it_is_though_the_other_side_is_empty():
     assert {split.of(each) for each in ordered[-3:]} == {"train"}
     split = over(ordered[-4:], sides=sides)
     assert [split.of(each) for each in ordered[-4:]] == ["test", "train", "train", "train"]
-
-
-def test_conversations_of_a_project_come_to_one_side():
-    names = ids_by_position()
-    projects = {name: f"project-{int(name.split('-')[1]) % 9}" for name in names}
-    split = over(projects)
-    by_project = {}
-    for name, project in projects.items():
-        by_project.setdefault(project, set()).add(split.of(name))
-    assert {len(sides) for sides in by_project.values()} == {1}
-    assert set.union(*by_project.values()) == {"train", "test"}
-
-
-def test_a_project_follows_what_was_published_of_it():
-    low, *_, high = ids_by_position()
-    new = {low: "project", "new": "project"}
-    assert over(new, sides={name_sha(low): "train"}).of("new") == "train"
-    assert over(new, sides={name_sha(low): "test"}).of("new") == "test"
-    both = {name_sha(low): "test", name_sha(high): "train"}
-    split = over({low: "project", high: "project", "new": "project"}, sides=both)
-    assert [split.of(each) for each in (low, high, "new")] == ["test", "train", "train"]
-    assert over({"new": "project"}, sides={name_sha("project"): "test"}).of("new") == "test"
 
 
 def test_two_or_three_that_share_a_message_come_to_one_side_and_follow_what_was_published():
@@ -146,15 +123,13 @@ def pq_column(path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by_project", [False, True])
 @pytest.mark.parametrize(("seed", "fraction"), [(1, 0.0), (2, 0.1), (3, 0.5), (4, 0.5)])
 def test_no_conversation_changes_its_side_while_a_dataset_grows(
-    seed, fraction, by_project, tmp_path, kept_table, make_kept, positives_table
+    seed, fraction, tmp_path, kept_table, make_kept, positives_table
 ):
     """Of 20 publications some bring new batches, some bring known ones with other rows."""
     drawn = random.Random(seed)
     talks = [f"{drawn.getrandbits(64):016x}" for _ in range(12)]
-    project_of = {talk: f"project-{drawn.randrange(4)}" for talk in talks}
     folder, known = tmp_path / "set", {}
     for number in range(20):
         batch = f"b{drawn.randrange(8)}"
@@ -168,16 +143,12 @@ def test_no_conversation_changes_its_side_while_a_dataset_grows(
             positives=[(batch, positives_table())],
             folder=folder,
             test_fraction=drawn.choice([fraction, 0.1]),
-            projects=(lambda batch: project_of) if by_project else None,
             lengths=[],
         )
         found = sides_of(folder)
         assert all(len(sides) == 1 for sides in found.values())
         for talk, (side,) in found.items():
             assert known.setdefault(talk, side) == side
-    if by_project:
-        for project in set(project_of.values()):
-            assert len({known[t] for t in talks if project_of[t] == project and t in known}) <= 1
 
 
 def test_what_fell_out_comes_back_to_its_side(tmp_path, kept_table, make_kept):

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,21 +71,6 @@ def test_receipts_read_from_the_index_are_those_of_the_files(work):
     }
     for receipt in found:
         assert work.receipts.read(receipt.stage, receipt.batch) == replace(receipt, is_reused=True)
-
-
-def test_the_status_needs_neither_arrow_nor_a_client(work):
-    look = (
-        "import sys; from pathlib import Path; from replay_pipeline.settings import Settings; "
-        "from replay_pipeline.stages.receipts import Overview; "
-        "from replay_pipeline.stages.views.status import status_of; "
-        "told = status_of(Overview(Settings.load(None, data_dir=Path(sys.argv[1])))); "
-        "assert told['ledger']['calls'] and told['batches'] and told['dataset'], told; "
-        "print(sorted({'aiohttp', 'httpx', 'jsonschema', 'pandas', 'pyarrow', 'sqlalchemy'} & {*sys.modules}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", look, str(work.root.path)], capture_output=True, text=True
-    )
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
 def test_the_index_follows_files_that_others_write_and_delete(work, tmp_path):
@@ -201,16 +184,3 @@ def test_an_index_that_is_deleted_is_made_again(work):
     before = status_of(work)
     (work.root.path / FILE).unlink()
     assert status_of(pipeline_at(work.root.path)) == before
-
-
-@pytest.mark.slow
-def test_the_benchmark_of_growth_measures_a_root_that_is_named_from_here(work):
-    root = work.root.path
-    benchmark = Path(__file__).parents[3] / "benchmarks" / "growth.py"
-    done = subprocess.run(
-        [sys.executable, benchmark, "--measure", "tick", "--root", root.name],
-        cwd=root.parent, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    first, again = json.loads(done.stdout.splitlines()[-1])
-    assert (first["name"], again["name"]) == ("first tick", "tick")
