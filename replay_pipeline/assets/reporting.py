@@ -74,12 +74,6 @@ def each_batch(
 
     A batch is recorded as materialized as soon as it is done, so a later failure doesn't affect it.
     A batch without work is recorded at the end.
-
-    Args:
-        context: the run.
-        pipeline: the pipeline with the batches.
-        stage: the stage. If it pays nothing, it may be retried after an outage.
-        work: does the work for one batch.
     """
     spec = context.assets_def.get_asset_spec(context.asset_key)
     provenance = Provenance(context.instance, spec)
@@ -122,12 +116,7 @@ def tried_again() -> Iterator[None]:
 
 
 class Provenance:
-    """The code version and input versions of a batch, in the form of Dagster's tags for a run.
-
-    Args:
-        instance: Dagster's records with the assets that were read.
-        spec: the asset. Its upstream assets count in their present version.
-    """
+    """The code version and input versions of a batch, in the form of Dagster's tags for a run."""
 
     def __init__(self, instance: dg.DagsterInstance, spec: dg.AssetSpec) -> None:
         self._shared: dict[str, str] = {}

@@ -81,13 +81,7 @@ _TELL_AGAIN_S = 10.0
 
 
 def main(workspace: str, port: int, page: Path) -> None:
-    """Serve until the process is stopped. Print the address when it accepts connections.
-
-    Args:
-        workspace: Dagster's file of code locations.
-        port: port on this machine.
-        page: folder of the page of `look`. If it exists, the address opens it.
-    """
+    """Serve until the process is stopped. Print the address when it accepts connections."""
     configure_loggers(formatter="colored", log_level="INFO")
     setup_interrupt_handlers()
     listener = _listen(port)

@@ -451,16 +451,7 @@ def _draw_batches(
     headings: Mapping[str, str] | None = None,
     is_summed: bool = False,
 ) -> None:
-    """Draw a figure of each batch in a column, and all of them together in the last row.
-
-    Args:
-        title: what is above it.
-        names: of the figures.
-        reports: figures by batch.
-        first: what the rows are.
-        headings: of figures whose names do not say enough.
-        is_summed: whether the figures are counts that add up.
-    """
+    """Draw a figure of each batch in a column, and all of them together in the last row."""
     shown = list(reports.items())[-_MAX_ROWS:]
     if len(shown) < len(reports):
         title += f", the last {len(shown)} of {len(reports):,}"

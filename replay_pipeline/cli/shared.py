@@ -74,9 +74,6 @@ def exit_if_failed(report: dict[str, Any]) -> None:
 def exit_if_most_failed(work: dict[str, Any]) -> None:
     """End the command with exit code 1 if a teacher stopped or most calls failed, and say why.
 
-    Args:
-        work: the result of `open_work`.
-
     Raises:
         Exit: a teacher stopped, or most calls failed.
     """

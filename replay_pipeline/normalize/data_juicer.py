@@ -47,9 +47,6 @@ def _root_logger_untouched() -> Iterator[None]:
 def load(*, with_ray: bool = False) -> Mapping[str, type]:
     """Import data-juicer and our operators, and return all operators by name.
 
-    Args:
-        with_ray: whether its Ray executor is needed; Ray must be installed.
-
     Raises:
         MissingDependencyError: data-juicer or a package that it imports is missing.
     """

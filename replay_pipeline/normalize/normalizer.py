@@ -181,11 +181,6 @@ class DJNormalizer:
     ) -> NormalizeResult:
         """Judge every row of a `DPO_PAIRS` table, with a few prompts in memory at a time.
 
-        Args:
-            table: the pairs. They name their states, or have the columns of `PROMPT`.
-            prompts: reader of the states' prompts.
-            earlier: keys of earlier batches for deduplication, by step.
-
         Raises:
             NormalizeError: an operator failed, or rows were lost.
             SchemaError: a column is missing, or the prompts are.

@@ -78,10 +78,6 @@ def bundled_recipes() -> list[str]:
 def load_recipe(recipe: str | Path, *, allow_operators: Collection[str] = ()) -> Recipe:
     """Read a bundled recipe by name, or a YAML file by path.
 
-    Args:
-        recipe: name or path.
-        allow_operators: further filters that the recipe may use although they execute something.
-
     Raises:
         UntrustedError: an operator executes something and isn't allowed.
         ConfigError: the recipe doesn't exist, the file isn't a data-juicer recipe, or an operator

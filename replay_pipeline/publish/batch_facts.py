@@ -149,12 +149,7 @@ def known_sides(
 def side_facts(
     sides: Mapping[str, Split], manifests: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return, as facts, the splits that no manifest contains.
-
-    Args:
-        sides: splits of conversations and of what they share, by hash.
-        manifests: manifests of the dataset.
-    """
+    """Return, as facts, the splits that no manifest contains."""
     told = known_sides(manifests, {})
     gone = {sha: side for sha, side in sides.items() if sha not in told}
     return {_SIDES: _by_side(gone)} if gone else {}

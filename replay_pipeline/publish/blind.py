@@ -55,11 +55,6 @@ def blind_control(
     descent. No session is in both the fitted and the predicted part. From more than 1,000 pairs,
     1,000 are drawn by hash, so that equal pairs give equal figures.
 
-    Args:
-        chosen: the better side of each pair, as the JSON of its message.
-        rejected: the other side.
-        sessions: the session of each pair.
-
     Returns:
         The accuracies, or None for fewer than 20 pairs or a single session, which tell nothing.
     """

@@ -21,11 +21,7 @@ _HASH_CHARS = 32
 
 
 class ClientTextTable:
-    """The texts of a batch, by hash.
-
-    Args:
-        rows: rows of `layout.CLIENT_TEXT`.
-    """
+    """The texts of a batch, by hash."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         self._rows = {row["hash"]: row for row in rows}

@@ -231,10 +231,6 @@ def newest(place: Place) -> Place | None:
 def local_copy(place: Place, folder: Path) -> Path:
     """Return the dataset as a local folder: `place` itself, or a copy of the newest version.
 
-    Args:
-        place: place of the dataset.
-        folder: folder for a copy. Existing files aren't downloaded again.
-
     Raises:
         StorageError: the store cannot be read.
     """
@@ -254,10 +250,6 @@ def local_copy(place: Place, folder: Path) -> Path:
 @contextmanager
 def to_be_published(place: Place, folder: Path) -> Iterator[Path]:
     """Open the dataset as a local folder, and publish its changes at the end.
-
-    Args:
-        place: place of the dataset.
-        folder: folder for the working copy of a dataset on an object store.
 
     Raises:
         StorageError: the store can't be written, or somebody else published meanwhile. The store

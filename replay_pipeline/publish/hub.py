@@ -103,10 +103,6 @@ class HubDataset:
     def retry(self, call: Callable[[], T], *, conflicts: bool = False) -> T:
         """Call until it works, as long as what is in the way passes.
 
-        Args:
-            call: what is to be done; it may be done several times.
-            conflicts: whether a `ConflictError` passes, too.
-
         Raises:
             PublishError: the Hub refused, or the patience is over.
         """
@@ -262,11 +258,7 @@ class HubDataset:
         )
 
     def erase(self, is_erased: Callable[[str], bool]) -> None:
-        """Delete all earlier versions, and large files, for good.
-
-        Args:
-            is_erased: tells by path which stored files to delete.
-        """
+        """Delete all earlier versions, and large files, for good."""
         self.retry(lambda: self._api.super_squash_history(self.repo_id, repo_type="dataset"))
         kept = {file.sha256 for file in self.head().files.values()}
 

@@ -349,13 +349,7 @@ def positive_rows(positives: pa.Table, batch: str, keep: Keep | None = None) -> 
 
 
 class _States:
-    """The states of some rows, by which their sides are rendered.
-
-    Args:
-        prompts: messages of each row.
-        tools: JSON text of the tools of each row.
-        folders: working directory of each row; where it is not known, what the prompt says.
-    """
+    """The states of some rows, by which their sides are rendered."""
 
     def __init__(
         self,
@@ -385,13 +379,7 @@ def _given(table: pa.Table, name: str) -> list[Any]:
 
 
 def published_prompts(rows: pa.Table, side: str, kind: str) -> pa.Table:
-    """Return rows of the config `prompts`: states with a consensus, which is in the column `side`.
-
-    Args:
-        rows: rows of the config `pairs` or `positives`.
-        side: the column with the consensus.
-        kind: value of the column `kind`.
-    """
+    """Return rows of the config `prompts`: states with a consensus, which is in the column `side`."""
     if "source" in rows.column_names:
         by_consensus = [source in (None, "consensus") for source in rows["source"].to_pylist()]
         rows = rows.filter(pa.array(by_consensus, pa.bool_()))

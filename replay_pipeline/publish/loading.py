@@ -39,10 +39,6 @@ def problems_of_loading(
 
     Returns:
         The problems and the number of counted rows, or None if `datasets` isn't installed.
-
-    Args:
-        folder: folder of the dataset.
-        rows: number of rows of each config and split.
     """
     try:
         datasets: Any = importlib.import_module("datasets")

@@ -336,12 +336,6 @@ class Version:
     """The next version of the dataset, with new content for the batches that it owns.
 
     Its files are first written to a separate folder, so that prompts are read in parts.
-
-    Args:
-        aside: the separate folder.
-        facts: facts of the dataset.
-        owned: batches to replace.
-        before: manifests of the present dataset.
     """
 
     def __init__(

@@ -37,12 +37,7 @@ def wanted(settings: Settings) -> list[Stage]:
 
 
 def upstream(stage: Stage, among: Sequence[Stage] | None = None) -> list[Stage]:
-    """Return the stages right before a stage: those that write its inputs, else the one before it.
-
-    Args:
-        stage: the stage.
-        among: the stages to search. By default, all.
-    """
+    """Return the stages right before a stage: those that write its inputs, else the one before it."""
     stages = list(STAGES if among is None else among)
     if stage.reads:
         return [each for each in stages if set(each.writes) & set(stage.reads)]

@@ -137,11 +137,6 @@ class Pipeline(Project):
 
         They are never published again. The pipeline's own tables keep them.
 
-        Args:
-            session_ids: sessions, of any batch.
-            batches: whole batches.
-            erase: also forget the history of the Hub dataset.
-
         Raises:
             ConfigError: no session or batch is named, or there is no dataset.
             PublishError: the Hub refused. The folder has the new version, the Hub the old one.

@@ -46,10 +46,6 @@ _ToolRow = tuple[str, str | None, str]
 class Project(Overview):
     """One data root with its settings: the tables that stages read and write.
 
-    Args:
-        settings: the settings of the stages.
-        on_progress: called with the progress of long work.
-
     Raises:
         StorageError: the object store with the data root can't be reached.
     """
@@ -99,12 +95,7 @@ class Project(Overview):
 
     @contextmanager
     def teachers(self, batches: Iterable[str] = ()) -> Iterator[tuple[TeacherSpec, ...]]:
-        """Keep the teachers ready while they are used. Recorded or made-up teachers get a server for that time.
-
-        Args:
-            batches: the batches whose states they are asked at. A rehearsal makes up answers for
-                these.
-        """
+        """Keep the teachers ready while they are used. Recorded or made-up teachers get a server for that time."""
         if self.settings.played is None:
             yield self.settings.replay.teachers
             return

@@ -179,9 +179,6 @@ FOLDER = "folder"
 class Overview:
     """The batches of a data root, with their receipts.
 
-    Args:
-        settings: the settings of the stages.
-
     Raises:
         StorageError: the object store with the data root can't be reached.
     """

@@ -154,11 +154,6 @@ def open_work(
 ) -> dict[str, Any]:
     """Return the open questions of the replays, why they are open, and the cost to finish them.
 
-    Args:
-        replays: reports of the replays of all batches, rehearsals included.
-        n_teachers: number of real teachers to ask.
-        n_states_waiting: number of states in batches that were never replayed.
-
     Returns:
         The open questions that no gate skipped, their cost, the reasons why replays ended, and
         failed calls by error. The cost, in US dollars, follows from that of earlier answers and

@@ -51,14 +51,7 @@ def declared(stage: Stage, settings: Settings) -> Given:
 
 
 def given_of(stage: Stage, project: Project, batch: str, *, declares: Given | None = None) -> Given:
-    """Return everything that decides the output of a stage for a batch.
-
-    Args:
-        stage: the stage.
-        project: the data root.
-        batch: the batch.
-        declares: the result of `declared`, if known.
-    """
+    """Return everything that decides the output of a stage for a batch."""
     tables = stage.reads if stage.is_by_batch else ()
     inputs = {**project.known_digests(batch, tables), **stage.inputs(project, batch)}
     return replace(declares or declared(stage, project.settings), inputs=inputs)
@@ -113,11 +106,6 @@ def changes_by_batch(
 ) -> Iterator[tuple[Stage, str, Changes]]:
     """Yield what has changed since stages worked on batches, for stale results only.
 
-    Args:
-        project: the data root.
-        stages: the stages to check, without those that a run would leave out.
-        batches: the batches to check. By default, all.
-
     Raises:
         ConfigError: a file that the settings name cannot be read.
     """
@@ -145,11 +133,6 @@ def told_reasons(project: Overview, stage: Stage, declares: Given) -> dict[str, 
 
     It reads no table, so Dagster's pages can quickly show why a batch is stale. Dagster itself
     shows which inputs changed.
-
-    Args:
-        project: the data root.
-        stage: the stage.
-        declares: the result of `declared`.
     """
     found: Counter[str] = Counter()
     for receipt in _receipts(project, stage):

@@ -148,11 +148,6 @@ def with_prompts(
 ) -> Iterator[pa.Table]:
     """Yield a table in parts, with each state's messages in the columns of `PROMPT`.
 
-    Args:
-        table: rows that name their state. If it already has these columns, it is only divided.
-        prompts: returns the states.
-        n_rows: number of rows per part.
-
     Raises:
         SchemaError: the rows have no prompts, and `prompts` isn't given.
     """

@@ -85,12 +85,7 @@ class RootIndex:
                 database.execute("insert or replace into folders values(?, ?)", (folder, mtime_ns))
 
     def bring_ids(self, versions: Mapping[str, str], read: Callable[[str], Iterable[str]]) -> None:
-        """Update the ids of all batches from their tables, reading only changed tables.
-
-        Args:
-            versions: a version of each batch's table, which changes with the table.
-            read: returns the ids of a batch.
-        """
+        """Update the ids of all batches from their tables, reading only changed tables."""
         with self._open() as database:
             known = dict(database.execute("select batch, version from batches_of_ids"))
             new = {batch: v for batch, v in versions.items() if known.get(batch) != v}

@@ -25,9 +25,6 @@ another one (`a`). So there are agreements, pairs, a dispute and states without 
 def rehearsed_answers(states: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Message]]:
     """Make up the action of each rehearsal teacher at each state. The result is repeatable.
 
-    Args:
-        states: rows of the table `states`, whole sessions.
-
     Returns:
         Assistant messages by state and model.
     """

@@ -74,14 +74,7 @@ def fitting(project: Project, batches: Sequence[str], *, max_total_usd: float) -
 def shares_by_batch(
     project: Project, batches: Sequence[str], left_usd: float, found: Estimate | None
 ) -> dict[str, int]:
-    """Return the number of states of each batch that gets a share of scarce money. Empty if there is enough.
-
-    Args:
-        project: the data root.
-        batches: the batches of a run with open questions.
-        left_usd: money for them.
-        found: their estimated cost, or None.
-    """
+    """Return the number of states of each batch that gets a share of scarce money. Empty if there is enough."""
     if len(batches) < 2 or found is None or found.expected_usd <= left_usd:
         return {}
     order, _ = covering(project, batches)
@@ -101,12 +94,6 @@ def left_of_night(
     The rest of the money is divided, in proportion to the bytes of their sessions, among this run
     and those batches of other runs that weren't replayed that night yet. Money that a run leaves
     goes to later runs.
-
-    Args:
-        project: the data root.
-        night: date of the night.
-        batches: the batches of the run.
-        shared_with: the batches of the other runs.
     """
     options = project.settings.replay
     spent_usd = counted_usd(project.settings.ledger_url(), f"night:{night}")

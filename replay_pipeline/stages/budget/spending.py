@@ -112,10 +112,6 @@ def as_checked(seen: Prospect, reports: Iterable[Mapping[str, Any]]) -> Prospect
     """Correct what votes promise by the pairs that a person checked.
 
     Votes alone can't tell an agreement that is right from a mistake that the teachers share.
-
-    Args:
-        seen: what the votes promise.
-        reports: of the pairs stage, each of a batch with checked pairs.
     """
     checked = list(reports)
     found = strengths(checked)
@@ -166,10 +162,6 @@ def words_beforehand(found: Estimate, agents: Mapping[str, int]) -> list[str]:
     At this point only public scores and list prices are known. Cheap models are often weaker, and
     if the agent is better, the teachers' agreement teaches little. Only answers show at which kinds
     of decision a teacher is stronger.
-
-    Args:
-        found: the estimate of the calls.
-        agents: states by the model that acted there.
     """
     if not agents or not found.teachers:
         return []

@@ -21,13 +21,6 @@ def record_harness(
 ) -> dict[str, Any]:
     """Record the harness of a client, store it in the data root, and return it.
 
-    Args:
-        project: the data root.
-        command: the client's program and arguments, one of which is what the user says.
-        agent: the client's name in logs; by default by what its request says.
-        version: its version; by default the one that its request names.
-        timeout_s: the time limit.
-
     Raises:
         ConfigError: the client can't be started, sent no request, or doesn't name its version.
         StorageError: the harness can't be written.

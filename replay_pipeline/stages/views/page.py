@@ -44,11 +44,6 @@ def write_page_of(
 ) -> dict[str, Any]:
     """Write the page of a data root, and return the figures of its overview.
 
-    Args:
-        project: the data root.
-        to: folder or file of the page. By default, `look` in the data root.
-        is_single_file: whether to write one file.
-
     Raises:
         ConfigError: the folder has other files.
         StorageError: the page cannot be written.

@@ -19,10 +19,6 @@ def summarize(receipts: Sequence[Receipt], *, n_teachers: int = 0) -> dict[str, 
 
     The made-up answers of a rehearsal have their own figures, and aren't in any sum of real
     answers.
-
-    Args:
-        receipts: the last receipts of all stages.
-        n_teachers: number of real teachers to ask.
     """
     of: dict[str, list[Receipt]] = defaultdict(list)
     for receipt in receipts:
@@ -49,16 +45,7 @@ def summarize_night(
     n_open: int,
     failures: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the work of a night, for people to read in the morning.
-
-    Args:
-        receipts: all receipts. Older ones are left out.
-        since: when the night began.
-        spent_usd: money that the ledger booked since then.
-        max_nightly_usd: the most that one night may spend.
-        n_open: number of batches that still wait for answers.
-        failures: failed runs.
-    """
+    """Return the work of a night, for people to read in the morning."""
     began = since.isoformat()
     of: dict[str, list[Receipt]] = defaultdict(list)
     for receipt in receipts:

@@ -17,10 +17,6 @@ _KEYS = (("state_id",), ("session_id", "turn_idx"), ("session_id",))
 def trace_state(project: Project, beginning: str) -> dict[str, Any]:
     """Return the rows and facts of one state in each stage.
 
-    Args:
-        project: the data root.
-        beginning: the id of the state, or its first characters.
-
     Raises:
         ConfigError: no state id, or more than one, begins with this.
     """

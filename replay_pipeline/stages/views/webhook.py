@@ -30,14 +30,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def notify(settings: NotifySettings, event: str, text: str, facts: Mapping[str, Any]) -> bool:
-    """Post a message to the webhook, if there is one, and return whether it was accepted.
-
-    Args:
-        settings: the webhook, and how long to wait for it in total.
-        event: the event for programs, `run_failed` or `night`.
-        text: the event in words.
-        facts: numbers and names.
-    """
+    """Post a message to the webhook, if there is one, and return whether it was accepted."""
     if settings.webhook_url is None:
         return False
     body = json.dumps({"event": event, "text": text, **facts}, default=str).encode()
@@ -74,12 +67,7 @@ def _post(url: SecretStr | None, body: bytes, timeout_s: float) -> str:
 
 
 def reasons_shown(reasons: Sequence[str], *, secrets: Sequence[str]) -> list[str]:
-    """Return error messages without secrets and cut to length, so that they may leave this machine.
-
-    Args:
-        reasons: the messages.
-        secrets: keys in use. Other secrets are found by their form.
-    """
+    """Return error messages without secrets and cut to length, so that they may leave this machine."""
     redactor = Redactor()
     texts = []
     for reason in reasons:

@@ -54,12 +54,6 @@ def serve_checked(
 def serve_recorded(dataset: str, *, host: str, port: int, on_ready: Callable[[str], None]) -> None:
     """Serve the states of a published dataset whose consensus is a tool call, until stopped.
 
-    Args:
-        dataset: folder or Hub id.
-        host: the address to listen on.
-        port: the port; 0 chooses a free one.
-        on_ready: called with the address.
-
     Raises:
         ConfigError: the dataset can't be read, has no such state, or the address can't be used.
         MissingDependencyError: `datasets` isn't installed.

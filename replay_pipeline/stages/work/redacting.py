@@ -31,10 +31,6 @@ def redacted_again(
     """Redact ingested tables by today's rules, and return them with the number of replacements.
 
     Placeholders don't change, so tables without new findings come back equal.
-
-    Args:
-        tables: `sessions`, `turns`, `states` and `tools` of one batch.
-        salt: makes the placeholders of this installation different from others.
     """
     redactor = Redactor(salt=salt)
     cleaner = Cleaner(redactor, frozenset())

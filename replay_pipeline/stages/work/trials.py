@@ -100,13 +100,6 @@ def try_actions(
     Returns the results and counts: `n_states` found in the logs, `n_tried` actions, `n_would_fail`
     among them, `n_not_known` without a result, `n_run` commands and, if checks were run, the
     actions that they `n_checked` and `n_fixed`.
-
-    Args:
-        workspaces: the logs and repositories.
-        judge: says what may be executed.
-        states: the states to try actions at.
-        answers: answers of the teachers.
-        redactor: removes secrets and people from stored answers and files.
     """
     asked: dict[str, list[TeacherAction]] = defaultdict(list)
     for row in answers:

@@ -103,14 +103,7 @@ class Workspaces:
     def tasks(
         self, checks_of: Mapping[str, str], *, run: Run, limit: int, max_calls: int
     ) -> list[CheckedTask]:
-        """Return states of working trees that have a check, the first decisions after a request.
-
-        Args:
-            checks_of: commands, by working tree.
-            run: runs a command on files of a task.
-            limit: how many.
-            max_calls: how many calls an episode has at most.
-        """
+        """Return states of working trees that have a check, the first decisions after a request."""
         found: list[CheckedTask] = []
         for log, history in self.histories():
             ids = ids_of(log)
