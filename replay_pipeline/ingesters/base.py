@@ -206,6 +206,12 @@ class SessionLog:
     """What was sent, by the log: a tree of messages, and shapes."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Answers of models that the file has and that are no decisions here, by reason."""
+    cost_usd: float | None = None
+    """What it cost by the client's own count."""
+    is_resolved: bool | None = None
+    """Whether the tests of its task passed, by what lies beside it."""
+    ended: str | None = None
+    """How its client says that it ended, e.g. `success` or `error_max_turns`."""
 
     def __post_init__(self) -> None:
         # An id of a message is a hint: where several have one, their order tells them apart.
@@ -216,6 +222,18 @@ class SessionLog:
                 named[name] += 1
                 if named[name] > 1:
                     turn.message_id = f"{name}#{named[name]}"
+
+    def offers(self, names: Sequence[str]) -> None:
+        """Give the decisions the tools of these names, of which the log has no more."""
+        if not names:
+            return
+        shape = Turn(None, "shape", 0, "offered", index=-1 - len(self.sent))
+        tools = [{"name": name} for name in names]
+        shape.wire_json = msgspec.json.encode({"system": [], "tools": tools}).decode()
+        self.sent.append(shape)
+        for turn in self.turns:
+            if turn.is_state and turn.shape is None:
+                turn.shape = shape
 
 
 @dataclass(frozen=True, slots=True)

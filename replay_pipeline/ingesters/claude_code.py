@@ -61,7 +61,7 @@ _ROWS_APART = frozenset({"content-replacement", "queue-operation", *REQUEST_ROWS
 _ROW_TYPES = frozenset({"user", "assistant", "system", "attachment", "progress"})
 
 
-class _Tree:
+class Tree:
     """Turns of one chain of rows, built in a single pass."""
 
     def __init__(
@@ -82,7 +82,7 @@ class _Tree:
         self.tips: dict[bool, Turn | None] = {False: None, True: None}
         self.replaced: dict[str, str] = {}
         """What the model was shown instead of a result, by the id of its call."""
-        self.agents: dict[str, _Tree] = {}
+        self.agents: dict[str, Tree] = {}
         self.preserved: dict[str, _Preserved] = {}
         self.last_preserved: _Preserved | None = None
         self.waiting: dict[str, list[tuple[int, Row, Turn | None]]] = {}
@@ -109,7 +109,7 @@ class _Tree:
             self._take_apart(offset, row)
             return
         self.origins.update(rows.origins_of(row))
-        if uuid in self.by_row:
+        if self.is_copy(offset, row):
             # A resumed session writes its history into the file once more; the first copy counts.
             self.counts.skipped["duplicate_row"] += 1
             return
@@ -131,7 +131,7 @@ class _Tree:
             # last turn of the same chain stands in for it, or else the prefix would end here.
             self.follows.add(parent_uuid)
             parent = self._instead_of_phantom(self.tips[is_side])
-        self._place(offset, row, parent)
+        self.place(offset, row, parent)
         if self.waiting:
             self._wake(uuid)
 
@@ -197,13 +197,38 @@ class _Tree:
         self.counts.notes["phantom_parent"] += 1
         return tip
 
+    def is_copy(self, offset: int, row: Row) -> bool:
+        """Return whether a row was read before; one of other content gets a name of its own."""
+        if row.uuid not in self.by_row:
+            return False
+        turn, message = self.by_row[row.uuid], row.message
+        if turn is None or message is None or self._has(turn, message.content):
+            return True
+        row.uuid = f"{row.uuid}~{offset}"
+        return False
+
+    def _has(self, turn: Turn, content: str | list[Block] | None) -> bool:
+        said = {*turn.texts, *turn.thinking, None, ""}
+        if not isinstance(content, list):
+            return content in said
+        for block in content:
+            same = self.by_call.get(block.id or block.tool_use_id or "", ())
+            here = [call.id for owner, call in same if owner is turn]
+            is_text = block.type in ("text", "thinking")
+            if block.type == "tool_result":
+                here = [call_id for call_id in here if call_id in turn.results]
+            if not here and (block.text or block.thinking) not in (said if is_text else ()):
+                return False
+        return True
+
     def _place_late(self, offset: int, row: Row, parent: Turn | None) -> None:
-        if row.uuid in self.by_row:
+        if self.is_copy(offset, row):
             self.counts.skipped["duplicate_row"] += 1
         else:
-            self._place(offset, row, parent)
+            self.place(offset, row, parent)
 
-    def _place(self, offset: int, row: Row, parent: Turn | None) -> None:
+    def place(self, offset: int, row: Row, parent: Turn | None) -> None:
+        """Take in a row below a turn."""
         # Rows that make no turn are aliases of the turn above them: a child of theirs hangs there.
         self.by_row[row.uuid or ""] = parent
         kind = row.type
@@ -590,14 +615,14 @@ class _Tree:
         agent_id, inner = found
         tree = self.agents.get(agent_id)
         if tree is None:
-            tree = self.agents[agent_id] = _Tree(None, ReadCounts(), agent_id)
+            tree = self.agents[agent_id] = Tree(None, ReadCounts(), agent_id)
             tree.is_long = self.is_long
         inner.version, inner.cwd, inner.git_branch = row.version, row.cwd, row.git_branch
         inner.uuid = inner.uuid or row.uuid
         # Progress rows come in order and name parents of another file: each follows the last.
         tip = tree.tips[False]
         if inner.message is not None and inner.uuid not in tree.by_row:
-            tree._place(offset, inner, tip)
+            tree.place(offset, inner, tip)
 
 
 class _Signs(NamedTuple):
@@ -804,7 +829,7 @@ class ClaudeCode:
         file_agent = path.stem.removeprefix("agent-") if path.stem.startswith("agent-") else ""
         size = path.stat().st_size if end is None else end
         session_id: str | None = None
-        tree = _Tree(path, counts, file_agent, size)
+        tree = Tree(path, counts, file_agent, size)
         tree.is_long = size > LONG_BYTES
         for offset, row in rows.read_rows(path, counts, size):
             # The id of the file's name if a row has it, else the first.
@@ -816,10 +841,11 @@ class ClaudeCode:
         sent = read_sent(path, size) if named else None
         if sent is not None:
             join_siblings(sent, named, path)
-        yield from _logs(tree, session_id or path.stem, sent)
+        yield from logs_of(tree, session_id or path.stem, sent)
 
 
-def _logs(tree: _Tree, session_id: str, sent: SentRequests | None) -> Iterator[SessionLog]:
+def logs_of(tree: Tree, session_id: str, sent: SentRequests | None) -> Iterator[SessionLog]:
+    """Yield the conversations of a tree: the main one, and one for each subagent."""
     by_agent: dict[str, list[Turn]] = {}
     for turn in tree.turns:
         by_agent.setdefault(turn.agent, []).append(turn)
@@ -847,7 +873,7 @@ def _logs(tree: _Tree, session_id: str, sent: SentRequests | None) -> Iterator[S
         )
 
 
-def _shown(turns: list[Turn], sent: SentRequests | None, tree: _Tree) -> list[Turn]:
+def _shown(turns: list[Turn], sent: SentRequests | None, tree: Tree) -> list[Turn]:
     """Attach to each decision what it was shown, and return the turns of that."""
     if sent is None and not tree.snapshots:
         return []

@@ -47,6 +47,7 @@ from replay_pipeline.ingesters.log_rows import (
     state_ids_of,
 )
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
+from replay_pipeline.ingesters.trials import OUTPUT, is_resolved, is_told_twice
 from replay_pipeline.redaction.people import user_of
 from replay_pipeline.redaction.redactor import Known, KnownValues, Redactor
 from replay_pipeline.storage.arrays import array_of
@@ -90,7 +91,7 @@ _PIECES_HELD = 8
 """Pieces of a long conversation after whose rows their memory is given back."""
 _PART_BYTES = 4_000_000
 """Of rows that are kept in memory; what comes before is laid down on disk."""
-_SUFFIXES = frozenset({".jsonl", ".json"})
+_SUFFIXES = frozenset({".jsonl", ".json", ".cast", ".ndjson"})
 
 IN_CONVERSATIONS = ("sessions", "turns", "states")
 """The tables with a column for the conversation."""
@@ -219,6 +220,7 @@ def ingest(
         known_content=known_content,
         superseded=superseded_state_ids,
         ingesters=(*ingesters, *readers()),
+        is_alone=len(slices) == 1,
     )
     with without_collector(), TemporaryDirectory() as aside:
         slices += _of_databases(given, Path(aside))
@@ -298,7 +300,7 @@ def session_files(folder: Path) -> list[Path]:
         folders[:] = [inner for inner in folders if (here / inner).resolve() not in seen]
         seen.update((here / inner).resolve() for inner in folders)
         paths = [here / file for file in files]
-        found += [p for p in paths if p.suffix in _SUFFIXES and p.is_file() and _may_be_session(p)]
+        found += [path for path in paths if _may_be_session(path) and path.is_file()]
     return sorted(found)
 
 
@@ -307,7 +309,8 @@ def _tell_unreadable(error: OSError) -> None:
 
 
 def _may_be_session(path: Path) -> bool:
-    return not (path.name.endswith(".meta.json") or path.name == "journal.jsonl")
+    is_named = path.suffix in _SUFFIXES or path.name == OUTPUT
+    return is_named and not (path.name.endswith(".meta.json") or path.name == "journal.jsonl")
 
 
 def _size(source: SourceSlice) -> int:
@@ -410,6 +413,7 @@ class _Corpus:
         known_content: Callable[[str], str | None],
         superseded: Container[str],
         ingesters: Sequence[Ingester],
+        is_alone: bool,
     ) -> None:
         self.redactor = redactor
         self.hash_project = hash_project
@@ -417,6 +421,7 @@ class _Corpus:
         self.known_content = known_content
         self.superseded = superseded
         self.ingesters = ingesters
+        self.is_alone = is_alone
         self.taken: dict[str, str] = {}
         """Content of the decisions so far, by their id."""
         self.session_ids: set[str] = set()
@@ -451,6 +456,9 @@ class _Corpus:
         reader = next((i for i in self.ingesters if i.sniff(head)), None)
         if reader is None:
             self.report.skipped_files["foreign"] += 1
+            return
+        if not self.is_alone and is_told_twice(source.path):
+            self.report.skipped_files["told_twice"] += 1
             return
         self.n_read += 1
         self.report.bytes += end - source.start
@@ -497,10 +505,12 @@ class _Corpus:
     ) -> dict[int, dict[str, Any]]:
         """Make the rows of conversations; gives those of `sessions`, by the number of the log."""
         sessions: dict[int, dict[str, Any]] = {}
+        resolved = is_resolved(source.path)
         for number, (log, fresh, needed, labels) in enumerate(decided):
             if not needed and any(turn.is_state for turn in log.turns):
                 continue
             session_id = self._unique_id(log, source, fresh)
+            log.is_resolved = resolved
             self.conversations.part(session_id, log)
             # A subagent's file is told what its session gave away.
             main = log.parent_session_id or log.session_id

@@ -304,6 +304,7 @@ class LogRows:
             ],
             "sent_turn_idx": [turn.sent.index if turn.sent else None for turn in states],
             "shape_turn_idx": [turn.shape.index if turn.shape else None for turn in states],
+            "is_resolved": [self._log.is_resolved] * len(states),
             "lacks": [self._lacks[turn.sent or turn.parent] for turn in states],
             "params_json": [
                 clean.arguments(turn.params_json) if turn.params_json else None for turn in states
@@ -330,6 +331,9 @@ class LogRows:
             "title": self._cleaner.text(log.title) if log.title else None,
             "first_timestamp": min(moments, default=None),
             "last_timestamp": max(moments, default=None),
+            "is_resolved": log.is_resolved,
+            "client_cost_usd": log.cost_usd,
+            "ended": log.ended,
             "n_turns": sum(turn.index >= 0 for turn in self.kept),
             "n_states": n_states,
         }

@@ -223,7 +223,9 @@ class Traces:
         else:
             path = _path(turns, row["turn_idx"])
             cwd = path[0].cwd if path else row["cwd"]
-            framed = None if row["shape_turn_idx"] is not None else self._framing(row, cwd)
+            at = row["shape_turn_idx"]
+            shape = self._shape(turns[at]) if at is not None else _PromptStart([], [])
+            framed = None if shape.system else self._framing(row, cwd)
             messages = merged_users(self._shown(path, row["session_id"]))
             if framed is not None and not any(turn.kind in _PLACES for turn in path):
                 messages = _surrounded(messages, framed[0])
@@ -237,11 +239,13 @@ class Traces:
                 filled, tools, told = framed
                 prompt["messages"][0]["content"] = "\n\n".join(filled.system)
                 prompt |= {"system": filled.system, "tools": tools, "harness": told}
-            if row["shape_turn_idx"] is not None:
-                shape = self._shape(turns[row["shape_turn_idx"]])
+            if shape.system:
                 prompt["messages"][0]["content"] = "\n\n".join(shape.system)
-                prompt |= {"system": shape.system}
-                prompt["tools"] = shape.tools or prompt["tools"]
+                prompt |= {"system": shape.system, "tools": shape.tools or prompt["tools"]}
+            elif shape.tools:  # by their names alone
+                names = {tool["function"]["name"] for tool in shape.tools}
+                names |= self._called_in.get(row["session_id"], {}).keys()
+                prompt["tools"] = [t for t in prompt["tools"] if t["function"]["name"] in names]
         if self._is_neutral and prompt.pop("system", None) is not None:
             prompt |= self._neutral(prompt, turns, row, policy)
         return TraceState(

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 
 def array_of(values: list[Any], type_: pa.DataType) -> pa.Array:
-    """Return an array of strings, numbers, timestamps (in the unit of the type), or lists of strings."""
+    """Return an array of strings, numbers, truths, timestamps (in the type's unit), or lists of strings."""
     if pa.types.is_list(type_):
         items = [item for value in values if value for item in value]
         offsets = _offsets([len(value) if value else 0 for value in values])
@@ -20,6 +20,9 @@ def array_of(values: list[Any], type_: pa.DataType) -> pa.Array:
         )
     if pa.types.is_string(type_):
         return string_array(values)
+    if pa.types.is_boolean(type_):
+        bits = np.packbits(np.array(list(map(bool, values)), bool), bitorder="little")
+        return pa.Array.from_buffers(type_, len(values), [_validity(values), pa.py_buffer(bits)])
     dtype = {
         pa.int32(): np.int32,
         pa.int64(): np.int64,
