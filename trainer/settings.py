@@ -121,6 +121,9 @@ class SharedSettings:
     """The part that a prompt beyond the budget keeps: `decision` (the system message, the last
     request, everything that the sides need, and the newest steps), or `tail` (only its last
     tokens)."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Options of the model's chat template, such as `reasoning_effort: low`. By default, thinking is
+    off, if the template has an option for it."""
     max_response_tokens: int = 256
     """Longest response of a pair."""
     render_tools: bool = True

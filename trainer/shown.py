@@ -44,6 +44,7 @@ def inspected(
         max_response_tokens=shared.max_response_tokens,
         with_tools=shared.render_tools,
         window=shared.prompt_window,
+        chat_template_kwargs=shared.chat_template_kwargs,
     )
     rows = [row for row in data.sft_pairs(shared.drawn) if state_id in (None, row.get("state_id"))]
     kept = rows if state_id is not None else rows[:n_rows]

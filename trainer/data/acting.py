@@ -170,6 +170,7 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     """List the ids that end a generation: the model's own, and the template's end of a turn."""
     own = model.generation_config.eos_token_id
     ids = set(own if isinstance(own, list) else [own]) | {tokenizer.eos_token_id}
+    ids |= {tokenizer.convert_tokens_to_ids(end) for end in getattr(tokenizer, "turn_ends", ())}
     return sorted(i for i in ids if i is not None)
 
 

@@ -30,7 +30,7 @@ def as_seen(row: Mapping[str, Any], renderer: Renderer, tokenizer: Any) -> dict[
     cuts = {"prompt": str(cut)}
     sides = SIDES if row["chosen"] != row["rejected"] else SIDES[:1]
     for side in sides:
-        ids, response_cut = renderer.response(row[side])
+        ids, response_cut = renderer.response(row[side], after=row["prompt"])
         found[f"{side} (scored)"] = _shown(tokenizer, ids)
         cuts[side] = str(response_cut)
     return found | {

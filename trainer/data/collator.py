@@ -45,6 +45,7 @@ class ComposerDataCollator:
         max_response_tokens: int = 256,
         with_tools: bool = True,
         window: str = "decision",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         hint: HintFunction = hint_for_row,
     ) -> None:
         """Set the budgets of `Renderer`; `hint` makes the text that only the teacher sees."""
@@ -54,6 +55,7 @@ class ComposerDataCollator:
             max_response_tokens=max_response_tokens,
             with_tools=with_tools,
             window=window,
+            chat_template_kwargs=chat_template_kwargs,
         )
         self.hint = hint
         self.pad_id = int(tokenizer.pad_token_id)
@@ -72,7 +74,7 @@ class ComposerDataCollator:
                         hint=hint.text if hint else None,
                         sides=sides_of(row),
                     ),
-                    self.renderer.response_ids(row["chosen"]),
+                    self.renderer.response_ids(row["chosen"], after=row["prompt"]),
                 )
                 for row, hint in zip(rows, hints, strict=True)
             ]
@@ -88,7 +90,7 @@ class ComposerDataCollator:
         ]
         batch = {"dpo_weight": torch.tensor([weight_of(row) for row in rows])}
         for side in ("chosen", "rejected"):
-            responses = [self.renderer.response_ids(row[side]) for row in rows]
+            responses = [self.renderer.response_ids(row[side], after=row["prompt"]) for row in rows]
             batch |= self._side(list(zip(prompts, responses, strict=True)), f"dpo_{side}_")
         return batch
 

@@ -90,7 +90,6 @@ def preflight(
     data: PreferenceData,
     options: PreflightOptions,
     *,
-    own_features: TemplateFeatures | None = None,
     n_prompts: int | None = None,
 ) -> Preflight:
     """Render all texts of a run, count the faults, and refuse the run if there are too many.
@@ -99,14 +98,13 @@ def preflight(
         renderer: renderer with the token budgets of the run.
         data: the dataset.
         options: the limits.
-        own_features: features of the model's own template, if another one replaces it.
         n_prompts: number of prompts to check. By default, all.
 
     Raises:
         TrainerConfigError: the template can't show parts of the rows, and plain rendering is off.
         DatasetError: too many pairs are unusable, or too many prompts are cut.
     """
-    features = own_features or renderer.features
+    features = renderer.features
     rows: list[Mapping[str, Any]] = [*data.pairs, *data.prompts, *data.positives]
     missing = _missing(features, _asked(rows, with_tools=renderer.with_tools), options)
     usable, n_identical, n_empty, n_cut = look_at_pairs(renderer, data.pairs)
@@ -148,8 +146,6 @@ def _missing(
         for name, how in features.missing().items()
         if name in NEEDED_BY and name in asked
     }
-    if not features.puts_response_behind_prompt:
-        missing["generation prompts"] = "a template of ours stands in for the model's"
     if missing and not options.plain_rendering:
         raise TrainerConfigError(
             "the model's chat template can't show "
@@ -166,7 +162,7 @@ def look_at_pairs(
     usable, n_identical, n_empty, n_cut = [], 0, 0, 0
     for index, row in enumerate(pairs):
         (chosen, cut), (rejected, other) = (
-            renderer.response(row[side]) for side in ("chosen", "rejected")
+            renderer.response(row[side], after=row["prompt"]) for side in ("chosen", "rejected")
         )
         n_cut += bool(cut) or bool(other)
         # One token is the end of the turn.

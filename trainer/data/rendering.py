@@ -1,8 +1,9 @@
 """Render messages to token ids, with the same response tokens after every context.
 
 A response is rendered alone, after the template's generation prompt, so its ids don't depend on the
-context. Parts that the model's chat template can't show are rendered as text (see
-`trainer.data.template`). A prompt that fits into the budget isn't changed. `trainer.data.budget`
+context. Together with its prompt it is the whole conversation as the model's own chat template
+renders it, up to the token that ends the turn. Parts that the template can't show are rendered as
+text (see `trainer.data.template`). A prompt that fits into the budget isn't changed. `trainer.data.budget`
 says what a longer one keeps.
 """
 
@@ -22,6 +23,7 @@ from trainer.data.template import (
     Tokenizer,
     calls_text,
     in_order,
+    numbered,
     plain_messages,
     prepare_tokenizer,
     rendered,
@@ -45,8 +47,8 @@ logger = logging.getLogger(__name__)
 RENDERING_FILE = "rendering.json"
 """File in a checkpoint that says how its training rendered prompts."""
 
-BUDGET_VERSION = 4
-"""Version of the cutting rules. Stored token ids of an older version are rendered again."""
+RULES_VERSION = 5
+"""Version of the rules of rendering and cutting. Stored token ids of an older version are rendered again."""
 
 
 @dataclass(kw_only=True)
@@ -61,6 +63,8 @@ class Renderer:
     window: str = "decision"
     """The part of a long prompt to keep: `decision` (see `trainer.data.budget`), or `tail`, only
     its last tokens, for models with a short context."""
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    """Options of the chat template. By default, thinking is off."""
     features: TemplateFeatures = field(init=False)
     """The features of the tokenizer's chat template."""
     special_tokens: re.Pattern[str] | None = field(init=False, repr=False)
@@ -75,9 +79,10 @@ class Renderer:
         """Ask the template.
 
         Raises:
-            TrainerConfigError: the tokenizer has no end token.
+            TrainerConfigError: the tokenizer has no end token or no template, or rows can't be
+                rendered by it.
         """
-        self.features = prepare_tokenizer(self.tokenizer)
+        self.features = prepare_tokenizer(self.tokenizer, self.chat_template_kwargs)
         self.special_tokens = special_token_pattern(self.tokenizer)
 
     def prompt_ids(
@@ -117,18 +122,25 @@ class Renderer:
         request = prompt_request(messages, tools if self.with_tools else None, hint, sides)
         return self.store.get(request) or self.render(request)
 
-    def response_ids(self, action: Message | Sequence[Message]) -> list[int]:
+    def response_ids(
+        self, action: Message | Sequence[Message], *, after: Sequence[Message] = ()
+    ) -> list[int]:
         """Render an assistant action as ids, ending with the template's end of turn.
 
-        Raises:
-            DatasetError: the chat template doesn't render a response right after its generation
-                prompt.
-        """
-        return self.response(action)[0]
+        Args:
+            action: the action.
+            after: its prompt, for templates in which a call's text has its number.
 
-    def response(self, action: Message | Sequence[Message]) -> tuple[list[int], Cut]:
+        Raises:
+            DatasetError: the chat template refuses the action.
+        """
+        return self.response(action, after=after)[0]
+
+    def response(
+        self, action: Message | Sequence[Message], *, after: Sequence[Message] = ()
+    ) -> tuple[list[int], Cut]:
         """Return the ids of `response_ids`, and the cuts."""
-        request = response_request([action] if isinstance(action, Mapping) else action)
+        request = response_request([action] if isinstance(action, Mapping) else action, after)
         return self.store.get(request) or self.render(request)
 
     @property
@@ -143,14 +155,15 @@ class Renderer:
             self.max_response_tokens,
             self.with_tools,
             self.window,
-            BUDGET_VERSION,
+            RULES_VERSION,
+            dict(self.features.options),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def render(self, request: Request) -> tuple[list[int], Cut]:
         """Render a prompt or a response without the store, and return the cuts too."""
         if "tools" not in request:
-            return self._render_action(request["messages"])
+            return self._render_action(request["messages"], request["n_calls_before"])
         hint = request["hint"]
         if self.window == "tail":
             return self._tail(request)
@@ -164,15 +177,18 @@ class Renderer:
         return ids, fitted.cut
 
     def _tail(self, request: Request) -> tuple[list[int], Cut]:
-        messages = [self._template_message(message) for message in request["messages"]]
+        messages = self._ready(request["messages"])
         ids = self._prompt_of(messages, request["tools"])
         excess = max(len(ids) - self.max_prompt_tokens, 0)
         if request["hint"]:
             ids = self._prompt_of([*messages, _hint_message(request["hint"])], request["tools"])
         return ids[excess:], Cut(n_dropped_tokens=excess)
 
-    def _render_action(self, action: Sequence[Message]) -> tuple[list[int], Cut]:
-        messages = [self._template_message(message) for message in action]
+    def _render_action(self, action: Sequence[Message], first: int) -> tuple[list[int], Cut]:
+        messages = self._ready(action, first=first if self.features.shows_ids else 0)
+        if "</think>" in str(self.tokenizer.chat_template):
+            # It would be read as the thought that the prompt has ended already.
+            messages = without_special_tokens(messages, re.compile("</?think>"))
         key = json.dumps(messages, sort_keys=True, default=str)
         if key not in self._response_text:
             self._response_text[key] = self._render_response(messages)
@@ -184,16 +200,13 @@ class Renderer:
         before = self._text([QUESTION], None, with_generation_prompt=True)
         plain = plain_messages(messages, None, self.features)
         text = self._text([QUESTION, *plain], None, with_generation_prompt=False)
-        if not text.startswith(before):
+        is_call = bool(plain[-1].get("tool_calls"))
+        ending = self.features.call_ending if is_call else self.features.text_ending
+        if not (text.startswith(before) and text.endswith(ending.dropped)):
             raise DatasetError(
-                "the chat template does not put a response right after its generation prompt: "
-                "use a training template (trl.chat_template_utils.get_training_chat_template)"
+                f"the chat template renders an answer in another form: {text[-200:]!r}"
             )
-        response, features = text[len(before) :], self.features
-        if features.tail and response.endswith(features.tail):
-            return response[: len(response) - len(features.tail)] + features.ending
-        eos = self.tokenizer.eos_token
-        return response[: response.rindex(eos) + len(eos)] if eos in response else response + eos
+        return text[len(before) :].removesuffix(ending.dropped) + ending.added
 
     def within_budget(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
@@ -221,7 +234,7 @@ class Renderer:
             fitted, _ = self._fitted(request["messages"], request["tools"], request["needs"])
             if not fitted.cut.refusal:
                 return fitted.messages, fitted.tools
-        return [self._template_message(one) for one in messages], request["tools"]
+        return self._ready(messages), request["tools"]
 
     def _fitted(
         self,
@@ -230,7 +243,7 @@ class Renderer:
         needs: Mapping[str, Sequence[str]] | None,
     ) -> tuple[Fitted, list[int]]:
         """Keep what fits, by counting what was rendered: sizes that add up are only a guess."""
-        ready = [self._template_message(message) for message in messages]
+        ready = self._ready(messages)
         n_system = int(bool(ready) and ready[0]["role"] == "system")
         budget = self.max_prompt_tokens
         named: dict[str, Any] = without_special_tokens(dict(needs or {}), self.special_tokens)
@@ -309,20 +322,20 @@ class Renderer:
     @cached_property
     def _before_block(self) -> int:
         # A template that makes up a system message does so before each conversation.
-        return len(self._ids(rendered(self.tokenizer, [QUESTION]) or ""))
+        return len(self._ids(self._rendered(QUESTION) or ""))
 
     @cached_property
     def _question_size(self) -> int:
         if not self.features.has_free_order:
             return 0
-        both = rendered(self.tokenizer, [QUESTION, QUESTION])
+        both = self._rendered(QUESTION, QUESTION)
         return len(self._ids(both)) - self._before_block if both else 0
 
     def _block_size(self, block: Sequence[Message]) -> int:
         plain = plain_messages(block, None, self.features)
         text = None
         if self.features.has_free_order:
-            text = rendered(self.tokenizer, [QUESTION, *plain])
+            text = self._rendered(QUESTION, *plain)
         if text is not None:
             return len(self._ids(text)) - self._before_block
         parts = (
@@ -331,8 +344,12 @@ class Renderer:
         )
         return len(self._ids("\n\n".join(parts)))
 
-    def _template_message(self, message: Message) -> Message:
-        return without_special_tokens(template_message(message), self.special_tokens)
+    def _rendered(self, *messages: Message) -> str | None:
+        return rendered(self.tokenizer, messages, options=self.features.options)
+
+    def _ready(self, messages: Sequence[Message], *, first: int = 0) -> list[Message]:
+        ready = numbered([template_message(message) for message in messages], first=first)
+        return without_special_tokens(ready, self.special_tokens)
 
     def _text(
         self,
@@ -344,7 +361,11 @@ class Renderer:
         native = tools if self.with_tools and self.features.has_tools else None
         ordered = in_order(messages, self.features)
         return rendered_or_refused(
-            self.tokenizer, ordered, tools=native, with_generation_prompt=with_generation_prompt
+            self.tokenizer,
+            ordered,
+            tools=native,
+            with_generation_prompt=with_generation_prompt,
+            options=self.features.options,
         )
 
     def _ids(self, text: str) -> list[int]:
@@ -360,9 +381,11 @@ def template_message(message: Message) -> Message:
     rendered: Message = {"role": message["role"], "content": content or ""}
     if calls := message.get("tool_calls"):
         rendered["tool_calls"] = [
-            {"type": "function", "function": with_object_arguments(call["function"])}
+            {"id": call.get("id"), "function": with_object_arguments(call["function"])}
             for call in calls
         ]
+    if message["role"] == "tool":
+        rendered["tool_call_id"] = message.get("tool_call_id")
     return rendered
 
 

@@ -145,7 +145,7 @@ def _decision(
         "action": action,
         "sides": sides_of(row),
         "prompt_ids": renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row)),
-        "action_ids": renderer.response_ids(action),
+        "action_ids": renderer.response_ids(action, after=row["prompt"]),
     }
 
 

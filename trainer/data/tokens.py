@@ -33,7 +33,7 @@ _WORTH_PROCESSES = 20_000_000
 _PER_BATCH = 16
 
 Request = dict[str, Any]
-"""A prompt (`messages`, `tools`, `hint`, `needs`) or a response (only `messages`)."""
+"""A prompt (`messages`, `tools`, `hint`, `needs`) or a response (`messages`, `n_calls_before`)."""
 
 
 class Renders(Protocol):
@@ -59,9 +59,10 @@ def prompt_request(
     return {"messages": messages, "tools": tools, "hint": hint, "needs": needs_of(sides)}
 
 
-def response_request(messages: Sequence[Message]) -> Request:
-    """Return the request of a response."""
-    return {"messages": messages}
+def response_request(messages: Sequence[Message], after: Sequence[Message] = ()) -> Request:
+    """Return the request of a response to the prompt `after`."""
+    n_before = sum(len(message.get("tool_calls") or ()) for message in after)
+    return {"messages": messages, "n_calls_before": n_before}
 
 
 def requests_of(
@@ -73,7 +74,11 @@ def requests_of(
     for row in [*rows, *held_out]:
         tools = row.get("tools") if with_tools else None
         yield prompt_request(row["prompt"], tools, None, sides_of(row))
-        yield from (response_request(row[side]) for side in ("chosen", "rejected") if side in row)
+        yield from (
+            response_request(row[side], row["prompt"])
+            for side in ("chosen", "rejected")
+            if side in row
+        )
     for row in rows:
         if found := hint(row):
             tools = row.get("tools") if with_tools else None

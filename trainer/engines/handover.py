@@ -47,6 +47,7 @@ def make_renderer(settings: RunConfig) -> Renderer:
         max_response_tokens=shared.max_response_tokens,
         with_tools=shared.render_tools,
         window=shared.prompt_window,
+        chat_template_kwargs=shared.chat_template_kwargs,
     )
 
 
@@ -112,8 +113,8 @@ def write_pairs(path: Path, rows: Sequence[Mapping[str, Any]], renderer: Rendere
     columns = [
         {
             "prompt_ids": renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row)),
-            "chosen_ids": renderer.response_ids(row["chosen"]),
-            "rejected_ids": renderer.response_ids(row["rejected"]),
+            "chosen_ids": renderer.response_ids(row["chosen"], after=row["prompt"]),
+            "rejected_ids": renderer.response_ids(row["rejected"], after=row["prompt"]),
             "weight": weight_of(row),
             "session_id": row.get("session_id"),
         }

@@ -16,7 +16,6 @@ from transformers import AutoConfig, AutoTokenizer
 from trainer.data.dataset import PreferenceData
 from trainer.data.preflight import Preflight, log_findings, preflight
 from trainer.data.rendering import Renderer
-from trainer.data.template import template_features
 from trainer.data.tiny import corpus, make_model, train_tokenizer
 from trainer.data.tokens import TokenStore
 from trainer.errors import TrainerConfigError
@@ -33,6 +32,15 @@ def load_tokenizer(config: RunConfig, data: PreferenceData) -> Any:
     """
     if config.model is None:
         return train_tokenizer(corpus(data.pairs), vocab_size=config.tiny.vocab_size)
+    return fresh_tokenizer(config)
+
+
+def fresh_tokenizer(config: RunConfig) -> Any:
+    """Load the named model's tokenizer as its maker made it.
+
+    Raises:
+        TrainerConfigError: the tokenizer doesn't exist.
+    """
     try:
         return AutoTokenizer.from_pretrained(config.model, padding_side="left", **_source(config))
     except (OSError, ValueError) as error:
@@ -56,21 +64,19 @@ def inspect(
         DatasetError: too many rows would teach nothing.
     """
     shared = config.shared
-    features = (
-        template_features(tokenizer) if tokenizer.chat_template and tokenizer.eos_token else None
-    )
     renderer = Renderer(
         tokenizer=tokenizer,
         max_prompt_tokens=shared.max_prompt_tokens,
         max_response_tokens=shared.max_response_tokens,
         with_tools=shared.render_tools,
         window=shared.prompt_window,
+        chat_template_kwargs=shared.chat_template_kwargs,
     )
     renderer.store = store or renderer.store
     if config.model is not None:
         _check_context(AutoConfig.from_pretrained(config.model, **_source(config)), shared)
     options = config.preflight
-    found = preflight(renderer, data, options, own_features=features, n_prompts=n_prompts)
+    found = preflight(renderer, data, options, n_prompts=n_prompts)
     return found, renderer
 
 

@@ -98,7 +98,7 @@ def make_drift(
     """
     acted = [
         renderer.prompt_ids(row["prompt"], row.get("tools"))
-        + renderer.response_ids(row["completion"])
+        + renderer.response_ids(row["completion"], after=row["prompt"])
         for row in kept
     ]
     general = other_texts(renderer.tokenizer)

@@ -35,7 +35,13 @@ from trainer.data.tokens import requests_of
 from trainer.errors import DatasetError, TrainerConfigError, TrainerError
 from trainer.folders import sole_writer
 from trainer.hints import hint_for_row
-from trainer.model.loading import load_model, load_tokenizer, merged, usable_data
+from trainer.model.loading import (
+    fresh_tokenizer,
+    load_model,
+    load_tokenizer,
+    merged,
+    usable_data,
+)
 from trainer.model.pair_forward import PairForward, choose_pair_forward
 from trainer.model.scoring import chunked_pair_logps, chunked_response_logps
 from trainer.outer.callback import (
@@ -342,9 +348,12 @@ def evaluation_cost(
 
     def sides(rows: Sequence[Mapping[str, Any]]) -> float:
         ids_of = renderer.response_ids
-        return mean(
-            [len(ids_of(row["chosen"]) + ids_of(row["rejected"])) for row in rows[:n_looked_at]]
-        )
+        lengths = [
+            len(ids_of(row[side], after=row["prompt"]))
+            for row in rows[:n_looked_at]
+            for side in ("chosen", "rejected")
+        ]
+        return 2 * mean(lengths)
 
     pairs, held_out = prompt(data.pairs), prompt(data.test_pairs)
     a_pair = pairs + sides(data.pairs)
@@ -411,6 +420,7 @@ def make_collator(
         max_response_tokens=args.max_response_tokens,
         with_tools=args.render_tools,
         window=args.prompt_window,
+        chat_template_kwargs=args.chat_template_kwargs,
     )
     with args.main_process_first(desc="tokenizing"):
         requests = requests_of(data, hint_for_row, with_tools=args.render_tools)
@@ -627,10 +637,12 @@ def save_checkpoint(
         return
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     folder = output / "checkpoint"
+    # As the maker made it: the run's own has other end and pad tokens.
+    own_tokenizer = fresh_tokenizer(config) if config.model else tokenizer
     if config.peft is not None:
         # peft picks the adapter's weights out of the model itself.
         model.save_pretrained(str(output / "adapter"))
-        tokenizer.save_pretrained(str(output / "adapter"))
+        own_tokenizer.save_pretrained(str(output / "adapter"))
         if not config.peft.merge:
             return
         model = merged(config, output / "adapter") if config.model else model.merge_and_unload()
@@ -639,11 +651,12 @@ def save_checkpoint(
     ends = end_tokens(model, tokenizer)
     model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
     model.save_pretrained(str(folder), state_dict=weights)
-    tokenizer.save_pretrained(str(folder))
+    own_tokenizer.save_pretrained(str(folder))
     # Who serves the model must show it prompts as training did.
     shared = config.shared
     rendering: dict[str, Any] = {"window": shared.prompt_window, "with_tools": shared.render_tools}
     rendering |= {"max_prompt_tokens": shared.max_prompt_tokens}
+    rendering |= {"chat_template_kwargs": dict(trainer.collator.renderer.features.options)}
     _write_json(folder / RENDERING_FILE, rendering)
 
 

@@ -105,8 +105,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
             max_response_tokens=args.max_response_tokens,
             with_tools=args.render_tools,
             window=args.prompt_window,
+            chat_template_kwargs=args.chat_template_kwargs,
             hint=hint,
         )
+        # For what TRL renders itself: the prompts of an environment.
+        self.chat_template_kwargs = dict(self.collator.renderer.features.options)
         if tokens is not None:
             self.collator.renderer.store = tokens
         self.pairs = checked_rows(pairs or (), "pairs")

@@ -244,9 +244,7 @@ def test_several_calls_in_one_message_pass_a_template_that_takes_one(make):
     text = renderer.tokenizer.decode(renderer.prompt_ids(messages, TOOLS))
     assert "a.py" in text
     assert "b.py" in text
-    assert (
-        "several calls in one message are written as text" in renderer.features.missing().values()
-    )
+    assert "several calls of one answer are written as text" in renderer.features.missing().values()
 
 
 def test_needs_are_read_from_every_kind_of_row_and_form():

@@ -6,7 +6,6 @@ from tests.trainer.published import rows_of
 from trainer.data.dataset import PreferenceData
 from trainer.data.preflight import PreflightOptions, preflight
 from trainer.data.rendering import Renderer
-from trainer.data.template import template_features
 from trainer.errors import DatasetError, TrainerConfigError
 
 SAYS = {"role": "assistant", "content": "I stop here."}
@@ -79,7 +78,7 @@ def test_a_template_without_tool_calls_is_refused_where_text_is_forbidden(tokeni
     assert found.n_identical_sides == 0
     strict = PreflightOptions(plain_rendering=False)
     with pytest.raises(TrainerConfigError, match="can't show lists of tools, tool calls"):
-        preflight(renderer(other), data, strict, own_features=template_features(other))
+        preflight(renderer(other), data, strict)
     without = published([row | {"prompt": row["prompt"][:1], "tools": None} for row in rows_of(1)])
     texts = [
         row | {"chosen": [SAYS], "rejected": [SAYS | {"content": "b"}]} for row in without.pairs

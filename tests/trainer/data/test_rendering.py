@@ -4,12 +4,11 @@ import itertools
 import json
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 from trl.chat_template_utils import is_chat_template_prefix_preserving
 
 from trainer.data.rendering import Renderer, template_message
 from trainer.data.rewards import as_message, canonical_calls
-from trainer.data.template import LEFT_OUT, PLAIN_TEMPLATE
+from trainer.data.template import LEFT_OUT
 
 CALL = {
     "role": "assistant",
@@ -140,18 +139,3 @@ def test_content_blocks_and_broken_arguments_are_rendered(renderer, tokenizer):
     text = tokenizer.decode(renderer.response_ids(message))
     assert "one\ntwo" in text
     assert json.dumps({"arguments": "{not json"}) in text
-
-
-def test_a_template_that_rewrites_its_generation_prompt_gives_way_to_the_plain_one(tokenizer):
-    other = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>"
-    )
-    other.chat_template = (
-        "{% for m in messages %}[{{ m.content }}]{% endfor %}"
-        "{% if add_generation_prompt %}<think>{% endif %}"
-    )
-    renderer = Renderer(tokenizer=other)
-    assert other.chat_template == PLAIN_TEMPLATE
-    assert (
-        other.decode(renderer.response_ids({"role": "assistant", "content": "a"})) == "a<|im_end|>"
-    )

@@ -7,7 +7,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from trainer.data.rendering import Renderer
-from trainer.data.template import PLAIN_TEMPLATE, prepare_tokenizer
+from trainer.data.template import prepare_tokenizer
+from trainer.errors import TrainerConfigError
 
 CALL = {
     "role": "assistant",
@@ -52,7 +53,6 @@ ALTERNATING = (
     "{% if add_generation_prompt %}{{ '<|im_start|>model\n' }}{% endif %}"
 )
 ZOO = {
-    "no template": None,
     "no tool calls (SmolLM2)": "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
     "You are a helpful AI assistant<|im_end|>\n' }}{% endif %}" + CHATML,
     "no system, roles alternate (Gemma)": ALTERNATING,
@@ -66,10 +66,6 @@ ZOO = {
         "{% for m in messages if m['role'] in ['system', 'user', 'assistant'] %}",
     ),
     "no generation prompt": CHATML.partition("{% if add_generation_prompt %}")[0],
-    "thinking before every answer": CHATML.replace(
-        "'<|im_start|>assistant\n' }}{% endif %}",
-        "'<|im_start|>assistant\n<think>\n' }}{% endif %}",
-    ),
     "turns end otherwise than texts (Llama)": CHATML.replace("<|im_end|>", "<|endoftext|>"),
     "arguments must be text": CHATML.replace(
         "m['content'] +",
@@ -80,7 +76,11 @@ ZOO = {
         "m['content'] + (m.tool_calls[0].function.name + ' ' + (m.tool_calls[0].function.arguments"
         " | tojson) + ' ' + m.tool_calls[0].id if m.tool_calls else '') +",
     ),
-    "fails without tools": "{{ tools | length }}" + CHATML,
+    "calls by a name in their id (Kimi)": CHATML.replace(
+        "m['content'] +",
+        "m['content'] + (m.tool_calls[0].id + (m.tool_calls[0].function.arguments | tojson) "
+        "if m.tool_calls else '') +",
+    ),
 }
 
 
@@ -138,16 +138,24 @@ def test_what_a_template_lacks_is_named(make):
     assert {"has_system", "has_free_order"} <= set(strict.missing())
 
 
-@pytest.mark.parametrize("name", ["no template", "no generation prompt"])
-def test_a_tokenizer_without_a_usable_template_gets_ours_and_keeps_it(make, name, tmp_path):
-    tokenizer = make(name)
-    prepare_tokenizer(tokenizer)
-    tokenizer.save_pretrained(tmp_path)
-    assert PreTrainedTokenizerFast.from_pretrained(tmp_path).chat_template == PLAIN_TEMPLATE
+def test_a_tokenizer_without_a_template_is_refused_and_left_as_it_is(make):
+    tokenizer = make("no generation prompt")
+    tokenizer.chat_template = None
+    with pytest.raises(TrainerConfigError, match="no chat template, so this is a base model"):
+        prepare_tokenizer(tokenizer)
+    assert tokenizer.chat_template is None
+
+
+def test_a_call_has_its_number_in_the_conversation_where_its_text_shows_it(make):
+    renderer = Renderer(tokenizer=make("calls by a name in their id (Kimi)"))
+    text = renderer.tokenizer.decode(renderer.prompt_ids([*PROMPT, OTHER]))
+    assert text.index("functions.Read:0") < text.index("functions.Bash:1")
+    again = renderer.tokenizer.decode(renderer.response_ids(OTHER, after=PROMPT))
+    assert again.startswith("functions.Bash:1")
 
 
 def test_a_tokenizer_without_a_pad_token_is_given_one(make):
-    tokenizer = make("no template")
+    tokenizer = make("no generation prompt")
     tokenizer.pad_token = None
     renderer = Renderer(tokenizer=tokenizer)
     assert renderer.tokenizer.pad_token_id == tokenizer.eos_token_id is not None

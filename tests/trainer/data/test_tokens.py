@@ -41,7 +41,8 @@ def everything(renderer, data):
             renderer.prompt(row["prompt"], row.get("tools"), hint=text, sides=sides_of(row))
             for text in (None, hint.text if hint else None)
         ]
-        found += [renderer.response(row[side]) for side in ("chosen", "rejected")]
+        sides = ("chosen", "rejected")
+        found += [renderer.response(row[side], after=row["prompt"]) for side in sides]
     return found
 
 

@@ -1,0 +1,188 @@
+"""Chat templates as their makers publish them: equal to the whole conversation, text form, or refused."""
+
+import re
+from pathlib import Path
+
+import pytest
+import trl
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from trainer.data.rendering import Renderer
+from trainer.errors import TrainerConfigError
+
+SHIPPED = Path(trl.__file__).parent / "chat_templates"
+OF_TRAINING = "_training"
+"""In the names of TRL's own versions, which no server renders."""
+NATIVE = (
+    *("gemma4", "gemma4_v2", "gemma4_v3", "gemma4_v4", "gemma4_v5", "glm4moe", "gptoss"),
+    *("lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl", "lfm2_v2", "llama3_1", "llama3_2", "muse_glimmer"),
+    *("nemotron_3_5_lightning", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra"),
+    *("qwen2_5", "qwen3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8"),
+    *("qwen3_instruct_2507", "qwen3_vl"),
+)
+TEXT_FORM = (
+    *("cohere", "cohere2", "gemma", "gemma3", "lfm2", "llama3", "phi3", "phi3_5", "qwen2_5_vl"),
+)
+REFUSED = {
+    "deepseek_r1_distill": "asks for a thought before each answer",
+    "deepseekv3": "asks for a thought before each answer",
+    "diffusion_gemma": "look different after a tool's result",
+    "idefics3": "doesn't show the text of an answer",
+    "llava_next": "an answer doesn't follow the prompt",
+    "smolvlm": "doesn't show the text of an answer",
+}
+SPECIAL = re.compile(
+    r"<\|[^<>|\s]{1,40}\|>|<｜[^｜]{1,40}｜>|<[a-z_]+\|>|<\|[a-z_]+>|<(?:start|end)_of_turn>"
+)
+
+
+@pytest.fixture
+def made(tokenizer):
+    """A function that gives a tokenizer one of TRL's templates, and the special tokens in it."""
+
+    def make(name: str) -> PreTrainedTokenizerFast:
+        template = (SHIPPED / f"{name}.jinja").read_text("utf-8")
+        fast = PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()),
+            bos_token="<s>",
+            eos_token="<|im_end|>" if "<|im_end|>" in template else "</s>",
+            pad_token="<|endoftext|>",
+            additional_special_tokens=sorted(set(SPECIAL.findall(template))),
+        )
+        fast.chat_template = template
+        return fast
+
+    return make
+
+
+def call(name: str, number: int, content: str = "", **arguments) -> dict:
+    function = {"name": name, "arguments": arguments}
+    calls = [{"id": f"call{number:05d}", "type": "function", "function": function}]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def result(text: str, number: int, name: str) -> dict:
+    return {"role": "tool", "content": text, "tool_call_id": f"call{number:05d}", "name": name}
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "A tool.",
+            "parameters": {
+                "type": "object",
+                "properties": {"path": {"type": "string", "description": "Where."}},
+                "required": ["path"],
+            },
+        },
+    }
+    for name in ("Read", "Edit")
+]
+SYSTEM = {"role": "system", "content": "You are careful."}
+ASKED = {"role": "user", "content": "Fix src/cart.py."}
+SAID = {"role": "assistant", "content": "Which of the two?"}
+LOOKED = [call("Read", 0, path="src/cart.py"), result("total = sum(p)", 0, "Read")]
+PROMPTS = {
+    "a question": [ASKED],
+    "after a tool's result": [SYSTEM, ASKED, *LOOKED],
+    "in a later turn": [SYSTEM, ASKED, *LOOKED, SAID, {"role": "user", "content": "The first."}],
+    "after several results": [
+        *(SYSTEM, ASKED, *LOOKED, call("Edit", 1, path="src/cart.py", n=3)),
+        result("done", 1, "Edit"),
+    ],
+}
+ACTIONS = {
+    "a text": {"role": "assistant", "content": "The sum is right now."},
+    "a call": call("Read", 7, path="src/tax.py", lines=[1, 2]),
+}
+
+
+def test_every_template_that_trl_ships_is_in_the_table():
+    names = {path.stem for path in SHIPPED.glob("*.jinja") if OF_TRAINING not in path.stem}
+    assert names == {*NATIVE, *TEXT_FORM, *REFUSED}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_prompt_and_its_answer_are_the_whole_conversation_token_for_token(made, name):
+    """As a server renders the one and the reference the other, up to the end of the turn."""
+    reference = made(name)
+    renderer = Renderer(tokenizer=made(name), max_prompt_tokens=9999, max_response_tokens=9999)
+    options = dict(renderer.features.options)
+    given = {"tools": TOOLS, "return_dict": False, **options}
+    for prompt in PROMPTS.values():
+        served = reference.apply_chat_template(prompt, add_generation_prompt=True, **given)
+        assert renderer.prompt_ids(prompt, TOOLS) == served
+        for action in ACTIONS.values():
+            whole = reference.apply_chat_template([*prompt, action], **given)
+            ours = served + renderer.response_ids(action, after=prompt)
+            end = renderer.tokenizer.convert_ids_to_tokens(ours[-1])
+            assert end in renderer.features.ends
+            if ours != whole[: len(ours)]:  # what ends the turn begins the next message
+                assert ours[:-1] == whole
+                following = result("x", 7, "Read") if "tool_calls" in action else ASKED
+                longer = reference.apply_chat_template([*prompt, action, following], **given)
+                assert ours[-1] in longer[len(prompt) :]
+            rest = reference.decode(whole[len(ours) :]).strip()
+            assert rest in ("", "</s>"), rest
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_thinking_is_off_where_the_template_can_be_told(made, name):
+    options = Renderer(tokenizer=made(name)).features.options
+    template = (SHIPPED / f"{name}.jinja").read_text("utf-8")
+    is_switch = "enable_thinking" in template
+    assert options.get("enable_thinking", True) is not is_switch or name.startswith("lfm2")
+
+
+@pytest.mark.parametrize("name", TEXT_FORM)
+def test_calls_that_a_template_cannot_show_are_text_behind_its_own_prompt(made, name):
+    renderer = Renderer(tokenizer=made(name), max_prompt_tokens=9999, max_response_tokens=9999)
+    assert "has_tool_calls" in renderer.features.missing()
+    text = renderer.tokenizer.decode(renderer.response_ids(ACTIONS["a call"]))
+    assert text.startswith('<tool_call>\n{"name": "Read", "arguments": {"path": "src/tax.py"')
+    assert text.endswith(renderer.features.ends[0])
+    prompt = renderer.tokenizer.decode(renderer.prompt_ids(PROMPTS["in a later turn"], TOOLS))
+    for shown in ("You are careful.", '"Edit"', "src/cart.py", "total = sum(p)", "The first."):
+        assert shown in prompt
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_template_that_no_rule_fits_is_refused_with_what_to_set(made, name):
+    tokenizer = made(name)
+    with pytest.raises(TrainerConfigError, match=REFUSED[name]) as refused:
+        Renderer(tokenizer=tokenizer)
+    assert "chat_template_kwargs" in str(refused.value)
+    assert tokenizer.chat_template == (SHIPPED / f"{name}.jinja").read_text("utf-8")
+
+
+def test_the_options_of_a_template_can_be_set(made):
+    renderer = Renderer(tokenizer=made("gptoss"), chat_template_kwargs={"reasoning_effort": "low"})
+    assert "Reasoning: low" in renderer.tokenizer.decode(renderer.prompt_ids([ASKED]))
+    thinking = Renderer(tokenizer=made("qwen3"), chat_template_kwargs={"enable_thinking": True})
+    text = thinking.tokenizer.decode(thinking.response_ids(ACTIONS["a text"]))
+    assert text == "<think>\n\n</think>\n\nThe sum is right now.<|im_end|>"
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "glm4moe", "nemotron_3_nano"])
+def test_marks_of_thoughts_in_an_answer_are_text(made, name):
+    renderer = Renderer(tokenizer=made(name), max_response_tokens=999)
+    said = {"role": "assistant", "content": "It splits at </think> and <think>."}
+    text = renderer.tokenizer.decode(renderer.response_ids(said))
+    assert "< /think>" in text
+    assert text.strip().startswith("It splits at")
+
+
+def test_calls_made_at_once_follow_one_another_where_a_message_has_one(made):
+    both = call("Read", 0, path="a.py")
+    both["tool_calls"] += call("Read", 1, path="b.py")["tool_calls"]
+    prompt = [ASKED, both, result("A", 0, "Read"), result("B", 1, "Read")]
+    apart = [
+        *(ASKED, call("Read", 0, path="a.py"), result("A", 0, "Read")),
+        *(call("Read", 1, path="b.py"), result("B", 1, "Read")),
+    ]
+    for name in ("gptoss", "llama3_1"):
+        renderer = Renderer(tokenizer=made(name), max_prompt_tokens=9999)
+        assert renderer.prompt_ids(prompt, TOOLS) == renderer.prompt_ids(apart, TOOLS)
