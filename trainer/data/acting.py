@@ -60,15 +60,17 @@ def consensus_rate(
     prompts = [
         renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row)) for row in rows
     ]
-    texts = greedy_texts(
-        model, renderer.tokenizer, prompts, max_new_tokens=max_new_tokens, on_acted=on_acted
+    tokenizer: Any = renderer.tokenizer
+    written = greedy_ids(
+        model, tokenizer, prompts, max_new_tokens=max_new_tokens, on_acted=on_acted
     )
     levels: Counter[str] = Counter()
     agreed: list[bool] = []
     valid_at: list[bool] = []
     acts: list[dict[str, Any]] = []
-    for row, text in zip(rows, texts, strict=True):
-        action = as_message(text)
+    for row, prompt, ids in zip(rows, prompts, written, strict=True):
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        action = _action(tokenizer, prompt, ids, text)
         found = level(action, row["consensus"])
         agreed.append(found in SAME)
         acts.append(_act(row, text, found))
@@ -97,6 +99,22 @@ def greedy_texts(
     max_new_tokens: int,
     on_acted: Callable[[int], object] = lambda _n: None,
 ) -> list[str]:
+    """Return the text of each continuation from `greedy_ids`, without special tokens."""
+    written = greedy_ids(
+        model, tokenizer, prompts, max_new_tokens=max_new_tokens, on_acted=on_acted
+    )
+    return tokenizer.batch_decode(written, skip_special_tokens=True)
+
+
+@torch.no_grad()
+def greedy_ids(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    on_acted: Callable[[int], object] = lambda _n: None,
+) -> list[list[int]]:
     """Continue prompts greedily, those of like length in one batch.
 
     Args:
@@ -107,12 +125,13 @@ def greedy_texts(
         on_acted: called with the number of prompts of each batch.
 
     Returns:
-        The text of each continuation without special tokens.
+        The ids of each continuation, up to the token that ends its turn.
     """
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
-    texts: dict[int, str] = {}
+    written: dict[int, list[int]] = {}
+    ends = end_tokens(model, tokenizer)
     for places in _batches([len(ids) for ids in prompts], is_padded=_takes_positions(model)):
         asked = {"input_ids": [list(prompts[i]) for i in places]}
         batch = tokenizer.pad(asked, padding_side="left", return_tensors="pt").to(device)
@@ -121,14 +140,33 @@ def greedy_texts(
             do_sample=False,
             max_new_tokens=max_new_tokens,
             pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=end_tokens(model, tokenizer),
+            eos_token_id=ends,
         )
         new_BT = generated_BT[:, batch["input_ids"].size(1) :]
-        written = tokenizer.batch_decode(new_BT, skip_special_tokens=True)
-        texts |= dict(zip(places, written, strict=True))
+        for place, ids in zip(places, new_BT.tolist(), strict=True):
+            end = next((n for n, one in enumerate(ids) if one in ends), len(ids))
+            written[place] = ids[: end + 1]
         on_acted(len(places))
     model.train(was_training)
-    return [texts[i] for i in range(len(prompts))]
+    return [written[i] for i in range(len(prompts))]
+
+
+def _action(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int], text: str) -> Message:
+    """Read what was written: a call in one of the usual forms, or in the one of the tokenizer's own template."""
+    action = as_message(text)
+    if action.get("tool_calls") or getattr(tokenizer, "response_template", None) is None:
+        return action
+    try:
+        read = tokenizer.parse_response(list(ids), prefix=list(prompt))
+        calls = [
+            {"function": {**call["function"], "arguments": dict(call["function"]["arguments"])}}
+            for call in read.get("tool_calls") or ()
+        ]
+    except (ValueError, TypeError, KeyError):
+        return action
+    return (
+        {**action, "content": read.get("content") or "", "tool_calls": calls} if calls else action
+    )
 
 
 def _takes_positions(model: Any) -> bool:

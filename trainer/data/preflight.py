@@ -255,6 +255,7 @@ def _notes(features: TemplateFeatures) -> list[str]:
             not features.keeps_prefix
         ),
         "thinking of earlier turns is left out": not features.keeps_thinking,
+        f"it is rendered with {dict(features.options)}": bool(features.options),
         "a system message is made up where none is given": features.has_default_system,
         "roles must alternate: neighbours become one message": not features.has_free_order,
     }

@@ -68,6 +68,12 @@ def model_card(
     found = "".join(
         f"\n**{sentence[0].upper()}{sentence[1:]}.**\n" for sentence in report["findings"]
     )
+    as_text = report["preflight"]["rendered_as_text"]
+    form = (
+        f"\nIts chat template can't show {', '.join(as_text)}: it was trained on them as text.\n"
+        if as_text
+        else ""
+    )
     channels = ", ".join(report["channels_live"]) or "none"
     return f"""---
 library_name: transformers
@@ -82,7 +88,7 @@ Trained from {base} on the preference dataset `{dataset}`: {report["steps"]} ste
 | on held-out sessions | before | after |
 |---|---|---|
 {table}
-{found}
+{found}{form}
 {_judged(pairs, states)}
 
 ## Settings

@@ -18,6 +18,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
+from trl.chat_template_utils import add_response_schema
 
 from trainer.data.acting import compared, end_tokens
 from trainer.data.as_seen import as_seen, parts_of
@@ -283,6 +284,9 @@ class _Prepared:
 def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prepared:
     data = load_preference_data(config.dataset, revision=config.revision)
     tokenizer = load_tokenizer(config, data)
+    if getattr(tokenizer, "response_template", None) is None:
+        with contextlib.suppress(ValueError):  # a template that TRL doesn't know
+            add_response_schema(tokenizer)
     collator = make_collator(config, args, tokenizer, data)
     renderer = collator.renderer
     data, found = usable_data(config, tokenizer, data, store=renderer.store)

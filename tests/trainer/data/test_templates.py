@@ -7,8 +7,11 @@ import pytest
 import trl
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
+from trl.chat_template_utils import add_response_schema
 
+from trainer.data.acting import _action
 from trainer.data.rendering import Renderer
+from trainer.data.rewards import canonical_calls
 from trainer.errors import TrainerConfigError
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
@@ -186,3 +189,24 @@ def test_calls_made_at_once_follow_one_another_where_a_message_has_one(made):
     for name in ("gptoss", "llama3_1"):
         renderer = Renderer(tokenizer=made(name), max_prompt_tokens=9999)
         assert renderer.prompt_ids(prompt, TOOLS) == renderer.prompt_ids(apart, TOOLS)
+
+
+PARSED = tuple(name for name in NATIVE if name != "muse_glimmer")
+"""Those for which TRL has the reverse of the template."""
+
+
+@pytest.mark.parametrize("name", PARSED)
+def test_the_reverse_of_a_template_reads_the_call_that_is_scored(made, name):
+    """What a server returns as a native call if the model writes what it was trained to write."""
+    renderer = Renderer(tokenizer=made(name), max_prompt_tokens=9999, max_response_tokens=9999)
+    tokenizer = add_response_schema(renderer.tokenizer)
+    prompt = renderer.prompt_ids(PROMPTS["in a later turn"], TOOLS)
+    written = renderer.response_ids(ACTIONS["a call"])
+    read = tokenizer.parse_response(written, prefix=prompt, tools=TOOLS)
+    [function] = [call["function"] for call in read["tool_calls"]]
+    assert function["name"] == "Read"
+    assert function["arguments"]["path"] == "src/tax.py"
+    text = tokenizer.decode(written, skip_special_tokens=True)
+    ours = _action(tokenizer, prompt, written, text)
+    assert canonical_calls(ours)[0][0] == "Read"
+    assert "src/tax.py" in canonical_calls(ours)[0][1]
