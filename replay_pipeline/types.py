@@ -135,6 +135,9 @@ class TraceState(TypedDict):
     """Other actions that were recorded at the same prefix (a rewound branch), newest last."""
     n_context_tokens: NotRequired[int | None]
     """Prompt tokens that the provider recorded for this step."""
+    typed: NotRequired[list[str]]
+    """What the person typed before this step. What clients, commands, and other agents put in the
+    user's place is not among it; in a conversation of a subagent, nothing is."""
     fidelity: NotRequired[Literal["exact", "rebuilt"]]
     """`exact` if the log contains the sent request, with every message confirmed by its hash.
     `messages`, their roles, `system`, `tools`, and `params` are then those of the request."""

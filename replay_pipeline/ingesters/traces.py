@@ -263,7 +263,21 @@ class Traces:
             student_model=row["student_model"],
             alternatives=[self._action(self._position_of[i]) for i in siblings],
             n_context_tokens=row["n_context_tokens"],
+            typed=self._typed(_path(turns, row["turn_idx"]), row["session_id"]),
         )
+
+    def _typed(self, path: list[_StoredTurn], session_id: str) -> list[str]:
+        """Return what the person typed on a path; a subagent is told what to do by another agent."""
+        if self._session_rows[session_id]["agent_id"] is not None:
+            return []
+        return [
+            text
+            for turn in path
+            if turn.kind in _TYPED and "meta" not in turn.flags
+            for message in self._messages(turn)
+            if message["role"] == "user"
+            for text in _texts_of(message.get("content"))
+        ]
 
     def _neutral(
         self,
@@ -544,6 +558,15 @@ def _frame(table: pa.Table) -> "pl.DataFrame":
 
 def _begins_with_action(messages: list[Message]) -> bool:
     return bool(messages) and messages[0]["role"] == "assistant"
+
+
+_TYPED = frozenset({"user", "queued", "command"})
+"""Kinds of turns with words of the person; `typed_words` takes those of a command's wrapper out."""
+
+
+def _texts_of(content: Any) -> Iterator[str]:
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return (part["text"] for part in parts if isinstance(part.get("text"), str))
 
 
 _PLACES = {"context": 0, "preface": 1, "system": 3}

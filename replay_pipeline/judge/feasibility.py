@@ -5,9 +5,8 @@ prompt. The rules look only at the prompt, so the same judge works in both place
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from importlib import resources
 from pathlib import PurePosixPath
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +17,7 @@ from replay_pipeline.actions.canonical import MalformedCallError, canonical_call
 from replay_pipeline.actions.edits import Edit
 from replay_pipeline.actions.keys import depend, keys_of, plan_of, reach_of
 from replay_pipeline.actions.windows import CLEARED_RESULT
+from replay_pipeline.judge.asked import agrees_to, asks_for, own_words, typed_words
 from replay_pipeline.judge.known_files import (
     CHANGED_BY_OTHERS,
     Files,
@@ -26,102 +26,6 @@ from replay_pipeline.judge.known_files import (
     replacements,
 )
 from replay_pipeline.types import Message
-
-_POLITE = r"(?:(?:please|also|now|just|then|finally|simply|directly|quickly|completely|entirely|fully|all|go ahead and|try to|to)\s+)*"
-_LEAD = (
-    r"(?:^|[.!?]\s+|[;:,(\n*•–—>\"“&+]\s*|(?<=\s)-\s+|\d[.)]\s+|(?:^|\s)/|\b(?:and|then|please|pls|now|also|just|or|ok|okay"
-    r"|yes|yep|yeah|sure|great|next|finally|afterwards?|lastly|first|so|let['’]?s|let us|go ahead|go|feel free to"
-    r"|(?:can|could|would|will|should|may|might) (?:you|we|i ask you to)|shall we|you (?:can|may|should|could|must|need to|have to)"
-    r"|we (?:should|can|must|need to|have to)|(?:i|we)(?:['’]?d| would)? (?:also )?(?:want|like|need|prefer) (?:you )?to"
-    r"|(?:i|we)(?:['’]?d| would)? (?:want|like|need) you to|forget to|be sure to|make sure (?:to|you|we)|remember to"
-    r"|(?:ready|time|safe|free|fine|ok|okay|good) to|have you|commit|push|add|stage|test|tests|build|it|them|this|done)[\s,]+)"
-)
-_MAKE = r"(?:make|create|open|raise|do|submit|send|prepare|put up|file|cut|draft|write|publish|update|tag|get|need|want)"
-_NOT_MEANT = re.compile(
-    r"(?:\b(?:don['’]?t|do not|never|not|without|no|avoid|before|until|unless|how|why|whether|whenever|instead of"
-    r"|rather than|stop|refrain|did|does|do i|do we|was|were|has|had|who|what|which|would have|wait|nobody|cannot|can['’]t"
-    r"|shouldn['’]?t|won['’]?t|mustn['’]?t|needn['’]?t)\b"
-    r"|\b(?:when|once|after|if)\b(?![^.,!?\n;]*\b(?:done|finish\w*|ready|complete\w*|works?|pass\w*|good|green|fixed|fine|ok|happy)\b))"
-    r"[^.,!?\n;]*$"
-)
-_TAKEN_BACK = re.compile(
-    r"^[^.!?\n;]{0,40}\b(?:is|are) (?:not (?:needed|wanted)|forbidden|off limits)"
-)
-_BEHAVES = (
-    r"[- ](?:fails?|failed|failing|errors?|returns?|gives|works?|worked|does|doesn|broken|broke|breaks|hangs|throws"
-    r"|behaves|took|takes|command|feature|is\b|was\b|isn|wasn|should|would|will|must not)"
-)
-"""What does not follow a verb that asks: then something is told of it."""
-_CLAUSE = 200
-"""Characters before a verb that are looked at for what takes it back."""
-_AGREES = re.compile(
-    r"\s*(?:yes|yep|yeah|y|ok|okay|sure|please|please do|go|go ahead|do it|do that|proceed|sounds good|perfect|great"
-    r"|lgtm|approved|confirmed?|continue|absolutely|of course|make it so)\b[^?]{0,40}$"
-)
-
-
-class _Words(msgspec.Struct, forbid_unknown_fields=True):
-    verbs: str
-    not_before: str = r"(?!)"
-    made: str = ""
-    named: str = ""
-    also: tuple[str, ...] = ()
-
-
-def _compiled(words: _Words) -> re.Pattern[str]:
-    ways = [rf"{_LEAD}{_POLITE}(?P<verb>(?:{words.verbs})(?!{words.not_before})(?!{_BEHAVES})\b)"]
-    if words.made:
-        ways.append(rf"{_LEAD}{_POLITE}(?P<make>{_MAKE}\s+(?:[\w#'’-]+\s+){{0,4}}?{words.made})")
-        ways.append(rf"(?P<wish>\b{words.made}[,]? (?:please|pls)\b)")
-    if words.named:
-        ways.append(rf"(?P<named>{words.named})")
-    return re.compile("|".join(ways))
-
-
-_WORDS: Mapping[str, _Words] = msgspec.toml.decode(
-    (resources.files("replay_pipeline.judge") / "requests.toml").read_bytes(),
-    type=dict[str, _Words],
-)
-_PATTERNS = {kind: _compiled(words) for kind, words in _WORDS.items()}
-
-
-def asks_for(words: str, kind: str) -> bool:
-    """Return whether a text asks for a kind of consequence.
-
-    Args:
-        words: the user's own text, without the client's additions.
-        kind: kind of consequence, such as `push`. For an unknown kind, the result is false.
-    """
-    words = words.lower()
-    return any(_asks(words, each) for each in (kind, *_also(kind)))
-
-
-def agrees_to(words: str, proposal: str, kind: str) -> bool:
-    """Return whether a short answer accepts a proposal, such as "Shall I push?"."""
-    if not _AGREES.match(words.lower()):
-        return False
-    last = proposal.rstrip().lower()[-400:]
-    pattern = rf"\b(?:{'|'.join(_WORDS[each].verbs for each in (kind, *_also(kind)))})\b"
-    return kind in _WORDS and last.endswith("?") and re.search(pattern, last) is not None
-
-
-def _also(kind: str) -> tuple[str, ...]:
-    return _WORDS[kind].also if kind in _WORDS else ()
-
-
-def _asks(words: str, kind: str) -> bool:
-    pattern = _PATTERNS.get(kind)
-    return pattern is not None and any(
-        not _NOT_MEANT.search(words[max(0, (at := _start(found)) - _CLAUSE) : at])
-        and not _TAKEN_BACK.match(words[found.end() :])
-        for found in pattern.finditer(words)
-    )
-
-
-def _start(found: re.Match[str]) -> int:
-    """Return where the words that ask begin, behind what leads to them."""
-    return next(found.start(name) for name, text in found.groupdict().items() if text is not None)
-
 
 ObstacleKind = Literal["infeasible", "applied", "repeated_look", "unasked"]
 
@@ -143,14 +47,6 @@ _FAILED = re.compile(
     r"|\[request interrupted|permission|inputvalidationerror|enoent|eacces|cancelled:)",
     re.IGNORECASE,
 )
-_NOT_OWN_WORDS = re.compile(r"<(system-reminder|local-command-\w+)>.*?</\1>", re.DOTALL)
-_TEXT_OF_OTHERS = re.compile(
-    r"(?:Base directory for this skill:|This session is being continued from a previous conversation).*"
-    r"|```.*?(?:```|\Z)|^\s*(?:[{$❯]|diff --git |[+-]{3} ).*?$",
-    re.DOTALL | re.MULTILINE,
-)
-"""What stands in the user's place and is none of their words: a skill says how, a summary what was asked
-before, and code, logs and output are pasted."""
 _NAME_PARTS = re.compile(r"[a-z]{3,}|\d{2,}")
 _CREATES = r"(?:>\s*|\b(?:touch|mkdir|tee|cp|mv|mktemp|clone)\b[^|;&\n]*[\s/]|-o\s+|--output[ =])[\w./~$-]*"
 """What stands before the name of a file in a command that makes it."""
@@ -210,11 +106,19 @@ class PromptState:
         student: the recorded action. Its files count as named, since logs lack the student's system
             prompt, and its consequences need no request.
         cwd: folder that relative paths are read against. By default, the one in the prompt.
+        typed: what the person typed, as the log tells it. By default, what the client has not marked
+            as its own.
     """
 
     def __init__(
-        self, messages: Sequence[Message], student: Action | None = None, *, cwd: str | None = None
+        self,
+        messages: Sequence[Message],
+        student: Action | None = None,
+        *,
+        cwd: str | None = None,
+        typed: Sequence[str] | None = None,
     ) -> None:
+        self._by_person = typed
         self._messages = messages
         self._student = student
         self._cwd = cwd or cwd_of(messages)
@@ -349,10 +253,11 @@ class PromptState:
     def _last_reason_to_look(self) -> int:
         """Place of the last word of the user that gives a reason to look at something again."""
         for place in range(len(self._messages) - 1, 0, -1):
-            if self._messages[place].get("role") == "user":
-                words = _NOT_OWN_WORDS.sub(" ", self.texts[place])
-                if _LOOK_AGAIN.search(words) or CHANGED_BY_OTHERS.search(self.texts[place]):
-                    return place
+            if self._messages[place].get("role") == "user" and (
+                _LOOK_AGAIN.search(self._typed(place))
+                or CHANGED_BY_OTHERS.search(self.texts[place])
+            ):
+                return place
         return 0
 
     def unasked(self, action: Action) -> set[str]:
@@ -418,8 +323,8 @@ class PromptState:
         for place in range(len(self._messages) - 1, -1, -1):
             if self._messages[place].get("role") != "user":
                 continue
-            shown = _NOT_OWN_WORDS.sub(" ", self.texts[place])
-            words = _TEXT_OF_OTHERS.sub(" ", shown).lower()
+            shown = self._typed(place)
+            words = own_words(shown).lower()
             if not words.strip():
                 continue
             before = self.texts[place - 1] if place else ""
@@ -431,6 +336,10 @@ class PromptState:
                 return None if is_over and not _STANDING.search(words) else place
             spoke, next_word = True, place
         return None
+
+    def _typed(self, place: int) -> str:
+        """Return what the person typed of a message of the user."""
+        return typed_words(self.texts[place], self._by_person)
 
     def needed(self, action: Action) -> set[int]:
         """Return the indexes of the messages that make an action possible here.
