@@ -64,7 +64,7 @@ _TOLD: dict[str, Any] = tomllib.loads(
     (resources.files("replay_pipeline.judge") / "requests.toml").read_text("utf-8")
 )
 _LANGUAGES = {
-    name: tuple(map(re.compile, (each.sign, each.before, each.after)))
+    name: (re.compile(each.sign), re.compile(each.before), re.compile(each.after))
     for name, each in msgspec.convert(_TOLD.pop("languages"), dict[str, _Language]).items()
 }
 _WORDS: Mapping[str, _Words] = msgspec.convert(_TOLD, dict[str, _Words])
