@@ -39,6 +39,12 @@ class RecordedUsage(msgspec.Struct, gc=False):
     n_output: int = 0
     n_cache_creation_1h: int | None = None
     """Tokens that were written to the cache for one hour instead of five minutes."""
+    n_web_searches: int = 0
+    """Searches by the provider, which it bills apart."""
+    speed: str | None = None
+    """`fast` where the answer was bought at a higher price."""
+    region: str | None = None
+    """Where the model ran, if that was chosen."""
 
     @property
     def n_context(self) -> int:
@@ -204,6 +210,8 @@ class SessionLog:
     """What the log itself calls it."""
     sent: list[Turn] = field(default_factory=list)
     """What was sent, by the log: a tree of messages, and shapes."""
+    client_usd: dict[str, float] = field(default_factory=dict)
+    """US dollars by model as the client itself counted them, calls without a row included."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Answers of models that the file has and that are no decisions here, by reason."""
     cost_usd: float | None = None

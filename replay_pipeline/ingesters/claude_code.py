@@ -99,6 +99,8 @@ class Tree:
         """How many of these each decision has seen logged."""
         self.titles: list[str | None] = [None, None]
         """What its user called the session, and what its client did."""
+        self.client_usd: list[dict[str, float]] = [{}]
+        """Dollars by model as the client counted them last, for each run that began at 0."""
         self.summaries: list[tuple[str, str]] = []
         """Summaries, each with the row that it leads up to."""
 
@@ -146,8 +148,16 @@ class Tree:
         elif row.type in _BOOKKEEPING:
             self.counts.skipped["bookkeeping"] += 1
             self._name(row)
+            if row.model_usage:
+                self._count_usd({name: use.cost_usd for name, use in row.model_usage.items()})
         else:
             self._unknown(f"row_{str(row.type)[:40]}", row)
+
+    def _count_usd(self, usd: dict[str, float]) -> None:
+        """Take in the client's running count, which may begin again when a session is resumed."""
+        if sum(usd.values()) < sum(self.client_usd[-1].values()):
+            self.client_usd.append({})
+        self.client_usd[-1] = usd
 
     def _name(self, row: Row) -> None:
         """Keep what the session is called: the last name of each kind, its user's before its client's."""
@@ -313,6 +323,7 @@ class Tree:
         usage = message.usage
         if usage is not None:
             n_output, lifetimes = usage.output_tokens or 0, usage.cache_creation
+            searched = usage.server_tool_use
             # Each row repeats the usage as it was while streaming; the largest is the final one.
             if turn.usage is None or n_output > turn.usage.n_output:
                 turn.usage = RecordedUsage(
@@ -321,6 +332,9 @@ class Tree:
                     usage.cache_read_input_tokens or 0,
                     n_output,
                     lifetimes.ephemeral_1h_input_tokens if lifetimes is not None else None,
+                    (searched.web_search_requests if searched is not None else 0) or 0,
+                    usage.speed,
+                    usage.inference_geo or None,
                 )
         if isinstance(message.content, str):
             turn.texts.append(message.content)
@@ -869,8 +883,14 @@ def logs_of(tree: Tree, session_id: str, sent: SentRequests | None) -> Iterator[
             rows=frozenset() if agent_id else names,
             follows=frozenset(tree.follows),
             title=None if agent_id else title,
+            client_usd={} if agent_id else _total(tree.client_usd),
             sent=shown,
         )
+
+
+def _total(counts: list[dict[str, float]]) -> dict[str, float]:
+    models = {model for count in counts for model in count}
+    return {model: sum(count.get(model, 0.0) for count in counts) for model in sorted(models)}
 
 
 def _shown(turns: list[Turn], sent: SentRequests | None, tree: Tree) -> list[Turn]:

@@ -264,6 +264,9 @@ class LogRows:
             "n_cache_creation_1h_tokens": [u.n_cache_creation_1h if u else None for u in usages],
             "n_cache_read_tokens": [usage.n_cache_read if usage else None for usage in usages],
             "n_output_tokens": [usage.n_output if usage else None for usage in usages],
+            "n_web_searches": [usage.n_web_searches if usage else None for usage in usages],
+            "speed": [usage.speed if usage else None for usage in usages],
+            "inference_region": [usage.region if usage else None for usage in usages],
             "flags": [_flags_of(turn) for turn in kept],
         }
 
@@ -329,6 +332,7 @@ class LogRows:
             "versions": sorted({turn.version for turn in log.turns if turn.version}),
             "models": sorted({turn.model for turn in log.turns if turn.model}),
             "title": self._cleaner.text(log.title) if log.title else None,
+            "client_usd_json": json.dumps(log.client_usd) if log.client_usd else None,
             "first_timestamp": min(moments, default=None),
             "last_timestamp": max(moments, default=None),
             "is_resolved": log.is_resolved,

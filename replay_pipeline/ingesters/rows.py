@@ -40,6 +40,18 @@ class Lifetimes(msgspec.Struct):
     ephemeral_1h_input_tokens: _Tokens | None = None
 
 
+class ServerTools(msgspec.Struct):
+    """What the provider did beside the model, and counts apart."""
+
+    web_search_requests: _Tokens | None = None
+
+
+class ModelUse(msgspec.Struct):
+    """What the client counted for one model, all its calls included."""
+
+    cost_usd: float = msgspec.field(default=0.0, name="costUSD")
+
+
 class RowUsage(msgspec.Struct):
     """Recorded tokens. Each row of a message repeats them."""
 
@@ -48,6 +60,9 @@ class RowUsage(msgspec.Struct):
     cache_creation_input_tokens: _Tokens | None = 0
     cache_read_input_tokens: _Tokens | None = 0
     cache_creation: Lifetimes | None = None
+    server_tool_use: ServerTools | None = None
+    speed: str | None = None
+    inference_geo: str | None = None
 
 
 class RowMessage(msgspec.Struct):
@@ -99,6 +114,7 @@ class Row(msgspec.Struct, rename="camel"):
     leaf_uuid: str | None = None
     ai_title: str | None = None
     custom_title: str | None = None
+    model_usage: dict[str, ModelUse] | None = None
     replacements: msgspec.Raw = _NO_JSON
 
 

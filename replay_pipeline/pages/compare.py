@@ -19,7 +19,7 @@ import msgspec
 
 from replay_pipeline.actions import agreement_level, canonical_action
 from replay_pipeline.judge.precision import wilson_interval
-from replay_pipeline.pages.costs import Row, list_price_usd, tokens_of
+from replay_pipeline.pages.costs import Row, turn_usd
 from replay_pipeline.pages.overview import Facts, tools_of
 from replay_pipeline.pages.tree import call_shown, cut
 from replay_pipeline.redaction.printable import printable
@@ -111,7 +111,7 @@ class Comparison:
             own = canonical_action(_action_of(state), cwd=state["cwd"])
             kind = next(iter(tools_of(state)), "text")
             turn = by_turn.get(state["turn_idx"])
-            usd = list_price_usd(turn["model"], tokens_of([turn])) if turn else None
+            usd = turn_usd(turn) if turn else None
             for answer in given:
                 verdict = _verdict(own, answer, state["cwd"])
                 self._count(answer, verdict, usd, kind, facts["project"])

@@ -145,6 +145,7 @@ def _write_sessions(
                     f"answers-{number}", {"answers": answers, "portion": portion}, is_packed=True
                 )
         on_progress(Progress(stage="look", n_done=number + 1, n_total=contents.n_sessions))
+    sums.settle()
     files.add("sessions", sums.sessions)
     for shard, found in words.shards():
         files.add(f"words-{shard}", found)

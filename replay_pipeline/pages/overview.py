@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -12,9 +13,9 @@ from replay_pipeline.pages.costs import (
     TOKENS,
     Row,
     by_model,
-    list_price_usd,
     prices_date,
     tokens_of,
+    usd_of,
 )
 from replay_pipeline.redaction.printable import printable
 
@@ -29,6 +30,19 @@ _SENTINELS = ("[Request interrupted", "Caveat:")
 Facts = dict[str, Any]
 
 
+@dataclass
+class _Bill:
+    """What the sessions of one conversation cost."""
+
+    sessions: list[Facts] = field(default_factory=list)
+    subagents_usd: float = 0.0
+    counted: list[tuple[Facts, Mapping[str, float], float]] = field(default_factory=list)
+    """Of each session that its client counted: this count by model, and what all of its rows cost."""
+    unlogged_usd: float = 0.0
+    payer: tuple[Facts, Mapping[str, float]] | None = None
+    without_price: set[str] = field(default_factory=set)
+
+
 class SessionTotals:
     """Adds up sessions. `figures` returns the totals so far."""
 
@@ -38,6 +52,9 @@ class SessionTotals:
         self.error_kinds: Counter[str] = Counter()
         self._days: dict[tuple[str, str, str], Counter[str]] = {}
         self._models: dict[str, Counter[str]] = {}
+        self._usd: dict[tuple[str, str, str], float] = {}
+        self._without_price: set[str] = set()
+        self._bills: dict[str, _Bill] = {}
         self._tools: dict[str, list[int]] = {}
         self._n_turns = 0
 
@@ -58,7 +75,8 @@ class SessionTotals:
             counts = self._tools.setdefault(name, [0, 0])
             counts[0] += n
             counts[1] += n_failed
-        for model, rows in by_model(paid(turns, states)).items():
+        own = paid(turns, states)
+        for model, rows in by_model(own).items():
             model = printable(model)
             self._models.setdefault(model, Counter()).update(
                 tokens_of(rows) + Counter(turns=len(rows))
@@ -66,16 +84,58 @@ class SessionTotals:
             for day, of_day in _by_day(rows).items():
                 key = (day, model, facts["project"])
                 self._days.setdefault(key, Counter()).update(tokens_of(of_day))
+                self._usd[key] = self._usd.get(key, 0.0) + usd_of(of_day)[0]
+        bill = self._bills.setdefault(session["conversation"], _Bill())
+        bill.sessions.append(facts)
+        bill.without_price.update(map(printable, usd_of(own)[1]))
+        if facts["parent"] is not None:
+            bill.subagents_usd += facts["cost_usd"]
+        elif counted := msgspec.json.decode(session["client_usd_json"] or "{}"):
+            bill.counted.append((facts, counted, usd_of(turns)[0]))
         return facts
+
+    def settle(self) -> None:
+        """Add to each conversation what its client counted beyond its rows, and tell its sessions its total.
+
+        A client counts its subagents too, and a fork what its parent had spent before. So the
+        largest gap of a conversation is what its calls without a row have cost.
+        """
+        for bill in self._bills.values():
+            for facts, counted, logged_usd in bill.counted:
+                gap = sum(counted.values()) - logged_usd - bill.subagents_usd
+                if gap > bill.unlogged_usd:
+                    bill.unlogged_usd, bill.payer = gap, (facts, counted)
+            if bill.payer is not None:
+                self._add_unlogged(*bill.payer, bill.unlogged_usd)
+            if not bill.counted:
+                self._without_price |= bill.without_price
+            total = sum(each["cost_usd"] for each in bill.sessions)
+            for each in bill.sessions:
+                each["total_usd"] = total
+                each["is_priced"] = each["is_priced"] or bool(bill.counted)
+        self._bills.clear()
+
+    def _add_unlogged(self, facts: Facts, counted: Mapping[str, float], usd: float) -> None:
+        facts["cost_usd"] += usd
+        # By model as the client's whole count is: which calls had no row is not known.
+        for model, share in counted.items():
+            key = ((facts["last"] or "")[:10], printable(model), facts["project"])
+            self._models.setdefault(key[1], Counter())
+            self._days.setdefault(key, Counter())
+            self._usd[key] = self._usd.get(key, 0.0) + usd * share / sum(counted.values())
 
     def figures(self) -> dict[str, Any]:
         """Return all totals, for the terminal and for the page."""
+        self.settle()
+        usd = dict.fromkeys(self._models, 0.0)
+        for (_, model, _), each in self._usd.items():
+            usd[model] += each
         models = [
             {
                 "model": model,
                 "turns": counts["turns"],
                 "tokens": sum(counts[name] for name in TOKENS),
-                "cost_usd": list_price_usd(model, counts),
+                "cost_usd": None if model in self._without_price else usd[model],
             }
             for model, counts in sorted(self._models.items())
         ]
@@ -98,9 +158,9 @@ class SessionTotals:
             "projects": _projects(self.sessions),
             "models": models,
             "tokens": tokens,
-            "cost_usd": sum(each["cost_usd"] or 0.0 for each in models),
+            "cost_usd": sum(usd.values()),
             "prices_of": prices_date(),
-            "models_without_price": [e["model"] for e in models if e["cost_usd"] is None],
+            "models_without_price": sorted(self._without_price),
             "outcomes": dict(self.outcomes.most_common()),
             "error_kinds": dict(self.error_kinds.most_common()),
             "tools": dict(sorted(self._tools.items(), key=lambda item: (-item[1][0], item[0]))),
@@ -110,7 +170,7 @@ class SessionTotals:
                     model,
                     project,
                     *(counts[name] for name in TOKENS),
-                    list_price_usd(model, counts),
+                    None if model in self._without_price else self._usd[day, model, project],
                 ]
                 for (day, model, project), counts in sorted(self._days.items())
             ],
@@ -158,7 +218,7 @@ def facts_of_session(session: Row, turns: Sequence[Row], states: Sequence[Row]) 
     n_interrupted = sum(state["outcome"] in INTERRUPTED for state in states)
     n_failed = sum(state["outcome"] not in FINE for state in states)
     own = paid(turns, states)
-    usd = {model: list_price_usd(model, tokens_of(rows)) for model, rows in by_model(own).items()}
+    usd, unknown = usd_of(own)
     return {
         "id": session["session_id"],
         "title": printable(session.get("title") or first_request(turns) or "(no request)"),
@@ -178,8 +238,8 @@ def facts_of_session(session: Row, turns: Sequence[Row], states: Sequence[Row]) 
         "n_hints": sum(state["hint"] is not None for state in states),
         "tools": _tools(states),
         "tokens": tokens_of(own).total(),
-        "cost_usd": sum(each or 0.0 for each in usd.values()),
-        "is_priced": None not in usd.values(),
+        "cost_usd": usd,
+        "is_priced": not unknown,
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from replay_pipeline.pages.costs import Row, list_price_usd, tokens_of
+from replay_pipeline.pages.costs import Row, turn_usd
 from replay_pipeline.redaction.printable import printable
 
 N_SHARDS = 256
@@ -92,7 +92,7 @@ def _turn(turn: Row, state: Row | None) -> dict[str, Any]:
         shown["at"] = turn["timestamp"].isoformat(timespec="seconds")
     if turn["model"]:
         shown["model"] = printable(turn["model"])
-        if state is not None and (usd := list_price_usd(turn["model"], tokens_of([turn]))):
+        if state is not None and (usd := turn_usd(turn)):
             shown["usd"] = round(usd, 6)
     if turn["thinking"]:
         shown["thinking"] = cut(turn["thinking"])

@@ -379,7 +379,7 @@ def _checks() -> tuple[Check, ...]:
 INGEST = Stage(
     name="ingest",
     about="Every decision point of the batch: what the student saw, did, and what came of it.",
-    version=4,
+    version=5,
     work=read_sessions,
     writes=TABLES,
     settings=_decisive,

@@ -200,7 +200,7 @@ def test_a_long_text_is_cut_and_says_by_how_much(tmp_path):
 def test_tokens_cost_what_the_list_says_and_a_model_without_a_price_is_named(tmp_path):
     session_log(tmp_path, "Go.", "Yes.")
     figures = look([tmp_path / "s.jsonl"], to=tmp_path / "look")
-    assert figures["cost_usd"] == pytest.approx(1.0 * 3 + 0.1 * 15)
+    assert figures["cost_usd"] == pytest.approx(1.0 * 6 + 0.1 * 22.5)  # a long prompt
     cached = {"cache_write": 1_000_000, "cache_read": 1_000_000}
     assert list_price_usd("claude-opus-4-5-20251101", cached) == pytest.approx(5 * 1.25 + 5 * 0.1)
     assert list_price_usd("claude-opus-4-20250514", {"input": 1_000_000}) == pytest.approx(15.0)
@@ -226,6 +226,72 @@ def test_what_is_written_to_the_cache_for_an_hour_costs_what_the_client_counts(t
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("model", "more", "usd"),
+    [
+        ("claude-opus-4-6", {"speed": "fast"}, 6 * 0.75),
+        ("claude-opus-5", {"speed": "fast"}, 2 * 0.75),
+        ("claude-opus-5", {"speed": "standard", "inference_geo": "us"}, 1.1 * 0.75),
+        ("claude-opus-5", {"server_tool_use": {"web_search_requests": 10}}, 0.75 + 0.10),
+        ("claude-sonnet-4-5", {"input_tokens": 300_000}, 1.8 + 1.5 * 0.15),
+        ("claude-opus-4-6", {"input_tokens": 300_000}, 3.0 + 1.5 * 0.25),
+        ("claude-opus-5", {"input_tokens": 300_000}, 1.75),
+        ("us.anthropic.claude-opus-4-6-v1:0", {}, 0.75),
+        ("global.anthropic.claude-sonnet-4-5-20250929-v1:0", {}, 0.45),
+        ("claude-opus-4-5@20251101", {}, 0.75),
+    ],
+)
+def test_speed_searches_region_length_and_cloud_are_in_the_price(
+    model: str, more: dict, usd: float, tmp_path: Path
+):
+    log = Log("one")
+    log.user("Go.")
+    usage = {"input_tokens": 100_000, "output_tokens": 10_000} | more
+    log.says("m1", "Yes.", message={"model": model, "usage": usage})
+    figures = look([log.write(tmp_path)], to=tmp_path / "look")
+    assert figures["cost_usd"] == pytest.approx(usd)
+    assert figures["models_without_price"] == []
+
+
+def test_what_has_no_price_says_so_unless_its_client_counted_it(tmp_path):
+    log = Log("one", version="2.1.330")
+    log.user("Go.")
+    usage = {"input_tokens": 100_000, "output_tokens": 10_000, "speed": "fast"}
+    log.says("m1", "Yes.", message={"model": "claude-opus-4-5", "usage": usage})
+    figures = look([log.write(tmp_path)], to=tmp_path / "look")
+    assert figures["models_without_price"] == ["claude-opus-4-5 (fast)"]
+    counted = {"claude-opus-4-5": {"costUSD": 1.25}, "claude-haiku-5-5": {"costUSD": 0.25}}
+    log.row("cost-state", uuid=None, modelUsage=counted)
+    figures = look([log.write(tmp_path)], to=tmp_path / "look")
+    assert figures["cost_usd"] == pytest.approx(1.5)
+    assert figures["models_without_price"] == []
+
+
+def test_a_conversation_costs_what_its_subagents_and_unlogged_calls_do(tmp_path):
+    log, inner = Log("one"), Log("one", agentId="a1", isSidechain=True)
+    log.user("Go.")
+    usage = {"input_tokens": 100_000, "output_tokens": 10_000}
+    message = {"model": "claude-opus-5", "usage": usage}
+    log.says("m1", "Yes.", message=message)
+    inner.user("Look.")
+    inner.says("m2", "Seen.", message=message)
+    log.write(tmp_path)
+    inner.write(tmp_path, "one/subagents/agent-a1.jsonl")
+    for counted, usd in ((None, 1.5), (1.2, 1.5), (2.0, 2.0)):
+        if counted:
+            uses = {"claude-opus-5": {"costUSD": counted}}
+            log.row("cost-state", uuid=None, modelUsage=uses)
+            log.write(tmp_path)
+        figures = look([tmp_path], to=tmp_path.parent / "look")
+        assert figures["cost_usd"] == pytest.approx(usd)
+        main, sub = sorted(
+            data_of(tmp_path.parent / "look")["sessions"], key=lambda s: s["cost_usd"]
+        )[::-1]
+        assert [main["total_usd"], sub["total_usd"]] == pytest.approx([usd, usd])
+        assert main["cost_usd"] == pytest.approx(usd - 0.75)
+        assert sum(p["cost_usd"] for p in figures["projects"]) == pytest.approx(usd)
+
+
 def test_a_model_that_is_not_listed_gets_no_price_of_another(tmp_path):
     tokens = {"input": 1_000_000, "cache_read": 1_000_000}
     assert list_price_usd("anthropic/claude-opus-4-7[1m]", tokens) == pytest.approx(5 + 0.5)
@@ -249,4 +315,4 @@ def test_the_command_needs_no_settings_and_says_where_the_page_is(tmp_path, monk
     assert done.exit_code == 0, done.output
     assert "open look/index.html in a browser" in done.output
     assert (tmp_path / "look" / "index.html").exists()
-    assert "$4.50" in done.output
+    assert "$8.25" in done.output

@@ -60,13 +60,19 @@ async function unfold(sheet, stateId) {
   if (turn) point(turn);
 }
 
+// What the whole conversation costs, with its subagents, resumed and forked sessions, is told first.
+function cost(session) {
+  const own = dollars(session.cost_usd), all = dollars(session.total_usd);
+  return own === all ? all : `${all} in all, ${own} of it here`;
+}
+
 function sessionHead(session, sessions) {
   const head = element("section", "head", element("h2", "", session.title));
   const facts = [
     session.project, session.models.join(", "), moment(session.first), duration(session.seconds),
     `${number.format(session.n_states)} decisions`, session.n_errors && `${session.n_errors} errors`,
     session.n_interrupted && `${session.n_interrupted} interruptions`, session.n_branches && several(session.n_branches, "rewind"),
-    session.n_compactions && several(session.n_compactions, "compaction"), dollars(session.cost_usd), session.id,
+    session.n_compactions && several(session.n_compactions, "compaction"), cost(session), session.id,
   ];
   head.append(element("p", "note", facts.filter(Boolean).join(" · ")));
   const parent = sessions.find((each) => each.id === session.parent);

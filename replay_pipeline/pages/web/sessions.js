@@ -2,7 +2,7 @@ tabs.push(["sessions", "Sessions", showSessions]);
 const COLUMNS = {
   title: ["Session", (s) => s.title.toLowerCase()],
   date: ["Date", (s) => s.first ?? ""],
-  cost: ["Cost", (s) => s.cost_usd],
+  cost: ["Cost", (s) => (s.parent ? s.cost_usd : s.total_usd)],
   project: ["Project", (s) => s.project.toLowerCase()],
   duration: ["Duration", (s) => s.seconds ?? 0],
   decisions: ["Decisions", (s) => s.n_states],
@@ -109,7 +109,7 @@ function rowOf(s, q) {
   const title = element("td", "title", link(s.title, sessionAddress(s, null, { q })));
   if (more.length) title.append(element("span", "sub", more.join(" · ")));
   return element("tr", "", title, element("td", "date", moment(s.first)),
-    element("td", "cost n", `${dollars(s.cost_usd)}${s.is_priced ? "" : " +"}`), element("td", "project", s.project),
+    element("td", "cost n", `${dollars(COLUMNS.cost[1](s))}${s.is_priced ? "" : " +"}`), element("td", "project", s.project),
     element("td", "duration n", duration(s.seconds)), element("td", "decisions n", number.format(s.n_states)), element("td", "errors n", bad || "0"));
 }
 
