@@ -101,8 +101,12 @@ class _PiSession:
         talk.model = text_or_none(message.get("model"))
         turn = talk.assistant(f"{Pi.name}:{talk.session_id}-{name}")
         if usage := as_dict(message.get("usage")):
-            parts = ("input", "cacheWrite", "cacheRead", "output")
-            turn.usage = RecordedUsage(*(as_count(usage.get(part)) for part in parts))
+            turn.usage = RecordedUsage(
+                n_input=as_count(usage.get("input")),
+                n_cache_creation=as_count(usage.get("cacheWrite")),
+                n_cache_read=as_count(usage.get("cacheRead")),
+                n_output=as_count(usage.get("output")),
+            )
         if message.get("stopReason") == "aborted":
             turn.flags |= {"interrupted"}
         for block in map(as_dict, as_list(message.get("content"))):
