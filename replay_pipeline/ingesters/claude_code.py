@@ -7,10 +7,12 @@ A compaction starts a new root. With rows grouped in this way, the path from the
 what the model saw.
 """
 
+import json
 import logging
 import re
-from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -597,7 +599,9 @@ class Tree:
     def _queue(self, offset: int, row: Row) -> None:
         """Follow what is typed, or told, while the model works."""
         text = attachments.plain(rows.plain_json(row.content))
-        if not self.queue.take(row.operation, offset, text):
+        steps = (turn for turn in path_to(self.tips[False]) if turn.kind == "assistant")
+        is_between = any(turn.calls for turn in islice(steps, 1))
+        if not self.queue.take(row.operation, offset, text, is_between_steps=is_between):
             self.counts.skipped["bookkeeping"] += 1
 
     def _say_queued(self, row: Row, parent: Turn | None) -> Turn | None:
@@ -672,30 +676,43 @@ class _Signs(NamedTuple):
 class _Queue:
     """Messages that came while the model worked, as the operations on them are logged.
 
-    What is taken out by `remove` goes along with the next request. Until about 2.1.81 nothing else in
-    the log says so; later versions log it once more, as an attachment. What is taken out by `dequeue`
-    becomes a request of its own, and `popAll` gives everything back to whoever typed it.
+    Beside what a person typed, the queue holds notes of tasks that ended, which wait for all of
+    that, and, in some versions, notes of tasks that began, which are for the client alone.
+    `dequeue` makes a request of its own of the first message, `popAll` gives what was typed back,
+    and `remove` says only that something was taken out: between two steps of the model what a person
+    typed, which goes along with the next request, and at the end of its turn the client's own notes.
+    Until about 2.1.81 nothing else in the log says so; later versions log it once more, as an
+    attachment.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[str] = deque()
+        self._waiting: list[str] = []
         self.taken: list[tuple[int, str]] = []
         """Messages that the next request shows, each with the offset of the row that says so."""
 
-    def take(self, operation: str | None, offset: int, text: str) -> bool:
+    def take(
+        self, operation: str | None, offset: int, text: str, *, is_between_steps: bool
+    ) -> bool:
         """Take in one operation; tells whether the next request may show a message because of it."""
         if operation == "enqueue":
             self._waiting.append(text)
             return False
-        if operation == "popAll":
-            self._waiting.clear()
-        if operation not in ("remove", "dequeue") or not self._waiting:
+        if operation not in ("remove", "dequeue", "popAll") or not self._waiting:
             return False
-        text = self._waiting.popleft()
+        if operation == "popAll" and not text:
+            self._waiting = [each for each in self._waiting if _rank_in_queue(each)]
+            return False
+        first = min(self._waiting, key=_rank_in_queue)
+        notes = [each for each in self._waiting if _rank_in_queue(each) == 2]
+        if operation == "remove" and notes and not (is_between_steps and not _rank_in_queue(first)):
+            first = notes[0]
+        found = text if text in self._waiting else first
+        self._waiting.remove(found)
+        is_said = operation == "remove" and found not in notes
         # Commands of the client are carried out by it, and not shown.
-        if operation == "dequeue" or not text or text.startswith("/"):
+        if not is_said or not found or found.startswith("/"):
             return False
-        self.taken.append((offset, text))
+        self.taken.append((offset, found))
         return True
 
     def is_logged(self, text: str) -> bool:
@@ -706,6 +723,16 @@ class _Queue:
         elif text in self._waiting:  # after an interruption nothing says that it was taken out
             self._waiting.remove(text)
         return same is not None
+
+
+def _rank_in_queue(text: str) -> int:
+    """Return 0 for what a person typed, 1 for a note to the model, 2 for one to the client."""
+    if text.startswith("<task-notification>"):
+        return 1
+    if text.startswith("{"):
+        with suppress(ValueError):
+            return 2 if {"task_id", "task_type"} <= json.loads(text).keys() else 0
+    return 0
 
 
 def _thread_queued(turns: list[Turn]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.client.clients import Desk
 from tests.client.scripted_model import Block, ScriptedModel, call, text, thinking
-from tests.client.terminal import modes, rewound, summarized
+from tests.client.terminal import modes, rewound, summarized, typed
 
 ALL_TOOLS = (
     "--allowedTools",
@@ -307,6 +307,6 @@ CONVERSATIONS: dict[str, Conversation] = {
     each.__name__: each
     for each in (
         tools, fork, compact, subagent, project, refusals, media, server, background, queued, interrupted,
-        rewound, summarized, modes,
+        rewound, summarized, modes, typed,
     )
 }  # fmt: skip

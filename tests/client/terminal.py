@@ -159,3 +159,24 @@ def modes(desk: Desk, command: list[str]) -> ScriptedModel:
     terminal.say("Why?")
     terminal.close()
     return model
+
+
+def typed(desk: Desk, command: list[str]) -> ScriptedModel:
+    """A task in the background, and messages that are typed while the model works and while it ends."""
+    model = ScriptedModel(
+        [
+            [call("Bash", command="sleep 1; echo slept", run_in_background=True)],
+            [call("Bash", command="sleep 5; echo waited")], [call("Bash", command="sleep 4; echo two")],
+            [text("One.")], [text("Two.")], [text("Three.")], [text("Four.")], [text("Five.")],
+        ]
+    )  # fmt: skip
+    terminal = Terminal(desk, command, model, "--allowedTools", "Read,Edit,Bash")
+    terminal.say("MAINTASK: make f return 2", n_requests=2)
+    terminal.keys("Rather 3, please", "Enter", "And tell me why", "Enter")
+    terminal.until(lambda: len(model.requests) >= 4)
+    terminal.keys("It is late", "Enter")
+    terminal.until(lambda: len(model.requests) >= 6)
+    terminal.settle()
+    terminal.say("And now?")
+    terminal.close()
+    return model

@@ -532,6 +532,35 @@ def test_18_what_was_taken_back_or_has_a_row_of_its_own_is_not_said_twice(states
     assert report.rows == report.rows_used + sum(report.skipped.values())
 
 
+def test_18_what_the_queue_held_for_the_client_was_not_said_and_what_was_typed_is_not_lost(states):
+    """As 2.1.49 logs it: notes of tasks that begin are removed at the end of a turn."""
+    log = Log()
+    note, told = '{"task_id":"b1","task_type":"local_bash"}', "<task-notification>\nb1"
+    log.user("go")
+    log.calls("m1", "t1", "Bash", command="sleep 9", run_in_background=True)
+    operation(log, "enqueue", content=note)
+    log.answers("t1")
+    log.calls("m2", "t2", "Bash", command="sleep 1")
+    operation(log, "enqueue", content=told)
+    operation(log, "enqueue", content="rather on main")
+    log.answers("t2")
+    operation(log, "remove")
+    log.says("m3", "on main")
+    operation(log, "enqueue", content="and push")
+    operation(log, "remove")
+    operation(log, "dequeue")
+    log.user("and push")
+    log.says("m4", "pushed")
+    operation(log, "dequeue")
+    log.user(told)
+    log.says("m5", "done")
+    found = states(log)
+    assert shape(found["m3"]["messages"])[-1] == "> rather on main"
+    assert shape(found["m4"]["messages"])[-2:] == ["on main", "> and push"]
+    assert shape(found["m5"]["messages"])[-2:] == ["pushed", f"> {told}"]
+    assert note not in str(found["m5"]["messages"])
+
+
 def test_18_bodies_of_skills_that_were_loaded_side_by_side_are_all_seen(states):
     log = Log()
     log.user("go")
