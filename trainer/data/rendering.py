@@ -28,6 +28,7 @@ from trainer.data.template import (
     prepare_tokenizer,
     rendered,
     rendered_or_refused,
+    response_in,
     special_token_pattern,
     with_object_arguments,
     without_special_tokens,
@@ -202,11 +203,12 @@ class Renderer:
         text = self._text([QUESTION, *plain], None, with_generation_prompt=False)
         is_call = bool(plain[-1].get("tool_calls"))
         ending = self.features.call_ending if is_call else self.features.text_ending
-        if not (text.startswith(before) and text.endswith(ending.dropped)):
+        response = response_in(text, before)
+        if response is None or not response.endswith(ending.dropped):
             raise DatasetError(
                 f"the chat template renders an answer in another form: {text[-200:]!r}"
             )
-        return text[len(before) :].removesuffix(ending.dropped) + ending.added
+        return response.removesuffix(ending.dropped) + ending.added
 
     def within_budget(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None

@@ -303,9 +303,9 @@ class _Probe:
                 prompt = self.text(*context, tools=tools, with_generation_prompt=True)
                 for kind, answer in answers.items():
                     whole = self.text(*context, answer, tools=tools)
-                    if not prompt or not whole.startswith(prompt):
+                    response = response_in(whole, prompt)
+                    if not prompt or response is None:
                         return found, _why_not(prompt)
-                    response = whole[len(prompt) :]
                     if kind == "text" and _ANSWER not in response:
                         return found, "it doesn't show the text of an answer"
                     if found.setdefault(kind, response) != response:
@@ -318,7 +318,9 @@ class _Probe:
         """Find what must be written after an answer's last word, and the token that ends the turn."""
         tail = response.rpartition(word)[2]
         then = self.text(*messages, following).partition(word)[2]
-        specials = [t for t in special_tokens(self.tokenizer) if not re.match(r"</(?!s>)", t)]
+        own_end = str(getattr(self.tokenizer, "own_eos_token", self.tokenizer.eos_token))
+        # What closes a part of an answer ends no turn.
+        specials = {t for t in special_tokens(self.tokenizer) if not t.startswith("</")} | {own_end}
 
         def ends(text: str) -> list[tuple[int, str]]:
             found = [(m.end(), t) for t in specials for m in re.finditer(re.escape(t), text)]
@@ -328,7 +330,8 @@ class _Probe:
         n_shared = next((i for i, (a, b) in enumerate(both) if a != b), min(len(tail), len(then)))
         shared = ends(tail[:n_shared])
         if shared:  # the last token that stands there whatever follows
-            place, end = shared[-1]
+            _, end = shared[-1]
+            place = tail.index(end) + len(end)
             return Ending(dropped=tail[place:], added=""), end
         if own := ends(tail):
             place, end = own[0]
@@ -337,9 +340,24 @@ class _Probe:
         rest = then[len(tail) :]
         if then.startswith(tail) and (own := ends(rest)) and rest.startswith(own[0][1]):
             return Ending(dropped="", added=own[0][1]), own[0][1]
-        end = str(getattr(self.tokenizer, "own_eos_token", self.tokenizer.eos_token))
-        dropped = tail[len(tail.rstrip()) :]
-        return Ending(dropped=dropped, added=end), end
+        return Ending(dropped=tail[len(tail.rstrip()) :], added=own_end), own_end
+
+
+_NO_THOUGHT = re.compile(r"(<think>\s*</think>\s*|<\|channel>thought\s*<channel\|>\s*)$")
+"""The end of a prompt that tells a model to answer without a thought."""
+
+
+def response_in(whole: str, prompt: str) -> str | None:
+    """Return what follows a prompt in the text of a whole conversation, or None if nothing does.
+
+    The whole text of an earlier turn may lack the empty thought with which the prompt ends.
+    """
+    if whole.startswith(prompt):
+        return whole[len(prompt) :]
+    before = _NO_THOUGHT.sub("", prompt)
+    if before != prompt and whole.startswith(before):
+        return whole[len(before) :].removeprefix("</think>")
+    return None
 
 
 def _why_not(prompt: str) -> str:
