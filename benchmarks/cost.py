@@ -35,14 +35,13 @@ from tokenizers import Tokenizer
 from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import Traces, ingest
 from replay_pipeline.replay import parse_gates
-from replay_pipeline.replay.buy.measuring import bought, numbered
 from replay_pipeline.replay.dialects import Prompt, RequestOptions
 from replay_pipeline.replay.dialects.requests import Prefix, RequestBuilder
 from replay_pipeline.replay.dialects.sizes import Learned, Size
 from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS, ReplaySettings
 from replay_pipeline.testing.catalog import served
 from replay_pipeline.types import Message, TeacherAction, TeacherSpec, TraceState
-from tests.support.gates import measured
+from tests.support.gates import bought, measured, numbered
 
 ANSWER_TOKENS = 300
 LATENCY_S = 10.0

@@ -521,6 +521,9 @@ class ReplayReport:
     skipped: dict[str, int] = field(default_factory=dict)
     """Number of questions (state, teacher) that were not asked, by reason: `budget`, a gate, `teacher_stopped`."""
     cost_by_teacher_usd: dict[str, float] = field(default_factory=dict)
+    left: Mapping[str, Any] | None = None
+    """What is left to ask, as `estimate` says it: calls, dollars, pairs, and positives. `None` if nothing is,
+    or if no price is known."""
     forecast_usd: float | None = None
     """The prediction of `estimate` for this run before its first call."""
     n_open: int = 0

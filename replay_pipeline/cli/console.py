@@ -357,15 +357,15 @@ def show_ingest(report: Report) -> None:
 def open_words(work: Report) -> str:
     """Describe the open questions in one line: why they are open, and the cost to finish them."""
     reasons = _words(work["stop_reasons"])
-    if n := work.get("n_never_asked"):
+    if n := work.get("n_states_never_asked"):
         ceiling = work.get("max_total_usd")
         at_most = work.get("never_asked_usd")
         price = "" if at_most is None else f", at most ${at_most:.2f} in all"
         price += "" if ceiling is None else f"; a run pays at most ${ceiling:.2f} for them"
         why = f" (no price list: {work['no_price']})" if work.get("no_price") else ""
-        never = f"up to {n:,} questions that no real teacher was asked{price}{why}"
-        rest = open_words({**work, "n_never_asked": 0}) if work["stop_reasons"] else ""
-        return f"{never}. Of those that were: {rest}" if rest else never
+        never = f"no real teacher was asked at {n:,} states{price}{why}"
+        rest = open_words({**work, "n_states_never_asked": 0}) if work["stop_reasons"] else ""
+        return f"{never}. At the others: {rest}" if rest else never
     if not work["n_questions_left"]:
         return f"no question ({reasons})" if work["stop_reasons"] else "no question"
     cost = work["left_usd"]
@@ -403,32 +403,27 @@ def show_estimate(report: Report) -> None:
     }:
         if day and date.fromisoformat(day) < datetime.now(UTC).date() - timedelta(days=1):
             say(f"Prices are of {day}: {source} could not be asked again.")
-    if (added := report.get("added_by_clients")) is not None:
-        more = f"{abs(added):.0%} {'more' if added >= 0 else 'less'}"
-        say(f"With the clients' own prompts and tools the first states cost {more}.")
-    for said in report["prospect"]["words"]:
+    for said in report["words"]:
         say(f"{said[:1].upper()}{said[1:]}.")
-    for heading, each in (
-        ("As set", report),
-        ("With the gate that is the default", report["gated"]),
-    ):
-        if each and each["expected_usd"]:
-            usd = f"${each['low_usd']:.2f} to ${each['high_usd']:.2f}"
-            say(f"{heading}: {usd}; {_bought(each, report['ceiling_usd'])}.")
+    usd = f"${report['low_usd']:.2f} to ${report['high_usd']:.2f}"
+    say(f"In nine of ten cases it costs {usd}, for {_bought(report, report)}.")
+    if (covered := report["covered"]) and report["ceiling_usd"] < report["high_usd"]:
+        states = f"{covered['n_states']:,} of {report['n_states']:,} states"
+        say(
+            f"Your ceiling of ${report['ceiling_usd']:.2f} pays for {states}, for {_bought(covered, report)}."
+        )
     next_step("`replay-pipeline replay` asks them, and pays no more than the ceiling")
 
 
-def _bought(estimate: Report, usd: float) -> str:
-    """Return what so much money buys of what was estimated."""
-    n_all = estimate["n_states"]
-    n_states = min(n_all, int(n_all * usd / estimate["expected_usd"]))
-    seen = estimate["prospect"]
-    low, high = (round(n_states * seen[end]) for end in ("low", "high"))
-    basis = f"by the answers at {seen['n_states']:,}" if seen["n_states"] else "assumed"
-    return (
-        f"your ceiling of ${usd:.2f} asks {n_states:,} of {n_all:,} states, for "
-        f"{low:,} to {high:,} right pairs ({basis})"
-    )
+def _bought(found: Report, report: Report) -> str:
+    """Return the pairs and positives that some money brings, and how many of them are right."""
+    parts = []
+    for name, words in (("pairs", "pairs"), ("positives", "confirmed actions of the agent")):
+        low, high = report[f"{name}_right"]
+        share = f"{low:.0%}" if round(low, 2) == round(high, 2) else f"{low:.0%} to {high:.0%}"
+        parts.append(f"{found[name][0]:,} to {found[name][1]:,} {words} ({share} of them right)")
+    n = report["n_answered"]
+    return f"{' and '.join(parts)}, {f'by the answers at {n:,} states' if n else 'as assumed'}"
 
 
 _EXPLAINED = {

@@ -70,7 +70,7 @@ def replay(
 ) -> None:
     """Ask the teachers, under a hard ceiling. A second run never asks for an answer that you paid for."""
     from replay_pipeline.stages import pipeline
-    from replay_pipeline.stages.replay import n_teachers, open_work
+    from replay_pipeline.stages.replay import open_work
 
     loaded = load(settings, data, max_total_usd=max_total_usd, teachers=teachers)
     work = pipeline.Pipeline(loaded)
@@ -82,7 +82,7 @@ def replay(
         )
         reports = {key: of_now(replay_one(key)) for key in batches}
     print_report(reports, as_json=as_json, show=show_replay)
-    work_left = open_work(list(reports.values()), n_teachers=n_teachers(work.settings))
+    work_left = open_work(list(reports.values()))
     if not as_json:
         out.print(f"Left to ask: {escape(open_words(work_left))}", soft_wrap=True)
     exit_if_most_failed(work_left)

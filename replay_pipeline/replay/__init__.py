@@ -10,7 +10,7 @@ from replay_pipeline.replay.ask.run import (
     replay_trace,
     replay_trace_sync,
 )
-from replay_pipeline.replay.buy.estimates import Estimate, TeacherEstimate
+from replay_pipeline.replay.buy.estimates import Estimate, Purchase, TeacherEstimate
 from replay_pipeline.replay.buy.policy import RECOMMENDED_GATES, Policy, parse_gates
 from replay_pipeline.replay.dialects.endpoints import TeacherCheck, check_teachers
 from replay_pipeline.replay.money.database import exists as has_ledger
@@ -34,6 +34,7 @@ __all__ = [
     "LedgerStatus",
     "LostCallReport",
     "Policy",
+    "Purchase",
     "RetryPolicy",
     "TeacherCheck",
     "TeacherEstimate",

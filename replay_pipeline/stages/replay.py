@@ -138,46 +138,36 @@ def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
     }
 
 
-def n_teachers(settings: Settings) -> int:
-    """Return the number of teachers to ask, without those of a rehearsal."""
-    is_rehearsal = settings.played == "rehearsal"
-    return len(settings.replay.teachers if is_rehearsal else settings.teachers())
-
-
 def is_play(replay: Mapping[str, Any]) -> bool:
     """Return whether the answers in a replay's report come from a rehearsal."""
     return bool(replay.get("n_rehearsed"))
 
 
-def open_work(
-    replays: Sequence[Mapping[str, Any]], *, n_teachers: int = 0, n_states_waiting: int = 0
-) -> dict[str, Any]:
+def open_work(replays: Sequence[Mapping[str, Any]], *, n_states_waiting: int = 0) -> dict[str, Any]:
     """Return the open questions of the replays, why they are open, and the cost to finish them.
 
     Returns:
-        The open questions that no gate skipped, their cost, the reasons why replays ended, and
-        failed calls by error. The cost, in US dollars, follows from that of earlier answers and
-        from what gates left out there, else from the estimate, and is `None` without either.
-        Questions that no real teacher was ever asked are counted separately, before gates.
+        The calls that are left and their cost in US dollars, as `what_is_left` told them at the
+        end of each replay; why replays ended; and failed calls by error. States at
+        which no real teacher was ever asked are counted beside them: `estimate` prices these.
         Made-up answers of a rehearsal count nowhere else.
     """
     played = [report for report in replays if is_play(report)]
     replays = [report for report in replays if not is_play(report)]
     n_states_waiting += sum(report.get("n_states", 0) for report in played)
-    skipped = added(report.get("skipped", {}) for report in replays)
-    n_left = sum(skipped.get(reason, 0) for reason in NOT_ASKED)
-    n_answers = sum(report["n_answers"] for report in replays)
-    n_settled = n_answers + sum(skipped.values()) - n_left
-    spent_usd = sum(report["spent_usd"] for report in replays)
-    expected_usd = sum(report.get("forecast_usd") or 0.0 for report in replays)
+    lefts = [report["left"] for report in replays if report.get("left")]
+    # Without a price nobody could estimate: then every question counts that wasn't asked.
+    unpriced = [report for report in replays if not report.get("left")]
+    skipped = added(report.get("skipped", {}) for report in unpriced)
+    n_unpriced = sum(skipped.get(reason, 0) for reason in NOT_ASKED)
     stopped = [report.get("stop_reason", "unknown") for report in replays]
     return {
-        "n_questions_left": n_left,
-        "left_usd": n_left * spent_usd / n_settled if n_answers else expected_usd or None,
+        "n_questions_left": sum(left["n_calls"] for left in lefts) + n_unpriced,
+        "left_usd": round(sum(left["expected_usd"] for left in lefts), 9) if lefts else None,
         "stop_reasons": {reason: stopped.count(reason) for reason in dict.fromkeys(stopped)},
         "errors": added(report.get("errors", {}) for report in replays),
-        "n_answers": n_answers,
-        "n_never_asked": n_states_waiting * n_teachers,
+        "n_answers": sum(report["n_answers"] for report in replays),
+        "n_states_never_asked": n_states_waiting,
         "n_rehearsed": sum(report["n_rehearsed"] for report in played),
     }
 

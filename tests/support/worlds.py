@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replay_pipeline.replay import RECOMMENDED_GATES, parse_gates
-from replay_pipeline.replay.buy.measuring import bought as buy
-from replay_pipeline.replay.buy.measuring import numbered
 from replay_pipeline.types import DPOPair, Message, TeacherAction, TeacherSpec, TraceState
+from tests.support.gates import bought as buy
+from tests.support.gates import numbered
 
 MODELS = (
     "deepseek/deepseek-v4-pro",

@@ -14,7 +14,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import xxhash
 from pydantic import SecretStr
@@ -32,16 +33,16 @@ from replay_pipeline.replay.ask.outcomes import (
     lost_row,
     unexpected,
 )
-from replay_pipeline.replay.buy.buying import Buyer, Choice, Market
-from replay_pipeline.replay.buy.estimates import Estimate, forecast
-from replay_pipeline.replay.buy.lanes import LaneQuestion, Lanes, lanes_of
+from replay_pipeline.replay.buy.buying import Buyer, Choice, Market, market_of
+from replay_pipeline.replay.buy.estimates import Estimate, Plan, plan_of, what_is_left
+from replay_pipeline.replay.buy.lanes import LaneQuestion, Lanes, lanes_of, tasks_of
 from replay_pipeline.replay.buy.places import Place, asked_by, coverage
 from replay_pipeline.replay.dialects.client import Client
 from replay_pipeline.replay.dialects.endpoints import teacher_keys
 from replay_pipeline.replay.dialects.prices import Price, usd
 from replay_pipeline.replay.dialects.replies import LASTING_CODES, OTHER_MODEL, Failure
 from replay_pipeline.replay.dialects.requests import RequestBuilder
-from replay_pipeline.replay.dialects.sizes import Learned
+from replay_pipeline.replay.dialects.sizes import Learned, merged_ratios
 from replay_pipeline.replay.money.calls import (
     Known,
     LedgerEntries,
@@ -81,6 +82,7 @@ class Rounds:
         self.replay = replay
         self.is_chosen = is_chosen
         self.tasks: dict[tuple[int, int], LaneQuestion] = {}
+        self.market: Market
 
     async def run(self, lanes: Lanes) -> None:
         """Ask round after round until nothing is left to ask, or the money is used up.
@@ -88,13 +90,13 @@ class Rounds:
         Raises:
             LedgerError: the ledger can't be written. Calls in flight were awaited first.
         """
-        numbers = {teacher.name: number for number, teacher in enumerate(self.replay.teachers)}
-        self.tasks = {
-            (task.state_index, numbers[teacher.name]): task
-            for teacher, lane in lanes
-            for task in lane
-        }
-        buyer = self._buyer()
+        replay = self.replay
+        self.tasks = tasks_of(replay.teachers, lanes)
+        self.market = market_of(
+            self.tasks, replay.places, replay.teachers, replay.prices,
+            lambda state: replay.policy.poll(replay.states[state]),
+        )  # fmt: skip
+        buyer = Buyer(self.market, replay.policy)
         bought: set[tuple[int, int]] = set()
         n_refused = self.replay.skipped["budget"]
         while not self.replay.stop.is_set() and self.replay.skipped["budget"] == n_refused:
@@ -128,40 +130,11 @@ class Rounds:
         return GateReport(
             gate=name,
             n_calls_saved=len(saved),
-            saved_usd=round(sum(self._cost_usd(*key, is_warm=True) for key in saved), 9),
+            saved_usd=round(sum(self.market.cost_usd(*key, True) for key in saved), 9),
             n_explored=sum(
                 task.propensity < 1 and task.index in self.replay.decided for _, task in of_it
             ),
         )
-
-    def _buyer(self) -> Buyer:
-        market = Market(
-            places=self.replay.places,
-            teachers=self.replay.teachers,
-            cost_usd=lambda state, teacher, is_warm: self._cost_usd(
-                state, teacher, is_warm=is_warm
-            ),
-            bound_usd=self._bound_usd,
-            open_poll=lambda state: self.replay.policy.poll(self.replay.states[state]),
-            is_open=lambda state, teacher: (state, teacher) in self.tasks,
-        )
-        return Buyer(market, self.replay.policy)
-
-    def _cost_usd(self, state: int, teacher: int, *, is_warm: bool) -> float:
-        """Return what a call should cost. What earlier runs have taught is left out: it changes."""
-        task = self.tasks[state, teacher]
-        expected = task.expected(
-            self.replay.prices[self.replay.teachers[teacher].name],
-            task.previous if is_warm else None,
-            n_student_bytes=self.replay.places[state].n_answer_bytes,
-            learned=Learned(),
-        )
-        return usd(expected.cost_nano)
-
-    def _bound_usd(self, state: int, teacher: int) -> float:
-        task = self.tasks[state, teacher]
-        price = self.replay.prices[self.replay.teachers[teacher].name]
-        return usd(price.bound_nano(task.bound_tokens(), task.question.max_completion_tokens))
 
     def _spent_nano(self, bought: set[tuple[int, int]]) -> int:
         """Return what the questions chosen so far have cost, as far as it counts against the ceiling."""
@@ -206,13 +179,9 @@ class Rounds:
             buyer.file(number, poll, paid)
 
     def _rest(self, lanes: Lanes, bought: set[tuple[int, int]]) -> Lanes:
-        numbers = {teacher.name: number for number, teacher in enumerate(self.replay.teachers)}
+        indexes = {self.tasks[key].index for key in bought}
         left = (
-            (
-                teacher,
-                deque(t for t in lane if (t.state_index, numbers[teacher.name]) not in bought),
-            )
-            for teacher, lane in lanes
+            (teacher, deque(t for t in lane if t.index not in indexes)) for teacher, lane in lanes
         )
         return [each for each in left if each[1]]
 
@@ -288,6 +257,7 @@ class Replay:
         self._later: list[LaneQuestion] = []
         self._short: list[LaneQuestion] = []
         self._fatal: Exception | None = None
+        self.learned: Mapping[str, Learned] = {}
         self._day = today()
 
     async def run(self) -> ReplayReport:
@@ -320,13 +290,14 @@ class Replay:
             ) as self.client:
                 expected = await self._ask_lanes(lanes)
             held = await asyncio.to_thread(self.ledger.held_by_lost, f"run:{self.run_id}")
-            return self._report(expected, *held)
+            left = await asyncio.to_thread(self._left, lanes)
+            return self._report(expected, left, *held)
         finally:
             await asyncio.to_thread(self.ledger.close)
 
     async def _ask_lanes(self, lanes: Lanes) -> Estimate | None:
         await asyncio.to_thread(self._open_scopes)
-        learned = await asyncio.wrap_future(
+        self.learned = await asyncio.wrap_future(
             self.ledger.do(lambda database: read_learned(database, self.teachers))
         )
         self.books = Books(
@@ -349,7 +320,7 @@ class Replay:
         open_lanes = lanes if is_chosen else self.take_known(lanes)
         expected, is_short = None, False
         if self.prices:
-            expected = forecast(open_lanes, self.prices, gates=self.asking.gates, learned=learned)
+            expected = what_is_left(self._plan(lanes, self._in_ledger, self.learned))
             spent = usd(sum(each.cost_nano for each in self.found.decided.values()))
             is_short = spent + expected.expected_usd > usd(self.limit_nano)
         if not self.limit_nano:
@@ -369,6 +340,25 @@ class Replay:
                 self.ledger.do(lambda database: add_learned(database, self.teachers, new))
             )
         return expected
+
+    def _plan(
+        self,
+        lanes: Lanes,
+        known: Callable[[LaneQuestion], Callable[[], TeacherAction] | None],
+        learned: Mapping[str, Learned],
+    ) -> Plan:
+        return plan_of(
+            self.states, self.teachers, lanes, self.places, policy=self.policy,
+            prices=self.prices, known=known, learned=learned,
+        )  # fmt: skip
+
+    def _in_ledger(self, task: LaneQuestion) -> Callable[[], TeacherAction] | None:
+        known = self.found.decided.get(task.question.sha)
+        return partial(decode_row, known.row) if known else None
+
+    def _in_hand(self, task: LaneQuestion) -> Callable[[], TeacherAction] | None:
+        row = self.decided.get(task.index)
+        return None if row is None or _may_pass(row) else lambda: row
 
     def _open_scopes(self) -> None:
         names = [teacher.name for teacher in self.teachers]
@@ -406,9 +396,26 @@ class Replay:
         # Calls with an unknown outcome first: learning it frees the money they hold.
         return sorted(open_lanes, key=lambda lane: not any(task.lost for task in lane[1]))
 
+    def _left(self, lanes: Lanes) -> Estimate | None:
+        """Return what is left to ask, as `estimate` does; `None` where nothing is, or nobody knows a price."""
+        is_left = any(self.skipped[reason] for reason in NOT_ASKED) or any(
+            map(_may_pass, self.decided.values())
+        )
+        if not is_left or not self.prices:
+            return None
+        new = self.books.newly_learned
+        learned = {
+            teacher.name: merged_ratios(
+                self.learned.get(teacher.name, Learned()), new.get(teacher.name, Learned())
+            )
+            for teacher in self.teachers
+        }
+        return what_is_left(self._plan(lanes, self._in_hand, learned))
+
     def _report(
         self,
         expected: Estimate | None,
+        left: Estimate | None,
         unknown_nano: int,
         held_until: datetime | None,
     ) -> ReplayReport:
@@ -429,6 +436,7 @@ class Replay:
             skipped=dict(self.skipped),
             cost_by_teacher_usd={name: round(cost, 9) for name, cost in by_teacher.items()},
             forecast_usd=expected.expected_usd if expected else None,
+            left=_in_short(left) if left else None,
             n_open=sum(_may_pass(action) for action in actions),
             unknown_usd=usd(unknown_nano),
             held_until=held_until.isoformat(timespec="seconds") if held_until else None,
@@ -695,9 +703,6 @@ class Replay:
         return scope
 
 
-Lanes = list[tuple[TeacherSpec, deque[LaneQuestion]]]
-
-
 def _forget_outgrown(found: LedgerEntries, lanes: Lanes) -> None:
     """Have questions asked again whose calls outlasted a time limit that has been raised since."""
     for teacher, lane in lanes:
@@ -723,6 +728,11 @@ def _each_paid_once(decided: Mapping[int, TeacherAction]) -> list[TeacherAction]
         actions.append(replace(action, cost_usd=0.0) if action.request_sha in paid else action)
         paid.add(action.request_sha)
     return actions
+
+
+def _in_short(left: Estimate) -> dict[str, Any]:
+    names = ("n_calls", "expected_usd", "low_usd", "high_usd", "pairs", "positives")
+    return {name: getattr(left, name) for name in names}
 
 
 def _may_pass(action: TeacherAction) -> bool:

@@ -164,6 +164,7 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "answered_by_others": report.answered_by_others,
         "max_total_usd": report.max_total_usd,
         "forecast_usd": report.forecast_usd,
+        "left": report.left,
         "stop_reason": report.stop_reason,
         "is_complete": report.stop_reason == "completed"
         and not report.n_open

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -15,8 +16,9 @@ from replay_pipeline.replay.ask.asking import (
     checked_ceiling,
 )
 from replay_pipeline.replay.ask.engine import Replay
-from replay_pipeline.replay.buy.estimates import Estimate, forecast, prospect
-from replay_pipeline.replay.buy.lanes import lanes_of
+from replay_pipeline.replay.buy.estimates import Estimate, plan_of, what_is_left
+from replay_pipeline.replay.buy.lanes import LaneQuestion, lanes_of
+from replay_pipeline.replay.buy.places import Place
 from replay_pipeline.replay.dialects.client import run_apart
 from replay_pipeline.replay.dialects.endpoints import teacher_keys
 from replay_pipeline.replay.dialects.requests import RequestBuilder
@@ -219,12 +221,14 @@ def estimate(
     states: Iterable[TraceState],
     teachers: Sequence[TeacherSpec] = DEFAULT_TEACHERS,
     *,
+    max_total_usd: float | None = None,
     ledger: str | Path | None = None,
     **options: Unpack[AskingOptions],
 ) -> Estimate:
-    """Return the estimated tokens and cost of replaying `states`, per teacher. Costs nothing.
+    """Return what is left to ask at `states`, per teacher: calls, dollars, pairs. Costs nothing.
 
-    With `ledger`, answers that it already has are left out. This works with and without an event
+    With `ledger`, answers that it already has are left out, and show how often models agree. With
+    `max_total_usd`, the estimate also says what this ceiling pays for. This works with and without an event
     loop. Without a network, a stored price list of any age is used, and the estimate shows its
     date.
 
@@ -233,33 +237,36 @@ def estimate(
         PriceError: a teacher's price is not known.
     """
     asking = replace(Asking.of(**options), max_price_age_days=_ANY_AGE_DAYS)
-    checked_ceiling(teachers, 0.0, asking)
+    checked_ceiling(teachers, max_total_usd or 0.0, asking)
     keys = teacher_keys(teachers, is_required=False)
     prices = run_apart(asking.fetch_prices(teachers, keys=keys))
     states = indexed(states)
-    lanes = lanes_of(states, teachers, asking.request_options())
+    places: list[Place] = []
+    lanes = lanes_of(states, teachers, asking.request_options(), places)
     known: Mapping[str, Known] = {}
     learned: dict[str, Learned] = {}
     if ledger is not None and exists(ledger):
         with Ledger(ledger) as opened:
-            shas = [task.question.sha for _, lane in lanes for task in lane]
-            known = opened.lookup(shas).decided
+            known = opened.lookup(task.question.sha for _, lane in lanes for task in lane).decided
             learned = opened.do(lambda database: read_learned(database, teachers)).result()
-    left = [
-        (teacher, [task for task in lane if task.question.sha not in known])
-        for teacher, lane in lanes
-    ]
+
+    def row_of(task: LaneQuestion) -> Callable[[], TeacherAction] | None:
+        found = known.get(task.question.sha)
+        return partial(decode_row, found.row) if found else None
+
     builder = RequestBuilder(asking.request_options())
-    adapted = {t.name: builder.adaptations(t, prices[t.name]) for t in teachers}
-    rows: dict[int, list[TeacherAction]] = {}
-    for task in (task for _, lane in lanes for task in lane if task.question.sha in known):
-        rows.setdefault(task.state_index, []).append(decode_row(known[task.question.sha].row))
-    found = forecast(
-        left, prices, gates=asking.gates, learned=learned, adaptations=adapted, is_full=True
+    plan = plan_of(
+        states,
+        teachers,
+        lanes,
+        places,
+        policy=asking.policy().among(len({teacher.vendor for teacher in teachers})),
+        prices=prices,
+        known=row_of,
+        learned=learned,
+        adaptations={t.name: builder.adaptations(t, prices[t.name]) for t in teachers},
     )
-    seen = prospect(states, teachers, rows, asking.policy())
-    gated = replace(found.gated, prospect=seen) if found.gated else None
-    return replace(found, prospect=seen, gated=gated)
+    return what_is_left(plan, ceiling_usd=max_total_usd)
 
 
 _ANY_AGE_DAYS = 36_500.0

@@ -9,8 +9,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from replay_pipeline.replay.buy.lanes import LaneQuestion
 from replay_pipeline.replay.buy.places import Place, spread
 from replay_pipeline.replay.buy.policy import GateDecision, Policy, Poll
+from replay_pipeline.replay.dialects.prices import Price, usd
 from replay_pipeline.types import TeacherSpec
 
 _LAST_CALLS = 6
@@ -82,6 +84,40 @@ class Market:
         )
 
 
+def market_of(
+    tasks: Mapping[tuple[int, int], LaneQuestion],
+    places: Sequence[Place],
+    teachers: Sequence[TeacherSpec],
+    prices: Mapping[str, Price],
+    open_poll: Callable[[int], Poll],
+) -> Market:
+    """Return the market of these questions, by the indexes of their state and teacher.
+
+    What earlier runs have taught doesn't change the expected costs. So a run that was stopped and
+    continued buys the same calls.
+    """
+
+    def cost_usd(state: int, teacher: int, is_warm: bool) -> float:  # noqa: FBT001 (as `Market` calls it)
+        task = tasks[state, teacher]
+        before = task.previous if is_warm else None
+        price = prices[teachers[teacher].name]
+        return usd(task.expected_nano(price, before, places[state].n_answer_bytes))
+
+    def bound_usd(state: int, teacher: int) -> float:
+        task = tasks[state, teacher]
+        price = prices[teachers[teacher].name]
+        return usd(price.bound_nano(task.bound_tokens(), task.question.max_completion_tokens))
+
+    return Market(
+        places=places,
+        teachers=teachers,
+        cost_usd=cost_usd,
+        bound_usd=bound_usd,
+        open_poll=open_poll,
+        is_open=lambda state, teacher: (state, teacher) in tasks,
+    )
+
+
 class Buyer:
     """The buyer chooses the questions of each round, and learns from their answers.
 
@@ -96,7 +132,8 @@ class Buyer:
         self._policy = policy
         self.order = [number for run in spread(market.places) for number in run]
         """States in the order in which they are asked."""
-        self._teachers = self._in_their_order()
+        self.teachers = self._in_their_order()
+        """Numbers of the teachers in the order in which they are asked."""
         self._before = market.steps_before()
         self._asked: dict[int, set[int]] = defaultdict(set)
         self._paid_usd: dict[int, float] = defaultdict(float)
@@ -122,8 +159,8 @@ class Buyer:
         """Record the votes at a state so far, and the cost of each teacher's call."""
         if self._policy.is_in_turn:
             self._polls[state] = poll
-        for teacher, usd in paid_usd.items():
-            self._paid_usd[teacher] += usd
+        for teacher, cost_usd in paid_usd.items():
+            self._paid_usd[teacher] += cost_usd
 
     def _in_order(self) -> Iterator[list[Choice]]:
         """Ask everybody, state after state."""
@@ -234,6 +271,6 @@ class Buyer:
         asked = self._asked.get(state, ())
         return [
             number
-            for number in self._teachers
+            for number in self.teachers
             if number not in asked and self._market.is_open(state, number)
         ]

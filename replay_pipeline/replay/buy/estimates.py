@@ -1,86 +1,619 @@
-"""Estimate what a replay would cost, and how many right pairs it would bring, before you pay."""
+"""Estimate a replay by playing it a few hundred times: its bill, its pairs, and its positives.
 
-import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+Each time, lanes, gate, and cache run over the real questions, with drawn answers: who agrees with
+whom, how many tokens a byte makes, how long answers are, and which calls find their prompt in the
+cache. What isn't known is drawn as widely as it may be. What earlier answers show is drawn as
+closely as they show it (Beta and Dirichlet posteriors; Gelman et al., "Bayesian data analysis",
+2.4 and 3.4). The interval holds nine of ten outcomes. `benchmarks/estimate.py` holds it to bills.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
-from replay_pipeline.judge.ballots import AGENT, Ballot, BallotBox, kind_of_state
-from replay_pipeline.judge.reliability import MOST_PLANNED, SAME, Reliability, fit, right_pairs
-from replay_pipeline.replay.buy.lanes import LaneQuestion
-from replay_pipeline.replay.buy.policy import RECOMMENDED_GATES, Policy
-from replay_pipeline.replay.dialects.prices import Price, usd
-from replay_pipeline.replay.dialects.sizes import Learned, n_bytes_written
-from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState, family_of_model
+import numpy as np
 
-_ASSUMED = (0.05, 0.75)
-"""Right pairs per state if all teachers answer there, before anything is known: the first figure for teachers
-as strong as the agent, the second for far stronger ones."""
+from replay_pipeline.judge.ballots import AGENT, Ballot, BallotBox, action_groups
+from replay_pipeline.judge.reliability import MOST_PLANNED, SAME, Reliability, fit, posterior
+from replay_pipeline.judge.rule import Decision, rule, standing_of_pattern
+from replay_pipeline.replay.buy.buying import Buyer, Market, market_of
+from replay_pipeline.replay.buy.lanes import LaneQuestion, Lanes, tasks_of
+from replay_pipeline.replay.buy.places import Place
+from replay_pipeline.replay.buy.policy import Policy
+from replay_pipeline.replay.dialects.prices import NANO, Price, usd
+from replay_pipeline.replay.dialects.sizes import MIN_CACHED_TOKENS, Learned
+from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
+
+Array = np.ndarray
+Range = tuple[float, float]
+
+_N_DRAWS = 300
+_ENDS = (5, 95)
+"""Percentiles at the ends of an interval."""
+_N_CANDIDATES = 4_000
+_AGREEMENT = (0.3, 0.7)
+"""How often two raters agree before anything was seen, at the least and at the most."""
+_AGENT = (0.82, 1.1)
+"""How much more often than a teacher the agent takes a state's natural action."""
+_TEMPTED = 0.2
+"""How often a rater that leaves the natural action joins another one that was taken."""
+_PRIOR = 40.0
+"""Answers for which a drawn agreement counts, beside those that were seen."""
+_ALIKE = 1.5
+"""So many answers of the same sessions tell as much as one of independent states."""
+_UNUSABLE = (0.5, 9.5)
+"""Answers without a usable action and with one, before anything was seen."""
+_CACHE_HITS = (0.8, 1.0)
+"""Share of the calls that find their prompt in the cache, before anything was seen."""
+_HITS_PRIOR = 10.0
+"""Calls for which that counts, beside those that were seen."""
+_UNLIKE = 2.5
+"""So many calls tell as much of the tokens that a cache serves as one would if all prompts were as long."""
+_ASSUMED_RIGHT: tuple[Range, Range] = ((0.2, 0.6), (0.93, 0.99))
+"""Share of right pairs and of right positives among models of different makers, 18 of them measured on
+12,500 questions; by `fit` as soon as there are answers."""
 _MIN_STATES = 20
-_SPREAD = 0.15
-"""By which share of itself an estimate may be off beside chance: states need not be alike."""
+_MOST_READ = 1_000
+"""States whose answers are read. More make no interval narrower that anybody would notice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prospect:
-    """The expected right pairs per state, as an interval, if all teachers answer there."""
+class TeacherEstimate:
+    """The estimated tokens and cost of one teacher."""
 
-    low: float = _ASSUMED[0]
-    high: float = _ASSUMED[1]
-    n_states: int = 0
-    """Number of states with answers behind this estimate. 0 means that it is assumed."""
+    teacher: str
+    model: str
+    n_calls: int
+    n_prompt_tokens: int
+    n_cached_tokens: int
+    """Prompt tokens that a provider's prompt cache should serve."""
+    n_completion_tokens: int
+    expected_usd: float
+    bound_usd: float
+    """The sum of the reservations, if no call settles for less."""
+    price_source: str
+    price_date: str
+    adaptations: tuple[str, ...] = ()
+    """Fields that are left out for its endpoint, and why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Purchase:
+    """What some money buys. Each interval holds nine of ten simulated outcomes."""
+
+    n_states: int
+    """States at which everybody is asked whom the policy asks."""
+    pairs: Range
+    positives: Range
+    """States at which the agent's action is confirmed."""
+    low_usd: float
+    high_usd: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What is left to ask of a replay, per teacher and in total, in US dollars."""
+
+    n_states: int
+    """States at which a question is left."""
+    n_calls: int
+    """Calls that are left, as far as the policy makes them."""
+    expected_usd: float
+    bound_usd: float
+    teachers: tuple[TeacherEstimate, ...]
+    low_usd: float = 0.0
+    high_usd: float = 0.0
+    pairs: Range = (0, 0)
+    """Pairs that the rest brings, beside those of states that are decided."""
+    positives: Range = (0, 0)
+    pairs_right: Range = _ASSUMED_RIGHT[0]
+    """Share of the pairs that are right: the chosen side is right, and the rejected one wrong."""
+    positives_right: Range = _ASSUMED_RIGHT[1]
+    n_answered: int = 0
+    """States with answers behind this estimate. 0 means that agreement is assumed."""
+    covered: Purchase | None = None
+    """What the ceiling pays for, if there is one."""
     words: tuple[str, ...] = ()
-    """A sentence for people: whether these teachers can teach this agent, and what to buy."""
+    """Sentences for people: whether these teachers can teach this agent, and what to buy."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for a report."""
+        return asdict(self)
 
 
-def prospect(
+@dataclass(kw_only=True)
+class Plan:
+    """The questions of a replay, with all that is known about them.
+
+    `known` has the rows that are in the ledger, by the indexes of state and teacher. Others are
+    left to ask.
+    """
+
+    states: Sequence[TraceState]
+    teachers: Sequence[TeacherSpec]
+    tasks: Mapping[tuple[int, int], LaneQuestion]
+    market: Market
+    policy: Policy
+    prices: Mapping[str, Price]
+    known: Mapping[tuple[int, int], Callable[[], TeacherAction]]
+    learned: Mapping[str, Learned] = field(default_factory=dict)
+    adaptations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def plan_of(
     states: Sequence[TraceState],
     teachers: Sequence[TeacherSpec],
-    rows: Mapping[int, Sequence[TeacherAction]],
+    lanes: Lanes,
+    places: Sequence[Place],
+    *,
     policy: Policy,
-) -> Prospect:
-    """Return the expected number of right pairs at a state.
+    prices: Mapping[str, Price],
+    known: Callable[[LaneQuestion], Callable[[], TeacherAction] | None],
+    learned: Mapping[str, Learned],
+    adaptations: Mapping[str, tuple[str, ...]] | None = None,
+) -> Plan:
+    """Return the plan of these lanes. `known` finds the row of a question that isn't left to ask."""
+    tasks = tasks_of(teachers, lanes)
+    rows = {key: found for key, task in tasks.items() if (found := known(task))}
+    market = market_of(tasks, places, teachers, prices, lambda state: policy.poll(states[state]))
+    return Plan(
+        states=states,
+        teachers=teachers,
+        tasks=tasks,
+        market=market,
+        policy=policy,
+        prices=prices,
+        known=rows,
+        learned=learned,
+        adaptations=adaptations or {},
+    )
 
-    Answers give the accuracies by kind of decision. The kinds are counted over all states, so the
-    choice of the asked states doesn't matter.
+
+def what_is_left(plan: Plan, *, ceiling_usd: float | None = None) -> Estimate:
+    """Return what is left of a replay: calls, dollars, pairs, and positives.
+
+    Every figure of what is left, in each command, comes from here.
 
     Args:
-        states: all states.
-        teachers: the teachers that would be asked.
-        rows: answers by the index of their state.
-        policy: how a run would buy.
+        plan: the questions and what is known.
+        ceiling_usd: also return what so much money buys.
     """
-    families = list(dict.fromkeys(teacher.vendor for teacher in teachers))[:MOST_PLANNED]
-    box = BallotBox(families, level=policy.level)
-    ballots: list[Ballot] = []
-    kinds: Counter[str] = Counter()
-    for number, state in enumerate(states):
-        if family_of_model(state.get("student_model")) in families and len(families) < 2:
-            continue
-        kinds[kind_of_state(state)] += 1
-        if not (answered := rows.get(number)):
-            continue
-        poll = policy.poll(state)
-        for row in answered:
-            poll.add(row)
-        ballot = box.ballot(state, poll.student, poll.votes) if poll.votes else None
+    chance = np.random.default_rng(0)
+    buyer = Buyer(plan.market, plan.policy)
+    seen = _Seen(plan, buyer.teachers)
+    votes = _Votes(plan, buyer.teachers, seen, chance)
+    lanes = [_lane_usd(plan, number, votes.asked[number], chance) for number in buyer.teachers]
+    rows = tuple(lane.row for lane in lanes if lane.row)
+    by_state: Array = sum((lane.usd_S_D for lane in lanes), np.zeros((len(plan.states), _N_DRAWS)))
+    total = by_state.sum(axis=0)
+    low, high = _ends(total)
+    n_left = round(float(votes.is_left.sum(axis=0).mean()))
+    return Estimate(
+        n_states=n_left,
+        n_calls=sum(row.n_calls for row in rows),
+        expected_usd=round(float(total.mean()), 9),
+        bound_usd=round(sum(row.bound_usd for row in rows), 9),
+        teachers=rows,
+        low_usd=round(low, 9),
+        high_usd=round(high, 9),
+        pairs=_whole(votes.pairs.sum(axis=0)),
+        positives=_whole(votes.positives.sum(axis=0)),
+        n_answered=len(seen.labels),
+        covered=None
+        if ceiling_usd is None
+        else _covered(buyer.order, by_state, votes, ceiling_usd, n_left),
+        **seen.right(),
+    )
+
+
+def _ends(values: Array) -> Range:
+    low, high = np.percentile(values, _ENDS) if values.size else (0.0, 0.0)
+    return float(low), float(high)
+
+
+def _whole(values: Array) -> Range:
+    return round(_ends(values)[0]), round(_ends(values)[1])
+
+
+def _covered(
+    order: Sequence[int], by_state: Array, votes: "_Votes", ceiling_usd: float, n_left: int
+) -> Purchase:
+    """Return what a ceiling pays for: states are begun in order, and ended."""
+    places = np.array(order, dtype=int)
+    is_paid = np.cumsum(by_state[places], axis=0) <= ceiling_usd
+    # States at which nothing is left cost nothing, and bring nothing.
+    is_open = (by_state[places] > 0).any(axis=1, keepdims=True)
+    low, high = _ends((by_state[places] * is_paid).sum(axis=0))
+    n_open = max(1, int(is_open.sum()))
+    return Purchase(
+        n_states=round(n_left * float((is_paid & is_open).sum(axis=0).mean()) / n_open),
+        pairs=_whole((votes.pairs[places] & is_paid).sum(axis=0)),
+        positives=_whole((votes.positives[places] & is_paid).sum(axis=0)),
+        low_usd=round(low, 9),
+        high_usd=round(high, 9),
+    )
+
+
+# --- who agrees with whom -------------------------------------------------------------------
+
+_UNREAD, _WITH_AGENT, _WITH_MOST, _ALONE = range(4)
+"""What an answer does: it has no usable action; it joins the agent, the largest other group, or nobody."""
+
+_Standing = tuple[int, int, tuple[tuple[int, int], ...]]
+"""Votes for the agent's action, answers of its own family for it, and the same of each other group."""
+_START: _Standing = (0, 0, ())
+_Context = tuple[int, int, int, int]
+"""The teacher, how many took the agent's action and how many that of the largest other group, and how many
+groups are as large."""
+_Kin = tuple[bool | None, ...]
+"""For each teacher, in order, whether it is of the agent's own family; `None` if it adds no vote."""
+
+
+def _moved(at: _Standing, option: int, *, is_own: bool | None) -> _Standing:
+    votes, own, groups = at
+    if option == _UNREAD or is_own is None:
+        return at
+    added = (0, 1) if is_own else (1, 0)
+    if option == _WITH_AGENT:
+        return votes + added[0], own + added[1], groups
+    if option == _WITH_MOST and groups:
+        groups = ((groups[0][0] + added[0], groups[0][1] + added[1]), *groups[1:])
+    else:
+        groups = (*groups, added)
+    return votes, own, tuple(sorted(groups, reverse=True))
+
+
+@cache
+def _decision(at: _Standing, threshold: int) -> Decision:
+    """Return what the votes make, by the one rule."""
+    votes, own, groups = at
+    numbers, without = [0], []
+    for number, (n_votes, n_own) in enumerate(((votes, own), *groups)):
+        numbers += [number] * n_votes
+        without += range(len(numbers), len(numbers) + n_own)
+        numbers += [number] * n_own
+    return rule(standing_of_pattern(tuple(numbers), without)[1], threshold)
+
+
+@cache
+def _can_pair(at: _Standing, kin: _Kin, threshold: int) -> bool:
+    """Return whether the teachers that are left can still make a pair."""
+    if not kin:
+        return _decision(at, threshold) == "pair"
+    nexts = {_moved(at, option, is_own=kin[0]) for option in range(4)}
+    return any(_can_pair(each, kin[1:], threshold) for each in nexts)
+
+
+def _context(teacher: int, at: _Standing) -> _Context:
+    """Return what the chances of the next answer depend on."""
+    votes, own, groups = at
+    sizes = [sum(group) for group in groups]
+    most = max(sizes, default=0)
+    return teacher, min(2, votes + own), min(2, most), min(2, sizes.count(most))
+
+
+class _Seen:
+    """The answers that are known, read once: who agreed with whom, and how likely it is right.
+
+    Args:
+        plan: the questions.
+        order: numbers of the teachers, in the order in which they are asked.
+    """
+
+    def __init__(self, plan: Plan, order: Sequence[int]) -> None:
+        self.plan = plan
+        self.order = order
+        self.kin = [self._kin(state) for state in range(len(plan.states))]
+        self.labels: dict[int, list[int]] = {}
+        """By state, what the answers of its first teachers did."""
+        self.counts: dict[_Context, Counter[int]] = defaultdict(Counter)
+        self._ballots: list[Ballot] = []
+        self._families = list(dict.fromkeys(t.vendor for t in plan.teachers))[:MOST_PLANNED]
+        box = BallotBox(self._families, level=plan.policy.level)
+        found = sorted({state for state, _ in plan.known})
+        for state in found[:: max(1, len(found) // _MOST_READ)]:
+            self._read(state, box)
+
+    def _kin(self, state: int) -> _Kin:
+        """Return how each teacher's answer counts at a state; of a family, only the first does."""
+        agents = (
+            None if self.plan.policy.count_own_family else self.plan.market.places[state].family
+        )
+        seen: set[str] = set()
+        found: list[bool | None] = []
+        for number in self.order:
+            family = self.plan.teachers[number].vendor
+            found.append(None if family in seen else family == agents)
+            seen.add(family)
+        return tuple(found)
+
+    def _read(self, state: int, box: BallotBox) -> None:
+        plan = self.plan
+        poll = plan.policy.poll(plan.states[state])
+        actions, labels, at, is_next = [poll.student], [], _START, True
+        for place, number in enumerate(self.order):
+            if (row := plan.known.get((state, number))) is None:
+                is_next = False
+                continue
+            n_before = len(poll.votes) + len(poll.own)
+            poll.add(row())
+            if not is_next:
+                continue
+            option = _UNREAD
+            if len(poll.votes) + len(poll.own) > n_before:
+                before = action_groups(actions, plan.policy.level)
+                newest = (poll.votes + poll.own)[-1] if not poll.own else _newest(poll, actions)
+                actions.append(newest.action)
+                group = action_groups(actions, plan.policy.level)[-1]
+                option = _option(group, Counter(before))
+            self.counts[_context(place, at)][option] += 1
+            at = _moved(at, option, is_own=self.kin[state][place])
+            labels.append(option)
+        self.labels[state] = labels
+        ballot = box.ballot(plan.states[state], poll.student, poll.votes) if poll.votes else None
         if ballot is not None:
-            ballots.append(ballot)
-    if len(ballots) < _MIN_STATES:
-        return Prospect()
-    model = fit(ballots, (AGENT, *families))
-    share = sum(
-        n / kinds.total() * right_pairs(model, model.kind(kind), policy.threshold)
-        for kind, n in kinds.items()
+            self._ballots.append(ballot)
+
+    def right(self) -> dict[str, Any]:
+        """Return the share of right pairs and positives, and what to say of the teachers."""
+        if len(self._ballots) < _MIN_STATES:
+            return {}
+        model = fit(self._ballots, (AGENT, *self._families))
+        pairs, positives = [], []
+        for ballot in self._ballots:
+            group, standing = standing_of_pattern(ballot.pattern)
+            kind = model.kind(ballot.kind)
+            if rule(standing, self.plan.policy.threshold) == "pair":
+                pairs.append(posterior(model, kind, ballot.pattern).better[group])
+            elif standing.n_leading and group == 0:
+                positives.append(posterior(model, kind, ballot.pattern).right[0])
+        return {
+            "pairs_right": _mean_range(pairs, _ASSUMED_RIGHT[0]),
+            "positives_right": _mean_range(positives, _ASSUMED_RIGHT[1]),
+            "words": (*model.words(), *_advice(model)),
+        }
+
+
+def _newest(poll: Any, actions: Sequence[Any]) -> Any:
+    known = {id(action) for action in actions}
+    return next(v for v in (*poll.votes, *poll.own) if id(v.action) not in known)
+
+
+def _option(group: int, before: Counter[int]) -> int:
+    if group == 0:
+        return _WITH_AGENT
+    most = max((n for number, n in before.items() if number), default=0)
+    return _WITH_MOST if before[group] == most > 0 else _ALONE
+
+
+def _mean_range(values: Sequence[float], assumed: Range) -> Range:
+    """Return where a mean probability lies, as far as so few values tell."""
+    if not values:
+        return assumed
+    mean = float(np.mean(values))
+    half = 1.64 * (mean * (1 - mean) * _ALIKE / len(values)) ** 0.5
+    return round(max(0.0, mean - half), 4), round(min(1.0, mean + half), 4)
+
+
+class _Votes:
+    """The drawn votes of every state (S) and draw (D): who is asked there, and what comes of it."""
+
+    def __init__(
+        self, plan: Plan, order: Sequence[int], seen: _Seen, chance: np.random.Generator
+    ) -> None:
+        shape = len(plan.states), _N_DRAWS
+        self.asked = {number: np.zeros(shape, dtype=bool) for number in order}
+        self.pairs = np.zeros(shape, dtype=bool)
+        self.positives = np.zeros(shape, dtype=bool)
+        self.is_left = np.zeros(shape, dtype=bool)
+        """Whether anybody is still asked at a state."""
+        self._plan, self._order, self._seen, self._chance = plan, order, seen, chance
+        self._agreement = _Agreement(seen.counts, chance)
+        self._ids = {task.state_index: task.state_id for task in plan.tasks.values()}
+        groups: dict[_Kin, list[int]] = defaultdict(list)
+        for state in range(len(plan.states)):
+            is_left = any(
+                (state, number) in plan.tasks and (state, number) not in plan.known
+                for number in order
+            )
+            if is_left:
+                groups[seen.kin[state]].append(state)
+        for kin, states in groups.items():
+            self._draw(kin, np.array(states))
+
+    def _draw(self, kin: _Kin, states: Array) -> None:
+        """Draw the answers at states at which the teachers count alike."""
+        plan, policy, threshold = self._plan, self._plan.policy, self._plan.policy.threshold
+        open_ = plan.tasks.keys() - plan.known.keys()
+        standings: dict[_Standing, int] = {_START: 0}
+        at = np.zeros((len(states), _N_DRAWS), dtype=np.int32)
+        explores = np.array([policy.explores(self._ids[state]) for state in states])[:, None]
+        labels = [self._seen.labels.get(int(state), []) for state in states]
+        for place, number in enumerate(self._order):
+            names = list(standings)
+            is_open = np.array([_can_pair(each, kin[place:], threshold) for each in names])
+            goes_on = explores | is_open[at] if policy.is_in_turn else np.ones(at.shape, dtype=bool)
+            for each in names:
+                for option in range(4):
+                    moved = _moved(each, option, is_own=kin[place])
+                    standings.setdefault(moved, len(standings))
+            nexts = np.array([
+                [standings[_moved(each, option, is_own=kin[place])] for option in range(4)]
+                for each in names
+            ])  # fmt: skip
+            chances = np.stack([self._agreement.chances(place, each) for each in names])
+            drawn = self._chance.random(at.shape)
+            limits = chances[at, np.arange(_N_DRAWS)]
+            options = sum((drawn > limits[..., i]).astype(np.int8) for i in range(3))
+            told = np.array([known[place] if place < len(known) else -1 for known in labels])
+            options = np.where(told[:, None] >= 0, told[:, None], options)
+            at = np.where(goes_on, nexts[at, options], at)
+            is_left = [(s, number) in open_ for s in states.tolist()]
+            self.asked[number][states] = goes_on & np.array(is_left)[:, None]
+            self.is_left[states] |= self.asked[number][states]
+        ends = [(_decision(each, threshold), each) for each in standings]
+        left = self.is_left[states]
+        self.pairs[states] = left & np.array([end == "pair" for end, _ in ends])[at]
+        self.positives[states] = left & np.array([
+            end == "agreement" or (each[0] > 0 and not each[2]) for end, each in ends
+        ])[at]  # fmt: skip
+
+
+class _Agreement:
+    """Drawn chances of what the next answer at a state does."""
+
+    def __init__(
+        self, counts: Mapping[_Context, Counter[int]], chance: np.random.Generator
+    ) -> None:
+        self._counts, self._chance = counts, chance
+        self._drawn: dict[_Context, Array] = {}
+        low, high = _AGREEMENT
+        teachers = np.sqrt(chance.uniform(low, high, _N_CANDIDATES))
+        agent = np.minimum(0.95, teachers * chance.uniform(*_AGENT, _N_CANDIDATES))
+        fits = np.zeros(_N_CANDIDATES)
+        for key, seen in counts.items():
+            assumed = _assumed(agent, teachers, *key[1:])
+            told = np.array([seen[option] for option in (_WITH_AGENT, _WITH_MOST, _ALONE)])
+            fits += (np.log(np.maximum(assumed, 1e-6)) * told).sum(axis=1) / _ALIKE
+        weights = np.exp(fits - fits.max())
+        picked = chance.choice(_N_CANDIDATES, _N_DRAWS, p=weights / weights.sum())
+        self._agent, self._teachers = agent[picked], teachers[picked]
+        n_bad = sum(seen[_UNREAD] for seen in counts.values())
+        n_all = sum(seen.total() for seen in counts.values())
+        self._unread = chance.beta(_UNUSABLE[0] + n_bad, _UNUSABLE[1] + n_all - n_bad, _N_DRAWS)
+
+    def chances(self, place: int, at: _Standing) -> Array:
+        """Return the cumulative chances of the first three options, by draw."""
+        key = _context(place, at)
+        if key not in self._drawn:
+            assumed = _assumed(self._agent, self._teachers, *key[1:])
+            seen = self._counts.get(key, Counter())
+            told = np.array([seen[option] for option in (_WITH_AGENT, _WITH_MOST, _ALONE)])
+            shares = assumed
+            if told.any():
+                weights = self._chance.gamma(np.maximum(assumed * _PRIOR + told / _ALIKE, 1e-9))
+                shares = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-12)
+            parts = [self._unread[:, None], shares[:, :2] * (1 - self._unread[:, None])]
+            self._drawn[key] = np.cumsum(np.concatenate(parts, axis=1), axis=1)
+        return self._drawn[key]
+
+
+def _assumed(agent: Array, teachers: Array, n_agent: int, n_most: int, n_groups: int) -> Array:
+    """Return how likely an answer joins the agent, one of the largest other groups, or nobody.
+
+    A state has a natural action, which agent and teachers take with their probabilities. Others
+    join an action that was taken with `_TEMPTED`, or take one of their own.
+    """
+    astray = 1 - teachers
+    n_others = n_most * n_groups
+    natural_agents = agent * teachers**n_agent * astray**n_others
+    tempted = (1 - agent) * (astray * _TEMPTED) ** n_agent
+    natural_most = (
+        tempted * teachers**n_most * astray ** (n_others - n_most) * bool(n_most) * n_groups
     )
-    half = 2 * math.sqrt(share * (1 - share) / len(ballots)) + _SPREAD * share
-    return Prospect(
-        low=round(max(0.0, share - half), 4),
-        high=round(min(1.0, share + half), 4),
-        n_states=len(ballots),
-        words=(*model.words(), *_advice(model)),
+    total = natural_agents + natural_most + tempted * astray**n_others
+    is_agents, is_most = natural_agents / total, natural_most / total
+    joins_agent = is_agents * teachers + (1 - is_agents) * astray * _TEMPTED
+    joins_most = is_most * teachers + (1 - is_most) * astray * _TEMPTED * bool(n_most)
+    return np.stack([joins_agent, joins_most, 1 - joins_agent - joins_most], axis=1)
+
+
+# --- what it costs --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    usd_S_D: Array
+    row: TeacherEstimate | None
+
+
+def _lane_usd(plan: Plan, number: int, asked: Array, chance: np.random.Generator) -> _Lane:
+    """Play the lanes of a teacher: what each of its calls costs, by state and draw."""
+    teacher = plan.teachers[number]
+    price, learned = plan.prices[teacher.name], plan.learned.get(teacher.name, Learned())
+    hit_rate, per_byte, length = _drawn_sizes(learned, chance)
+    usd_S_D = np.zeros(asked.shape, dtype=np.float32)
+    n_calls = n_prompt = n_cached = n_completion = n_bound = 0.0
+    in_cache: dict[int, Array] = {}
+    seen: set[str] = set()
+    is_written = price.cache_write > price.prompt
+    mine = [task for (_, who), task in plan.tasks.items() if who == number]
+    for task in mine:
+        state, size = task.state_index, task.question.size
+        before = in_cache.get(task.previous.state_index) if task.previous else None
+        weighted = size.n_weighted_bytes
+        last = np.zeros(_N_DRAWS) if before is None else before
+        if (state, number) in plan.known or task.is_asked or task.question.sha in seen:
+            in_cache[state] = np.full(_N_DRAWS, weighted)
+            continue
+        made = asked[state]
+        if made.any():
+            seen.add(task.question.sha)
+            n_tokens = np.minimum(weighted * per_byte, size.bound_tokens)
+            cached = np.minimum(last * per_byte, n_tokens)
+            cached *= (cached >= MIN_CACHED_TOKENS) & (chance.random(_N_DRAWS) < hit_rate)
+            n_student = plan.market.places[state].n_answer_bytes
+            limit = task.question.max_completion_tokens
+            answer = np.minimum(learned.answer_tokens(n_student, limit) * length, limit)
+            fresh = n_tokens - cached
+            cost = (
+                fresh * (price.cache_write if is_written else price.prompt)
+                + cached * price.cache_read
+                + answer * price.completion
+                + price.request
+            ) * made
+            usd_S_D[state] = cost / (1000 * NANO)
+            n_calls += made.mean()
+            n_prompt += (n_tokens * made).mean()
+            n_cached += (cached * made).mean()
+            n_completion += (answer * made).mean()
+            n_bound += made.mean() * price.bound_nano(_most_tokens(task, learned), limit)
+        in_cache[state] = np.where(made, weighted, last)
+    if not n_calls:
+        return _Lane(usd_S_D, None)
+    row = TeacherEstimate(
+        teacher=teacher.name,
+        model=teacher.model,
+        n_calls=round(n_calls),
+        n_prompt_tokens=round(n_prompt),
+        n_cached_tokens=round(n_cached),
+        n_completion_tokens=round(n_completion),
+        expected_usd=round(float(usd_S_D.sum(axis=0).mean()), 9),
+        bound_usd=usd(round(n_bound)),
+        price_source=price.source,
+        price_date=price.date,
+        adaptations=plan.adaptations.get(teacher.name, ()),
     )
+    return _Lane(usd_S_D, row)
+
+
+def _most_tokens(task: LaneQuestion, learned: Learned) -> int:
+    """Return the tokens that are reserved for a prompt, once the teacher has counted its beginning."""
+    size, before = task.question.size, task.previous
+    if before is None:
+        return size.bound_tokens
+    added = size.added_bound_tokens(before.question.size)
+    return min(size.bound_tokens, learned.expected_tokens(before.question.size) + added)
+
+
+def _drawn_sizes(learned: Learned, chance: np.random.Generator) -> tuple[Array, Array, Array]:
+    """Draw a teacher's share of cache hits, its tokens a byte, and its answers' length over the expected one."""
+    n = learned.n if learned.n_expected_cached else 0
+    low, high = _CACHE_HITS
+    hits = chance.uniform(low, high, _N_DRAWS)
+    if n:
+        share = min(1.0, learned.n_cached / learned.n_expected_cached)
+        strength = n / _UNLIKE
+        told, assumed = share * strength, hits * _HITS_PRIOR
+        hits = chance.beta(told + assumed, strength + _HITS_PRIOR - told - assumed + 1e-3)
+    tokens = learned.tokens_per_byte * np.exp(chance.normal(0, learned.spread, _N_DRAWS))
+    doubt = 0.35 if not learned.has_lengths else 0.03 + 0.5 / learned.n_answers**0.5
+    return hits, tokens, np.exp(chance.normal(0, doubt, _N_DRAWS))
+
+
+# --- what to buy ----------------------------------------------------------------------------
 
 
 def _advice(model: Reliability) -> list[str]:
@@ -111,188 +644,4 @@ def advice(gain: float) -> str:
     return (
         "teachers that are as good as that model gain it little: check some pairs on the page of "
         "replay-pipeline look before you buy more"
-    )
-
-
-ASSUMED_STUDENT = 0.5
-"""Assumed share of states at which the cheapest teacher does what the student did."""
-ASSUMED_TEACHERS = 0.6
-"""Assumed share of states at which two teachers agree."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TeacherEstimate:
-    """The estimated tokens and cost of one teacher."""
-
-    teacher: str
-    model: str
-    n_calls: int
-    n_prompt_tokens: int
-    n_cached_tokens: int
-    """Prompt tokens that a provider's prompt cache should serve."""
-    n_completion_tokens: int
-    expected_usd: float
-    bound_usd: float
-    """The sum of the reservations, if no call settles for less."""
-    price_source: str
-    price_date: str
-    spread: float = 0.0
-    """Fraction by which the cost may be lower or higher."""
-    adaptations: tuple[str, ...] = ()
-    """Fields that are left out for its endpoint, and why."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """The estimated tokens and cost of a replay, per teacher and in total, in US dollars."""
-
-    n_states: int
-    n_calls: int
-    expected_usd: float
-    bound_usd: float
-    teachers: tuple[TeacherEstimate, ...]
-    low_usd: float = 0.0
-    high_usd: float = 0.0
-    """The upper end of the likely cost."""
-    prospect: Prospect = field(default_factory=Prospect)
-    """Expected number of right pairs per state."""
-    added_by_clients: float | None = None
-    """Share that the clients' own prompts and tools add to the cost of the neutral ones, by what they
-    add at the first states. `None` if no state has them."""
-    gated: "Estimate | None" = None
-    """The same estimate with the recommended gates, if you set none."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for a report."""
-        return asdict(self)
-
-
-def forecast(
-    lanes: Sequence[tuple[TeacherSpec, Sequence[LaneQuestion]]],
-    prices: Mapping[str, Price],
-    *,
-    gates: Sequence[str] = (),
-    learned: Mapping[str, Learned] | None = None,
-    adaptations: Mapping[str, tuple[str, ...]] | None = None,
-    is_full: bool = False,
-) -> Estimate:
-    """Sum the estimates over the questions of these lanes.
-
-    Equal requests count once. Gates on states are applied. Gates on votes depend on answers, so the
-    share of states that they let through is assumed (`ASSUMED_STUDENT`, `ASSUMED_TEACHERS`).
-
-    Args:
-        lanes: the questions, in the order of asking.
-        prices: price by teacher.
-        gates: gates by name.
-        learned: token counts learned from each teacher's earlier answers.
-        adaptations: fields that are left out for each teacher's endpoint.
-        is_full: also estimate with the recommended gates.
-    """
-    asked = _asked_once(lanes)
-    by_teacher: dict[str, list[Sequence[LaneQuestion]]] = {}
-    for teacher, lane in asked:
-        by_teacher.setdefault(teacher.name, []).append(lane)
-    every = [
-        _of_teacher(each, prices[name], (learned or {}).get(name, Learned()))
-        for name, each in by_teacher.items()
-    ]
-    every.sort(key=lambda teacher: teacher.expected_usd / max(1, teacher.n_calls))
-    shares = _shares(len(every), gates)
-    teachers = tuple(
-        replace(_scaled(each, share), adaptations=(adaptations or {}).get(each.teacher, ()))
-        for each, share in zip(every, shares, strict=True)
-    )
-    expected = math.fsum(teacher.expected_usd for teacher in teachers)
-    spread = math.fsum(teacher.expected_usd * teacher.spread for teacher in teachers)
-    n_states = len({task.state_id for _, lane in asked for task in lane})
-    return Estimate(
-        n_states=n_states,
-        n_calls=sum(teacher.n_calls for teacher in teachers),
-        expected_usd=round(expected, 9),
-        bound_usd=round(math.fsum(teacher.bound_usd for teacher in teachers), 9),
-        teachers=teachers,
-        low_usd=round(expected - spread, 9),
-        high_usd=round(expected + spread, 9),
-        gated=forecast(lanes, prices, gates=RECOMMENDED_GATES, learned=learned)
-        if is_full and not gates
-        else None,
-    )
-
-
-def _asked_once(
-    lanes: Sequence[tuple[TeacherSpec, Sequence[LaneQuestion]]],
-) -> list[tuple[TeacherSpec, list[LaneQuestion]]]:
-    seen: set[str] = set()
-    asked = []
-    for teacher, lane in lanes:
-        kept = []
-        for task in lane:
-            if task.question.sha not in seen:
-                seen.add(task.question.sha)
-                kept.append(task)
-        if kept:
-            asked.append((teacher, kept))
-    return asked
-
-
-def _shares(n_teachers: int, gates: Sequence[str]) -> list[float]:
-    """Share of states at which each teacher, cheapest first, is expected to be asked."""
-    shares = [1.0] * n_teachers
-    explored = {name.partition(":")[0]: float(name.partition(":")[2] or 0) for name in gates}
-    if (share := explored.get("cheap_first")) is None:
-        return shares
-    # If the first of up to three teachers does what the student did, no pair is possible any more.
-    passed = 1.0 if n_teachers > 3 else 1 - ASSUMED_STUDENT * (1 - share)
-    asked_on = 1 - ASSUMED_TEACHERS * (1 - share)
-    return [1.0, *(passed * asked_on**place for place in range(n_teachers - 1))][:n_teachers]
-
-
-def _scaled(teacher: TeacherEstimate, share: float) -> TeacherEstimate:
-    return replace(
-        teacher,
-        n_calls=round(teacher.n_calls * share),
-        n_prompt_tokens=round(teacher.n_prompt_tokens * share),
-        n_cached_tokens=round(teacher.n_cached_tokens * share),
-        n_completion_tokens=round(teacher.n_completion_tokens * share),
-        expected_usd=round(teacher.expected_usd * share, 9),
-    )
-
-
-def _of_teacher(
-    lanes: Sequence[Sequence[LaneQuestion]], price: Price, learned: Learned
-) -> TeacherEstimate:
-    n_calls = n_prompt = n_cached = n_completion = expected = bound = 0
-    for lane in lanes:
-        asked: set[int] = set()
-        for task in lane:
-            question, before = task.question, task.previous
-            while before is not None and not (before.is_asked or before.index in asked):
-                before = before.previous
-            asked.add(task.index)
-            most = question.size.bound_tokens
-            if before is not None:
-                added = question.size.added_bound_tokens(before.question.size)
-                most = min(most, learned.expected_tokens(before.question.size) + added)
-            n_student_bytes = n_bytes_written(task.state["student_action"])
-            call = task.expected(price, before, n_student_bytes=n_student_bytes, learned=learned)
-            n_calls += 1
-            n_prompt += call.n_prompt_tokens
-            n_cached += call.n_cached_tokens
-            n_completion += call.n_completion_tokens
-            expected += call.cost_nano
-            bound += price.bound_nano(most, question.max_completion_tokens)
-    teacher = lanes[0][0].teacher
-    return TeacherEstimate(
-        teacher=teacher.name,
-        model=teacher.model,
-        n_calls=n_calls,
-        n_prompt_tokens=n_prompt,
-        n_cached_tokens=n_cached,
-        n_completion_tokens=n_completion,
-        expected_usd=usd(expected),
-        bound_usd=usd(bound),
-        price_source=price.source,
-        price_date=price.date,
-        spread=learned.spread,
     )

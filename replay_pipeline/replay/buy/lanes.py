@@ -8,25 +8,11 @@ from replay_pipeline.replay.buy.places import Place, place_of
 from replay_pipeline.replay.dialects import RequestOptions
 from replay_pipeline.replay.dialects.prices import Price
 from replay_pipeline.replay.dialects.requests import Prefix, Question, RequestBuilder
-from replay_pipeline.replay.dialects.sizes import Learned
+from replay_pipeline.replay.dialects.sizes import MIN_CACHED_TOKENS, Learned
 from replay_pipeline.replay.money.calls import LostCall
 from replay_pipeline.types import TeacherSpec, TraceState
 
 Lanes = list[tuple[TeacherSpec, deque["LaneQuestion"]]]
-
-
-_MIN_CACHED_TOKENS = 1024
-"""Providers cache no shorter beginnings."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectedCall:
-    """The tokens and the cost that a call should have."""
-
-    n_prompt_tokens: int
-    n_cached_tokens: int
-    n_completion_tokens: int
-    cost_nano: int
 
 
 @dataclass(slots=True)
@@ -76,26 +62,20 @@ class LaneQuestion:
         added = self.question.size.added_bound_tokens(self.previous.question.size)
         return min(bound, self.previous.n_read_tokens + added)
 
-    def expected(
-        self,
-        price: Price,
-        before: "LaneQuestion | None",
-        *,
-        n_student_bytes: int,
-        learned: Learned,
-    ) -> "ExpectedCall":
-        """Return what a call should take, if the endpoint has the prompt of `before` in its cache."""
+    def expected_nano(
+        self, price: Price, before: "LaneQuestion | None", n_student_bytes: int
+    ) -> int:
+        """Return what a call should cost, if the endpoint has the prompt of `before` in its cache."""
+        learned = Learned()
         n_prompt = learned.expected_tokens(self.question.size)
         n_cached = learned.expected_tokens(before.question.size) if before is not None else 0
-        n_cached = round(n_cached * learned.cache_share) if n_cached >= _MIN_CACHED_TOKENS else 0
-        n_completion = learned.answer_tokens(n_student_bytes, self.question.max_completion_tokens)
-        cost_nano = price.cost_nano(
+        n_cached = n_cached if n_cached >= MIN_CACHED_TOKENS else 0
+        return price.cost_nano(
             n_prompt,
-            n_completion,
+            learned.answer_tokens(n_student_bytes, self.question.max_completion_tokens),
             n_cached_tokens=n_cached,
             n_written_tokens=n_prompt - n_cached if price.cache_write > price.prompt else 0,
         )
-        return ExpectedCall(n_prompt, n_cached, n_completion, cost_nano)
 
     def last_asked(self) -> "LaneQuestion | None":
         """Find the latest earlier step whose prompt the endpoint has seen and this prompt starts with."""
@@ -130,3 +110,11 @@ def lanes_of(
             task.previous = lane[-1] if goes_on else None
             lane.append(task)
     return list(lanes.values())
+
+
+def tasks_of(teachers: Sequence[TeacherSpec], lanes: Lanes) -> dict[tuple[int, int], LaneQuestion]:
+    """Return the questions of lanes by the indexes of their state and teacher."""
+    numbers = {teacher.name: number for number, teacher in enumerate(teachers)}
+    return {
+        (task.state_index, numbers[teacher.name]): task for teacher, lane in lanes for task in lane
+    }

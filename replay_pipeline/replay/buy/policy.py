@@ -174,9 +174,13 @@ class Policy:
         name = self.stops_in_vain
         if name is None or not poll.is_hopeless(set(left)):
             return ASK
-        if _chance(poll.state["state_id"], name) >= self.explored:
+        if not self.explores(poll.state["state_id"]):
             return GateDecision(gate=name, reason="pair_impossible")
         return GateDecision(gate=name, propensity=self.explored)
+
+    def explores(self, state_id: str) -> bool:
+        """Return whether everybody is asked at a state, even if no pair is possible there."""
+        return _chance(state_id, self.stops_in_vain or "") < self.explored
 
 
 def parse_gates(

@@ -16,8 +16,6 @@ ASSUMED_TOKENS_PER_BYTE = 0.27
 """Measured on agent sessions as JSON with tokenizers of open models; see `benchmarks/cost.py`."""
 _FIXED_SHARE = 0.83
 """Tokens per byte of system prompts and tools over those of the other messages: prose has fewer."""
-ASSUMED_SPREAD = 0.25
-"""For an unknown teacher, real counts lie within this share of the assumed ones."""
 
 _MESSAGE_TOKENS = 16
 _PROMPT_TOKENS = 1024
@@ -25,6 +23,8 @@ _MIN_LEARNED = 8
 _MIN_BYTES = 4_096
 _LEAST_RATIO = 0.1
 _MIN_ANSWER_TOKENS = 40
+MIN_CACHED_TOKENS = 1024
+"""Providers cache no shorter beginnings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,13 @@ class Learned(msgspec.Struct, frozen=True):
 
     @property
     def spread(self) -> float:
-        """Return the share by which the tokens of a prompt may differ from the estimate."""
-        return 0.1 if self.is_known else ASSUMED_SPREAD
+        """Return by how much tokens per byte may differ from the estimate, as a standard deviation."""
+        return 0.03 if self.is_known else 0.12
 
     @property
-    def cache_share(self) -> float:
-        """Return the share of possible cache hits that the provider really serves, from 0 to 1."""
-        if self.n_expected_cached < 50_000:
-            return 1.0
-        return min(1.0, self.n_cached / self.n_expected_cached)
+    def has_lengths(self) -> bool:
+        """Return whether there are enough answers to tell how long they are."""
+        return self.n_answers >= _MIN_LEARNED
 
     def expected_tokens(self, size: Size) -> int:
         """Return the expected number of prompt tokens."""
@@ -95,7 +93,7 @@ class Learned(msgspec.Struct, frozen=True):
 
     def answer_tokens(self, n_student_bytes: int, limit: int) -> int:
         """Return the expected tokens of an answer, from the teacher's earlier answers or else from the student's action."""
-        if self.n_answers >= _MIN_LEARNED:
+        if self.has_lengths:
             return min(limit, round(self.n_answer_tokens / self.n_answers))
         return min(limit, max(_MIN_ANSWER_TOKENS, n_student_bytes // 4))
 
@@ -118,13 +116,15 @@ class Learned(msgspec.Struct, frozen=True):
             )
         if n_tokens is None or size.n_bytes < _MIN_BYTES or n_tokens < size.n_bytes * _LEAST_RATIO:
             return learned
+        is_cacheable = n_expected_cached >= MIN_CACHED_TOKENS
         return msgspec.structs.replace(
             learned,
             n=learned.n + 1,
             n_bytes=learned.n_bytes + size.n_weighted_bytes,
             n_tokens=learned.n_tokens + n_tokens,
-            n_expected_cached=learned.n_expected_cached + n_expected_cached,
-            n_cached=learned.n_cached + (n_cached or 0),
+            n_expected_cached=learned.n_expected_cached
+            + (n_expected_cached if is_cacheable else 0),
+            n_cached=learned.n_cached + ((n_cached or 0) if is_cacheable else 0),
         )
 
 

@@ -17,7 +17,7 @@ from replay_pipeline.replay import (
     control,
     estimate,
 )
-from replay_pipeline.replay.buy.estimates import Prospect, advice
+from replay_pipeline.replay.buy.estimates import advice
 from replay_pipeline.settings import teacher_key
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.budget.sharing import left_of_night, shares_by_batch
@@ -28,7 +28,7 @@ from replay_pipeline.stages.replay import accounts, asking_options, price_folder
 from replay_pipeline.stages.sample import states_with_consensus
 from replay_pipeline.stages.staleness import read_again, reasons_by_batch
 from replay_pipeline.stages.work.trainee import samplers
-from replay_pipeline.types import Progress, TeacherSpec
+from replay_pipeline.types import Progress
 
 _MUCH_CHEAPER = 0.5
 """Below this share of what the agent costs, a teacher is said to be much cheaper."""
@@ -78,26 +78,24 @@ def checked_teachers(project: Project) -> list[dict[str, Any]]:
 
 
 def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> Estimate:
-    """Return the further cost of replaying `batches` (by default all)."""
+    """Return what is left to ask in `batches` (by default all), and what the ceiling pays for."""
+    batches = batches or project.batches()
     with project.teachers() as teachers:
-        batches = batches or project.batches()
         found = estimate(
             project.asked_states(batches),
             teachers,
+            max_total_usd=project.settings.replay.max_total_usd,
             ledger=project.settings.ledger_url(),
             **asking_options(project),
         )
-        added = _added_by_clients(project, batches, teachers, found)
-        found = replace(found, added_by_clients=added)
-    found = replace(found, prospect=as_checked(found.prospect, _checked(project)))
-    if found.prospect.words or project.settings.played:
+    found = as_checked(found, _checked(project))
+    if found.words or project.settings.played:
         return found
     agents: Counter[str] = Counter()
     for batch in batches:
         column = project.root.read("states", batch, columns=["student_model"])["student_model"]
         agents.update(model for model in column.to_pylist() if model)
-    words = tuple(words_beforehand(found, agents))
-    return replace(found, prospect=replace(found.prospect, words=words))
+    return replace(found, words=tuple(words_beforehand(found, agents)))
 
 
 def _checked(project: Project) -> Iterator[Mapping[str, Any]]:
@@ -108,7 +106,7 @@ def _checked(project: Project) -> Iterator[Mapping[str, Any]]:
             yield receipt.report
 
 
-def as_checked(seen: Prospect, reports: Iterable[Mapping[str, Any]]) -> Prospect:
+def as_checked(seen: Estimate, reports: Iterable[Mapping[str, Any]]) -> Estimate:
     """Correct what votes promise by the pairs that a person checked.
 
     Votes alone can't tell an agreement that is right from a mistake that the teachers share.
@@ -128,32 +126,7 @@ def as_checked(seen: Prospect, reports: Iterable[Mapping[str, Any]]) -> Prospect
         f"{best.right:.0%}, and that model in {best.agent_right:.0%}"
     )
     told = (words, advice(best.right - best.agent_right))
-    return replace(seen, low=low * seen.low, high=high * seen.high, words=told)
-
-
-_LOOKED_AT = 100
-"""States at which the cost is estimated twice, with the clients' own prompts and with neutral ones."""
-
-
-def _added_by_clients(
-    project: Project, batches: Sequence[str], teachers: Sequence[TeacherSpec], every: Estimate
-) -> float | None:
-    """Return the share that the clients' own prompts add to the cost of all states.
-
-    They add about as much to each call, but the first states have short histories. So what they
-    add there is compared with what all states cost.
-    """
-    own = project.asked_states(batches)[:_LOOKED_AT]
-    if not any("system" in state for state in own):
-        return None
-    neutral = project.asked_states(batches, is_neutral=True)[:_LOOKED_AT]
-    with_texts, without = (
-        estimate(states, teachers, **asking_options(project)) for states in (own, neutral)
-    )
-    added_usd = with_texts.expected_usd - without.expected_usd
-    added_usd *= every.n_calls / max(1, with_texts.n_calls)
-    rest = every.expected_usd - added_usd
-    return added_usd / rest if rest > 0 else None
+    return replace(seen, pairs_right=(low, high), words=told)
 
 
 def words_beforehand(found: Estimate, agents: Mapping[str, int]) -> list[str]:

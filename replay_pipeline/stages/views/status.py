@@ -7,7 +7,7 @@ from replay_pipeline.replay import has_ledger, ledger_status
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.chain import by_batch
 from replay_pipeline.stages.receipts import Overview
-from replay_pipeline.stages.replay import is_play, n_teachers, open_work
+from replay_pipeline.stages.replay import is_play, open_work
 from replay_pipeline.storage.garbage_collection import without_collector
 
 
@@ -44,7 +44,6 @@ def status_of(overview: Overview) -> dict[str, Any]:
         "dataset": receipts.reports("publish").get("all"),
         "open": open_work(
             list(replays.values()),
-            n_teachers=n_teachers(settings),
             n_states_waiting=sum(report.get("n_states") or 0 for report in waiting),
         )
         | {"max_total_usd": settings.replay.max_total_usd}

@@ -11,10 +11,10 @@ from replay_pipeline.stages import chain
 from replay_pipeline.stages.budget.spending import completed_batches
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt, added, total
-from replay_pipeline.stages.replay import n_teachers, open_work
+from replay_pipeline.stages.replay import open_work
 
 
-def summarize(receipts: Sequence[Receipt], *, n_teachers: int = 0) -> dict[str, Any]:
+def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
     """Add up the receipts of all batches. Calls, new dollars, and seconds count this run only.
 
     The made-up answers of a rehearsal have their own figures, and aren't in any sum of real
@@ -27,7 +27,7 @@ def summarize(receipts: Sequence[Receipt], *, n_teachers: int = 0) -> dict[str, 
     for stage in chain.STAGES:
         figures |= stage.figures(of[stage.name])
     replays = [receipt.report for receipt in of["replay"]]
-    figures["open"] = open_work(replays, n_teachers=n_teachers)
+    figures["open"] = open_work(replays)
     seconds = {
         stage.name: round(sum(r.seconds for r in of[stage.name] if not r.is_reused), 3)
         for stage in chain.STAGES
@@ -106,7 +106,7 @@ def ranked_pairs(project: Project) -> list[Mapping[str, Any]]:
 def summary_of(project: Project, *, since: str) -> dict[str, Any]:
     """Return the figures of all stages. Work after the time `since` counts as new."""
     receipts = list(project.receipts.all(since=since))
-    figures = summarize(receipts, n_teachers=n_teachers(project.settings))
+    figures = summarize(receipts)
     figures["max_total_usd"] = project.settings.replay.max_total_usd
     figures["dataset"] = str(project.settings.dataset_dir())
     return figures

@@ -14,7 +14,6 @@ from replay_pipeline.harness.harness import OF_THE_MODEL, fill
 from replay_pipeline.harness.record import record
 from replay_pipeline.ingesters import Traces, ingest, system_prompt
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.budget.spending import estimate_replay
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.views.harness import list_harnesses, record_harness
@@ -255,18 +254,3 @@ def test_the_neutral_form_has_the_texts_of_clients_beside_it(tmp_path, ingested)
         assert [*texts["messages"], *behind] == own["messages"]
         assert texts["tools"] == own["tools"]
         assert texts["n_replaced"] <= 2
-
-
-def test_an_estimate_says_what_the_clients_own_prompts_add(tmp_path):
-    settings = Settings(
-        data_dir=tmp_path / "data",
-        ingest={"sources": [SESSIONS_DIR]},
-        replay={"sample_teachers": True},
-    )
-    Pipeline(settings).ingest_new()
-    before = estimate_replay(Pipeline(settings)).added_by_clients
-    store = HarnessStore(tmp_path / "data")
-    store.keep(structs.replace(of("2.0.0"), system=["Be thorough. " * 4_000]))
-    after = estimate_replay(Pipeline(settings)).added_by_clients
-    assert after > 0.1
-    assert before is None or before < after

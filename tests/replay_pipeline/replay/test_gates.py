@@ -14,11 +14,10 @@ from replay_pipeline.replay import (
     parse_gates,
     replay_states,
 )
-from replay_pipeline.replay.buy.measuring import bought
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK
-from tests.support.gates import measured
+from tests.support.gates import bought, measured
 from tests.support.teachers import TeacherServer
 
 MODELS = ("qwen/qwen3-coder", "deepseek/deepseek-v4-pro", "z-ai/glm-4.6")  # cheapest first

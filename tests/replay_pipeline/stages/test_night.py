@@ -9,7 +9,7 @@ import pytest
 
 from replay_pipeline.ingesters import SourceSlice, TraceBatch, write_manifest
 from replay_pipeline.ingesters.batches import ReadMark
-from replay_pipeline.replay.buy.estimates import Estimate, Prospect, TeacherEstimate
+from replay_pipeline.replay.buy.estimates import Estimate, TeacherEstimate
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.budget.sharing import fitting
 from replay_pipeline.stages.budget.spending import as_checked, estimate_replay, words_beforehand
@@ -142,7 +142,7 @@ def test_money_for_a_part_reaches_every_batch_of_a_run(tmp_path):
 
 def test_checked_pairs_outweigh_what_votes_promise():
     """Three teachers that share their mistakes agree, and look right to one another."""
-    seen = Prospect(low=0.2, high=0.4, n_states=499, words=("buy",))
+    seen = Estimate(n_states=9, n_calls=9, expected_usd=1, bound_usd=2, teachers=(), words=("buy",))
     tally = {"family": "qwen", "n_asked": 9, "n_valid": 9, "n_with_student": 3, "cost_usd": 0.1}
     kinds = {"accuracy_by_kind": {}, "accuracy": {"qwen": 0.36, "agent": 0.92}}
     checked = {"n_checked": 40, "low": 0.1, "high": 0.35}
@@ -153,7 +153,7 @@ def test_checked_pairs_outweigh_what_votes_promise():
         "model in 92%",
         "don't buy: where they differ from that model they are mostly wrong",
     )
-    assert (found.low, found.high) == (pytest.approx(0.02), pytest.approx(0.14))
+    assert found.pairs_right == (0.1, 0.35)
     assert as_checked(seen, []) == seen
 
 

@@ -57,7 +57,7 @@ def test_an_estimate_believes_checked_pairs_more_than_votes(root, tmp_path):
         (tmp_path / "marks.json").write_text(json.dumps(marks), "utf-8")
         checked = pipeline_at(root, pairs={"marks": tmp_path / "marks.json"})
         checked.pairs(batch)
-        told, *_ = estimate_replay(checked, [batch]).prospect.words
+        told, *_ = estimate_replay(checked, [batch]).words
         assert told.startswith(f"by {n} checked pairs, ") == is_enough
 
 

@@ -1,0 +1,128 @@
+"""What is said before paying, held to what came of it in worlds in which it is known who is right."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from replay_pipeline.replay import estimate, parse_gates, replay_states
+from replay_pipeline.replay.buy.estimates import plan_of, what_is_left
+from replay_pipeline.replay.buy.lanes import lanes_of
+from replay_pipeline.replay.dialects import RequestOptions
+from replay_pipeline.replay.dialects.prices import Price
+from replay_pipeline.replay.dialects.sizes import Learned
+from tests.replay_pipeline.replay.test_gates import TEACHERS, answers_of, make_state
+from tests.support.teachers import TeacherServer
+from tests.support.worlds import MODELS, WORLDS, simulate
+
+PRICE = {"prompt": 1e-5, "completion": 4e-5, "input_cache_read": 1e-6}
+
+
+def left(states, teachers, rows, gates=(), learned=None, **more):
+    """What is left, if `rows` are in the ledger."""
+    places = []
+    lanes = lanes_of(states, teachers, RequestOptions(), places)
+    known = {(row.state_id, row.teacher): row for row in rows}
+
+    def row_of(task):
+        row = known.get((task.state_id, task.teacher.name))
+        return (lambda: row) if row else None
+
+    dearness = {teacher.name: n for n, teacher in enumerate(teachers, 1)}
+    plan = plan_of(
+        states, teachers, lanes, places, policy=parse_gates(gates), known=row_of,
+        prices={name: Price.of({k: v * n for k, v in PRICE.items()}) for name, n in dearness.items()},
+        learned={name: learned or Learned() for name in dearness},
+    )  # fmt: skip
+    return what_is_left(plan, **more)
+
+
+def test_the_next_teacher_is_expected_where_the_rule_for_pairs_says_so():
+    for votes in itertools.chain.from_iterable(
+        itertools.product([0, 1, 2, None], repeat=n) for n in (1, 2)
+    ):
+        state, policy = make_state(0), parse_gates(["cheap_first"])
+        rows = answers_of([state], [votes + (None,) * (3 - len(votes))])[: len(votes)]
+        poll = policy.poll(state)
+        for row in rows:
+            poll.add(row)
+        is_hopeless = poll.is_hopeless({teacher.vendor for teacher in TEACHERS[len(votes) :]})
+        found = left([state], TEACHERS, rows, ["cheap_first"])
+        assert (found.n_calls == 0) is is_hopeless, votes
+        assert left([state], TEACHERS, rows).n_calls == 3 - len(votes)
+
+
+def test_nothing_is_left_where_everything_is_known():
+    states = [make_state(i) for i in range(4)]
+    found = left(states, TEACHERS, answers_of(states, [(1, 1, 2)] * 4))
+    assert (found.n_calls, found.n_states, found.high_usd, found.pairs) == (0, 0, 0, (0, 0))
+
+
+def test_what_a_teacher_has_counted_decides_the_dollars():
+    """A quarter of a token a byte, answers of 30 tokens, and no cache hit but the one in two."""
+    told = "x" * 40_000
+    states = [
+        {**make_state(i), "session_id": "s", "messages": [{"role": "user", "content": told}]}
+        for i in range(200)
+    ]
+    for i, state in enumerate(states):
+        state["messages"] = [*state["messages"], {"role": "user", "content": f"step {i}"}]
+    for share, usd in ((0.0, 0.1012), (1.0, 0.1012)):
+        learned = Learned(
+            n=10_000, n_bytes=10**9, n_tokens=250 * 10**6, n_answers=10_000, n_answer_tokens=300_000,
+            n_expected_cached=10**9, n_cached=int(share * 10**9),
+        )  # fmt: skip
+        found = left(states, TEACHERS[:1], [], learned=learned)
+        # Each prompt is another one, so that no cache serves it: 10,020 tokens and 30.
+        assert found.expected_usd / 200 == pytest.approx(usd, rel=0.02)
+        assert found.high_usd < 1.2 * found.low_usd
+    begun = [{**state, "messages": state["messages"][:1]} for state in states[:1]]
+    both = [*begun, {**states[0], "state_id": "next"}]
+    [row] = left(both, TEACHERS[:1], [], learned=learned).teachers
+    assert row.n_cached_tokens == pytest.approx(10_010, rel=0.02)
+
+
+def test_more_answers_make_the_interval_narrower_and_a_ceiling_pays_for_a_part():
+    world = simulate(WORLDS["four kinds"], 500, seed=0)
+    widths, n_calls = [], []
+    for n in (0, 240):
+        found = left(
+            world.states, world.teachers, world.rows(world.states[:n]), ["cheap_first"],
+            ceiling_usd=0.01,
+        )  # fmt: skip
+        widths.append((found.pairs[1] - found.pairs[0]) / found.n_states)
+        n_calls.append(found.n_calls)
+        assert 0 < found.covered.n_states < found.n_states
+        assert found.covered.high_usd <= 0.01
+        assert found.covered.pairs[1] <= found.pairs[1]
+    assert widths == sorted(widths, reverse=True)
+    assert n_calls == sorted(n_calls, reverse=True)
+
+
+def test_it_is_said_where_the_teachers_can_teach_this_agent():
+    for name, words, advice in (
+        ("teachers weaker", "your teachers are weaker than the model that wrote these sessions at Bash, stronger at nothing", "don't buy"),
+        ("agent much weaker", "your teachers are stronger at Bash", "buy agreement and train on it"),
+    ):  # fmt: skip
+        world = simulate(WORLDS[name], 1_000, seed=0)
+        said = left(world.states, world.teachers, world.rows()).words
+        assert said[0] == words
+        assert said[1].startswith(advice)
+
+
+@pytest.mark.slow
+def test_bills_fall_into_the_estimate_over_the_wire(tmp_path):
+    n_within = 0
+    for name, each in WORLDS.items():
+        world = simulate(each, 60, seed=3)
+        with TeacherServer(world.answers) as server:
+            teachers, ledger = server.teachers(MODELS[: each.n_teachers]), tmp_path / name
+
+            options = {"max_total_usd": 5, "ledger": ledger, "is_durable": False}
+            asyncio.run(replay_states(world.states[:30], teachers, **options))
+            said = estimate(world.states, teachers, ledger=ledger)
+            report = asyncio.run(replay_states(world.states, teachers, **options))
+        assert said.n_answered == 30
+        assert said.n_calls == report.n_sent
+        n_within += said.low_usd <= report.newly_spent_usd <= said.high_usd
+    assert n_within >= 0.9 * len(WORLDS)
