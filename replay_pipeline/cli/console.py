@@ -346,12 +346,35 @@ def show_ingest(report: Report) -> None:
     if "new_states" in report:
         rows.insert(0, ("new", f"{report['new_sessions']} sessions, {report['new_states']} states"))
     _table("Ingested", rows)
-    if "new_states" in report and not report["new_states"]:
-        out.print("Nothing was new: these sessions had been read before.")
+    out.print(escape(read_words(report)), soft_wrap=True)
     if "written_to" in report:
         out.print(f"Written to {escape(report['written_to'])}.", soft_wrap=True)
     if "new_states" in report:
         next_step("`replay-pipeline estimate` shows the cost of asking teachers")
+
+
+def read_words(report: Report) -> str:
+    """Say in one sentence what an ingestion read, what it left out, and why."""
+    files = report.get("files", report.get("new_files"))
+    if not files:
+        return "Nothing was new: every file had been looked at before."
+    skipped = report.get("skipped_files", report.get("files_skipped")) or {}
+    rows, used = (report.get(n, report.get(f"new_{n}")) or 0 for n in ("rows", "rows_used"))
+    answers = dict(report.get("model_answers", report.get("answers")) or {})
+    n_answers, n_states = answers.pop("in_files", 0), answers.pop("states", 0)
+    not_states = f" ({_words(answers)})" if any(answers.values()) else ""
+    reasons = report.get("skipped", report.get("rows_skipped")) or {}
+    words = f"Read {files - sum(skipped.values()):,} of {files:,} files"
+    words += f" (not read: {_words(skipped)})" if skipped else ""
+    words += f" with {n_answers:,} answers of models, of which {n_states:,} are states{not_states}"
+    words += f", from {used:,} of {rows:,} rows"
+    return f"{words} (the rest: {_words(reasons)})." if reasons else f"{words}."
+
+
+def nothing_read(report: Report) -> bool:
+    """Return whether there were files to read, and none of them gave anything."""
+    files = report.get("files", report.get("new_files"))
+    return bool(files) and not report.get("rows_used", report.get("new_rows_used"))
 
 
 def open_words(work: Report) -> str:

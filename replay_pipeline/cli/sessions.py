@@ -10,6 +10,7 @@ from replay_pipeline.cli.bars import progress_bars
 from replay_pipeline.cli.console import (
     near,
     next_step,
+    nothing_read,
     print_report,
     show_ingest,
     show_look,
@@ -138,3 +139,5 @@ def ingest(
             report |= {"failed_batches": work.failed, "written_to": str(work.root.path)}
     print_report(report, as_json=as_json, show=show_ingest)
     exit_if_failed(report)
+    if nothing_read(report):
+        raise typer.Exit(1)

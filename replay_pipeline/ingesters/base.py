@@ -214,8 +214,6 @@ class SessionLog:
     """US dollars by model as the client itself counted them, calls without a row included."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Answers of models that the file has and that are no decisions here, by reason."""
-    cost_usd: float | None = None
-    """What it cost by the client's own count."""
     is_resolved: bool | None = None
     """Whether the tests of its task passed, by what lies beside it."""
     ended: str | None = None

@@ -10,6 +10,7 @@ what the model saw.
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
@@ -151,11 +152,11 @@ class Tree:
             self.counts.skipped["bookkeeping"] += 1
             self._name(row)
             if row.model_usage:
-                self._count_usd({name: use.cost_usd for name, use in row.model_usage.items()})
+                self.count_usd({name: use.cost_usd for name, use in row.model_usage.items()})
         else:
             self._unknown(f"row_{str(row.type)[:40]}", row)
 
-    def _count_usd(self, usd: dict[str, float]) -> None:
+    def count_usd(self, usd: dict[str, float]) -> None:
         """Take in the client's running count, which may begin again when a session is resumed."""
         if sum(usd.values()) < sum(self.client_usd[-1].values()):
             self.client_usd.append({})
@@ -859,7 +860,8 @@ class ClaudeCode:
                     return True
                 if row.type in {"summary", "file-history-snapshot", "queue-operation"}:
                     return True
-        return b'"parentUuid"' in head and b'"sessionId"' in head
+        is_lines = not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{\n", b"{\r", b"["))
+        return is_lines and b'"parentUuid"' in head and b'"sessionId"' in head
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
         """Yield one log for the main conversation of `path`, and one for each subagent."""
@@ -900,6 +902,11 @@ def logs_of(tree: Tree, session_id: str, sent: SentRequests | None) -> Iterator[
         for index, turn in enumerate(turns):
             turn.index = index
         shown = _shown(turns, sent, tree)
+        left_out = Counter(
+            "retold" if turn.model != _NO_MODEL else "of_the_client"
+            for turn in turns
+            if turn.kind == "assistant" and not turn.is_state and turn.model
+        )
         yield SessionLog(
             session_id=f"{session_id}.agent-{agent_id}" if agent_id else session_id,
             agent="claude_code",
@@ -912,6 +919,7 @@ def logs_of(tree: Tree, session_id: str, sent: SentRequests | None) -> Iterator[
             title=None if agent_id else title,
             client_usd={} if agent_id else _total(tree.client_usd),
             sent=shown,
+            left_out=left_out,
         )
 
 

@@ -110,6 +110,8 @@ class IngestReport:
     """Decisions that were already known, because they are copies from resumed, forked, or saved sessions."""
     n_states_without_prefix: int = 0
     """Decisions left out because the log has nothing before them."""
+    answers: Counter[str] = field(default_factory=Counter)
+    """Answers of models `in_files`, and what became of each: `states`, or a reason why it is none."""
     rows: int = 0
     rows_used: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
@@ -589,10 +591,13 @@ class _Corpus:
         """
         states = [turn for turn in log.turns if turn.is_state]
         now = digests_of(log, labels) if before else {}
+        answers = self.report.answers
+        answers.update(log.left_out, in_files=len(states) + log.left_out.total())
         fresh, copied, apart, is_copy = [], [], "", False
         for state_id, turn in zip(state_ids_of(states), states, strict=True):
             content, digest = content_of(turn), before.get(state_id)
             if digest is not None and digest == now[state_id]:
+                answers["read_before"] += 1
                 continue
             is_again, is_renamed = digest is not None or bool(source.revision), False
             earlier = self.taken.get(state_id) or self.known_content(state_id)
@@ -606,6 +611,7 @@ class _Corpus:
                 copied.append(state_id)
             if is_known or state_id in self.taken or state_id in self.superseded:
                 self.report.n_duplicate_states += 1
+                answers["copies"] += 1
                 is_copy |= not is_renamed
                 continue
             self.taken[state_id] = content
@@ -613,6 +619,7 @@ class _Corpus:
                 self.report.requests["exact" if turn.sent is not None else "not_met"] += 1
             if turn.parent is None:
                 self.report.n_states_without_prefix += 1
+                answers["without_prompt"] += 1
             else:
                 fresh.append((state_id, turn))
             if turn.usage is not None:
@@ -664,7 +671,10 @@ class _Corpus:
         sessions = self.sessions.table()
         states = pa.concat_tables(part.select(OF_STATES) for part in self.states)
         report.n_sessions, report.n_turns = sessions.num_rows, self.turns.num_rows
-        report.n_states = states.num_rows
+        report.n_states = report.answers["states"] = states.num_rows
+        if n_lost := 2 * report.answers["in_files"] - report.answers.total():
+            report.answers["lost"] = n_lost
+            logger.error("%d answers of models are in no table, and no reason is known", n_lost)
         report.rows, report.rows_used = self.counts.rows, self.counts.rows_used
         report.skipped, report.notes = self.counts.skipped, self.counts.notes
         if n_unmet := report.requests.get("not_met"):

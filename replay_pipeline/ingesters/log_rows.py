@@ -336,7 +336,6 @@ class LogRows:
             "first_timestamp": min(moments, default=None),
             "last_timestamp": max(moments, default=None),
             "is_resolved": log.is_resolved,
-            "client_cost_usd": log.cost_usd,
             "ended": log.ended,
             "n_turns": sum(turn.index >= 0 for turn in self.kept),
             "n_states": n_states,

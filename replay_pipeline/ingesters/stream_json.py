@@ -138,7 +138,6 @@ class _Run:
         """What each row of a log says of its client, and the rows of an output once."""
         self._tools: list[str] = []
         self._is_compacted = False
-        self._cost_usd: float | None = None
         self._ended: str | None = None
 
     def add(self, offset: int, row: dict[str, Any]) -> None:
@@ -147,8 +146,9 @@ class _Run:
         if kind == "stream_event":
             self._counts.count("partial_message")
         elif kind == "result":
-            cost = row.get("total_cost_usd")
-            self._cost_usd = float(cost) if isinstance(cost, int | float) else self._cost_usd
+            used = as_dict(row.get("modelUsage")) or {"": {"costUSD": row.get("total_cost_usd")}}
+            usd = {name: as_dict(each).get("costUSD") for name, each in used.items()}
+            self._main.count_usd({n: x for n, x in usd.items() if isinstance(x, int | float)})
             self._ended = text_or_none(row.get("subtype")) or self._ended
             self._counts.count(None)
         elif kind == "system" and row.get("subtype") == "init":
@@ -198,7 +198,7 @@ class _Run:
         self._main.finish()
         for log in logs_of(self._main, session_id, None):
             if log.agent_id is None:
-                log.cost_usd, log.ended = self._cost_usd, self._ended
+                log.ended = self._ended
                 log.offers(self._tools)
             yield log
 

@@ -332,14 +332,18 @@ def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
     return {
         "batches": len(receipts),
         "sessions": total(receipts, "n_sessions"),
+        "new_files": total(fresh, "files"),
+        "new_rows": total(fresh, "rows"),
+        "new_rows_used": total(fresh, "rows_used"),
+        "model_answers": added(r.report.get("answers", {}) for r in fresh),
         "new_sessions": total(fresh, "n_sessions"),
         "new_states": total(fresh, "n_states"),
         "redactions": added(r.report.get("redactions", {}) for r in receipts),
         "fidelity": _fidelity(receipts),
         "turns": total(receipts, "n_turns"),
         "states": total(receipts, "n_states"),
-        "rows_skipped": added(r.report.get("skipped", {}) for r in receipts),
-        "files_skipped": added(r.report.get("skipped_files", {}) for r in receipts),
+        "rows_skipped": added(r.report.get("skipped", {}) for r in fresh),
+        "files_skipped": added(r.report.get("skipped_files", {}) for r in fresh),
     }
 
 
@@ -379,7 +383,7 @@ def _checks() -> tuple[Check, ...]:
 INGEST = Stage(
     name="ingest",
     about="Every decision point of the batch: what the student saw, did, and what came of it.",
-    version=5,
+    version=6,
     work=read_sessions,
     writes=TABLES,
     settings=_decisive,

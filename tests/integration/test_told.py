@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import dagster as dg
 import pytest
@@ -45,7 +46,24 @@ def test_ingest_tells_what_was_new_and_where_it_is_and_a_second_one_that_nothing
     assert "fidelity" in first.output
     assert "replay-pipeline estimate" in first.output
     assert "Nothing was new" not in first.output
+    assert "Read 1 of 1 files with" in first.output
     assert "Nothing was new" in run("ingest", SESSION).output
+
+
+def test_ingest_says_in_one_sentence_what_was_read_what_not_and_why(run, tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "a.json").write_text('{"no": "session"}')
+    nothing = run("ingest", tmp_path / "logs")
+    assert nothing.exit_code == 1
+    assert "Read 0 of 1 files (not read: foreign 1) with 0 answers of models" in nothing.output
+    for name in ("b.jsonl", "c.jsonl"):
+        shutil.copy(SESSION, tmp_path / "logs" / name)
+    found = run("ingest", tmp_path / "logs")
+    assert found.exit_code == 0, found.output
+    (told,) = re.findall(r"Read 2 of 2 files with (.*), from (.*) rows", found.output)
+    n_answers, n_states, n_copies = map(int, re.findall(r"\d+", told[0]))
+    assert n_answers == 2 * n_states == 2 * n_copies
+    assert "copies" in told[0]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Build conversations from logs, row by row: what the readers of most agents share."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -294,8 +295,14 @@ class Conversation:
             if not _is_empty(turn):
                 turn.index = len(kept)
                 kept.append(turn)
-        sent = list(self._shapes.values())
-        return SessionLog(self.session_id, self.agent, kept, tools=self.tools, sent=sent)
+        return SessionLog(
+            self.session_id,
+            self.agent,
+            kept,
+            tools=self.tools,
+            sent=list(self._shapes.values()),
+            left_out=Counter(empty=sum(map(_is_empty, self.turns))),
+        )
 
     def _shape(self) -> Turn | None:
         """Return what holds the system prompt of the decisions that have it."""

@@ -54,7 +54,7 @@ def _schema_problems(root: DataRoot, batch: str, name: str) -> list[str]:
 
 
 def rows_accounted(root: DataRoot, batches: Sequence[str]) -> AuditResult:
-    """Check that every row read is counted as used, or as skipped with a reason."""
+    """Check that every row and every answer of a model is used, or left out with a reason."""
     problems, n_rows = [], 0
     for batch in batches:
         if receipt := Receipts(root.path).read("ingest", batch):
@@ -63,6 +63,8 @@ def rows_accounted(root: DataRoot, batches: Sequence[str]) -> AuditResult:
             lost = report["rows"] - report["rows_used"] - sum(report["skipped"].values())
             if lost:
                 problems.append(f"batch {batch}: {lost} rows are neither used nor skipped")
+            if lost := report.get("answers", {}).get("lost"):
+                problems.append(f"batch {batch}: {lost} answers of models are in no table")
     return AuditResult(
         problems=problems,
         what_to_do="A reader lost rows without a reason, which is a bug: keep the session files "

@@ -54,6 +54,7 @@ def run() -> Rows:
         told(11, result("t4", "")),
         said(12, "m7", text("Done.")),
         {"type": "result", "subtype": "success", "is_error": False, "total_cost_usd": 0.5,
+         "modelUsage": {"m": {"costUSD": 0.5}},
          "session_id": "s1", "uuid": "u13"},
     ]  # fmt: skip
 
@@ -90,8 +91,8 @@ def test_every_form_of_the_output_gives_the_same_decisions(form: str, tmp_path: 
     found = ingest(tmp_path, redact=False)
     main, helper = sorted(found.sessions.to_pylist(), key=lambda row: row["n_states"])[::-1]
     assert (main["n_states"], helper["n_states"], helper["agent_id"]) == (5, 2, "t2")
-    assert (main["client_cost_usd"], main["ended"], main["agent"]) == (
-        0.5,
+    assert (main["client_usd_json"], main["ended"], main["agent"]) == (
+        '{"m": 0.5}',
         "success",
         "claude_code",
     )
