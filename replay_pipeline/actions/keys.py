@@ -1,9 +1,16 @@
 """The parts of a call that must be equal for two calls to agree, and what it can see or change."""
 
+import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from replay_pipeline.actions.canonical import Call
+from replay_pipeline.actions.consequences import (
+    Consequence,
+    acts_in_code,
+    acts_in_lines,
+    consequence_of_tool,
+)
 from replay_pipeline.actions.edits import Edit, edits_of
 from replay_pipeline.actions.paths import absolute
 from replay_pipeline.actions.shell import ShellPlan, shell_plan
@@ -11,7 +18,6 @@ from replay_pipeline.actions.tools import (
     Reach,
     ToolSpec,
     family_of,
-    reach_of_tool,
     spec_of,
     with_one_url,
 )
@@ -89,9 +95,31 @@ def _hashable(value: Any) -> Any:
 
 def reach_of(call: Call) -> Reach:
     """Return whether a valid call only looks, or what it may change."""
-    if call.name == "Bash":
-        return "look" if plan_of(call).only_looks else "anything"
-    return reach_of_tool(call.name)
+    if (reach := spec_of(call.name).reach) is not None:
+        return reach
+    found = consequence_of(call)
+    return "look" if found.only_looks else "nothing" if found.is_note else "anything"
+
+
+_HANDED = re.compile(
+    r"\b(?:python3?|node|deno|ruby|perl|php|psql|mysql|mariadb|sqlite3|mongosh|redis-cli|ssh)\b[^|;&\n]*<<"
+    r"|\|\s*(?:psql|mysql|mariadb|sqlite3|mongosh|redis-cli)\b"
+)
+"""Code or statements that a program gets from its input."""
+
+
+@lru_cache(maxsize=16_384)
+def consequence_of(call: Call) -> Consequence:
+    """Return the consequence of a valid call, whatever its tool is."""
+    if call.name != "Bash":
+        return consequence_of_tool(call.name, call.values())
+    plan, command = plan_of(call), call.values()["command"]
+    acts = plan.acts
+    if _HANDED.search(command):
+        acts |= acts_in_code(command)
+    if plan.target is None:
+        acts |= acts_in_lines(command)
+    return Consequence(plan.only_looks and not acts, acts, plan.keeps_files)
 
 
 def plan_of(call: Call) -> ShellPlan:

@@ -18,6 +18,7 @@ from replay_pipeline.actions.arguments import (
     plain_text,
     unquoted,
 )
+from replay_pipeline.actions.consequences import script_of
 from replay_pipeline.actions.paths import absolute
 from replay_pipeline.actions.programs import PROGRAMS
 
@@ -156,7 +157,7 @@ _STATEMENTS = frozenset(
     ]
 )
 _NOTHING: Form = ("nothing",)
-_MAX_INSIDE = 500
+_MAX_INSIDE = 2_000
 """Characters of a script in a word that is read as well."""
 _LAST_LINE = 2.0**52
 """Stands for the last line of an output, however long it is."""
@@ -665,12 +666,15 @@ class _Reader:
 
 
 def _acts_inside(words: list[str], folder: str | None) -> frozenset[str]:
-    """Return the consequences of a script that a shell is handed as a word."""
-    if words[0] not in ("bash", "sh", "zsh", "eval") or len(words) < 2:
+    """Return the consequences of a script that a program is handed in its words."""
+    handed = script_of([_without_marks(word) for word in words])
+    if handed is None or handed[1] != "shell" or len(handed[0]) > _MAX_INSIDE:
         return frozenset()
-    script = " ".join(words[1:]) if words[0] == "eval" else words[-1] * words[1].endswith("c")
-    is_plain = plain_text(script) is not None and len(script) <= _MAX_INSIDE
-    return shell_plan(script, folder).acts if script and is_plain else frozenset()
+    return shell_plan(handed[0], folder).acts
+
+
+def _without_marks(word: str) -> str:
+    return word.replace(ACTIVE, "").replace(QUOTED, "")
 
 
 def _append(joined: list[Form], operator: str, form: Form) -> None:

@@ -5,7 +5,6 @@ canonical arguments counts.
 """
 
 import json
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module, resources
@@ -102,21 +101,6 @@ SPECS = msgspec.toml.decode(
 """Claude Code's tools by name."""
 _DEFAULT = ToolSpec(target=("file_path", "path", "notebook_path", "uri", "url"))
 _FAMILIES = {"MultiEdit": "Edit"}
-
-
-_LOOKING = re.compile(
-    r"(?:^|__|_|-)(?:get|list|read|search|find|view|query|fetch|show|describe|snapshot|lookup|status)"
-    r"(?:$|_|-)"
-)
-
-
-def reach_of_tool(name: str) -> Reach:
-    """Return what the tool `name` can see or change. For an unlisted tool, its name decides."""
-    spec = SPECS.get(name)
-    if spec is not None and spec.reach is not None:
-        return spec.reach
-    is_foreign = spec is None and name.startswith("mcp__")
-    return "look" if is_foreign and _LOOKING.search(name) else "anything"
 
 
 def spec_of(name: str) -> ToolSpec:

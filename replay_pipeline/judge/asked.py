@@ -31,6 +31,7 @@ _NOT_MEANT = re.compile(
 _TAKEN_BACK = re.compile(
     r"^[^.!?\n;]{0,40}\b(?:is|are) (?:not (?:needed|wanted)|forbidden|off limits)"
 )
+_NOT_MADE = re.compile(r"\b(?:not|never|no)\b")
 _BEHAVES = (
     r"[- ](?:fails?|failed|failing|errors?|returns?|gives|works?|worked|does|doesn|broken|broke|breaks|hangs|throws"
     r"|behaves|took|takes|command|feature|is\b|was\b|isn|wasn|should|would|will|must not)"
@@ -121,6 +122,7 @@ def _asks(words: str, kind: str) -> bool:
     return pattern is not None and any(
         not _NOT_MEANT.search(words[max(0, (at := _start(found)) - _CLAUSE) : at])
         and not _TAKEN_BACK.match(words[found.end() :])
+        and not _NOT_MADE.search(found.groupdict().get("make") or "")
         for found in pattern.finditer(words)
     )
 

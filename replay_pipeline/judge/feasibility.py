@@ -14,8 +14,14 @@ import msgspec
 
 from replay_pipeline.actions import Action, Call
 from replay_pipeline.actions.canonical import MalformedCallError, canonical_call
+from replay_pipeline.actions.consequences import (
+    Consequence,
+    acts_of_name,
+    consequence_of_tool,
+    says,
+)
 from replay_pipeline.actions.edits import Edit
-from replay_pipeline.actions.keys import depend, keys_of, plan_of, reach_of
+from replay_pipeline.actions.keys import consequence_of, depend, keys_of, plan_of, reach_of
 from replay_pipeline.actions.windows import CLEARED_RESULT
 from replay_pipeline.judge.asked import agrees_to, asks_for, own_words, typed_words
 from replay_pipeline.judge.known_files import (
@@ -25,9 +31,9 @@ from replay_pipeline.judge.known_files import (
     may_change,
     replacements,
 )
-from replay_pipeline.types import Message
+from replay_pipeline.types import Message, Tool
 
-ObstacleKind = Literal["infeasible", "applied", "repeated_look", "unasked"]
+ObstacleKind = Literal["infeasible", "applied", "repeated_look", "repeated", "unasked"]
 
 _NEED_A_FILE = {
     "Read": "file_path",
@@ -39,8 +45,42 @@ _NEED_A_FILE = {
 _DELEGATES = frozenset({"Task", "Agent"})
 """Tools that have a subagent work, which may change any file; those of `_LOOKING` only look."""
 _LOOKING = frozenset({"explore", "plan"})
+_DELEGATED = (
+    *("commit", "push", "force", "merge", "rewrite", "tag"),
+    *("discard", "publish", "deploy", "data", "pay"),
+)
+"""Consequences that a subagent may be told to have; what else its task says is about the code."""
 _N_RECENT = 8
 """Calls back to which a look counts as a repetition."""
+_N_AGAIN = 40
+"""Calls back to which anything else counts as done already."""
+_FILE_CHANGES = frozenset({"Edit", "MultiEdit", "Write", "NotebookEdit"})
+"""Tools whose repetition is judged by the file."""
+_OF_THE_WORLD = frozenset({"WebFetch", "WebSearch", "AskUserQuestion"})
+"""Tools whose result no other call changes."""
+_POLLS = re.compile(
+    r"TaskOutput|BashOutput|AgentOutputTool|TaskGet|TaskList|Monitor|mcp__\w*(?:status|run|job|build|deployment)\w*"
+    r"|Bash .*\b(?:sleep|watch|wait|tail|gh (?:run|pr checks)|glab ci|kubectl|docker|ps|pgrep|lsof|curl|jobs|nvidia-smi|squeue)\b",
+    re.DOTALL | re.IGNORECASE,
+)
+"""Calls that ask how far something is that goes on by itself."""
+_IS_OVER = re.compile(
+    r"\b(?:completed|success\w*|failed|failure|finished|exited|exit code|passed|cancelled|conclusion)\b",
+    re.IGNORECASE,
+)
+_TRY_AGAIN = re.compile(
+    r"try again|retry|rate.?limit|timed? ?out|temporar|unavailable|overloaded|connection|\b(?:429|502|503|529)\b|in progress|not ready|stale",
+    re.IGNORECASE,
+)
+_STARTS = re.compile(
+    r"(?<!&)&\s*(?:$|\n|\w)|\bnohup\b|\b(?:run|npm|pnpm|yarn) (?:dev|start|serve)\b|docker(?: compose|-compose)? (?:run|up|start)\b|--detach|http\.server"
+)
+"""What stands in a command that leaves a process running."""
+_PLANS = re.compile(
+    r"[Pp]lan mode is active|[Pp]lan mode still active|You are (?:now )?in plan mode"
+)
+_PLANNED = re.compile(r"[Ee]xited [Pp]lan [Mm]ode|no longer in plan mode|has approved your plan")
+_A_PLAN = re.compile(r"/plans?/[^/]+\.md$")
 _FAILED = re.compile(
     r"\s*(?:<tool_use_error>|error\b|exit code [1-9]|string to replace not found|found \d+ matches"
     r"|file (?:has not been read|does not exist)|no changes to make|the user doesn|user rejected"
@@ -108,6 +148,7 @@ class PromptState:
         cwd: folder that relative paths are read against. By default, the one in the prompt.
         typed: what the person typed, as the log tells it. By default, what the client has not marked
             as its own.
+        tools: the tools' definitions, for what servers say of them.
     """
 
     def __init__(
@@ -117,7 +158,9 @@ class PromptState:
         *,
         cwd: str | None = None,
         typed: Sequence[str] | None = None,
+        tools: Sequence[Tool] | None = None,
     ) -> None:
+        self._tools = tools or ()
         self._by_person = typed
         self._messages = messages
         self._student = student
@@ -171,7 +214,7 @@ class PromptState:
 
     def obstacle(self, action: Action) -> Obstacle | None:
         """Return the reason why an action can't work here, or `None`."""
-        if why := self.impossible(action):
+        if why := self.impossible(action) or self._unplanned(action):
             return Obstacle("infeasible", why)
         found = self.stale(action) or self.repeated(action)
         if found is not None:
@@ -229,12 +272,57 @@ class PromptState:
         return None
 
     def repeated(self, action: Action) -> Obstacle | None:
-        """Return whether an action only repeats a read whose result the prompt just showed."""
-        if not action.calls or any(reach_of(call) != "look" for call in action.calls):
+        """Return whether an action only does again what was done, and nothing has changed since."""
+        if not action.calls or not all(
+            self._is_repeated(call) if reach_of(call) == "look" else self._is_done_again(call)
+            for call in action.calls
+        ):
             return None
-        if all(self._is_repeated(call) for call in action.calls):
+        if all(reach_of(call) == "look" for call in action.calls):
             return Obstacle("repeated_look", "it was shown already, and nothing changed since")
+        return Obstacle("repeated", "it was done already, and nothing changed since")
+
+    def _is_done_again(self, call: Call) -> bool:
+        """Return whether a call that is no look was made with the same effect, and must not be made again."""
+        if call.name in _FILE_CHANGES:
+            return False
+        for done in reversed(self.done[-_N_AGAIN:]):
+            if done.place < self._last_reason_to_look:
+                return False
+            if done.call.name == call.name and keys_of(done.call) == keys_of(call):
+                is_refused = done.has_failed and not done.answer.lower().startswith("exit code")
+                return not (is_refused or _goes_on(done))
+            if not done.has_failed and _changes_what_is_done(done.call, call):
+                return False
+        return False
+
+    def _unplanned(self, action: Action) -> str | None:
+        """Return why a call may not be made while the agent plans, or `None`."""
+        if not self._is_planning:
+            return None
+        for call in action.calls:
+            is_plan = call.name in _FILE_CHANGES and _A_PLAN.search(file_path_of(call) or "")
+            found = self._consequence(call)
+            is_quiet = found.only_looks or found.is_note or reach_of(call) in ("look", "nothing")
+            if not (is_plan or (is_quiet and not self._acts(call))):
+                return f"{call.name} is not for plan mode"
         return None
+
+    @cached_property
+    def _is_planning(self) -> bool:
+        """Whether the client is in plan mode at the end of the prompt."""
+        entered = {
+            done.place
+            for done in self.done
+            if done.call.name == "EnterPlanMode" and not done.has_failed
+        }
+        for place in range(len(self.texts) - 1, -1, -1):
+            if self._messages[place].get("role") != "assistant":
+                if _PLANNED.search(self.texts[place]):
+                    return False
+                if place in entered or _PLANS.search(self.texts[place]):
+                    return True
+        return False
 
     def _is_repeated(self, look: Call) -> bool:
         last_word = self._last_reason_to_look
@@ -242,7 +330,7 @@ class PromptState:
             if done.place < last_word:
                 return False
             if _shows_again(look, done):
-                return True
+                return not _goes_on(done)
             # A change that failed is a reason to look again: what was shown did not hold.
             is_reason = reach_of(done.call) == "object" if done.has_failed else True
             if is_reason and _changes_what_is_seen(done.call, look):
@@ -261,28 +349,73 @@ class PromptState:
         return 0
 
     def unasked(self, action: Action) -> set[str]:
-        """Return the kinds of an action's consequences that nobody asked for."""
+        """Return the kinds of an action's consequences that nobody asked for.
+
+        What the recorded action does too is no difference between the sides.
+        """
         agent = self._student.calls if self._student is not None else ()
-        excused = {kind for call in agent for kind in self._acts(call)} - {"delete"}
+        excused = {(kind, _object(each)) for each in agent for kind in self._acts(each)}
         deleted = {path for call in agent for path in _deleted_by(call)}
         return {
             kind
             for call in action.calls
-            for kind in self._acts(call) - excused
-            if not (kind == "delete" and deleted and deleted.issuperset(_deleted_by(call)))
+            for kind in self._acts(call)
+            if not (
+                deleted.issuperset(paths)
+                if (paths := _deleted_by(call))
+                else (kind, _object(call)) in excused
+            )
             if self._request_for(kind, call) is None
         }
 
     def _request_for(self, kind: str, call: Call) -> int | None:
         """Return the place of the request behind a consequence; one to delete names what is deleted."""
-        return self.request_place(kind, _deleted_by(call) if kind == "delete" else ())
+        place = self.request_place(kind, _deleted_by(call) if kind == "delete" else ())
+        if place is None and call.name not in ("Bash", *_DELEGATES):
+            place = self._place_that_names(call)
+        return place
+
+    def _place_that_names(self, call: Call) -> int | None:
+        """Return the place of the last message in which the person names a tool by what it does."""
+        for place in range(len(self._messages) - 1, -1, -1):
+            if self._messages[place].get("role") == "user" and says(
+                own_words(self._typed(place)), call.name
+            ):
+                return place
+        return None
+
+    def _consequence(self, call: Call) -> Consequence:
+        told = self._annotations.get(call.name)
+        return consequence_of_tool(call.name, call.values(), told) if told else consequence_of(call)
+
+    @cached_property
+    def _annotations(self) -> dict[str, dict[str, Any]]:
+        """Return what servers say of their tools, by tool."""
+        told = {}
+        for tool in self._tools:
+            function = tool.get("function", tool)
+            said = tool.get("annotations") or function.get("annotations")
+            if isinstance(said, dict):
+                told[str(function.get("name"))] = said
+        return told
 
     def _acts(self, call: Call) -> set[str]:
-        if call.name != "Bash":
-            return set()
+        """Return the kinds of a call's consequences, without those on what the agent made itself."""
+        acts = set(self._consequence(call).acts)
+        values = call.values()
+        if call.name in _DELEGATES:
+            is_look = str(values.get("subagent_type", "")).lower() in _LOOKING
+            task = str(values.get("prompt", ""))
+            return set() if is_look else {kind for kind in _DELEGATED if asks_for(task, kind)}
+        if call.name in ("Skill", "SlashCommand"):
+            name = str(values.get("skill") or values.get("command") or "")
+            return set(acts_of_name(name.split()[0].rpartition(":")[2] if name.split() else ""))
         deleted = _deleted_by(call)
-        is_own = bool(deleted) and all(map(self._is_own, deleted))
-        return set(plan_of(call).acts) - ({"delete"} if is_own else set())
+        if deleted and all(map(self._is_own, deleted)):
+            acts.discard("delete")
+        if "stop" in acts and any(_has_started(done) for done in self.done):
+            acts.discard("stop")
+        return acts
 
     def _is_own(self, path: str) -> bool:
         """Return whether the agent made what it deletes, in this prompt."""
@@ -317,7 +450,7 @@ class PromptState:
         carried_out = [
             done.place
             for done in self.done
-            if not done.has_failed and kind in self._acts(done.call)
+            if not done.has_failed and kind in self._consequence(done.call).acts
         ]
         next_word = len(self._messages)
         for place in range(len(self._messages) - 1, -1, -1):
@@ -413,6 +546,42 @@ def _changes_what_is_seen(call: Call, look: Call) -> bool:
     return depend(call, look)
 
 
+def _goes_on(done: Done) -> bool:
+    """Return whether a call's answer is a reason to make it again: what it asks for goes on, or it must be retried."""
+    if _TRY_AGAIN.search(done.answer[:2_000]):
+        return True
+    is_poll = _POLLS.match(f"{done.call.name} {done.call.values().get('command', '')}")
+    return is_poll is not None and not _IS_OVER.search(done.answer)
+
+
+def _changes_what_is_done(call: Call, again: Call) -> bool:
+    """Return whether a call may be the reason to do something again."""
+    if again.name in _OF_THE_WORLD:
+        return False
+    if again.name.startswith("mcp__"):
+        is_same_server = call.name.split("__")[:2] == again.name.split("__")[:2]
+        return is_same_server and reach_of(call) == "anything"
+    if again.name == "TodoWrite":
+        return call.name == "TodoWrite"
+    return call.name in _DELEGATES or reach_of(call) in ("object", "anything")
+
+
+def _has_started(done: Done) -> bool:
+    values = done.call.values()
+    is_started = values.get("run_in_background") or _STARTS.search(str(values.get("command", "")))
+    return bool(is_started) and not done.has_failed
+
+
+def _object(call: Call) -> Any:
+    """Return what a consequence is on, as far as two sides are compared by it."""
+    if call.name != "Bash":
+        return call.name if call.name not in _DELEGATES else "Bash"
+    programs = plan_of(call).target or ()
+    return (
+        "Bash" if any(words and words[0] == "git" for words in programs) else keys_of(call).target
+    )
+
+
 def _deleted_by(call: Call) -> list[str]:
     """Return what a call deletes; an empty name where that is not plain."""
     if call.name != "Bash" or "delete" not in plan_of(call).acts:
@@ -424,8 +593,9 @@ def _is_named(path: str, words: str) -> bool:
     """Return whether words ask to delete a path by a part of its name; of one that is not plain nobody can tell."""
     name = PurePosixPath(path).name.lower()
     parts = _NAME_PARTS.findall(PurePosixPath(name).stem)
-    named = [re.escape(name), *(rf"\b{part}" for part in parts)]
-    return not parts or re.search(f"{_DELETES}(?:{'|'.join(named)})", words) is not None
+    named = "|".join([re.escape(name), *(rf"\b{part}" for part in parts)])
+    before = _DELETES if re.search(_DELETING, words) else ""  # else it is asked in another language
+    return not parts or re.search(f"{before}(?:{named})", words) is not None
 
 
 def _is_described(path: str, words: str, shown: str) -> bool:

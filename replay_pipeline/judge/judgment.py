@@ -237,7 +237,11 @@ def _counts_calls(it: Proposal) -> tuple[str, None] | None:
 def _is_hindered(it: Proposal) -> tuple[str, str] | None:
     """The prompt speaks against the chosen side."""
     prompt = PromptState(
-        it.state["messages"], it.rejected, cwd=it.state.get("cwd"), typed=it.state.get("typed")
+        it.state["messages"],
+        it.rejected,
+        cwd=it.state.get("cwd"),
+        typed=it.state.get("typed"),
+        tools=it.state.get("tools"),
     )
     return prompt.obstacle(it.chosen)
 
