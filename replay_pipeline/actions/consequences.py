@@ -122,6 +122,8 @@ def _other_acts(words: Sequence[str]) -> frozenset[str]:
                     return consequence_of(words[at + 1 :]).acts
         case ["git", "push"] if any(word[:1] in ("+", ":") for word in operands[2:]):
             return frozenset({"force"})
+        case ["git", "config"] if "--global" in words and len(operands) > 3:
+            return frozenset({"session"})
         case ["git", "checkout"] if any(map(_A_FILE.match, operands[2:])):
             return frozenset({"discard"})
         case ["gh", "api"]:
@@ -253,7 +255,7 @@ def names_in(name: str) -> list[str]:
 
 
 _STATEMENTS = re.compile(
-    r"\b(?:drop\s+(?:table|database|schema|index|view|column|user|role)|truncate\s+(?:table\s+)?\w|delete\s+from|"
+    r"\b(?:drop\s+(?:table|database|schema|index|view|column|user|role)|truncate\s+(?:table\s+\w|[\w.]+\s*(?:;|$))|delete\s+from|"
     r"update\s+[\w.\"`\[\]]+\s+set|insert\s+(?:or\s+\w+\s+)?into|replace\s+into|alter\s+(?:table|database|user|role)|"
     r"create\s+(?:or\s+replace\s+)?(?:unique\s+)?(?:table|index|database|schema|view|user|role|extension|function|trigger)|"
     r"grant\s+\w|revoke\s+\w|merge\s+into|flushall|flushdb|(?:drop(?:database|index|indexes)?|deletemany|deleteone|updatemany|"
@@ -495,7 +497,12 @@ def consequence_of_tool(
         known = _kind_of_tool(own, server, annotations or {}, is_foreign=is_foreign)
     acts = {known} - {"look", "note", "here", "nothing"}
     stated = " ; ".join(str(arguments[key]) for key in _STATED if key in arguments)
-    if stated and known != "here" and not (annotations or {}).get("readOnlyHint"):
+    if (
+        stated
+        and name.lower() not in _FACTS.tools
+        and known != "here"
+        and not (annotations or {}).get("readOnlyHint")
+    ):
         found = acts_in_statements(stated) | frozenset(
             {"publish"} if re.match(r"\s*mutation\b", stated) else ()
         )

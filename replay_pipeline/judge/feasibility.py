@@ -405,7 +405,7 @@ class PromptState:
         values = call.values()
         if call.name in _DELEGATES:
             is_look = str(values.get("subagent_type", "")).lower() in _LOOKING
-            task = str(values.get("prompt", ""))
+            task = own_words(str(values.get("prompt", "")))
             return set() if is_look else {kind for kind in _DELEGATED if asks_for(task, kind)}
         if call.name in ("Skill", "SlashCommand"):
             name = str(values.get("skill") or values.get("command") or "")
