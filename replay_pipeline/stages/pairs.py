@@ -216,7 +216,7 @@ def _checks() -> tuple[Check, ...]:
 PAIRS = Stage(
     name="pairs",
     about="States at which enough teachers agreed on something that the student did not do.",
-    version=2,
+    version=3,
     work=make_pairs,
     reads=("turns", "states", "teacher_actions"),
     writes=("dpo_pairs", "positives", "outcomes"),
