@@ -209,40 +209,31 @@ _NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _WEAK = frozenset({"write", "here", "look", "note"})
 
 
+_OF_SCRIPTS = frozenset({"data", "deploy", "publish", "delete", "push", "tag"})
+
+
 def _said_acts(words: Sequence[str]) -> frozenset[str]:
-    """Return what the words behind a program of a cloud say, or the name of a script of the project."""
-    name, n_lead = next(
-        (
-            (each, n)
-            for each, n in _FACTS.scripts.items()
-            if list(words[:n][: each.count(" ") + 1]) == each.split()
-        ),
-        ("", 0),
-    )
-    if name and len(words) > n_lead:
-        said = {_KIND_OF.get(word) for word in names_in(words[n_lead])}
-        return (
-            frozenset(said & {"data", "deploy", "publish", "delete", "push", "tag"})
-            if "look" not in said
-            else _NONE
-        )
-    if (
-        not words
-        or (other := _FACTS.clouds.get(words[0])) is None
-        or "--help" in words
-        or "--dry-run" in words
-    ):
+    """Return what the name of a script of the project says, or the words behind a program of a cloud."""
+    for name, n_lead in _FACTS.scripts.items():
+        if list(words[: name.count(" ") + 1]) == name.split() and len(words) > n_lead:
+            said = {_KIND_OF[word] for word in names_in(words[n_lead]) if word in _KIND_OF}
+            return _NONE if "look" in said else frozenset(said & _OF_SCRIPTS)
+    if not words or words[0] not in _FACTS.clouds or {"--help", "--dry-run"} & {*words}:
         return _NONE
+    return _acts_in_cloud(words, _FACTS.clouds[words[0]])
+
+
+def _acts_in_cloud(words: Sequence[str], other: str) -> frozenset[str]:
     said = [word for word in words[1:5] if not word.startswith("-")]
-    kinds = [kind for word in said for each in names_in(word)[:1] if (kind := _KIND_OF.get(each))]
     if not said and "--prod" not in words:
-        return frozenset({other}) if words[0] == "vercel" else _NONE
-    strong = [kind for kind in kinds if kind not in _WEAK]
+        return frozenset({other} if words[0] == "vercel" else ())
     if words[0] == "aws" and said[:1] == ["s3"]:
-        is_look = said[1:2] in (["ls"], ["presign"])
-        return (
-            _NONE if is_look else frozenset({"delete" if said[1:2] in (["rm"], ["rb"]) else other})
+        kind = {"ls": "look", "presign": "look", "rm": "delete", "rb": "delete"}.get(
+            " ".join(said[1:2]), other
         )
+        return frozenset({kind} - {"look"})
+    kinds = [kind for word in said for each in names_in(word)[:1] if (kind := _KIND_OF.get(each))]
+    strong = [kind for kind in kinds if kind not in _WEAK]
     if "look" in kinds and not strong:
         return _NONE
     is_money = other == "pay" and (strong or "write" in kinds)
