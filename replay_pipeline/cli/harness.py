@@ -66,7 +66,9 @@ def _show_recorded(report: Report) -> None:
 
 
 def _show_one(report: Report) -> None:
-    out.print(f"[bold]{escape(report['agent'])} {escape(report['version'])}[/] ({report['sha']})")
+    out.print(
+        f"[bold]{escape(report['agent'])} {escape(report['version'])} {escape(report['entrypoint'])}[/] ({report['sha']})"
+    )
     out.print(
         f"  system {report['system_chars']:,} characters, {report['tools']} tools "
         f"({report['tool_chars']:,}), {report['reminders']} reminders; "
@@ -82,6 +84,6 @@ def _show_list(report: Report) -> None:
     for each in report["clients"]:
         out.print(
             escape(
-                f"{each['agent']} {each['version']}: {each['sessions']} sessions, {each['harness']}"
+                f"{each['agent']} {each['version']} {each['entrypoint']}: {each['sessions']} sessions, {each['harness']}"
             )
         )

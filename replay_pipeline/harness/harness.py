@@ -33,6 +33,8 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
 
     agent: str
     version: str
+    entrypoint: str = ""
+    """How it was started, if its request says so, e.g. `cli` or `sdk-cli`."""
     model: str
     """The model that it asked for."""
     system: list[str]
@@ -153,20 +155,23 @@ class HarnessStore:
 
     def __init__(self, root: Place) -> None:
         self._folder = root / FOLDER
-        self._found: dict[tuple[str, str | None], FoundHarness | None] = {}
+        self._found: dict[tuple[str, str | None, str], FoundHarness | None] = {}
 
     def keep(self, harness: Harness) -> Place:
-        """Write a harness, replacing an earlier one of the same version, and return its path.
+        """Write a harness, replacing an earlier one of the same version and start, and return its path.
 
         Raises:
             ConfigError: its version can't be a file name.
             StorageError: the file can't be written.
         """
-        if not _NAME.fullmatch(harness.version) or not _NAME.fullmatch(harness.agent):
+        parts = (harness.agent, harness.version, harness.entrypoint or "none")
+        if not all(map(_NAME.fullmatch, parts)):
             raise ConfigError(
                 f"agent {harness.agent!r}, version {harness.version!r}: not usable as a file name"
             )
-        place = self._folder / harness.agent / f"{harness.version}.json"
+        place = (
+            self._folder / harness.agent / f"{_name_of(harness.version, harness.entrypoint)}.json"
+        )
         data = msgspec.json.format(msgspec.json.encode(harness), indent=1)
         with written_whole(place) as file:
             file.write(data + b"\n")
@@ -179,16 +184,21 @@ class HarnessStore:
         for agent, version in self._names:
             yield self._read(agent, version)
 
-    def find(self, agent: str, version: str | None) -> FoundHarness | None:
+    def find(
+        self, agent: str, version: str | None, entrypoint: str | None = None
+    ) -> FoundHarness | None:
         """Return the harness for a version of a client, or that of the nearest older version.
+
+        Of several for a version, that of the same start comes first.
 
         Args:
             agent: the agent that wrote the session.
             version: its version. Without one, nothing is found.
+            entrypoint: how it was started; without it, in a terminal.
         """
-        key = (agent, version)
+        key = (agent, version, entrypoint or "cli")
         if key not in self._found:
-            self._found[key] = self._nearest(agent, version) if version else None
+            self._found[key] = self._nearest(*key) if version else None
         return self._found[key]
 
     @cached_property
@@ -199,24 +209,37 @@ class HarnessStore:
         found = [(path[0], path[1].removesuffix(".json")) for path in paths if len(path) == 2]
         return sorted(found, key=lambda name: (name[0], _numbers(name[1])))
 
-    def _nearest(self, agent: str, version: str) -> FoundHarness | None:
-        versions = [each for of, each in self._names if of == agent]
-        if version in versions:
-            return FoundHarness(self._read(agent, version))
-        older = [each for each in versions if _numbers(each) <= _numbers(version)]
+    def _nearest(self, agent: str, version: str | None, entrypoint: str) -> FoundHarness | None:
+        wanted = _numbers(version or "")
+        older = [
+            (name, (_numbers(number), start == entrypoint))
+            for of, name in self._names
+            for number, _, start in [name.partition("_")]
+            if of == agent and _numbers(number) <= wanted
+        ]
         if not older:
             return None
-        note = f"of {older[-1]}, the nearest older version; {version} was not recorded"
-        return FoundHarness(self._read(agent, older[-1]), note)
+        best, (numbers, is_same_start) = max(older, key=lambda each: each[1])
+        number, _, start = best.partition("_")
+        notes = []
+        if numbers != wanted:
+            notes.append(f"of {number}, the nearest older version; {version} was not recorded")
+        if start and not is_same_start:
+            notes.append(f"started as {start}, and not as {entrypoint}")
+        return FoundHarness(self._read(agent, best), "; ".join(notes) or None)
 
-    def _read(self, agent: str, version: str) -> Harness:
-        place = self._folder / agent / f"{version}.json"
+    def _read(self, agent: str, name: str) -> Harness:
+        place = self._folder / agent / f"{name}.json"
         try:
             return msgspec.json.decode(place.read_bytes(), type=Harness)
         except (OSError, msgspec.DecodeError) as error:
             raise StorageError(
                 f"{place}: not a harness file ({error}); delete it, or record the harness again"
             ) from error
+
+
+def _name_of(version: str, entrypoint: str) -> str:
+    return f"{version}_{entrypoint}" if entrypoint else version
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, BinaryIO
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.harness.harness import OF_THE_MODEL, Harness, slug_of, words_of_day
@@ -56,7 +56,8 @@ def record(
     request with tools, it is stopped, with all processes that it has started.
 
     Args:
-        command: the client's program and arguments, one of which is what the user says.
+        command: the client's program and arguments, one of which is what the user says. It gets a
+            terminal, so `claude hi` is recorded as well as `claude -p hi`.
         agent: the client's name in logs; by default by what its request says.
         version: its version; by default the one that its request names.
         timeout_s: the time limit.
@@ -77,12 +78,15 @@ def record(
         home, folder = Path(aside).resolve() / "home", Path(aside).resolve() / "work"
         for each in (home, folder):
             each.mkdir()
-        env = _environment(home, f"http://127.0.0.1:{server.server_port}")
+        env = _environment(home, folder, f"http://127.0.0.1:{server.server_port}")
+        terminal, screen = os.openpty()
         with (home.parent / "said").open("w+b") as said:
             process = subprocess.Popen(
                 [str(Path(program).absolute()), *command[1:]], cwd=folder, env=env,
-                stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
+                stdin=screen, stdout=screen, stderr=screen, start_new_session=True,
             )  # fmt: skip
+            os.close(screen)
+            threading.Thread(target=_copy, args=(terminal, said), daemon=True).start()
             try:
                 path, client, body = _first_with_tools(kept, process, timeout_s)
             except Empty:
@@ -106,10 +110,18 @@ def record(
         path,
         body,
         command[1:],
+        entrypoint=_entrypoint_of(client, body),
         agent=agent or _AGENTS.get(name) or re.sub(r"[^a-z0-9]+", "_", name.lower()),
         version=version or (found[0] if found else ""),
         values=values | words_of_day(datetime.now(UTC)),
     )
+
+
+def _copy(terminal: int, said: BinaryIO) -> None:
+    """Keep what a client writes on its terminal, until it is gone."""
+    with suppress(OSError, ValueError), os.fdopen(terminal, "rb", buffering=0) as screen:
+        while data := screen.read(1 << 16):
+            said.write(data)
 
 
 def _first_with_tools(
@@ -132,9 +144,17 @@ def _first_with_tools(
     raise Empty
 
 
-def _environment(home: Path, url: str) -> dict[str, str]:
+def _environment(home: Path, folder: Path, url: str) -> dict[str, str]:
     """Return the variables of a client. Codex reads the address from its settings alone."""
     (home / ".codex").mkdir()
+    # What Claude Code asks a person at its first start.
+    place = {"hasTrustDialogAccepted": True, "hasCompletedProjectOnboarding": True}
+    answers = {
+        "hasCompletedOnboarding": True, "theme": "dark", "numStartups": 3,
+        "customApiKeyResponses": {"approved": [_KEY[-20:]], "rejected": []},
+        "projects": {str(folder): place},
+    }  # fmt: skip
+    (home / ".claude.json").write_text(json.dumps(answers), "utf-8")
     (home / ".codex" / "config.toml").write_text(
         'model_provider = "loopback"\napproval_policy = "never"\n'
         '[model_providers.loopback]\nname = "loopback"\nwire_api = "responses"\n'
@@ -149,6 +169,7 @@ def _environment(home: Path, url: str) -> dict[str, str]:
         "HOME": str(home),
         "TMPDIR": str(home),
         "LANG": "C.UTF-8",
+        "TERM": "xterm-256color",
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": _KEY,
         "OPENAI_BASE_URL": f"{url}/v1",
@@ -172,6 +193,7 @@ def _harness_of(
     *,
     agent: str,
     version: str,
+    entrypoint: str,
     values: Mapping[str, str],
 ) -> Harness:
     """Return the texts around the user's words, which are one of the arguments."""
@@ -212,6 +234,7 @@ def _harness_of(
     return Harness(
         agent=agent,
         version=version,
+        entrypoint=entrypoint,
         model=model,
         system=marked([text for text in system if not text.startswith("x-anthropic-")]),
         tools=marked(_tools_in(path, body)),
@@ -225,6 +248,15 @@ def _harness_of(
         ),
         params={key: value for key, value in body.items() if key not in _NO_PARAMS},
     )
+
+
+def _entrypoint_of(client: str, body: Mapping[str, Any]) -> str:
+    """Return how Claude Code was started: it says so in a line above its prompt, or by its name."""
+    first = next(iter(_texts_of(body.get("system"))), "")
+    found = re.search(r"cc_entrypoint=([\w-]+)", first) or re.search(
+        r"\(external, ([\w-]+)", client
+    )
+    return found[1] if found else ""
 
 
 def _texts_of(content: Any) -> list[str]:

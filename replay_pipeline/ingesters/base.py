@@ -214,6 +214,8 @@ class SessionLog:
     """US dollars by model as the client itself counted them, calls without a row included."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Answers of models that the file has and that are no decisions here, by reason."""
+    entrypoint: str | None = None
+    """How its client was started, e.g. `cli` in a terminal or `sdk-cli` without a screen."""
     is_resolved: bool | None = None
     """Whether the tests of its task passed, by what lies beside it."""
     ended: str | None = None

@@ -94,6 +94,7 @@ class Tree:
         """Sessions that rows name: a fork names its parent, a copied row the session it is of."""
         self.follows: set[str] = set()
         self.queue = _Queue()
+        self.entrypoint: str | None = None
         self.is_long = False
         """Whether the file is one of which little is held in memory."""
         self.snapshots: list[dict[str, Any]] = []
@@ -114,6 +115,7 @@ class Tree:
             self._take_apart(offset, row)
             return
         self.origins.update(rows.origins_of(row))
+        self.entrypoint = self.entrypoint or row.entrypoint
         if self.is_copy(offset, row):
             # A resumed session writes its history into the file once more; the first copy counts.
             self.counts.skipped["duplicate_row"] += 1
@@ -600,6 +602,9 @@ class Tree:
     def _queue(self, offset: int, row: Row) -> None:
         """Follow what is typed, or told, while the model works."""
         text = attachments.plain(rows.plain_json(row.content))
+        if row.operation == "enqueue" and self.turns and self.turns[0].texts == [text]:
+            # Before 2.1.8x nothing else says so: without a screen the first request is queued, too.
+            self.entrypoint = self.entrypoint or "sdk-cli"
         steps = (turn for turn in path_to(self.tips[False]) if turn.kind == "assistant")
         is_between = any(turn.calls for turn in islice(steps, 1))
         if not self.queue.take(row.operation, offset, text, is_between_steps=is_between):
@@ -919,6 +924,7 @@ def logs_of(tree: Tree, session_id: str, sent: SentRequests | None) -> Iterator[
             title=None if agent_id else title,
             client_usd={} if agent_id else _total(tree.client_usd),
             sent=shown,
+            entrypoint=tree.entrypoint,
             left_out=left_out,
         )
 

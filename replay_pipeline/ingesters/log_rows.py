@@ -335,6 +335,7 @@ class LogRows:
             "client_usd_json": json.dumps(log.client_usd) if log.client_usd else None,
             "first_timestamp": min(moments, default=None),
             "last_timestamp": max(moments, default=None),
+            "entrypoint": log.entrypoint,
             "is_resolved": log.is_resolved,
             "ended": log.ended,
             "n_turns": sum(turn.index >= 0 for turn in self.kept),

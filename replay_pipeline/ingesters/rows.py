@@ -98,6 +98,7 @@ class Row(msgspec.Struct, rename="camel"):
     user_feedback: str | None = None
     interrupted_message_id: str | None = None
     api_block_index: int | None = None
+    entrypoint: str | None = None
     request_id: str | None = None
     operation: str | None = None
     request_ref: str | None = None

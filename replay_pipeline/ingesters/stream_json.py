@@ -198,7 +198,7 @@ class _Run:
         self._main.finish()
         for log in logs_of(self._main, session_id, None):
             if log.agent_id is None:
-                log.ended = self._ended
+                log.ended, log.entrypoint = self._ended, "sdk-cli"
                 log.offers(self._tools)
             yield log
 

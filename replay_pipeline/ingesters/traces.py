@@ -166,7 +166,15 @@ class Traces:
     @cached_property
     def _session_rows(self) -> dict[str, dict[str, Any]]:
         """Return what is asked of sessions, by id."""
-        names = ["session_id", "agent", "agent_id", "project", "versions", "first_timestamp"]
+        names = (
+            "session_id",
+            "agent",
+            "agent_id",
+            "project",
+            "versions",
+            "first_timestamp",
+            "entrypoint",
+        )
         rows = self._sessions.select(names).to_pylist()
         return {row["session_id"]: row for row in rows}
 
@@ -313,7 +321,8 @@ class Traces:
             return None
         session_id = row["session_id"]
         session = self._session_rows[session_id]
-        found = self._harnesses.find(session["agent"], self._version(session_id))
+        version = self._version(session_id)
+        found = self._harnesses.find(session["agent"], version, session["entrypoint"])
         if found is None:
             return None
         moment = Moment(cwd=cwd, model=row["student_model"], at=session["first_timestamp"])

@@ -383,7 +383,7 @@ def _checks() -> tuple[Check, ...]:
 INGEST = Stage(
     name="ingest",
     about="Every decision point of the batch: what the student saw, did, and what came of it.",
-    version=6,
+    version=7,
     work=read_sessions,
     writes=TABLES,
     settings=_decisive,

@@ -21,6 +21,7 @@ _OFFLINE = [
 ]
 CLIENTS = {
     "claude_code": lambda: [*client("2.1.332"), "-p", "hi"],
+    "claude_code in a terminal": lambda: [*client("2.1.332"), "hi"],
     "codex": lambda: [
         *packed("@openai/codex@0.169.0-linux-x64", FOLDER / "codex", "vendor/x86_64-unknown-linux-musl/bin/codex"),
         "exec", "--skip-git-repo-check", "hi",
@@ -41,7 +42,9 @@ def test_a_client_is_recorded_without_a_network(agent: str, tmp_path: Path):
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["agent"] == agent
+    assert report["agent"] == agent.split()[0]
+    starts = {"claude_code": "sdk-cli", "claude_code in a terminal": "cli"}
+    assert report["entrypoint"] == starts.get(agent, "")
     assert report["tools"] >= 3
     assert report["system_chars"] > 1_000
     assert "cwd" in report["slots"]

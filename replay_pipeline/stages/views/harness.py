@@ -36,18 +36,25 @@ def record_harness(
 def list_harnesses(project: "Project") -> dict[str, Any]:
     """Return the recorded harnesses, and the harness that the sessions of each client use."""
     store = HarnessStore(project.root.path)
-    sessions: Counter[tuple[str, str]] = Counter()
+    sessions: Counter[tuple[str, str, str]] = Counter()
     for batch in project.root.batches("sessions"):
-        table = project.root.read("sessions", batch, columns=["agent", "versions"])
+        table = project.root.read("sessions", batch, columns=["agent", "versions", "entrypoint"])
         for row in table.to_pylist():
-            sessions[row["agent"] or "", (row["versions"] or [""])[-1]] += 1
+            version = (row["versions"] or [""])[-1]
+            sessions[row["agent"] or "", version, row["entrypoint"] or ""] += 1
     clients = []
-    for (agent, version), n_sessions in sorted(sessions.items()):
-        found = store.find(agent, version or None)
+    for (agent, version, entrypoint), n_sessions in sorted(sessions.items()):
+        found = store.find(agent, version or None, entrypoint or None)
         is_on = project.settings.ingest.harness == "auto"
         shown = "neutral" if found is None or not is_on else found.note or found.harness.version
         clients.append(
-            {"agent": agent, "version": version, "sessions": n_sessions, "harness": shown}
+            {
+                "agent": agent,
+                "version": version,
+                "entrypoint": entrypoint,
+                "sessions": n_sessions,
+                "harness": shown,
+            }
         )
     return {"harnesses": [_summary(harness) for harness in store], "clients": clients}
 
@@ -56,6 +63,7 @@ def _summary(harness: Harness) -> dict[str, Any]:
     return {
         "agent": harness.agent,
         "version": harness.version,
+        "entrypoint": harness.entrypoint,
         "sha": harness.sha,
         "system_chars": sum(map(len, harness.system)),
         "tools": len(harness.tools),
@@ -71,11 +79,12 @@ def _n_states(project: "Project", harness: Harness) -> int:
     n_states = 0
     for batch in project.root.batches("states"):
         sessions = project.root.read(
-            "sessions", batch, columns=["session_id", "agent", "versions"]
+            "sessions", batch, columns=["session_id", "agent", "versions", "entrypoint"]
         ).to_pylist()
         of_it = set()
         for row in sessions:
-            found = store.find(row["agent"], row["versions"][-1] if row["versions"] else None)
+            version = row["versions"][-1] if row["versions"] else None
+            found = store.find(row["agent"], version, row["entrypoint"])
             if found is not None and found.harness.sha == harness.sha:
                 of_it.add(row["session_id"])
         states = project.root.read("states", batch, columns=["session_id", "shape_turn_idx"])

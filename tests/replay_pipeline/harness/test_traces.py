@@ -18,6 +18,7 @@ from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.views.harness import list_harnesses, record_harness
 from replay_pipeline.testing.sample import SESSIONS_DIR
+from tests.replay_pipeline.ingesters.logs import Log
 
 VERSION = "2.1.38"
 
@@ -254,3 +255,21 @@ def test_the_neutral_form_has_the_texts_of_clients_beside_it(tmp_path, ingested)
         assert [*texts["messages"], *behind] == own["messages"]
         assert texts["tools"] == own["tools"]
         assert texts["n_replaced"] <= 2
+
+
+def test_a_harness_is_that_of_the_start_of_a_session(tmp_path):
+    """In a terminal or without a screen; where the other alone was recorded, the state says so."""
+    store = HarnessStore(tmp_path / "store")
+    shown, notes = {}, {}
+    for entrypoint in ("cli", "sdk-cli"):
+        system = [f"You were started as {entrypoint}."]
+        store.keep(structs.replace(HARNESS, entrypoint=entrypoint, system=system))
+        for start in ("cli", "sdk-cli"):
+            log = Log(f"of-{start}", entrypoint=start)
+            log.user("go")
+            log.says("m1", "done")
+            ((_, state),) = states(ingest(log.write(tmp_path), redact=False), store)
+            shown[start], notes[entrypoint, start] = state["system"], state["harness"].get("note")
+    assert shown == {s: [f"You were started as {s}."] for s in ("cli", "sdk-cli")}
+    assert notes["cli", "sdk-cli"] == "started as cli, and not as sdk-cli"
+    assert notes["sdk-cli", "cli"] is notes["sdk-cli", "sdk-cli"] is None
