@@ -82,14 +82,17 @@ class _Rollout:
             said = digest_of((said, message))
             if said in self._known:
                 talk.at(self._known[said])
-            elif (turn := talk.message(message)) is not None:
-                turn.flags |= {"copy"}
+            else:
+                talk.message(message)
+                if talk.written is not None:
+                    talk.written.flags |= {"copy"}
             self._known[said] = talk.place
         talk.timestamp = moment_of(row.get("timestamp"), per_second=1)
         talk.model = text_or_none(response.get("model")) or text_or_none(data.get("model"))
         talk.tools = tools_in(request.get("tools")) or talk.tools
         answer = _message(as_dict(choice["message"])) | {"role": "assistant"}
-        if (turn := talk.message(answer)) is not None:
+        talk.message(answer)
+        if (turn := talk.written) is not None:
             turn.stop_reason = text_or_none(choice.get("finish_reason"))
             if usage := as_dict(data.get("usage")) or as_dict(response.get("usage")):
                 cached = as_dict(usage.get("prompt_tokens_details")).get("cached_tokens")

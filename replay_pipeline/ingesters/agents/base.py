@@ -33,6 +33,7 @@ class LinearReader:
 
     name: ClassVar[str]
     rank: ClassVar[int] = 3
+    conversation: ClassVar[type["Conversation"] | None] = None
 
     def begins(self, row: dict[str, Any]) -> bool:
         """Return whether the first row of a file is one of this agent's."""
@@ -56,7 +57,7 @@ class LinearReader:
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
         """Yield the one conversation of a file."""
-        talk = Conversation(path.stem, self.name)
+        talk = (self.conversation or Conversation)(path.stem, self.name)
         for offset, row in self.rows(talk, path, counts, end):
             talk.offset = offset
             counts.count(self.take(talk, row))
@@ -102,6 +103,8 @@ class Conversation:
         self.tools: list[Tool] = []
         self.system: str | None = None
         """The system prompt, where the log has it."""
+        self.title: str | None = None
+        """What the log calls the session."""
         self.cwd: str | None = None
         self.model: str | None = None
         self.version: str | None = None
@@ -192,14 +195,22 @@ class Conversation:
         self._open = turn
 
     @property
+    def written(self) -> Turn | None:
+        """Return the model's message that is being built."""
+        return self._open
+
+    @property
+    def is_calling(self) -> bool:
+        """Return whether the last message has an unanswered call."""
+        tip = self._tip
+        return tip is not None and any(call.id not in tip.results for call in tip.calls)
+
+    @property
     def is_waiting(self) -> bool:
         """Return whether the last message has no call or an unanswered call."""
         tip = self._tip
-        return (
-            tip is not None
-            and tip.kind == "assistant"
-            and (not tip.calls or any(call.id not in tip.results for call in tip.calls))
-        )
+        is_text = tip is not None and tip.kind == "assistant" and not tip.calls
+        return is_text or self.is_calling
 
     def call(self, turn: Turn, call_id: str | None, name: str, arguments: Any) -> str:
         """Add a call to the model's message, and return its id, which no other call has."""
@@ -253,12 +264,16 @@ class Conversation:
                     turn.usage = usage
                 return
 
-    def message(self, message: dict[str, Any]) -> Turn | None:
-        """Take in a message in OpenAI's form. Returns the turn if it is one of the model."""
+    def message(self, message: dict[str, Any]) -> str | None:
+        """Take in a message in OpenAI's form; returns the reason if it makes no turn.
+
+        One of the model is `written` until the next.
+        """
         role, text = message.get("role"), text_in(message.get("content"))
         if role == "tool":
-            self.answer(text_or_none(message.get("tool_call_id")), Result(text))
-        elif role == "assistant":
+            is_known = self.answer(text_or_none(message.get("tool_call_id")), Result(text))
+            return None if is_known else "orphan_result"
+        if role == "assistant":
             self.close()
             turn = self.assistant()
             turn.texts += [text] if text else []
@@ -268,11 +283,12 @@ class Conversation:
                 told = as_dict(call.get("function")) or call
                 name = text_or_none(told.get("name")) or ""
                 self.call(turn, text_or_none(call.get("id")), name, told.get("arguments"))
-            return turn
         elif text and role in ("system", "developer"):
             self.instruct(text)
         elif text:
             self.user(text)
+        else:
+            return "empty"
         return None
 
     @property
@@ -300,6 +316,7 @@ class Conversation:
             self.agent,
             kept,
             tools=self.tools,
+            title=self.title,
             sent=list(self._shapes.values()),
             left_out=Counter(empty=sum(map(_is_empty, self.turns))),
         )

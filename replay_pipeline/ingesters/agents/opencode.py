@@ -79,7 +79,7 @@ class _OpenCodeSession:
         self.talk.cwd = text_or_none(info.get("directory"))
         self.talk.version = text_or_none(info.get("version"))
         self._parent = text_or_none(info.get("parentID"))
-        self._title = text_or_none(info.get("title"))
+        self.talk.title = text_or_none(info.get("title"))
         self._first_turn: dict[str, int] = {}
         """Where the turns of a message begin, by its id."""
         self._compactions: dict[str, tuple[int, str | None]] = {}
@@ -90,7 +90,7 @@ class _OpenCodeSession:
         """Take in one row; returns why it makes no turn."""
         info = as_dict(row.get("info"))
         if "title" in row and not info:
-            self._title = text_or_none(row.get("title")) or self._title
+            self.talk.title = text_or_none(row.get("title")) or self.talk.title
             return "bookkeeping"
         if "cleared" in row and not info:
             self.talk.clear([each for each in as_list(row["cleared"]) if text_or_none(each)])
@@ -184,7 +184,6 @@ class _OpenCodeSession:
     def log(self) -> SessionLog:
         """Return the finished session. A subagent's session is part of the session that started it."""
         log = self.talk.log()
-        log.title = self._title
         if self._parent:
             log.agent_id, log.parent_session_id = log.session_id, self._parent
         return log

@@ -72,7 +72,8 @@ def _log(trace: dict[str, Any], talk: Conversation, offset: int) -> SessionLog:
         talk.at(places[parent] if is_known else None)
         talk.timestamp = moment_of(node.get("timestamp"), per_second=1)
         talk.tools = talk.tools or tools_in(node.get("tools"))
-        if (turn := talk.message(as_dict(node.get("message")))) is not None:
+        talk.message(as_dict(node.get("message")))
+        if (turn := talk.written) is not None:
             made_by = calls.get(index, {})
             turn.flags |= frozenset() if node.get("sampled") else {"copy"}
             turn.model = text_or_none(made_by.get("model")) or talk.model

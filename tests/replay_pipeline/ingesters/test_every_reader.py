@@ -20,6 +20,7 @@ from tests.replay_pipeline.ingesters import (
     test_other_agents,
     test_pi,
     test_qwen_code,
+    test_trajectories,
 )
 from tests.replay_pipeline.ingesters.logs import Log
 from tests.replay_pipeline.ingesters.test_other_agents import read
@@ -44,6 +45,17 @@ def codex() -> list[bytes]:
 
 
 SAMPLES: dict[str, tuple[Callable[[], list[bytes]], str | None]] = {
+    "agent_data_protocol": (lambda: rows(test_trajectories.adp()), None),
+    "mini_swe_agent": (
+        lambda: rows(test_trajectories.mini_swe_agent()),
+        test_trajectories.SYSTEM,
+    ),
+    "openhands": (lambda: rows(*test_trajectories.openhands()), test_trajectories.SYSTEM),
+    "session_traces": (
+        lambda: rows(*test_trajectories.session_trace()),
+        test_trajectories.SYSTEM,
+    ),
+    "swe_agent": (lambda: rows(test_trajectories.swe_agent()), test_trajectories.SYSTEM),
     "agent_lightning": (
         lambda: rows(*test_agent_lightning.events()),
         "You are a scheduling assistant.",
