@@ -61,7 +61,7 @@ def tokenizer_of(template: str) -> Any:
     made = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(tiny.to_str()),
         bos_token="<s>",
-        eos_token="<|im_end|>" if "<|im_end|>" in template else "</s>",
+        eos_token=next((t for t in ("<|im_end|>", "</assistant>") if t in template), "</s>"),
         pad_token="<|endoftext|>",
         additional_special_tokens=sorted(set(SPECIAL.findall(template))),
     )

@@ -95,12 +95,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="go on from the newest complete checkpoint of the same run, if there is one "
         "(resume_from=last, unless the file names a checkpoint)",
     )
+    parser.add_argument(
+        "--again", action="store_true", help="with --resume: start anew what is finished"
+    )
     options = parser.parse_args(given)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         values = read_config(options.config or _default(options.overrides), options.overrides)
         if options.resume and not values.get("resume_from"):
             values["resume_from"] = "last"
+        if options.again:
+            values["again"] = True
         report = ENGINES[options.engine](values)
     except TrainingStoppedError as stopped:
         sys.stderr.write(f"{stopped}\n")

@@ -341,6 +341,8 @@ class RunConfig:
     resume_from: str | None = None
     """Checkpoint folder to continue from. `last` means the newest complete checkpoint in the output
     folder, if there is one from a run with the same settings and dataset."""
+    again: bool = False
+    """Whether `resume_from: last` starts a finished run anew. Otherwise it stays as it is."""
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     trl: dict[str, Any] = field(default_factory=dict)
     """Fields of `SharedSettings`. Under TRL, all fields of `ComposerConfig`, and so of `GRPOConfig`."""
@@ -371,6 +373,12 @@ class RunConfig:
         if self.dtype != "float32" and self.peft is None and self.engine in HOSTS_OF_TRL:
             raise TrainerConfigError(
                 f"dtype={self.dtype} stores all weights in {self.dtype}. At usual learning rates, steps are then rounded to zero. Set dtype=float32 (on a GPU, trl.bf16 still computes in bfloat16), or train adapters (peft.rank=16)"
+            )
+        targets = self.peft.targets if self.peft else ()
+        if "lm_head" in ([targets] if isinstance(targets, str) else targets):
+            raise TrainerConfigError(
+                "peft.targets=lm_head: log-probabilities are computed from the head's own weight, so an "
+                "adapter on it would not be trained; remove it"
             )
         if self.quantize != "none" and (self.peft is None or self.model is None):
             raise TrainerConfigError(

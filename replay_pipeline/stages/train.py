@@ -46,7 +46,7 @@ def train_model(task: Task, *, launch: Launch = run_trainer) -> Report:
         raise ConfigError(f"{place}: no dataset yet; run `replay-pipeline publish` first")
     # The bundled run is for one core: more threads than free cores only wait for each other.
     job = TrainerJob(
-        command=[*python(TRAINER, "--resume"), *_told(task.project)],
+        command=[*python(TRAINER, "--resume", "--again"), *_told(task.project)],
         output=output,
         environment={} if config or model else {"OMP_NUM_THREADS": "1"},
         variables=settings.train.environment,

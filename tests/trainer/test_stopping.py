@@ -14,7 +14,13 @@ from trainer.__main__ import STOPPED
 from trainer.data.evaluation import EvaluationOptions
 from trainer.errors import TrainerConfigError
 from trainer.settings import RunConfig, TinyOptions
-from trainer.trl.checkpoints import checkpoint_to_resume, mark_finished, stamp_of, write_stamp
+from trainer.trl.checkpoints import (
+    checkpoint_to_resume,
+    is_finished,
+    mark_finished,
+    stamp_of,
+    write_stamp,
+)
 
 N_STEPS = 16
 
@@ -87,6 +93,10 @@ def test_a_stopped_run_saves_itself_and_goes_on_bit_for_bit(dataset_folder, stra
     resumed = start(dataset_folder, tmp_path)
     status, errors = resumed.ended(400)
     assert status == 0, errors
+    assert_same(tmp_path, straight)
+    once_more = start(dataset_folder, tmp_path)
+    status, errors = once_more.ended(400)
+    assert (status, "this run is finished; --again" in errors) == (0, True)
     assert_same(tmp_path, straight)
 
 
@@ -167,8 +177,19 @@ def test_other_rows_or_processes_are_another_run(begun):
     (begun / "a.parquet").write_bytes(b"other rows")
     with pytest.raises(TrainerConfigError, match="the rows of the dataset"):
         resumed(begun)
-    mark_finished(begun / "steps")  # what has come to its end keeps nobody from beginning again
-    assert resumed(begun) is None
+
+
+def test_a_finished_run_stays_and_other_settings_are_refused_by_name_until_it_is_begun_again(begun):
+    steps, stamp = begun / "steps", stamp_of(config_of(begun))
+    assert not is_finished(steps, stamp, again=False)
+    mark_finished(steps, stamp)
+    assert is_finished(steps, stamp, again=False)
+    for_less = stamp_of(config_of(begun, trl={"learning_rate": 0.5}))
+    named = r"trl\.learning_rate \(there None, now 0\.5\).*--again"
+    with pytest.raises(TrainerConfigError, match=named):
+        is_finished(steps, for_less, again=False)
+    assert not is_finished(steps, for_less, again=True)
+    assert resumed(begun) is None  # nor do its checkpoints take part in what is begun
 
 
 def test_a_checkpoint_that_lost_a_part_is_passed_over(begun, caplog):

@@ -66,6 +66,8 @@ class Preflight:
     """Number of long texts that lost their middle."""
     n_smaller_tools: int
     """Number of tools whose definition was shortened or removed."""
+    n_dropped_tokens: int
+    """Number of tokens in front of the last ones that prompts keep (`prompt_window: tail`)."""
     budget_used: float | None
     """Mean share of `max_prompt_tokens` that cut prompts use."""
     refused: dict[str, int]
@@ -125,6 +127,7 @@ def preflight(
         n_dropped_steps=sum(cut.n_dropped_steps for cut in cuts),
         n_shortened_texts=sum(cut.n_shortened_texts for cut in cuts),
         n_smaller_tools=sum(cut.n_smaller_tools for cut in cuts),
+        n_dropped_tokens=sum(cut.n_dropped_tokens for cut in cuts),
         budget_used=round(sum(seen.used) / len(seen.used), 3) if seen.used else None,
         refused={
             name: n for name, of in seen.cuts.items() if (n := sum(bool(c.refusal) for _, c in of))
@@ -204,6 +207,15 @@ def _look_at_prompts(renderer: Renderer, data: PreferenceData, chosen: set[int])
     return seen
 
 
+def _cut_in_all(found: Preflight) -> Cut:
+    return Cut(
+        n_dropped_steps=found.n_dropped_steps,
+        n_shortened_texts=found.n_shortened_texts,
+        n_smaller_tools=found.n_smaller_tools,
+        n_dropped_tokens=found.n_dropped_tokens,
+    )
+
+
 def log_findings(found: Preflight) -> None:
     """Log the findings, as warnings where something was lost or replaced."""
     for what, how in found.rendered_as_text.items():
@@ -217,8 +229,7 @@ def log_findings(found: Preflight) -> None:
         (
             found.n_cut_prompts,
             found.n_prompts,
-            f"prompts do not fit into max_prompt_tokens: {found.n_dropped_steps} steps are left out, "
-            f"{found.n_shortened_texts} texts and {found.n_smaller_tools} tool definitions shortened",
+            f"prompts do not fit into max_prompt_tokens: {_cut_in_all(found)}",
         ),
         (
             sum(found.refused.values()),

@@ -11,17 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.utils.checkpoint import checkpoint
 
 from trainer.losses.channels import SDPOOptions, distillation_per_token
 from trainer.losses.compose import Batch, PairLogps
 from trainer.losses.compose import pair_logps as plain_pair_logps
-from trainer.model.causal_lm import (
-    causal_lm_of,
-    has_plain_head,
-    head_logps,
-    logit_rule,
-)
+from trainer.model.causal_lm import causal_lm_of, head_logps, logit_rule
 
 CHUNK = 256
 """Number of tokens whose logits exist at the same time."""
@@ -75,18 +69,7 @@ def logps_of_states(
     """Compute the results of `chunked_response_logps` from the hidden states of the sequences."""
     rows_N, predictors_N = _asked(response_mask_BT, hidden_BTH.device)
     hidden_NH, ids_N = hidden_BTH[rows_N, predictors_N], ids_BT[rows_N, predictors_N + 1]
-    if not has_plain_head(model):  # an adapter sits on it: it has to be called
-        return _called_head(model, hidden_NH, ids_N, temperature)
     return head_logps(model, hidden_NH, ids_N, temperature=temperature)[0]
-
-
-def _called_head(model: nn.Module, hidden_NH: Tensor, ids_N: Tensor, temperature: float) -> Tensor:
-    def of_chunk(hidden: Tensor, ids: Tensor) -> Tensor:
-        logits = project(model, hidden).float() / temperature
-        return logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-
-    chunks = zip(hidden_NH.split(CHUNK), ids_N.split(CHUNK), strict=True)
-    return torch.cat([checkpoint(of_chunk, *chunk, use_reentrant=False) for chunk in chunks])
 
 
 def chunked_pair_logps(model: nn.Module, batch: Batch) -> PairLogps:

@@ -24,9 +24,12 @@ LAST = "last"
 STAMP_FILE = "run.json"
 """File that completes a checkpoint. It describes the run and lists the files."""
 
+FINISHED_FILE = "finished.json"
+"""File next to the checkpoints of a run that came to its end. It describes the run."""
+
 NOT_MATHEMATICS = (
     # Where results go, what is looked at, and what is only refused or told.
-    *("output", "resume_from", "push_to_hub", "agreement", "evaluation.*", "peft.merge"),
+    *("output", "resume_from", "again", "push_to_hub", "agreement", "evaluation.*", "peft.merge"),
     *("preflight.max_*", "engine", "own.*"),
     *("trl.disable_tqdm", "trl.report_to", "trl.run_name", "trl.project", "trl.trackio_*"),
     *("trl.log*", "trl.save_*", "trl.eval_*", "trl.hub_*", "trl.push_to_hub", "trl.output_dir"),
@@ -117,11 +120,35 @@ def write_stamp(folder: Path, stamp: RunStamp) -> None:
     (folder / STAMP_FILE).write_text(json.dumps(told, indent=1) + "\n", "utf-8")
 
 
-def mark_finished(folder: Path) -> None:
-    """Mark the checkpoints of a finished run, so that no later run continues from them."""
+def mark_finished(folder: Path, stamp: RunStamp) -> None:
+    """Mark a finished run and its checkpoints, so that no later run continues from them."""
+    (folder / FINISHED_FILE).write_text(json.dumps(asdict(stamp), indent=1) + "\n", "utf-8")
     for path in folder.glob(f"checkpoint-*/{STAMP_FILE}"):
         told = json.loads(path.read_text("utf-8"))
         path.write_text(json.dumps(told | {"is_finished": True}, indent=1) + "\n", "utf-8")
+
+
+def is_finished(folder: Path, stamp: RunStamp, *, again: bool) -> bool:
+    """Return whether the run in a folder has come to its end, and is not to be started anew.
+
+    Args:
+        folder: folder with the run's checkpoints.
+        stamp: stamp of the run.
+        again: whether a finished run starts anew.
+
+    Raises:
+        TrainerConfigError: the finished run had other settings. Nothing was changed.
+    """
+    path = folder / FINISHED_FILE
+    if again or not path.exists():
+        path.unlink(missing_ok=True)
+        return False
+    if changes := stamp.changes_from(RunStamp(**json.loads(path.read_text("utf-8")))):
+        raise TrainerConfigError(
+            f"{folder} has a finished run with other settings: {'; '.join(changes)}. Start anew with "
+            "these (--again), or name another output folder"
+        )
+    return True
 
 
 def checkpoint_to_resume(resume_from: str | None, folder: Path, stamp: RunStamp) -> Path | None:
@@ -155,16 +182,19 @@ def checkpoint_to_resume(resume_from: str | None, folder: Path, stamp: RunStamp)
     faults = {path: fault for path in newest_first if (fault := _fault(path))}
     for path, fault in faults.items():
         logger.warning("%s is skipped: %s", path, fault)
-    whole = [path for path in newest_first if path not in faults]
+    whole = [
+        path for path in newest_first if path not in faults and not stamped[path].get("is_finished")
+    ]
     changes_of = {path: stamp.changes_from(_stamp(stamped[path])) for path in whole}
     if own := next((path for path in whole if not changes_of[path]), None):
         return own
-    if begun := next((path for path in whole if not stamped[path]["is_finished"]), None):
+    if whole:
+        begun = whole[0]
         raise TrainerConfigError(
             f"{begun} belongs to a run with other settings: {'; '.join(changes_of[begun])}. Set "
             f"them back, continue with the new ones (resume_from={begun}), or name another folder"
         )
-    if faults and not whole:
+    if faults and len(faults) == len(stamped):
         path, fault = next(iter(faults.items()))
         raise TrainerConfigError(
             f"{folder} has no whole checkpoint ({path.name}: {fault}): delete it to start over"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from accelerate.utils import parse_flag_from_env
 from trl.trainer.grpo_config import GRPOConfig
 
 from trainer.errors import TrainerConfigError
@@ -48,6 +49,11 @@ class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-i
             )
         if self.deepspeed:
             raise TrainerConfigError(NO_DEEPSPEED)
+        if self.drift_weight > 0 and (self.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP")):
+            raise TrainerConfigError(
+                "drift_weight does not support sharded models (FSDP), in which no rank has the original "
+                "model: set it to 0"
+            )
         # TRL still sets the old names, which transformers answers with a deprecation warning.
         if self.activation_checkpointing is None:
             self.activation_checkpointing = self.gradient_checkpointing

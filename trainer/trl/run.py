@@ -55,7 +55,14 @@ from trainer.outer.environment import ReplicaPlace, replica_place
 from trainer.outer.object_store import ObjectStore
 from trainer.settings import RunConfig, SharedSettings, section_of
 from trainer.trl.balance import Balance, balanced
-from trainer.trl.checkpoints import StopAtStep, checkpoint_to_resume, mark_finished, stamp_of
+from trainer.trl.checkpoints import (
+    LAST,
+    StopAtStep,
+    checkpoint_to_resume,
+    is_finished,
+    mark_finished,
+    stamp_of,
+)
 from trainer.trl.config import ComposerConfig
 from trainer.trl.objective import FixedBatchObjective
 from trainer.trl.trainer import ComposerReplicationTrainer
@@ -189,7 +196,11 @@ def _run(
     output = Path(config.output)
     stamp = stamp_of(config, n_processes=args.world_size)
     # Before anything is loaded or written: this is where a run with other settings is refused.
-    resumed = checkpoint_to_resume(config.resume_from, Path(args.output_dir or output), stamp)
+    steps = Path(args.output_dir or output)
+    if config.resume_from == LAST and is_finished(steps, stamp, again=config.again):
+        logger.warning("%s: this run is finished; --again starts it anew", output)
+        return json.loads((output / "report.json").read_text("utf-8"))
+    resumed = checkpoint_to_resume(config.resume_from, steps, stamp)
     made = _prepared(config, args, parts)
     before, loss_first = made.measured()
     metrics = MetricsFile(output / "metrics.jsonl", args, on_metrics)
@@ -215,7 +226,7 @@ def _run(
         plot_metrics(metrics.rows, output / "loss.png")
         write_results(config, report, {"before": before, "after": after})
         _write_json(output / "inspected.json", made.inspected())
-        mark_finished(Path(args.output_dir or output))
+        mark_finished(steps, stamp)
         if config.push_to_hub is not None:
             refuse_worse(report, output)
             push_to_hub(config.push_to_hub, output)

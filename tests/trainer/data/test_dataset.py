@@ -154,6 +154,27 @@ def test_json_text_is_read_as_what_it_holds(tmp_path):
     assert read["prompt"] == SAID
 
 
+def test_names_that_arrow_put_into_other_rows_arguments_are_not_arguments(tmp_path):
+    """A column of structs has every name in every row; a null in JSON text is somebody's own."""
+
+    def calling(**arguments):
+        function = {"name": "Read", "arguments": arguments}
+        return [{"role": "assistant", "content": "", "tool_calls": [{"function": function}]}]
+
+    rows = [
+        GOOD | {"chosen": calling(path="a.py"), "rejected": calling(path="b.py")},
+        GOOD | {"chosen": calling(lines=[1]), "rejected": calling(path="c.py")},
+    ]
+    first, second = load_preference_data(pairs_folder(tmp_path, rows)).pairs
+    assert first["chosen"][0]["tool_calls"][0]["function"]["arguments"] == {"path": "a.py"}
+    assert second["chosen"][0]["tool_calls"][0]["function"]["arguments"] == {"lines": [1]}
+    own = [{"role": "assistant", "tool_calls": [{"function": {"name": "R", "arguments": "{}"}}]}]
+    own[0]["tool_calls"][0]["function"]["arguments"] = '{"path": null}'
+    written = [{**GOOD, "chosen": own, "rejected": own}]
+    [read] = load_preference_data(pairs_folder(tmp_path, written)).pairs
+    assert read["chosen"][0]["tool_calls"][0]["function"]["arguments"] == {"path": None}
+
+
 def test_a_file_that_is_cut_short_is_a_sentence(tmp_path):
     folder = pairs_folder(tmp_path, [GOOD] * 3)
     path = folder / "pairs" / "train-0.parquet"

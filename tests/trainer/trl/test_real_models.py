@@ -237,6 +237,7 @@ def test_what_cannot_work_is_refused_before_the_weights_are_there(tmp_path, data
         ({"quantize": "3bit"}, "is not none, 4bit or 8bit"),
         ({"dtype": "float8"}, "is not float32"),
         ({"peft": {"rang": 4}}, "unknown setting peft.rang"),
+        ({"peft": {"targets": ["q_proj", "lm_head"]}}, "would not be trained; remove it"),
         ({"peft": {"rank": "many"}}, "peft.rank='many': .*valid integer"),
     ],
 )
