@@ -3,7 +3,7 @@
 import contextlib
 import tomllib
 import zoneinfo
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -362,7 +362,8 @@ class Settings(_Section):
             what = "; ".join(
                 f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
             )
-            raise ConfigError(f"{path}: {what}") from error
+            is_told = all(_has(changes or {}, item["loc"]) for item in error.errors())
+            raise ConfigError(f"{'the command line' if is_told else path}: {what}") from error
         except (ConfigError, StorageError):
             raise
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -467,6 +468,17 @@ def config_dir(env: Mapping[str, str] | None = None) -> Path:
             f"REPLAY_CONFIG_DIR (or XDG_CONFIG_HOME) is {folder}: it must be an absolute path, so that it names the same folder wherever you start the program"
         )
     return folder
+
+
+def _has(changes: Any, place: Sequence[int | str]) -> bool:
+    """Return whether changes hold what stands at a place, or begin below which it stands."""
+    for name in place:
+        if not isinstance(changes, Mapping):
+            return True
+        if name not in changes:
+            return False
+        changes = changes[name]
+    return True
 
 
 def _merged(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

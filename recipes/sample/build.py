@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     stories = build(options.out, options.expected)
     n_states = sum(len(story.expected) for story in stories)
     n_logs = sum(1 + len(story.left) for story in stories)
-    print(f"{n_logs} sessions, {n_states} states -> {options.out}")
+    print(f"{n_logs} session logs, {n_states} states -> {options.out}")
 
 
 def _dumps(value: Any) -> str:

@@ -68,6 +68,8 @@ _A_DAY = timedelta(days=1)
     owners=OWNERS,
     kinds={"python", "json"},
     tags={"stage": "report"},
+    description="The night on one page: what was found, asked, paid, made, and dropped since the "
+    "last summary, and which runs failed.",
     freshness_policy=dg.FreshnessPolicy.time_window(
         fail_window=2.1 * _A_DAY, warn_window=1.1 * _A_DAY
     ),

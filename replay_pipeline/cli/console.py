@@ -379,7 +379,6 @@ def nothing_read(report: Report) -> bool:
 
 def open_words(work: Report) -> str:
     """Describe the open questions in one line: why they are open, and the cost to finish them."""
-    reasons = _words(work["stop_reasons"])
     if n := work.get("n_states_never_asked"):
         ceiling = work.get("max_total_usd")
         at_most = work.get("never_asked_usd")
@@ -390,10 +389,24 @@ def open_words(work: Report) -> str:
         rest = open_words({**work, "n_states_never_asked": 0}) if work["stop_reasons"] else ""
         return f"{never}. At the others: {rest}" if rest else never
     if not work["n_questions_left"]:
-        return f"no question ({reasons})" if work["stop_reasons"] else "no question"
+        return "no question"
     cost = work["left_usd"]
     price = "" if cost is None else f", about ${cost:.4f} to finish"
-    return f"{work['n_questions_left']:,} questions were not sent ({reasons}){price}"
+    stops = [
+        f"{_STOPS[why]} in {n:,} batch{'es' * (n > 1)}"
+        for why, n in work["stop_reasons"].items()
+        if why in _STOPS
+    ]
+    why = f" because {' and '.join(stops)}" if stops else ""
+    return f"{work['n_questions_left']:,} questions were not sent{why}{price}"
+
+
+_STOPS = {
+    "budget": "the ceiling was reached",
+    "stopped": "the run was stopped",
+    "teacher_stopped": "a teacher stopped",
+}
+"""Why questions of a batch wait, by the reason for which its replay ended."""
 
 
 def show_estimate(report: Report) -> None:
@@ -628,12 +641,12 @@ def show_normalize(reports: Report) -> None:
 show_control = partial(_draw_facts, "Control")
 
 
-def show_publish(report: Report) -> None:
+def show_publish(report: Report, *, title: str = "Published") -> None:
     """Show the results of a publication, and the result of each check that it passed."""
     checks = report.get("checks") or {}
     # `dataset` names the folder already.
     shown = {k: v for k, v in report.items() if k not in ("checks", "folder")}
-    _draw_facts("Published", shown | checks)
+    _draw_facts(title, shown | checks)
 
 
 def show_verify(report: Report) -> None:
@@ -801,7 +814,9 @@ def show_stale(report: Report) -> None:
                 batches[key] = batches.get(key, 0) + 1
     rows = [(stage, f"{n:,}", why) for (stage, why), n in batches.items()]
     _draw("Stale, and why", ("stage", "batches", "because of"), rows, texts=("because of",))
-    if cost := report["cost"]:
+    if why := report["no_price"]:
+        price = f"what it costs is not known ({why})"
+    elif cost := report["cost"]:
         n_calls = sum(row["n_calls"] for row in cost["teachers"])
         price = f"{n_calls:,} new questions for about ${cost['expected_usd']:.4f}"
     else:

@@ -1,6 +1,7 @@
 """The commands that make the dataset, change it, and train on it."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from replay_pipeline.cli.app import (
     app,
 )
 from replay_pipeline.cli.bars import progress_bars
-from replay_pipeline.cli.console import print_report, show_normalize, show_publish, show_train
+from replay_pipeline.cli.console import err, print_report, show_normalize, show_publish, show_train
 from replay_pipeline.cli.shared import chosen, open_pipeline
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.storage.store import as_path
@@ -114,7 +115,15 @@ def retract(
         if not typer.confirm(f"Take {named} out of {work.settings.dataset_dir()} for good?"):
             raise ConfigError("stopped; nothing was changed")
     report = work.retract(session_ids=session or (), batches=batch or (), erase=erase)
-    print_report(report.to_json(), as_json=as_json, show=show_publish)
+    print_report(report.to_json(), as_json=as_json, show=partial(show_publish, title="Retracted"))
+    if report.not_found:
+        err.print(
+            f"not in the dataset: {', '.join(report.not_found)}. If the name is wrong, what you meant is "
+            "still published; `replay-pipeline look` shows the ids of sessions",
+            markup=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -30,7 +30,8 @@ def look(
         list[Path] | None,
         typer.Argument(
             help="Session files or folders. By default the data root, if there is one, else Claude "
-            "Code's own folder."
+            "Code's own folder.",
+            metavar="PATHS",
         ),
     ] = None,
     data: DataOption = None,
@@ -99,7 +100,8 @@ def ingest(
         list[Path] | None,
         typer.Argument(
             help="Session files or folders, or hf://datasets/OWNER/NAME. "
-            "By default Claude Code's own folder."
+            "By default Claude Code's own folder.",
+            metavar="PATHS",
         ),
     ] = None,
     out_dir: Annotated[

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 def run(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Session files or folders. By default Claude Code's own folder."),
+        typer.Argument(
+            help="Session files or folders. By default Claude Code's own folder.", metavar="PATHS"
+        ),
     ] = None,
     data: DataOption = None,
     settings: SettingsOption = None,

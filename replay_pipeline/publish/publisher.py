@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 
 from replay_pipeline.errors import ConfigError, PublishError
 from replay_pipeline.publish import batch_facts, layout
+from replay_pipeline.publish.batch_facts import session_hashes
 from replay_pipeline.publish.client_texts import ClientTextTable
 from replay_pipeline.publish.folder import alone
 from replay_pipeline.publish.lengths import TokenSizes
@@ -170,14 +172,19 @@ def retract(
     """
     options = HubOptions(repo_id=repo_id, token=token, endpoint=endpoint, patience_s=patience_s)
     hub = options.open()
-    new = batch_facts.Retracted(frozenset(map(name_sha, session_ids)), frozenset(batches))
+    by_hash, named = {name_sha(each): each for each in session_ids}, set(batches)
+    new = batch_facts.Retracted(frozenset(by_hash), frozenset(named))
     with TemporaryDirectory(prefix="publish-") as aside, alone(folder):
-        version = _without(new, Published.at(folder, hub), Path(aside))
+        earlier = Published.at(folder, hub)
+        known = {sha for each in earlier.manifests.values() for sha in session_hashes(each)}
+        not_found = [by_hash[sha] for sha in sorted(by_hash.keys() - known)]
+        not_found += sorted(named - earlier.manifests.keys())
+        version = _without(new, earlier, Path(aside))
         report = version.write(folder, options)
         report = version.bring(folder, hub, options, report)
     if erase and hub is not None:
         hub.erase(lambda path: layout.batch_of(path) is not None)
-    return report
+    return replace(report, not_found=not_found)
 
 
 def _without(new: batch_facts.Retracted, earlier: Published, aside: Path) -> Version:
@@ -186,7 +193,7 @@ def _without(new: batch_facts.Retracted, earlier: Published, aside: Path) -> Ver
     touched = {
         key
         for key, manifest in there.items()
-        if key in new.batches or new.sessions & set(batch_facts.session_hashes(manifest))
+        if key in new.batches or new.sessions & set(session_hashes(manifest))
     }
     sides = batch_facts.known_sides(there.values(), earlier.facts)
     fractions = [manifest["test_fraction"] for manifest in there.values()]

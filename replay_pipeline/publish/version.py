@@ -58,6 +58,8 @@ class PublishReport:
     """How often the chosen side can be guessed without the prompt, from `BlindControl`."""
     tag: str | None = None
     """Tag of this content. Equal content has an equal tag."""
+    not_found: list[str] = field(default_factory=list)
+    """Sessions and batches that were to be retracted and that the dataset doesn't have."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain values."""

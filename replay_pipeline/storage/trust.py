@@ -130,7 +130,7 @@ def check_file(path: Path, data: bytes, *, folder: Path) -> None:
             else "has changed since you trusted it"
         )
         raise UntrustedError(
-            f"{path} {why}, so it is ignored: it could name other teachers, keys, and programs. "
+            f"{path} {why}, so nothing was started: it could name other teachers, keys, and programs. "
             f"Read it, then run `replay-pipeline doctor --trust {path}`, or name it with --settings or "
             "REPLAY_SETTINGS"
         )
@@ -152,7 +152,9 @@ def read_trust(folder: Path) -> Trust:
         raise ConfigError(f"{path}: {error.strerror}") from error
     # Windows has neither these modes nor these owners.
     if os.name == "posix" and (about.st_mode & 0o022 or about.st_uid not in (0, os.getuid())):
-        raise ConfigError(f"other users may write to {path}, so it is ignored: chmod 600 {path}")
+        raise ConfigError(
+            f"other users may write to {path}, so nothing was started: chmod 600 {path}"
+        )
     try:
         return Trust.model_validate_json(text)
     except ValidationError as error:

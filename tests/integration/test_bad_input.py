@@ -147,7 +147,7 @@ def test_a_budget_that_is_no_ceiling(paid_root, tmp_path, budget):
     done = command(
         "replay", "--data", paid_root, f"--budget={budget}", cwd=tmp_path, REPLAY_TEACHERS="sample"
     )
-    assert_one_clear_line(done)
+    assert_one_clear_line(done, "the command line: replay.max_total_usd")
     assert contents(paid_root) == before
 
 

@@ -47,6 +47,9 @@ def test_a_retracted_session_is_gone_and_stays_away(root):
     assert pipeline_at(root).root.read_all("normalized_pairs").num_rows == len(rows), (
         "the tables stay"
     )
+    told = CliRunner().invoke(app, ["retract", "--session", "nosuch", "--yes", "--data", str(root)])
+    assert told.exit_code == 1
+    assert "not in the dataset: nosuch" in told.stderr
     (root / "receipts/publish/all.json").unlink()
     again = pipeline_at(root).publish().report["rows_by_split"]
     assert sum(again["pairs"].values()) == n_after

@@ -74,9 +74,12 @@ def test_a_replay_under_a_ceiling_tells_why_it_stopped_what_is_left_and_what_fin
     n_left = report["skipped"]["budget"]
     assert n_left > 0
     for command in (("replay", "--budget", "0"), ("status",)):
-        assert f"{n_left} questions were not sent (budget 1)" in run(*command).output
+        assert (
+            f"{n_left} questions were not sent because the ceiling was reached in 1 batch"
+            in run(*command).output
+        )
     run("replay")
-    assert "no question (completed 1)" in run("status").output
+    assert "Left to ask: no question." in run("status").output
 
 
 def test_status_tells_the_fidelity_of_a_batch(run):

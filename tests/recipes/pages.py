@@ -1,7 +1,7 @@
 """What the pages of `recipes/` have typed, and what they say comes of it.
 
 A block of `bash` is a script; the words behind it on the fence say what it needs besides a CPU and a few minutes:
-`gpu`, `hours`, `network`, `service`. Behind "Expected" a block of `text` holds lines of the output, in their order.
+`gpu`, `hours`, `network`, `service`, `weights` (of `make real-model`). Behind "Expected" a block of `text` holds lines of the output, in their order.
 """
 
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 
 REPO = Path(__file__).parents[2]
 PAGES = sorted((REPO / "recipes").glob("*/README.md"))
-NEEDS = {"gpu", "hours", "network", "service"}
+NEEDS = {"gpu", "hours", "network", "service", "weights"}
 _FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 

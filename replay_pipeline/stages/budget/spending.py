@@ -48,15 +48,18 @@ def stale_work(project: Project) -> dict[str, Any]:
     """Return the reasons why results are stale, by batch and stage.
 
     A later stage is redone only if its input rows change. `cost` is the estimated cost of questions
-    that weren't asked in this form yet, or None if no question changes.
-
-    Raises:
-        PriceError: a teacher's price isn't known.
+    that weren't asked in this form yet, or None if no question changes. `no_price` says why it
+    can't be told.
     """
     batches = reasons_by_batch(project, chain.STAGES)
     asked_otherwise = [batch for batch, found in batches.items() if "replay" in found]
-    cost = estimate_replay(project, asked_otherwise).to_json() if asked_otherwise else None
-    return {"batches": batches, "cost": cost}
+    found: dict[str, Any] = {"batches": batches, "cost": None, "no_price": None}
+    if asked_otherwise:
+        try:
+            found["cost"] = estimate_replay(project, asked_otherwise).to_json()
+        except (ConfigError, PriceError) as error:
+            found["no_price"] = str(error)
+    return found
 
 
 def check_keys(project: Project) -> None:

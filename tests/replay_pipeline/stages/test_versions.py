@@ -31,13 +31,21 @@ def with_version(monkeypatch: pytest.MonkeyPatch, name: str, version: int) -> No
     monkeypatch.setattr(chain, "STAGES", stages)
 
 
+def test_what_is_stale_is_listed_where_no_price_is_known(root):
+    other = {"name": "other", "model": "m", "base_url": "http://127.0.0.1:9/v1", "api_key_env": ""}
+    found = stale_work(pipeline_at(root, replay={"teachers": [other]}))
+    assert {"replay"} <= {stage for row in found["batches"].values() for stage in row}
+    assert found["cost"] is None
+    assert "other" in found["no_price"]
+
+
 def test_a_changed_setting_is_stale_with_both_values_until_its_stage_has_run(root):
     plain = pipeline_at(root)
     first, *rest = plain.batches()
-    assert stale_work(plain) == {"batches": {}, "cost": None}
+    assert stale_work(plain) == {"batches": {}, "cost": None, "no_price": None}
     work = pipeline_at(root, pairs={"include_natural": False})
     changed = {"pairs": ["pairs.include_natural: True → False"]}
-    assert stale_work(work) == {"batches": dict.fromkeys([first, *rest], changed), "cost": None}
+    assert stale_work(work)["batches"] == dict.fromkeys([first, *rest], changed)
     assert not work.pairs(first).is_reused
     assert "pairs" not in stale_work(work)["batches"].get(first, {})
     for batch in work.batches():
