@@ -1,7 +1,7 @@
 """Checks of the tables of a batch: what one stage promises to the next."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -76,29 +76,25 @@ def rows_accounted(root: DataRoot, batches: Sequence[str]) -> AuditResult:
 
 def whole_states(root: DataRoot, batches: Sequence[str]) -> AuditResult:
     """Has every state an id of its own, a session and a turn?"""
-    problems, n_states = [], 0
-    for batch in batches:
+
+    def look(batch: str) -> Seen:
         states = _rows(root, "states", batch, ("state_id", "session_id", "turn_idx"))
         sessions = {row["session_id"] for row in _rows(root, "sessions", batch, ("session_id",))}
         turns = {
             (row["session_id"], row["turn_idx"])
             for row in _rows(root, "turns", batch, ("session_id", "turn_idx"))
         }
-        n_states += len(states)
-        problems += _named(batch, "repeated", _repeated(row["state_id"] for row in states))
-        problems += _named(
-            batch,
-            "without its session or turn",
-            [
+        return len(states), {
+            "repeated": _repeated(row["state_id"] for row in states),
+            "without its session or turn": [
                 row["state_id"]
                 for row in states
                 if row["session_id"] not in sessions
                 or (row["session_id"], row["turn_idx"]) not in turns
             ],
-        )
-    return AuditResult(
-        problems=problems, what_to_do=_RUN_AGAIN, facts={"states": n_states}, judged=n_states
-    )
+        }
+
+    return _judged(batches, look, of="states")
 
 
 def faithful_prefixes(root: DataRoot, batches: Sequence[str]) -> AuditResult:
@@ -137,40 +133,30 @@ def faithful_prefixes(root: DataRoot, batches: Sequence[str]) -> AuditResult:
 
 def answers_of_states(root: DataRoot, batches: Sequence[str]) -> AuditResult:
     """Is every answer to a state of the batch, once per teacher, with an action or a reason why not?"""
-    problems, n_answers = [], 0
-    for batch in batches:
+
+    def look(batch: str) -> Seen:
         known = {row["state_id"] for row in _rows(root, "states", batch, ("state_id",))}
         columns = ("state_id", "teacher", "action_text", "error_code", "cost_usd")
         answers = _rows(root, "teacher_actions", batch, columns)
-        n_answers += len(answers)
-        names = [(row["state_id"], row["teacher"]) for row in answers]
-        problems += _named(batch, "answered twice", [f"{s} by {t}" for s, t in _repeated(names)])
-        problems += _named(
-            batch,
-            "of no state",
-            [row["state_id"] for row in answers if row["state_id"] not in known],
-        )
-        problems += _named(
-            batch,
-            "with neither an action nor a reason",
-            [
+        names = [f"{row['state_id']} by {row['teacher']}" for row in answers]
+        return len(answers), {
+            "answered twice": _repeated(names),
+            "of no state": [row["state_id"] for row in answers if row["state_id"] not in known],
+            "with neither an action nor a reason": [
                 row["state_id"]
                 for row in answers
                 if row["action_text"] is None and row["error_code"] is None
             ],
-        )
-        problems += _named(
-            batch,
-            "with a cost below 0",
-            [row["state_id"] for row in answers if (row["cost_usd"] or 0.0) < 0],
-        )
-    return AuditResult(
-        problems=problems,
-        what_to_do="The ledger has the truth: materialize `teacher_actions` again for this batch, "
-        "which asks nothing twice.",
-        facts={"answers": n_answers},
-        judged=n_answers,
+            "with a cost below 0": [
+                row["state_id"] for row in answers if (row["cost_usd"] or 0.0) < 0
+            ],
+        }
+
+    what_to_do = (
+        "The ledger has the truth: materialize `teacher_actions` again for this batch, "
+        "which asks nothing twice."
     )
+    return _judged(batches, look, of="answers", what_to_do=what_to_do)
 
 
 def budget_kept(root: DataRoot, batches: Sequence[str]) -> AuditResult:
@@ -199,58 +185,45 @@ def sides_differ(
 ) -> AuditResult:
     """Are both sides of every pair there and unlike, with votes that add up?"""
     columns = ("state_id", "chosen", "rejected", "n_teachers_agreeing", "n_teachers_asked")
-    problems, n_pairs = [], 0
-    for batch in batches:
+
+    def look(batch: str) -> Seen:
         pairs = _rows(root, table, batch, columns)
-        n_pairs += len(pairs)
-        problems += _named(
-            batch,
-            "with an empty or equal side",
-            [
+        return len(pairs), {
+            "with an empty or equal side": [
                 row["state_id"]
                 for row in pairs
                 if not row["chosen"] or not row["rejected"] or row["chosen"] == row["rejected"]
             ],
-        )
-        problems += _named(
-            batch,
-            "with more votes than teachers asked",
-            [
+            "with more votes than teachers asked": [
                 row["state_id"]
                 for row in pairs
                 if (row["n_teachers_agreeing"] or 0) > (row["n_teachers_asked"] or 0)
             ],
-        )
-    return AuditResult(
-        problems=problems, what_to_do=_RUN_AGAIN, facts={"pairs": n_pairs}, judged=n_pairs
-    )
+        }
+
+    return _judged(batches, look, of="pairs")
 
 
 def kept_or_dropped(root: DataRoot, batches: Sequence[str]) -> AuditResult:
     """Are pairs in = pairs kept + pairs dropped, each dropped one with its operator?"""
-    problems, n_in = [], 0
-    for batch in batches:
+
+    def look(batch: str) -> Seen:
         given = Counter(_ids(root, "dpo_pairs", batch) + _ids(root, "sampled_pairs", batch))
         left = Counter(_ids(root, "normalized_pairs", batch) + _ids(root, "dropped_pairs", batch))
-        n_in += given.total()
-        problems += _named(batch, "neither kept nor dropped", list((given - left).elements()))
-        problems += _named(batch, "that came from nowhere", list((left - given).elements()))
-        problems += _named(
-            batch,
-            "dropped without a reason",
-            [
-                row["state_id"]
-                for row in _rows(root, "dropped_pairs", batch, ("state_id", "drop_operator"))
-                if not row["drop_operator"]
+        dropped = _rows(root, "dropped_pairs", batch, ("state_id", "drop_operator"))
+        return given.total(), {
+            "neither kept nor dropped": list((given - left).elements()),
+            "that came from nowhere": list((left - given).elements()),
+            "dropped without a reason": [
+                row["state_id"] for row in dropped if not row["drop_operator"]
             ],
-        )
-    return AuditResult(
-        problems=problems,
-        what_to_do="Materialize `normalized_pairs` again for this batch: its pairs have changed "
-        "since, or a custom operator loses rows.",
-        facts={"pairs": n_in},
-        judged=n_in,
+        }
+
+    what_to_do = (
+        "Materialize `normalized_pairs` again for this batch: its pairs have changed "
+        "since, or a custom operator loses rows."
     )
+    return _judged(batches, look, of="pairs", what_to_do=what_to_do)
 
 
 def refuse_unfit(root: DataRoot, batches: Sequence[str]) -> None:
@@ -295,8 +268,21 @@ def _repeated(values: Iterable[Any]) -> list[Any]:
     return [value for value, count in Counter(values).items() if count > 1]
 
 
-def _named(batch: str, what: str, ids: Sequence[str]) -> list[str]:
-    """Return one problem for all rows of a kind, naming the first of them."""
-    if not ids:
-        return []
-    return [f"batch {batch}: {len(ids)} {what}, first {ids[0]}"]
+Seen = tuple[int, Mapping[str, Sequence[str]]]
+"""How many rows of a batch were looked at, and the ids of those with a fault, by what it is."""
+
+
+def _judged(
+    batches: Sequence[str], look: Callable[[str], Seen], *, of: str, what_to_do: str = _RUN_AGAIN
+) -> AuditResult:
+    """Look at each batch; the rows of a fault are one problem, which names the first of them."""
+    problems, n_rows = [], 0
+    for batch in batches:
+        n_seen, faults = look(batch)
+        n_rows += n_seen
+        problems += [
+            f"batch {batch}: {len(ids)} {fault}, first {ids[0]}"
+            for fault, ids in faults.items()
+            if ids
+        ]
+    return AuditResult(problems=problems, what_to_do=what_to_do, facts={of: n_rows}, judged=n_rows)

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from replay_pipeline.pages import rank_pairs
-from replay_pipeline.replay import spent_since
+from replay_pipeline.replay import has_ledger, ledger_status, spent_since
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.budget.spending import completed_batches
 from replay_pipeline.stages.project import Project
@@ -108,6 +108,9 @@ def summary_of(project: Project, *, since: str) -> dict[str, Any]:
     receipts = list(project.receipts.all(since=since))
     figures = summarize(receipts)
     figures["max_total_usd"] = project.settings.replay.max_total_usd
+    if has_ledger(url := project.settings.ledger_url()):
+        # As `status` tells it: receipts don't know what was bought for another question.
+        figures["spent_usd"] = round(ledger_status(url).spent_usd, 6)
     figures["dataset"] = str(project.settings.dataset_dir())
     return figures
 

@@ -33,7 +33,8 @@ def with_version(monkeypatch: pytest.MonkeyPatch, name: str, version: int) -> No
 
 def test_what_is_stale_is_listed_where_no_price_is_known(root):
     other = {"name": "other", "model": "m", "base_url": "http://127.0.0.1:9/v1", "api_key_env": ""}
-    found = stale_work(pipeline_at(root, replay={"teachers": [other]}))
+    replay = {"teachers": [other], "sample_teachers": False}
+    found = stale_work(pipeline_at(root, replay=replay))
     assert {"replay"} <= {stage for row in found["batches"].values() for stage in row}
     assert found["cost"] is None
     assert "other" in found["no_price"]
@@ -78,10 +79,8 @@ def test_a_raised_version_runs_its_stage_again_and_what_comes_out_alike_nothing_
     with_version(monkeypatch, "ingest", INGEST.version + 1)
     work = pipeline_at(root)
     reason = [f"version {INGEST.version} → {INGEST.version + 1}"]
-    assert stale_work(work) == {
-        "batches": {batch: {"ingest": reason} for batch in work.batches()},
-        "cost": None,
-    }
+    stale = {batch: {"ingest": reason} for batch in work.batches()}
+    assert stale_work(work) == {"batches": stale, "cost": None, "no_price": None}
     other = {"publish": {"test_fraction": 0.5}}
     with pytest.raises(CheckFailedError, match="status --stale"):
         pipeline_at(root, **other).publish()
