@@ -7,6 +7,7 @@ so that no check can be bypassed.
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import dagster as dg
 
@@ -23,32 +24,36 @@ from replay_pipeline.storage.tables import DataRoot
 
 _ONE = "dagster/partition"
 
-OfBatches = Callable[[DataRoot, Sequence[str]], AuditResult]
-OfDataset = Callable[[Place], AuditResult]
+Look = Callable[[dg.AssetCheckExecutionContext, Pipeline], AuditResult]
 
 
-def batch_check(
-    asset: str, name: str, look: OfBatches, *, blocking: bool = False
+def check(
+    asset: str, name: str, look: Look, *, asks: Callable[..., AuditResult], blocking: bool = False
 ) -> dg.AssetChecksDefinition:
-    """Return a check of a run's batches, or of all batches if it is executed alone.
+    """Return the check of an asset. The docstring of `asks` is the question that people see."""
+
+    def run(
+        context: dg.AssetCheckExecutionContext, pipeline: PipelineResource
+    ) -> dg.AssetCheckResult:
+        return as_result(look(context, pipeline.open()))
+
+    question = (asks.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+    return dg.asset_check(asset=asset, name=name, blocking=blocking, description=question)(run)
+
+
+def of_batches(look: Callable[[DataRoot, Sequence[str]], AuditResult]) -> Look:
+    """Look at a run's batches, or at all batches if the check is executed alone.
 
     The check has no partitions. Dagster gives a partitioned check only one result per run. If the
     run has several partitions, that result belongs to none of them, and Dagster shows the check as
     skipped.
     """
+    return lambda context, work: look(work.root, batches_of(context, work))
 
-    def check(
-        context: dg.AssetCheckExecutionContext, pipeline: PipelineResource
-    ) -> dg.AssetCheckResult:
-        work = pipeline.open()
-        return as_result(look(work.root, batches_of(context, work)))
 
-    return dg.asset_check(
-        asset=asset,
-        name=name,
-        blocking=blocking,
-        description=_question(look),
-    )(check)
+def of_dataset(look: Callable[[Place], AuditResult]) -> Look:
+    """Look at the newest version of the published dataset."""
+    return lambda _, work: look(newest(place := work.settings.dataset_dir()) or place)
 
 
 def batches_of(context: dg.AssetCheckExecutionContext, work: Pipeline) -> list[str]:
@@ -61,29 +66,6 @@ def batches_of(context: dg.AssetCheckExecutionContext, work: Pipeline) -> list[s
     keys = list(context.instance.get_dynamic_partitions(trace_batch.name or ""))
     first, last = (keys.index(tags[end]) for end in (RANGE_START, RANGE_END))
     return sorted(keys[first : last + 1])
-
-
-def dataset_check(
-    name: str, look: OfDataset, *, blocking: bool = False
-) -> dg.AssetChecksDefinition:
-    """Return a check of the whole published dataset."""
-
-    def check(pipeline: PipelineResource) -> dg.AssetCheckResult:
-        place = pipeline.open().settings.dataset_dir()
-        return as_result(look(newest(place) or place))
-
-    return dg.asset_check(
-        asset="published_dataset", name=name, blocking=blocking, description=_question(look)
-    )(check)
-
-
-def model_check(name: str, look: OfDataset) -> dg.AssetChecksDefinition:
-    """Return a check of the trained model. It blocks nothing, since nothing is downstream of the model."""
-
-    def check(pipeline: PipelineResource) -> dg.AssetCheckResult:
-        return as_result(look(pipeline.open().settings.model_dir()))
-
-    return dg.asset_check(asset="trained_model", name=name, description=_question(look))(check)
 
 
 def as_result(verdict: AuditResult) -> dg.AssetCheckResult:
@@ -132,36 +114,30 @@ def failures_told(instance: dg.DagsterInstance) -> Iterator[str]:
         raise CheckFailedError(told) from error
 
 
-def _question(look: Callable[..., AuditResult]) -> str:
-    return (look.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-
-
-def schema_check(asset: str, *names: str) -> dg.AssetChecksDefinition:
-    """Return the check that an asset's tables have the columns and types that the next stage reads."""
-
-    def look(root: DataRoot, batches: Sequence[str]) -> AuditResult:
-        return tables.matching_schemas(root, batches, names)
-
-    look.__doc__ = tables.matching_schemas.__doc__
-    return batch_check(asset, f"{asset}_schema", look, blocking=True)
-
-
 def all_checks(stages: Sequence[Stage]) -> list[dg.AssetChecksDefinition]:
-    """Return every check of these stages, asset by asset."""
+    """Return every check of these stages, asset by asset. Nothing is downstream of the model, so none of its checks blocks."""
     found = []
     for stage in stages:
-        if not stage.is_by_batch:
-            continue
-        found.append(schema_check(stage.asset, *stage.writes))
-        found += [
-            batch_check(stage.asset, check.name, check.look, blocking=check.is_blocking)
-            for check in stage.checks()
-        ]
-    return [
-        *found,
-        dataset_check("shards_match_manifests", dataset.shards_against_manifests, blocking=True),
-        *(dataset_check(name, look, blocking=True) for name, look in dataset.BLOCKING.items()),
-        dataset_check("prompts_decide", dataset.prompts_decide),
-        dataset_check("no_secret_is_published", dataset.published_secrets, blocking=True),
-        *(model_check(name, look) for name, look in model.CHECKS.items()),
+        if stage.is_by_batch:
+            schemas = of_batches(partial(tables.matching_schemas, names=stage.writes))
+            name, asks = f"{stage.asset}_schema", tables.matching_schemas
+            found.append(check(stage.asset, name, schemas, asks=asks, blocking=True))
+            found += [
+                check(stage.asset, c.name, of_batches(c.look), asks=c.look, blocking=c.is_blocking)
+                for c in stage.checks()
+            ]
+    of_it = {
+        "shards_match_manifests": dataset.shards_against_manifests,
+        **dataset.BLOCKING,
+        "no_secret_is_published": dataset.published_secrets,
+    }
+    found += [
+        check("published_dataset", name, of_dataset(look), asks=look, blocking=True)
+        for name, look in of_it.items()
     ]
+    decides = dataset.prompts_decide
+    found.append(check("published_dataset", "prompts_decide", of_dataset(decides), asks=decides))
+    for name, look in model.CHECKS.items():
+        of_model = partial(lambda look, _, work: look(work.settings.model_dir()), look)
+        found.append(check("trained_model", name, of_model, asks=look))
+    return found
