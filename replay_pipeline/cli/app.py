@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.logging import RichHandler
-from typer.core import TyperOption
+from typer.core import TyperArgument, TyperOption
 
 from replay_pipeline.cli.console import PrintableFormatter, err, out
 from replay_pipeline.storage.processes import set_debug
@@ -23,6 +23,7 @@ def _type_in_help(self: TyperOption, ctx: Any) -> str:
 
 # Typer makes its options itself, the one of `--help` among them, and takes no class of ours for them.
 TyperOption.display_type = _type_in_help
+TyperArgument.display_type = lambda *_: ""  # its help says what it takes, and not `<list[Path]>`
 
 app = typer.Typer(
     name="replay-pipeline",

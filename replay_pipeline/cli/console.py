@@ -187,7 +187,7 @@ def show_summary(summary: Report) -> None:
         ("left", open_words(summary["open"])),
         (
             "agreements",
-            f"{summary['agreements']} ({summary['agreements_with_student']} with the student)",
+            f"{summary['agreements']} ({summary['agreements_with_student']} with the agent)",
         ),
         ("pairs", f"{summary['pairs']}, {summary['normalized_pairs']} kept"),
         ("dropped", summary["dropped"]),

@@ -382,7 +382,7 @@ def _checks() -> tuple[Check, ...]:
 
 INGEST = Stage(
     name="ingest",
-    about="Every decision point of the batch: what the student saw, did, and what came of it.",
+    about="Every decision point of the batch: what the agent saw, did, and what came of it.",
     version=7,
     work=read_sessions,
     writes=TABLES,

@@ -215,7 +215,7 @@ def _checks() -> tuple[Check, ...]:
 
 PAIRS = Stage(
     name="pairs",
-    about="States at which enough teachers agreed on something that the student did not do.",
+    about="States at which enough teachers agreed on something that the agent did not do.",
     version=3,
     work=make_pairs,
     reads=("turns", "states", "teacher_actions"),

@@ -43,6 +43,7 @@ def test_help_names_a_type_only_where_a_value_is_written():
         page = CliRunner().invoke(app, [*([name] if name else []), "--help"]).output
         assert "--help" in page, name
         assert "<bool>" not in page, name
+        assert "list[" not in page, name
         assert command.help, name
 
 
