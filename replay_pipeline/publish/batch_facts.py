@@ -36,7 +36,7 @@ class CardFacts(TypedDict, total=False):
     accepted_terms: Sequence[str]
     """Models used although their vendor forbids training on answers."""
     control_run: Mapping[str, Any]
-    """Results of asking the students' own models again, by name."""
+    """Results of asking the agents' own models again, by name."""
     notes: str
     url: str
     """Address of a page that describes the software or the project."""

@@ -38,18 +38,18 @@ _SIZES = [(1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (10**6
 _MAX_SAMPLE_CHARS = 1200
 _ABOUT = {
     "pairs": "states with a chosen and a rejected action",
-    "positives": "states at which the student did what the teachers would",
+    "positives": "states at which the agent did what the teachers would",
     "prompts": "every state with a consensus, for policy optimization with a verifiable reward",
     "pairs_distillable": "the pairs whose teachers all allow training on their answers",
 }
 _COLUMNS = {
     "prompt": "Messages up to the decision, tool calls and results included.",
     "chosen": "The action of the teachers' consensus, one assistant message.",
-    "rejected": "The recorded action of the student, one assistant message.",
+    "rejected": "The recorded action of the agent, one assistant message.",
     "completion": "The recorded action, with which the teachers agree (`positives`).",
     "label": "Always true (`positives`).",
     "consensus": "The action of the consensus, as a message (`prompts`).",
-    "kind": "`pair` or `agreement`: whether the student did otherwise (`prompts`).",
+    "kind": "`pair` or `agreement`: whether the agent did otherwise (`prompts`).",
     "tools": "The tools that were offered, in the OpenAI form, as JSON text; null where none were.",
     "n_tokens": "Tokens of prompt, tools and the longer side together.",
     "needs": "Places in `prompt` (from 0) of the messages without which a side would not be possible; "
@@ -68,7 +68,7 @@ _FIGURES = {
     "failed calls": ("replay", "n_failed"),
     "US dollars spent on answers": ("replay", "spent_usd"),
     "states with a consensus": ("pairs", "n_consensus"),
-    "of these, the student agreed": ("pairs", "n_agreement"),
+    "of these, the agent agreed": ("pairs", "n_agreement"),
     "pairs before normalization": ("normalize", "n_in"),
     "pairs kept": ("normalize", "n_kept"),
 }
@@ -76,7 +76,7 @@ _COUNTED = {
     "agreement": "agreement_level",
     "recorded outcome": "outcome",
     "source": "source",
-    "student": "student_model",
+    "agent's model": "student_model",
 }
 
 

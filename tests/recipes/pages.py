@@ -32,11 +32,16 @@ def blocks(page: Path) -> list[Block]:
         language, words, body = fence.groups()
         if language == "bash":
             found.append(Block(body, frozenset(words.split())))
-        elif language == "text" and "Expected" in text[end : fence.start()] and found:
+        elif language == "text" and found and "Expected" in _paragraph(text[end : fence.start()]):
             last = found[-1]
             found[-1] = Block(last.script, last.needs, tuple(body.strip().splitlines()))
         end = fence.end()
     return found
+
+
+def _paragraph(text: str) -> str:
+    """Return the last paragraph of a text: what stands right before a fence."""
+    return text.strip().rpartition("\n\n")[2]
 
 
 def missing(expected: tuple[str, ...], output: str) -> list[str]:
