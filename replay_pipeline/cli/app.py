@@ -21,9 +21,14 @@ def _type_in_help(self: TyperOption, ctx: Any) -> str:
     return "" if self.is_flag else _with_type(self, ctx)
 
 
+def _no_type(self: TyperArgument, ctx: Any) -> str:  # noqa: ARG001
+    """Return nothing for an argument: its help says what it takes, and `<list[Path]>` doesn't."""
+    return ""
+
+
 # Typer makes its options itself, the one of `--help` among them, and takes no class of ours for them.
 TyperOption.display_type = _type_in_help
-TyperArgument.display_type = lambda *_: ""  # its help says what it takes, and not `<list[Path]>`
+TyperArgument.display_type = _no_type
 
 app = typer.Typer(
     name="replay-pipeline",
