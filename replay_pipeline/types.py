@@ -521,6 +521,8 @@ class ReplayReport:
     skipped: dict[str, int] = field(default_factory=dict)
     """Number of questions (state, teacher) that were not asked, by reason: `budget`, a gate, `teacher_stopped`."""
     cost_by_teacher_usd: dict[str, float] = field(default_factory=dict)
+    doubted_teacher: str | None = None
+    """The cheapest teacher, if it copies the agent, so that a second one was asked to confirm."""
     left: Mapping[str, Any] | None = None
     """What is left to ask, as `estimate` says it: calls, dollars, pairs, and positives. `None` if nothing is,
     or if no price is known."""

@@ -508,6 +508,11 @@ def _added(reports: Report, name: str) -> Counter[str]:
 def show_replay(reports: Report) -> None:
     """Show calls and dollars by batch."""
     _tell_others(reports)
+    for name in {each for report in reports.values() if (each := report.get("doubted_teacher"))}:
+        say(
+            f"{name} takes the agent's action where other teachers agree on another one, so a second "
+            "teacher was asked to confirm."
+        )
     figures = ("n_sent", "n_cached", "n_failed", "newly_spent_usd", "stop_reason")
     _draw_batches("Replayed", figures, reports, headings={"newly_spent_usd": "$ now"})
     if any(report.get("n_rehearsed") for report in reports.values()):

@@ -55,6 +55,8 @@ class World:
     """By how much the teachers' accuracy falls from the first to the last state."""
     liar: int | None = None
     """A teacher that, wherever it errs, takes the agent's action if that is wrong too."""
+    copier: int | None = None
+    """A teacher that takes the agent's action at six states in ten, right or wrong."""
     one_family: tuple[int, ...] = ()
     """Teachers of one family, which err alike."""
     prices: tuple[float, ...] = (4.0, 2.0, 1.0)
@@ -90,6 +92,7 @@ WORLDS: dict[str, World] = {
     "five teachers": _alike(
         0.6, 0.85, 0.8, 0.75, 0.7, 0.65, shared=0.4, prices=(16.0, 8.0, 4.0, 2.0, 1.0)
     ),
+    "a copier": _alike(0.75, 0.85, 0.8, 0.8, shared=0.5, copier=2),
     "equal prices": World(kinds=_MIXED, shared=0.4, prices=(1.0, 1.0, 1.0)),
 }
 """Worlds by name."""
@@ -193,7 +196,9 @@ def _numbers(world: World, kind: KindOfState, chance: random.Random, time: float
         errs, which, where = fate if is_kin else (chance.random() for _ in range(3))
         if place:
             accuracy -= world.drift * time
-        if errs < accuracy * (world.hard_factor if is_hard else 1.0):
+        if place - 1 == world.copier and chance.random() < 0.6:
+            found.append(found[0])
+        elif errs < accuracy * (world.hard_factor if is_hard else 1.0):
             found.append(0 if which < world.same_right else 1)
         elif place - 1 == world.liar and found[0] >= 2:
             found.append(found[0])

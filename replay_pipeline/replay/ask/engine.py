@@ -106,6 +106,8 @@ class Rounds:
             bought |= {(choice.state, choice.teacher) for choice in choices}
             await self.replay.ask(self._open(self._lanes(choices)))
             self._file(buyer, choices)
+        if buyer.doubts_first:
+            replay.doubted_teacher = replay.teachers[buyer.teachers[0]].name
         rest = self._rest(lanes, bought)
         if self.is_chosen or self.replay.stop.is_set():
             if self.is_chosen:
@@ -249,6 +251,7 @@ class Replay:
         self.keys: Mapping[str, SecretStr | None] = {}
         self.prices: Mapping[str, Price] = {}
         self.rounds: Rounds | None = None
+        self.doubted_teacher: str | None = None
         self.decided: dict[int, TeacherAction] = {}
         """Row of each decided question, by its index."""
         self.skipped: Counter[str] = Counter()
@@ -437,6 +440,7 @@ class Replay:
             cost_by_teacher_usd={name: round(cost, 9) for name, cost in by_teacher.items()},
             forecast_usd=expected.expected_usd if expected else None,
             left=_in_short(left) if left else None,
+            doubted_teacher=self.doubted_teacher,
             n_open=sum(_may_pass(action) for action in actions),
             unknown_usd=usd(unknown_nano),
             held_until=held_until.isoformat(timespec="seconds") if held_until else None,

@@ -165,6 +165,7 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "max_total_usd": report.max_total_usd,
         "forecast_usd": report.forecast_usd,
         "left": report.left,
+        "doubted_teacher": report.doubted_teacher,
         "stop_reason": report.stop_reason,
         "is_complete": report.stop_reason == "completed"
         and not report.n_open

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from replay_pipeline.replay.buy.lanes import LaneQuestion
 from replay_pipeline.replay.buy.places import Place, spread
-from replay_pipeline.replay.buy.policy import GateDecision, Policy, Poll
+from replay_pipeline.replay.buy.policy import GateDecision, Policy, Poll, copies_agent
 from replay_pipeline.replay.dialects.prices import Price, usd
 from replay_pipeline.types import TeacherSpec
 
@@ -143,7 +143,16 @@ class Buyer:
         self._asked_on: dict[int, GateDecision] = {}
         self.stopped: dict[int, GateDecision] = {}
         """By state, why nobody more is asked there."""
+        self._once: dict[int, Poll] = {}
+        """Polls of states that stopped because the cheapest teacher took the agent's action."""
+        self._explored_once: set[int] = set()
+        self._n_explored = self._n_outvoted = 0
         self._is_rich: bool | None = None
+
+    @property
+    def doubts_first(self) -> bool:
+        """Return whether the cheapest teacher copies the agent, so that a second one is asked to confirm."""
+        return copies_agent(self._n_explored, self._n_outvoted)
 
     def next_round(self, left_usd: float) -> list[Choice]:
         """Return the questions of the next round, as many as `left_usd` should pay for.
@@ -159,6 +168,10 @@ class Buyer:
         """Record the votes at a state so far, and the cost of each teacher's call."""
         if self._policy.is_in_turn:
             self._polls[state] = poll
+            if state in self._explored_once and not self._left_at(state):
+                self._explored_once.discard(state)
+                self._n_explored += 1
+                self._n_outvoted += poll.is_outvoted
         for teacher, cost_usd in paid_usd.items():
             self._paid_usd[teacher] += cost_usd
 
@@ -172,6 +185,12 @@ class Buyer:
 
     def _in_turn(self) -> Iterator[list[Choice]]:
         """Ask the cheapest teacher that is left, at states that were begun first, then at new ones."""
+        if self.doubts_first:
+            # What the cheapest teacher alone has confirmed is put to the next one.
+            self._polls |= self._once
+            for state in self._once:
+                del self.stopped[state]
+            self._once.clear()
         for state in list(self._polls):
             if choice := self._next_in_turn(state):
                 yield [choice]
@@ -192,11 +211,17 @@ class Buyer:
             families = {self._market.teachers[teacher].vendor for teacher in left}
             verdict = self._policy.verdict(poll, families)
         if verdict.reason:
+            is_once = (poll := self._polls.pop(state, None)) is not None and poll.is_confirmed_once
+            if is_once and self.doubts_first:
+                return Choice(state, left[0])
+            if is_once and poll is not None:
+                self._once[state] = poll
             self.stopped[state] = verdict
-            self._polls.pop(state, None)
             return None
-        if verdict.gate:
+        if verdict.gate and state not in self._asked_on:
             self._asked_on[state] = verdict
+            if (poll := self._polls.get(state)) is not None and poll.is_confirmed_once:
+                self._explored_once.add(state)
         return Choice(state, left[0], verdict.propensity, verdict.gate)
 
     def _paid_for(self, wanted: Iterator[list[Choice]], left_usd: float) -> list[Choice]:

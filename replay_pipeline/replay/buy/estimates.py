@@ -21,7 +21,7 @@ from replay_pipeline.judge.rule import Decision, rule, standing_of_pattern
 from replay_pipeline.replay.buy.buying import Buyer, Market, market_of
 from replay_pipeline.replay.buy.lanes import LaneQuestion, Lanes, tasks_of
 from replay_pipeline.replay.buy.places import Place
-from replay_pipeline.replay.buy.policy import Policy
+from replay_pipeline.replay.buy.policy import Policy, copies_agent
 from replay_pipeline.replay.dialects.prices import NANO, Price, usd
 from replay_pipeline.replay.dialects.sizes import MIN_CACHED_TOKENS, Learned
 from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
@@ -309,6 +309,7 @@ class _Seen:
         self.labels: dict[int, list[int]] = {}
         """By state, what the answers of its first teachers did."""
         self.counts: dict[_Context, Counter[int]] = defaultdict(Counter)
+        self._n_explored = self._n_outvoted = 0
         self._ballots: list[Ballot] = []
         self._families = list(dict.fromkeys(t.vendor for t in plan.teachers))[:MOST_PLANNED]
         box = BallotBox(self._families, level=plan.policy.level)
@@ -351,10 +352,22 @@ class _Seen:
             self.counts[_context(place, at)][option] += 1
             at = _moved(at, option, is_own=self.kin[state][place])
             labels.append(option)
+        if (
+            labels[:1] == [_WITH_AGENT]
+            and len(labels) == len(self.order)
+            and plan.policy.explores(plan.states[state]["state_id"])
+        ):
+            self._n_explored += 1
+            self._n_outvoted += poll.is_outvoted
         self.labels[state] = labels
         ballot = box.ballot(plan.states[state], poll.student, poll.votes) if poll.votes else None
         if ballot is not None:
             self._ballots.append(ballot)
+
+    @property
+    def doubts_first(self) -> bool:
+        """Return whether a run would ask a second teacher to confirm what the first one has."""
+        return copies_agent(self._n_explored, self._n_outvoted)
 
     def right(self) -> dict[str, Any]:
         """Return the share of right pairs and positives, and what to say of the teachers."""
@@ -434,6 +447,7 @@ class _Votes:
         for place, number in enumerate(self._order):
             names = list(standings)
             is_open = np.array([_can_pair(each, kin[place:], threshold) for each in names])
+            is_open |= np.array([self._seen.doubts_first and each == (1, 0, ()) for each in names])
             goes_on = explores | is_open[at] if policy.is_in_turn else np.ones(at.shape, dtype=bool)
             for each in names:
                 for option in range(4):

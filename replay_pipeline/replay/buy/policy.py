@@ -104,6 +104,24 @@ class Poll:
             is_same=lambda one, other: agrees_at(self.level, agreement_level(one, other)),
         )
 
+    @property
+    def is_confirmed_once(self) -> bool:
+        """Return whether one family took the agent's action, and nobody another one."""
+        return len({vote.family for vote in self.votes}) == 1 and not self.own and self._agree()
+
+    @property
+    def is_outvoted(self) -> bool:
+        """Return whether several families agree on an action other than the agent's."""
+        lead = Panel(self.votes).lead(self.level)
+        return (
+            lead is not None
+            and lead.consensus.n_families > 1
+            and not self.agrees_with_student(lead.consensus.action)
+        )
+
+    def _agree(self) -> bool:
+        return all(self.agrees_with_student(vote.action) for vote in self.votes)
+
     def makes_pair(self) -> bool:
         """Return whether enough teachers agree on an action that the agent did not take."""
         return self.student.is_valid and rule(self.standing(), self.threshold) == "pair"
@@ -181,6 +199,22 @@ class Policy:
     def explores(self, state_id: str) -> bool:
         """Return whether everybody is asked at a state, even if no pair is possible there."""
         return _chance(state_id, self.stops_in_vain or "") < self.explored
+
+
+_FEWEST_EXPLORED = 10
+_MOST_OUTVOTED = 0.12
+"""Where a teacher takes the agent's action, other teachers agree on another one so often at most, if it thinks for
+itself: in 2 to 6 % among models of different makers."""
+
+
+def copies_agent(n_explored: int, n_outvoted: int) -> bool:
+    """Return whether a teacher takes the agent's action where it shouldn't, so that its vote confirms little.
+
+    Args:
+        n_explored: states drawn by chance at which it took the agent's action, and all were asked.
+        n_outvoted: of these, states at which several others agree on another action.
+    """
+    return n_explored >= _FEWEST_EXPLORED and n_outvoted / n_explored > _MOST_OUTVOTED
 
 
 def parse_gates(

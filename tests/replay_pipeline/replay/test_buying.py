@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay import parse_gates, replay_in_thread
 from replay_pipeline.replay.buy.places import Place, spread
 from replay_pipeline.types import family_of_model
+from tests.support.gates import bought, numbered
 from tests.support.teachers import TeacherServer
 from tests.support.worlds import MODELS, WORLDS, simulate
 
@@ -120,3 +122,21 @@ def test_money_for_a_part_reaches_all_projects(tmp_path):
     projects = {state["project"] for state in world.states if state["state_id"] in asked}
     assert len(projects) >= 10
     assert report.coverage["projects"] == {"asked": len(projects), "all": 12}
+
+
+def test_what_a_teacher_confirms_that_copies_the_agent_is_put_to_a_second_one():
+    """Where the cheapest takes the agent's action at six states in ten, right or wrong."""
+    for name, is_doubted in (("a copier", True), ("four kinds", False)):
+        world = simulate(WORLDS[name], 1_000, seed=0)
+        answers = numbered(world.states, world.teachers, world.rows())
+        chosen = bought(world.states, world.teachers, answers, parse_gates(["cheap_first:0.1"]))
+        rows = [replace(answers[key], propensity=p) for key, p in chosen.items()]
+        once, everybody = (right_positives(world, each) for each in (rows, world.rows()))
+        assert once > everybody - 0.02
+        n_saved = 3_000 - len(chosen)
+        assert n_saved < 900 if is_doubted else n_saved > 1_000
+
+
+def right_positives(world, rows):
+    found = extract_pairs(world.states, rows).positives
+    return sum(world.is_right(row["state_id"], row["action_message"]) for row in found) / len(found)
