@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from replay_pipeline.ingesters.base import (
+    LACKS,
+    MEDIA,
     ReadCounts,
     RecordedCall,
     RecordedUsage,
@@ -26,6 +28,9 @@ from replay_pipeline.ingesters.json_lines import (
     text_or_none,
 )
 from replay_pipeline.types import Tool
+
+_NOT_TEXT = (*MEDIA, "file", "audio", "video", "compaction")
+"""What `text_in` names in brackets, because no text stands for it."""
 
 
 class LinearReader:
@@ -306,6 +311,9 @@ class Conversation:
         """Return the finished session without empty messages of the model."""
         kept: list[Turn] = []
         for turn in self.turns:
+            shown = [result.text for result in turn.results.values()]
+            shown += turn.texts if turn.kind != "assistant" else ()
+            turn.flags |= {f"{LACKS}{kind}" for kind in _NOT_TEXT if _has_line(shown, f"[{kind}]")}
             while turn.parent is not None and _is_empty(turn.parent):
                 turn.parent = turn.parent.parent
             if not _is_empty(turn):
@@ -367,6 +375,10 @@ class Conversation:
 
 Place = tuple[Turn | None, int, str | None]
 """The last turn above, how many of its results are seen, and the system prompt."""
+
+
+def _has_line(texts: list[str], line: str) -> bool:
+    return any(line in text and f"\n{line}\n" in f"\n{text}\n" for text in texts)
 
 
 def _is_empty(turn: Turn) -> bool:

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from replay_pipeline.ingesters.agents.base import Conversation, LinearReader, usage_of
-from replay_pipeline.ingesters.base import ReadCounts, Result
+from replay_pipeline.ingesters.base import LACKS, ReadCounts, Result
 from replay_pipeline.ingesters.json_lines import (
     as_dict,
     as_list,
@@ -16,6 +16,9 @@ from replay_pipeline.ingesters.json_lines import (
 _ENVELOPES = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
 _BOOKKEEPING = frozenset({"token_usage_record", "world_state"})
 _CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
+_BY_PROVIDER = frozenset({"web_search_call", "image_generation_call"})
+"""Tools that run at the provider: what they gave is not in the log."""
+_REFUSED = re.compile(r"unsupported (?:custom tool )?call: ")
 _OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
 _EXITED = re.compile(r"^(?:Exit code|Process exited with code):? (-?\d{1,9})\b", re.MULTILINE)
 _CONTEXT = (
@@ -135,7 +138,12 @@ def _item(talk: Conversation, item: dict[str, Any]) -> str | None:
         elif kind == "local_shell_call":
             arguments = {"command": as_list(as_dict(item.get("action")).get("command"))}
         name = text_or_none(item.get("name")) or "shell"
+        if space := text_or_none(item.get("namespace")):
+            name = f"{space}__{name}"
         talk.call(turn, text_or_none(item.get("call_id")), name, arguments)
+        return None
+    if kind in _BY_PROVIDER:
+        talk.assistant().flags |= {f"{LACKS}{kind}"}
         return None
     if kind in _OUTPUTS:
         result = Result(*_output(item.get("output")))
@@ -171,4 +179,5 @@ def _output(output: Any) -> tuple[str, bool]:
             return text_in(value.get("output")), code not in (None, 0)
     text = text_in(output)
     exited = _EXITED.search(text[:400])
-    return text, exited is not None and int(exited[1]) != 0
+    has_failed = exited is not None and int(exited[1]) != 0
+    return text, has_failed or _REFUSED.match(text) is not None

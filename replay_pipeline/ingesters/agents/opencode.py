@@ -1,5 +1,6 @@
 """OpenCode: sessions from its database, or from an export."""
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from replay_pipeline.ingesters.json_lines import (
     as_count,
     as_dict,
     as_list,
+    digest_of,
     moment_of,
     read_document,
     read_objects,
@@ -18,6 +20,8 @@ from replay_pipeline.ingesters.json_lines import (
     text_or_none,
 )
 
+_EXPORT = re.compile(rb'\{\s*"info"\s*:\s*\{')
+_OF_PROJECT = (b'"projectID"', b'"directory"', b'"parts"')
 _OF_DATABASE = b'{"opencode": 1,'
 _OF_CLEARING = {"cleared", "time"}
 _BEFORE_SUMMARY = "What did we do so far?"
@@ -34,15 +38,13 @@ class OpenCode:
     """
 
     name = "opencode"
-    rank = 3
+    rank = 1
 
     def sniff(self, head: bytes) -> bool:
-        """Return whether `head` is the beginning of a session or an export."""
+        """Return whether `head` is the beginning of a session or an export. Its ids may be redacted."""
         start = head.lstrip()
-        if not start.startswith(b"{") or b'"ses_' not in head:
-            return False
-        is_export = b'"info"' in head and b'"messages"' in head
-        return start.startswith(_OF_DATABASE) or is_export
+        is_export = _EXPORT.match(start) and any(key in start for key in _OF_PROJECT)
+        return start.startswith(_OF_DATABASE) or bool(is_export)
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
         """Yield the conversation of a session. A document is always read as a whole."""
@@ -62,6 +64,9 @@ class OpenCode:
             messages = as_list(document.get("messages"))
             counts.rows += len(messages)
             rows = ((0, row) for row in with_clearings(list(map(as_dict, messages))))
+            # Ids may be redacted: what never changes names the session then.
+            told = as_dict(info.get("time")).get("created"), messages[:1]
+            info = info | {"id": _id(info.get("id"), "ses_") or f"export-{digest_of(told)}"}
         session = _OpenCodeSession(path, info)
         for offset, row in rows:
             session.talk.offset = offset
@@ -78,7 +83,7 @@ class _OpenCodeSession:
         self.talk = Conversation(text_or_none(info.get("id")) or path.stem, OpenCode.name)
         self.talk.cwd = text_or_none(info.get("directory"))
         self.talk.version = text_or_none(info.get("version"))
-        self._parent = text_or_none(info.get("parentID"))
+        self._parent = _id(info.get("parentID"), "ses_")
         self.talk.title = text_or_none(info.get("title"))
         self._first_turn: dict[str, int] = {}
         """Where the turns of a message begin, by its id."""
@@ -157,7 +162,8 @@ class _OpenCodeSession:
                 continue
             if kind not in {"text", "reasoning", "tool", "step-finish"}:
                 continue
-            own_id = f"{message_id}-{n_steps}" if n_steps > 1 else message_id
+            own_id = _id(message_id, "msg_")
+            own_id = f"{own_id}-{n_steps}" if own_id and n_steps > 1 else own_id
             if kind == "step-finish":
                 if turn is not None and turn.usage is None:
                     turn.usage = _usage(as_dict(part.get("tokens")))
@@ -187,6 +193,12 @@ class _OpenCodeSession:
         if self._parent:
             log.agent_id, log.parent_session_id = log.session_id, self._parent
         return log
+
+
+def _id(value: Any, prefix: str) -> str | None:
+    """Return an id if it is one of OpenCode's own."""
+    text = text_or_none(value)
+    return text if text and text.startswith(prefix) else None
 
 
 def _said(part: dict[str, Any]) -> str | None:

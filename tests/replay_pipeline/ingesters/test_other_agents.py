@@ -389,3 +389,85 @@ def test_an_episode_that_failed_before_any_message_is_counted(tmp_path: Path):
     failed["traces"] = [episode()["traces"][0] | {"nodes": [], "ok": False}]
     result, _ = read(lines(tmp_path / "traces.jsonl", episode(), failed))
     assert result.report.skipped == {"no_message": 1}
+
+
+def redacted_export(asked: str) -> dict[str, Any]:
+    """An export in which every id is the same word, as some publish theirs."""
+    tool = {"type": "tool", "tool": "read", "callID": "REDACTED"}
+    messages: list[dict[str, Any]] = [
+        {"info": {"id": "REDACTED", "role": "user"}, "parts": [{"type": "text", "text": asked}]}
+    ]
+    for number in range(4):
+        tokens = {"input": 100 + number, "output": 2}
+        state = {
+            "status": "completed",
+            "input": {"filePath": f"{number}"},
+            "output": f"out {number}",
+        }
+        parts = [
+            {"type": "step-start"},
+            tool | {"state": state},
+            {"type": "step-finish", "tokens": tokens},
+        ]
+        info = {"id": "REDACTED", "role": "assistant", "parentID": "REDACTED", "modelID": "kimi-k2"}
+        messages.append({"info": info, "parts": parts})
+    said = '{"type": "user", "uuid": "1", "sessionId": "s", "parentUuid": null}'
+    messages[0]["parts"].append({"type": "text", "text": said})
+    return {"info": {"id": "REDACTED", "directory": "/w"}, "messages": messages}
+
+
+def test_every_answer_of_exports_with_redacted_ids_is_a_state(tmp_path: Path):
+    for number, asked in enumerate(("Fix it", "Fix that", "Fix it")):
+        path = tmp_path / str(number) / "export.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps(redacted_export(asked), indent=1))
+    result, states = read(tmp_path)
+    assert result.report.skipped == {}
+    assert result.sessions["agent"].to_pylist() == ["opencode"] * 2
+    # The third is a copy of the first, word for word.
+    assert (len(states), result.report.n_duplicate_states) == (8, 4)
+    assert [s["n_context_tokens"] for s in states] == [100, 101, 102, 103] * 2
+    for number, state in enumerate(states):
+        outs = [m["content"] for m in state["messages"] if m["role"] == "tool"]
+        assert outs == [f"out {n}" for n in range(number % 4)]
+    assert len(set(result.sessions["conversation"].to_pylist())) == 2
+
+
+def test_calls_of_one_id_are_as_many_decisions_in_codex(tmp_path: Path):
+    rows = [said("user", "go")]
+    for number in range(5):
+        rows += ran("call_0", f"out {number}")
+        usage = {"input_tokens": 100, "cached_input_tokens": 0, "output_tokens": 1}
+        rows.append(("event_msg", {"type": "token_count", "info": {"last_token_usage": usage}}))
+    result, states = read(rollout(tmp_path, *rows))
+    assert [s["n_context_tokens"] for s in states] == [100] * 5
+    answered = [m["content"] for m in states[-1]["messages"] if m["role"] == "tool"]
+    assert answered == [f"out {n}" for n in range(4)]
+    assert result.report.usage["input_tokens"] == 500
+
+
+def test_a_tool_that_codex_refused_is_not_offered(tmp_path: Path):
+    call = {"type": "function_call", "name": "report", "namespace": "mcp__desk", "arguments": "{}"}
+    path = rollout(
+        tmp_path,
+        said("user", "go"),
+        *ran("c1", "unsupported call: exec_command"),
+        ("response_item", call | {"call_id": "c2"}),
+        ("response_item", {"type": "function_call_output", "call_id": "c2", "output": "fine"}),
+    )
+    result, (first, second) = read(path)
+    assert (first["outcome"], first["error_kind"]) == ("tool_error", "no_such_tool")
+    assert [tool["function"]["name"] for tool in second["tools"]] == ["mcp__desk__report"]
+    assert result.tools["name"].to_pylist() == ["mcp__desk__report"]
+
+
+def test_what_a_prompt_lacks_is_told(tmp_path: Path):
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
+    text = {"type": "input_text", "text": "This:"}
+    asked = {"type": "message", "role": "user", "content": [text, picture]}
+    result, _ = read(rollout(
+        tmp_path, said("user", "go"), said("assistant", "Show me."), ("response_item", asked),
+        ("response_item", {"type": "web_search_call", "status": "completed"}), *ran("c1", "fine"),
+        said("assistant", "Done."),
+    ))  # fmt: skip
+    assert result.states["lacks"].to_pylist() == [[], ["image"], ["image", "web_search_call"]]

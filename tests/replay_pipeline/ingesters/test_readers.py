@@ -28,7 +28,7 @@ class Diary:
 
 def test_ours_are_tried_from_the_narrowest_to_the_widest():
     names = [reader.name for reader in readers()]
-    assert names[:2] == ["claude_code", "qwen_code"]
+    assert names[:3] == ["claude_code", "opencode", "qwen_code"]
     assert names[-1] == "agent_traces"
     assert len(names) == 19
 
