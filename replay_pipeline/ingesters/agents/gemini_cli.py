@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.agents.base import Conversation, LinearReader, usage_of
+from replay_pipeline.ingesters.agents.base import Conversation, LinearReader, Place, usage_of
 from replay_pipeline.ingesters.base import ReadCounts, Result
 from replay_pipeline.ingesters.json_lines import (
     as_dict,
@@ -16,10 +16,22 @@ from replay_pipeline.ingesters.json_lines import (
 )
 
 
+class _Chat(Conversation):
+    """A chat, with the place before each of its messages."""
+
+    def __init__(self, session_id: str, agent: str) -> None:
+        super().__init__(session_id, agent)
+        self.before: dict[str, Place] = {}
+
+
 class GeminiCli(LinearReader):
-    """Reads `chats/session-*.json`. A call and its result are both in the model's message."""
+    """Reads `chats/session-*.json`. A call and its result are both in the model's message.
+
+    In rows, a message is written again as it grows, and a rewind names the first one that it drops.
+    """
 
     name = "gemini_cli"
+    conversation = _Chat
 
     def sniff(self, head: bytes) -> bool:
         """Return whether `head` is the beginning of a chat."""
@@ -36,13 +48,18 @@ class GeminiCli(LinearReader):
         """Yield the rows of a file, or the messages of a document."""
         document = as_dict(read_document(path))
         if not isinstance(document.get("messages"), list):
-            return read_objects(path, counts, end)
+            return _grown(read_objects(path, counts, end), counts)
         talk.session_id = text_or_none(document.get("sessionId")) or talk.session_id
         counts.rows += len(document["messages"])
         return ((0, as_dict(message)) for message in document["messages"])
 
     def take(self, talk: Conversation, row: dict[str, Any]) -> str | None:
         """Take one message in; returns the reason if it makes no turn."""
+        assert isinstance(talk, _Chat)
+        if dropped := text_or_none(row.get("$rewindTo")):
+            talk.at(talk.before.get(dropped))
+            return "bookkeeping"
+        talk.before[str(row.get("id"))] = talk.place
         if "projectHash" in row:
             talk.session_id = text_or_none(row.get("sessionId")) or talk.session_id
             return "bookkeeping"
@@ -72,6 +89,38 @@ class GeminiCli(LinearReader):
         talk.usage(usage_of(tokens.get("input"), tokens.get("output"), n_cached=n_cached))
         talk.close()
         return None
+
+
+def _grown(
+    rows: Iterator[tuple[int, dict[str, Any]]], counts: ReadCounts
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the rows with the last version of each message, where its first one stood."""
+    kept: list[tuple[int, dict[str, Any]]] = []
+    places: dict[str, int] = {}
+    for offset, row in rows:
+        name, dropped = str(row.get("id")), text_or_none(row.get("$rewindTo"))
+        if dropped in places:
+            places = {each: at for each, at in places.items() if at < places[dropped]}
+        place = places.get(name)
+        if place is not None and _continues(row, kept[place][1]):
+            counts.skipped["duplicate_row"] += 1
+            kept[place] = kept[place][0], row
+            continue
+        if "id" in row:
+            places[name] = len(kept)
+        kept.append((offset, row))
+    yield from kept
+
+
+def _continues(row: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Return whether a row is a later version of a message, and not another one with its id."""
+    n_calls = len(as_list(before.get("toolCalls")))
+    names = [
+        [as_dict(call).get("id") for call in as_list(each.get("toolCalls"))[:n_calls]]
+        for each in (row, before)
+    ]
+    has_text = text_in(row.get("content")).startswith(text_in(before.get("content")))
+    return row.get("type") == before.get("type") and has_text and names[0] == names[1]
 
 
 def _result(call: dict[str, Any]) -> tuple[str | None, bool]:

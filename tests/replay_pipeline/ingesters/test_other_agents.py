@@ -471,3 +471,19 @@ def test_what_a_prompt_lacks_is_told(tmp_path: Path):
         said("assistant", "Done."),
     ))  # fmt: skip
     assert result.states["lacks"].to_pylist() == [[], ["image"], ["image", "web_search_call"]]
+
+
+def test_a_gemini_message_that_is_written_again_is_one_and_a_rewind_is_a_branch(tmp_path: Path):
+    chat = gemini()
+    asked, _, called, answer = chat.pop("messages")
+    begun = {k: v for k, v in called.items() if k not in ("toolCalls", "tokens")}
+    rows = [
+        chat, asked, begun, called, {"$set": {"lastUpdated": "2026-03-01T10:00:09Z"}}, answer,
+        {"$rewindTo": answer["id"]}, answer | {"id": "5", "content": "Elsewhere."},
+    ]  # fmt: skip
+    result, states = read(lines(tmp_path / "session-1.jsonl", *rows))
+    said = [s["student_action"].get("content") for s in states]
+    assert said == ["", "It is gone.", "Elsewhere."]
+    assert states[1]["messages"] == states[2]["messages"]
+    assert shape(states[2]["messages"]) == ["> Find it", "(g1)", "g1=no such dir"]
+    assert result.report.skipped == {"bookkeeping": 3, "duplicate_row": 1}
