@@ -16,7 +16,12 @@ from typing import Any
 
 import yaml
 
-from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedError
+from trainer.errors import (
+    OuterLoopError,
+    TrainerConfigError,
+    TrainerError,
+    TrainingStoppedError,
+)
 
 DEFAULT_CONFIG = Path(__file__).parent / "tiny.yaml"
 PRETRAINED_CONFIG = Path(__file__).parent / "pretrained.yaml"
@@ -98,6 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--again", action="store_true", help="with --resume: start anew what is finished"
     )
+    parser.add_argument(
+        "--check", action="store_true", help="read settings, dataset, and store, and train nothing"
+    )
     options = parser.parse_args(given)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
@@ -106,13 +114,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             values["resume_from"] = "last"
         if options.again:
             values["again"] = True
-        report = ENGINES[options.engine](values)
+        report = (_checked if options.check else ENGINES[options.engine])(values)
     except TrainingStoppedError as stopped:
         sys.stderr.write(f"{stopped}\n")
         return STOPPED
     except TrainerError as error:
         sys.stderr.write(f"error: {error}\n")
-        return 2
+        # A launcher starts a replica again that ended with 1, and none with a user's error.
+        return 1 if isinstance(error, OuterLoopError) else 2
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _PACKAGES:
             raise
@@ -237,6 +246,22 @@ def _run(values: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
     with stop_signals() as should_stop:
         return run(read_settings(values), should_stop=should_stop)
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    with uncollected():
+        refuse_early(values)
+        from trainer.engines.settings_file import read_settings  # noqa: PLC0415 - loads torch
+        from trainer.outer.callback import OuterOptions, outer_callbacks  # noqa: PLC0415
+        from trainer.outer.environment import ReplicaPlace  # noqa: PLC0415
+        from trainer.outer.object_store import check_store  # noqa: PLC0415
+        from trainer.settings import section_of  # noqa: PLC0415
+
+        config = read_settings(values)
+    outer = section_of(OuterOptions, config.outer_options, "outer_options.")
+    if outer_callbacks(config.outer, outer, place=ReplicaPlace()):
+        check_store(outer.uri)
+    return {"checked": config.dataset}
 
 
 def refuse_early(values: Mapping[str, Any]) -> None:

@@ -26,7 +26,6 @@ LOADED_BY_NAME = {
     "trainer.engines.verifiers.taskset": "recipes/verifiers",
     "trainer.engines.verl.agent_loop": "the settings of VeRL",
     "trainer.engines.verl.reward": "the settings of VeRL",
-    "trainer.outer.probe": "the first process of a launch in a cloud",
 }
 """What an outside program, or one of ours in another process, loads by its name."""
 

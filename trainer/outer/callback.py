@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import numpy as np
 import torch.distributed as dist
@@ -19,6 +18,7 @@ from transformers.trainer_callback import ExportableState
 from trainer.data.dataset import PreferenceData
 from trainer.errors import TrainerConfigError
 from trainer.outer.all_reduce import ObjectStoreAllReduce
+from trainer.outer.codecs import codec_named
 from trainer.outer.environment import ReplicaPlace, replica_place
 from trainer.outer.exchange import RoundReport, Vector
 from trainer.outer.export import publish_template
@@ -35,8 +35,6 @@ Result = TypeVar("Result")
 
 OWN_MARK = "outer-round"
 """File in a checkpoint that exists only for the outer loop."""
-ONE_MACHINE = frozenset({"", "file", "local", "memory"})
-"""Schemes of stores that are presumably on one machine."""
 OUTER_KINDS = ("none", "torchft", "object_store")
 
 
@@ -50,8 +48,8 @@ class OuterOptions:
     """Optimizer steps per round."""
     rounds: str = "auto"
     """`synchronous` gives all replicas equal bits, at the pace of the quorum. In `asynchronous`, no
-    replica waits. `auto` is asynchronous over a store that joins machines, and synchronous in a
-    folder."""
+    replica waits. `auto` is asynchronous if there are several replicas and the outer optimizer has
+    no momentum."""
     codec: str = "ternary"
     """Wire format: fp32, int4 or ternary."""
     optimizer: str = "average"
@@ -92,26 +90,28 @@ def outer_callbacks(
         raise TrainerConfigError(
             f"outer_options.rounds={options.rounds!r} is not one of auto, {', '.join(ROUNDS)}"
         )
+    codec_named(options.codec)
+    outer_preset(options.optimizer)
     if store is None and not options.uri:
         raise TrainerConfigError(f"outer={kind} needs outer_options.uri")
     if kind == "torchft":
         return [TorchftLoop(options, where, store)]
-    return [ObjectStoreLoop(replace(options, rounds=rounds_of(options)), where, store)]
+    rounds = rounds_of(options, where.world_size)
+    return [ObjectStoreLoop(replace(options, rounds=rounds), where, store)]
 
 
-def rounds_of(options: OuterOptions) -> str:
+def rounds_of(options: OuterOptions, world_size: int) -> str:
     """Return `synchronous` or `asynchronous`, and log the choice of `auto`."""
     if options.rounds != "auto":
         return options.rounds
-    if urlsplit(options.uri).scheme in ONE_MACHINE:
-        return "synchronous"
-    # Machines differ in speed, and everybody would go at the pace of the slowest. All replicas
-    # come to the same conclusion: it follows from what they have in common.
-    chosen = "synchronous" if outer_preset(options.optimizer).momentum else "asynchronous"
-    logger.warning(
-        "outer_options.rounds: %s, as %s joins machines and the outer optimizer is %s",
-        chosen, options.uri, options.optimizer,
-    )  # fmt: skip
+    # In synchronous rounds, all would go at the pace of the slowest. All replicas come to the same
+    # conclusion: it follows from what they have in common.
+    is_free = world_size > 1 and not outer_preset(options.optimizer).momentum
+    chosen = "asynchronous" if is_free else "synchronous"
+    if world_size > 1:
+        logger.warning(
+            "outer_options.rounds: %s, as the outer optimizer is %s", chosen, options.optimizer
+        )
     return chosen
 
 

@@ -7,6 +7,8 @@ are known. The lease in the store keeps a second launch from training in paralle
 import argparse
 import hashlib
 import logging
+import math
+import re
 import socket
 import sys
 import uuid
@@ -53,6 +55,10 @@ LOST = "lost"
 ASK_S = 60.0
 """Seconds that a status request or a stop waits for the platform."""
 LEASES, END = "launch/", ".end"
+LEASE = re.compile(rf"{LEASES}\d{{6}}(\.json|\.end)")
+STRAY = "stray "
+"""What names a job in the ledger that nobody has reserved money for."""
+STOP_POLL_S, LOOK_S = 5.0, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +71,14 @@ class Limits:
     """Hours from the first start after which the platform ends every replica."""
     max_restarts: int = 10
     """Restarts of all replicas together, while they are watched."""
+    quorum: int | None = None
+    """Fewest replicas with which the run goes on. By default, half of them, rounded up."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_usd", "max_hours"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise TrainerConfigError(f"{name}={value}: expected a number from 0 on")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +132,7 @@ class Lease(msgspec.Struct):
 
     holder: str
     where: str
+    since: float
     until: float
     run: int
 
@@ -130,17 +145,27 @@ class Launch:
         uri: The store that joins the replicas.
         executor: Where they run.
         limits: Limits of the launch.
+        takes_over: Whether to take the store from a launch that is lost. What still runs of it is
+            stopped, and what the platform lists of it counts under the ceiling.
     """
 
     def __init__(
-        self, work_dir: Path, uri: str, executor: ServerlessExecutor, limits: Limits
+        self,
+        work_dir: Path,
+        uri: str,
+        executor: ServerlessExecutor,
+        limits: Limits,
+        *,
+        takes_over: bool = False,
     ) -> None:
         self.uri, self.executor, self.limits = uri, executor, limits
+        self._takes_over = takes_over
         self.work_dir = work_dir
         self.ledger = executor.ledger = JobLedger(work_dir / LEDGER)
         self.run_id = self.ledger.recall("run_id") or ""
         self.store = open_store(uri)
         self._number = 0
+        self._look_at = 0.0
 
     @property
     def until(self) -> float:
@@ -154,17 +179,19 @@ class Launch:
         Raises:
             LeaseHeldError: Another launch has the store.
             OuterLoopError: The newest lease is damaged.
+            ReplicaFailedError: A replica of the launch that was lost could not be stopped.
             TrainerConfigError: The price of the hardware is unknown.
         """
         mine = Lease(
             holder=self.ledger.remember("holder", uuid.uuid4().hex),
             where=f"{self.work_dir.resolve()} on {socket.gethostname()}",
+            since=self.until - 3600 * self.limits.max_hours,
             until=self.until,
             run=int(self.ledger.recall("run") or 0),
         )
-        is_taken = False
+        is_taken, since = False, mine.since
         while not is_taken:
-            keys = self.store.keys(LEASES)
+            keys = [key for key in self.store.keys(LEASES) if LEASE.fullmatch(key)]
             self._number = max((int(key[len(LEASES) :][:6]) for key in keys), default=0)
             key = f"{LEASES}{self._number:06d}"
             if self._number and key + END not in keys:
@@ -173,10 +200,11 @@ class Launch:
                     mine.run = held.run
                     if held.until >= mine.until:
                         break
-                elif held.until > self.executor.now():
+                elif held.until > self.executor.now() and not self._takes_over:
                     raise LeaseHeldError(
-                        f"{self.store.place or 'the store'} belongs to a launch from {held.where}: watch it from there, stop it there, or name another store. If that launch is lost, make sure that none of its replicas runs, and delete {LEASES} in the store"
+                        f"{self.store.place or 'the store'} belongs to a launch from {held.where}: watch it from there, stop it there, or name another store. If that launch is lost, add --take-over: what still runs of it is stopped"
                     )
+                since = held.since
             self._number += 1
             mine.run = mine.run or self._number
             is_taken = self.store.put_if_absent(
@@ -185,7 +213,48 @@ class Launch:
         self.ledger.remember("run", str(mine.run))
         named = f"outer-{hashlib.sha256(self.uri.encode()).hexdigest()[:12]}-{mine.run}"
         self.run_id = self.ledger.remember("run_id", named)
+        if self._takes_over and (left := self._end_strays(since)):
+            raise ReplicaFailedError(f"{left[0].label} of a lost launch may still run: try again")
         self.ledger.set_ceiling(self.limits.max_usd if self.executor.usd_per_hour else None)
+
+    def _end_strays(self, since: float) -> list[ReplicaHandle]:
+        """Stop what is listed for the store and not in the ledger, and count it.
+
+        These are twins of a start without an answer, and what a lost launch has left. What the
+        platform doesn't tell the time of is believed to have run since some time.
+
+        Returns:
+            Those that may still run.
+        """
+        executor, left = self.executor, list[ReplicaHandle]()
+        known = {ReplicaHandle.from_json(row.handle).job_id for row in self.ledger.rows()}
+        for found in executor.listed(self.run_id):
+            name = f"{STRAY}{found.job_id}"
+            is_ours = found.run_id == self.run_id or self._takes_over
+            if not is_ours or found.job_id in known or self.ledger.recall(name) is not None:
+                continue
+            logger.warning("%s (%s) is not in the ledger: stopping it", found.label, found.job_id)
+            if executor.cancel([found]):
+                left.append(found)
+                continue
+            told = executor.poll([found])[0].billed_s
+            cost = executor.bound_usd(executor.now() - since if told is None else told)
+            self.ledger.charge(name, found.to_json(), cost)
+        return left
+
+    def _look(self) -> None:
+        """Look for twins now and then while replicas are watched."""
+        if self.executor.outlives_launcher and self.executor.now() >= self._look_at:
+            self._look_at = self.executor.now() + LOOK_S
+            self._strays_left()
+
+    def _strays_left(self) -> list[ReplicaHandle]:
+        """End twins, as far as the platform lists any, and return those that may still run."""
+        try:
+            return self._end_strays(self.until - 3600 * self.limits.max_hours)
+        except OuterLoopError as error:
+            logger.warning("twins could not be looked for: %s", error)
+            return []
 
     def _read_lease(self, key: str) -> Lease:
         try:
@@ -255,7 +324,7 @@ class Launch:
             return [there[rank] for rank in range(n)]
         try:
             if entrypoint.startswith("python:"):
-                self._probe(attempts.get(PROBE_RANK, 0), n, env=env, secrets=secrets)
+                self._probe(command, attempts.get(PROBE_RANK, 0), n, env=env, secrets=secrets)
             life_s = self.life_s(len(missing))
             for rank in missing:
                 handle = ReplicaHandle(
@@ -301,7 +370,7 @@ class Launch:
         """Restart dead replicas until all have succeeded, and return their logs.
 
         Raises:
-            ReplicaFailedError: One died and may not be started again; the others are stopped.
+            ReplicaFailedError: Too few replicas are left; they are stopped.
         """
         is_over = False
         try:
@@ -309,10 +378,15 @@ class Launch:
                 self.executor,
                 handles,
                 max_restarts=self.limits.max_restarts,
+                quorum=self.limits.quorum,
                 poll_s=poll_s,
                 secrets=secrets,
-                renewed=lambda handle: replace(handle, timeout_s=self.life_s(1)),
+                # Of those that died at once, each gets an equal part of what they have left.
+                renewed=lambda handle, n: replace(handle, timeout_s=self.life_s(n)),
+                on_look=self._look,
             )
+            self._look_at = 0.0
+            self._look()
             results = self.executor.collect(finished, timeout_s=0)
             is_over = True
         except ReplicaFailedError:
@@ -323,24 +397,37 @@ class Launch:
                 self.release()
         return results
 
-    def stop(self) -> None:
-        """Stop all replicas, and release the store for other launches.
+    def stop(self) -> list[ReplicaHandle]:
+        """Stop all replicas and release the store, and return those that may still run.
 
         Raises:
             LeaseHeldError: Another launch has the store.
-            PlatformUnreachableError: The platform did not answer. Replicas may still run.
         """
+        executor = self.executor
         try:
             self.take()
         except ObjectStoreError as error:
             logger.warning("%s", error)
-        self.executor.cancel(self.handles())
-        self.release()
+        self.handles()
+        left = [ReplicaHandle.from_json(row.handle) for row in self.ledger.rows()]
+        left = [handle for handle in left if handle.job_id]
+        until = executor.now() + executor.arrives_s
+        while (left := executor.cancel(left) + self._strays_left()) and executor.now() < until:
+            executor.sleep(STOP_POLL_S)
+        if not left:
+            self.release()
+        return left
 
     def _probe(
-        self, attempt: int, n: int, *, env: Mapping[str, str], secrets: Mapping[str, str]
+        self,
+        command: Sequence[str],
+        attempt: int,
+        n: int,
+        *,
+        env: Mapping[str, str],
+        secrets: Mapping[str, str],
     ) -> None:
-        """Start one replica that only shows that the others could work, where starts cost money.
+        """Run one replica that checks settings, dataset and store, where starts cost money.
 
         Raises:
             ReplicaFailedError: the probe failed.
@@ -348,16 +435,20 @@ class Launch:
         executor = self.executor
         if not executor.outlives_launcher or self.ledger.recall("probed") is not None:
             return
-        command = executor.command_of("python:trainer.outer.probe", [self.uri], 0, n)
+        # After torchrun's own arguments, as `_launched` writes them.
+        own = (
+            list(command)[list(command).index("trainer") + 1 :] if "trainer" in command else command
+        )
+        argv = executor.command_of("python:trainer", [*own, "--check"], 0, n)
         life_s = min(PROBE_S, self.life_s(1))
-        handle = ReplicaHandle(self.run_id, PROBE_RANK, n, attempt, "", command, dict(env), life_s)
+        handle = ReplicaHandle(self.run_id, PROBE_RANK, n, attempt, "", argv, dict(env), life_s)
         started = executor.start(handle, secrets)
         try:
             executor.collect([started], timeout_s=2 * PROBE_S)
         except ReplicaFailedError as error:
             raise ReplicaFailedError(
-                "the probe failed, so no replica was started: the image must contain this package "
-                f"and reach the store with its secrets: {error}"
+                "the probe failed, so no replica was started: the image must contain this package, "
+                f"and the settings must fit the dataset and the store: {error}"
             ) from error
         self.ledger.remember("probed", "yes")
 
@@ -375,6 +466,7 @@ def launch(
     secrets: Mapping[str, str] | None = None,
     work_dir: Path = Path("outer"),
     is_detached: bool = False,
+    takes_over: bool = False,
 ) -> list[ReplicaResult]:
     """Train with N replicas that a store joins, restart dead ones, and return their logs.
 
@@ -392,16 +484,17 @@ def launch(
         secrets: Variables such as cloud keys, which go through the platform's secret store.
         work_dir: Folder for the ledger of all starts.
         is_detached: Whether to return as soon as all are started, without a result.
+        takes_over: As in `Launch`.
 
     Raises:
-        ReplicaFailedError: One died and may not be started again; the others are stopped.
+        ReplicaFailedError: Too few replicas are left; they are stopped.
         BudgetReachedError: A start would exceed `limits`.
         LeaseHeldError: Another launch has the store.
         TrainerConfigError: `work_dir` has replicas of another command.
     """
     settings = ["--set", "outer=object_store", "--set", f"outer_options.uri={uri}"]
     command = [*arguments, *settings]
-    run = Launch(work_dir, uri, executor, limits or Limits())
+    run = Launch(work_dir, uri, executor, limits or Limits(), takes_over=takes_over)
     run.take()
     handles = run.start(entrypoint, command, replicas, env=env or {}, secrets=secrets or {})
     return [] if is_detached else run.watch(handles, poll_s=poll_s, secrets=secrets)
@@ -439,6 +532,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="set this variable")
     add("--detach", action="store_true", help="start, and do not watch")
     add("--max-restarts", type=int, default=10, help="of all replicas together")
+    add("--quorum", type=int, help="fewest replicas with which the run goes on (default: half)")
+    add("--take-over", action="store_true", dest="takes_over",
+        help="take the store from a launch that is lost, and stop what it left")  # fmt: skip
     return parser
 
 
@@ -501,6 +597,7 @@ def _launched(options: argparse.Namespace, rest: list[str]) -> list[ReplicaResul
             secrets=secrets,
             work_dir=work_dir,
             is_detached=options.detach,
+            takes_over=options.takes_over,
         )
 
 
@@ -509,6 +606,7 @@ def _of_launched(options: argparse.Namespace) -> list[ReplicaResult]:
 
     Raises:
         TrainerConfigError: no launch was started from this folder.
+        ReplicaFailedError: a replica could not be stopped.
     """
     path = options.work_dir / LEDGER
     text = JobLedger(path).recall(PLAN) if path.exists() else None
@@ -524,7 +622,9 @@ def _of_launched(options: argparse.Namespace) -> list[ReplicaResult]:
             return run.watch(handles, secrets=variables_named(plan.secrets))
     executor.patience_s = ASK_S
     if options.stop:
-        run.stop()
+        if left := run.stop():
+            names = ", ".join(f"{handle.label} ({handle.job_id})" for handle in left)
+            raise ReplicaFailedError(f"may still run: {names}; stop them on the platform's page")
         return []
     states = {(h.rank, h.attempt): (h, executor.poll([h])[0].state.value) for h in run.handles()}
     for row in run.ledger.rows():

@@ -344,3 +344,17 @@ def open_store(uri: str, *, options: Mapping[str, Any] | None = None) -> ObjectS
         f"{uri}: no conditional create is known for {scheme}://; use file://, s3://, gs:// or "
         "hf://datasets/owner/name"
     )
+
+
+def check_store(uri: str) -> None:
+    """Write a test object to a store, read it back, and delete it.
+
+    Raises:
+        ObjectStoreError: The store doesn't answer, or returns other bytes.
+        TrainerConfigError: The store's package is missing.
+    """
+    store, key, data = open_store(uri), f"probe/{uuid.uuid4().hex}", os.urandom(64)
+    store.put(key, data)
+    if store.get(key) != data:
+        raise ObjectStoreError(f"{store.place}{key}: other bytes came back than were written")
+    store.delete([key])

@@ -110,16 +110,24 @@ class JobsHub(LoopbackServer):
             a10g = {**HARDWARE, "name": "a10g-large", "unitCostUSD": 0.025}
             return self.answer_json(request, [HARDWARE, a10g])
         if path == "/api/jobs/me":
-            return self.answer_json(request, [self.info(job) for job in self.jobs.values()])
-        if (match := re.fullmatch(r"/api/jobs/me/(\w+)(/logs)?", path)) and match[1] in self.jobs:
+            return self.answer_json(request, [self.info(job) for job in self.listed()])
+        if (match := re.fullmatch(r"/api/jobs/me/(\w+)(/logs)?", path)) and self.knows(match[1]):
             job = self.jobs[match[1]]
             return (
                 self.stream(request, job) if match[2] else self.answer_json(request, self.info(job))
             )
         return self.answer_json(request, {"error": "not found"}, 404)
 
+    def listed(self):
+        return list(self.jobs.values())
+
+    def knows(self, name):
+        return name in self.jobs
+
     def post(self, request, body):
         if match := re.fullmatch(r"/api/jobs/me/(\w+)/cancel", request.path):
+            if not self.knows(match[1]):
+                return self.answer_json(request, {"error": "not found"}, 404)
             self.jobs[match[1]].end("cancel")
             return self.answer_json(request, {})
         fault = self.fault()
@@ -187,6 +195,7 @@ class SandboxCloud:
         self.definitions = []
         self.calls = set()
         self.named = {}
+        self.tags = {}
         self.failing = []
         self.is_offline = lambda: False
         self.loop = asyncio.new_event_loop()
@@ -351,18 +360,38 @@ def both_versions(cloud):
             raise GRPCError(Status.NOT_FOUND, request.sandbox_name)
         return api_pb2.SandboxGetFromNameResponse(sandbox_id=name)
 
+    def known(request):
+        if request.sandbox_id not in cloud.jobs:
+            raise GRPCError(Status.NOT_FOUND, request.sandbox_id)
+        return cloud.jobs[request.sandbox_id]
+
     async def wait(request):
-        job = cloud.jobs[request.sandbox_id]
+        job = known(request)
         until = time.monotonic() + request.timeout
         while job.code() is None and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         return api_pb2.SandboxWaitResponse(result=result_of(job))
 
     def terminate(request):
-        cloud.jobs[request.sandbox_id].end("cancel")
+        known(request).end("cancel")
         return api_pb2.SandboxTerminateResponse()
 
-    return wait, terminate, from_name
+    def tags(request):
+        return api_pb2.SandboxTagsGetResponse(tags=cloud.tags[request.sandbox_id])
+
+    def listed(request):
+        if request.before_timestamp:
+            return api_pb2.SandboxListResponse()
+        wanted = [(tag.tag_name, tag.tag_value) for tag in request.tags]
+        infos = [
+            api_pb2.SandboxInfo(id=name, created_at=1.0, tags=cloud.tags[name])
+            for name, job in cloud.jobs.items()
+            if job.code() is None
+            and {(t.tag_name, t.tag_value) for t in cloud.tags[name]} >= set(wanted)
+        ]
+        return api_pb2.SandboxListResponse(sandboxes=infos)
+
+    return wait, terminate, from_name, tags, listed
 
 
 def version_1(cloud):
@@ -375,6 +404,7 @@ def version_1(cloud):
             env.update(cloud.secrets[secret])
         # The client tells the version by the length of the name.
         name = cloud.start(request.definition, env, f"sb-{uuid.uuid4().hex[:22]}")
+        cloud.tags[name] = list(request.tags)
         return api_pb2.SandboxCreateResponse(sandbox_id=name)
 
     def logs(request):
@@ -386,8 +416,9 @@ def version_1(cloud):
             api_pb2.TaskLogsBatch(eof=True),
         ]
 
-    wait, terminate, from_name = both_versions(cloud)
+    wait, terminate, from_name, tags, _ = both_versions(cloud)
     return {
+        "SandboxTagsGet": tags,
         "SandboxGetFromName": from_name,
         "SandboxCreate": create,
         "SandboxGetTaskId": lambda _: api_pb2.SandboxGetTaskIdResponse(task_id="ta-1"),
@@ -406,6 +437,7 @@ def version_2(cloud):
         for source in request.secret_sources:
             env.update(cloud.secrets.get(source.secret_id) or source.env.contents)
         name = cloud.start(request.definition, env, f"sb-{uuid.uuid4().hex}")
+        cloud.tags[name] = list(request.tags)
         return api_pb2.SandboxCreateV2Response(sandbox_id=name, task_id=task_of(name))
 
     def task(request):
@@ -414,8 +446,10 @@ def version_2(cloud):
     def access(_):
         return api_pb2.SandboxGetCommandRouterAccessResponse(jwt=token(), url=cloud.url)
 
-    wait, terminate, from_name = both_versions(cloud)
+    wait, terminate, from_name, tags, listed = both_versions(cloud)
     return {
+        "SandboxListV2": listed,
+        "SandboxTagsGetV2": tags,
         "SandboxGetFromNameV2": from_name,
         "SandboxCreateV2": create,
         "SandboxGetTaskIdV2": task,

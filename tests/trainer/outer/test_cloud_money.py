@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import random
+import sqlite3
 
 import huggingface_hub.constants
 import huggingface_hub.utils._http as hub_http
@@ -11,7 +12,14 @@ import pytest
 
 from tests.trainer.outer.virtual_jobs import Clock, Killed, VirtualHub
 from trainer.diloco import HFJobsExecutor, ReplicaHandle
-from trainer.errors import BudgetReachedError, LeaseHeldError, ReplicaFailedError
+from trainer.errors import (
+    BudgetReachedError,
+    LeaseHeldError,
+    OuterLoopError,
+    PlatformUnreachableError,
+    ReplicaFailedError,
+    TrainerConfigError,
+)
 from trainer.outer.executors.ledger import JobLedger
 from trainer.outer.launch import Launch, Limits, launch, launch_command
 
@@ -64,8 +72,11 @@ class Rig:
         return JobLedger(self.folder / work_dir / "ledger.sqlite").rows()
 
     def known(self, work_dir="outer"):
-        ids = [ReplicaHandle.from_json(row.handle).job_id for row in self.rows(work_dir)]
-        return {job_id for job_id in ids if job_id}
+        path = self.folder / work_dir / "ledger.sqlite"
+        with contextlib.closing(sqlite3.connect(path)) as ledger:
+            strays = ledger.execute("select value from ledger where key like 'stray %'").fetchall()
+        told = [row.handle for row in self.rows(work_dir)] + [value for (value,) in strays]
+        return {ReplicaHandle.from_json(text).job_id for text in told} - {""}
 
 
 @pytest.mark.parametrize("gap_s", [1, 9, 45, 300])
@@ -141,13 +152,127 @@ def test_a_cloud_launch_without_an_image_starts_nothing(tmp_path, capsys):
 
 def test_what_hangs_is_started_anew_once(cloud, tmp_path):
     hub = cloud()
-    rig = Rig(hub, tmp_path, n=2, lives={"1": [[1e9, 0]]}, max_usd=None, max_hours=48)
-    launcher = rig.executor()
+    rig = Rig(hub, tmp_path, n=2, lives={"1": [[1e9, 0]]}, max_usd=None, max_hours=48, quorum=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Launch, "life_s", lambda self, n: 7200.0)
         with pytest.raises(ReplicaFailedError, match="timed out"):
-            rig.launch(launcher)
+            rig.launch()
     assert len([job for job in hub.jobs.values() if job.labels["rank"] == "1"]) == 2
+
+
+def test_two_that_die_together_share_what_they_have_left(cloud, tmp_path):
+    lives = {"0": [[600, 1], [3000, 0]], "1": [[610, 1], [3000, 0]]}
+    hub = cloud(gaps=[(700, 300)])
+    results = Rig(hub, tmp_path, lives=lives, max_usd=10.0).launch()
+    assert [result.attempt for result in results] == [1, 1, 0, 0]
+    assert hub.bill_usd <= 10.0
+
+
+def test_a_replica_that_cannot_be_paid_again_is_lost_and_the_others_go_on(cloud, tmp_path):
+    hub = cloud()
+    lives = {"1": [[2900, 1]]}
+    results = Rig(hub, tmp_path, lives=lives, max_usd=5.3).launch()
+    assert [result.rank for result in results] == [0, 2, 3]
+    assert hub.bill_usd <= 5.3
+
+
+def test_a_users_error_is_not_started_again(cloud, tmp_path):
+    hub = cloud()
+    with pytest.raises(ReplicaFailedError, match="exit code 2"):
+        Rig(hub, tmp_path, n=2, lives={"1": [[60, 2], [60, 0]]}).launch()
+    assert len(hub.jobs) == 3
+    assert not hub.running
+
+
+@pytest.mark.parametrize("lag_s", [0, 3, 120])
+def test_a_start_without_an_answer_is_not_made_twice_however_late_it_is_listed(
+    cloud, tmp_path, lag_s
+):
+    hub = cloud()
+    hub.lost, hub.lag_s = 3, lag_s
+    rig = Rig(hub, tmp_path)
+    rig.launch(is_detached=True)
+    assert len(hub.jobs) == 5
+    assert rig.known() == set(hub.jobs)
+
+
+def test_a_twin_that_is_listed_too_late_is_stopped_and_counted(cloud, tmp_path):
+    hub = cloud()
+    hub.lost, hub.lag_s = 1, 400
+    rig = Rig(hub, tmp_path)
+    rig.launch()
+    assert rig.known() == set(hub.jobs)
+    assert len(hub.jobs) == 6
+    spent, _, _ = JobLedger(tmp_path / "outer" / "ledger.sqlite").totals_usd()
+    assert hub.bill_usd <= spent
+
+
+def test_a_lost_start_whose_lookup_is_refused_stays_on_the_books(cloud, tmp_path):
+    hub = cloud()
+    rig = Rig(hub, tmp_path, n=1)
+    executor = rig.executor()
+
+    def refused(**_):
+        raise OuterLoopError("401")
+
+    executor._api.list_jobs = refused
+    hub.lost = 1
+    with pytest.raises(PlatformUnreachableError, match="may run"):
+        rig.launch(executor)
+    (row,) = rig.rows()
+    assert row.is_open
+    assert row.reserved_usd > 0
+
+
+def test_one_vanished_job_does_not_keep_the_others_alive(cloud, tmp_path):
+    hub = cloud()
+    rig = Rig(hub, tmp_path)
+    rig.launch(is_detached=True)
+    hub.clock.sleep(600)
+    hub.vanish(next(job for job in hub.jobs.values() if job.labels["rank"] == "1"))
+    assert Launch(tmp_path / "outer", rig.uri, rig.executor(), rig.limits).stop() == []
+    assert not hub.running
+
+
+def test_a_job_that_is_not_found_for_once_is_not_taken_for_dead(cloud, tmp_path):
+    hub = cloud()
+    rig = Rig(hub, tmp_path)
+    rig.launch(is_detached=True)
+    hub.clock.sleep(600)
+    hub.blind = 3
+    assert [result.attempt for result in rig.launch()] == [0] * 4
+
+
+def test_a_launch_that_takes_over_from_a_lost_ledger_counts_what_was_spent(cloud, tmp_path):
+    hub = cloud()
+    rig = Rig(hub, tmp_path, max_usd=6.0, lives={"1": [[1e9, 0]]})
+    rig.launch(is_detached=True)
+    hub.clock.sleep(1800)
+    spent = hub.bill_usd
+    with pytest.raises(LeaseHeldError, match="--take-over"):
+        rig.launch(work_dir="second")
+    with contextlib.suppress(ReplicaFailedError):
+        rig.launch(work_dir="second", takes_over=True)
+    assert spent > 2
+    assert hub.bill_usd <= 6.0
+    assert rig.known("second") == set(hub.jobs)
+    assert not hub.running
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_usd", float("nan")), ("max_hours", float("inf"))]
+)
+def test_a_limit_that_is_no_number_is_refused(name, value):
+    with pytest.raises(TrainerConfigError, match=f"{name}="):
+        Limits(**{name: value})
+
+
+def test_what_others_put_into_the_folder_of_leases_is_left_alone(cloud, tmp_path):
+    hub = cloud()
+    rig = Rig(hub, tmp_path, n=1)
+    (tmp_path / "store" / "launch").mkdir(parents=True)
+    (tmp_path / "store" / "launch" / "notes.txt").write_text("mine")
+    assert len(rig.launch()) == 1
 
 
 def test_lives_are_cut_to_what_the_ceiling_pays_and_a_restart_to_what_is_left(cloud, tmp_path):

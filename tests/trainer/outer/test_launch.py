@@ -180,6 +180,7 @@ def test_the_trainers_own_command_launches_replicas_on_shards(
         f"output={tmp_path}/model-{{rank}}",
         "outer_options.sync_every=2",
         "outer_options.quorum=2",
+        "outer_options.rounds=synchronous",
         "trl.max_steps=4",
         "tiny.hidden_size=32",
         "tiny.vocab_size=512",

@@ -52,7 +52,7 @@ def train(dataset, output: Path, store, *, world_size=1, rank=0, tiny=None, **ou
             "outer": "object_store",
             "outer_options": {
                 "sync_every": ROUND, "codec": "ternary", "quorum": 1, "first_grace_s": 0.05,
-                **outer,
+                "rounds": "synchronous", **outer,
             },
             "tiny": {"hidden_size": 32, "vocab_size": 512, **(tiny or {})},
             "evaluation": {"max_prompts": 0},

@@ -1,7 +1,8 @@
 """The Jobs part of the Hub on a clock that only the test moves, with a bill of its own.
 
 What a job does is in its environment: `LIVES`, seconds and exit code by rank and attempt. The
-network is away at the times of `gaps`; `lost` counts answers to POSTs that will not arrive.
+network is away at the times of `gaps`; `lost` counts answers to POSTs that will not arrive, `blind`
+questions for a job that are answered by 404. Jobs are listed `lag_s` after their start.
 """
 
 import itertools
@@ -91,6 +92,9 @@ class VirtualHub(JobsHub):
         self.clock = clock
         self.gaps = [(clock.time + start, clock.time + start + length) for start, length in gaps]
         self.lost = 0
+        self.lag_s = 0
+        self.blind = 0
+        self.vanished = set()
         self.refusals = []
         self.numbers = itertools.count()
         super().__init__()
@@ -100,6 +104,21 @@ class VirtualHub(JobsHub):
         """What all jobs have cost: whole minutes, as the Hub's page on prices has it."""
         minutes = (math.ceil(job.ran_s(self.clock.time) / MINUTE_S) for job in self.jobs.values())
         return sum(minutes) * USD_PER_MINUTE
+
+    def listed(self):
+        """Jobs are in the list some time after their start."""
+        old = [job for job in self.jobs.values() if self.clock.time >= job.began + self.lag_s]
+        return [job for job in old if job.id not in self.vanished]
+
+    def knows(self, name):
+        """A job may be gone for good, or not be found for once."""
+        self.blind -= (is_blind := self.blind > 0)
+        return name in self.jobs and name not in self.vanished and not is_blind
+
+    def vanish(self, job):
+        """End a job and forget it."""
+        job.end("vanished")
+        self.vanished.add(job.id)
 
     @property
     def running(self):

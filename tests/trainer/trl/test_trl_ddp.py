@@ -102,6 +102,7 @@ def test_two_replicas_of_two_sharded_ranks_are_two_of_one(tmp_path):
 
     def trained(folder: Path, n_ranks: int) -> list[dict[str, torch.Tensor]]:
         outer = {"uri": f"file://{folder}/store", "sync_every": 2, "codec": "fp32", "quorum": 2}
+        outer |= {"rounds": "synchronous"}
         settings = THREE_STEPS | {
             "max_steps": 4,
             "per_device_train_batch_size": 4 // n_ranks,

@@ -1,7 +1,7 @@
 """The interface of executors, which start, watch, collect, restart, and cancel N replicas of one command.
 
-A platform implements five methods for one replica (`_start`, `_find`, `_inspect`, `logs`, `_stop`),
-its errors and its price. The common parts are here. Handles are plain data, so another process can
+A platform implements five methods for one replica (`_start`, `_find`, `_inspect`, `_logs`, `_stop`),
+the list of a store's replicas, its errors and its price. The common parts are here. Handles are plain data, so another process can
 take over the watch. If a platform doesn't answer, the executor waits, because its jobs go on and
 cost money.
 """
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 LOG_TAIL_LINES = 20
+USERS_ERROR = 2
+"""The exit code of a replica whose settings or dataset are wrong, so that it would fail again."""
+GONE = "the platform does not know it any more"
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 30.0
 """Seconds between two attempts at a platform that doesn't answer."""
 
@@ -76,6 +79,11 @@ class ReplicaHandle:
     def label(self) -> str:
         """Return the name of this start, which is the same in every process."""
         return f"{self.run_id}-{self.rank}-{self.attempt}"
+
+    @property
+    def store(self) -> str:
+        """Return the part of the run's name that all launches on one store share."""
+        return self.run_id.rpartition("-")[0] or self.run_id
 
     def to_json(self) -> str:
         """Return the handle as JSON."""
@@ -128,8 +136,8 @@ class ServerlessExecutor(ABC):
     """Whether replicas go on if their watching process is interrupted."""
     billing_step_s: float = 1.0
     """Number of seconds in one billing step of the platform."""
-    arrives_s: float = 60.0
-    """Seconds during which a request of a killed process may still start something."""
+    arrives_s: float = 180.0
+    """Seconds after which what a request has started is listed, and what is not listed did not start."""
     ledger: JobLedger | None = None
     """Ledger that reserves money before each start, and settles it after the end."""
     patience_s: float = math.inf
@@ -208,6 +216,9 @@ class ServerlessExecutor(ABC):
     def start(self, handle: ReplicaHandle, secrets: Mapping[str, str] | None) -> ReplicaHandle:
         """Start one replica, book it before and after, and return it with its job.
 
+        A request without an answer may have started it. So nothing is asked for a second time until
+        the platform has had time to list what it started, and does not list it.
+
         Raises:
             ReplicaFailedError: The platform refused, or the ledger has no money for it.
             PlatformUnreachableError: The platform didn't answer. The replica may run.
@@ -222,20 +233,33 @@ class ServerlessExecutor(ABC):
         if self.ledger is not None:
             bound = self.bound_usd(handle.timeout_s)
             self.ledger.reserve(handle.rank, handle.attempt, handle.to_json(), bound, self.now())
-        is_first = True
+        asked_at: float | None = None
+        is_refused = False
 
         def start() -> str:
-            # Starting is not idempotent: a request without an answer may have started the job.
-            nonlocal is_first
-            known = None if is_first else self._find(handle)
-            is_first = False
-            return known or self._start(handle, variables, secrets or {})
+            nonlocal asked_at, is_refused
+            if asked_at is not None:
+                if known := self._find(handle):
+                    return known[0]
+                if self.now() - asked_at < self.arrives_s:
+                    raise PlatformUnreachableError(f"the start of {handle.label} got no answer")
+            try:
+                with self._translated():
+                    return self._start(handle, variables, secrets or {})
+            except PlatformUnreachableError:
+                asked_at = self.now()
+                raise
+            except OuterLoopError:
+                is_refused = True
+                raise
 
         try:
             job_id = self.asked(start)
         except PlatformUnreachableError:
             raise
         except OuterLoopError as error:
+            if not is_refused:
+                raise PlatformUnreachableError(f"{handle.label} may run: {error}") from error
             if self.ledger is not None:
                 self.ledger.settle(handle.rank, handle.attempt, 0.0, "refused", self.now())
             raise ReplicaFailedError(f"replica {handle.rank} was refused: {error}") from error
@@ -246,24 +270,34 @@ class ServerlessExecutor(ABC):
 
     def found(self, handle: ReplicaHandle) -> ReplicaHandle | None:
         """Return a replica whose start got no reply, if the platform knows it."""
-        job_id = self.asked(lambda: self._find(handle))
-        if job_id is None:
+        job_ids = self.asked(lambda: self._find(handle))
+        if not job_ids:
             return None
-        known = replace(handle, job_id=job_id)
+        known = replace(handle, job_id=job_ids[0])
         if self.ledger is not None:
             self.ledger.note_started(handle.rank, handle.attempt, known.to_json(), self.now())
         return known
 
     def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
         """Return the status of each replica, and settle the ended ones in the ledger."""
-        return [
-            self._settled(handle, self.asked(lambda handle=handle: self._inspect(handle)))
-            for handle in handles
-        ]
+        return [self._settled(handle, self._state_of(handle)) for handle in handles]
+
+    def _state_of(self, handle: ReplicaHandle) -> ReplicaStatus:
+        status = self.asked(lambda: self._inspect(handle))
+        if status is not None:
+            return status
+        # It may be so new that it is not shown yet, or only be missing from one answer.
+        ledger = self.ledger
+        sent_at = None if ledger is None else ledger.sent_at(handle.rank, handle.attempt)
+        is_new = sent_at is not None and self.now() - sent_at < self.arrives_s
+        if is_new or handle.job_id in self.asked(lambda: self._find(handle)):
+            return ReplicaStatus(handle.rank, ReplicaState.STARTING)
+        logger.warning("%s (%s): %s", handle.label, handle.job_id, GONE)
+        return ReplicaStatus(handle.rank, ReplicaState.FAILED, message=GONE)
 
     def _settled(self, handle: ReplicaHandle, status: ReplicaStatus) -> ReplicaStatus:
         if status.state.is_final and self.ledger is not None:
-            began = self.ledger.reserved_at(handle.rank, handle.attempt)
+            began = self.ledger.reserved_at(handle.rank, handle.attempt, handle.job_id)
             if began is not None:
                 # A platform that does not tell is believed to have run it until just now.
                 told = status.billed_s
@@ -272,6 +306,11 @@ class ServerlessExecutor(ABC):
                 outcome = status.state.value
                 self.ledger.settle(handle.rank, handle.attempt, cost, outcome, self.now())
         return status
+
+    def listed(self, run_id: str) -> list[ReplicaHandle]:
+        """Return the replicas of all launches on a run's store that the platform lists."""
+        store = ReplicaHandle(run_id, 0, 0, 0, "", (), {}, 0.0).store
+        return self.asked(lambda: self._listed(store))
 
     def collect(
         self, handles: Sequence[ReplicaHandle], *, timeout_s: float = 3600.0, poll_s: float = 1.0
@@ -287,7 +326,7 @@ class ServerlessExecutor(ABC):
             statuses = self.poll(handles)
             for handle, status in zip(handles, statuses, strict=True):
                 if status.state.is_final and status.state is not ReplicaState.SUCCEEDED:
-                    raise ReplicaFailedError(self._obituary(handle, status))
+                    raise ReplicaFailedError(self.obituary(handle, status))
             if all(status.state.is_final for status in statuses):
                 return [ReplicaResult(h.rank, h.attempt, self.logs(h)) for h in handles]
             if self.now() > until:
@@ -295,14 +334,22 @@ class ServerlessExecutor(ABC):
                 raise OuterTimeoutError(f"ranks {running} still run after {timeout_s:g} s")
             self.sleep(poll_s)
 
-    def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
-        """Stop replicas that still run."""
+    def cancel(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaHandle]:
+        """Stop replicas that still run, and return those that may go on all the same."""
+        left = []
         for handle in handles:
-            if not self.poll([handle])[0].state.is_final:
-                self.asked(lambda handle=handle: self._stop(handle))
-                self.poll([handle])
+            try:
+                if not self.poll([handle])[0].state.is_final:
+                    self.asked(lambda handle=handle: self._stop(handle))
+                    if not self.poll([handle])[0].state.is_final:
+                        left.append(handle)
+            except OuterLoopError as error:
+                logger.warning("%s may still run: %s", handle.label, error)
+                left.append(handle)
+        return left
 
-    def _obituary(self, handle: ReplicaHandle, status: ReplicaStatus) -> str:
+    def obituary(self, handle: ReplicaHandle, status: ReplicaStatus) -> str:
+        """Return how a replica ended, with the end of its log."""
         tail = "\n".join(self.logs(handle).splitlines()[-LOG_TAIL_LINES:])
         code = "" if status.exit_code is None else f" with exit code {status.exit_code}"
         return (
@@ -335,12 +382,17 @@ class ServerlessExecutor(ABC):
         """Start one replica; return the platform's name for it."""
 
     @abstractmethod
-    def _find(self, handle: ReplicaHandle) -> str | None:
-        """Return the platform's name for the replica of a handle's label, if there is one."""
+    def _find(self, handle: ReplicaHandle) -> list[str]:
+        """Return the platform's names for all replicas of a handle's label."""
+
+    def _listed(self, store: str) -> list[ReplicaHandle]:
+        """Return the replicas of all launches on a store that the platform lists."""
+        del store
+        return []
 
     @abstractmethod
-    def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus:
-        """Return how a replica is, without waiting."""
+    def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus | None:
+        """Return how a replica is, without waiting; None if the platform doesn't know it."""
 
     def logs(self, handle: ReplicaHandle) -> str:
         """Return the output of a replica."""
@@ -352,7 +404,7 @@ class ServerlessExecutor(ABC):
 
     @abstractmethod
     def _stop(self, handle: ReplicaHandle) -> None:
-        """Stop a replica that runs."""
+        """Stop a replica that runs. One that the platform doesn't know is stopped already."""
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -396,45 +448,73 @@ def supervise(
     handles: Sequence[ReplicaHandle],
     *,
     max_restarts: int = 10,
+    quorum: int | None = None,
     poll_s: float = 1.0,
     secrets: Mapping[str, str] | None = None,
-    renewed: Callable[[ReplicaHandle], ReplicaHandle] = lambda handle: handle,
+    renewed: Callable[[ReplicaHandle, int], ReplicaHandle] = lambda handle, _: handle,
+    on_look: Callable[[], None] = lambda: None,
 ) -> list[ReplicaHandle]:
     """Watch replicas until all have succeeded, and restart dead ones.
 
-    A replica that reached its time limit is restarted only once, because a hanging one would hang
-    again.
+    A replica that can't be restarted is lost, and the others go on while there are enough of them.
+    It can't be if the restarts or the money are used up, if it was canceled, or if it reached its
+    time limit twice, because a hanging one would hang again.
 
-    `max_restarts` counts for all replicas together. `renewed` may give a dead replica another time
-    limit before its restart, and an error there ends the watch.
+    Args:
+        executor: Where they run.
+        handles: The replicas.
+        max_restarts: Restarts of all replicas together.
+        quorum: Fewest replicas with which the others go on. By default, half of them, rounded up.
+        poll_s: Seconds between looks.
+        secrets: As in `launch_replicas`.
+        renewed: Gives a dead replica another time limit before its restart, if n die at once.
+        on_look: Called at each look.
 
     Returns:
         The handles of the attempts that succeeded.
 
     Raises:
-        ReplicaFailedError: A replica died and can't be restarted, or was canceled. The others are
-            stopped.
+        ReplicaFailedError: Too few are left, or one ended by a user's error. The others are stopped.
     """
     current = list(handles)
+    fewest = quorum or -(-len(current) // 2)
     n_restarts = 0
     hung: set[int] = set()
+
+    def restarted(handle: ReplicaHandle, status: ReplicaStatus, n: int) -> ReplicaHandle:
+        nonlocal n_restarts
+        is_lost = status.state is ReplicaState.CANCELLED or status.rank in hung
+        if is_lost or n_restarts >= max_restarts:
+            raise ReplicaFailedError(executor.obituary(handle, status))
+        n_restarts += 1
+        if status.state is ReplicaState.TIMED_OUT:
+            hung.add(status.rank)
+        logger.warning("replica %d %s: starting it again", status.rank, status.state.value)
+        return executor.relaunch(renewed(handle, n), secrets=secrets)
+
     try:
         while True:
+            on_look()
             statuses = executor.poll(current)
             if all(status.state is ReplicaState.SUCCEEDED for status in statuses):
                 return current
-            for index, status in enumerate(statuses):
-                if not status.state.is_final or status.state is ReplicaState.SUCCEEDED:
-                    continue
-                is_lost = status.state is ReplicaState.CANCELLED or status.rank in hung
-                if is_lost or n_restarts >= max_restarts:
-                    # It has failed for good: this raises, with the end of its log.
-                    executor.collect([current[index]], timeout_s=0)
-                n_restarts += 1
-                if status.state is ReplicaState.TIMED_OUT:
-                    hung.add(status.rank)
-                logger.warning("replica %d %s: starting it again", status.rank, status.state.value)
-                current[index] = executor.relaunch(renewed(current[index]), secrets=secrets)
+            dead = [
+                s for s in statuses if s.state.is_final and s.state is not ReplicaState.SUCCEEDED
+            ]
+            by_rank = {handle.rank: handle for handle in current}
+            for status in dead:
+                if status.exit_code == USERS_ERROR:
+                    raise ReplicaFailedError(executor.obituary(by_rank[status.rank], status))
+            for index, status in enumerate(dead):
+                try:
+                    n = len(dead) - index
+                    by_rank[status.rank] = restarted(by_rank[status.rank], status, n)
+                except ReplicaFailedError as error:
+                    del by_rank[status.rank]
+                    if len(by_rank) < fewest:
+                        raise
+                    logger.warning("replica %d is lost: %s", status.rank, error)
+                current = list(by_rank.values())
             executor.sleep(poll_s)
     except BaseException as error:
         # Whatever else happens here says nothing about the replicas: jobs in a cloud go on.

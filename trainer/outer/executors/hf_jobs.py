@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, JobInfo
 from huggingface_hub.errors import HTTPError
 
 from trainer.errors import OuterLoopError, PlatformUnreachableError, TrainerConfigError
@@ -23,6 +23,7 @@ STATES = {
     "RUNNING": ReplicaState.RUNNING,
 }
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+MISSING = 404
 UNITS_S = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 
 
@@ -30,7 +31,7 @@ class HFJobsExecutor(ServerlessExecutor):
     """The executor that runs each replica as one Job, and finds it again by its labels.
 
     The Jobs client retries no request, and starting a job isn't idempotent. Before a retry, jobs
-    with the same labels are looked for, so a lost answer never starts a job twice.
+    with the same labels are looked for until the list must have them.
 
     Args:
         hardware: Flavor, such as `cpu-basic` or `a10g-large`.
@@ -101,14 +102,29 @@ class HFJobsExecutor(ServerlessExecutor):
         )
         return job.id
 
-    def _find(self, handle: ReplicaHandle) -> str | None:
-        labels = _labels(handle)
-        listed = self._api.list_jobs(labels=labels, namespace=self.namespace)
-        same = [job.id for job in listed if (job.labels or {}).items() >= labels.items()]
-        return same[0] if same else None
+    def _find(self, handle: ReplicaHandle) -> list[str]:
+        return [job.id for job in self._labelled(_labels(handle))]
 
-    def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus:
-        job = self._api.inspect_job(job_id=handle.job_id, namespace=self.namespace)
+    def _labelled(self, labels: Mapping[str, str]) -> list[JobInfo]:
+        listed = self._api.list_jobs(labels=dict(labels), namespace=self.namespace)
+        return [job for job in listed if (job.labels or {}).items() >= labels.items()]
+
+    def _listed(self, store: str) -> list[ReplicaHandle]:
+        return [
+            ReplicaHandle(
+                job.labels["run"], int(job.labels["rank"]), 0, int(job.labels["attempt"]), job.id,
+                (), {}, 0.0,
+            )
+            for job in self._labelled({"store": store}) if job.labels
+        ]  # fmt: skip
+
+    def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus | None:
+        try:
+            job = self._api.inspect_job(job_id=handle.job_id, namespace=self.namespace)
+        except HTTPError as error:
+            if _status_of(error) == MISSING:
+                return None
+            raise
         stage = str(getattr(job.status.stage, "value", job.status.stage))
         message = job.status.message or ""
         state = STATES.get(stage, ReplicaState.STARTING)
@@ -126,18 +142,29 @@ class HFJobsExecutor(ServerlessExecutor):
         return "".join(f"{line.rstrip()}\n" for line in lines)
 
     def _stop(self, handle: ReplicaHandle) -> None:
-        self._api.cancel_job(job_id=handle.job_id, namespace=self.namespace)
+        try:
+            self._api.cancel_job(job_id=handle.job_id, namespace=self.namespace)
+        except HTTPError as error:
+            if _status_of(error) != MISSING:
+                raise
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
         except (HTTPError, OSError) as error:
-            response = getattr(error, "response", None)
-            is_told = response is not None and response.status_code not in TRANSIENT
+            status = _status_of(error)
+            is_told = status is not None and status not in TRANSIENT
             kind = OuterLoopError if is_told else PlatformUnreachableError
             raise kind(f"Hugging Face Jobs: {error}") from error
 
 
 def _labels(handle: ReplicaHandle) -> dict[str, str]:
-    return {"run": handle.run_id, "rank": str(handle.rank), "attempt": str(handle.attempt)}
+    return {
+        "store": handle.store, "run": handle.run_id, "rank": str(handle.rank),
+        "attempt": str(handle.attempt),
+    }  # fmt: skip
+
+
+def _status_of(error: BaseException) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)

@@ -152,11 +152,32 @@ class JobLedger:
                 (row[0], cost, max(0, cost - row[0])),
             )
 
-    def reserved_at(self, rank: int, attempt: int) -> float | None:
-        """Return the time at which an open start was reserved, or None if there is no such start."""
+    def charge(self, name: str, handle: str, usd: float) -> None:
+        """Count once what a job has cost for which nothing was reserved."""
+        with self._database:
+            self._database.execute("begin immediate")
+            new = self._database.execute(
+                "insert or ignore into ledger values(?, ?)", (name, handle)
+            )
+            if new.rowcount:
+                nano = round(usd * NANO)
+                self._database.execute(
+                    "update scopes set spent=spent+?, overrun=overrun+?", (nano, nano)
+                )
+
+    def sent_at(self, rank: int, attempt: int) -> float | None:
+        """Return the time of the platform's answer to a start, if it was noted."""
         found = self._database.execute(
-            "select intent_at from jobs where rank=? and attempt=? and state='open'",
-            (rank, attempt),
+            "select sent_at from jobs where rank=? and attempt=?", (rank, attempt)
+        ).fetchone()
+        return found[0] if found else None
+
+    def reserved_at(self, rank: int, attempt: int, job_id: str) -> float | None:
+        """Return the time at which an open start was reserved, or None if this job is not one's."""
+        found = self._database.execute(
+            "select intent_at from jobs where rank=? and attempt=? and state='open' and "
+            "json_extract(handle, '$.job_id')=?",
+            (rank, attempt, job_id),
         ).fetchone()
         return found[0] if found else None
 

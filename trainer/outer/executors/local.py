@@ -77,13 +77,14 @@ class LocalProcessExecutor(ServerlessExecutor):
         _children[job_id] = child
         return job_id
 
-    def _find(self, handle: ReplicaHandle) -> str | None:
+    def _find(self, handle: ReplicaHandle) -> list[str]:
         path = self._folder(handle) / "pid"
         if not path.exists():
-            return None
+            return []
         pid = int(path.read_text("utf-8"))
-        (path.with_name("began")).write_text(datetime.now(UTC).isoformat(), "utf-8")
-        return f"{pid}:{_started_at(pid)}"
+        if not path.with_name("began").exists():
+            path.with_name("began").write_text(datetime.now(UTC).isoformat(), "utf-8")
+        return [f"{pid}:{_started_at(pid)}"]
 
     def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus:
         folder = self._folder(handle)

@@ -111,8 +111,11 @@ class ModalExecutor(ServerlessExecutor):
                 memory=(self.memory_mib, self.memory_mib),
                 secrets=[modal.Secret.from_dict({**env, **secrets})],
                 timeout=max(1, int(handle.timeout_s)),
-                tags={"run": handle.run_id, "rank": str(handle.rank)},
-            )
+                tags={
+                    "store": handle.store, "run": handle.run_id, "rank": str(handle.rank),
+                    "attempt": str(handle.attempt),
+                },
+            )  # fmt: skip
         except modal.exception.AlreadyExistsError:
             sandbox = self._named(handle)
         self._sandboxes[sandbox.object_id] = sandbox
@@ -123,10 +126,22 @@ class ModalExecutor(ServerlessExecutor):
             self._app = self._modal.App.lookup(APP, create_if_missing=True)
         return self._app
 
-    def _find(self, handle: ReplicaHandle) -> str | None:
+    def _find(self, handle: ReplicaHandle) -> list[str]:
         self._application()
         found = self._named(handle)
-        return None if found is None else found.object_id
+        return [] if found is None else [found.object_id]
+
+    def _listed(self, store: str) -> list[ReplicaHandle]:
+        # The plain `list` leaves out sandboxes of the second version, which have no GPU.
+        list_all = self._modal.Sandbox._experimental_list
+        found = list_all(app_id=self._application().app_id, tags={"store": store})
+        return [
+            ReplicaHandle(
+                tags["run"], int(tags["rank"]), 0, int(tags["attempt"]), sandbox.object_id, (), {},
+                0.0,
+            )
+            for sandbox in found for tags in [sandbox.get_tags()]
+        ]  # fmt: skip
 
     def _named(self, handle: ReplicaHandle) -> Any:
         """Return the sandbox of a handle's label; one that has ended only of the second version."""
@@ -139,8 +154,11 @@ class ModalExecutor(ServerlessExecutor):
                 continue
         return None
 
-    def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus:
-        code = self._sandbox(handle).poll()
+    def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus | None:
+        try:
+            code = self._sandbox(handle).poll()
+        except self._modal.exception.NotFoundError:
+            return None
         if code is None:
             return ReplicaStatus(handle.rank, ReplicaState.RUNNING)
         if code == 0:
@@ -158,7 +176,8 @@ class ModalExecutor(ServerlessExecutor):
 
         The client's streams end only with the sandbox, so reading a live one would block.
         """
-        if not self._inspect(handle).state.is_final:
+        status = self._inspect(handle)
+        if status is None or not status.state.is_final:
             return ""
         # An object gives each stream once: a second reader needs a new one.
         self._sandboxes.pop(handle.job_id, None)
@@ -167,9 +186,12 @@ class ModalExecutor(ServerlessExecutor):
 
     def _stop(self, handle: ReplicaHandle) -> None:
         self._cancelled.add(handle.job_id)
-        sandbox = self._sandbox(handle)
-        sandbox.terminate()
-        sandbox.wait(raise_on_termination=False)
+        try:
+            sandbox = self._sandbox(handle)
+            sandbox.terminate()
+            sandbox.wait(raise_on_termination=False)
+        except self._modal.exception.NotFoundError:
+            return
 
     def _sandbox(self, handle: ReplicaHandle) -> Any:
         if handle.job_id not in self._sandboxes:
