@@ -38,7 +38,7 @@ PLAIN: dict = {
 }
 
 
-def make_trainer(output, model, tokenizer, *, rows=None, pairs=None, **settings):
+def make_trainer(output, model, tokenizer, *, rows=None, pairs=None, kept=(), **settings):
     """A three-channel trainer on recorded rollouts of the invented sessions."""
     from trainer.trl import ComposerConfig, ComposerReplicationTrainer
 
@@ -55,5 +55,6 @@ def make_trainer(output, model, tokenizer, *, rows=None, pairs=None, **settings)
         args,
         pairs=rows if pairs is None else pairs,
         recorded=recorded,
+        kept=kept,
         processing_class=tokenizer,
     )

@@ -6,10 +6,11 @@ writing either of them. So both are measured on the same states, before and afte
 
 import inspect
 import math
-import sysconfig
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, metadata
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -34,8 +35,11 @@ MAX_GENERAL_RISE = 0.1
 _N_TEXTS, _TEXT_TOKENS = 12, 128
 BATCH_ROWS, BATCH_TOKENS = 16, 16_384
 """Most prompts that are continued at once, and most of their tokens with padding."""
-_N_CODE = 40
-"""Files of Python's library whose text a model is held to."""
+_DESCRIBED = (
+    *("accelerate", "datasets", "httpx", "huggingface_hub", "numpy", "peft", "pyarrow"),
+    *("safetensors", "tokenizers", "torch", "tqdm", "transformers", "trl"),
+)
+"""Packages whose descriptions a model is held to."""
 
 
 @torch.no_grad()
@@ -224,23 +228,28 @@ def general_texts(tokenizer: Any) -> list[list[int]]:
     return [_first_tokens(tokenizer, text) for text in texts]
 
 
-def other_texts(tokenizer: Any) -> list[list[int]]:
-    """Return token ids of text that regularizes a model. The general loss isn't measured on it.
+def held_texts(tokenizer: Any, max_tokens: int) -> list[list[int]]:
+    """Return token ids of whole texts that a model is held to. The general loss isn't measured on them.
 
-    The prose is the rest of Python's manual. The code is from its library: `_N_CODE` files of each
-    kind.
+    They are the descriptions of the libraries that the trainer stands on, each from a heading or a
+    paragraph to the end of one, at most `max_tokens` long.
     """
-    names = sorted(topics)
-    step = max(len(names) // (2 * _N_TEXTS), 1)
-    measured = set(names[::step][: 2 * _N_TEXTS][::2])
-    prose = [topics[name][: 8 * _TEXT_TOKENS] for name in names if name not in measured]
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    code = []
-    for path in files[:: max(len(files) // _N_CODE, 1)]:
-        text = path.read_text("utf-8", errors="replace")
-        middle = text.find("\n", len(text) // 3) + 1
-        code.append(text[middle : middle + 8 * _TEXT_TOKENS])
-    return [_first_tokens(tokenizer, text) for text in prose + code]
+    found = []
+    for name in _DESCRIBED:
+        with suppress(PackageNotFoundError):
+            paragraphs = re.split(r"\n\s*\n", str(metadata(name).get_payload() or ""))
+            ids: list[int] = []
+            for paragraph in paragraphs:
+                text = paragraph.strip() + "\n\n"
+                if not re.match(r"[A-Z#]", text):  # a picture, a list of marks, or code
+                    continue
+                more = tokenizer(text, add_special_tokens=False)["input_ids"]
+                if len(ids) + len(more) > max_tokens:
+                    found.append(ids)
+                    ids = []
+                ids = [*ids, *more] if len(ids) + len(more) <= max_tokens else []
+            found.append(ids)
+    return [ids for ids in found if len(ids) > 8]
 
 
 def _first_tokens(tokenizer: Any, text: str) -> list[int]:

@@ -19,12 +19,12 @@ class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-i
     """TRL's `GRPOConfig` plus the weights and options of channels 2 and 3."""
 
     drift_weight: float = 0.0
-    """Weight of KL(original || trained) per token, on recorded actions that need no change and on
-    general text. 0 turns it off. It keeps calls well formed, which a preference loss alone can
-    spoil."""
+    """Weight of KL(original || trained) per token, on general text and on recorded actions that need
+    no change, unless the run imitates these. 0 turns it off. It keeps calls well formed, which a
+    preference loss alone can spoil."""
 
     drift_tokens: int = 384
-    """Tokens per step on which the drift is measured."""
+    """Most tokens per step on which the drift is measured, in whole texts and actions."""
 
     balance_pairs: bool = False
     """Whether pairs that the untouched model ranks right, and those that it ranks wrong, weigh the

@@ -220,6 +220,7 @@ def _run(
         "seconds": round(time.perf_counter() - started, 2),
         **made.figures(),
         "pairs_forward": trainer.pair_forward,
+        **({"drift": trainer.drift.as_report()} if trainer.drift else {}),
         **compared(before, after),
     }
     if trainer.is_world_process_zero():
