@@ -237,7 +237,7 @@ def held_texts(tokenizer: Any, max_tokens: int) -> list[list[int]]:
     found = []
     for name in _DESCRIBED:
         with suppress(PackageNotFoundError):
-            paragraphs = re.split(r"\n\s*\n", str(metadata(name).get_payload() or ""))
+            paragraphs = re.split(r"\n\s*\n", str(metadata(name).json.get("description") or ""))
             ids: list[int] = []
             for paragraph in paragraphs:
                 text = paragraph.strip() + "\n\n"
