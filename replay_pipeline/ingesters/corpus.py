@@ -91,7 +91,8 @@ _PIECES_HELD = 8
 """Pieces of a long conversation after whose rows their memory is given back."""
 _PART_BYTES = 4_000_000
 """Of rows that are kept in memory; what comes before is laid down on disk."""
-_SUFFIXES = frozenset({".jsonl", ".json", ".cast", ".ndjson"})
+SUFFIXES = frozenset({".jsonl", ".json", ".cast", ".ndjson", ".traj"})
+"""Of files that may be sessions."""
 
 IN_CONVERSATIONS = ("sessions", "turns", "states")
 """The tables with a column for the conversation."""
@@ -311,7 +312,7 @@ def _tell_unreadable(error: OSError) -> None:
 
 
 def _may_be_session(path: Path) -> bool:
-    is_named = path.suffix in _SUFFIXES or path.name == OUTPUT
+    is_named = path.suffix in SUFFIXES or path.name == OUTPUT
     return is_named and not (path.name.endswith(".meta.json") or path.name == "journal.jsonl")
 
 

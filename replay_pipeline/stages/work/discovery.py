@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from replay_pipeline.errors import ConfigError, MissingDependencyError, PublishError
 from replay_pipeline.ingesters import TraceBatch, discover, keep, write_manifest
 from replay_pipeline.ingesters.agents.opencode_database import databases_in, readable_sessions
+from replay_pipeline.ingesters.corpus import SUFFIXES
 from replay_pipeline.ingesters.log_rows import sha_of
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.project import Project
@@ -18,7 +19,6 @@ from replay_pipeline.storage.store import written_whole
 logger = logging.getLogger(__name__)
 
 _SOURCE = re.compile(r"(?:^|/)hf:/{1,2}datasets/([\w.-]+/[\w.-]+)/?$")
-_SUFFIXES = frozenset({".jsonl", ".json"})
 
 
 def find_batches(project: Project, *, settle_s: float = 0.0) -> list[TraceBatch]:
@@ -106,7 +106,7 @@ def fetch_sessions(source: Path, folder: Path) -> Path:
     here, head = folder / "hub" / name, repository.head()
     for file_name, remote in head.files.items():
         path = PurePosixPath(file_name)
-        if path.suffix not in _SUFFIXES or path.is_absolute() or ".." in path.parts:
+        if path.suffix not in SUFFIXES or path.is_absolute() or ".." in path.parts:
             continue
         target = here / path
         if target.is_file() and remote.is_same(target):
