@@ -513,7 +513,7 @@ class _Corpus:
             if not needed and any(turn.is_state for turn in log.turns):
                 continue
             session_id = self._unique_id(log, source, fresh)
-            log.is_resolved = resolved
+            log.is_resolved = resolved if log.is_resolved is None else log.is_resolved
             self.conversations.part(session_id, log)
             # A subagent's file is told what its session gave away.
             main = log.parent_session_id or log.session_id

@@ -16,6 +16,8 @@ from replay_pipeline.ingesters.json_lines import (
 )
 
 _SHELLS = frozenset({"bash", "sh", "shell", "zsh"})
+_ENDS = frozenset({"finish", "submit", "stop", "terminate", "send_msg_to_user"})
+"""What an agent calls to hand over to its user, who may answer."""
 _KEYS = (b'"class_"', b'"content"')
 
 
@@ -75,7 +77,8 @@ def _take(talk: Conversation, part: dict[str, Any]) -> None:
     text = shown if isinstance(shown, str) else arguments_text(shown)
     if part.get("image_observation") or kind == "image_observation":
         text = f"{text}\n[image]".strip()
-    is_answer = part.get("source") not in ("user", "agent") and (talk.is_calling or call_id)
+    by_user = part.get("source") == "user" and not talk.calling.isdisjoint(_ENDS)
+    is_answer = part.get("source") != "agent" and not by_user and (talk.calling or call_id)
     if is_answer and talk.answer(call_id, Result(text)):
         talk.close()
     elif text:

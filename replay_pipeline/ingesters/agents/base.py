@@ -205,17 +205,17 @@ class Conversation:
         return self._open
 
     @property
-    def is_calling(self) -> bool:
-        """Return whether the last message has an unanswered call."""
+    def calling(self) -> set[str]:
+        """Return the tools that the last message calls and that have not answered."""
         tip = self._tip
-        return tip is not None and any(call.id not in tip.results for call in tip.calls)
+        return {c.name for c in tip.calls if c.id not in tip.results} if tip is not None else set()
 
     @property
     def is_waiting(self) -> bool:
         """Return whether the last message has no call or an unanswered call."""
         tip = self._tip
         is_text = tip is not None and tip.kind == "assistant" and not tip.calls
-        return is_text or self.is_calling
+        return is_text or bool(self.calling)
 
     def call(self, turn: Turn, call_id: str | None, name: str, arguments: Any) -> str:
         """Add a call to the model's message, and return its id, which no other call has."""

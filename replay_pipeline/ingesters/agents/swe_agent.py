@@ -127,7 +127,7 @@ def _take(
     """Take in a message; `thought` and `action` are what the text of one of the model holds."""
     role, text = message.get("role"), text_in(message.get("content"))
     ids = as_list(message.get("tool_call_ids")) or [message.get("tool_call_id")]
-    if role in ("user", "tool") and (talk.is_calling or role == "tool"):
+    if role in ("user", "tool") and (talk.calling or role == "tool"):
         is_error = _FAILED.match(text) is not None
         is_known = [talk.answer(text_or_none(each), Result(text, is_error)) for each in ids]
         return None if any(is_known) else "orphan_result"

@@ -30,7 +30,7 @@ def test_ours_are_tried_from_the_narrowest_to_the_widest():
     names = [reader.name for reader in readers()]
     assert names[:3] == ["claude_code", "opencode", "qwen_code"]
     assert names[-1] == "agent_traces"
-    assert len(names) == 19
+    assert len(names) == 20
 
 
 def test_a_reader_of_another_package_works_from_the_command_line(tmp_path: Path):

@@ -129,6 +129,57 @@ def openhands() -> list[dict[str, Any]]:
     ]
 
 
+def openhands_history() -> dict[str, Any]:
+    """A row of an evaluation: one answer with two calls, each an action and what came of it."""
+    calls = [
+        {"id": f"c{n}", "type": "function", "function": {"name": "execute_bash", "arguments": "{}"}}
+        for n in (1, 2)
+    ]
+    message = {"role": "assistant", "content": "I look.", "tool_calls": calls}
+    usage = {"prompt_tokens": 900, "completion_tokens": 20, "prompt_tokens_details": None}
+    response = {"id": "gen-1", "model": "m-1", "choices": [{"message": message}], "usage": usage}
+
+    def event(number: int, source: str, **fields: Any) -> dict[str, Any]:
+        return {
+            "id": number,
+            "timestamp": f"2025-04-30T16:32:{number:02}",
+            "source": source,
+            **fields,
+        }
+
+    def of_call(number: int) -> dict[str, Any]:
+        meta = {
+            "function_name": "execute_bash",
+            "tool_call_id": f"c{number}",
+            "model_response": response,
+        }
+        return {"tool_call_metadata": meta}
+
+    def observed(number: int, call: int, code: int) -> dict[str, Any]:
+        extras = {"metadata": {"exit_code": code}}
+        more = {
+            "observation": "run",
+            "content": f"out {call}",
+            "extras": extras,
+            "cause": number - 1,
+        }
+        return event(number, "agent", **more, **of_call(call))
+
+    tools = [{"type": "function", "function": {"name": "execute_bash", "parameters": {}}}]
+    history = [
+        event(0, "agent", action="system", args={"content": SYSTEM, "tools": tools}),
+        event(1, "user", action="message", args={"content": "Mend the colon."}),
+        event(2, "user", action="recall", args={"query": "Mend"}),
+        event(3, "agent", action="run", args={"command": "ls"}, **of_call(1)),
+        observed(4, 1, 0),
+        event(5, "agent", action="run", args={"command": "ls x"}, **of_call(2)),
+        observed(6, 2, 2),
+        event(7, "agent", action="finish", args={"thought": "Done."}),
+    ]
+    report = {"report": {"resolved": True}}
+    return {"instance_id": "shop-1", "test_result": report, "history": history}
+
+
 def adp() -> list[dict[str, Any]]:
     return [{
         "schema_version": "1.5.0", "id": "t-1", "details": {},
@@ -209,6 +260,22 @@ def test_events_of_openhands_are_read_with_parallel_calls_refusals_and_summaries
     assert shape(last["messages"])[:2] == ["> Mend the colon.\n\nIt looked.", "(c3)"]
     assert result.sessions["session_id"].to_pylist() == ["e0"]
     assert result.report.skipped == {"bookkeeping": 2}
+
+
+def test_an_evaluation_of_openhands_has_its_calls_and_its_verdict(tmp_path: Path):
+    result, (first, last) = read(lines(tmp_path / "output.jsonl", openhands_history()))
+    assert shape([first["student_action"]]) == ["I look.(c1+c2)"]
+    assert shape(last["messages"]) == [
+        "> Mend the colon.",
+        "I look.(c1+c2)",
+        "c1=out 1",
+        "c2=out 2",
+    ]
+    assert (first["outcome"], first["n_context_tokens"]) == ("tool_error", 900)
+    assert last["student_action"]["content"] == "Done."
+    assert result.sessions["is_resolved"].to_pylist() == [True]
+    events = openhands_history()["history"]
+    assert len(read(document(tmp_path / "trajectory.json", events))[1]) == 2
 
 
 @pytest.mark.parametrize("is_document", [True, False])
