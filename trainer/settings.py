@@ -93,7 +93,7 @@ class SharedSettings:
     dpo_variant: str = "simpo"
     """Preference loss, by its name in `docs/losses.md`."""
     dpo_beta: float = 0.1
-    """Scale of dpo and dpo_norm."""
+    """Scale of all variants with a reference."""
     simpo_beta: float = 2.0
     """Scale of SimPO."""
     simpo_gamma: float = 1.0
@@ -101,6 +101,8 @@ class SharedSettings:
     rpo_alpha: float = 0.0
     """Weight of the chosen side's log-likelihood per token, added to any preference loss. It keeps
     the loss from making both sides unlikely."""
+    label_smoothing: float = 0.1
+    """Share of pairs whose sides are believed to be swapped, for `dpo_variant: robust`."""
     group_pairs_by: str = "session"
     """Pairs to draw together: those of a `session`, whose prompts share tokens, or those with the
     same two `actions` in opposite order. Then a step learns from the prompts and not from the looks

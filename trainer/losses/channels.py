@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.errors import TrainerConfigError
@@ -91,11 +92,14 @@ class ReplayOptions:
     variant: str = "dpo"
     """The preference loss, one of `VARIANTS`."""
     dpo_beta: float = 0.1
-    """Scale of "dpo" (summed log-probs) and of "dpo_norm" (averaged log-probs, for which about 2 is good)."""
+    """Scale of all variants with a reference: of summed log-probs, or of averaged ones in "dpo_norm" and
+    "ipo" (for "dpo_norm" about 2 is good)."""
     simpo_beta: float = 2.0
     simpo_gamma: float = 1.0
     rpo_alpha: float = 0.0
     """Weight of the chosen side's log-likelihood per token, for any variant (RPO)."""
+    label_smoothing: float = 0.1
+    """Share of pairs whose sides are believed to be swapped, for "robust"."""
 
     def __post_init__(self) -> None:
         """Check the name of the variant and the weight.
@@ -105,6 +109,8 @@ class ReplayOptions:
         """
         if self.rpo_alpha < 0:
             raise TrainerConfigError(f"rpo_alpha={self.rpo_alpha} is negative")
+        if not 0.0 <= self.label_smoothing < 0.5:
+            raise TrainerConfigError(f"label_smoothing={self.label_smoothing} is not in [0, 0.5)")
         if self.variant not in VARIANTS:
             *names, last = VARIANTS
             known = f"{', '.join(names)} or {last}"
@@ -141,6 +147,11 @@ class PairSides(NamedTuple):
             ref_chosen=self.ref_chosen / n_chosen,
             ref_rejected=self.ref_rejected / n_rejected,
         )
+
+    @property
+    def ratios(self) -> tuple[Tensor, Tensor]:
+        """Return the log-probs of both sides less those of the reference."""
+        return self.chosen - self.ref_chosen, self.rejected - self.ref_rejected
 
 
 @dataclass(frozen=True)
@@ -179,6 +190,46 @@ def _simpo(sides: PairSides, options: ReplayOptions) -> Tensor:
     averages = sides.averaged
     beta, gamma = options.simpo_beta, options.simpo_gamma
     return simpo_per_pair(averages.chosen, averages.rejected, beta=beta, gamma=gamma)
+
+
+# TRL computes those below inside of a method of its trainer, so each is written once more here.
+
+
+@_variant("ipo", needs_reference=True)
+def _ipo(sides: PairSides, options: ReplayOptions) -> Tensor:
+    """Azar et al. 2023, arXiv:2310.12036, eq. 17, on averages as its authors use it."""
+    chosen, rejected = sides.averaged.ratios
+    return (chosen - rejected - 1 / (2 * options.dpo_beta)).square()
+
+
+@_variant("robust", needs_reference=True)
+def _robust(sides: PairSides, options: ReplayOptions) -> Tensor:
+    """Chowdhury et al. 2024, arXiv:2403.00409: unbiased if a known share of the labels is swapped."""
+    chosen, rejected = sides.ratios
+    margin, swapped = options.dpo_beta * (chosen - rejected), options.label_smoothing
+    kept = (1 - swapped) * F.logsigmoid(margin) - swapped * F.logsigmoid(-margin)
+    return -kept / (1 - 2 * swapped)
+
+
+@_variant("bco_pair", needs_reference=True)
+def _bco_pair(sides: PairSides, options: ReplayOptions) -> Tensor:
+    """Jung et al. 2024, arXiv:2404.04656: each side is classified by itself."""
+    chosen, rejected = (options.dpo_beta * ratio for ratio in sides.ratios)
+    return -F.logsigmoid(chosen) - F.logsigmoid(-rejected)
+
+
+@_variant("apo_zero", needs_reference=True)
+def _apo_zero(sides: PairSides, options: ReplayOptions) -> Tensor:
+    """D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 7: the chosen side up, the rejected one down."""
+    chosen, rejected = (options.dpo_beta * ratio for ratio in sides.ratios)
+    return 1 - chosen.sigmoid() + rejected.sigmoid()
+
+
+@_variant("apo_down", needs_reference=True)
+def _apo_down(sides: PairSides, options: ReplayOptions) -> Tensor:
+    """The same, eq. 8: both sides down, the rejected one more."""
+    chosen, rejected = (options.dpo_beta * ratio for ratio in sides.ratios)
+    return chosen.sigmoid() + 1 - (chosen - rejected).sigmoid()
 
 
 def distillation_per_token(

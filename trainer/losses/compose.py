@@ -72,6 +72,7 @@ def compose_loss(
     simpo_beta: float = 2.0,
     simpo_gamma: float = 1.0,
     rpo_alpha: float = 0.0,
+    label_smoothing: float = 0.1,
     sdpo_wrapper: Wrapper = "none",
     taid_t: float | None = None,
     entropy_opd_h_max: float | None = None,
@@ -117,6 +118,7 @@ def compose_loss(
         simpo_beta=simpo_beta,
         simpo_gamma=simpo_gamma,
         rpo_alpha=rpo_alpha,
+        label_smoothing=label_smoothing,
     )
     weights = {"policy": 1.0, "sdpo": alpha_sdpo, "replay": beta_replay}
     options = (sdpo_options, replay_options)

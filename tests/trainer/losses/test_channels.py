@@ -68,7 +68,12 @@ def cross_entropy(target, p) -> float:
         (SDPOOptions, {"jsd_beta": 1.1}, "jsd_beta=1.1 is not in [0, 1]"),
         (SDPOOptions, {"temperature": 0.0}, "temperature=0.0 must be positive"),
         (ReplayOptions, {"rpo_alpha": -0.5}, "rpo_alpha=-0.5 is negative"),
-        (ReplayOptions, {"variant": "ipo"}, "dpo_variant='ipo' is not dpo, dpo_norm or simpo"),
+        (ReplayOptions, {"label_smoothing": 0.5}, "label_smoothing=0.5 is not in [0, 0.5)"),
+        (
+            ReplayOptions,
+            {"variant": "kto"},
+            "dpo_variant='kto' is not dpo, dpo_norm, simpo, ipo, robust, bco_pair, apo_zero or apo_down",
+        ),
     ],
 )
 def test_a_wrong_option_of_a_channel_is_named(kind, options, message):
@@ -209,5 +214,5 @@ def test_a_preference_loss_is_one_function_with_one_registration(monkeypatch):
     found = replay_per_pair(*sums, *counts, None, None, shared.preference)
     torch.testing.assert_close(found, torch.tensor([0.5]))
     assert "hinge" in str(config_class(BaseModel).model_fields["dpo_variant"].annotation)
-    with pytest.raises(TrainerConfigError, match="is not dpo, dpo_norm, simpo or hinge"):
-        SharedSettings(dpo_variant="ipo").check()
+    with pytest.raises(TrainerConfigError, match="apo_zero, apo_down or hinge"):
+        SharedSettings(dpo_variant="kto").check()

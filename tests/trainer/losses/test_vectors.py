@@ -257,6 +257,30 @@ def test_dpo_matches_trl(case):
     assert_matches(loss, case["loss"], logits, tensor(f, f"grad_{case['key']}"), 1e-8)
 
 
+OTHERS = [case for case in CASES["dpo_trl116"] if case["loss_type"] in VARIANTS]
+
+
+def test_no_variant_of_trls_is_left_out():
+    assert {case["loss_type"] for case in OTHERS} == {*VARIANTS} - {"dpo", "dpo_norm", "simpo"}
+
+
+@pytest.mark.parametrize("case", OTHERS, ids=lambda case: case["key"])
+def test_other_preference_losses_match_trl(case):
+    f = "dpo_trl116"
+    logits, ids, mask = (
+        leaf(f, "policy_logits"),
+        tensor(f, "input_ids"),
+        tensor(f, "completion_mask"),
+    )
+    summed, n_tokens = response_logps(logits, ids, mask)
+    reference, _ = response_logps(tensor(f, "ref_logits"), ids, mask)
+    smoothing = {"label_smoothing": case["label_smoothing"]} if case["label_smoothing"] else {}
+    options = ReplayOptions(variant=case["loss_type"], dpo_beta=case["beta"], **smoothing)
+    sides = (*summed.chunk(2), *n_tokens.chunk(2), *reference.chunk(2))
+    loss = replay_per_pair(*sides, options).mean()
+    assert_matches(loss, case["loss"], logits, tensor(f, f"grad_{case['key']}"), 1e-8)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_likelihood_beside_a_preference_loss_matches_trls_sft(variant):
     """TRL means it over the tokens of all chosen sides, we over each side's own, as the paper does."""
