@@ -115,7 +115,7 @@ class Cleaner:
         """
         if self._redactor is None:
             return text
-        strings = _strings_in(text) if strings is None else strings
+        strings = strings_in(text) if strings is None else strings
         clean = {string: put for string in strings if (put := self.text(string)) != string}
         if not clean:
             return text
@@ -135,13 +135,13 @@ def redactable_texts(turns: Sequence[Turn], *, keeps: bool = False) -> Iterator[
     yield from {text for turn in turns for text in (turn.cwd, turn.branch) if text}
     for turn in turns:
         if turn.wire_json is not None:
-            yield from _strings_in(turn.wire_json)
+            yield from strings_in(turn.wire_json)
             continue
         yield "\n\n".join(turn.texts)
         yield "\n\n".join(turn.thinking)
         for call in turn.calls:
             yield call.name
-            strings = list(_strings_in(call.arguments))
+            strings = list(strings_in(call.arguments))
             if keeps:
                 call.strings = strings
             yield from strings
@@ -183,7 +183,7 @@ def pieces_of(turns: list[Turn]) -> Iterator[list[Turn]]:
     yield turns[start:]
 
 
-def _strings_in(arguments: str) -> Iterator[str]:
+def strings_in(arguments: str) -> Iterator[str]:
     """Yield every string in arguments, or the text that they are."""
     try:
         values = [_decode(arguments)]

@@ -39,6 +39,7 @@ _CHUNK_CHARS = 1_000_000
 _BETWEEN = "\n\n\n"
 
 _PLACEHOLDER = re.compile(r"<(?:SECRET:[a-z0-9_-]+|EMAIL|HOST|NAME|ADDRESS):[0-9a-f]{8}>")
+_OF_SECRET = re.compile(r"<SECRET:[a-z0-9_-]+:([0-9a-f]{8})>")
 _EMAIL_NAME = re.compile(r"(?<![\w.+%/:-])[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}\Z")
 _EMAIL_HOST = re.compile(r"@(?:[A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}(?![\w@])")
 """Looked for first: a search for a literal is many times faster than one for a class."""
@@ -48,6 +49,11 @@ _PUBLIC_EMAIL = re.compile(
     r"|@(?:github\.com|gitlab\.com|bitbucket\.org)$",
     re.IGNORECASE,
 )
+
+
+def placeholders_in(texts: Iterable[str]) -> dict[str, str]:
+    """Return the placeholders of secrets in texts, by the hash at their end."""
+    return {m[1]: m[0] for text in texts for m in _OF_SECRET.finditer(text)}
 
 
 def find_secrets(text: str) -> list[SecretHit]:
@@ -201,14 +207,21 @@ class Redactor:
         for together in _chunks(texts):
             self._prepare(together)
 
-    def masked(self, text: str, placeholders: Mapping[str, str]) -> str:
+    def masked(
+        self,
+        text: str,
+        placeholders: Mapping[str, str],
+        *,
+        users: frozenset[str] = frozenset(),
+    ) -> str:
         """Return what somebody else wrote, redacted, and without the values behind placeholders.
 
         Args:
             text: an answer, for example.
-            placeholders: those that its author was shown, by their last part.
+            placeholders: those that its author was shown, from `placeholders_in`.
+            users: as of `text`.
         """
-        text, edits = self.text(text), []
+        text, edits = self.text(text, users=users), []
         for hit, value in hashed_in(text, lambda value: self._h8(value) in placeholders):
             edits.append(_Edit(hit.start, hit.end, 0, "known", placeholders[self._h8(value)]))
         parts, end = [], 0

@@ -1,13 +1,12 @@
 """Redact stored tables, for sessions whose logs no longer exist, and what teachers answered."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
 
-from replay_pipeline.ingesters.log_rows import Cleaner
-from replay_pipeline.redaction.redactor import Redactor
+from replay_pipeline.ingesters.log_rows import Cleaner, strings_in
+from replay_pipeline.redaction.redactor import Redactor, placeholders_in
 from replay_pipeline.storage.arrays import string_array
 from replay_pipeline.types import Message, TeacherAction
 
@@ -33,7 +32,14 @@ def redacted_again(
     Placeholders don't change, so tables without new findings come back equal.
     """
     redactor = Redactor(salt=salt)
-    cleaner = Cleaner(redactor, frozenset())
+    columns = ((tables[name][column], column) for name in tables for column in _TEXTS[name])
+    _, known = redactor.learn(
+        string
+        for column, name in columns
+        for text in filter(None, column.to_pylist())
+        for string in (strings_in(text) if name.endswith("_json") else [text])
+    )
+    cleaner = Cleaner(redactor, frozenset(), known)
     redacted = {name: _with_texts(tables[name], name, cleaner) for name in tables}
     return redacted, dict(redactor.counts)
 
@@ -49,15 +55,12 @@ def _with_texts(table: pa.Table, name: str, cleaner: Cleaner) -> pa.Table:
     return table
 
 
-_PLACEHOLDER = re.compile(r"<SECRET:[a-z0-9-]+:([0-9a-f]{8})>")
-
-
 class _Masked(Cleaner):
     """Redacts what was written by somebody who saw these placeholders."""
 
     def __init__(self, salt: str, shown: Iterable[str]) -> None:
         super().__init__(Redactor(salt=salt), frozenset())
-        self._shown = {m[1]: m[0] for text in shown for m in _PLACEHOLDER.finditer(text)}
+        self._shown = placeholders_in(shown)
 
     def text(self, text: str) -> str:
         return self._redactor.masked(text, self._shown) if self._redactor else text

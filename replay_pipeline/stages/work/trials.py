@@ -4,6 +4,7 @@ Teachers saw redacted prompts, so their actions name redacted folders. These get
 back. If an action may have failed because of redaction, it doesn't count as tried.
 """
 
+import json
 import logging
 import os
 import re
@@ -18,7 +19,7 @@ from replay_pipeline.actions import canonical_action
 from replay_pipeline.ingesters import read_manifest
 from replay_pipeline.judge.ballots import AGENT
 from replay_pipeline.redaction.people import user_of
-from replay_pipeline.redaction.redactor import Redactor
+from replay_pipeline.redaction.redactor import Redactor, placeholders_in
 from replay_pipeline.settings import WorkspaceSettings, redaction_salt
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.work.workspaces import Workspaces, ids_of
@@ -105,11 +106,12 @@ def try_actions(
     for row in answers:
         if row.action is not None and row.error_code is None:
             asked[row.state_id].append(row)
-    wanted: dict[str, tuple[str | None, Message]] = {
-        state["state_id"]: (state.get("cwd"), state["student_action"])
-        for state in states
-        if state["state_id"] in asked
-    }
+    wanted: dict[str, tuple[str | None, Message]] = {}
+    shown: dict[str, str] = {}
+    for state in states:
+        if state["state_id"] in asked:
+            wanted[state["state_id"]] = state.get("cwd"), state["student_action"]
+            shown |= placeholders_in([json.dumps(state["messages"])])
     trials: Trials = {}
     counts: Counter[str] = Counter(n_states=0, n_tried=0, n_would_fail=0, n_not_known=0)
     for log, history in workspaces.histories():
@@ -134,7 +136,9 @@ def try_actions(
                 if verdict.status == "not_known":
                     counts["n_not_known"] += 1
                     continue
-                trial = found[rendered] = _trial(verdict, _Hidden(redactor, names, place.cwd))
+                trial = found[rendered] = _trial(
+                    verdict, _Hidden(redactor, names, place.cwd, shown)
+                )
                 counts["n_tried"] += 1
                 counts["n_would_fail"] += not trial.works
                 if judge.checks:
@@ -147,14 +151,23 @@ def try_actions(
 class _Hidden:
     """What may be kept of a text: people and secrets are taken out, as in what teachers see."""
 
-    def __init__(self, redactor: Redactor | None, names: Mapping[str, str], cwd: str) -> None:
+    def __init__(
+        self,
+        redactor: Redactor | None,
+        names: Mapping[str, str],
+        cwd: str,
+        shown: Mapping[str, str],
+    ) -> None:
+        self._shown = shown
         self._redactor = redactor
         self._names = {real: told for told, real in names.items()}
         self._users = frozenset(filter(None, [user_of(cwd)]))
 
     def __call__(self, text: str) -> str:
         text = _restored(text, self._names)
-        return text if self._redactor is None else self._redactor.text(text, users=self._users)
+        if self._redactor is None:
+            return text
+        return self._redactor.masked(text, self._shown, users=self._users)
 
 
 def _trial(verdict: CandidateResult, hidden: Callable[[str], str]) -> Trial:
