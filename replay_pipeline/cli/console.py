@@ -354,7 +354,7 @@ def show_ingest(report: Report) -> None:
 
 
 def read_words(report: Report) -> str:
-    """Say in one sentence what an ingestion read, what it left out, and why."""
+    """Put in one sentence what an ingestion read, what it left out, and why."""
     files = report.get("files", report.get("new_files"))
     if not files:
         return "Nothing was new: every file had been looked at before."

@@ -232,7 +232,7 @@ class SessionLog:
                     turn.message_id = f"{name}#{named[name]}"
 
     def offers(self, names: Sequence[str]) -> None:
-        """Give the decisions the tools of these names, of which the log has no more."""
+        """Note which tools were offered where the log has their names alone."""
         if not names:
             return
         shape = Turn(None, "shape", 0, "offered", index=-1 - len(self.sent))

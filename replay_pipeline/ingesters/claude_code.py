@@ -64,7 +64,7 @@ _ROWS_APART = frozenset({"content-replacement", "queue-operation", *REQUEST_ROWS
 _ROW_TYPES = frozenset({"user", "assistant", "system", "attachment", "progress"})
 
 
-class Tree:
+class LogTree:
     """Turns of one chain of rows, built in a single pass."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Tree:
         self.tips: dict[bool, Turn | None] = {False: None, True: None}
         self.replaced: dict[str, str] = {}
         """What the model was shown instead of a result, by the id of its call."""
-        self.agents: dict[str, Tree] = {}
+        self.agents: dict[str, LogTree] = {}
         self.preserved: dict[str, _Preserved] = {}
         self.last_preserved: _Preserved | None = None
         self.waiting: dict[str, list[tuple[int, Row, Turn | None]]] = {}
@@ -639,7 +639,7 @@ class Tree:
         agent_id, inner = found
         tree = self.agents.get(agent_id)
         if tree is None:
-            tree = self.agents[agent_id] = Tree(None, ReadCounts(), agent_id)
+            tree = self.agents[agent_id] = LogTree(None, ReadCounts(), agent_id)
             tree.is_long = self.is_long
         inner.version, inner.cwd, inner.git_branch = row.version, row.cwd, row.git_branch
         inner.uuid = inner.uuid or row.uuid
@@ -877,7 +877,7 @@ class ClaudeCode:
         file_agent = path.stem.removeprefix("agent-") if path.stem.startswith("agent-") else ""
         size = path.stat().st_size if end is None else end
         session_id: str | None = None
-        tree = Tree(path, counts, file_agent, size)
+        tree = LogTree(path, counts, file_agent, size)
         tree.is_long = size > LONG_BYTES
         for offset, row in rows.read_rows(path, counts, size):
             # The id of the file's name if a row has it, else the first.
@@ -892,7 +892,7 @@ class ClaudeCode:
         yield from logs_of(tree, session_id or path.stem, sent)
 
 
-def logs_of(tree: Tree, session_id: str, sent: SentRequests | None) -> Iterator[SessionLog]:
+def logs_of(tree: LogTree, session_id: str, sent: SentRequests | None) -> Iterator[SessionLog]:
     """Yield the conversations of a tree: the main one, and one for each subagent."""
     by_agent: dict[str, list[Turn]] = {}
     for turn in tree.turns:
@@ -934,7 +934,7 @@ def _total(counts: list[dict[str, float]]) -> dict[str, float]:
     return {model: sum(count.get(model, 0.0) for count in counts) for model in sorted(models)}
 
 
-def _shown(turns: list[Turn], sent: SentRequests | None, tree: Tree) -> list[Turn]:
+def _shown(turns: list[Turn], sent: SentRequests | None, tree: LogTree) -> list[Turn]:
     """Attach to each decision what it was shown, and return the turns of that."""
     if sent is None and not tree.snapshots:
         return []

@@ -49,7 +49,7 @@ from replay_pipeline.ingesters.log_rows import (
 from replay_pipeline.ingesters.tool_schemas import ToolLearner
 from replay_pipeline.ingesters.trials import OUTPUT, is_resolved, is_told_twice
 from replay_pipeline.redaction.people import user_of
-from replay_pipeline.redaction.redactor import Known, KnownValues, Redactor
+from replay_pipeline.redaction.redactor import FoundValues, KnownValues, Redactor
 from replay_pipeline.storage.arrays import array_of
 from replay_pipeline.storage.garbage_collection import give_back_memory, without_collector
 from replay_pipeline.storage.schemas import TABLES
@@ -504,7 +504,7 @@ class _Corpus:
         decided: Iterable[_Decided],
         source: SourceSlice,
         users: frozenset[str],
-        known: Known,
+        known: FoundValues,
     ) -> dict[int, dict[str, Any]]:
         """Make the rows of conversations; gives those of `sessions`, by the number of the log."""
         sessions: dict[int, dict[str, Any]] = {}
@@ -554,14 +554,14 @@ class _Corpus:
 
     def _people(
         self, turns_of: Iterable[tuple[list[Turn], list[Turn]]]
-    ) -> tuple[frozenset[str], Known]:
+    ) -> tuple[frozenset[str], FoundValues]:
         """Collect who is named in a file and what is secret: a subagent is told what the session knows.
 
         Args:
             turns_of: for each conversation all of its turns, and those that are redacted.
         """
         if self.redactor is None:
-            return frozenset(), Known()
+            return frozenset(), FoundValues()
         users = set[str]()
 
         def told() -> Iterator[str]:
@@ -705,7 +705,7 @@ class _Corpus:
 
 
 def _set_apart(log: SessionLog, content: str) -> None:
-    """Give a session names of its own: what it has in common with another one are names alone."""
+    """Rename a session and its turns, where it has only names in common with another one."""
     log.session_id += f"+{sha_of(content)[:6]}"
     log.rows = log.origins = log.follows = frozenset()
     for turn in log.turns:

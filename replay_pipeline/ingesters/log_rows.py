@@ -15,7 +15,7 @@ from replay_pipeline.ingesters.base import LACKS, NO_RESULT, ReadCounts, Session
 from replay_pipeline.ingesters.fidelity import predict_context
 from replay_pipeline.ingesters.json_lines import UNREADABLE
 from replay_pipeline.ingesters.labels import Label
-from replay_pipeline.redaction.redactor import Known, Redactor
+from replay_pipeline.redaction.redactor import FoundValues, Redactor
 from replay_pipeline.types import Message
 
 _PIECE_CHARS = 1_500_000
@@ -84,7 +84,7 @@ class Cleaner:
     """
 
     def __init__(
-        self, redactor: Redactor | None, users: frozenset[str], known: Known | None = None
+        self, redactor: Redactor | None, users: frozenset[str], known: FoundValues | None = None
     ) -> None:
         self._redactor = redactor
         self._users, self._known = users, known

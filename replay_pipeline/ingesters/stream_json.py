@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from replay_pipeline.ingesters.base import LACKS, ReadCounts, SessionLog, Turn
-from replay_pipeline.ingesters.claude_code import Tree, logs_of
+from replay_pipeline.ingesters.claude_code import LogTree, logs_of
 from replay_pipeline.ingesters.json_lines import (
     as_dict,
     as_list,
@@ -57,7 +57,7 @@ class StreamJson:
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
         """Yield one log for each session in the output, and one for each of its subagents."""
-        runs: dict[str, _Run] = {}
+        runs: dict[str, _SessionRun] = {}
         for offset, row in _rows(path, counts, end):
             if row.get("type") not in _KINDS:
                 counts.count(f"unknown_row_{str(row.get('type'))[:40]}")
@@ -65,7 +65,9 @@ class StreamJson:
             session_id = text_or_none(row.get("session_id")) or next(iter(runs), path.stem)
             run = runs.get(session_id)
             if run is None:
-                run = runs[session_id] = _Run(counts, instruction_of(path) if not runs else None)
+                run = runs[session_id] = _SessionRun(
+                    counts, instruction_of(path) if not runs else None
+                )
             run.add(offset, row)
         for session_id, run in runs.items():
             yield from run.logs(session_id)
@@ -127,12 +129,12 @@ def _events(path: Path, end: int | None) -> Iterator[tuple[int, str]]:
             offset += len(line)
 
 
-class _Run:
+class _SessionRun:
     """One session of an output, as a tree of turns like that of a log."""
 
     def __init__(self, counts: ReadCounts, request: str | None) -> None:
         self._counts = counts
-        self._main = Tree(None, counts)
+        self._main = LogTree(None, counts)
         self._request = request
         self._row: dict[str, Any] = {}
         """What each row of a log says of its client, and the rows of an output once."""
@@ -168,7 +170,7 @@ class _Run:
         inner["isMeta"] = bool(row.get("isSynthetic"))
         tree, agent = self._main, text_or_none(row.get("parent_tool_use_id"))
         if agent is not None:
-            tree = self._main.agents.setdefault(agent, Tree(None, self._counts, agent))
+            tree = self._main.agents.setdefault(agent, LogTree(None, self._counts, agent))
         parsed = parsed_row(inner, self._counts)
         parsed.uuid = parsed.uuid or digest_of([offset, row])
         if tree.is_copy(offset, parsed):

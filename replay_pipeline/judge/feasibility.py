@@ -310,7 +310,7 @@ class PromptState:
 
     @cached_property
     def _is_planning(self) -> bool:
-        """Whether the client is in plan mode at the end of the prompt."""
+        """Is the client in plan mode at the end of the prompt?"""
         entered = {
             done.place
             for done in self.done

@@ -133,7 +133,7 @@ _Redacted = tuple[str, Counter[str]]
 """A text with placeholders, and what was replaced by kind."""
 
 
-class Known:
+class FoundValues:
     """What was found in the texts of a session before any of them is redacted."""
 
     def __init__(self) -> None:
@@ -156,11 +156,11 @@ class Redactor:
         self._key = hashlib.blake2b(salt.encode(), digest_size=16).digest()
         self._memo: dict[str, _Redacted | None] = {}
         self._users = frozenset[str]()
-        self._known: Known | None = None
+        self._known: FoundValues | None = None
 
-    def learn(self, texts: Iterable[str]) -> tuple[frozenset[str], Known]:
+    def learn(self, texts: Iterable[str]) -> tuple[frozenset[str], FoundValues]:
         """Return the people of a session, from `people_in`, and its secrets, before any text is redacted."""
-        known = Known()
+        known = FoundValues()
 
         def searched() -> Iterator[str]:
             for together in _chunks(texts):
@@ -172,7 +172,7 @@ class Redactor:
         return people_in(searched()), known
 
     def text(
-        self, text: str, *, users: frozenset[str] = frozenset(), known: Known | None = None
+        self, text: str, *, users: frozenset[str] = frozenset(), known: FoundValues | None = None
     ) -> str:
         """Return `text` with placeholders.
 
@@ -197,7 +197,7 @@ class Redactor:
         texts: Iterable[str],
         *,
         users: frozenset[str] = frozenset(),
-        known: Known | None = None,
+        known: FoundValues | None = None,
     ) -> None:
         """Redact many texts at once, which is faster. `text` then returns the cached results.
 
@@ -230,7 +230,7 @@ class Redactor:
             end = edit.end
         return "".join([*parts, text[end:]])
 
-    def _forget(self, users: frozenset[str], known: Known | None) -> None:
+    def _forget(self, users: frozenset[str], known: FoundValues | None) -> None:
         self._memo.clear()
         self._users, self._known = users, known
 

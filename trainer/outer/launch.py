@@ -82,7 +82,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LaunchPlan:
     """Everything that another process needs to continue a launch. It has names of secrets, but no values."""
 
     executor: str = "local"
@@ -97,7 +97,7 @@ class Plan:
     limits: Limits = Limits()
 
 
-def make_executor(plan: Plan, work_dir: Path) -> ServerlessExecutor:
+def make_executor(plan: LaunchPlan, work_dir: Path) -> ServerlessExecutor:
     """Return the executor that a plan names: `local`, `hf_jobs`, or `modal`.
 
     Raises:
@@ -581,7 +581,7 @@ def _launched(options: argparse.Namespace, rest: list[str]) -> list[ReplicaResul
     if options.uri is None and options.executor != "local":
         raise TrainerConfigError("--uri is needed: cloud replicas cannot see a local folder")
     told = vars(options) | {"uri": options.uri or f"file://{(work_dir / 'store').resolve()}"}
-    plan = msgspec.convert(told | {"limits": told}, Plan)
+    plan = msgspec.convert(told | {"limits": told}, LaunchPlan)
     env, secrets = dict(_pair(text) for text in options.env), variables_named(plan.secrets)
     executor = make_executor(plan, work_dir)
     with sole_writer(work_dir):
@@ -612,7 +612,7 @@ def _of_launched(options: argparse.Namespace) -> list[ReplicaResult]:
     text = JobLedger(path).recall(PLAN) if path.exists() else None
     if text is None:
         raise TrainerConfigError(f"{options.work_dir}: no launch was started from this folder")
-    plan = msgspec.json.decode(text, type=Plan)
+    plan = msgspec.json.decode(text, type=LaunchPlan)
     executor = make_executor(plan, options.work_dir)
     run = Launch(options.work_dir, plan.uri, executor, plan.limits)
     if options.attach:

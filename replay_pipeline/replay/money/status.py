@@ -260,7 +260,7 @@ async def _costs(
 def _report(
     call: LostCall | DisputedCall, cost: int | None, *, is_over: bool, is_settled: bool
 ) -> LostCallReport:
-    """Say of a call whose outcome or cost isn't known what was done, or what can be done."""
+    """Report of a call without a known outcome or cost what was done, or what can be done."""
     is_lost = isinstance(call, LostCall)
     if is_settled:
         at_bound = "booked at its bound" if is_lost else "stays at its bound"

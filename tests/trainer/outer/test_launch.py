@@ -17,7 +17,7 @@ from trainer.diloco import LocalProcessExecutor, ReplicaHandle
 from trainer.errors import ReplicaFailedError, TrainerConfigError
 from trainer.outer.environment import ReplicaPlace, replica_place
 from trainer.outer.executors.ledger import JobLedger
-from trainer.outer.launch import Limits, Plan, launch, launch_command, make_executor
+from trainer.outer.launch import LaunchPlan, Limits, launch, launch_command, make_executor
 
 REPO = Path(__file__).parents[3]
 
@@ -144,15 +144,15 @@ def test_nonsense_is_refused_before_anything_starts(tmp_path):
 
 
 def test_executors_by_name(tmp_path):
-    assert isinstance(make_executor(Plan(), tmp_path), LocalProcessExecutor)
-    a100 = Plan(executor="modal", hardware="A100", image="me/image")
+    assert isinstance(make_executor(LaunchPlan(), tmp_path), LocalProcessExecutor)
+    a100 = LaunchPlan(executor="modal", hardware="A100", image="me/image")
     assert make_executor(a100, tmp_path).gpu == "A100"
-    t4 = Plan(executor="hf_jobs", hardware="t4-small", image="me/image")
+    t4 = LaunchPlan(executor="hf_jobs", hardware="t4-small", image="me/image")
     assert make_executor(t4, tmp_path).hardware == "t4-small"
     with pytest.raises(TrainerConfigError, match="choose one of"):
-        make_executor(Plan(executor="slurm"), tmp_path)
+        make_executor(LaunchPlan(executor="slurm"), tmp_path)
     with pytest.raises(TrainerConfigError, match="--image is needed"):
-        make_executor(Plan(executor="modal"), tmp_path)
+        make_executor(LaunchPlan(executor="modal"), tmp_path)
 
 
 def test_a_process_learns_its_place_from_the_environment(monkeypatch):
