@@ -2,15 +2,16 @@
 
     git clone https://github.com/HuanzhiMao/BFCL-Result ANSWERS
     git clone https://github.com/ShishirPatil/gorilla QUESTIONS
-    python benchmarks/real_models.py ANSWERS QUESTIONS [--draws 18] [--seed 1] [--json FILE]
+    python benchmarks/real_models.py ANSWERS QUESTIONS [--draws 5] [--agents 99] [--seed 1] [--json FILE] [--learn]
 
 ANSWERS holds the answers of seventy models to the same questions with tools, each scored by the makers of the
 Berkeley Function Calling Leaderboard; QUESTIONS the questions and tools. The newest snapshot of the answers is read.
 
-One model is the agent, three others of other makers are the teachers, each drawn by seed, and the product's own
-extraction judges their answers with two of three families. Nothing of a score is given to it. Printed is what it
-claims beside what is true, by draw and over all draws, a calibration of the claim on pairs, and the same by what
-the two sides of a pair differ in. A figure over all draws counts each pair once.
+Each model is the agent, and so often as --draws says two to five others of other makers are its teachers. The product's
+own extraction judges their answers with two families; nothing of a score is given to it. What it claims of a pair is learned
+again without the agent's maker, so that no agent is judged by what its own scores taught. Printed is what is claimed
+beside what is true: of all that teachers agree on against the agent, by agent, by what the sides differ in; then of the
+pairs that are kept by default, and of the lessons. `--learn` writes `replay_pipeline/judge/belief.toml` from all.
 """
 
 import argparse
@@ -21,17 +22,19 @@ import re
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.difference import IN_WORDS, difference
-from replay_pipeline.actions import canonical_action
+from replay_pipeline.actions.difference import IN_WORDS, Difference, Fact
+from replay_pipeline.judge.belief import LEAST_LESSON, VOTES, bounded, features
 from replay_pipeline.judge.extract import extract_pairs
-from replay_pipeline.types import TeacherAction, TraceState
+from replay_pipeline.types import MIN_P_BETTER, TeacherAction, TraceState
 
 CATEGORIES = {
     "simple": "simple_python",
@@ -61,7 +64,25 @@ MAKERS = {"gpt": "openai", "meta-llama": "meta", "open-mi": "mistral", "command"
 """Where the first word of a name is not its maker's."""
 MOST_UNREADABLE = 0.1
 """A model whose answers can't be read more often is left out: its form is not known here."""
-BINS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.01)
+BINS = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.01)
+SIZES = (3, 2, 3, 4, 5)
+"""Numbers of teachers, one draw after the other."""
+PRICES = {
+    "gpt-4o-mini-2024-07-18": (0.15, 0.60),
+    "meta-llama_Meta-Llama-3-70B-Instruct": (0.59, 0.79),
+    "command-r-plus": (3.0, 15.0),
+    "nvidia_nemotron-4-340b-instruct": (4.2, 4.2),
+    "open-mixtral-8x22b": (2.0, 6.0),
+    "claude-3-opus-20240229": (15.0, 75.0),
+    "yi-large-fc": (3.0, 3.0),
+    "gemini-1.5-flash-preview-0514": (0.35, 1.05),
+    "firefunction-v2-FC": (0.9, 0.9),
+}
+"""List prices of that summer, dollars per million tokens read and written."""
+MOST_DISSENT = 2
+FEWEST = 40
+"""Agents with fewer pairs tell little of their own."""
+_L2 = 1.0
 
 Calls = list[tuple[str, dict[str, Any]]]
 
@@ -73,6 +94,8 @@ class Answered:
     calls: Calls | None
     text: str
     is_right: bool
+    n_read: int = 0
+    n_written: int = 0
 
 
 def maker(model: str) -> str:
@@ -170,7 +193,12 @@ class Answers:
             if category == "relevance" and calls is None and isinstance(result, str):
                 calls = []
             text = result if isinstance(result, str) else ""
-            yield row["id"], Answered(calls, text, row["id"] not in failed)
+            counts = [_count(row.get(f"{way}_token_count")) for way in ("input", "output")]
+            yield row["id"], Answered(calls, text, row["id"] not in failed, *counts)
+
+
+def _count(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) else 0
 
 
 def questions(checkout: Path) -> dict[str, dict[str, Any]]:
@@ -242,40 +270,62 @@ def state_of(key: str, question: Mapping[str, Any], agent: str, answer: Answered
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A pair or a positive, with what is claimed and what is true of it."""
+class Candidate:
+    """What teachers agree on against an agent, and what is true of it."""
 
-    is_pair: bool
-    chosen_claimed: float
-    chosen_right: bool
-    pair_claimed: float
-    pair_right: bool
-    differs: str = ""
-    """What the two sides of a pair differ in, in words."""
+    agent: str
+    category: str
+    differs: Difference
+    names: tuple[str, ...]
+    """What holds of it, as the product's coefficients are named."""
+    is_chosen_right: bool
+    is_agent_right: bool
+
+    @property
+    def is_right(self) -> bool:
+        """Return whether it makes a right pair."""
+        return self.is_chosen_right and not self.is_agent_right
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What one agent and its teachers make."""
+
+    agent: str
+    teachers: list[str]
+    candidates: list[Candidate]
+    agreed: list[tuple[int, bool]]
+    """Where agent and teachers agree: families that differ, and whether it is right."""
+    alone: list[bool]
+    """Whether actions are right that nobody else took, where nobody agrees."""
+    usd: float
 
 
 def judge(
     answers: Answers, asked: Mapping[str, dict[str, Any]], agent: str, teachers: Sequence[str]
-) -> list[Judged]:
-    """Extract the pairs of one agent and its teachers, and hold each to the scores."""
+) -> Draw:
+    """Extract what one agent and its teachers make, and hold it to the scores."""
     own = answers.of(agent)
     keys = [key for key in sorted(own) if key in asked and own[key].calls is not None]
     states = [state_of(key, asked[key], agent, own[key]) for key in keys]
-    rows = [
-        TeacherAction(
-            state_id=key,
-            teacher=teacher,
-            model=teacher,
-            family=maker(teacher),
-            action=_message(answer) if answer.calls is not None else None,
-            error_code=None if answer.calls is not None else "malformed_arguments",
-        )
-        for teacher in teachers
-        for key in keys
-        if (answer := answers.of(teacher).get(key)) is not None
-    ]
-    report = extract_pairs(states, rows, 2)
-    by_key = dict(zip(keys, states, strict=True))
+    rows, usd = [], 0.0
+    for teacher in teachers:
+        for key in keys:
+            if (answer := answers.of(teacher).get(key)) is None:
+                continue
+            read, written = PRICES.get(teacher, (0.0, 0.0))
+            usd += (read * answer.n_read + written * answer.n_written) / 1e6
+            rows.append(
+                TeacherAction(
+                    state_id=key,
+                    teacher=teacher,
+                    model=teacher,
+                    family=maker(teacher),
+                    action=_message(answer) if answer.calls is not None else None,
+                    error_code=None if answer.calls is not None else "malformed_arguments",
+                )
+            )
+    report = extract_pairs(states, rows, 2, min_p_better=0.0)
 
     def is_right(state_id: str, names: Iterable[str]) -> bool:
         # The same action may be scored differently where it was written differently.
@@ -284,89 +334,254 @@ def judge(
 
     found = []
     for pair in report.pairs:
-        if pair.get("teachers_agreeing"):
-            chosen = is_right(pair["state_id"], pair["teachers_agreeing"])
-            right = chosen and not own[pair["state_id"]].is_right
-            state = by_key[pair["state_id"]]
-            teacher = answers.of(pair["teachers_agreeing"][0])[pair["state_id"]]
-            kind = difference(
-                canonical_action(state["student_action"]),
-                canonical_action(_message(teacher)),
-                state["tools"],
+        facts: list[Fact] = pair["difference"]
+        n_calls = len(pair["chosen_action"].get("tool_calls") or [])
+        differs = Difference(frozenset(facts), n_calls)
+        names = features(
+            differs,
+            n_for=pair["n_teachers_agreeing"],
+            n_voting=pair["n_teachers_valid"],
+            n_against=pair["n_against"],
+        )
+        key = pair["state_id"]
+        found.append(
+            Candidate(
+                agent,
+                key.rsplit("_", 1)[0],
+                differs,
+                tuple(names),
+                is_right(key, pair["teachers_agreeing"]),
+                own[key].is_right,
             )
-            differs = IN_WORDS[kind] if kind else "the same"
-            found.append(
-                Judged(True, pair["p_chosen_right"], chosen, pair["p_better"], right, differs)
-            )
-    found += [
-        Judged(False, 1.0, own[positive["state_id"]].is_right, 0.0, False)
-        for positive in report.positives
+        )
+    agreed = [
+        (row["n_valid"] - row["n_agreeing"], own[row["state_id"]].is_right)
+        for row in report.outcomes
+        if row["outcome"] == "agreement"
     ]
-    return found
+    alone = [
+        answers.of(name)[row["state_id"]].is_right
+        for row in report.outcomes
+        if row["outcome"] == "no_consensus" and row["n_agreeing"] == 1
+        for name in (agent, *teachers)
+        if row["state_id"] in answers.of(name)
+    ]
+    return Draw(agent, list(teachers), found, agreed, alone, usd)
 
 
 def share(values: Iterable[float]) -> float | None:
     """Return the mean, or None of nothing."""
     values = list(values)
-    return round(statistics.mean(values), 3) if values else None
+    return round(statistics.fmean(values), 3) if values else None
 
 
-def figures(found: Sequence[Judged]) -> dict[str, Any]:
-    """Return claims beside truth."""
-    pairs = [each for each in found if each.is_pair]
+Coefficients = dict[str, float]
+
+
+def fitted(
+    found: Sequence[Candidate],
+    truth: Callable[[Candidate], bool],
+    weights: np.ndarray | None = None,
+) -> Coefficients:
+    """Return the logistic regression of what is true on what holds, by Newton's method with a ridge."""
+    names = sorted({name for each in found for name in each.names})
+    places = {name: place for place, name in enumerate(names)}
+    x = np.zeros((len(found), len(names)))
+    for row, each in enumerate(found):
+        x[row, [places[name] for name in each.names]] = 1
+    y = np.array([truth(each) for each in found], float)
+    w = np.ones(len(found)) if weights is None else weights
+    b, ridge = np.zeros(len(names)), np.full(len(names), _L2)
+    ridge[places["always"]] = 0.01
+    for _ in range(30):
+        p = 1 / (1 + np.exp(-x @ b))
+        slope = x.T @ (w * (y - p)) - ridge * b
+        step = np.linalg.solve((x * (w * p * (1 - p))[:, None]).T @ x + np.diag(ridge), slope)
+        b += np.clip(step, -2, 2)
+        if np.abs(step).max() < 1e-6:
+            break
+    return dict(zip(names, map(float, b), strict=True))
+
+
+def probability(coefficients: Coefficients, each: Candidate) -> float:
+    """Return the probability that coefficients give, as the product bounds it."""
+    logit = sum(coefficients.get(name, 0.0) for name in each.names)
+    return bounded(float(1 / (1 + np.exp(-logit))))
+
+
+def both(found: Sequence[Candidate], weights: np.ndarray | None = None) -> list[Coefficients]:
+    """Return the coefficients of the three tables of `belief.toml`."""
+    kept = np.array([each.is_chosen_right for each in found])
+    votes = [replace(each, names=tuple(n for n in each.names if n in VOTES)) for each in found]
+    return [
+        fitted(found, lambda each: each.is_chosen_right, weights),
+        fitted(
+            [each for each in found if each.is_chosen_right],
+            lambda each: not each.is_agent_right,
+            None if weights is None else weights[kept],
+        ),
+        fitted(votes, lambda each: each.is_chosen_right, weights),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A candidate with what is claimed of it."""
+
+    of: Candidate
+    chosen: float
+    wrong: float
+
+    @property
+    def better(self) -> float:
+        """Return the claimed probability that the pair is right."""
+        return self.chosen * self.wrong
+
+    @property
+    def is_kept(self) -> bool:
+        """Return whether the product keeps the pair by default."""
+        return self.better >= MIN_P_BETTER
+
+
+def held_out(found: Sequence[Candidate]) -> list[Claim]:
+    """Claim of each candidate what was learned without the agent's maker."""
+    claims: list[Claim] = []
+    for who in sorted({maker(each.agent) for each in found}):
+        models = both([each for each in found if maker(each.agent) != who])
+        claims += [
+            Claim(each, *(probability(model, each) for model in models[:2]))
+            for each in found
+            if maker(each.agent) == who
+        ]
+    return claims
+
+
+def errors(claims: Sequence[Claim]) -> dict[str, Any]:
+    """Return claims beside truth: all, and how far they are apart by agent."""
+    kinds: dict[str, tuple[Sequence[Claim], Callable[[Claim], float], Callable[[Claim], float]]] = {
+        "chosen right": (claims, lambda c: c.chosen, lambda c: c.of.is_chosen_right),
+        "rejected wrong": (
+            [claim for claim in claims if claim.of.is_chosen_right],
+            lambda c: c.wrong,
+            lambda c: not c.of.is_agent_right,
+        ),
+        "pair right": (claims, lambda c: c.better, lambda c: c.of.is_right),
+    }
+    result = {}
+    for name, (some, said, true) in kinds.items():
+        by_agent: dict[str, list[Claim]] = defaultdict(list)
+        for claim in some:
+            by_agent[claim.of.agent].append(claim)
+        off = {
+            agent: statistics.fmean(said(c) - true(c) for c in own)
+            for agent, own in by_agent.items()
+            if len(own) >= FEWEST
+        }
+        worst = sorted(map(abs, off.values()), reverse=True) or [0.0]
+        result[name] = {
+            "claimed": share(map(said, some)),
+            "true": share(map(true, some)),
+            "n": len(some),
+            "agents": len(off),
+            "off on average": share(worst),
+            "off in nine of ten": round(worst[len(worst) // 10], 3),
+            "off at most": round(worst[0], 3),
+        }
+    return result
+
+
+def table_by(
+    claims: Sequence[Claim], key: Callable[[Claim], Iterable[Any]]
+) -> list[dict[str, Any]]:
+    """Return what is claimed and true by a property, the most frequent first."""
+    groups: dict[Any, list[Claim]] = defaultdict(list)
+    for claim in claims:
+        for name in key(claim):
+            groups[name].append(claim)
+    return [
+        {
+            "of": name,
+            "n": len(some),
+            "claimed": share(c.better for c in some),
+            "true": share(c.of.is_right for c in some),
+            "both right": share(c.of.is_chosen_right and c.of.is_agent_right for c in some),
+        }
+        for name, some in sorted(groups.items(), key=lambda each: -len(each[1]))
+    ]
+
+
+def bought(draws: Sequence[Draw], claims: Sequence[Claim]) -> dict[str, Any]:
+    """Return pairs and lessons, how right they are, and right ones per dollar."""
+    kept, left = ([c for c in claims if c.is_kept is is_so] for is_so in (True, False))
+    agreed = [is_right for draw in draws for _, is_right in draw.agreed]
+    lessons = [*agreed, *(c.of.is_chosen_right for c in left if c.chosen >= LEAST_LESSON)]
+    right, usd = sum(c.of.is_right for c in claims), sum(draw.usd for draw in draws)
+    n_right = sum(c.of.is_right for c in kept)
     return {
-        "pairs": len(pairs),
-        "chosen right": [
-            share(p.chosen_claimed for p in pairs),
-            share(p.chosen_right for p in pairs),
-        ],
-        "pair right": [share(p.pair_claimed for p in pairs), share(p.pair_right for p in pairs)],
-        "positives": len(found) - len(pairs),
-        "positives right": share(each.chosen_right for each in found if not each.is_pair),
+        "pairs": len(kept),
+        "right": share(c.of.is_right for c in kept),
+        "of the right ones": round(n_right / max(1, right), 3),
+        "lessons": len(lessons),
+        "lessons right": share(lessons),
+        "agreements": len(agreed),
+        "agreements right": share(agreed),
+        "usd": round(usd, 2),
+        "right pairs a dollar": round(n_right / usd, 2) if usd else None,
+        "right pairs a dollar without a minimum": round(right / usd, 2) if usd else None,
+        "right lessons a dollar": round(sum(lessons) / usd, 1) if usd else None,
     }
 
 
-def by_claim(pairs: Sequence[Judged]) -> list[dict[str, Any]]:
-    """Return claimed and true shares of right pairs by bins of the claim."""
-    bins: dict[int, list[Judged]] = defaultdict(list)
-    for pair in pairs:
-        bins[max(i for i, low in enumerate(BINS) if pair.pair_claimed >= low)].append(pair)
-    return [
-        {
-            "from": BINS[number],
-            "n": len(some),
-            "claimed": share(p.pair_claimed for p in some),
-            "true": share(p.pair_right for p in some),
-        }
-        for number, some in sorted(bins.items())
+def write_learned(draws: Sequence[Draw], snapshot: str) -> None:
+    """Write the coefficients of all candidates, with their intervals over agents drawn again."""
+    found = [each for draw in draws for each in draw.candidates]
+    agents = sorted({each.agent for each in found})
+    places = np.array([agents.index(each.agent) for each in found])
+    best, chance = both(found), np.random.default_rng(0)
+    again = [
+        both(
+            found,
+            np.bincount(chance.integers(len(agents), size=len(agents)), minlength=len(agents))[
+                places
+            ].astype(float),
+        )
+        for _ in range(60)
     ]
-
-
-def by_difference(pairs: Sequence[Judged]) -> list[dict[str, Any]]:
-    """Return what is true of pairs by what their sides differ in, the most frequent first."""
-    kinds: dict[str, list[Judged]] = defaultdict(list)
-    for pair in pairs:
-        kinds[pair.differs].append(pair)
-    return [
-        {
-            "sides": kind,
-            "n": len(some),
-            "claimed": share(p.pair_claimed for p in some),
-            "true": share(p.pair_right for p in some),
-            "both right": share(p.chosen_right and not p.pair_right for p in some),
-        }
-        for kind, some in sorted(kinds.items(), key=lambda each: -len(each[1]))
+    agreed = [each for draw in draws for each in draw.agreed]
+    by_dissent = [
+        share(ok for n, ok in agreed if n == few or n > few == MOST_DISSENT)
+        for few in range(MOST_DISSENT + 1)
     ]
+    lines = [
+        "# How likely the sides of a pair are right and wrong, by what holds of it: log-odds that add up, each",
+        "# with its 95 % interval over agents. Made by benchmarks/real_models.py --learn; read by belief.py.",
+        f'date = "{snapshot}"',
+        'source = "Berkeley Function Calling Leaderboard, answers of HuanzhiMao/BFCL-Result"',
+        f"n_pairs = {len(found)}",
+        f"n_agents = {len(agents)}",
+        f"agreed_right = {by_dissent}",
+        f"alone_right = {share(ok for draw in draws for ok in draw.alone)}",
+        f"beside_wrong = {share(c.is_agent_right for c in found if not c.is_chosen_right)}",
+    ]
+    for place, table in enumerate(("chosen_right", "rejected_wrong", "chosen_right_by_votes")):
+        lines.append(f"\n[{table}]")
+        for name, value in best[place].items():
+            low, high = np.quantile([each[place].get(name, 0.0) for each in again], (0.025, 0.975))
+            lines.append(f'"{name}" = [{value:.2f}, {low:.2f}, {high:.2f}]')
+    path = Path(__file__).parents[1] / "replay_pipeline" / "judge" / "belief.toml"
+    path.write_text("\n".join(lines) + "\n")
 
 
 def main() -> None:
-    """Draw agents and teachers, and print what is claimed beside what is true."""
+    """Draw teachers for each agent, and print what is claimed beside what is true."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("answers", type=Path)
     parser.add_argument("questions", type=Path)
-    parser.add_argument("--draws", type=int, default=18)
+    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--agents", type=int, default=99)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--learn", action="store_true")
     given = parser.parse_args()
     answers, asked = Answers(given.answers), questions(given.questions)
     models = [
@@ -375,37 +590,49 @@ def main() -> None:
         if share(a.calls is None for a in answers.of(model).values()) <= MOST_UNREADABLE
     ]
     teachers = [model for model in TEACHERS if model in models]
-    print(f"{len(models)} models, {len(asked)} questions, {len(teachers)} of them teachers")
-    rng, draws, everything = random.Random(given.seed), [], []
-    for _ in range(given.draws):
-        agent = rng.choice(models)
-        others = [name for name in teachers if maker(name) != maker(agent)]
-        chosen = rng.sample(others, 3)
-        found = judge(answers, asked, agent, chosen)
-        everything += found
-        row = {"agent": agent, "teachers": chosen, **figures(found)}
-        draws.append(row)
-        print(f"{agent} by {', '.join(chosen)}")
-        print("   " + ", ".join(f"{name} {value}" for name, value in figures(found).items()))
-    whole = figures(everything)
-    table = by_claim([each for each in everything if each.is_pair])
-    print("\nall draws: " + ", ".join(f"{name} {value}" for name, value in whole.items()))
-    for row in table:
-        print(
-            f"  claimed from {row['from']:.1f}: {row['n']} pairs, {row['claimed']} / {row['true']}"
-        )
-    kinds = by_difference([each for each in everything if each.is_pair])
-    for row in kinds:
-        told = f"{row['claimed']} / {row['true']}, both right {row['both right']}"
-        print(f"  {row['sides']}: {row['n']} pairs, {told}")
+    rng, draws = random.Random(given.seed), []
+    agents = rng.sample(models, min(given.agents, len(models)))
+    print(f"{len(agents)} agents, {len(asked)} questions, {len(teachers)} teachers", flush=True)
+    for agent in agents:
+        for number in range(given.draws):
+            drawn: dict[str, str] = {}
+            for name in rng.sample(teachers, len(teachers)):
+                if maker(name) != maker(agent):
+                    drawn.setdefault(maker(name), name)
+            chosen = list(drawn.values())[: SIZES[number % len(SIZES)]]
+            draws.append(judge(answers, asked, agent, chosen))
+        print(f"{agent}: {len(draws[-1].candidates)}", file=sys.stderr, flush=True)
+    if given.learn:
+        write_learned(draws, answers.folder.name)
+    claims = held_out([each for draw in draws for each in draw.candidates])
+    result = {
+        "snapshot": answers.folder.name,
+        "all that teachers agree on against the agent": errors(claims),
+        "kept": errors([claim for claim in claims if claim.is_kept]),
+        "bought": bought(draws, claims),
+        "by claim": table_by(claims, lambda c: [max(low for low in BINS if c.better >= low)]),
+        "by difference": table_by(claims, lambda c: [IN_WORDS[f] for f in c.of.differs.names()]),
+        "by category": table_by(claims, lambda c: [c.of.category]),
+        "by threshold": [
+            {
+                "at least": least,
+                "n": len(some),
+                "right": share(c.of.is_right for c in some),
+                "of the right ones": round(
+                    sum(c.of.is_right for c in some) / max(1, sum(c.of.is_right for c in claims)), 3
+                ),
+            }
+            for least in (0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8)
+            if (some := [claim for claim in claims if claim.better >= least])
+        ],
+    }
+    for name, part in result.items():
+        print(f"\n{name}")
+        for row in (
+            part.items() if isinstance(part, dict) else [part] if isinstance(part, str) else part
+        ):
+            print("  ", row)
     if given.json:
-        result = {
-            "snapshot": answers.folder.name,
-            "all": whole,
-            "by_claim": table,
-            "by_difference": kinds,
-            "draws": draws,
-        }
         given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

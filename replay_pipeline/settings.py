@@ -26,6 +26,7 @@ from replay_pipeline.storage.processes import secrets_in, variables
 from replay_pipeline.storage.store import Place, as_path, check_reachable
 from replay_pipeline.storage.trust import check_binding, check_file
 from replay_pipeline.types import (
+    MIN_P_BETTER,
     PAIR_LENGTHS,
     REHEARSAL_TEACHERS,
     SAMPLE_TEACHERS,
@@ -140,9 +141,9 @@ class PairSettings(_Section):
 
     agreement_threshold: Annotated[int, Field(ge=1)] = 2
     """How many model families must agree to make a consensus."""
-    min_p_better: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Keep a pair if the probability that its chosen side is right and its rejected side is wrong is
-    at least this, such as .7. By default the number of agreeing families decides."""
+    min_p_better: Annotated[float, Field(ge=0, le=1)] = MIN_P_BETTER
+    """Make a pair of what teachers agree on if the probability that its chosen side is right and its
+    rejected side is wrong is at least this; of the rest, make lessons. 0 makes pairs of all."""
     level: AgreementLevel = "effect"
     """How strictly two actions must be the same to count as one vote group."""
     include_natural: bool = True

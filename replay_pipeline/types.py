@@ -38,6 +38,9 @@ Outcome = Literal[
 ]
 """What became of a recorded action."""
 
+MIN_P_BETTER = 0.7
+"""The least probability of being right of a pair. What teachers agree on with less is a lesson. See
+`replay_pipeline.judge.belief` for how many of such pairs are right."""
 FAILURES: frozenset[Outcome] = frozenset(
     (
         "tool_error",
@@ -452,9 +455,13 @@ class DPOPair(TypedDict):
     cost_usd: NotRequired[float]
     """Cost of all answers at this state, in US dollars."""
     p_chosen_right: NotRequired[float]
-    """Probability that the chosen side is a right action here, estimated from votes and record."""
+    """Probability that the chosen side is a right action here."""
+    p_rejected_wrong: NotRequired[float]
+    """Probability that the rejected side is wrong, if the chosen side is right."""
+    difference: NotRequired[list[str]]
+    """What the sides differ in, as `replay_pipeline.actions.difference` names it, the largest last."""
     p_better: NotRequired[float]
-    """Probability that the chosen side is right and the rejected side is wrong."""
+    """Probability that the chosen side is right and the rejected side is wrong: the product of both."""
     chosen_trial: NotRequired[str]
     """Result of trying the chosen side: `works`, or `fails: ` with the reason."""
     rejected_trial: NotRequired[str]

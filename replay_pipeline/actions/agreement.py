@@ -118,6 +118,8 @@ def _call_level(a: Call, b: Call) -> AgreementLevel | None:
             return None
     elif a.arguments == b.arguments and a.cwd == b.cwd:
         return "exact"
+    elif a.plain is not None and a.plain == b.plain:
+        return "effect"
     ours, theirs = keys_of(a), keys_of(b)
     is_on_same = ours.target is not None and ours.target == theirs.target
     if family == "Edit":
@@ -251,7 +253,9 @@ def _collapsed(text: str) -> str:
 
 _MAX_CHOICE_CHARS = 600
 """A longer text says more than which option it takes."""
-_EMPHASIS = re.compile(r"[*_`]+")
+_EMPHASIS = re.compile(r"(?<!\w)(\*{1,3})(?=[^\s*])([^*]*[^\s*])\1(?!\w)|`+")
+"""Stars around words, and backticks. Stars of a glob and underscores belong to names."""
+_FULL_STOP = re.compile(r"(?<=[\w)\]\"'])\s*\.$")
 _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-"})
 _QUOTED = re.compile("[\u2018\u2019\u201c\u201d\u2013]")
 _LETTER = r"([A-Ha-h1-9])"
@@ -305,7 +309,7 @@ def _choice_of(plain: str) -> str | None:
 
 def _normal(text: str) -> str:
     """Return a text without emphasis, in plain quotes and single blanks, without a full stop at the end."""
-    plain = _EMPHASIS.sub("", text)
+    plain = _EMPHASIS.sub(r"\2", text)
     if _QUOTED.search(plain):  # translating a long text takes ten times as long as looking
         plain = plain.translate(_QUOTES)
-    return " ".join(plain.split()).rstrip(" .")
+    return _FULL_STOP.sub("", " ".join(plain.split()))

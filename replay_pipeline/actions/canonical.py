@@ -4,7 +4,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import count
 from typing import Any
@@ -45,6 +45,10 @@ class Call:
     working directory are relative to it."""
     cwd: str | None = None
     """Working directory that the paths are relative to."""
+    plain: str | None = field(default=None, repr=False, compare=False)
+    """The arguments without what the schema of a foreign tool says makes no difference, if it was given."""
+    only_looks: bool = field(default=False, repr=False, compare=False)
+    """Whether the annotations of a foreign tool say that it changes nothing."""
     keys: Any = field(default=None, init=False, repr=False, compare=False)
     """The cached result of `keys.keys_of`."""
 
@@ -184,7 +188,9 @@ def canonical_call(
     call = build(name, arguments, cwd)
     if tools is not None and (why := tools.complaint(name, arguments)):
         raise MalformedCallError(f"schema_invalid: {name}: {why}")
-    return call
+    plain = None if tools is None else tools.plain(name, call.arguments)
+    only_looks = tools is not None and name in tools.looking
+    return replace(call, plain=plain, only_looks=only_looks) if plain or only_looks else call
 
 
 def parse_rendered(text: str, *, cwd: str | None = None) -> Action:

@@ -5,7 +5,8 @@ canonical arguments counts.
 """
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module, resources
 from typing import Any, Literal
@@ -118,10 +119,15 @@ class ToolList:
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._schemas: dict[str, bytes] = {}
+        self.looking: set[str] = set()
+        """Foreign tools whose annotations say that they change nothing (`readOnlyHint`)."""
         for tool in tools:
             function = tool.get("function", tool)
             name = str(function.get("name"))
             parameters = function.get("parameters") or function.get("input_schema") or {}
+            hints = function.get("annotations") or tool.get("annotations") or {}
+            if name not in SPECS and hints.get("readOnlyHint") is True:
+                self.looking.add(name)
             self._schemas[name] = msgspec.json.encode(_demanded(name, parameters))
 
     def __contains__(self, name: object) -> bool:
@@ -133,6 +139,51 @@ class ToolList:
         A null counts as absent.
         """
         return _complaint(self._schemas[name], arguments)
+
+    def plain(self, name: str, arguments: str) -> str | None:
+        """Return canonical arguments without what the schema says makes no difference, or None if it says nothing.
+
+        That is a documented default that is spelled out, and the order of a list without one.
+        """
+        return None if name in SPECS else _plain_arguments(self._schemas[name], arguments)
+
+
+_DEFAULT_SAID = re.compile(
+    r"\bdefaults?\b(?:\s+(?:value|is|to|of|are))*\W{0,4}(?P<value>(?:[^.;,)\n]|\.(?=\d))+)", re.I
+)
+_NO_ORDER = re.compile(
+    r"\border (?:does not|doesn't) matter\b|\bin any order\b|\bunordered\b", re.I
+)
+
+
+def is_default(value: Any, about: Mapping[str, Any]) -> bool:
+    """Return whether a value is the one that the schema of its argument, or its description, names as the default."""
+    if "default" in about:
+        default = about["default"]
+        return default == value and isinstance(default, bool) == isinstance(value, bool)
+    said = _DEFAULT_SAID.search(str(about.get("description") or ""))
+    if said is None or isinstance(value, dict | list):
+        return False
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.casefold() == said["value"].strip("'\"`“”‘’ ").casefold()
+
+
+@lru_cache(maxsize=8_192)
+def _plain_arguments(schema: bytes, arguments: str) -> str | None:
+    properties = msgspec.json.decode(schema).get("properties")
+    if not isinstance(properties, dict):
+        return None
+    kept: Arguments = {}
+    for key, value in json.loads(arguments).items():
+        about = properties.get(key)
+        if not isinstance(about, dict):
+            about = {}
+        if is_default(value, about):
+            continue
+        told = str(about.get("description") or "")
+        is_set = isinstance(value, list) and (about.get("uniqueItems") or _NO_ORDER.search(told))
+        kept[key] = sorted(value, key=repr) if is_set else value
+    return json.dumps(kept, sort_keys=True)
 
 
 def _demanded(name: str, parameters: dict[str, Any]) -> dict[str, Any]:

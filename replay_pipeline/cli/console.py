@@ -454,12 +454,16 @@ def show_estimate(report: Report) -> None:
 def _bought(found: Report, report: Report) -> str:
     """Return the pairs and positives that some money brings, and how many of them are right."""
     parts = []
-    for name, words in (("pairs", "pairs"), ("positives", "confirmed actions of the agent")):
+    for name, words in (
+        ("pairs", "pairs"),
+        ("lessons", "lessons in which the agent may be right too"),
+        ("positives", "confirmed actions of the agent"),
+    ):
         low, high = report[f"{name}_right"]
         share = f"{low:.0%}" if round(low, 2) == round(high, 2) else f"{low:.0%} to {high:.0%}"
         parts.append(f"{found[name][0]:,} to {found[name][1]:,} {words} ({share} of them right)")
     n = report["n_answered"]
-    return f"{' and '.join(parts)}, {f'by the answers at {n:,} states' if n else 'as assumed'}"
+    return f"{', '.join(parts)}, {f'by the answers at {n:,} states' if n else 'as assumed'}"
 
 
 _EXPLAINED = {
@@ -577,7 +581,7 @@ def _draw_facts(title: str, report: Report) -> None:
 
 def show_strengths(reports: Report) -> None:
     """Compare the strength of each teacher with the agent's, as estimated from their agreement."""
-    from replay_pipeline.judge.report import shared_errors, strengths
+    from replay_pipeline.judge.strengths import strengths
 
     found = [each.row() for each in strengths(reports.values())]
     if not found:
@@ -588,8 +592,6 @@ def show_strengths(reports: Report) -> None:
         places = [f"{name} {row[name]}" for name in _PLACES if row[name] != "nothing"]
         if places:
             say(f"{row['teacher']} is {', '.join(places)}.")
-    if (share := shared_errors(reports.values())) is not None:
-        say(f"Where they err, {share:.0%} make the mistake that others make there too.")
 
 
 _PLACES = ("stronger at", "weaker at")
@@ -600,12 +602,16 @@ def show_pairs(reports: Report, *, is_last: bool = True) -> None:
     """Show pairs by batch, and an estimate of how many are right."""
     _draw_batches(
         "Pairs",
-        ("n_states", "n_consensus", "n_agreement", "n_pairs"),
+        ("n_states", "n_consensus", "n_agreement", "n_lessons", "n_pairs"),
         {
-            key: {**report, "n_states": sum(report["outcomes"].values())}
+            key: {"n_lessons": 0, **report, "n_states": sum(report["outcomes"].values())}
             for key, report in reports.items()
         },
-        headings={"n_consensus": "teachers agree", "n_agreement": "with the agent"},
+        headings={
+            "n_consensus": "teachers agree",
+            "n_agreement": "with the agent",
+            "n_lessons": "agent may be right too",
+        },
         is_summed=True,
     )
     say(f"States by outcome: {_counted(_added(reports, 'outcomes'))}.")

@@ -14,7 +14,6 @@ from replay_pipeline.actions import (
 )
 from replay_pipeline.actions.tools import ToolList
 from replay_pipeline.actions.votes import Vote, family_of_answer, read_answer
-from replay_pipeline.judge.ballots import Verdicts
 from replay_pipeline.types import (
     AgreementLevel,
     Message,
@@ -24,6 +23,13 @@ from replay_pipeline.types import (
     Trial,
     family_of_model,
 )
+
+AGENT = "agent"
+"""The name of what acted in the session, beside those of teachers."""
+
+Verdicts = Mapping[tuple[str, str], bool]
+"""Whether an action is known to be right, by state and candidate (a teacher's name, or `agent`).
+Unknown actions aren't included."""
 
 
 class ExtractOptions(TypedDict, total=False):
@@ -37,17 +43,14 @@ class ExtractOptions(TypedDict, total=False):
     """Whether teachers of the student's own family vote. Default: no."""
     samples: Mapping[str, Message]
     """An action sampled from the trainee, by state. It replaces the recorded action as the student's side."""
-    asked_again: tuple[int, int]
-    """How often the student's own model was asked again elsewhere, and how often it took another
-    action. Rows of `teacher_actions` from the student's model count too."""
     trials: Mapping[str, Mapping[str, Trial]]
     """Results of tried actions, by state and rendered action. Actions with the same effect share
     one vote, and an action that would fail can't be the better side."""
     same_text: TextComparator | None
     """Judges final texts that differ."""
     min_p_better: float | None
-    """If set, pairs are kept by their probability of being right, and not by the number of
-    families. `states` are then read twice."""
+    """The least probability of being right with which what teachers agree on makes a pair, and no
+    mere lesson. Default: `types.MIN_P_BETTER`."""
     verdicts: Verdicts
     """Whether an action is known to be right, by state and candidate (a teacher, or `agent`)."""
     checked: Mapping[str, bool]

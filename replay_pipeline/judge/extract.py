@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from replay_pipeline.actions import LEVELS, Action
+from replay_pipeline.actions.difference import difference
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.judge.answers import AnswerBook, Case, ExtractOptions, level_of
+from replay_pipeline.judge.belief import LEAST_LESSON, Belief, belief, evidence_of
 from replay_pipeline.judge.claims import Claims
-from replay_pipeline.judge.judgment import Arbiter
+from replay_pipeline.judge.judgment import Arbiter, Judgment
 from replay_pipeline.judge.natural import natural_pairs
 from replay_pipeline.judge.records import consensus_pair, natural_pair
-from replay_pipeline.judge.reliability import Reliability
 from replay_pipeline.judge.report import PairReport
+from replay_pipeline.judge.strengths import Scores
 from replay_pipeline.storage.garbage_collection import without_collector
 from replay_pipeline.types import (
     FAILURES,
@@ -46,15 +48,20 @@ def extract_dpo_pairs(
         >>> state = {
         ...     "state_id": "s1",
         ...     "messages": [{"role": "user", "content": "The cart test fails."}],
-        ...     "student_action": bash("pytest"),
+        ...     "student_action": bash("rm -rf tests"),
+        ...     "outcome": "user_rejected",
         ... }
         >>> answers = [
         ...     TeacherAction(state_id="s1", teacher=name, action=bash(command))
-        ...     for name, command in {"qwen": "cat cart.py", "glm": "cat ./cart.py"}.items()
+        ...     for name, command in {
+        ...         "qwen": "pytest",
+        ...         "glm": "pytest",
+        ...         "kimi": "pytest  # all",
+        ...     }.items()
         ... ]
         >>> [pair] = extract_dpo_pairs([state], answers)
         >>> pair["chosen"], pair["rejected"]
-        ('Bash {"command":"cat cart.py"}', 'Bash {"command":"pytest"}')
+        ('Bash {"command":"pytest"}', 'Bash {"command":"rm -rf tests"}')
     """
     return extract_pairs(states, teacher_actions, agreement_threshold, **options).pairs
 
@@ -94,16 +101,8 @@ def extract_pairs(
     minimum = options.get("min_p_better")
     if minimum is not None and not 0 <= minimum <= 1:
         raise ConfigError(f"min_p_better={minimum} is not a probability")
-    answers = list(teacher_actions)
     with without_collector():
-        known = None
-        if minimum is not None:
-            # Who is right is estimated before anything is decided by it.
-            states = list(states)
-            first = _Extraction(answers, agreement_threshold, {**options, "min_p_better": None})
-            first.judge_all(states)
-            known = first.reliability()
-        extraction = _Extraction(answers, agreement_threshold, options, known)
+        extraction = _Extraction(teacher_actions, agreement_threshold, options)
         judged = extraction.judge_all(states)
         extraction.defer()
         if options.get("include_natural", True):
@@ -124,12 +123,13 @@ class _AgentStep:
 class _Candidate:
     """A pair of the teachers, which may turn out to be deferred."""
 
+    judgment: Judgment
     pair: DPOPair
+    belief: Belief
     row: dict[str, Any]
     """The state's row in `outcomes`."""
     chosen: Action
     rejected: Action
-    families: list[str]
     place: tuple[str, int]
     """Session, and length of the prefix."""
     step: _AgentStep | None
@@ -142,26 +142,17 @@ class _Extraction:
         answers: Iterable[TeacherAction],
         threshold: int,
         options: ExtractOptions,
-        known: Reliability | None = None,
     ) -> None:
         self.options = options
         self.report = PairReport(level=level_of(options), agreement_threshold=threshold)
         self.answers = AnswerBook(options)
         self.report.n_duplicate_answers = self.answers.file(answers)
-        self.claims = Claims(self.answers.families(), options, known)
-        self.arbiter = Arbiter(threshold, self.claims, options)
+        self.claims = Claims(options)
+        self.scores = Scores(self.answers.families(), options)
+        self.arbiter = Arbiter(threshold, options)
         self._steps: dict[str, list[_AgentStep]] = {}
         """The recorded actions of each session."""
         self._found: list[_Candidate] = []
-
-    def reliability(self) -> Reliability:
-        """Return the estimates that the states judged so far give."""
-        return self.claims.fitted(*self.asked_again())
-
-    def asked_again(self) -> tuple[int, int]:
-        """Return how often the agent's own model was asked again, and left its action."""
-        n, n_left = self.options.get("asked_again", (0, 0))
-        return self.report.n_control + n, self.report.n_control_mismatch + n_left
 
     def judge_all(self, states: Iterable[TraceState]) -> list[TraceState]:
         """Judge each state once; returns what natural pairs need of them."""
@@ -186,17 +177,30 @@ class _Extraction:
         judgment = self.arbiter.judge(case)
         row = self.report.add(judgment)
         step = self.note(case)
+        outcome = state.get("outcome") if case.source == "recorded" else None
+        evidence = evidence_of(outcome, case.agent.tools)
+        self.scores.add(case, evidence)
         consensus = judgment.consensus
         if judgment.outcome != "pair" or consensus is None:
             return
+        tools, messages = state.get("tools") or (), state["messages"]
+        differs = difference(consensus.action, case.agent, tools, messages)
+        at = judgment.standing
         self._found.append(
             _Candidate(
-                pair=consensus_pair(judgment, consensus, self.arbiter.is_same),
+                judgment=judgment,
+                pair=consensus_pair(judgment, consensus, differs, self.arbiter.is_same),
+                belief=belief(
+                    differs,
+                    n_for=at.n_leading,
+                    n_voting=at.n_voting,
+                    n_against=at.n_against,
+                    evidence=evidence,
+                ),
                 row=row,
                 chosen=consensus.action,
                 rejected=case.agent,
-                families=[vote.family for vote in consensus.votes],
-                place=(state.get("session_id") or "", len(state["messages"])),
+                place=(state.get("session_id") or "", len(messages)),
                 step=step,
             )
         )
@@ -266,17 +270,22 @@ class _Extraction:
                 self.report.pairs.append(natural_pair(natural))
 
     def finished(self) -> PairReport:
-        """Set the probability of every pair, and take out those that were found to be wrong."""
+        """Set both numbers of every pair, make lessons of those that are not sure enough, and take out wrong ones."""
         report = self.report
-        families = {found.pair["pair_id"]: found.families for found in self._found}
-        report.reliability, report.poll = self.claims.settle(
-            report.pairs, families, *self.asked_again()
-        )
-        rows = {id(found.pair): found.row for found in self._found}
-        for pair in report.pairs:
+        beliefs = {found.pair["pair_id"]: found.belief for found in self._found}
+        calibration = self.claims.settle(report.pairs, beliefs)
+        report.reliability = self.scores.reliability(calibration)
+        for found in self._found:
+            pair = found.pair
             if pair.get("is_checked_right") is False:
-                report.refuted.append(pair)
-                if (row := rows.get(id(pair))) is not None:
-                    row["outcome"] = "refuted"
-        report.pairs = [pair for pair in report.pairs if pair.get("is_checked_right") is not False]
+                found.row["outcome"] = "refuted"
+            elif not self.claims.is_kept(pair):
+                is_lesson = pair["p_chosen_right"] >= LEAST_LESSON
+                found.row["outcome"] = "lesson" if is_lesson else "doubtful"
+                if is_lesson and pair.get("rejected_source") == "recorded":
+                    report.add_lesson(found.judgment, pair)
+        kept = [pair for pair in report.pairs if self.claims.is_kept(pair)]
+        report.poll = self.claims.poll(kept, beliefs, calibration)
+        report.refuted = [pair for pair in kept if pair.get("is_checked_right") is False]
+        report.pairs = [pair for pair in kept if pair.get("is_checked_right") is not False]
         return report

@@ -17,9 +17,8 @@ from replay_pipeline.actions import (
     canonical_action,
     differ_in_calls_alone,
 )
-from replay_pipeline.actions.votes import Consensus, Lead, Panel, Vote, has_one_effect
+from replay_pipeline.actions.votes import Consensus, Panel, Vote, has_one_effect
 from replay_pipeline.judge.answers import Case, ExtractOptions, level_of
-from replay_pipeline.judge.claims import Claims
 from replay_pipeline.judge.feasibility import PromptState
 from replay_pipeline.judge.rule import Standing, nearest_level, rule, standing_of_votes
 from replay_pipeline.types import AgreementLevel, TraceState
@@ -50,16 +49,13 @@ class Arbiter:
 
     Args:
         threshold: how many families make a consensus.
-        claims: collects who agreed with whom, and knows how likely a pair is to be right.
-        options: how actions are compared, and whether probability decides.
+        options: how actions are compared.
     """
 
-    def __init__(self, threshold: int, claims: Claims, options: ExtractOptions) -> None:
+    def __init__(self, threshold: int, options: ExtractOptions) -> None:
         self.threshold = threshold
-        self.claims = claims
         self.level: AgreementLevel = level_of(options)
         self.same_text = options.get("same_text")
-        self.min_p_better = options.get("min_p_better")
 
     def is_same(self, one: Action, other: Action) -> bool:
         """Return whether two actions agree at the level of this arbiter."""
@@ -81,13 +77,10 @@ class Arbiter:
         def is_agents(action: Action) -> bool:
             return agrees_at(self.level, levels[action])
 
-        def standing_with(lead: Lead | None) -> Standing:
-            return standing_of_votes(
-                lead, case.voting, case.own, is_agents=is_agents, is_same=self.is_same
-            )
-
         lead = panel.lead(self.level)
-        standing = standing_with(lead)
+        standing = standing_of_votes(
+            lead, case.voting, case.own, is_agents=is_agents, is_same=self.is_same
+        )
         with_agent = [vote for vote in case.valid if is_agents(vote.action)]
         n_needed = self.threshold - self._is_confirmed(case, standing, with_agent)
         is_tie = standing.is_tie(n_needed)
@@ -95,11 +88,6 @@ class Arbiter:
         has_consensus = lead is not None and decision in ("agreement", "contested", "pair")
         consensus = lead.consensus if has_consensus else None
         outcome: str = decision if case.agent.is_valid else "invalid_action"
-        self.claims.file(case)
-        if self.min_p_better is not None and case.agent.is_valid:
-            outcome, chosen = self._by_probability(case, decision)
-            if chosen is not None:
-                consensus, standing = chosen, standing_with(Lead(chosen, standing.n_next))
         why = None
         if consensus is not None and outcome in ("pair", "contested"):
             proposal = Proposal(
@@ -142,19 +130,6 @@ class Arbiter:
             and len(case.asked) == len(case.valid) == len(with_agent)
         )
 
-    def _by_probability(self, case: Case, decision: str) -> tuple[str, Consensus | None]:
-        """Return the outcome and the better side by how likely a pair is to be right, not by counting."""
-        outcome = "pair" if decision == "contested" else decision
-        found = self.claims.best_group(case)
-        if found is None:
-            return outcome, None
-        families, p_better = found
-        if p_better < (self.min_p_better or 0.0):
-            return ("doubtful" if outcome == "pair" else outcome), None
-        votes = [vote for vote in case.voting if vote.family in families]
-        lead = Panel(votes, self.same_text).lead(self.level)
-        return ("pair", lead.consensus) if lead is not None else (outcome, None)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
@@ -185,7 +160,15 @@ _REFUSAL = re.compile(
     r"(?:i[’']?m |i am )?(?:very |so |deeply )?(?:sorry|afraid)\b"
     r"|(?:but |unfortunately,? )?i (?:can[’']?t|cannot|can not|won[’']?t|will not"
     r"|am (?:not able|unable|not permitted) to|[’']?m (?:not able|unable) to|must decline)\b"
-    r"|as an ai\b|unable to (?:help|assist|comply)",
+    r"|as an ai\b|unable to (?:help|assist|comply)"
+    # In the other languages of the models' vendors and their users.
+    r"|(?:es )?tut mir leid\b|leider\b|(?:ich bitte um )?entschuldigung\b|ich (?:kann|darf|werde) .{0,60}?\bnicht\b"
+    r"|lo siento\b|lamento\b|lamentablemente\b|(?:yo )?no (?:puedo|debo)\b"
+    r"|(?:je suis )?(?:vraiment )?désolée?\b|malheureusement\b|je (?:ne peux|ne suis pas en mesure|regrette)"
+    r"|mi dispiace\b|purtroppo\b|non posso\b|(?:sinto muito|desculpe|infelizmente|(?:eu )?não posso)\b"
+    r"|извините|простите|к сожалению|(?:я )?не могу\b"
+    r"|(?:大変)?申し訳|すみません|残念ながら|お手伝いできません|(?:非常|很)?抱歉|对不起|對不起|很遗憾|我(?:无法|無法|不能)"
+    r"|죄송|유감|도와드릴 수 없|(?:أنا )?آسف|عذر|للأسف|لا (?:أستطيع|يمكنني)|क्षमा|माफ़",
     re.IGNORECASE,
 )
 

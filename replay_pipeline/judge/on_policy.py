@@ -20,7 +20,7 @@ from replay_pipeline.types import DPOPair, Message, TeacherAction, TraceState
 MIN_CALLS = 0.2
 """Below this share of complete calls, samples tell little about a model."""
 
-WITH_CONSENSUS = frozenset({"pair", "agreement"})
+WITH_CONSENSUS = frozenset({"pair", "lesson", "agreement"})
 """Outcomes of states at which the teachers agree and nothing contradicts them."""
 
 

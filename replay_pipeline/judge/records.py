@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from replay_pipeline.actions import Action
+from replay_pipeline.actions.difference import Difference
 from replay_pipeline.actions.votes import Consensus
 from replay_pipeline.judge.answers import Case
 from replay_pipeline.judge.judgment import Judgment
@@ -45,7 +46,10 @@ def outcome_row(judgment: Judgment) -> dict[str, Any]:
 
 
 def consensus_pair(
-    judgment: Judgment, consensus: Consensus, is_same: Callable[[Action, Action], bool]
+    judgment: Judgment,
+    consensus: Consensus,
+    differs: Difference,
+    is_same: Callable[[Action, Action], bool],
 ) -> DPOPair:
     """Return the pair of the consensus and the agent's action."""
     case = judgment.case
@@ -76,6 +80,7 @@ def consensus_pair(
         "control_mismatch": case.has_control_left,
         **{name: trial.in_words() for name, trial in trials.items() if trial is not None},
         "evidence": evidence or None,
+        "difference": differs.names(),
     }
     return _without_none(pair)
 
@@ -98,14 +103,18 @@ def natural_pair(found: NaturalPair) -> DPOPair:
     return _without_none(pair)
 
 
-def positive_row(case: Case, consensus: Consensus) -> dict[str, Any]:
-    """Return the row of a state where the agent took the consensus action."""
+def positive_row(
+    case: Case, consensus: Consensus, action: Action, p_chosen_right: float
+) -> dict[str, Any]:
+    """Return the row of a lesson: a state and the action on which the teachers agree there."""
     shared = _shared(case.state)
     del shared["hint"]
     return {
         **shared,
-        "action": case.agent.render(),
-        "action_message": case.agent.to_message(),
+        "action": action.render(),
+        "action_message": action.to_message(),
+        "kind": "agreement" if action is case.agent else "lesson",
+        "p_chosen_right": p_chosen_right,
         "n_teachers_agreeing": consensus.n_families,
         "n_teachers_asked": len(case.asked),
         "teachers_agreeing": _names(consensus),

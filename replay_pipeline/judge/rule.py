@@ -1,7 +1,6 @@
 """The one rule for whether the answers at a state make a pair.
 
-Extraction makes pairs by it, a replay stops asking by it, and the worth of a further question is
-computed by it. So what is bought is what is used.
+Extraction asks it first, and a replay stops asking by it. So what is bought is what is used.
 """
 
 from collections import Counter

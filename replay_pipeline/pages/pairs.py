@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from replay_pipeline.actions.difference import words_of
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.pages.sides import (
     called_tools,
@@ -174,6 +175,9 @@ def pair_item(pair: DPOPair, row: Mapping[str, Any]) -> dict[str, Any]:
         "n_agreeing": pair["n_teachers_agreeing"],
         "n_asked": pair.get("n_teachers_asked"),
         "p_better": pair.get("p_better"),
+        "p_chosen_right": pair.get("p_chosen_right"),
+        "p_rejected_wrong": pair.get("p_rejected_wrong"),
+        "differs": words_of(pair.get("difference") or ()),
         "margin": pair.get("margin"),
         "evidence": pair.get("evidence", []),
         "score": review_score(pair),

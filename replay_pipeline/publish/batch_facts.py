@@ -69,6 +69,7 @@ STAGE_FACTS = {
     "pairs": (
         "n_consensus",
         "n_agreement",
+        "n_lessons",
         "n_pairs",
         "outcomes",
         "poll",

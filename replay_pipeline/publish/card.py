@@ -14,7 +14,7 @@ import yaml
 from jinja2 import Template
 
 from replay_pipeline.judge.precision import PrecisionEvidence
-from replay_pipeline.judge.report import strengths
+from replay_pipeline.judge.strengths import strengths
 from replay_pipeline.publish import layout
 from replay_pipeline.publish.batch_facts import (
     content_digest,
@@ -38,7 +38,7 @@ _SIZES = [(1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (10**6
 _MAX_SAMPLE_CHARS = 1200
 _ABOUT = {
     "pairs": "states with a chosen and a rejected action",
-    "positives": "states at which the agent did what the teachers would",
+    "positives": "lessons: states with the action that the teachers agree on, where the agent took it or may be right too",
     "prompts": "every state with a consensus, for policy optimization with a verifiable reward",
     "pairs_distillable": "the pairs whose teachers all allow training on their answers",
 }
@@ -46,10 +46,10 @@ _COLUMNS = {
     "prompt": "Messages up to the decision, tool calls and results included.",
     "chosen": "The action of the teachers' consensus, one assistant message.",
     "rejected": "The recorded action of the agent, one assistant message.",
-    "completion": "The recorded action, with which the teachers agree (`positives`).",
+    "completion": "The action that the teachers agree on (`positives`).",
     "label": "Always true (`positives`).",
     "consensus": "The action of the consensus, as a message (`prompts`).",
-    "kind": "`pair` or `agreement`: whether the agent did otherwise (`prompts`).",
+    "kind": "`agreement` if the agent took the action of the consensus, `lesson` if it took another one that may be right too, `pair` if it was likely wrong.",
     "tools": "The tools that were offered, in the OpenAI form, as JSON text; null where none were.",
     "n_tokens": "Tokens of prompt, tools and the longer side together.",
     "needs": "Places in `prompt` (from 0) of the messages without which a side would not be possible; "
@@ -69,6 +69,7 @@ _FIGURES = {
     "US dollars spent on answers": ("replay", "spent_usd"),
     "states with a consensus": ("pairs", "n_consensus"),
     "of these, the agent agreed": ("pairs", "n_agreement"),
+    "of these, the agent may be right too (lessons)": ("pairs", "n_lessons"),
     "pairs before normalization": ("normalize", "n_in"),
     "pairs kept": ("normalize", "n_kept"),
 }

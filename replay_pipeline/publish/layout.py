@@ -67,7 +67,9 @@ _OF_PAIRS = [
     ("rejected_source", pa.string()),
     ("shares_vendor", pa.bool_()),
     ("p_chosen_right", pa.float64()),
+    ("p_rejected_wrong", pa.float64()),
     ("p_better", pa.float64()),
+    ("difference", pa.list_(pa.string())),
     ("is_checked_right", pa.bool_()),
     ("chosen_trial", pa.string()),
     ("rejected_trial", pa.string()),
@@ -82,7 +84,7 @@ PAIRS = pa.schema(
 )
 POSITIVES = pa.schema(
     [("prompt", MESSAGES), ("completion", MESSAGES), ("label", pa.bool_()), ("tools", _TEXT)]
-    + [*_KEYS, *_COMMON]
+    + [*_KEYS, *_COMMON, ("kind", _TEXT), ("p_chosen_right", pa.float64())]
 )
 PROMPTS = pa.schema(
     [("prompt", MESSAGES), ("tools", _TEXT), ("consensus", MESSAGE), ("kind", _TEXT)]
@@ -317,7 +319,7 @@ def pair_rows(kept: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
 
 
 def positive_rows(positives: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
-    """Return the rows of the config `positives`: states where the agent took the consensus action.
+    """Return the rows of the config `positives`: lessons, which are states with the action that teachers agree on.
 
     Args:
         positives: a table `positives`, with its prompts.
@@ -378,14 +380,14 @@ def _given(table: pa.Table, name: str) -> list[Any]:
     return table[name].to_pylist() if name in table.column_names else [None] * len(table)
 
 
-def published_prompts(rows: pa.Table, side: str, kind: str) -> pa.Table:
+def published_prompts(rows: pa.Table, side: str) -> pa.Table:
     """Return rows of the config `prompts`: states with a consensus, which is in the column `side`."""
     if "source" in rows.column_names:
         by_consensus = [source in (None, "consensus") for source in rows["source"].to_pylist()]
         rows = rows.filter(pa.array(by_consensus, pa.bool_()))
     columns = {name: rows[name] for name in PROMPTS.names if name in rows.column_names}
     columns["consensus"] = pa.array([side[-1] for side in rows[side].to_pylist()], MESSAGE)
-    columns["kind"] = pa.array([kind] * len(rows), pa.string())
+    columns.setdefault("kind", pa.array(["pair"] * len(rows), pa.string()))
     return pa.table([columns[name] for name in PROMPTS.names], schema=PROMPTS)
 
 

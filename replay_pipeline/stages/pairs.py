@@ -6,7 +6,7 @@ from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.receipts import ALL, Receipt, added, hash_texts, total
+from replay_pipeline.stages.receipts import Receipt, added, total
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.work.markdown import (
@@ -49,7 +49,6 @@ def make_pairs(task: Task) -> Report:
         min_p_better=options.min_p_better,
         checked={pair_id: mark == "accept" for pair_id, mark in marks.items()},
         chances=chances,
-        asked_again=_asked_again(project),
     )
     task.write("dpo_pairs", pairs_table(report.pairs))
     task.write("positives", positives_table(report.positives))
@@ -66,19 +65,8 @@ def make_pairs(task: Task) -> Report:
     }
 
 
-def _asked_again(project: "Project") -> tuple[int, int]:
-    """Return how often the students' own models were asked again, and left their recorded action."""
-    receipt = project.receipts.read("control", ALL)
-    if receipt is None or receipt.report["left"] is None:
-        return 0, 0
-    n = int(receipt.report["n_valid"])
-    return n, round(n * receipt.report["left"])
-
-
 def _inputs(project: "Project", batch: str) -> Mapping[str, str]:
-    asked = _asked_again(project)
-    again = {"the control run": hash_texts(map(str, asked))} if any(asked) else {}
-    return {**project.tools_digest(batch), **again}
+    return project.tools_digest(batch)
 
 
 def decisive(settings: Settings) -> Mapping[str, Any]:
@@ -129,7 +117,7 @@ def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
 
 
 def _facts(project: "Project", receipt: Receipt) -> Mapping[str, Any]:
-    from replay_pipeline.judge.report import strengths
+    from replay_pipeline.judge.strengths import strengths
     from replay_pipeline.storage.pair_rows import pairs_of
 
     report = receipt.report

@@ -64,6 +64,7 @@ def sample_trainee(task: Task) -> Report:
         known_positives=set(task.read("positives")["state_id"].to_pylist()),
         trials=tried.trials,
         level=options.level,
+        min_p_better=options.min_p_better,
         count_own_family=options.count_own_family,
     )
     task.write("samples", teacher_actions_table(replay.actions, "samples"))

@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 from replay_pipeline.cli import app
 from replay_pipeline.cli.console import open_words
 from replay_pipeline.errors import PublishError
-from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay.ask.rows import teacher_actions_from_table
 from replay_pipeline.settings import REHEARSAL_TEACHERS, Settings
 from replay_pipeline.stages.budget.spending import estimate_replay
@@ -22,6 +21,7 @@ from tests.full_tables import full_table
 from tests.roots import PROJECT, pipeline_at
 from tests.support.pages import data_of
 from tests.support.settings_files import write_settings
+from tests.support.votes import extract_pairs
 
 TOKEN = "hf_rehearsal_token"
 REPO = "me/pairs"

@@ -6,13 +6,13 @@ import re
 import pytest
 
 from replay_pipeline.errors import ConfigError, StorageError
-from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.pages import in_portions, portion, read_marks
 from replay_pipeline.pages.files import inert
 from replay_pipeline.pages.sides import last_request, over_lines, shown_prefix, side_by_side
 from replay_pipeline.publish.layout import pair_rows
 from replay_pipeline.storage.pair_rows import table_with_prompts
 from replay_pipeline.types import TeacherAction
+from tests.support.votes import extract_pairs
 
 ATTACK = "</script><script>alert(1)</script><!-- \u2028 & <img src=x onerror=alert(1)>"
 

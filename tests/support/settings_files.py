@@ -11,6 +11,9 @@ from replay_pipeline.types import TeacherSpec
 def write_settings(root: Path, **sections: Mapping[str, Any]) -> Path:
     """Write the `settings.toml` of a data root, which is made if it is not there.
 
+    Every consensus against the agent makes a pair there, unless `pairs` says otherwise: the answers
+    are made up, and what real models' answers have shown says little of them.
+
     Nothing is checked before the file is read again: a test may want a setting that is wrong.
 
     Args:
@@ -23,6 +26,7 @@ def write_settings(root: Path, **sections: Mapping[str, Any]) -> Path:
     """
     root.mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
+    sections = {**sections, "pairs": {"min_p_better": 0, **sections.get("pairs", {})}}
     for name, fields in sections.items():
         lines.append(f"[{name}]")
         lines += [f"{key} = {_toml(value)}" for key, value in fields.items()]

@@ -74,9 +74,9 @@ def _alike(agent: float, *teachers: float, **more: Any) -> World:
 
 _MIXED = (
     KindOfState(tool="Bash", agent=0.85, teachers=(0.85, 0.8, 0.75), share=0.4),
-    KindOfState(tool="Grep", agent=0.95, teachers=(0.8, 0.75, 0.7), share=0.25),
-    KindOfState(tool="WebSearch", agent=0.3, teachers=(0.95, 0.9, 0.85), share=0.2),
-    KindOfState(tool="Glob", agent=0.6, teachers=(0.7, 0.65, 0.6), share=0.15),
+    KindOfState(tool="deploy", agent=0.95, teachers=(0.8, 0.75, 0.7), share=0.25),
+    KindOfState(tool="forecast", agent=0.3, teachers=(0.95, 0.9, 0.85), share=0.2),
+    KindOfState(tool="convert", agent=0.6, teachers=(0.7, 0.65, 0.6), share=0.15),
 )
 
 WORLDS: dict[str, World] = {
@@ -208,7 +208,7 @@ def _numbers(world: World, kind: KindOfState, chance: random.Random, time: float
     return found
 
 
-_ARGUMENTS = {"Bash": "command", "Grep": "pattern", "WebSearch": "query", "Glob": "pattern"}
+_ARGUMENTS = {"Bash": "command", "deploy": "pattern", "forecast": "query", "convert": "pattern"}
 
 
 def _action(tool: str, i: int, number: int) -> Message:

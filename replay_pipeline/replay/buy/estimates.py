@@ -15,16 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from replay_pipeline.judge.ballots import AGENT, Ballot, BallotBox, action_groups
-from replay_pipeline.judge.reliability import MOST_PLANNED, SAME, Reliability, fit, posterior
+from replay_pipeline.judge.answers import AGENT, AnswerBook, ExtractOptions
+from replay_pipeline.judge.belief import LEAST_LESSON
+from replay_pipeline.judge.precision import Calibration
 from replay_pipeline.judge.rule import Decision, rule, standing_of_pattern
+from replay_pipeline.judge.strengths import SAME, Reliability, Scores, action_groups
 from replay_pipeline.replay.buy.buying import Buyer, Market, market_of
 from replay_pipeline.replay.buy.lanes import LaneQuestion, Lanes, tasks_of
 from replay_pipeline.replay.buy.places import Place
 from replay_pipeline.replay.buy.policy import Policy, copies_agent
 from replay_pipeline.replay.dialects.prices import NANO, Price, usd
 from replay_pipeline.replay.dialects.sizes import MIN_CACHED_TOKENS, Learned
-from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
+from replay_pipeline.types import MIN_P_BETTER, TeacherAction, TeacherSpec, TraceState
 
 Array = np.ndarray
 Range = tuple[float, float]
@@ -51,9 +53,12 @@ _HITS_PRIOR = 10.0
 """Calls for which that counts, beside those that were seen."""
 _UNLIKE = 2.5
 """So many calls tell as much of the tokens that a cache serves as one would if all prompts were as long."""
-_ASSUMED_RIGHT: tuple[Range, Range] = ((0.2, 0.6), (0.93, 0.99))
-"""Share of right pairs and of right positives among models of different makers, 18 of them measured on
-12,500 questions; by `fit` as soon as there are answers."""
+_ASSUMED_RIGHT: tuple[Range, Range, Range] = ((0.75, 0.95), (0.7, 0.9), (0.9, 0.98))
+"""Share of right pairs, lessons, and positives among models of different makers (`docs/agreement.md`); by the
+answers as soon as there are some."""
+_SHARES = (1.2, 5.3, 3.5)
+"""How much of what teachers agree on against the agent makes pairs, lessons, and neither, before anything was seen; as
+many states count for it."""
 _MIN_STATES = 20
 _MOST_READ = 1_000
 """States whose answers are read. More make no interval narrower that anybody would notice."""
@@ -86,6 +91,8 @@ class Purchase:
     n_states: int
     """States at which everybody is asked whom the policy asks."""
     pairs: Range
+    lessons: Range
+    """What teachers agree on at states where the agent may be right too."""
     positives: Range
     """States at which the agent's action is confirmed."""
     low_usd: float
@@ -107,10 +114,12 @@ class Estimate:
     high_usd: float = 0.0
     pairs: Range = (0, 0)
     """Pairs that the rest brings, beside those of states that are decided."""
+    lessons: Range = (0, 0)
     positives: Range = (0, 0)
     pairs_right: Range = _ASSUMED_RIGHT[0]
     """Share of the pairs that are right: the chosen side is right, and the rejected one wrong."""
-    positives_right: Range = _ASSUMED_RIGHT[1]
+    lessons_right: Range = _ASSUMED_RIGHT[1]
+    positives_right: Range = _ASSUMED_RIGHT[2]
     n_answered: int = 0
     """States with answers behind this estimate. 0 means that agreement is assumed."""
     covered: Purchase | None = None
@@ -199,6 +208,7 @@ def what_is_left(plan: Plan, *, ceiling_usd: float | None = None) -> Estimate:
         low_usd=round(low, 9),
         high_usd=round(high, 9),
         pairs=_whole(votes.pairs.sum(axis=0)),
+        lessons=_whole(votes.lessons.sum(axis=0)),
         positives=_whole(votes.positives.sum(axis=0)),
         n_answered=len(seen.labels),
         covered=None
@@ -230,6 +240,7 @@ def _covered(
     return Purchase(
         n_states=round(n_left * float((is_paid & is_open).sum(axis=0).mean()) / n_open),
         pairs=_whole((votes.pairs[places] & is_paid).sum(axis=0)),
+        lessons=_whole((votes.lessons[places] & is_paid).sum(axis=0)),
         positives=_whole((votes.positives[places] & is_paid).sum(axis=0)),
         low_usd=round(low, 9),
         high_usd=round(high, 9),
@@ -310,12 +321,17 @@ class _Seen:
         """By state, what the answers of its first teachers did."""
         self.counts: dict[_Context, Counter[int]] = defaultdict(Counter)
         self._n_explored = self._n_outvoted = 0
-        self._ballots: list[Ballot] = []
-        self._families = list(dict.fromkeys(t.vendor for t in plan.teachers))[:MOST_PLANNED]
-        box = BallotBox(self._families, level=plan.policy.level)
+        self._options = ExtractOptions(
+            level=plan.policy.level, count_own_family=plan.policy.count_own_family
+        )
+        self._scores = Scores((t.vendor for t in plan.teachers), self._options)
+        self.chances: dict[str, list[float]] = {"pairs": [], "lessons": [], "positives": []}
+        """How likely each of what the answers make is right."""
+        self.n_doubtful = 0
+        """What is agreed on against the agent and too likely wrong to be a lesson."""
         found = sorted({state for state, _ in plan.known})
         for state in found[:: max(1, len(found) // _MOST_READ)]:
-            self._read(state, box)
+            self._read(state)
 
     def _kin(self, state: int) -> _Kin:
         """Return how each teacher's answer counts at a state; of a family, only the first does."""
@@ -330,16 +346,18 @@ class _Seen:
             seen.add(family)
         return tuple(found)
 
-    def _read(self, state: int, box: BallotBox) -> None:
+    def _read(self, state: int) -> None:
         plan = self.plan
         poll = plan.policy.poll(plan.states[state])
         actions, labels, at, is_next = [poll.student], [], _START, True
+        answers: list[TeacherAction] = []
         for place, number in enumerate(self.order):
             if (row := plan.known.get((state, number))) is None:
                 is_next = False
                 continue
             n_before = len(poll.votes) + len(poll.own)
-            poll.add(row())
+            poll.add(answer := row())
+            answers.append(answer)
             if not is_next:
                 continue
             option = _UNREAD
@@ -360,9 +378,18 @@ class _Seen:
             self._n_explored += 1
             self._n_outvoted += poll.is_outvoted
         self.labels[state] = labels
-        ballot = box.ballot(plan.states[state], poll.student, poll.votes) if poll.votes else None
-        if ballot is not None:
-            self._ballots.append(ballot)
+        book = AnswerBook(self._options)
+        book.file(answers)
+        right, better = self._scores.add(book.open(plan.states[state]))
+        if poll.makes_pair() and better is not None:
+            if better >= MIN_P_BETTER:
+                self.chances["pairs"].append(better)
+            elif right >= LEAST_LESSON:
+                self.chances["lessons"].append(right)
+            else:
+                self.n_doubtful += 1
+        elif right and better is None and poll.votes:
+            self.chances["positives"].append(right)
 
     @property
     def doubts_first(self) -> bool:
@@ -370,23 +397,15 @@ class _Seen:
         return copies_agent(self._n_explored, self._n_outvoted)
 
     def right(self) -> dict[str, Any]:
-        """Return the share of right pairs and positives, and what to say of the teachers."""
-        if len(self._ballots) < _MIN_STATES:
+        """Return the shares of right pairs, lessons, and positives, and what to say of the teachers."""
+        if len(self.labels) < _MIN_STATES:
             return {}
-        model = fit(self._ballots, (AGENT, *self._families))
-        pairs, positives = [], []
-        for ballot in self._ballots:
-            group, standing = standing_of_pattern(ballot.pattern)
-            kind = model.kind(ballot.kind)
-            if rule(standing, self.plan.policy.threshold) == "pair":
-                pairs.append(posterior(model, kind, ballot.pattern).better[group])
-            elif standing.n_leading and group == 0:
-                positives.append(posterior(model, kind, ballot.pattern).right[0])
-        return {
-            "pairs_right": _mean_range(pairs, _ASSUMED_RIGHT[0]),
-            "positives_right": _mean_range(positives, _ASSUMED_RIGHT[1]),
-            "words": (*model.words(), *_advice(model)),
+        model = self._scores.reliability(Calibration())
+        shares = {
+            f"{name}_right": _mean_range(values, assumed)
+            for (name, values), assumed in zip(self.chances.items(), _ASSUMED_RIGHT, strict=True)
         }
+        return {**shares, "words": (*model.words(), *_advice(model))}
 
 
 def _newest(poll: Any, actions: Sequence[Any]) -> Any:
@@ -419,11 +438,14 @@ class _Votes:
         shape = len(plan.states), _N_DRAWS
         self.asked = {number: np.zeros(shape, dtype=bool) for number in order}
         self.pairs = np.zeros(shape, dtype=bool)
+        self.lessons = np.zeros(shape, dtype=bool)
         self.positives = np.zeros(shape, dtype=bool)
         self.is_left = np.zeros(shape, dtype=bool)
         """Whether anybody is still asked at a state."""
         self._plan, self._order, self._seen, self._chance = plan, order, seen, chance
         self._agreement = _Agreement(seen.counts, chance)
+        kinds = len(seen.chances["pairs"]), len(seen.chances["lessons"]), seen.n_doubtful
+        self._shares = np.cumsum(chance.dirichlet(np.add(_SHARES, kinds), _N_DRAWS), axis=1)
         self._ids = {task.state_index: task.state_id for task in plan.tasks.values()}
         groups: dict[_Kin, list[int]] = defaultdict(list)
         for state in range(len(plan.states)):
@@ -469,7 +491,11 @@ class _Votes:
             self.is_left[states] |= self.asked[number][states]
         ends = [(_decision(each, threshold), each) for each in standings]
         left = self.is_left[states]
-        self.pairs[states] = left & np.array([end == "pair" for end, _ in ends])[at]
+        agreed = left & np.array([end == "pair" for end, _ in ends])[at]
+        drawn = self._chance.random(at.shape)
+        pairs, lessons = self._shares[:, 0], self._shares[:, 1]
+        self.pairs[states] = agreed & (drawn < pairs)
+        self.lessons[states] = agreed & (pairs <= drawn) & (drawn < lessons)
         self.positives[states] = left & np.array([
             end == "agreement" or (each[0] > 0 and not each[2]) for end, each in ends
         ])[at]  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from replay_pipeline.judge.ballots import kind_of_state
+from replay_pipeline.judge.strengths import kind_of_state
 from replay_pipeline.replay.dialects.sizes import n_bytes_written
 from replay_pipeline.types import TraceState, family_of_model
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from replay_pipeline.errors import ConfigError, PriceError
 from replay_pipeline.judge.precision import FEWEST_CHECKED
-from replay_pipeline.judge.report import strengths
+from replay_pipeline.judge.strengths import strengths
 from replay_pipeline.pages.costs import list_price_usd
 from replay_pipeline.pages.public_scores import words_of_scores
 from replay_pipeline.replay import (

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.ingesters import read_manifest
-from replay_pipeline.judge.ballots import AGENT
+from replay_pipeline.judge.answers import AGENT
 from replay_pipeline.redaction.people import user_of
 from replay_pipeline.redaction.redactor import Redactor, placeholders_in
 from replay_pipeline.settings import WorkspaceSettings, redaction_salt

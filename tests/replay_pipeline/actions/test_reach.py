@@ -97,3 +97,15 @@ def test_reach_of_tools():
     assert reach("mcp__browser__browser_snapshot") == "look"
     assert reach("mcp__tracker__create_issue", title="x") == "anything"
     assert reach("mcp__forget__all") == "anything"
+
+
+def test_a_foreign_tool_only_looks_where_its_annotations_say_so():
+    def told(name, **hints):
+        function = {"name": name, "parameters": {"type": "object"}, "annotations": hints}
+        calls = [{"function": {"name": name, "arguments": "{}"}}]
+        action = canonical_action({"tool_calls": calls}, tools=[{"function": function}])
+        return reach_of(action.calls[0])
+
+    assert told("mcp__search-db__drop_index") == "anything"
+    assert told("mcp__pg__query", readOnlyHint=False) == "anything"
+    assert told("mcp__pg__tables", readOnlyHint=True) == "look"

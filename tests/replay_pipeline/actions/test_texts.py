@@ -1,9 +1,11 @@
 """When two final texts say the same: the default judge, on answers of our own making."""
 
+import pytest
+
 from benchmarks.text_judges import measured, pairs
 from replay_pipeline.actions.agreement import choice_of, say_the_same
-from replay_pipeline.judge.extract import extract_dpo_pairs
 from replay_pipeline.types import TeacherAction
+from tests.support.votes import extract_dpo_pairs
 
 
 def test_the_set_has_two_hundred_answers():
@@ -17,6 +19,24 @@ def test_no_two_different_answers_are_merged_and_choices_are_found():
     assert found["false_merges"] == 0
     n_found, n = map(int, found["found_by_kind"]["choice"].split(" of "))
     assert n_found >= 0.95 * n
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("Rename it to __init__.py", "Rename it to init.py", False),
+        ("Rename it to __init__.py", "Rename it to `__init__.py`.", True),
+        ("Delete *.log", "Delete .log", False),
+        ("Delete *.log and *.tmp", "Delete .log and .tmp", False),
+        ("Use **two** workers", "Use two workers.", True),
+        ("Use **2** workers", "Use *3* workers", False),
+        ("Do it", "Do not do it", False),
+        ("Look in ..", "Look in .", False),
+        ("Set _name", "Set name", False),
+    ],
+)
+def test_names_paths_numbers_and_negation_are_content(one, other, is_same):
+    assert say_the_same(one, other) is say_the_same(other, one) is is_same
 
 
 def said(teacher, text):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.judge.records import outcomes_table
 from replay_pipeline.types import TeacherAction
+from tests.support.votes import extract_pairs
 
 
 def call(name, **arguments):
@@ -263,6 +263,18 @@ def test_a_tool_that_was_not_on_offer_has_no_vote():
         "I cannot assist with this request.",
         "As an AI, I have no opinion.",
         "Unfortunately, I am unable to run commands.",
+        "Es tut mir leid, dabei kann ich nicht helfen.",
+        "Ich kann diese Datei leider nicht löschen.",
+        "Lo siento, pero no puedo hacer eso.",
+        "Je suis désolé, je ne peux pas vous aider.",
+        "Mi dispiace, non posso farlo.",
+        "Infelizmente, não posso ajudar com isso.",
+        "К сожалению, я не могу этого сделать.",
+        "申し訳ありませんが、それはできません。",
+        "抱歉，我无法完成这个请求。",
+        "죄송하지만 도와드릴 수 없습니다.",
+        "عذرًا، لا أستطيع المساعدة في ذلك.",
+        "क्षमा करें, मैं यह नहीं कर सकता।",
     ],
 )
 def test_the_same_words_of_refusal_are_no_pair(words):

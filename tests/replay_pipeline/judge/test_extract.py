@@ -8,7 +8,6 @@ import pytest
 
 from replay_pipeline.actions import agreement_level
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.judge.extract import extract_dpo_pairs, extract_pairs
 from replay_pipeline.judge.records import outcomes_table, pairs_table, positives_table
 from replay_pipeline.judge.report import PairReport, TeacherTally
 from replay_pipeline.storage.pair_rows import pair_id_of, pairs_of
@@ -20,6 +19,7 @@ from replay_pipeline.storage.schemas import (
     POSITIVES,
 )
 from replay_pipeline.types import TeacherAction
+from tests.support.votes import extract_dpo_pairs, extract_pairs
 
 CWD = "/home/ada/shop"
 READ_TOOL = {
@@ -80,7 +80,9 @@ def test_two_teachers_that_agree_against_the_student_make_a_pair():
     assert pair["agreement_level"] == "exact"
     assert pair["margin"] == 1
     assert pair["cost_usd"] == pytest.approx(0.03)
-    assert 0.8 < pair["weight"] == pair["p_better"] <= pair["p_chosen_right"]
+    both = pair["p_chosen_right"] * pair["p_rejected_wrong"]
+    assert pair["weight"] == pair["p_better"] == pytest.approx(both, abs=1e-4)
+    assert pair["difference"] == ["tool", "looks"]
     assert pair["state_messages"] == [{"role": "user", "content": "Fix tests/test_cart.py; a.py?"}]
 
 
@@ -144,7 +146,9 @@ def test_a_pair_says_all_that_is_known_of_it():
         "is_distillable": True,
         "control_mismatch": True,
         "cost_usd": 0.61,
+        "difference": ["text", "looks"],
         "p_chosen_right": pair["p_chosen_right"],
+        "p_rejected_wrong": pair["p_rejected_wrong"],
         "p_better": pair["p_better"],
         "weight": pair["p_better"],
     }
@@ -169,6 +173,8 @@ def test_a_positive_says_all_that_is_known_of_it():
             "state_messages": told["messages"],
             "action": 'Bash {"command":"pytest"}',
             "action_message": message("pytest"),
+            "kind": "agreement",
+            "p_chosen_right": report.positives[0]["p_chosen_right"],
             "n_teachers_agreeing": 2,
             "n_teachers_asked": 3,
             "teachers_agreeing": ["deepseek", "qwen"],
@@ -455,7 +461,7 @@ def test_what_became_of_the_recorded_action_is_evidence_for_the_weight():
         extract_dpo_pairs([state(outcome=outcome)], rows)[0]["weight"]
         for outcome in ("ok", None, "tool_error")
     )
-    assert well < plain < failed < 1
+    assert well == plain < failed < 1
 
 
 def read(offset, limit, file="a.py"):
@@ -593,7 +599,14 @@ def test_report_is_plain_json_with_matrix_and_chance():
     found = json.loads(json.dumps(report.to_json()))
     assert found.keys() == {
         *("level", "agreement_threshold", "consensus_levels", "outcomes"),
-        *("n_states", "n_pairs", "n_positives", "n_natural_joined", "n_circular_pairs"),
+        *(
+            "n_states",
+            "n_pairs",
+            "n_positives",
+            "n_lessons",
+            "n_natural_joined",
+            "n_circular_pairs",
+        ),
         *("n_ties", "near_misses", "pairs_by_source", "natural_left_out"),
         *("n_duplicate_states", "n_duplicate_answers", "n_unmatched_answers"),
         *("control", "teachers", "matrix", "agreement"),
@@ -651,6 +664,7 @@ def test_the_report_as_json_holds_every_figure():
         "n_states": 7,
         "n_pairs": 6,
         "n_positives": 5,
+        "n_lessons": 0,
         "n_refuted": 0,
         "precision": {
             "share": 0.0,

@@ -2,9 +2,9 @@
 
 import json
 
-from replay_pipeline.judge.extract import extract_dpo_pairs, extract_pairs
 from replay_pipeline.storage.pair_rows import pair_id_of
 from replay_pipeline.types import TeacherAction
+from tests.support.votes import extract_dpo_pairs, extract_pairs
 
 
 def bash(command):
@@ -79,7 +79,8 @@ def test_a_natural_pair_says_all_that_is_known_of_it():
         "rejected_source": "recorded",
         "shares_vendor": False,
         "cost_usd": 0.0,
-        "p_chosen_right": 0.65,
+        "p_chosen_right": 0.8062,
+        "p_rejected_wrong": 0.8062,
         "p_better": 0.65,
         "weight": 0.65,
     }

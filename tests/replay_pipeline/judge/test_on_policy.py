@@ -7,13 +7,18 @@ from statistics import mean
 import pytest
 
 from replay_pipeline.judge import on_policy
-from replay_pipeline.judge.on_policy import MIN_PAIRS, on_policy_pairs
+from replay_pipeline.judge.on_policy import MIN_PAIRS
 from replay_pipeline.publish import blind_control
 from replay_pipeline.types import TeacherAction
 from tests.replay_pipeline.judge.test_extract import answers, bash, call, state
 
 READ = call("Read", file_path="tests/test_cart.py")
 CONSENSUS = {"deepseek": READ, "qwen": READ}
+
+
+def on_policy_pairs(*given, **options):
+    """Keep pairs whatever their probability."""
+    return on_policy.on_policy_pairs(*given, **{"min_p_better": 0.0, **options})
 
 
 def sample(number, action=None, *, state_id="s1", error=None):

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.ingesters import ClaudeCodeIngester
-from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.pages import portion
 from replay_pipeline.publish.blind import blind_control
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import TeacherAction
+from tests.support.votes import extract_pairs
 
 EXPECTED = json.loads(
     (Path(__file__).parents[3] / "recipes" / "sample" / "expected.json").read_text("utf-8")

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay import parse_gates, replay_in_thread
 from replay_pipeline.replay.buy.places import Place, spread
 from replay_pipeline.types import family_of_model
 from tests.support.gates import bought, numbered
 from tests.support.teachers import TeacherServer
+from tests.support.votes import extract_pairs
 from tests.support.worlds import MODELS, WORLDS, simulate
 
 USD = 0.08

@@ -90,7 +90,8 @@ def test_more_answers_make_the_interval_narrower_and_a_ceiling_pays_for_a_part()
             world.states, world.teachers, world.rows(world.states[:n]), ["cheap_first"],
             ceiling_usd=0.01,
         )  # fmt: skip
-        widths.append((found.pairs[1] - found.pairs[0]) / found.n_states)
+        agreed = [found.pairs[end] + found.lessons[end] for end in (0, 1)]
+        widths.append((agreed[1] - agreed[0]) / found.n_states)
         n_calls.append(found.n_calls)
         assert 0 < found.covered.n_states < found.n_states
         assert found.covered.high_usd <= 0.01

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.ingesters import ClaudeCodeIngester
-from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay import (
     RECOMMENDED_GATES,
     estimate,
@@ -19,6 +18,7 @@ from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK
 from tests.support.gates import bought, measured
 from tests.support.teachers import TeacherServer
+from tests.support.votes import extract_pairs
 
 MODELS = ("qwen/qwen3-coder", "deepseek/deepseek-v4-pro", "z-ai/glm-4.6")  # cheapest first
 TEACHERS = tuple(TeacherSpec(name=model, model=model, api_key_env=None) for model in MODELS)

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay import replay_states
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 from tests.replay_pipeline.replay.test_written_calls import FORMS, MARKUP
 from tests.support.odd_server import OddServer
+from tests.support.votes import extract_pairs
 
 READ = {
     "type": "function",

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from replay_pipeline.ingesters import ClaudeCodeIngester
-from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
@@ -14,6 +13,7 @@ from replay_pipeline.stages.work.workspaces import Workspaces
 from replay_pipeline.types import TeacherAction
 from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
 from replay_pipeline.workspaces.verdicts import Judge
+from tests.support.votes import extract_pairs
 from tests.support.worked import Worked, open_to_nobody
 
 FILES = {

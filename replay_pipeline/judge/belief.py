@@ -1,0 +1,150 @@
+"""How likely the two sides of a pair are right and wrong, as real models' answers have shown it.
+
+Which of two actions is right was learned where it is known: from answers of models to questions with tools
+that the questions' makers scored. Two logistic regressions of a few coefficients each (`belief.toml`) say
+how likely the chosen side is right, and, if it is, how likely the rejected side is wrong. They look at the votes
+and at what the sides differ in (`actions/difference.py`), never at a teacher's name: teachers that can be exchanged
+get the same weights. What the session tells comes on top, by its likelihood ratio.
+
+`python benchmarks/real_models.py ANSWERS QUESTIONS --learn` makes the file.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+import msgspec
+
+from replay_pipeline.actions.difference import FACTS, Difference
+from replay_pipeline.types import FAILURES, Outcome
+
+LEAST_LESSON = 0.8
+"""What teachers agree on against the agent is a lesson if it is right with at least this probability."""
+SUREST = 0.95
+"""No probability is above this or below one minus it without a check."""
+VOTES = ("always", "unanimous", "three or more agree", "somebody sides with the agent")
+"""What doesn't depend on the difference."""
+_WRITTEN = ("text", "shorter", "longer", "adds", "omits", "list", "number", "value")
+"""Facts that mean more where a value doesn't come from the prompt."""
+_LOOKS_WRONG = 0.15
+"""How likely a look that differs from a right action is wrong. No score of real models tells: four models at the
+same prompts took the same first action in 4 of 462 comparisons, and solved as much."""
+_FAILED, _FAILED_COMMAND = 30.0, 4.0
+"""How much more often a wrong action than a right one is refused by its tool or by the user, and fails as a command. A
+command that fails, such as a test, may be what was needed. Assumed: no score tells."""
+
+
+class Belief(NamedTuple):
+    """Probabilities of one pair."""
+
+    chosen_right: float
+    rejected_wrong: float
+    """If the chosen side is right. So the product is the probability that the pair is right."""
+
+    @property
+    def better(self) -> float:
+        """Return the probability that the chosen side is right and the rejected one wrong."""
+        return self.chosen_right * self.rejected_wrong
+
+
+class Learned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was learned. Each coefficient has its 95 % interval over agents left out."""
+
+    date: str
+    source: str
+    n_pairs: int
+    n_agents: int
+    agreed_right: tuple[float, ...]
+    """How often an action on which agent and teachers agree is right, by the number of families that differ."""
+    alone_right: float
+    """How often an action is right that nobody else took, where no two agree."""
+    beside_wrong: float
+    """How often the agent is right where the teachers agree on a wrong action."""
+    chosen_right: dict[str, tuple[float, float, float]]
+    chosen_right_by_votes: dict[str, tuple[float, float, float]]
+    """For what only looks, of which no difference was learned."""
+    rejected_wrong: dict[str, tuple[float, float, float]]
+
+
+@cache
+def learned() -> Learned:
+    """Read the shipped coefficients."""
+    file = resources.files("replay_pipeline.judge") / "belief.toml"
+    return msgspec.toml.decode(file.read_bytes(), type=Learned)
+
+
+def features(
+    differs: Difference, *, n_for: int, n_voting: int, n_against: int = 1
+) -> Iterator[str]:
+    """Yield the names of what holds of a pair; each has a coefficient.
+
+    Args:
+        differs: what the sides differ in.
+        n_for: families for the chosen side.
+        n_voting: families with a valid answer.
+        n_against: families for the rejected side, and the agent.
+    """
+    yield from VOTES[:1]
+    yield from (fact for fact in FACTS if fact in differs.facts)
+    for grounds in ("made_up", "makes_up"):
+        if grounds in differs.facts:
+            yield from (f"{fact} {grounds}" for fact in _WRITTEN if fact in differs.facts)
+    held = (n_for == n_voting, n_for > 2, n_against > 1)
+    yield from (name for name, is_so in zip(VOTES[1:], held, strict=True) if is_so)
+    if len(differs.facts) > 1:
+        yield "several differences"
+    if differs.n_calls > 1:
+        yield "several calls"
+
+
+def belief(
+    differs: Difference, *, n_for: int, n_voting: int, n_against: int = 1, evidence: float = 1.0
+) -> Belief:
+    """Return how likely the sides of a pair are right and wrong.
+
+    Args:
+        differs: as for `features`.
+        n_for: as for `features`.
+        n_voting: as for `features`.
+        n_against: as for `features`.
+        evidence: how much more likely what the session tells is if the rejected side is wrong.
+    """
+    model = learned()
+    names = list(features(differs, n_for=n_for, n_voting=n_voting, n_against=n_against))
+    if "looks" in differs.facts:
+        right, wrong = _probability(model.chosen_right_by_votes, names), _LOOKS_WRONG
+    else:
+        right = _probability(model.chosen_right, names)
+        wrong = _probability(model.rejected_wrong, names)
+    odds = wrong / (1 - wrong) * evidence
+    return Belief(bounded(right), bounded(odds / (1 + odds)))
+
+
+def evidence_of(outcome: Outcome | None, tools: tuple[str, ...]) -> float:
+    """Return how much likelier a wrong action is to end like this than a right one.
+
+    Args:
+        outcome: what became of the recorded action.
+        tools: the tools that it called.
+    """
+    if outcome not in FAILURES:
+        return 1.0
+    return _FAILED_COMMAND if "Bash" in tools and outcome != "user_rejected" else _FAILED
+
+
+def right_if_agreed(n_differing: int) -> float:
+    """Return how likely an action is right that agent and teachers agree on, where so many families differ."""
+    shares = learned().agreed_right
+    return bounded(shares[min(n_differing, len(shares) - 1)])
+
+
+def bounded(p: float) -> float:
+    """Return a probability that nobody has checked."""
+    return min(SUREST, max(1 - SUREST, p))
+
+
+def _probability(coefficients: Mapping[str, tuple[float, float, float]], names: list[str]) -> float:
+    logit = math.fsum(coefficients[name][0] for name in names if name in coefficients)
+    return 1 / (1 + math.exp(-logit))

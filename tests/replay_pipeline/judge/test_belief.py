@@ -1,0 +1,102 @@
+"""The two numbers of a pair: what they follow from, and that what was learned says so."""
+
+import pytest
+
+from replay_pipeline.actions.difference import FACTS, Difference
+from replay_pipeline.judge import extract
+from replay_pipeline.judge.belief import belief, evidence_of, features, learned, right_if_agreed
+from replay_pipeline.types import MIN_P_BETTER
+from tests.replay_pipeline.judge.test_extract import answers, bash, call, state
+from tests.support.worlds import WORLDS, simulate
+
+
+def said_of(*facts, **votes):
+    return belief(Difference(frozenset(facts)), **{"n_for": 2, "n_voting": 3, **votes})
+
+
+def test_what_differs_decides_whether_the_rejected_side_is_wrong():
+    """In the order that real models' answers have shown; each far from the next."""
+    wrong = [said_of(fact).rejected_wrong for fact in ("idle", "longer", "number")]
+    assert wrong[0] < 0.2 < wrong[1] < 0.6 < 0.8 < wrong[2]
+    assert said_of("words").rejected_wrong == pytest.approx(0.05)
+
+
+def test_more_votes_make_the_chosen_side_surer():
+    few = said_of("text")
+    more = said_of("text", n_for=4, n_voting=4)
+    assert few.chosen_right < more.chosen_right
+    assert said_of("text", n_against=2).chosen_right != few.chosen_right
+    assert right_if_agreed(2) > 0.9
+
+
+def test_no_number_is_surer_than_a_check():
+    for fact in FACTS:
+        for n in (2, 3, 5):
+            for evidence in (1.0, 60.0):
+                found = said_of(fact, n_for=n, n_voting=n, evidence=evidence)
+                assert 0.05 <= min(found) <= max(found) <= 0.95
+
+
+def test_every_coefficient_has_an_interval_and_belongs_to_a_fact():
+    model = learned()
+    assert model.n_agents >= 20
+    assert model.n_pairs >= 5_000
+    every = Difference(frozenset(FACTS), n_calls=2)
+    names = set(features(every, n_for=3, n_voting=3, n_against=2))
+    for table in (model.chosen_right, model.rejected_wrong):
+        assert table.keys() <= names
+        assert all(low - 0.3 <= value <= high + 0.3 for value, low, high in table.values())
+
+
+def test_a_look_makes_a_pair_only_with_evidence_from_the_session():
+    looks = {"a": call("Read", file_path="a.py"), "b": call("Read", file_path="a.py")}
+    for outcome, made in (("ok", "lesson"), (None, "lesson"), ("tool_error", "pair")):
+        at = state(action=call("Read", file_path="b.py"), outcome=outcome)
+        at["messages"] = [{"role": "user", "content": "Look at a.py and b.py."}]
+        report = extract.extract_pairs([at], answers(**looks), min_p_better=0.5)
+        assert report.outcome_counts == {made: 1}
+        assert [p["kind"] for p in report.positives] == ["lesson"] * (made == "lesson")
+    report = extract.extract_pairs([at | {"outcome": "ok"}], answers(**looks))
+    [lesson] = report.positives
+    assert lesson["action"] == 'Read {"file_path":"a.py"}'
+    assert lesson["p_chosen_right"] > 0.5
+    assert report.to_json()["n_lessons"] == 1
+    assert report.pairs == []
+
+
+def test_a_failed_command_tells_less_than_another_call_that_failed():
+    assert evidence_of("ok", ("Bash",)) == evidence_of(None, ("Edit",)) == 1
+    assert 1 < evidence_of("tool_error", ("Bash",)) < evidence_of("tool_error", ("Edit",))
+    assert evidence_of("user_rejected", ("Bash",)) > evidence_of("tool_error", ("Bash",))
+
+
+def test_pairs_are_those_above_the_minimum_and_the_others_are_lessons():
+    world = simulate(WORLDS["four kinds"], 400, seed=1)
+    every = extract.extract_pairs(world.states, world.rows(), min_p_better=0.0)
+    report = extract.extract_pairs(world.states, world.rows())
+    kept = {pair["pair_id"] for pair in report.pairs}
+    assert kept == {p["pair_id"] for p in every.pairs if p["p_better"] >= MIN_P_BETTER}
+    assert report.n_lessons == len(every.pairs) - len(kept)
+    for pair in every.pairs:
+        both = pair["p_chosen_right"] * pair["p_rejected_wrong"]
+        assert pair["p_better"] == pytest.approx(both, abs=1e-4)
+
+
+def test_checks_move_what_nobody_has_checked():
+    world = simulate(WORLDS["four kinds"], 400, seed=1)
+    every = extract.extract_pairs(world.states, world.rows(), min_p_better=0.0).pairs
+    checked = {pair["pair_id"]: False for pair in every[:40]}
+    after = extract.extract_pairs(world.states, world.rows(), min_p_better=0.0, checked=checked)
+    assert len(after.refuted) == 40
+    before = {pair["pair_id"]: pair["p_better"] for pair in every}
+    assert all(pair["p_better"] < before[pair["pair_id"]] for pair in after.pairs)
+    assert after.reliability.accuracy("agent") > 0.8
+
+
+def test_an_action_that_its_tool_refused_is_wrong_for_sure_enough():
+    rows = answers(a=bash("make"), b=bash("make"))
+    plain, refused = (
+        extract.extract_pairs([state()], rows, min_p_better=0.0, verdicts=known).pairs[0]
+        for known in ({}, {("s1", "agent"): False})
+    )
+    assert plain["p_rejected_wrong"] < refused["p_rejected_wrong"] == pytest.approx(0.95)
