@@ -31,7 +31,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from replay_pipeline.actions.difference import IN_WORDS, Difference, Fact
+from replay_pipeline.actions.difference import IN_WORDS, ActionDifference, Fact
 from replay_pipeline.judge.belief import LEAST_LESSON, VOTES, bounded, features
 from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.types import MIN_P_BETTER, TeacherAction, TraceState
@@ -275,7 +275,7 @@ class Candidate:
 
     agent: str
     category: str
-    differs: Difference
+    differs: ActionDifference
     names: tuple[str, ...]
     """What holds of it, as the product's coefficients are named."""
     is_chosen_right: bool
@@ -336,7 +336,7 @@ def judge(
     for pair in report.pairs:
         facts: list[Fact] = pair["difference"]
         n_calls = len(pair["chosen_action"].get("tool_calls") or [])
-        differs = Difference(frozenset(facts), n_calls)
+        differs = ActionDifference(frozenset(facts), n_calls)
         names = features(
             differs,
             n_for=pair["n_teachers_agreeing"],

@@ -47,8 +47,8 @@ class Call:
     """Working directory that the paths are relative to."""
     plain: str | None = field(default=None, repr=False, compare=False)
     """The arguments without what the schema of a foreign tool says makes no difference, if it was given."""
-    only_looks: bool = field(default=False, repr=False, compare=False)
-    """Whether the annotations of a foreign tool say that it changes nothing."""
+    only_looks: bool | None = field(default=None, repr=False, compare=False)
+    """Whether a foreign tool changes nothing, as far as its annotations say."""
     keys: Any = field(default=None, init=False, repr=False, compare=False)
     """The cached result of `keys.keys_of`."""
 
@@ -189,8 +189,10 @@ def canonical_call(
     if tools is not None and (why := tools.complaint(name, arguments)):
         raise MalformedCallError(f"schema_invalid: {name}: {why}")
     plain = None if tools is None else tools.plain(name, call.arguments)
-    only_looks = tools is not None and name in tools.looking
-    return replace(call, plain=plain, only_looks=only_looks) if plain or only_looks else call
+    only_looks = None if tools is None else tools.looking.get(name)
+    if plain is None and only_looks is None:
+        return call
+    return replace(call, plain=plain, only_looks=only_looks)
 
 
 def parse_rendered(text: str, *, cwd: str | None = None) -> Action:

@@ -86,7 +86,7 @@ _CODE = re.compile(r"[{}<>$\\]|=>|\w\(")
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ActionDifference:
     """What the chosen side of a pair differs in from the rejected one."""
 
     facts: frozenset[Fact]
@@ -105,7 +105,7 @@ class Difference:
 
 
 def words_of(facts: Iterable[str]) -> str:
-    """Say for people what two sides differ in, or nothing if it isn't known."""
+    """Describe what two sides differ in, or return nothing if it isn't known."""
     named = [IN_WORDS[fact] for fact in FACTS if fact in set(facts)]
     return "the sides differ in " + ", ".join(named) if named else ""
 
@@ -115,7 +115,7 @@ def difference(
     rejected: Action,
     tools: Sequence[Tool] = (),
     messages: Sequence[Message] = (),
-) -> Difference:
+) -> ActionDifference:
     """Return what two valid actions differ in.
 
     Args:
@@ -127,11 +127,13 @@ def difference(
     looks: set[Fact] = {"looks"} if _only_looks(chosen) or _only_looks(rejected) else set()
     if not chosen.calls or not rejected.calls:
         if chosen.calls or rejected.calls:
-            return Difference(frozenset({"turn"}))
-        return Difference(frozenset() if chosen.text == rejected.text else frozenset({"words"}))
+            return ActionDifference(frozenset({"turn"}))
+        return ActionDifference(
+            frozenset() if chosen.text == rejected.text else frozenset({"words"})
+        )
     n_calls = len(chosen.calls)
     if max(n_calls, len(rejected.calls)) > _MOST_CALLS:
-        return Difference(frozenset({"value", *looks}), n_calls)
+        return ActionDifference(frozenset({"value", *looks}), n_calls)
     about = dict(map(_schema_of, tools))
     asked = _plain(_text_of(messages)) if messages else None
     if n_calls != len(rejected.calls):
@@ -139,7 +141,7 @@ def difference(
         counts: Fact = "fewer" if n_calls < len(rejected.calls) else "more"
         sides = [[(a, b) if few is chosen.calls else (b, a) for b in many] for a in few]
         nearest = [min((_of_calls(a, b, about, asked) for a, b in row), key=_size) for row in sides]
-        return Difference(frozenset({counts, *looks}).union(*nearest), n_calls)
+        return ActionDifference(frozenset({counts, *looks}).union(*nearest), n_calls)
     table = [[_of_calls(a, b, about, asked) for b in rejected.calls] for a in chosen.calls]
     ranks = [[_size(facts) for facts in row] for row in table]
     # Calls may stand in another order: the matching whose largest difference is least.
@@ -150,7 +152,7 @@ def difference(
     )
     found = next(matching for matching in matchings if matching is not None)
     facts = frozenset().union(*(table[i][n] for i, n in enumerate(found)))
-    return Difference(facts | looks if facts else facts, n_calls)
+    return ActionDifference(facts | looks if facts else facts, n_calls)
 
 
 def _size(facts: Iterable[Fact]) -> int:

@@ -95,8 +95,8 @@ def _hashable(value: Any) -> Any:
 
 def reach_of(call: Call) -> Reach:
     """Return whether a valid call only looks, or what it may change."""
-    if call.only_looks:
-        return "look"
+    if call.only_looks is not None:
+        return "look" if call.only_looks else "anything"
     if (reach := spec_of(call.name).reach) is not None:
         return reach
     found = consequence_of(call)

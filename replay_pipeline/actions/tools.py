@@ -119,15 +119,15 @@ class ToolList:
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._schemas: dict[str, bytes] = {}
-        self.looking: set[str] = set()
-        """Foreign tools whose annotations say that they change nothing (`readOnlyHint`)."""
+        self.looking: dict[str, bool] = {}
+        """Whether a foreign tool only looks, where its annotations say so (`readOnlyHint`)."""
         for tool in tools:
             function = tool.get("function", tool)
             name = str(function.get("name"))
             parameters = function.get("parameters") or function.get("input_schema") or {}
             hints = function.get("annotations") or tool.get("annotations") or {}
-            if name not in SPECS and hints.get("readOnlyHint") is True:
-                self.looking.add(name)
+            if name not in SPECS and isinstance(hint := hints.get("readOnlyHint"), bool):
+                self.looking[name] = hint
             self._schemas[name] = msgspec.json.encode(_demanded(name, parameters))
 
     def __contains__(self, name: object) -> bool:

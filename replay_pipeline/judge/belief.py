@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from replay_pipeline.actions.difference import FACTS, Difference
+from replay_pipeline.actions.difference import FACTS, ActionDifference
 from replay_pipeline.types import FAILURES, Outcome
 
 LEAST_LESSON = 0.8
@@ -49,7 +49,7 @@ class Belief(NamedTuple):
         return self.chosen_right * self.rejected_wrong
 
 
-class Learned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BeliefTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was learned. Each coefficient has its 95 % interval over agents left out."""
 
     date: str
@@ -69,14 +69,14 @@ class Learned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @cache
-def learned() -> Learned:
+def learned() -> BeliefTable:
     """Read the shipped coefficients."""
     file = resources.files("replay_pipeline.judge") / "belief.toml"
-    return msgspec.toml.decode(file.read_bytes(), type=Learned)
+    return msgspec.toml.decode(file.read_bytes(), type=BeliefTable)
 
 
 def features(
-    differs: Difference, *, n_for: int, n_voting: int, n_against: int = 1
+    differs: ActionDifference, *, n_for: int, n_voting: int, n_against: int = 1
 ) -> Iterator[str]:
     """Yield the names of what holds of a pair; each has a coefficient.
 
@@ -100,7 +100,12 @@ def features(
 
 
 def belief(
-    differs: Difference, *, n_for: int, n_voting: int, n_against: int = 1, evidence: float = 1.0
+    differs: ActionDifference,
+    *,
+    n_for: int,
+    n_voting: int,
+    n_against: int = 1,
+    evidence: float = 1.0,
 ) -> Belief:
     """Return how likely the sides of a pair are right and wrong.
 

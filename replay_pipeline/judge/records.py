@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from replay_pipeline.actions import Action
-from replay_pipeline.actions.difference import Difference
+from replay_pipeline.actions.difference import ActionDifference
 from replay_pipeline.actions.votes import Consensus
 from replay_pipeline.judge.answers import Case
 from replay_pipeline.judge.judgment import Judgment
@@ -48,7 +48,7 @@ def outcome_row(judgment: Judgment) -> dict[str, Any]:
 def consensus_pair(
     judgment: Judgment,
     consensus: Consensus,
-    differs: Difference,
+    differs: ActionDifference,
     is_same: Callable[[Action, Action], bool],
 ) -> DPOPair:
     """Return the pair of the consensus and the agent's action."""

@@ -387,7 +387,9 @@ def published_prompts(rows: pa.Table, side: str) -> pa.Table:
         rows = rows.filter(pa.array(by_consensus, pa.bool_()))
     columns = {name: rows[name] for name in PROMPTS.names if name in rows.column_names}
     columns["consensus"] = pa.array([side[-1] for side in rows[side].to_pylist()], MESSAGE)
-    columns.setdefault("kind", pa.array(["pair"] * len(rows), pa.string()))
+    plain = "pair" if side == "chosen" else "agreement"
+    kinds = _given(rows, "kind")
+    columns["kind"] = pa.array([kind or plain for kind in kinds], pa.string())
     return pa.table([columns[name] for name in PROMPTS.names], schema=PROMPTS)
 
 

@@ -43,6 +43,7 @@ def digests(folder: Path) -> dict[str, dict[str, object]]:
         changes = {
             "ingest": {"sources": [logs], "settle_s": 0},
             "replay": {"sample_teachers": True},
+            "pairs": {"min_p_better": 0},
             "trainee": {"endpoint": trainee, "n_samples": 1},
         }
         work = Pipeline(Settings.load(data_dir=folder / "data", changes=changes, env={}))

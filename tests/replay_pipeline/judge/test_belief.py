@@ -2,7 +2,7 @@
 
 import pytest
 
-from replay_pipeline.actions.difference import FACTS, Difference
+from replay_pipeline.actions.difference import FACTS, ActionDifference
 from replay_pipeline.judge import extract
 from replay_pipeline.judge.belief import belief, evidence_of, features, learned, right_if_agreed
 from replay_pipeline.types import MIN_P_BETTER
@@ -11,7 +11,7 @@ from tests.support.worlds import WORLDS, simulate
 
 
 def said_of(*facts, **votes):
-    return belief(Difference(frozenset(facts)), **{"n_for": 2, "n_voting": 3, **votes})
+    return belief(ActionDifference(frozenset(facts)), **{"n_for": 2, "n_voting": 3, **votes})
 
 
 def test_what_differs_decides_whether_the_rejected_side_is_wrong():
@@ -26,7 +26,7 @@ def test_more_votes_make_the_chosen_side_surer():
     more = said_of("text", n_for=4, n_voting=4)
     assert few.chosen_right < more.chosen_right
     assert said_of("text", n_against=2).chosen_right != few.chosen_right
-    assert right_if_agreed(2) > 0.9
+    assert right_if_agreed(0) > right_if_agreed(1) > right_if_agreed(2)
 
 
 def test_no_number_is_surer_than_a_check():
@@ -41,7 +41,7 @@ def test_every_coefficient_has_an_interval_and_belongs_to_a_fact():
     model = learned()
     assert model.n_agents >= 20
     assert model.n_pairs >= 5_000
-    every = Difference(frozenset(FACTS), n_calls=2)
+    every = ActionDifference(frozenset(FACTS), n_calls=2)
     names = set(features(every, n_for=3, n_voting=3, n_against=2))
     for table in (model.chosen_right, model.rejected_wrong):
         assert table.keys() <= names
@@ -76,7 +76,9 @@ def test_pairs_are_those_above_the_minimum_and_the_others_are_lessons():
     report = extract.extract_pairs(world.states, world.rows())
     kept = {pair["pair_id"] for pair in report.pairs}
     assert kept == {p["pair_id"] for p in every.pairs if p["p_better"] >= MIN_P_BETTER}
-    assert report.n_lessons == len(every.pairs) - len(kept)
+    counts = report.outcome_counts
+    assert counts["pair"] == len(kept)
+    assert counts["doubtful"] + report.n_lessons == len(every.pairs) - len(kept)
     for pair in every.pairs:
         both = pair["p_chosen_right"] * pair["p_rejected_wrong"]
         assert pair["p_better"] == pytest.approx(both, abs=1e-4)

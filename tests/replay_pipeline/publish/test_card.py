@@ -52,7 +52,7 @@ def metadata(card):
 def test_the_card_tells_what_the_data_and_the_caller_know(card):
     for text in (
         "# Pairs of a team",
-        "| `positives` | states at which the agent did what the teachers would |",
+        "| `positives` | lessons: states with the action that the teachers agree on, where the agent took it or may be right too |",
         "7 sessions in 2 trace batches",
         "| `qwen` | `qwen/qwen3-coder` | 14 | 0.7500 | 2026-11-01 to 2026-11-20 | yes |",
         "| `deepseek` |  | 14 |  |  | not known |",

@@ -99,7 +99,7 @@ def test_rows_by_config_and_split(card, rows):
         ("agreement", "agreement_level"),
         ("recorded outcome", "outcome"),
         ("source", "source"),
-        ("student", "student_model"),
+        ("agent's model", "student_model"),
     ],
 )
 def test_counts_and_shares(card, rows, head, column):
