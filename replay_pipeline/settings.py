@@ -255,9 +255,9 @@ class WorkspaceSettings(_Section):
     timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """How long a command may take, in seconds."""
     max_memory_bytes: Annotated[int, Field(ge=1_000_000)] = 2_000_000_000
-    """Memory that one process of a command may take."""
+    """Memory that all processes of a command may take together."""
     max_disk_bytes: Annotated[int, Field(ge=1_000_000)] = 512_000_000
-    """Largest size of a copy of the files, in bytes; the copy is in memory."""
+    """Largest size of the files of a command together, its copy of the tree included; they are in memory."""
     max_processes: Annotated[int, Field(ge=8)] = 128
     """Most processes that a command may have at once."""
 

@@ -1,4 +1,4 @@
-"""Run a shell command on a copy of a tree, in a sandbox without network, home, or other processes.
+"""Run a shell command on a copy of a tree, in a sandbox without network, home, keys, or other processes.
 
 The tree goes in and comes out as a tar stream. Nothing is written to this machine's disk, and links
 that the command creates are never followed. The command can read the system's programs and the
@@ -14,13 +14,16 @@ import shutil
 import subprocess
 import tarfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.workspaces.box import Watch, filter_file, join_new_keyring
 from replay_pipeline.workspaces.git import GitCommit, Repository
 
 _NOBODY = 65_534
@@ -28,21 +31,30 @@ _RESULT_BYTES = 64_000_000
 """What comes out of a box at most: output, names and changed files."""
 _BOX = "/run"
 _OBJECTS = "/run/objects"
+_GUARD = "/run/guard"
+_BEGUN = b"begun\0"
 _SCRIPT = r"""
+exec 8>&"$4" 9>&"$5" 1>&2
+printf 'begun\0' >&9
 cd "$1" || exit 97
 tar -xf - 2>/dev/null || exit 97
 if [ -e .git/HEAD ]; then
   git config core.fsync none; git read-tree HEAD 2>/dev/null; git update-index -q --refresh >/dev/null 2>&1
 fi
-: > /run/stamp; sleep 0.02
-{ cd "$2" && bash -c "$3"; echo $? > /run/status; } < /dev/null 2>&1 |
-  { head -c "$4" > /run/output; cat > /dev/null; }
+began=$(date +%s.%N); sleep 0.02
+( cd "$2" && exec bash -c "$3" ) < /dev/null >&8 2>&8 8>&- 9>&-
+status=$?
+kill -9 -1
 cd "$1" || exit 97
-find . -path ./.git -prune -o \( -type f -o -type l \) -print0 > /run/names
-find . -path ./.git -prune -o \( -type f -o -type l \) -cnewer /run/stamp -print0 > /run/changed
-tar -cf - -C /run status output names --transform 's,^\./,tree/,' -C "$1" --null -T /run/changed 2>/dev/null
+{ printf '%s\0' "$status"; find . -path ./.git -prune -o \( -type f -o -type l \) -print0; printf '\0'
+  find . -path ./.git -prune -o \( -type f -o -type l \) -newerct "@$began" -print0 |
+  tar -cf - --null -T - 2>/dev/null; } >&9
 """
-"""What runs in the box: folder of the tree, working directory, command and longest output."""
+"""What runs in the box: folder of the tree, working directory, command and where its output goes.
+
+It runs in a copy of bash that nobody may read, so that the kernel hides its open files from the command.
+Before it tells anything, it ends every other process of the box: none can change what it tells.
+"""
 
 
 class CommandLimits(msgspec.Struct, frozen=True):
@@ -50,9 +62,9 @@ class CommandLimits(msgspec.Struct, frozen=True):
 
     timeout_s: float = 60.0
     memory_bytes: int = 2_000_000_000
-    """Memory of one process."""
+    """Memory of all processes together."""
     disk_bytes: int = 512_000_000
-    """Size of the tree, and of `/tmp`. Both are in memory."""
+    """Size of the tree, `/tmp`, and all else that can be written, together. It is in memory."""
     n_processes: int = 128
     output_bytes: int = 1_000_000
 
@@ -80,7 +92,7 @@ class Sandbox:
             mounts: folders of this machine that commands may read.
 
         Raises:
-            ConfigError: it is not there or may not; the message says what to do.
+            ConfigError: it is not there or may not, or libseccomp is not there; the message says what to do.
         """
         self.limits = limits or CommandLimits()
         self.mounts = [path.expanduser().resolve() for path in mounts]
@@ -88,6 +100,7 @@ class Sandbox:
         if program is None:
             raise ConfigError(_missing("it is not installed"))
         self._program = program
+        self._bash = shutil.which("bash") or "/bin/bash"
         self._is_root = os.geteuid() == 0
         try:
             ran = self.run("echo it works", root="/work", files={}, cwd="/work")
@@ -117,29 +130,52 @@ class Sandbox:
         Raises:
             ConfigError: the sandbox can't be created.
         """
-        limits = self.limits
-        script = ["bash", "-c", _SCRIPT, "box", root, cwd, command, str(limits.output_bytes)]
-        process = subprocess.Popen(
-            [*self._box(root, objects), *script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={"PATH": "/usr/bin:/bin"},
-            cwd="/",
-            # Of root, the kernel counts no processes.
-            user=_NOBODY if self._is_root else None,
-            group=_NOBODY if self._is_root else None,
-            extra_groups=[] if self._is_root else None,
-        )
-        result, complaint = _exchanged(process, _packed(files), limits.timeout_s)
-        if result is None:
-            return Ran(None, "", {})
-        if process.returncode and not result:
+        # A thread of its own, because a session keyring is a thread's, and the box ends with the thread.
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(self._run, command, root, files, cwd, objects).result()
+
+    def _run(
+        self, command: str, root: str, files: Mapping[str, bytes], cwd: str, objects: Path | None
+    ) -> Ran:
+        join_new_keyring()
+        with ExitStack() as opened:
+            ends = [opened.enter_context(os.fdopen(end, mode)) for end, mode in _pipes(2)]
+            output, printed, result, told = ends
+            guard = opened.enter_context(Path(self._bash).open("rb"))
+            rules = opened.enter_context(filter_file())
+            given = [each.fileno() for each in (printed, told, guard, rules)]
+            box = self._box(root, objects, guard=given[2], rules=given[3])
+            process = subprocess.Popen(
+                [*box, "-c", _SCRIPT, "box", root, cwd, command, *map(str, given[:2])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=given,
+                env={"PATH": "/usr/bin:/bin"},
+                cwd="/",
+                # Of root, the kernel counts no processes.
+                user=_NOBODY if self._is_root else None,
+                group=_NOBODY if self._is_root else None,
+                extra_groups=[] if self._is_root else None,
+            )
+            printed.close()
+            told.close()
+            watch = Watch(
+                process,
+                self.limits.memory_bytes,
+                self.limits.disk_bytes,
+                ("/tmp", _BOX, "/dev/shm", root),
+            )
+            answer, complaint, said = _exchanged(
+                process, _packed(files), (result, output), watch, self.limits
+            )
+        if answer == b"":
             why = complaint.decode("utf-8", "replace").strip()
-            if why:
-                raise ConfigError(f"bubblewrap could not create the sandbox: {why[:500]}")
-            return Ran(None, "", {})  # the command has ended the box itself
-        return _unpacked(result, root, files)
+            raise ConfigError(f"bubblewrap could not create the sandbox: {why[:500]}")
+        if answer is None or answer == _BEGUN:
+            # It took too long or too much, or the command has ended the box itself.
+            return Ran(None, "", {})
+        return _unpacked(answer.removeprefix(_BEGUN), said, root, files)
 
     def can_read(self, folder: Path) -> bool:
         """Return whether commands in the sandbox can read a folder. If this process is root, they run as nobody."""
@@ -148,7 +184,7 @@ class Sandbox:
         folders = [folder.resolve(), *folder.resolve().parents]
         return all(each.stat().st_mode & 0o001 for each in folders if each.exists())
 
-    def _box(self, root: str, objects: Path | None) -> list[str]:
+    def _box(self, root: str, objects: Path | None, *, guard: int, rules: int) -> list[str]:
         limits, disk = self.limits, ["--size", str(self.limits.disk_bytes), "--tmpfs"]
         system = [word for link in ("bin", "sbin", "lib", "lib64") for word in _system(link)]
         for place in ("/etc/alternatives", "/etc/ld.so.cache"):
@@ -161,10 +197,11 @@ class Sandbox:
             "--setenv", "HOME", "/nonexistent", "--ro-bind", "/usr", "/usr", *system,
             "--proc", "/proc", "--dev", "/dev", *disk, "/dev/shm", "--remount-ro", "/dev",
             *disk, "/tmp", *disk, _BOX,
+            "--perms", "0111", "--ro-bind-data", str(guard), _GUARD, "--seccomp", str(rules),
             *(["--ro-bind", str(objects), _OBJECTS] if objects else []),
             *disk, root, *map(str, mounts), "--remount-ro", "/", "--chdir", "/",
             "prlimit", f"--nproc={limits.n_processes}", f"--as={limits.memory_bytes}", "--core=0",
-            f"--fsize={limits.disk_bytes}", f"--cpu={int(limits.timeout_s) + 1}", "--",
+            f"--fsize={limits.disk_bytes}", f"--cpu={int(limits.timeout_s) + 1}", "--", _GUARD,
         ]  # fmt: skip
 
     def _path(self) -> str:
@@ -173,20 +210,28 @@ class Sandbox:
 
 
 def _exchanged(
-    process: subprocess.Popen[bytes], data: bytes, timeout_s: float
-) -> tuple[bytes | None, bytes]:
-    """Return what a process wrote and complained of; None of one that took too long or wrote too much."""
-    alarm = threading.Timer(timeout_s, process.kill)
+    process: subprocess.Popen[bytes],
+    data: bytes,
+    ends: tuple[IO[bytes], IO[bytes]],
+    watch: Watch,
+    limits: CommandLimits,
+) -> tuple[bytes | None, bytes, bytes]:
+    """Return what the guard wrote, what went wrong, and what the command printed.
+
+    The first is None of a command that took too long, wrote too much, or used too much.
+    """
+    alarm = threading.Timer(limits.timeout_s, process.kill)
     alarm.start()
-    complaint = bytearray()
+    complaint, said = bytearray(), bytearray()
     threads = [
+        threading.Thread(target=_collect, args=(process.stderr, complaint, 100_000)),
+        threading.Thread(target=_collect, args=(ends[1], said, limits.output_bytes)),
+        threading.Thread(target=watch.run),
         threading.Thread(target=_feed, args=(process, data)),
-        threading.Thread(target=_collect, args=(process.stderr, complaint)),
     ]
     for thread in threads:
         thread.start()
-    assert process.stdout is not None
-    result = process.stdout.read(_RESULT_BYTES + 1)
+    result = ends[0].read(_RESULT_BYTES + 1)
     if len(result) > _RESULT_BYTES:
         process.kill()
     process.wait()
@@ -194,8 +239,13 @@ def _exchanged(
     alarm.cancel()
     for thread in threads:
         thread.join()
-    process.stdout.close()
-    return (None if is_stopped else result), bytes(complaint)
+    is_stopped |= watch.has_stopped
+    return (None if is_stopped else result), bytes(complaint), bytes(said)
+
+
+def _pipes(n: int) -> Iterator[tuple[int, str]]:
+    for _ in range(n):
+        yield from zip(os.pipe(), ("rb", "wb"), strict=True)
 
 
 def _feed(process: subprocess.Popen[bytes], data: bytes) -> None:
@@ -204,10 +254,12 @@ def _feed(process: subprocess.Popen[bytes], data: bytes) -> None:
         process.stdin.write(data)
 
 
-def _collect(stream: IO[bytes] | None, into: bytearray) -> None:
+def _collect(stream: IO[bytes] | None, into: bytearray, most: int) -> None:
+    """Read a stream to its end, and keep its first bytes."""
     assert stream is not None
     with stream:
-        into += stream.read(100_000)
+        while piece := stream.read(1 << 16):
+            into += piece[: most - len(into)]
 
 
 def _system(name: str) -> list[str]:
@@ -236,31 +288,30 @@ def _packed(files: Mapping[str, bytes]) -> bytes:
     return stream.getvalue()
 
 
-def _unpacked(result: bytes, root: str, files: Mapping[str, bytes]) -> Ran:
-    """Read what the box wrote; nothing of it is trusted, and nothing reaches the disk."""
-    told: dict[str, bytes] = {}
+def _unpacked(result: bytes, said: bytes, root: str, files: Mapping[str, bytes]) -> Ran:
+    """Read what the guard told: the status, the names of all files, and an archive of those that changed.
+
+    Names and contents are the command's; nothing of them reaches the disk.
+    """
+    status, _, rest = result.partition(b"\0")
+    listed, _, archive = rest.partition(b"\0\0")
     changed: dict[str, str] = {}
     try:
-        with tarfile.open(fileobj=io.BytesIO(result)) as tar:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             for entry in tar:
                 content = tar.extractfile(entry) if entry.isreg() else None
                 data = content.read() if content is not None else b""
-                if entry.name in {"status", "output", "names"}:
-                    told[entry.name] = data
-                elif entry.name.startswith("tree/"):
-                    name = posixpath.normpath(entry.name.removeprefix("tree/"))
-                    link = f"-> {entry.linkname}" if entry.issym() else None
-                    changed[name] = link or data.decode("utf-8", "replace")
+                link = f"-> {entry.linkname}" if entry.issym() else None
+                changed[posixpath.normpath(entry.name)] = link or data.decode("utf-8", "replace")
     except tarfile.TarError:
         return Ran(None, "", {})
-    names = {posixpath.normpath(name) for name in _texts(told.get("names", b""))}
+    names = {posixpath.normpath(name) for name in _texts(listed)}
     gone = [name for name in files if name not in names and not _is_git(name)]
     same = {name for name in changed if changed[name].encode() == files.get(name)}
     changes = {name: text for name, text in changed.items() if name not in same}
-    status = told.get("status", b"").strip()
     return Ran(
         int(status) if status.isdigit() else None,
-        told.get("output", b"").decode("utf-8", "replace"),
+        said.decode("utf-8", "replace"),
         {f"{root}/{name}": changes.get(name) for name in sorted({*changes, *gone})},
     )
 
