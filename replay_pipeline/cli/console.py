@@ -253,6 +253,7 @@ def show_look(overview: Report) -> None:
         ("went wrong", f"{total['errors']:,} errors, {total['interruptions']:,} interruptions"),
         ("tokens", f"{sum(tokens.values()):,}; {share}"),
         ("cost", _cost_words(overview)),
+        ("dearest", "; ".join(f"${usd:,.2f} {title[:40]}" for title, usd in overview["dearest"])),
         (
             "projects",
             _first_of({p["name"]: f"${p['cost_usd']:,.2f}" for p in overview["projects"]}),

@@ -23,6 +23,7 @@ FINE = frozenset({"ok", "final_text"})
 INTERRUPTED = frozenset({"user_rejected", "interrupted"})
 """Outcomes in which the user rejected the action or stopped the agent. Other outcomes except `FINE` are errors."""
 _TITLE_CHARS = 90
+_MOST_DEAR = 3
 _COMMAND = re.compile(r"<((?:local-)?command-[a-z]+|system-reminder)>.*?</\1>\s*", re.DOTALL)
 """What a client puts into a user's message."""
 _SENTINELS = ("[Request interrupted", "Caveat:")
@@ -110,8 +111,9 @@ class SessionTotals:
             if not bill.counted:
                 self._without_price |= bill.without_price
             total = sum(each["cost_usd"] for each in bill.sessions)
+            first = next((s for s in bill.sessions if s["parent"] is None), bill.sessions[0])
             for each in bill.sessions:
-                each["total_usd"] = total
+                each["total_usd"], each["has_bill"] = total, each is first
                 each["is_priced"] = each["is_priced"] or bool(bill.counted)
         self._bills.clear()
 
@@ -119,6 +121,7 @@ class SessionTotals:
         facts["cost_usd"] += usd
         # By model as the client's whole count is: which calls had no row is not known.
         for model, share in counted.items():
+            model = model or next(iter(facts["models"]), "unknown")
             key = ((facts["last"] or "")[:10], printable(model), facts["project"])
             self._models.setdefault(key[1], Counter())
             self._days.setdefault(key, Counter())
@@ -155,6 +158,7 @@ class SessionTotals:
                 "first": dates[0][:10] if dates else None,
                 "last": dates[-1][:10] if dates else None,
             },
+            "dearest": _dearest(self.sessions),
             "projects": _projects(self.sessions),
             "models": models,
             "tokens": tokens,
@@ -190,6 +194,12 @@ def _by_day(turns: Iterable[Row]) -> dict[str, list[Row]]:
         day = turn["timestamp"].date().isoformat() if turn["timestamp"] else ""
         days.setdefault(day, []).append(turn)
     return days
+
+
+def _dearest(sessions: Iterable[Facts]) -> list[tuple[str, float]]:
+    """Return the title and the total of the conversations that cost most."""
+    found = sorted(sessions, key=lambda each: -each["total_usd"])
+    return [(each["title"], each["total_usd"]) for each in found if each["has_bill"]][:_MOST_DEAR]
 
 
 def _projects(sessions: Iterable[Facts]) -> list[dict[str, Any]]:

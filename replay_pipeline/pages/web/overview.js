@@ -31,7 +31,7 @@ async function showOverview(main) {
   main.append(costs);
   show("model");
   main.append(element("div", "cards",
-    card("The ten dearest conversations", ranked(sessions.filter((s) => !s.parent), (s) => s.total_usd, (s) => dollars(s.total_usd))),
+    card("The ten dearest conversations", ranked(sessions.filter((s) => s.has_bill), (s) => s.total_usd, (s) => dollars(s.total_usd))),
     card("The ten worst sessions", ranked(sessions, (s) => s.n_errors + s.n_interrupted, (s) => `${s.n_errors} errors, ${s.n_interrupted} stops`)),
     card("Projects", table([
       ["project", (p) => link(p.name, addressOf("sessions", [], { project: p.name }))],
