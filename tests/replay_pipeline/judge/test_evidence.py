@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from replay_pipeline.actions import canonical_action
 from replay_pipeline.judge.records import outcomes_table
-from replay_pipeline.types import TeacherAction
+from replay_pipeline.types import TeacherAction, Trial
 from tests.support.votes import extract_pairs
 
 
@@ -330,3 +331,16 @@ def test_a_failure_of_another_action_says_nothing_of_a_sample():
         for outcome in ("tool_error", "ok")
     )
     assert failed["weight"] == plain["weight"]
+
+
+def test_what_was_tried_is_told_in_the_row_of_the_state():
+    right, wrong = canonical_action(bash("ls")).render(), canonical_action(bash("pytest")).render()
+    trials = {
+        right: Trial(works=True, is_passing=True, was_passing=False, answer="ok", diff="+x"),
+        wrong: Trial(works=False, error_kind="exit"),
+    }
+    [row] = extract_pairs([state()], answers(**LS), trials={"s0": trials}).outcomes
+    assert row["trials"] == {
+        right: {"result": "works, check fixed", "answer": "ok", "diff": "+x"},
+        wrong: {"result": "fails: exit"},
+    }

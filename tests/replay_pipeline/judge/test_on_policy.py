@@ -225,3 +225,39 @@ def test_words_that_only_one_session_or_a_few_pairs_have_tell_nothing():
     # Twenty sessions in which `ls` is always worse: one is no more than what a coin does.
     report = on_policy_pairs(states, rows, drawn)
     assert (len(report.pairs), report.outcomes["tells_side"]) == (1, MIN_PAIRS - 1)
+
+
+def test_the_pair_that_leaves_first_is_the_one_without_which_the_words_tell_least():
+    dice = random.Random(1)
+    pairs = [
+        {
+            "session_id": str(dice.randrange(4)),
+            "chosen": " ".join(dice.choices("abcdef", k=3)),
+            "rejected": " ".join(dice.choices("efghab", k=3)),
+        }
+        for _ in range(24)
+    ]
+
+    def told(kept):
+        """How much more than by chance all words tell, by the definition."""
+        by_word = {}
+        for pair in kept:
+            for word, sign in on_policy._telling_words(pair["chosen"], pair["rejected"]).items():
+                sessions = by_word.setdefault(word, {})
+                sessions[pair["session_id"]] = sessions.get(pair["session_id"], 0) + sign
+        variances = {word: sum(n * n for n in s.values()) for word, s in by_word.items()}
+        return sum(
+            sum(by_word[word].values()) ** 2 / variance - 1
+            for word, variance in variances.items()
+            if variance
+        )
+
+    words = on_policy._WordsOfSides(pairs)
+    kept = list(range(len(pairs)))
+    while (place := words.most_telling()) is not None:
+        without = {n: told([pairs[m] for m in kept if m != n]) for n in kept}
+        assert without[place] == pytest.approx(min(without.values()))
+        kept.remove(place)
+        words.leave_out(place)
+    assert len(kept) < len(pairs)
+    assert told([pairs[n] for n in kept]) <= 1e-9
