@@ -233,8 +233,18 @@ class SandboxCloud:
         for job in self.jobs.values():
             job.end("closed")
 
+    def is_there(self, name):
+        return name in self.jobs
+
+    knows = is_there
+
+    def made(self, definition, env, name):
+        """Return what a request starts."""
+        argv = list(definition.entrypoint_args)
+        return Job(self.folder, argv, env, definition.timeout_secs, {}, name)
+
     def start(self, definition, env, name):
-        """Run a sandbox as a process; return its name."""
+        """Run a sandbox; return its name."""
         from grpclib import GRPCError, Status
 
         known = self.jobs.get(self.named.get(definition.name))
@@ -242,8 +252,7 @@ class SandboxCloud:
             raise GRPCError(Status.ALREADY_EXISTS, f"a sandbox named {definition.name} runs")
         self.definitions.append(definition)
         self.named[definition.name] = name
-        argv = list(definition.entrypoint_args)
-        self.jobs[name] = Job(self.folder, argv, env, definition.timeout_secs, {}, name)
+        self.jobs[name] = self.made(definition, env, name)
         return name
 
 
@@ -356,12 +365,14 @@ def both_versions(cloud):
 
     def from_name(request):
         name = cloud.named.get(request.sandbox_name)
-        if name is None or (cloud.jobs[name].code() is not None and not request.include_terminated):
+        if name is None or not cloud.is_there(name):
+            raise GRPCError(Status.NOT_FOUND, request.sandbox_name)
+        if cloud.jobs[name].code() is not None and not request.include_terminated:
             raise GRPCError(Status.NOT_FOUND, request.sandbox_name)
         return api_pb2.SandboxGetFromNameResponse(sandbox_id=name)
 
     def known(request):
-        if request.sandbox_id not in cloud.jobs:
+        if not cloud.knows(request.sandbox_id):
             raise GRPCError(Status.NOT_FOUND, request.sandbox_id)
         return cloud.jobs[request.sandbox_id]
 

@@ -2,16 +2,18 @@
 
 import contextlib
 import itertools
-import json
-import random
-import sqlite3
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import huggingface_hub.constants
 import huggingface_hub.utils._http as hub_http
 import pytest
 
+from tests.trainer.outer.cloud_schedules import PLATFORMS, Rig
 from tests.trainer.outer.virtual_jobs import Clock, Killed, VirtualHub
-from trainer.diloco import HFJobsExecutor, ReplicaHandle
+from trainer.diloco import HFJobsExecutor
 from trainer.errors import (
     BudgetReachedError,
     LeaseHeldError,
@@ -21,7 +23,9 @@ from trainer.errors import (
     TrainerConfigError,
 )
 from trainer.outer.executors.ledger import JobLedger
-from trainer.outer.launch import Launch, Limits, launch, launch_command
+from trainer.outer.launch import Launch, Limits, launch_command
+
+REPO = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -43,40 +47,6 @@ def cloud():
     yield make
     for hub in hubs:
         hub.close()
-
-
-class Rig:
-    """What stays of a launch when its process is killed: a folder, a store and a cloud."""
-
-    def __init__(self, hub, folder, *, n=4, lives=None, **limits):
-        self.hub, self.folder, self.n = hub, folder, n
-        self.env = {"LIVES": json.dumps(lives or {})}
-        self.limits = Limits(**{"max_usd": 100.0, **limits})
-        self.uri = f"file://{folder}/store"
-
-    def executor(self):
-        executor = HFJobsExecutor(
-            "a10g-large", image="me/image", endpoint=self.hub.url, token="hf_x"
-        )
-        executor.now, executor.sleep = self.hub.clock.now, self.hub.clock.sleep
-        return executor
-
-    def launch(self, executor=None, work_dir="outer", **options):
-        return launch(
-            ["--config", "run.yaml"], replicas=self.n, uri=self.uri, limits=self.limits,
-            executor=executor or self.executor(), env=self.env, poll_s=120.0,
-            work_dir=self.folder / work_dir, **options,
-        )  # fmt: skip
-
-    def rows(self, work_dir="outer"):
-        return JobLedger(self.folder / work_dir / "ledger.sqlite").rows()
-
-    def known(self, work_dir="outer"):
-        path = self.folder / work_dir / "ledger.sqlite"
-        with contextlib.closing(sqlite3.connect(path)) as ledger:
-            strays = ledger.execute("select value from ledger where key like 'stray %'").fetchall()
-        told = [row.handle for row in self.rows(work_dir)] + [value for (value,) in strays]
-        return {ReplicaHandle.from_json(text).job_id for text in told} - {""}
 
 
 @pytest.mark.parametrize("gap_s", [1, 9, 45, 300])
@@ -344,70 +314,14 @@ def test_status_and_stop_from_the_command_line(cloud, tmp_path, capsys, monkeypa
     assert "$0.00 held" in capsys.readouterr().out
 
 
-def scheduled(hub, folder, dice):
-    """Let a random launch live through its schedule; return its rig."""
-    n = dice.randint(1, 4)
-    lives = {
-        str(rank): [
-            [dice.choice([5, 300, 1800, 4000, 1e9]), dice.choice([0, 0, 1])] for _ in range(3)
-        ]
-        for rank in range(n)
-    }
-    rig = Rig(
-        hub, folder, n=n, lives=lives, max_usd=dice.choice([0.3, 1.0, 2.5, 6.0]),
-        max_hours=dice.choice([0.5, 2, 24]), max_restarts=3,
-    )  # fmt: skip
-    hub.lost = dice.randint(0, 2)
-    hub.refusals = [dice.choice([0, 0, 0, 503, 402]) for _ in range(6)]
-    for _ in range(dice.randint(2, 6)):
-        executor = rig.executor()
-        start = executor._api.run_job
-
-        def run_job(start=start, **options):
-            if dice.random() < 0.1:
-                raise Killed
-            job = start(**options)
-            if dice.random() < 0.1:
-                raise Killed
-            return job
-
-        executor._api.run_job = run_job
-        try:
-            rig.launch(executor, work_dir=dice.choice(["outer", "outer", "outer", "second"]))
-            break
-        except (Killed, ReplicaFailedError, LeaseHeldError):
-            hub.clock.time += dice.choice([1, 60, 2000])
-    return rig
-
-
 @pytest.mark.slow
+@pytest.mark.parametrize("platform", PLATFORMS)
 def test_in_random_schedules_every_job_is_known_and_the_bill_stays_below_the_ceiling(
-    cloud, tmp_path
+    platform,
 ):
-    n_jobs = n_killed = 0
-    for seed in range(50):
-        dice = random.Random(seed)
-        deaths = sorted(dice.uniform(0, 8000) for _ in range(dice.randint(0, 4)))
-        gaps = [(dice.uniform(0, 8000), dice.uniform(1, 300)) for _ in range(dice.randint(0, 4))]
-        hub = cloud(deaths=deaths, gaps=gaps)
-        rig = scheduled(hub, tmp_path / str(seed), dice)
-        hub.clock.deaths = []
-        dirs = [name for name in ("outer", "second") if (tmp_path / str(seed) / name).exists()]
-        for name in dirs:
-            last = Launch(rig.folder / name, rig.uri, rig.executor(), rig.limits)
-            with contextlib.suppress(LeaseHeldError):
-                last.stop()
-        known = set.union(*(rig.known(name) for name in dirs))
-        assert set(hub.jobs) == known, seed
-        assert not hub.running, seed
-        for name in dirs:
-            mine = rig.known(name)
-            bill = sum(
-                -(-job.ran_s(hub.clock.time) // 60) * 0.025
-                for job in hub.jobs.values() if job.id in mine
-            )  # fmt: skip
-            assert bill <= rig.limits.max_usd, seed
-        n_jobs += len(hub.jobs)
-        n_killed += len(deaths)
-    assert n_jobs > 100
-    assert n_killed > 50
+    command = ["-m", "tests.trainer.outer.cloud_schedules", "--count", "25", "--platform", platform]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=REPO, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert re.search(r"25 schedules, \d{2,} jobs, \d+ of \d+ payable", done.stdout)

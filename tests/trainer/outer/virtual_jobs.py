@@ -5,12 +5,16 @@ network is away at the times of `gaps`; `lost` counts answers to POSTs that will
 questions for a job that are answered by 404. Jobs are listed `lag_s` after their start.
 """
 
+import functools
 import itertools
 import json
 import math
+import os
+import re
 from dataclasses import dataclass
 
-from tests.trainer.outer.cloud_servers import JobsHub
+from tests.trainer.outer.cloud_servers import JobsHub, SandboxCloud
+from trainer.diloco import HFJobsExecutor, ModalExecutor
 
 MINUTE_S = 60
 STARTS_S = 20
@@ -39,6 +43,12 @@ class Killed(BaseException):
     """The process is gone."""
 
 
+def life_of(lives, rank, attempt):
+    """Return how many seconds a start lives, and its exit code."""
+    told = json.loads(lives).get(str(rank), [[30, 0] if rank < 0 else [3000, 0]])
+    return told[min(attempt, len(told) - 1)]
+
+
 @dataclass
 class VirtualJob:
     clock: Clock
@@ -64,6 +74,17 @@ class VirtualJob:
 
     def end(self, why):
         self.cancelled_at = min(self.cancelled_at, self.clock.time)
+
+    @property
+    def ended_by(self):
+        """How it ended, as `SandboxCloud` asks."""
+        if self.ends == self.cancelled_at:
+            return "cancel"
+        return "timeout" if self.runs_s > self.timeout_s else ""
+
+    def code(self):
+        """Return the exit code, or None while it runs."""
+        return None if self.clock.time < self.ends else self.exits
 
     def log(self):
         return "No module named trainer" if self.is_probe and self.exits else "done"
@@ -94,7 +115,7 @@ class VirtualHub(JobsHub):
         self.lost = 0
         self.lag_s = 0
         self.blind = 0
-        self.vanished = set()
+        self.vanished, self.vanishes = set(), []
         self.refusals = []
         self.numbers = itertools.count()
         super().__init__()
@@ -124,7 +145,15 @@ class VirtualHub(JobsHub):
     def running(self):
         return [job for job in self.jobs.values() if self.clock.time < job.ends]
 
+    def executor(self):
+        return HFJobsExecutor("a10g-large", image="me/image", endpoint=self.url, token="hf_x")
+
     def serve(self, request, body):
+        while self.vanishes and self.clock.time >= self.vanishes[0][0]:
+            _, rank = self.vanishes.pop(0)
+            for job in self.running:
+                if job.labels["rank"] == str(rank):
+                    self.vanish(job)
         if any(start <= self.clock.time < end for start, end in self.gaps):
             self.lose(request)
         else:
@@ -143,10 +172,71 @@ class VirtualHub(JobsHub):
 
     def made(self, spec):
         rank, attempt = (int(spec["labels"][name]) for name in ("rank", "attempt"))
-        lives = json.loads(spec["environment"].get("LIVES", "{}"))
-        told = lives.get(str(rank), [[30, 0] if rank < 0 else [3000, 0]])
-        runs_s, exits = told[min(attempt, len(told) - 1)]
+        runs_s, exits = life_of(spec["environment"].get("LIVES", "{}"), rank, attempt)
         return VirtualJob(
             self.clock, f"job{next(self.numbers):05d}", spec["labels"], spec["command"], runs_s,
             exits, spec["timeoutSeconds"],
         )  # fmt: skip
+
+
+class VirtualCloud(SandboxCloud):
+    """Modal's sandboxes on a clock that only the test moves, with a bill of its own."""
+
+    def __init__(self):
+        super().__init__(None)
+        os.environ |= {
+            "MODAL_SERVER_URL": self.url, "MODAL_TOKEN_ID": "ak-x", "MODAL_TOKEN_SECRET": "as-x",
+        }  # fmt: skip
+
+    def executor(self):
+        return ModalExecutor("me/image", "T4")
+
+    def is_there(self, name):
+        return name in self.jobs and name not in self.vanished
+
+    def knows(self, name):
+        while self.vanishes and self.clock.time >= self.vanishes[0][0]:
+            _, rank = self.vanishes.pop(0)
+            for job in self.running:
+                if job.labels["rank"] == str(rank):
+                    self.vanish(job)
+        self.blind -= (is_blind := self.blind > 0)
+        return self.is_there(name) and not is_blind
+
+    def made(self, definition, env, name):
+        """Return what a request starts."""
+        found = re.fullmatch(r"outer-\w+-\d+-(-?\d+)-(\d+)", definition.name)
+        rank, attempt = found.groups()
+        labels = {"rank": rank, "attempt": attempt}
+        runs_s, exits = life_of(env.get("LIVES", "{}"), int(rank), int(attempt))
+        return VirtualJob(
+            self.clock, name, labels, list(definition.entrypoint_args), runs_s, exits,
+            definition.timeout_secs,
+        )  # fmt: skip
+
+    @property
+    def bill_usd(self):
+        seconds = sum(job.ran_s(self.clock.time) for job in self.jobs.values())
+        return seconds * self.executor().usd_per_hour / 3600
+
+    running = VirtualHub.running
+    vanish = VirtualHub.vanish
+
+    def forget(self, clock):
+        """Begin anew, as another account would."""
+        self.clock = clock
+        self.lag_s = self.lost = self.blind = 0
+        self.vanished, self.vanishes, self.failing = set(), [], []
+        for kept in (self.jobs, self.named, self.tags, self.secrets):
+            kept.clear()
+        return self
+
+
+@functools.cache
+def _one_cloud():
+    return VirtualCloud()
+
+
+def virtual_cloud(clock):
+    """Return an empty cloud; Modal's client stays with the first server that it has seen."""
+    return _one_cloud().forget(clock)
