@@ -220,7 +220,7 @@ check-whole: $(STAMP)
 
 # Changes the modules that hold money, pairs, splits, secrets and losses, one place at a time, and sees
 # whether their tests notice: MUTANTS changes a module, drawn by SEED, in ROOMS (all of them by default).
-# Some 10 minutes of one core; fails below 90 %.
+# Some 10 minutes of one core; fails below 95 %.
 MUTANTS ?= 10
 SEED ?= 1
 ROOMS ?=
