@@ -30,6 +30,7 @@ from trainer.errors import (
 from trainer.folders import sole_writer
 from trainer.outer.environment import variables_named
 from trainer.outer.executors.base import (
+    USERS_ERROR,
     ReplicaHandle,
     ReplicaResult,
     ReplicaState,
@@ -308,7 +309,8 @@ class Launch:
             ReplicaFailedError: The probe or a start failed. Started replicas are stopped.
         """
         executor = self.executor
-        there = {handle.rank: handle for handle in self.handles() if handle.rank != PROBE_RANK}
+        there = {handle.rank: handle for handle in self.handles()}
+        probe = there.pop(PROBE_RANK, None)
         wanted = [executor.command_of(entrypoint, command, rank, n) for rank in range(n)]
         if any(rank >= n or there[rank].command != wanted[rank] for rank in there):
             raise TrainerConfigError(
@@ -324,7 +326,8 @@ class Launch:
             return [there[rank] for rank in range(n)]
         try:
             if entrypoint.startswith("python:"):
-                self._probe(command, attempts.get(PROBE_RANK, 0), n, env=env, secrets=secrets)
+                attempt = attempts.get(PROBE_RANK, 0)
+                self._probe(command, attempt, n, known=probe, env=env, secrets=secrets)
             life_s = self.life_s(len(missing))
             for rank in missing:
                 handle = ReplicaHandle(
@@ -424,6 +427,7 @@ class Launch:
         attempt: int,
         n: int,
         *,
+        known: ReplicaHandle | None,
         env: Mapping[str, str],
         secrets: Mapping[str, str],
     ) -> None:
@@ -440,9 +444,12 @@ class Launch:
             list(command)[list(command).index("trainer") + 1 :] if "trainer" in command else command
         )
         argv = executor.command_of("python:trainer", [*own, "--check"], 0, n)
-        life_s = min(PROBE_S, self.life_s(1))
-        handle = ReplicaHandle(self.run_id, PROBE_RANK, n, attempt, "", argv, dict(env), life_s)
-        started = executor.start(handle, secrets)
+        started = known
+        if known is None or known.command != argv or not self._is_telling(known):
+            life_s = min(PROBE_S, self.life_s(1))
+            handle = ReplicaHandle(self.run_id, PROBE_RANK, n, attempt, "", argv, dict(env), life_s)
+            started = executor.start(handle, secrets)
+        assert started is not None
         try:
             executor.collect([started], timeout_s=2 * PROBE_S)
         except ReplicaFailedError as error:
@@ -451,6 +458,12 @@ class Launch:
                 f"and the settings must fit the dataset and the store: {error}"
             ) from error
         self.ledger.remember("probed", "yes")
+
+    def _is_telling(self, probe: ReplicaHandle) -> bool:
+        """Return whether a probe of an earlier launcher runs, or says all that another one would."""
+        [status] = self.executor.poll([probe])
+        told = status.state is ReplicaState.SUCCEEDED or status.exit_code == USERS_ERROR
+        return told or not status.state.is_final
 
 
 def launch(
