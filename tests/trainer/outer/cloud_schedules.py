@@ -117,7 +117,7 @@ def run_schedule(seed, folder, platform):
                 violations.append(f"{len(hub.running)} run after stop, {len(left)} are told")
             if hub.bill_usd > rig.limits.max_usd:
                 violations.append(f"{hub.bill_usd} billed under {rig.limits.max_usd}")
-            if rig.known() != set(hub.jobs):
+            if rig.known() | hub.vanished != set(hub.jobs):
                 violations.append(f"{len(hub.jobs)} jobs, known {len(rig.known())}")
             if is_typo and len(hub.jobs) > 1:
                 violations.append(f"{len(hub.jobs)} starts of a misspelled setting")
