@@ -250,6 +250,24 @@ _LINE_CONTEXTS: dict[str, Callable[[str, str], tuple[str, str]]] = {
 }
 
 
+REPEATED: dict[str, Callable[[str], str]] = {
+    "plain": lambda s: f"./login {s} now; the value is {s}, and nothing else",
+    "in json": lambda s: json.dumps(json.dumps({"said": f"use {s}"})),
+    "in an address": lambda s: f"GET /cb?state=1&v={quote(s, safe='')}&x=2",
+    "in base64": lambda s: f"echo {base64.b64encode(f'it is {s}!'.encode()).decode()} | base64 -d",
+    "alone in base64": lambda s: f"data:{base64.urlsafe_b64encode(s.encode()).decode()};",
+}
+"""Where a value stands again, and nothing beside it tells of a secret."""
+
+
+def given_away(n: int, seed: int = 1) -> list[tuple[Planted, str]]:
+    """Texts that give a value away, and the value, drawn from all kinds."""
+    told = [each for number in range(9) for each in planted(number)]
+    plain = {*TOKENS, *ASSIGNED, *LINES} - {"basic"}
+    fit = [p for p in told if p.kind in plain and p.context in ("prose", "env", "line")]
+    return [(each, each.forms[0]) for each in Random(seed).sample(fit, n)]
+
+
 def _in_base64(secret: str) -> tuple[str, str]:
     text = base64.b64encode(f"credential={secret}\n".encode()).decode()
     return f"echo {text} | base64 -d", text

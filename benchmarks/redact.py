@@ -19,7 +19,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.planted_secrets import kinds, planted
+from benchmarks.planted_secrets import REPEATED, given_away, kinds, planted
 from replay_pipeline.ingesters import ingest
 from replay_pipeline.redaction.redactor import Redactor, find_secrets_in
 
@@ -33,6 +33,20 @@ def recall() -> dict[str, object]:
         if any(form in redactor.text(p.text) for form in p.forms)
     )
     return {"planted": len(texts), "kinds": len(kinds()), "survived": dict(survived)}
+
+
+def repeated(n: int = 400) -> dict[str, object]:
+    """Plant values that one text gives away five times more, and count where they are left."""
+    redactor, left = Redactor(), Counter[str]()
+    for given, value in given_away(n):
+        texts = {form: write(value) for form, write in REPEATED.items()}
+        _, known = redactor.learn([given.text, *texts.values()])
+        left.update(
+            form
+            for form, text in texts.items()
+            if "<SECRET:" not in redactor.text(text, known=known)
+        )
+    return {"values": n, "forms": len(REPEATED), "left": dict(left)}
 
 
 def texts_of(paths: list[Path]) -> list[str]:
@@ -102,7 +116,7 @@ def main() -> None:
     parser.add_argument("--code-mb", type=int, default=30)
     options = parser.parse_args()
     find_secrets_in(["warm up the scanner"])
-    report: dict[str, object] = {"recall": recall()}
+    report: dict[str, object] = {"recall": recall(), "repeated": repeated()}
     if options.sessions:
         report["sessions"] = false_positives(texts_of(options.sessions))
     if options.code:

@@ -2,15 +2,14 @@
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
 
-from benchmarks.planted_secrets import ASSIGNED, LINES, TOKENS, Planted, planted
+from benchmarks.planted_secrets import REPEATED, given_away
 from replay_pipeline.ingesters import ingest
 from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.stages.work.redacting import masked_answers
@@ -18,26 +17,10 @@ from replay_pipeline.types import TeacherAction
 from tests.replay_pipeline.ingesters.logs import Log, tool_use
 
 N_VALUES = 400
-REPEATED: dict[str, Callable[[str], str]] = {
-    "plain": lambda s: f"./login {s} now; the value is {s}, and nothing else",
-    "in json": lambda s: json.dumps(json.dumps({"said": f"use {s}"})),
-    "in an address": lambda s: f"GET /cb?state=1&v={quote(s, safe='')}&x=2",
-    "in base64": lambda s: f"echo {base64.b64encode(f'it is {s}!'.encode()).decode()} | base64 -d",
-    "alone in base64": lambda s: f"data:{base64.urlsafe_b64encode(s.encode()).decode()};",
-}
-
-
-def values() -> Iterator[tuple[Planted, str]]:
-    """Texts that give a value away, and the value."""
-    for seed in range(9):
-        for each in planted(seed):
-            is_plain = each.kind in {*TOKENS, *ASSIGNED, *LINES} and each.kind not in ("basic",)
-            if is_plain and each.context in ("prose", "env", "line"):
-                yield each, each.forms[0]
 
 
 def test_of_400_values_each_repeated_in_five_forms_none_is_left():
-    told = Random(1).sample(list(values()), N_VALUES)
+    told = given_away(N_VALUES)
     redactor, left, n_false = Redactor(), [], 0
     code = "import shop\nsrc/github/app.ts:42 raises ValueError(1234567) in load_settings_v2()"
     for given, value in told:
