@@ -77,7 +77,7 @@ def test_cheap_first_never_loses_a_pair(votes, threshold):
 
 def test_a_share_of_the_states_without_a_pair_is_asked_of_everybody():
     """So every answer has a known chance, and weighted by it, what is bought stands for all states."""
-    votes = [(0, 0, 1), (0, 1, 1), (1, 0, 0), (1, 1, 0), (1, 2, 2)] * 200
+    votes = [(0, 0, 1), (0, 1, 2), (1, 0, 0), (1, 1, 0), (1, 2, 2)] * 200
     states = [make_state(i) for i in range(len(votes))]
     answers = answers_of(states, votes)
     report = measured(states, TEACHERS, answers, ["cheap_first:0.2"])
