@@ -524,7 +524,7 @@ class ReplayReport:
     """Settled cost of the calls that this run sent."""
     max_total_usd: float
     """The ceiling of the run."""
-    stop_reason: Literal["completed", "budget", "stopped", "teacher_stopped"]
+    stop_reason: Literal["completed", "mostly_failed", "budget", "stopped", "teacher_stopped"]
     skipped: dict[str, int] = field(default_factory=dict)
     """Number of questions (state, teacher) that were not asked, by reason: `budget`, a gate, `teacher_stopped`."""
     cost_by_teacher_usd: dict[str, float] = field(default_factory=dict)

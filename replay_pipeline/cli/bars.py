@@ -1,5 +1,6 @@
 """Show the progress of long work: a bar per stage in a terminal, plain lines elsewhere."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,11 +21,16 @@ from replay_pipeline.types import Progress
 
 _WORTH_TELLING = {"bytes": 5_000_000, "look": 200}
 """From how many of what plain lines tell of it."""
+_EVERY_S = 10.0
 
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[[Progress], None]]:
-    """Yield a callback that draws a bar per stage, or prints a line for each 10 % without a terminal."""
+    """Yield a callback that draws a bar per stage.
+
+    Without a terminal it prints a line for each tenth of the work or of the money, and at least every ten
+    seconds while there is news.
+    """
     bars = Bars(
         TextColumn("{task.description:<9}"),
         BarColumn(bar_width=14),
@@ -37,13 +43,13 @@ def progress_bars() -> Iterator[Callable[[Progress], None]]:
         disable=not err.is_terminal,
     )
     tasks: dict[str, TaskID] = {}
-    tenths: dict[str, int] = {}
+    told: dict[str, _Told] = {}
     stages: dict[str, StageProgress] = {}
 
     def show(progress: Progress) -> None:
         whole = stages.setdefault(progress.stage, StageProgress()).whole(progress)
         if not err.is_terminal:
-            _tell_tenth(whole, tenths)
+            _tell_in_lines(whole, told.setdefault(whole.stage, _Told()))
             return
         if whole.stage not in tasks:
             tasks[whole.stage] = bars.add_task(whole.stage, amount="", usd="")
@@ -122,15 +128,29 @@ def _dollars(progress: Progress) -> str:
     return f"${progress.cost_usd:.4f}{of}"
 
 
-def _tell_tenth(progress: Progress, tenths: dict[str, int]) -> None:
-    """Print a line where a stage has come a tenth further since the last one, or ten steps."""
+@dataclass
+class _Told:
+    """What the last line of a stage told, and when."""
+
+    tenths: tuple[int, int] = (-1, -1)
+    line: str = ""
+    at_s: float = float("-inf")
+
+
+def _tell_in_lines(progress: Progress, told: _Told) -> None:
+    """Print a line where a stage or its money has come a tenth further, or ten seconds after the last one."""
     if not (progress.n_done or progress.cost_usd is not None):
         return
     fewest = _WORTH_TELLING.get(progress.unit or progress.stage, 0)
     if (progress.n_total or fewest) < fewest:
         return  # it is over before the line could be read
-    tenth = 10 * progress.n_done // progress.n_total if progress.n_total else progress.n_done // 10
-    if tenths.get(progress.stage) != tenth:
-        tenths[progress.stage] = tenth
-        usd = f", {_dollars(progress)}" if progress.cost_usd is not None else ""
-        err.print(f"{progress.stage} {_amount(progress)}{usd}", highlight=False)
+    n_done, n_total, usd = progress.n_done, progress.n_total, progress.cost_usd or 0.0
+    of_work = 10 * n_done // n_total if n_total else n_done // 10
+    of_money = int(10 * usd / progress.limit_usd) if progress.limit_usd else 0
+    line = f"{progress.stage} {_amount(progress)}"
+    line += f", {_dollars(progress)}" if progress.cost_usd is not None else ""
+    now = time.monotonic()
+    is_late = now - told.at_s >= _EVERY_S and line != told.line
+    if (of_work, of_money) != told.tenths or is_late:
+        told.tenths, told.line, told.at_s = (of_work, of_money), line, now
+        err.print(line, highlight=False)

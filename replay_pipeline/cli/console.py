@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -165,6 +165,7 @@ _PLAY = "these answers were made up in a rehearsal; nothing of it goes to the Hu
 
 def show_summary(summary: Report) -> None:
     """Show the table at the end of a run."""
+    _tell_others([summary])
     train = summary["train"]
     rows: list[tuple[str, Any]] = [
         ("sessions", f"{summary['sessions']} in {summary['batches']} batches"),
@@ -512,7 +513,17 @@ def _added(reports: Report, name: str) -> Counter[str]:
 
 def show_replay(reports: Report) -> None:
     """Show calls and dollars by batch."""
-    _tell_others(reports)
+    _tell_others(reports.values())
+    n_failed, n = (
+        sum(report[name] for report in reports.values() for name in names)
+        for names in (["n_failed"], ["n_failed", "n_answers"])
+    )
+    if 2 * n_failed > n:
+        usd = sum(report.get("failed_usd") or 0.0 for report in reports.values())
+        say(
+            f"{n_failed:,} of {n:,} questions got no answer that can be used ({_words(_added(reports, 'errors'))}). "
+            f"${usd:.4f} is booked for them, at the most that each may have cost where nobody can tell."
+        )
     for name in {each for report in reports.values() if (each := report.get("doubted_teacher"))}:
         say(
             f"{name} takes the agent's action where other teachers agree on another one, so a second "
@@ -545,10 +556,10 @@ def show_replay(reports: Report) -> None:
         )
 
 
-def _tell_others(reports: Report) -> None:
+def _tell_others(reports: Iterable[Report]) -> None:
     """Report first where a gateway had another model answer than the one that was asked."""
     others: Counter[tuple[str, str]] = Counter()
-    for report in reports.values():
+    for report in reports:
         for name, counts in (report.get("answered_by_others") or {}).items():
             others.update({(name, model): n for model, n in counts.items()})
     for (name, model), n in others.items():

@@ -1,6 +1,7 @@
 """The stage that asks teachers, the only one that spends money."""
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -132,10 +133,20 @@ def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
         "calls": total([receipt for receipt in real if not receipt.is_reused], "n_sent"),
         "answers": total(real, "n_answers"),
         "failed_calls": total(real, "n_failed"),
+        "answered_by_others": _others(real),
         "rehearsed_answers": total(receipts, "n_rehearsed"),
         "spent_usd": round(total(receipts, "spent_usd"), 6),
         "newly_spent_usd": round(total(fresh, "newly_spent_usd"), 6),
     }
+
+
+def _others(receipts: Sequence[Receipt]) -> Mapping[str, Mapping[str, int]]:
+    """Count the answers of other models than the asked one, by teacher."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for receipt in receipts:
+        for name, counts in (receipt.report.get("answered_by_others") or {}).items():
+            found[name].update(counts)
+    return found
 
 
 def is_play(replay: Mapping[str, Any]) -> bool:

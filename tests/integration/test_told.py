@@ -1,5 +1,6 @@
 """What commands tell: what was new, what is left, what finishing costs, and why most calls failed."""
 
+import itertools
 import json
 import re
 import shutil
@@ -117,6 +118,21 @@ def test_progress_off_a_terminal_is_a_line_at_every_tenth(capsys):
     assert lines[0] == "replay 0 of 100, $0.5000"
     assert lines[-1] == "replay 100 of 100, $0.5000"
     assert len(lines) == 11
+
+
+def test_money_is_told_by_its_tenths_and_every_ten_seconds(capsys, monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr("time.monotonic", lambda: 6 * next(clock))
+    with progress_bars() as on_progress:
+        for n in range(12):
+            usd = 0.02 * n
+            on_progress(
+                Progress(stage="replay", n_done=n, n_total=5_000, cost_usd=usd, limit_usd=2.0)
+            )
+    lines = capsys.readouterr().err.splitlines()
+    # Every ten seconds, which is every second one here, and where a tenth of the money is spent.
+    assert [line.split()[1] for line in lines] == ["0", "2", "4", "6", "8", "10"]
+    assert lines[-1] == "replay 10 of 5,000, $0.2000 of $2.00"
 
 
 def test_ingestion_is_told_in_bytes_of_what_is_done(run, tmp_path):

@@ -4,11 +4,13 @@ import os
 import socket
 from pathlib import Path
 
+import certifi
 import pytest
 from pydantic import ValidationError
 
 from replay_pipeline.errors import ConfigError, UntrustedError
 from replay_pipeline.replay import check_teachers, estimate, replay_trace_sync
+from replay_pipeline.replay.dialects import client
 from replay_pipeline.settings import Settings, config_dir, key_for
 from replay_pipeline.storage.trust import host_of, trust_file, trust_host
 from replay_pipeline.types import TeacherSpec
@@ -164,6 +166,23 @@ def test_what_is_sent_to_loopback_goes_through_no_proxy(listener, monkeypatch):
         (check,) = check_teachers([away])
     assert "cannot be reached" in (check.problem or "")
     assert listener.heard == []
+
+
+def test_a_proxy_that_is_not_spoken_to_and_a_bundle_that_is_none_are_named(monkeypatch, tmp_path):
+    teacher = TeacherSpec(name="t", model="a/b", base_url="https://x.example/v1", api_key_env=None)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="speaks socks5, and only http is spoken here"):
+        estimate([], [teacher.model_copy(update={"price": {"prompt": 0, "completion": 0}})])
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "none.pem"))
+    client._trusted.cache_clear()
+    with pytest.raises(ConfigError, match=r"REQUESTS_CA_BUNDLE=.*none.pem: not readable"):
+        estimate([], [teacher.model_copy(update={"price": {"prompt": 0, "completion": 0}})])
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", certifi.where())
+    assert client._trusted().get_ca_certs()
+    client._trusted.cache_clear()
 
 
 @pytest.mark.parametrize("host", ["https://a.example", "a.example/v1", "me@a.example", "", "a b"])

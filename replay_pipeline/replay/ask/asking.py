@@ -156,6 +156,10 @@ class Asking:
         )
 
 
+_DEAREST_TOKEN_USD = 0.01
+"""No model costs as much per token: such a price is one of a million tokens."""
+
+
 def today() -> str:
     """Name the scope of this UTC day."""
     return f"day:{datetime.now(UTC):%Y-%m-%d}"
@@ -183,6 +187,12 @@ def checked_ceiling(teachers: Sequence[TeacherSpec], max_total_usd: float, askin
             raise ConfigError(f"{name}={getattr(asking, name)} must be at least 1")
     asking.policy()
     for teacher in teachers:
+        for name, usd in (teacher.price or {}).items():
+            if name in ("prompt", "completion") and float(usd) >= _DEAREST_TOKEN_USD:
+                raise ConfigError(
+                    f"teacher {teacher.name}: price {name}={usd} is ${float(usd) * 1e6:,.0f} per million "
+                    f"tokens; prices are in dollars per token: write {float(usd) / 1e6:g} for ${float(usd):g} per million"
+                )
         accepted = {teacher.model, teacher.name, teacher.vendor} & set(asking.accepted_terms)
         if teacher.is_distillable is False and not accepted:
             raise ConfigError(

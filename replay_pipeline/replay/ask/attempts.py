@@ -312,7 +312,7 @@ class Dispatcher:
                     f"the parser of its own calls ({outcome.error_message})"
                 )
                 self.stop_teacher(teacher, Failure("malformed_call", told))
-        elif outcome.may_be_paid or outcome.code == "not_found":
+        elif outcome.may_be_paid or outcome.code in ("not_found", "unreachable"):
             self._n_fruitless[name] += 1
             if self._n_fruitless[name] >= _MOST_FRUITLESS:
                 told = f"{_MOST_FRUITLESS} calls in a row came to nothing: {outcome.message}"

@@ -468,12 +468,17 @@ class Replay:
                 found[row.teacher][row.model or "unknown"] += 1
         return {name: dict(counts) for name, counts in found.items()}
 
-    def _stop_reason(self) -> Literal["completed", "budget", "stopped", "teacher_stopped"]:
+    def _stop_reason(
+        self,
+    ) -> Literal["completed", "mostly_failed", "budget", "stopped", "teacher_stopped"]:
         if self.stop.is_set():
             return "stopped"
         if self.skipped["budget"]:
             return "budget"
-        return "teacher_stopped" if self.dispatcher.stopped_teachers else "completed"
+        if self.dispatcher.stopped_teachers:
+            return "teacher_stopped"
+        n_failed = sum(row.error_code is not None for row in self.decided.values())
+        return "mostly_failed" if 2 * n_failed > len(self.decided) else "completed"
 
     def know(self, task: LaneQuestion, known: Known) -> None:
         """Take over a call that the ledger already decided."""

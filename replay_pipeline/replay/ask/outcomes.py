@@ -155,6 +155,9 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "n_failed": len(report.actions) - len(answered),
         "n_rehearsed": sum(row.is_rehearsal for row in answered),
         "errors": dict(errors),
+        "failed_usd": round(
+            sum(row.cost_usd for row in report.actions if row.error_code) + report.unknown_usd, 9
+        ),
         "spent_usd": report.spent_usd,
         "newly_spent_usd": report.newly_spent_usd,
         "unknown_usd": report.unknown_usd,
@@ -167,7 +170,7 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "left": report.left,
         "doubted_teacher": report.doubted_teacher,
         "stop_reason": report.stop_reason,
-        "is_complete": report.stop_reason == "completed"
+        "is_complete": report.stop_reason in ("completed", "mostly_failed")
         and not report.n_open
         and not report.skipped.get("teacher_stopped"),
         "skipped": report.skipped,

@@ -32,20 +32,21 @@ Array = np.ndarray
 Range = tuple[float, float]
 
 _N_DRAWS = 300
-_ENDS = (5, 95)
-"""Percentiles at the ends of an interval."""
+_ENDS = (2.5, 97.5)
+"""Percentiles at the ends of an interval. Draws know nothing of what sets real sessions apart, so nine of ten real
+outcomes need more than nine of ten draws."""
 _N_CANDIDATES = 4_000
 _AGREEMENT = (0.3, 0.7)
 """How often two raters agree before anything was seen, at the least and at the most."""
-_AGENT = (0.82, 1.1)
+_AGENT = (0.85, 1.1)
 """How much more often than a teacher the agent takes a state's natural action."""
-_TEMPTED = 0.2
+_TEMPTED = 0.06
 """How often a rater that leaves the natural action joins another one that was taken."""
 _PRIOR = 40.0
 """Answers for which a drawn agreement counts, beside those that were seen."""
-_ALIKE = 1.5
+_ALIKE = 2.0
 """So many answers of the same sessions tell as much as one of independent states."""
-_UNUSABLE = (0.5, 9.5)
+_UNUSABLE = (0.5, 19.5)
 """Answers without a usable action and with one, before anything was seen."""
 _CACHE_HITS = (0.8, 1.0)
 """Share of the calls that find their prompt in the cache, before anything was seen."""
@@ -548,12 +549,13 @@ def _assumed(agent: Array, teachers: Array, n_agent: int, n_most: int, n_groups:
     """
     astray = 1 - teachers
     n_others = n_most * n_groups
-    natural_agents = agent * teachers**n_agent * astray**n_others
+    strayed = astray**n_others * _TEMPTED ** (max(0, n_most - 1) * n_groups)
+    natural_agents = agent * teachers**n_agent * strayed
     tempted = (1 - agent) * (astray * _TEMPTED) ** n_agent
     natural_most = (
         tempted * teachers**n_most * astray ** (n_others - n_most) * bool(n_most) * n_groups
     )
-    total = natural_agents + natural_most + tempted * astray**n_others
+    total = natural_agents + natural_most + tempted * strayed
     is_agents, is_most = natural_agents / total, natural_most / total
     joins_agent = is_agents * teachers + (1 - is_agents) * astray * _TEMPTED
     joins_most = is_most * teachers + (1 - is_most) * astray * _TEMPTED * bool(n_most)

@@ -23,16 +23,23 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from pydantic import SecretStr
 
-from replay_pipeline.errors import TeacherAuthError, TeacherResponseError, TeacherTimeoutError
+from replay_pipeline.errors import (
+    ConfigError,
+    TeacherAuthError,
+    TeacherResponseError,
+    TeacherTimeoutError,
+)
 from replay_pipeline.replay.dialects import Dialect
 from replay_pipeline.replay.dialects.prices import nano
 from replay_pipeline.replay.dialects.replies import Answer, Failure, generation_of, read_reply
+from replay_pipeline.storage.processes import environment
 
 
 class _OnFirstUse:
@@ -221,15 +228,33 @@ class Client:
             )
         return self._calls[proxy]
 
+    def check_way(self, base_url: str) -> None:
+        """Check that an endpoint can be spoken to from here, before anything is sent.
+
+        Raises:
+            ConfigError: the proxy of the environment, or its certificates, can't be used.
+        """
+        self._proxy_of(base_url)
+        _trusted()
+
     def _proxy_of(self, url: str) -> str | None:
-        """Name the proxy of the environment for an endpoint; none for plain http, as on loopback."""
+        """Name the proxy of the environment for an endpoint; none for plain http, as on loopback.
+
+        Raises:
+            ConfigError: it isn't an HTTP proxy.
+        """
         place = urlsplit(url)
         if place.netloc not in self._proxies:
             is_direct = place.scheme != "https" or proxy_bypass(place.hostname or "")
             known = getproxies()
-            self._proxies[place.netloc] = (
-                None if is_direct else known.get("https", known.get("all"))
-            )
+            proxy = None if is_direct else known.get("https", known.get("all"))
+            if proxy and not proxy.startswith(("http://", "https://")):
+                kind = proxy.partition("://")[0]
+                raise ConfigError(
+                    f"the proxy of the environment speaks {kind}, and only http is spoken here: set "
+                    "HTTPS_PROXY to an http:// address, or NO_PROXY to the endpoint's host"
+                )
+            self._proxies[place.netloc] = proxy
         return self._proxies[place.netloc]
 
     def _lost(self, error: Exception, sending: "_Sending", base_url: str) -> Failure:
@@ -303,6 +328,8 @@ class Client:
         try:
             status, content = await self._send("GET", url, sending, headers)
             reply = json.loads(content)
+        except ConfigError:
+            raise
         except ValueError as error:
             raise TeacherResponseError(f"{url}: the answer is not JSON") from error
         except Exception as error:
@@ -379,8 +406,22 @@ async def _read_all(response: "httpx.Response") -> bytes:
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
-    """Return the system's certificates, read once: that takes longer than a call."""
-    return ssl.create_default_context()
+    """Return the system's certificates, read once: that takes longer than a call.
+
+    Those of `REQUESTS_CA_BUNDLE` count too, as where a company's proxy signs with its own.
+
+    Raises:
+        ConfigError: the bundle can't be read.
+    """
+    context = ssl.create_default_context()
+    if bundle := environment("REQUESTS_CA_BUNDLE"):
+        try:
+            context.load_verify_locations(
+                **{"capath" if Path(bundle).is_dir() else "cafile": bundle}
+            )
+        except OSError as error:
+            raise ConfigError(f"REQUESTS_CA_BUNDLE={bundle}: not readable ({error})") from error
+    return context
 
 
 def run_apart(work: Coroutine[Any, Any, T]) -> T:

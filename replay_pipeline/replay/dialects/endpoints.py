@@ -19,7 +19,7 @@ from replay_pipeline.errors import (
 )
 from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.dialects.client import Client, run_apart
-from replay_pipeline.replay.dialects.prices import Price, PriceBook
+from replay_pipeline.replay.dialects.prices import Price, PriceBook, listed_name
 from replay_pipeline.settings import DEFAULT_TEACHERS, teacher_key
 from replay_pipeline.storage.store import Place
 from replay_pipeline.types import TeacherSpec
@@ -88,7 +88,7 @@ async def _check(teacher: TeacherSpec, client: Client, book: PriceBook) -> Teach
     except TeacherError as error:
         problems.append(str(error))
     models = book.models(teacher.base_url)
-    is_served = teacher.model in models
+    is_served = listed_name(teacher.model) in models
     if is_reachable and models and not is_served:
         problems.append(f"{teacher.base_url} does not serve {teacher.model}")
     price: Price | None = None
@@ -158,6 +158,8 @@ async def fetch_prices(
     book = PriceBook(folder=folder, max_stale=timedelta(days=max_age_days))
     listed = [t for t in teachers if t.price is None and dialect_of(t).name == "openrouter"]
     async with Client(max_connections=4, stop=stop, settle_s=settle_s) as client:
+        for teacher in teachers:
+            client.check_way(teacher.base_url)
         for teacher in listed:
             url = teacher.base_url
             if not book.fresh(url):
@@ -173,8 +175,12 @@ async def fetch_prices(
 
 def _check_served(teacher: TeacherSpec, models: list[str]) -> None:
     model = teacher.model
-    if model in models or model.rpartition(":")[0] in models:
+    if listed_name(model) in models:
         return
+    if model.endswith(":online"):
+        raise ConfigError(
+            f"teacher {teacher.name}: no list says what the searches of {model} cost; leave :online out, or set `price`"
+        )
     close = difflib.get_close_matches(model, models, n=3, cutoff=0.4) or models[:3]
     raise ConfigError(
         f"teacher {teacher.name}: {teacher.base_url} does not serve {model}; similar names: {', '.join(close) or 'none'}"

@@ -208,7 +208,7 @@ class PriceBook:
         if teacher.price is not None:
             return Price.of(teacher.price)
         known = self._load(teacher.base_url)
-        listed = known.models.get(teacher.model) if known else None
+        listed = known.models.get(listed_name(teacher.model)) if known else None
         if known is None or listed is None or not _is_priced(listed.pricing):
             raise PriceError(
                 f"teacher {teacher.name}: no price for {teacher.model} at {teacher.base_url}; set "
@@ -240,6 +240,16 @@ class PriceBook:
             except (OSError, msgspec.DecodeError) as error:
                 logger.warning("%s: price list ignored (%s)", path, error)
         return self._lists.get(base_url)
+
+
+def listed_name(model: str) -> str:
+    """Return the name under which a price list has a model.
+
+    `:nitro` and `:floor` only sort a router's endpoints, of which none may be dearer than listed. Other
+    variants have prices of their own, or none that could be known, as `:online`.
+    """
+    name, _, variant = model.rpartition(":")
+    return name if variant in ("nitro", "floor", "exacto") else model
 
 
 def _is_priced(pricing: Mapping[str, Any]) -> bool:

@@ -198,6 +198,8 @@ _MOST_SHOWN = 200
 _LEAST_TIME_S = 1e9
 """From so many seconds on, a number is a time (2001 and later) and no pause."""
 _PLAIN_NAME = re.compile(r"\w[\w-]*")
+_LONGEST_WAIT_S = 32 * 86_400.0
+"""Some limits are by the month. A longer wait is no wait."""
 _THINKING = re.compile(r"\A.*</think(?:ing)?>", re.DOTALL)
 
 
@@ -444,7 +446,9 @@ def _retry_after(
         _until_reset(headers),
         _until_reset(as_mapping(metadata.get("headers"))),
     ]
-    return max((wait for wait in waits if wait is not None and 0 <= wait < 86_400), default=None)
+    return max(
+        (wait for wait in waits if wait is not None and 0 <= wait < _LONGEST_WAIT_S), default=None
+    )
 
 
 def _until_reset(headers: Mapping[str, Any]) -> float | None:

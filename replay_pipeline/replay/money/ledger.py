@@ -27,6 +27,7 @@ import os
 import queue
 import socket
 import threading
+import uuid
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -452,10 +453,17 @@ def _name_of(pair: _Pair) -> str:
 class Unbooked:
     """The side files of one ledger. One process writes each, and the name says which."""
 
-    def __init__(self, ledger: str, owner: int) -> None:
+    def __init__(self, ledger: str, owner: int, identity: str = "") -> None:
         self.owner = owner
         name = hashlib.sha256(ledger.encode()).hexdigest()[:16]
-        self._stems = [Path.home() / ".cache" / "replay-pipeline" / f"{name}-unbooked-"]
+        cache = Path.home() / ".cache" / "replay-pipeline"
+        own = f"-{identity}" if identity else ""
+        self._stems = [cache / f"{name}{own}-unbooked-"]
+        # By its address, should the ledger be lost, and by its identity, should it be moved.
+        self._kept = [
+            f"{name}-*unbooked-*.jsonl",
+            *([f"*-{identity}-unbooked-*.jsonl"] if identity else []),
+        ]
         if "://" not in ledger:
             path = Path(ledger)
             self._stems.insert(0, path.with_name(f"{path.name}-unbooked-"))
@@ -485,8 +493,12 @@ class Unbooked:
     def left_behind(self, is_alive: Callable[[int], bool]) -> Iterator[tuple[Path, list[_Pair]]]:
         """Read the files of processes that have ended."""
         decode = msgspec.json.Decoder(_Pair).decode
-        for stem in self._stems:
-            for path in sorted(stem.parent.glob(f"{glob.escape(stem.name)}*.jsonl")):
+        places = [(stem.parent, f"{glob.escape(stem.name)}*.jsonl") for stem in self._stems[:-1]]
+        places += [(self._stems[-1].parent, pattern) for pattern in self._kept]
+        seen: set[Path] = set()
+        for folder, pattern in places:
+            for path in sorted({*folder.glob(pattern)} - seen):
+                seen.add(path)
                 owner = int(path.stem.rpartition("-")[2])
                 if owner != self.owner and is_alive(owner):
                     continue
@@ -517,7 +529,7 @@ class Ledger:
         self.url = self._database.name
         try:
             self.owner = self._register()
-            self._unbooked = Unbooked(self.url, self.owner)
+            self._unbooked = Unbooked(self.url, self.owner, self._identity())
             with self._database.transaction():
                 self._adopt_orphans(self._database)
             self._book_unbooked()
@@ -646,6 +658,16 @@ class Ledger:
             # The lock may be held by a process whose ledger was deleted and is made again here.
             if self._database.claim(owner):
                 return owner
+
+    def _identity(self) -> str:
+        """Return the name that this ledger keeps wherever it is moved."""
+        with self._database.transaction():
+            self._database.query(
+                "insert into ledger(key, value) values('identity', ?) on conflict(key) do nothing",
+                (uuid.uuid4().hex[:16],),
+            )
+            [(identity,)] = self._database.query("select value from ledger where key = 'identity'")
+        return identity
 
     def _write(self) -> None:
         is_open = True

@@ -73,13 +73,16 @@ class LedgerStatus:
         return asdict(self)
 
 
-def spent_since(url: str | Path, since: datetime) -> float:
+def spent_since(url: str | Path, since: datetime, *, kind: str = "") -> float:
     """Return the US dollars that the ledger booked since then, or 0 without a ledger.
+
+    Only calls that count under a scope of this kind, such as `night:`, are added up. By default, all.
 
     Raises:
         LedgerError: the ledger can't be read.
     """
-    return _usd(url, "select sum(cost) from calls where settled_at >= ?", since.isoformat())
+    query = "select sum(cost) from calls where settled_at >= ? and scopes like ?"
+    return _usd(url, query, since.isoformat(), f"%{kind}%")
 
 
 def counted_usd(url: str | Path, scope: str) -> float:
@@ -91,13 +94,13 @@ def counted_usd(url: str | Path, scope: str) -> float:
     return _usd(url, "select spent + held + unknown from scopes where name = ?", scope)
 
 
-def _usd(url: str | Path, query: str, value: str) -> float:
+def _usd(url: str | Path, query: str, *values: str) -> float:
     """Return the one sum that a query finds, in US dollars; 0 where there is none."""
     if not exists(url):
         return 0.0
     database = connect(url, is_read_only=True)
     try:
-        rows = database.query(query, (value,))
+        rows = database.query(query, values)
     finally:
         database.close()
     return usd(int(rows[0][0] or 0)) if rows else 0.0

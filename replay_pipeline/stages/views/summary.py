@@ -122,7 +122,7 @@ def night_of(
     return summarize_night(
         [each for each in project.receipts.all() if each.at >= since.isoformat()],
         since=since,
-        spent_usd=spent_since(project.settings.ledger_url(), since),
+        spent_usd=spent_since(project.settings.ledger_url(), since, kind="night:"),
         max_nightly_usd=project.settings.replay.max_nightly_usd,
         n_open=len(set(project.batches()) - completed_batches(project)),
         failures=failures,

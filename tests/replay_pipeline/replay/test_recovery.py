@@ -415,6 +415,22 @@ def test_answers_of_a_ledger_on_a_server_are_kept_under_the_home(tmp_path, monke
     assert list(Unbooked(url, 13).left_behind(lambda _: False)) == [(path, [kept_pair(1)])]
 
 
+def test_answers_kept_under_the_home_follow_a_ledger_that_is_moved(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    old, new = tmp_path / "old.sqlite", tmp_path / "new.sqlite"
+    Ledger(old, is_durable=False).close()
+    with closing(sqlite3.connect(old)) as database:
+        query = "select value from ledger where key = 'identity'"
+        [identity] = database.execute(query).fetchone()
+    path = Unbooked("postgresql://where/no/file/is", 7, identity).keep([kept_pair(1)])
+    old.rename(new)
+    Ledger(tmp_path / "other.sqlite", is_durable=False).close()
+    assert path.exists(), "it is no other ledger's"
+    Ledger(new, is_durable=False).close()
+    assert not path.exists()
+    assert ledger_status(new).spent_usd == pytest.approx(1e-9)
+
+
 def test_answers_that_a_living_process_keeps_are_left_to_it(tmp_path):
     ledger = str(tmp_path / "l[1].sqlite")
     for owner in (1, 2, 3):

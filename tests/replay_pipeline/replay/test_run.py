@@ -14,6 +14,7 @@ from replay_pipeline.replay import (
     check_teachers,
     estimate,
     ledger_status,
+    replay_facts,
     replay_in_thread,
     replay_states,
     replay_trace,
@@ -129,6 +130,34 @@ def test_an_unknown_model_is_named_with_close_ones(server, tmp_path):
     [teacher] = server.teachers(["qwen/qwen3-codr"])
     with pytest.raises(ConfigError, match=r"does not serve qwen/qwen3-codr; .*qwen/qwen3-coder"):
         replay(make_states(1), [teacher], 1, tmp_path / "l")
+
+
+def test_a_price_of_a_million_tokens_is_not_taken_for_that_of_one(tmp_path):
+    teacher = TeacherSpec(name="t", model="a/b", price={"prompt": 3, "completion": "15"})
+    with pytest.raises(
+        ConfigError, match=r"price prompt=3.0 is \$3,000,000 per million.*write 3e-06"
+    ):
+        replay(make_states(1), [teacher], 1, tmp_path / "l")
+
+
+def test_a_variant_that_only_sorts_endpoints_has_the_price_of_its_model(server, tmp_path):
+    def asked(variant):
+        [teacher] = server.teachers(["qwen/qwen3-coder"])
+        teacher = teacher.model_copy(update={"model": f"{teacher.model}:{variant}"})
+        return estimate(make_states(1), [teacher]).expected_usd
+
+    assert asked("nitro") == asked("floor") > 0
+    with pytest.raises(ConfigError, match=r"no list says what the searches of .*:online cost"):
+        asked("online")
+
+
+def test_a_run_whose_calls_mostly_fail_is_not_completed(tmp_path):
+    with TeacherServer(script={"content": "yes"}, faults=[{"kind": "length"}]) as server:
+        [teacher] = server.teachers(["qwen/qwen3-coder"])
+        report = replay(make_states(9), [teacher], 1, tmp_path / "l")
+    assert {row.error_code for row in report.actions} == {"cut_off"}
+    assert report.stop_reason == "mostly_failed"
+    assert replay_facts(report)["failed_usd"] == pytest.approx(report.spent_usd)
 
 
 def test_a_teacher_without_a_price_is_refused_under_a_ceiling(tmp_path):
