@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -85,6 +86,7 @@ def readers() -> tuple[Ingester, ...]:
     return tuple(sorted(found, key=lambda reader: (getattr(reader, "rank", 0), reader.name)))
 
 
+_NETWORK = re.compile(r"nfs|cifs|smb|afs|ceph|fuse\.(sshfs|s3fs|gcsfuse|rclone|davfs)")
 _HEAD_BYTES = 65_536
 _TAIL_BYTES = 4_096
 _PIECES_HELD = 8
@@ -267,8 +269,10 @@ def _slices(paths: Iterable[Path | str | SourceSlice]) -> list[SourceSlice]:
             slices.extend(SourceSlice(file) for file in found)
         elif is_database(path):
             continue
-        elif path.exists():
+        elif path.is_file():
             slices.append(SourceSlice(path))
+        elif path.exists():
+            raise IngestError(f"{path}: a pipe, a socket, or a device, and not a file")
         else:
             raise IngestError(f"{path}: no such file or folder")
     return list(dict.fromkeys(slices))
@@ -293,18 +297,36 @@ def _of_databases(paths: Iterable[Path | str | SourceSlice], folder: Path) -> li
 def session_files(folder: Path) -> list[Path]:
     """Find the files under `folder` that may be sessions, sorted. Follows links to folders.
 
-    Logs a warning for a folder that can't be read.
+    Logs a warning for what is left out: a folder that can't be read, a mounted network folder, which
+    may never answer, and a pipe, a socket, or a device, which may never end.
     """
     found: list[Path] = []
     seen: set[Path] = set()
+    far = _network_folders()
     for name, folders, files in os.walk(folder, onerror=_tell_unreadable, followlinks=True):
         here = Path(name)
         # A link to a folder above it would lead around in a circle.
+        for inner in [inner for inner in folders if str(here / inner) in far]:
+            logger.warning("%s: a network folder; left out, name it as a source", here / inner)
+            folders.remove(inner)
         folders[:] = [inner for inner in folders if (here / inner).resolve() not in seen]
         seen.update((here / inner).resolve() for inner in folders)
-        paths = [here / file for file in files]
-        found += [path for path in paths if _may_be_session(path) and path.is_file()]
+        for path in (here / file for file in files):
+            if _may_be_session(path) and path.is_file():
+                found.append(path)
+            elif _may_be_session(path) and path.exists():
+                logger.warning("%s: a pipe, a socket, or a device; left out", path)
     return sorted(found)
+
+
+def _network_folders() -> set[str]:
+    """Return where file systems of other machines are mounted, as far as the system says."""
+    try:
+        rows = Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return set()
+    fields = (row.split() for row in rows)
+    return {place.replace("\\040", " ") for _, place, kind, *_ in fields if _NETWORK.match(kind)}
 
 
 def _tell_unreadable(error: OSError) -> None:
@@ -442,6 +464,10 @@ class _Corpus:
     def take(self, source: SourceSlice) -> None:
         """Read one file; what is wrong with it is counted, not raised."""
         self.report.files += 1
+        if source.place.exists() and not source.place.is_file():
+            logger.warning("%s: a pipe, a socket, or a device", source.path)
+            self.report.skipped_files["special"] += 1
+            return
         try:
             with source.place.open("rb") as file:
                 head = file.read(_HEAD_BYTES)

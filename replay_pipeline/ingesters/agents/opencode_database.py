@@ -40,7 +40,8 @@ _OF_MESSAGE = (
 
 def is_database(path: Path) -> bool:
     """Return whether a file is a database of OpenCode, by its name and its first bytes."""
-    if path.suffix != ".db" or not path.name.startswith("opencode"):
+    # To open a pipe would wait for who writes to it.
+    if path.suffix != ".db" or not path.name.startswith("opencode") or not path.is_file():
         return False
     try:
         with path.open("rb") as file:

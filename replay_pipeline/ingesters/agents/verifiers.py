@@ -37,7 +37,9 @@ class VerifiersTraces:
     def sniff(self, head: bytes) -> bool:
         """Return whether the first row is an episode or a trace."""
         for row in objects_in(head.split(b"\n", 1)[0], ReadCounts()):
-            return "task" in row and any(_nodes(trace) for trace in _traces(row))
+            # The first rollout may have failed before it had any message.
+            is_named = {"env", "traces"} <= row.keys() or "verifiers" in row
+            return "task" in row and (is_named or any(_nodes(trace) for trace in _traces(row)))
         return bool(_HEAD.match(head))
 
     def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:

@@ -387,8 +387,9 @@ def test_a_verifiers_file_is_told_by_the_head_of_a_long_first_line(tmp_path: Pat
 def test_an_episode_that_failed_before_any_message_is_counted(tmp_path: Path):
     failed = episode() | {"id": "1" * 32}
     failed["traces"] = [episode()["traces"][0] | {"nodes": [], "ok": False}]
-    result, _ = read(lines(tmp_path / "traces.jsonl", episode(), failed))
-    assert result.report.skipped == {"no_message": 1}
+    for number, rows in enumerate([(episode(), failed), (failed, episode())]):
+        result, _ = read(lines(tmp_path / f"{number}.jsonl", *rows))
+        assert result.report.skipped == {"no_message": 1}
 
 
 def redacted_export(asked: str) -> dict[str, Any]:

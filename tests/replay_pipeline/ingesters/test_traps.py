@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from replay_pipeline.ingesters import (
     ClaudeCodeIngester,
     IngestResult,
     Traces,
+    corpus,
     ingest,
     open_traces,
     write_traces,
@@ -982,3 +984,22 @@ def test_redaction_reaches_every_column_and_changes_no_identity(tmp_path: Path):
     assert clean.states["state_id"] == plain.states["state_id"]
     assert clean.report.redactions["home"] > 0
     assert secret not in json.dumps(clean.report.to_json())
+
+
+def test_what_never_ends_or_never_answers_is_left_out_and_told(tmp_path, monkeypatch, caplog):
+    log = Log()
+    log.user("Hi")
+    log.says("m1", {"type": "text", "text": "Hello"})
+    (tmp_path / "a.jsonl").write_bytes(log.write(tmp_path / "aside").read_bytes())
+    (tmp_path / "aside").rename(tmp_path.with_name("aside"))
+    for name in ("b.jsonl", "opencode.db"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "c.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "d.jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes())
+    monkeypatch.setattr(corpus, "_network_folders", lambda: {str(tmp_path / "far")})
+    assert ingest(tmp_path).report.files == 1
+    assert [name for name in "abcd" if f"/{name}.jsonl: a pipe" in caplog.text] == ["b", "c"]
+    assert "far: a network folder; left out" in caplog.text
+    with pytest.raises(IngestError, match="a pipe, a socket, or a device"):
+        ingest(tmp_path / "b.jsonl")
