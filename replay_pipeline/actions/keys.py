@@ -12,7 +12,7 @@ from replay_pipeline.actions.consequences import (
     consequence_of_tool,
 )
 from replay_pipeline.actions.edits import Edit, edits_of
-from replay_pipeline.actions.paths import absolute
+from replay_pipeline.actions.paths import absolute, identity
 from replay_pipeline.actions.shell import ShellPlan, shell_plan
 from replay_pipeline.actions.tools import (
     Reach,
@@ -56,7 +56,7 @@ def _read_keys(call: Call) -> CallKeys:
     spec = spec_of(call.name)
     for path in spec.paths:
         if isinstance(arguments.get(path), str):
-            arguments[path] = absolute(arguments[path], call.cwd)
+            arguments[path] = identity(absolute(arguments[path], call.cwd))
     if call.name == "WebFetch":
         arguments = with_one_url(arguments)
     target = _target(call.name, spec, arguments)

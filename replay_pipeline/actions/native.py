@@ -12,12 +12,13 @@ reason. A required label is made from what the call does.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
 from replay_pipeline.actions.canonical import Action, Call, MalformedCallError, canonical_action
-from replay_pipeline.actions.paths import absolute, relative
+from replay_pipeline.actions.paths import absolute, is_absolute, relative, spelled
 from replay_pipeline.actions.tools import SPECS, ToolSpec, spec_of
 from replay_pipeline.types import Message, Tool
 
@@ -121,7 +122,20 @@ class NativeForm:
         if self._cwd is None:
             return path
         convert = absolute if self._wants_absolute(tool, key) else relative
-        return convert(path, self._cwd)
+        return spelled(convert(path, self._cwd), self._cwd, sep=self._separator)
+
+    @cached_property
+    def _separator(self) -> str:
+        """What stands between folders on a drive: as the session writes it, else as its folder has it."""
+        written = [
+            given[name]
+            for other, spec in SPECS.items()
+            for name in spec.paths
+            for given in self._calls_of(other)
+            if _is_path(given.get(name)) and is_absolute(given[name])
+        ]
+        shown = written or [self._cwd or ""]
+        return "\\" if 2 * sum("\\" in path for path in shown) >= len(shown) else "/"
 
     def _wants_absolute(self, tool: str, key: str) -> bool:
         """Return whether the tool says so; else whether the session mostly writes its paths so."""
@@ -140,7 +154,7 @@ class NativeForm:
                 for given in self._calls_of(other)
                 if _is_path(given.get(name))
             ]
-        n_absolute = sum(path.startswith("/") for path in written)
+        n_absolute = sum(map(is_absolute, written))
         return 2 * n_absolute >= len(written)
 
     def _is_usual(self, tool: str, key: str) -> bool:

@@ -19,7 +19,7 @@ from replay_pipeline.actions.arguments import (
     unquoted,
 )
 from replay_pipeline.actions.consequences import script_of
-from replay_pipeline.actions.paths import absolute
+from replay_pipeline.actions.paths import absolute, is_absolute
 from replay_pipeline.actions.programs import PROGRAMS
 
 _SHORT_BYTES = 250
@@ -504,7 +504,7 @@ class _Reader:
         folder = self.path(words[1])
         if folder == self.folder == self.cwd and not redirects and not environment:
             return _NOTHING
-        self.folder = folder if folder.startswith("/") else None
+        self.folder = folder if is_absolute(folder) else None
         self.commands.append(("cd", folder))
         return ("command", environment, ("cd", folder), redirects)
 

@@ -111,7 +111,9 @@ _LOOK_AGAIN = re.compile(
 )
 """Words of a user that give a reason to look at something again; a mere "go on" gives none."""
 _TEMPORARY = ("/tmp/", "/private/tmp/", "/var/folders/", "/var/tmp/", "/dev/")
-_CWD = re.compile(r"^(?:\s*- |\s*)(?:Primary w|W)orking directory: (/.*)$", re.MULTILINE)
+_CWD = re.compile(
+    r"^(?:\s*- |\s*)(?:Primary w|W)orking directory: ((?:/|[A-Za-z]:[\\/]|\\\\).*)$", re.MULTILINE
+)
 
 
 class Obstacle(NamedTuple):

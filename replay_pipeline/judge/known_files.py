@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from replay_pipeline.actions import Call
 from replay_pipeline.actions.edits import Edit, are_same_change, edits_of
 from replay_pipeline.actions.keys import plan_of, reach_of
+from replay_pipeline.actions.paths import is_absolute
 
 _NUMBERED = re.compile(r"^ *(\d+)(?:→|\t)(.*)$")
 _REMINDER = re.compile(r"^\s*<system-reminder>.*?</system-reminder>", re.DOTALL | re.MULTILINE)
@@ -121,7 +122,7 @@ class Files:
         """Look a file up by its path; one that is seen from another folder is found by its end."""
         if path in self._files:
             return self._files[path]
-        if not path.startswith("/"):
+        if not is_absolute(path):
             for known, file in self._files.items():
                 if known.endswith("/" + path):
                     return file

@@ -4,7 +4,6 @@ This reads Claude Code's raw logs on the user's own machine, because redacted te
 content.
 """
 
-import posixpath
 import re
 from collections.abc import Iterable
 from datetime import datetime
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from replay_pipeline.actions.paths import absolute
 from replay_pipeline.ingesters.base import ReadCounts
 from replay_pipeline.ingesters.json_lines import read_objects
 
@@ -108,7 +108,7 @@ class _PendingCalls:
             return
         session = _text(row.get("sessionId"))
         if cwd := _text(row.get("cwd")):
-            self.last = cwd, row.get("gitBranch") or None, session
+            self.last = absolute(cwd, None), row.get("gitBranch") or None, session
         for block in content:
             if not isinstance(block, dict):
                 continue
@@ -150,7 +150,7 @@ class _PendingCalls:
             if not moment or not cwd:
                 continue
             name = copy.get("backupFileName")
-            path = posixpath.normpath(posixpath.join(cwd, path))
+            path = absolute(path, cwd)
             if name is None:
                 self.log.backups.append(Backup(path, session, moment, "", None))
             elif isinstance(name, str) and (text := self._copied(session, name)) is not None:

@@ -1,6 +1,5 @@
 """The file contents that a log shows before and after each call."""
 
-import posixpath
 import re
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
@@ -9,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from replay_pipeline.actions.paths import absolute
 from replay_pipeline.workspaces.logs import Log, LoggedCall
 from replay_pipeline.workspaces.tools import ToolResult, replaced
 
@@ -112,7 +112,7 @@ def paths_of(step: LoggedCall) -> Iterator[str]:
     for name in ("file_path", "notebook_path", "path"):
         value = step.arguments.get(name)
         if isinstance(value, str) and value:
-            yield posixpath.normpath(posixpath.join(step.cwd or "/", value))
+            yield absolute(value, step.cwd or "/")
 
 
 def part_of(step: LoggedCall) -> Part | None:

@@ -4,12 +4,12 @@ No real file is touched. Texts and kinds of errors are those of Claude Code, so 
 the emulation; `benchmarks/commands.py` does.
 """
 
-import posixpath
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
+from replay_pipeline.actions.paths import absolute
 from replay_pipeline.workspaces import searches
 from replay_pipeline.workspaces.tree import Tree, TreeFile, View
 
@@ -74,7 +74,7 @@ class ToolRun:
         """
         if not isinstance(name, str):
             raise TypeError(f"{name!r} is not a path")
-        return posixpath.normpath(posixpath.join(self.cwd, name))
+        return absolute(name, self.cwd)
 
     def _file(self, path: str) -> TreeFile | ToolResult:
         """Return the file at a path, or why there is none to be had."""

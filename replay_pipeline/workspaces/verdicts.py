@@ -297,8 +297,8 @@ def run_command(
     It can't outside of every working tree, and git can't without a repository that it may read.
     """
     root, objects, files = place.root(), place.objects(), place.files()
-    if root is None:
-        return None
+    if root is None or not root.startswith("/"):
+        return None  # outside of every tree, or on a drive
     if objects is not None and not sandbox.can_read(objects):
         objects, files = None, _without_git(files)
     if ".git/HEAD" not in files and _GIT.search(command):

@@ -1,12 +1,12 @@
 """Find the working trees of a repository in a log, and the commit of each from what is shown of its files."""
 
-import posixpath
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from replay_pipeline.actions.paths import absolute
 from replay_pipeline.workspaces.git import GitCommit, Repository
 from replay_pipeline.workspaces.logs import LoggedCall
 from replay_pipeline.workspaces.sightings import Part
@@ -245,7 +245,7 @@ def _paths_in(step: LoggedCall) -> Iterable[str]:
     for name in _PATH_ARGUMENTS:
         value = step.arguments.get(name)
         if isinstance(value, str) and value:
-            yield posixpath.normpath(posixpath.join(step.cwd or "/", value))
+            yield absolute(value, step.cwd or "/")
 
 
 def _paths_of(repository: Repository) -> set[str]:

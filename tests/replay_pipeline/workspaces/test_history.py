@@ -267,3 +267,32 @@ def test_showing_a_state_reads_nothing_but_the_logs_and_git(tmp_path):
     (file,) = shown["files"]
     assert file["n_chars"] == len(FILES["tide/high.py"])
     assert file["is_sure"] is True
+
+
+def test_a_session_recorded_on_a_drive_has_the_files_of_its_twin(tmp_path):
+    """The same log with the folder as Windows writes it, and with drives in both ways."""
+    work = worked(tmp_path)
+    work.read("tide/high.py")
+    work.edit("tide/high.py", "return 3", "return 4")
+    work.write("tide/mean.py", "def mean():\n    return 2\n")
+    work.read("tide/low.py")
+    twin = work.session.write(tmp_path / "projects")
+    lines = twin.read_text("utf-8").replace(
+        f"{work.root}/tide/", "c:\\\\Users\\\\ada\\\\tides\\\\tide\\\\"
+    )
+    drive = tmp_path / "drive" / "projects" / twin.name
+    drive.parent.mkdir(parents=True)
+    drive.write_text(lines.replace(str(work.root), "C:\\\\Users\\\\ada\\\\tides"), "utf-8")
+    found = []
+    for log in (twin, drive):
+        work_of = Workspaces(Settings(), sources=[log], repositories=[work.root])
+        for steps, history in work_of.histories():
+            for order, step in enumerate(steps.steps):
+                history.enter(order, step)
+                root = history.tree_of(step.cwd).root
+                paths = history.below(root)
+                found.append({path.removeprefix(root): history.file(path).text for path in paths})
+                history.take(step)
+    assert root == "C:/Users/ada/tides"
+    assert found[:4] == found[4:]
+    assert len(found) == 8
