@@ -164,10 +164,16 @@ def _first_open(messages: list[dict[str, Any]]) -> int | None:
 def with_clearings(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield messages with their original results, and a mark wherever old results were cleared."""
     clearings: dict[int, list[str]] = {}
+    seen = set[str]()
     for message in messages:
         for part in map(as_dict, as_list(message.get("parts"))):
+            if (call_id := text_or_none(part.get("callID"))) is None:
+                continue
+            if call_id in seen:  # some servers give every call the same id, and some exports too
+                call_id = part["callID"] = f"{call_id}~{len(seen)}"
+            seen.add(call_id)
             at = as_count(as_dict(as_dict(part.get("state")).get("time")).pop("compacted", None))
-            if at and (call_id := text_or_none(part.get("callID"))):
+            if at:
                 clearings.setdefault(at, []).append(call_id)
     waiting = sorted(clearings.items())
     for message in messages:

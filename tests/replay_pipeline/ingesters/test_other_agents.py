@@ -434,6 +434,20 @@ def test_every_answer_of_exports_with_redacted_ids_is_a_state(tmp_path: Path):
     assert len(set(result.sessions["conversation"].to_pylist())) == 2
 
 
+def test_a_cleared_result_is_told_by_its_place_where_ids_are_redacted(tmp_path: Path):
+    export = redacted_export("Fix it")
+    for number, message in enumerate(export["messages"]):
+        message["info"]["time"] = {"created": 1_000 + number}
+    # The tool parts of two messages: the second result was cleared after the third.
+    export["messages"] = json.loads(json.dumps(export["messages"]))
+    export["messages"][2]["parts"][1]["state"]["time"] = {"compacted": 1_003}
+    path = tmp_path / "export.json"
+    path.write_text(json.dumps(export))
+    _, (*_, last) = read(path)
+    outs = [m["content"] for m in last["messages"] if m["role"] == "tool"]
+    assert outs == ["out 0", "[Old tool result content cleared]", "out 2"]
+
+
 def test_calls_of_one_id_are_as_many_decisions_in_codex(tmp_path: Path):
     rows = [said("user", "go")]
     for number in range(5):
