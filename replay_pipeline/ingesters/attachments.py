@@ -179,6 +179,7 @@ SHOWN: dict[str, Callable[[Fields], str]] = {
     "read_truncation_notice": _named("content", "message"),
     "relevant_memories": _each("Memories:", "memories", "{path}\n{content}"),
     "selected_lines_in_ide": _selected,
+    "session_context": _says("{context.gitStatus}"),
     "skill_listing": _says("Skills you can use:\n\n{content}"),
     "task_status": _joined(
         _says("Task {taskId} ({taskType}, {status}): {description}"), _says("{deltaSummary}")

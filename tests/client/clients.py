@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 VERSIONS = (
-    "2.1.20", "2.1.49", "2.1.81", "2.1.113", "2.1.150", "2.1.220", "2.1.280", "2.1.310", "2.1.330", "2.1.332",
+    "2.1.39", "2.1.49", "2.1.81", "2.1.113", "2.1.150", "2.1.220", "2.1.280", "2.1.310", "2.1.330", "2.1.332",
 )  # fmt: skip
+FIRST_WITH_REQUESTS = (2, 1, 310)
+"""The first version that logs its requests."""
 _FIRST_NATIVE = (2, 1, 113)
 """From here on the package holds a program, and before it a script for node."""
 FOLDER = Path(os.environ.get("CLIENTS", "build/clients")).resolve()

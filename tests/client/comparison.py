@@ -6,6 +6,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import IngestReport, Traces, ingest, state_id_of
 from replay_pipeline.ingesters.base import Turn
 from tests.client.scripted_model import Body
@@ -40,12 +41,15 @@ class Compared(NamedTuple):
 
 
 def compared(
-    logs: Path, requests: Sequence[tuple[str, Body]]
+    logs: Path,
+    requests: Sequence[tuple[str, Body]],
+    harnesses: HarnessStore | None = None,
 ) -> tuple[list[Compared], IngestReport]:
     """Return each decision whose request was kept, and the report of the reader."""
     result = ingest(logs, redact=False)
     traces = Traces(
         sessions=result.sessions, turns=result.turns, states=result.states, tools=result.tools,
+        harnesses=harnesses,
     )  # fmt: skip
     states: dict[str, Any] = {state["state_id"]: state for state in traces.materialize()}
     found = []

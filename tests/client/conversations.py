@@ -109,6 +109,19 @@ def subagent(desk: Desk, command: list[str]) -> ScriptedModel:
     )
 
 
+def helpers(desk: Desk, command: list[str]) -> ScriptedModel:
+    """Three helpers at once, each with a conversation of its own."""
+    a = str(desk.project / "a.py")
+    tasks = [
+        call(
+            "Agent", description=f"Look {n}", prompt=f"SUBTASK {n}", subagent_type="general-purpose"
+        )
+        for n in range(3)
+    ]
+    answers = [[call("Read", file_path=a)], *([[text("f returns 1.")]] * 5)]
+    return talk(desk, command, tasks, [text("Done.")], [text("Well.")], helper=answers)
+
+
 def project(desk: Desk, command: list[str]) -> ScriptedModel:
     """Memory files, hooks, and two skills that are loaded side by side."""
     (desk.project / "CLAUDE.md").write_text("Always run the tests.\n")
@@ -306,7 +319,7 @@ def _stream(
 CONVERSATIONS: dict[str, Conversation] = {
     each.__name__: each
     for each in (
-        tools, fork, compact, subagent, project, refusals, media, server, background, queued, interrupted,
+        tools, fork, compact, subagent, helpers, project, refusals, media, server, background, queued, interrupted,
         rewound, summarized, modes, typed,
     )
 }  # fmt: skip

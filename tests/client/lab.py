@@ -6,8 +6,10 @@ from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
 
+from replay_pipeline.harness import HarnessStore
+from replay_pipeline.harness.record import record
 from replay_pipeline.ingesters import IngestReport
-from tests.client.clients import Desk, client
+from tests.client.clients import FIRST_WITH_REQUESTS, Desk, client, numbers_of
 from tests.client.comparison import Compared, compared
 from tests.client.conversations import CONVERSATIONS
 from tests.client.scripted_model import Body
@@ -34,10 +36,18 @@ class Lab:
         logs = place / "home" / ".claude" / "projects"
         return logs, requests, (place / "said.txt").read_text()
 
+    def _harnesses(self, version: str) -> HarnessStore:
+        """Return the store with what a version sends around a conversation, in both of its starts."""
+        store = HarnessStore(self.folder)
+        if numbers_of(version) < FIRST_WITH_REQUESTS and version not in {h.version for h in store}:
+            for said in (("-p", "hi"), ("hi",)):
+                store.keep(record([*client(version), *said]))
+        return store
+
     def compared(self, version: str, name: str) -> tuple[list[Compared], IngestReport]:
         """Return each decision of a conversation beside its request, and the report of the reader."""
         logs, requests, said = self.had(version, name)
-        found = compared(logs, requests)
+        found = compared(logs, requests, self._harnesses(version))
         assert found[0], said
         return found
 

@@ -17,8 +17,6 @@ from tests.client.clients import VERSIONS
 from tests.client.conversations import CONVERSATIONS
 from tests.client.lab import Lab
 
-EXACT = (2, 1, 310)
-"""The first version that logs its requests."""
 TABLE = Path(__file__).parent / "table.json"
 DOCS = Path(__file__).parents[2] / "docs" / "ingest.md"
 _BEGIN, _END = "<!-- written by tests/client/table.py -->\n", "<!-- end -->"

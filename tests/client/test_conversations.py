@@ -7,11 +7,11 @@ import pytest
 
 from replay_pipeline.ingesters import IngestReport
 from replay_pipeline.pages import look
-from tests.client.clients import VERSIONS, Desk, client, numbers_of
+from tests.client.clients import FIRST_WITH_REQUESTS, VERSIONS, Desk, client, numbers_of
 from tests.client.comparison import Compared
 from tests.client.conversations import CONVERSATIONS
 from tests.client.lab import lab
-from tests.client.table import EXACT, TABLE, measured
+from tests.client.table import TABLE, measured
 
 RENDERED = (2, 1, 280)
 """The first version that logs attachments as they were shown."""
@@ -27,7 +27,7 @@ def had(version: str, name: str) -> tuple[list[Compared], IngestReport]:
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-@pytest.mark.parametrize("version", [v for v in VERSIONS if numbers_of(v) >= EXACT])
+@pytest.mark.parametrize("version", [v for v in VERSIONS if numbers_of(v) >= FIRST_WITH_REQUESTS])
 def test_every_decision_is_the_request_as_it_was_sent(version: str, name: str):
     decisions, report = had(version, name)
     for decision in decisions:
@@ -55,7 +55,9 @@ def test_a_session_costs_what_its_client_counts(tmp_path: Path):
     assert figures["cost_usd"] == pytest.approx(counted, rel=0.01)
 
 
-@pytest.mark.parametrize("version", [v for v in VERSIONS if RENDERED <= numbers_of(v) < EXACT])
+@pytest.mark.parametrize(
+    "version", [v for v in VERSIONS if RENDERED <= numbers_of(v) < FIRST_WITH_REQUESTS]
+)
 def test_what_was_rendered_is_nearly_all_that_was_sent(version: str):
     decisions = [each for name in CONVERSATIONS for each in had(version, name)[0]]
     share = sum(each.n_equal for each in decisions) / sum(each.n_sent for each in decisions)
@@ -63,7 +65,7 @@ def test_what_was_rendered_is_nearly_all_that_was_sent(version: str):
     assert all(each.has_system for each in decisions)
 
 
-@pytest.mark.parametrize("version", [v for v in VERSIONS if numbers_of(v) < EXACT])
+@pytest.mark.parametrize("version", [v for v in VERSIONS if numbers_of(v) < FIRST_WITH_REQUESTS])
 def test_as_many_messages_of_older_versions_are_equal_as_the_table_says(version: str):
     known = json.loads(TABLE.read_text())[version]
     counts = [measured(lab(), version, name) for name in CONVERSATIONS]

@@ -127,6 +127,7 @@ FIELDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"filename": "/p/a.py", "lineStart": 3, "lineEnd": 4, "content": "x = 1", "ideName": "IDE"},
         ("3 to 4", "/p/a.py", "x = 1"),
     ),
+    "session_context": ({"context": {"gitStatus": "On main."}}, ("On main.",)),
     "skill_listing": ({"content": "- deploy: ships it", "skillCount": 1}, ("- deploy: ships it",)),
     "task_status": (
         {
