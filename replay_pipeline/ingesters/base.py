@@ -140,6 +140,8 @@ class Turn(msgspec.Struct, eq=False):
     """Call ids whose results the model no longer saw from here on."""
     n_tokens: float | None = None
     """Estimated tokens of its messages, once somebody has asked for them."""
+    content: str | None = None
+    """What tells it from another with its id, after the first use."""
     index: int = -1
     """Position among the turns of its session, in the order of the file; negative for what was sent."""
     request: str | None = None

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from replay_pipeline.ingesters import attachments, rows
 from replay_pipeline.ingesters.base import (
@@ -30,7 +30,7 @@ from replay_pipeline.ingesters.base import (
     path_to,
 )
 from replay_pipeline.ingesters.json_lines import LONG_BYTES, lines_in
-from replay_pipeline.ingesters.rows import Block, Row
+from replay_pipeline.ingesters.rows import Block, Row, RowUsage
 from replay_pipeline.ingesters.sent import (
     REQUEST_ROWS,
     SentRequests,
@@ -114,7 +114,12 @@ class LogTree:
         if uuid is None or row.type in _ROWS_APART:
             self._take_apart(offset, row)
             return
-        self.origins.update(rows.origins_of(row))
+        if row.session_id:
+            self.origins.add(row.session_id)
+        if row.forked_from and isinstance(
+            origin := rows.loose(row.forked_from).get("sessionId"), str
+        ):
+            self.origins.add(origin)
         self.entrypoint = self.entrypoint or row.entrypoint
         if self.is_copy(offset, row):
             # A resumed session writes its history into the file once more; the first copy counts.
@@ -305,7 +310,8 @@ class LogTree:
         # One API message is a row per block, and results may stand between them: rows with one id
         # are one decision, wherever they name their parent, if nothing else tells them apart.
         key = message.id or row.uuid or ""
-        turn, signs = self.by_message.get(key), _Signs.of(row)
+        turn = self.by_message.get(key)
+        signs = (row.request_ref or row.request_id, row.api_block_index, message.usage)
         if turn is not None and self._is_other(turn, signs, row, parent):
             turn = None
             self.counts.notes["repeated_message_id"] += 1
@@ -353,7 +359,7 @@ class LogTree:
         An id is a hint: some servers give every message the same one. Rows of one message have the
         same request and the same prompt tokens, and their blocks are numbered in order.
         """
-        if (told := self.signs[turn].tell_apart(signs)) is not None:
+        if (told := _tell_apart(self.signs[turn], signs)) is not None:
             return told
         above = parent
         while above is not None and above is not turn and above.offset > turn.offset:
@@ -649,34 +655,18 @@ class LogTree:
             tree.place(offset, inner, tip)
 
 
-class _Signs(NamedTuple):
-    """What tells whether two rows with one `message.id` are of one message, beside that id."""
+_Signs = tuple[str | None, int | None, RowUsage | None]
+"""What a row says of its message beside its id: the request, the place of its block, its usage."""
 
-    request: str | None
-    n_prompt: int | None
-    block: int | None
 
-    @classmethod
-    def of(cls, row: Row) -> "_Signs":
-        """Return the signs of a row; `None` where it does not say."""
-        usage = row.message.usage if row.message is not None else None
-        told = (
-            (usage.input_tokens, usage.cache_creation_input_tokens, usage.cache_read_input_tokens)
-            if usage
-            else ()
-        )
-        n_prompt = sum(filter(None, told)) or None
-        return cls(row.request_ref or row.request_id, n_prompt, row.api_block_index)
-
-    def tell_apart(self, other: "_Signs") -> bool | None:
-        """Return whether a later row with these signs belongs to another message, if they say so."""
-        if self.request and other.request:
-            return self.request != other.request
-        if self.block is not None and other.block is not None:
-            return other.block <= self.block
-        return (
-            True if self.n_prompt and other.n_prompt and self.n_prompt != other.n_prompt else None
-        )
+def _tell_apart(one: _Signs, other: _Signs) -> bool | None:
+    """Return whether a later row with these signs belongs to another message, if they say so."""
+    if one[0] and other[0]:
+        return one[0] != other[0]
+    if one[1] is not None and other[1] is not None:
+        return other[1] <= one[1]
+    mine, its = (usage.n_prompt if usage is not None else 0 for usage in (one[2], other[2]))
+    return True if mine and its and mine != its else None
 
 
 class _Queue:
@@ -875,13 +865,13 @@ class ClaudeCode:
                 counts.skipped["housekeeping_agent"] += 1
             return
         file_agent = path.stem.removeprefix("agent-") if path.stem.startswith("agent-") else ""
-        size = path.stat().st_size if end is None else end
+        size, stem = path.stat().st_size if end is None else end, path.stem
         session_id: str | None = None
         tree = LogTree(path, counts, file_agent, size)
         tree.is_long = size > LONG_BYTES
         for offset, row in rows.read_rows(path, counts, size):
             # The id of the file's name if a row has it, else the first.
-            if session_id is None or row.session_id == path.stem:
+            if session_id is None or row.session_id == stem:
                 session_id = row.session_id or session_id
             tree.add(offset, row)
         tree.finish()

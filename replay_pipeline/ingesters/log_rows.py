@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -19,6 +20,8 @@ from replay_pipeline.redaction.redactor import FoundValues, Redactor
 from replay_pipeline.types import Message
 
 _PIECE_CHARS = 1_500_000
+_TOLD_CHARS = 1_000
+"""Of a text and of a call, by which a decision is told from another with its id."""
 _ANSWERED_AS_THEY_CAME = frozenset({"claude_code"})
 """Agents that send results of parallel calls in the order in which they came, and not in that of the calls."""
 _ID_BYTES = 10
@@ -59,10 +62,15 @@ def content_of(turn: Turn) -> str:
 
     They tell it from others with the same id, and stay the same while it is still written.
     """
-    first = turn.texts[0] if turn.texts else ""
-    call = turn.calls[0].arguments if turn.calls else ""
-    parts = (first, call, turn.timestamp or "")
-    return ":".join(sha_of(p.encode("utf-8", "surrogatepass"))[:6] if p else "" for p in parts)
+    if turn.content is None:
+        first = turn.texts[0] if turn.texts else ""
+        call = turn.calls[0].arguments if turn.calls else ""
+        turn.content = f"{_told(first)}:{_told(call)}:{_told(turn.timestamp)}"
+    return turn.content
+
+
+def _told(text: str | None) -> str:
+    return str(crc32(text[:_TOLD_CHARS].encode("utf-8", "surrogatepass"))) if text else ""
 
 
 def is_same_content(one: str, other: str) -> bool:

@@ -60,9 +60,16 @@ class RowUsage(msgspec.Struct):
     cache_creation_input_tokens: _Tokens | None = 0
     cache_read_input_tokens: _Tokens | None = 0
     cache_creation: Lifetimes | None = None
+
     server_tool_use: ServerTools | None = None
     speed: str | None = None
     inference_geo: str | None = None
+
+    @property
+    def n_prompt(self) -> int:
+        """Return the tokens of the prompt."""
+        parts = (self.input_tokens, self.cache_creation_input_tokens, self.cache_read_input_tokens)
+        return sum(filter(None, parts))
 
 
 class RowMessage(msgspec.Struct):
@@ -301,14 +308,6 @@ def loose(raw: msgspec.Raw) -> dict[str, Any]:
     """Read a skipped field as a JSON object; empty if it is absent or not an object."""
     value = plain_json(raw)
     return value if isinstance(value, dict) else {}
-
-
-def origins_of(row: Row) -> Iterator[str]:
-    """Yield the sessions that a row names: its own, and the one that it was forked from."""
-    if row.session_id:
-        yield row.session_id
-    if row.forked_from and isinstance(origin := loose(row.forked_from).get("sessionId"), str):
-        yield origin
 
 
 def replaced_results(raw: msgspec.Raw) -> Iterator[tuple[str, str]]:

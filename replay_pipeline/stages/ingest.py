@@ -383,7 +383,7 @@ def _checks() -> tuple[Check, ...]:
 INGEST = Stage(
     name="ingest",
     about="Every decision point of the batch: what the agent saw, did, and what came of it.",
-    version=7,
+    version=9,
     work=read_sessions,
     writes=TABLES,
     settings=_decisive,

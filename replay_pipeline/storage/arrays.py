@@ -12,6 +12,8 @@ import pyarrow as pa
 
 def array_of(values: list[Any], type_: pa.DataType) -> pa.Array:
     """Return an array of strings, numbers, truths, timestamps (in the type's unit), or lists of strings."""
+    if values.count(None) == len(values):
+        return pa.nulls(len(values), type_)
     if pa.types.is_list(type_):
         items = [item for value in values if value for item in value]
         offsets = _offsets([len(value) if value else 0 for value in values])
