@@ -145,6 +145,28 @@ def right_if_agreed(n_differing: int) -> float:
     return bounded(shares[min(n_differing, len(shares) - 1)])
 
 
+_SEEN_WRONG = 2 / 3
+"""How often several others agree on another action where agent and one family took a wrong one. Assumed."""
+_OUTVOTED = (0.04, 10.0)
+"""How often others outvote such a confirmation, and the states that this counts for: models of different makers."""
+
+
+def right_if_confirmed(n_explored: int, n_outvoted: int) -> float:
+    """Return how likely an action of the agent is right that one family alone confirmed.
+
+    A family that copies the agent confirms little. States at which everybody was asked by chance
+    show that.
+
+    Args:
+        n_explored: states drawn by chance at which this family took the agent's action.
+        n_outvoted: of these, states at which several others agree on another action.
+    """
+    usual, strength = _OUTVOTED
+    share = (n_outvoted + usual * strength) / (n_explored + strength)
+    right = right_if_agreed(0)
+    return bounded(right * (1 - max(0.0, share - usual) / _SEEN_WRONG))
+
+
 def bounded(p: float) -> float:
     """Return a probability that nobody has checked."""
     return min(SUREST, max(1 - SUREST, p))

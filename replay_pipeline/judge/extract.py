@@ -275,6 +275,7 @@ class _Extraction:
         beliefs = {found.pair["pair_id"]: found.belief for found in self._found}
         calibration = self.claims.settle(report.pairs, beliefs)
         report.reliability = self.scores.reliability(calibration)
+        report.weigh_confirmed()
         for found in self._found:
             pair = found.pair
             if pair.get("is_checked_right") is False:

@@ -2,7 +2,7 @@
 
 import random
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from heapq import heappush, heappushpop
@@ -11,7 +11,7 @@ from typing import Any
 from replay_pipeline.actions import LEVELS, Action, agreement_level
 from replay_pipeline.actions.agreement import strictness
 from replay_pipeline.actions.votes import Vote
-from replay_pipeline.judge.belief import right_if_agreed
+from replay_pipeline.judge.belief import right_if_agreed, right_if_confirmed
 from replay_pipeline.judge.judgment import Judgment
 from replay_pipeline.judge.precision import Precision, PrecisionEvidence
 from replay_pipeline.judge.records import outcome_row, positive_row
@@ -90,6 +90,11 @@ class PairReport:
     refuted: list[DPOPair] = field(default_factory=list)
     """Pairs that were checked and found wrong. They aren't in `pairs`."""
     statistics: "AgreementStatistics" = field(init=False, repr=False)
+    _once: list[tuple[str, dict[str, Any]]] = field(default_factory=list, repr=False)
+    """Positives that one family alone confirmed, each with its teacher."""
+    _explored: defaultdict[str, Counter[str]] = field(
+        default_factory=lambda: defaultdict(Counter), repr=False
+    )
 
     def __post_init__(self) -> None:
         self.statistics = AgreementStatistics(self.level)
@@ -119,10 +124,29 @@ class PairReport:
         if consensus is not None and judgment.outcome == "agreement":
             p = right_if_agreed(len(case.voting) - consensus.n_families)
             self.positives.append(positive_row(case, consensus, case.agent, p))
+            if len(case.voting) == 1:
+                self._once.append((case.voting[0].row.teacher, self.positives[-1]))
+        self._explore(judgment)
         self.statistics.add(case.state["state_id"], case.valid, judgment.levels)
         row = outcome_row(judgment)
         self.outcomes.append(row)
         return row
+
+    def _explore(self, judgment: Judgment) -> None:
+        """Count a state at which everybody was asked by chance after a first family took the agent's action."""
+        case, standing = judgment.case, judgment.standing
+        first = {vote.row.teacher for vote in case.valid if vote.row.propensity == 1}
+        if len(first) == 1 and len(case.voting) > 1:
+            [teacher] = first
+            if teacher in {vote.row.teacher for vote in judgment.with_agent}:
+                is_outvoted = standing.n_leading > 1 and not standing.is_agents
+                self._explored[teacher].update(["all", *(["outvoted"] if is_outvoted else [])])
+
+    def weigh_confirmed(self) -> None:
+        """Set how likely the actions are right that one family alone confirmed, by what that is worth."""
+        for teacher, row in self._once:
+            seen = self._explored[teacher]
+            row["p_chosen_right"] = round(right_if_confirmed(seen["all"], seen["outvoted"]), 4)
 
     def add_lesson(self, judgment: Judgment, pair: DPOPair) -> None:
         """Keep what teachers agree on where nobody knows that the agent was wrong."""

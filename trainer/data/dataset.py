@@ -57,7 +57,12 @@ class PreferenceData:
             # The prompt keeps what both sides need, as it does in every other run.
             rows = [{**row, "sides": sides_of(row), "chosen": row["rejected"]} for row in rows]
         return rows + [
-            {**row, "chosen": row["completion"], "rejected": row["completion"]}
+            {
+                **row,
+                "chosen": row["completion"],
+                "rejected": row["completion"],
+                "weight": row.get("p_chosen_right"),
+            }
             for row in self.positives
         ]
 

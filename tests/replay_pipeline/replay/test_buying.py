@@ -12,7 +12,7 @@ from replay_pipeline.types import family_of_model
 from tests.support.gates import bought, numbered
 from tests.support.teachers import TeacherServer
 from tests.support.votes import extract_pairs
-from tests.support.worlds import MODELS, WORLDS, simulate
+from tests.support.worlds import MODELS, WORLDS, KindOfState, World, simulate
 
 USD = 0.08
 """Enough for a fifth of the questions."""
@@ -140,3 +140,25 @@ def test_what_a_teacher_confirms_that_copies_the_agent_is_put_to_a_second_one():
 def right_positives(world, rows):
     found = extract_pairs(world.states, rows).positives
     return sum(world.is_right(row["state_id"], row["action_message"]) for row in found) / len(found)
+
+
+def test_what_a_copying_teacher_confirmed_is_said_to_be_as_unsure_as_it_is():
+    """As where nobody else can be asked to confirm, so that its positives stay."""
+    claimed = {}
+    for name, copier in (("copies", 2), ("thinks", None)):
+        kinds = (KindOfState(tool="Bash", agent=0.6, teachers=(0.85, 0.8, 0.8)),)
+        world = simulate(World(kinds=kinds, shared=0.5, copier=copier), 1_000, seed=0)
+        answers = numbered(world.states, world.teachers, world.rows())
+        cheap = world.teachers[2].name
+        rows = [
+            replace(answers[i, j], propensity=1.0 if teacher.name == cheap else 0.1)
+            for i in range(1_000)
+            for j, teacher in enumerate(world.teachers)
+            if teacher.name == cheap or i % 10 == 0
+        ]
+        found = extract_pairs(world.states, rows).positives
+        once = [row for row in found if row["n_teachers_agreeing"] == 1]
+        claimed[name] = sum(row["p_chosen_right"] for row in once) / len(once)
+        true = sum(world.is_right(r["state_id"], r["action_message"]) for r in once) / len(once)
+        assert claimed[name] == pytest.approx(true, abs=0.1)
+    assert claimed["copies"] < claimed["thinks"] - 0.1

@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from tests.replay_pipeline.replay.test_gates import TEACHERS, answers_of, make_s
 from tests.support.teachers import TeacherServer
 from tests.support.worlds import MODELS, WORLDS, simulate
 
+ROOT = Path(__file__).parents[3]
 PRICE = {"prompt": 1e-5, "completion": 4e-5, "input_cache_read": 1e-6}
 
 
@@ -35,6 +38,18 @@ def left(states, teachers, rows, gates=(), learned=None, **more):
         learned={name: learned or Learned() for name in dearness},
     )  # fmt: skip
     return what_is_left(plan, **more)
+
+
+def test_bills_and_counts_were_inside_and_the_page_says_how_wide():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "estimate.json").read_text("utf-8"))
+    page = (ROOT / "docs" / "replay.md").read_text("utf-8")
+    assert all(row["inside"] >= 0.9 for row in rows)
+    for when, words in (("before", "before the first answer"), ("after", "after 200 answers")):
+        widths = {row["what"]: row["width"] for row in rows if row["when"] == when}
+        assert widths["bill"] <= {"before": 3.0, "after": 1.5}[when]
+        assert max(widths.values()) <= 3.0
+        told = " | ".join(f"{widths[what]:.2f}" for what in ("bill", "pairs", "positives"))
+        assert f"| {words} | {told} |" in page
 
 
 def test_the_next_teacher_is_expected_where_the_rule_for_pairs_says_so():
