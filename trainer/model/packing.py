@@ -277,14 +277,21 @@ def _tree_or(base: str | Callable[..., Any]) -> Callable[..., tuple[Tensor, Tens
         if prefix_tree is None:
             plain = _base_attention(base, module) if isinstance(base, str) else base
             return plain(module, query, key, value, attention_mask, **kwargs)
-        _check_exact(module, prefix_tree.tree, kwargs)
+        _check_exact(module, kwargs)
         scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
         kind = query.device.type
         if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
             # Autocast knows torch's own attention, not ours.
             dtype = torch.get_autocast_dtype(kind)
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-        output_1_A_N_D = prefix_tree(query, key, value, scale=scale)
+        output_1_A_N_D = prefix_tree(
+            query,
+            key,
+            value,
+            scale=scale,
+            window=kwargs.get("sliding_window"),
+            sinks_A=kwargs.get("s_aux"),
+        )
         return output_1_A_N_D.transpose(1, 2).contiguous(), None
 
     setattr(attend, _FOLLOWS, True)
@@ -297,15 +304,11 @@ def _base_attention(base: str, module: nn.Module) -> Callable[..., Any]:
     return ALL_ATTENTION_FUNCTIONS[base]
 
 
-def _check_exact(module: nn.Module, tree: PackedTree, kwargs: dict[str, Any]) -> None:
+def _check_exact(module: nn.Module, kwargs: dict[str, Any]) -> None:
     """Refuse what the tree backends would silently leave out."""
-    window = kwargs.get("sliding_window")
-    if window is not None and tree.n_positions > window:
-        _refuse(module, f"has a sliding window of {window}, shorter than the trace")
     for name, reason in (
         ("dropout", "attention dropout"),
         ("softcap", "a soft cap on attention scores"),
-        ("s_aux", "attention sinks"),
     ):
         value = kwargs.get(name)
         if value is not None and not (name == "dropout" and value == 0.0):

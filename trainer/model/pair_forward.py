@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from trainer.errors import TrainerConfigError
 from trainer.losses.compose import PairLogps
-from trainer.model.causal_lm import causal_lm_of
 from trainer.model.packing import enable_tree_attention, packed_pair_logps
 from trainer.model.scoring import chunked_pair_logps
 
@@ -37,19 +36,11 @@ class PairForward:
         """Return a good number of pairs per call. Trees are divided by tokens, padded batches aren't."""
         return 64 if self.choice == "packed" else 4
 
-    def is_packed(self, model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
-        """Return whether a batch runs as trees.
-
-        A layer with a sliding window sees everything up to its length. Beyond that, trees aren't
-        exact.
-        """
-        return self.choice == "packed" and longest_of(batch) <= window_of(model)
-
     @torch.no_grad()
     def __call__(self, model: nn.Module, batch: Mapping[str, Tensor]) -> PairLogps:
         """Sum log-probs of chosen and rejected sides, with their tokens, each [B]."""
         with self.autocast():
-            if self.is_packed(model, batch):
+            if self.choice == "packed":
                 return packed_pair_logps(model, batch, max_tokens=self.max_tokens)
             return chunked_pair_logps(model, batch)
 
@@ -104,8 +95,6 @@ def _check_packed_equals_padded(
         TrainerConfigError: the log-probabilities per token differ.
         RuntimeError: a kernel cannot be compiled or launched.
     """
-    if longest_of(batch) > window_of(model):
-        return  # such batches run padded anyway
     was_training = model.training
     model.eval()
     first = next(model.parameters())
@@ -132,12 +121,3 @@ def longest_of(batch: Mapping[str, Tensor]) -> int:
     """Count the tokens of the longest sequence of a batch of pairs."""
     sides = ("dpo_chosen_attention_mask", "dpo_rejected_attention_mask")
     return max(int(batch[name].sum(-1).max()) for name in sides)
-
-
-def window_of(model: nn.Module) -> float:
-    """Return the narrowest sliding window of a model's layers, or infinity without one."""
-    config = causal_lm_of(model).config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None and "sliding_attention" not in kinds:
-        return float("inf")
-    return getattr(config, "sliding_window", None) or float("inf")

@@ -140,7 +140,7 @@ class PairChannel:
         if isinstance(model, FSDPModule):
             # Sharded ranks gather layers together: as many passes on each, so one.
             max_tokens = None
-        if self._forward.is_packed(model, batch):
+        if self.forward == "packed":
             return passes_of(model, trees_of(batch, max_tokens=max_tokens))
         step = n_pairs if max_tokens is None else max(max_tokens // (2 * longest_of(batch)), 1)
         parts = [slice(start, start + step) for start in range(0, n_pairs, step)]

@@ -33,7 +33,6 @@ from trainer.folders import STATE_FILE
 from trainer.hints import HintFunction, hint_for_row
 from trainer.model.causal_lm import has_plain_head
 from trainer.model.packing import trees_of
-from trainer.model.pair_forward import longest_of, window_of
 from trainer.trl.config import NO_DEEPSPEED, ComposerConfig
 from trainer.trl.drift import Drift, make_drift
 from trainer.trl.figures import Figures
@@ -336,8 +335,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
             assert payload is not None
             sequences += payload.teacher_sequences
         batch = inputs.get("pairs", {}).get("batch") or {}
-        if batch and longest_of(batch) > window_of(model):
-            return []
         max_tokens = self.composer.max_packed_tokens
         tree, *others = trees_of(batch, max_tokens=max_tokens, sequences=sequences)
         self._shared = SharedForward(model, tree, inputs["completion_ids"], is_live=is_live)
@@ -351,8 +348,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
             and self.pair_forward == "packed"
             and not isinstance(model, FSDPModule)
             and self._has_fused_head(model, inputs)
-            and inputs["prompt_mask"].shape[1] + inputs["completion_mask"].shape[1]
-            <= window_of(model)
         )
 
     def _has_fused_head(self, model: nn.Module, options: Mapping[str, Any]) -> bool:

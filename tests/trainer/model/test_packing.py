@@ -14,12 +14,18 @@ from transformers import (
     BloomForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -257,11 +263,29 @@ def test_what_a_tree_cannot_reproduce_is_refused():
     gemma = Gemma2ForCausalLM._from_config(Gemma2Config(**SIZES, head_dim=8, pad_token_id=0))
     with pytest.raises(TrainerConfigError, match="soft cap on attention"):
         enable_tree_attention(gemma)
-    mistral = MistralForCausalLM._from_config(MistralConfig(**SIZES, sliding_window=4))
-    with pytest.raises(TrainerConfigError, match="sliding window of 4"):
-        packed_logps(mistral, tree)
-    mistral = MistralForCausalLM._from_config(MistralConfig(**SIZES, sliding_window=4096))
-    assert_same_training_signal(mistral, trace_pairs(3), packed_logps(mistral, tree))
+
+
+MOE = {"num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+WINDOWED = {
+    "mistral": (MistralConfig, MistralForCausalLM, {}),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, {"head_dim": 8, "pad_token_id": 0}),
+    "olmo3": (Olmo3Config, Olmo3ForCausalLM, {"pad_token_id": 0}),
+    "gpt-oss": (GptOssConfig, GptOssForCausalLM, {"head_dim": 8, "pad_token_id": 0, **MOE}),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_sliding_windows_and_sinks_of_real_layers_are_followed(name):
+    config_class, model_class, extra = WINDOWED[name]
+    torch.manual_seed(0)
+    model = model_class._from_config(config_class(**SIZES | extra, sliding_window=6)).train()
+    if name == "gpt-oss":
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.self_attn.sinks.copy_(torch.linspace(-1, 2, 4))
+    pairs = trace_pairs(4)
+    assert max(len(prompt) for prompt, *_ in pairs) > 12
+    assert_same_training_signal(model, pairs, packed_logps(model, pack_pairs(pairs)))
 
 
 def test_other_kernels_are_refused_with_the_way_out():

@@ -251,6 +251,53 @@ def dense_attention(tree, query, key, value, scale):
     return F.scaled_dot_product_attention(query, key, value, attn_mask=tree.visible(), scale=scale)
 
 
+def written_out(tree, query, key, value, scale, window, sinks):
+    """Every score, each in its place; a sink is one more of them, without a value."""
+    key, value = (x.repeat_interleave(2, 1) for x in (key, value))
+    at = tree.position_ids_N
+    seen = tree.visible() & (at[:, None] - at[None] < (window or tree.n_positions))
+    scores = (query @ key.mT * scale).masked_fill(~seen, -torch.inf)
+    if sinks is None:
+        return scores.softmax(-1) @ value
+    beside = sinks[None, :, None, None].expand(*scores.shape[:3], 1)
+    return torch.cat([scores, beside], -1).softmax(-1)[..., :-1] @ value
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 7, 40])
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_windows_and_sinks_are_those_of_every_score_with_gradients(
+    monkeypatch, window, has_sinks, seed
+):
+    monkeypatch.setattr("trainer.model.tree_attention._ROWS", 5)  # several runs in a chain
+    tree = pack_pairs(trace_pairs(5, vocab=3, seed=seed) + trace_pairs(3, vocab=3, seed=seed + 50))
+    inputs = projections(tree)
+    sinks = torch.linspace(-1, 2, 4, dtype=torch.float64).requires_grad_() if has_sinks else None
+    weight = torch.linspace(-1, 1, 16, dtype=torch.float64)
+    ours = FlashTreeAttention(tree)(*inputs, scale=0.3, window=window, sinks_A=sinks)
+    expected = written_out(tree, *inputs, 0.3, window, sinks)
+    torch.testing.assert_close(ours, expected)
+    leaves = [*inputs, sinks] if has_sinks else inputs
+    torch.testing.assert_close(
+        torch.autograd.grad((ours * weight).sum(), leaves),
+        torch.autograd.grad((expected * weight).sum(), leaves),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("window", [None, 9, 150])
+def test_the_flexible_kernel_knows_windows_and_sinks(window):
+    pairs = [([1] * 200 + prompt, *both) for prompt, *both in trace_pairs(6)]
+    tree = pack_pairs(pairs)
+    inputs = projections(tree, dtype=torch.float32, requires_grad=False)
+    sinks = torch.linspace(-1, 2, 4)
+    ours = FlexAttention(tree)(*inputs, scale=0.3, window=window, sinks_A=sinks)
+    torch.testing.assert_close(
+        ours, written_out(tree, *inputs, 0.3, window, sinks), atol=1e-5, rtol=1e-4
+    )
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_attention_equals_the_dense_mask_with_gradients(seed):
     pairs = trace_pairs(6, vocab=3, seed=seed)

@@ -66,27 +66,12 @@ def llama(tokenizer, **rope):
     return LlamaForCausalLM(config)
 
 
-@pytest.mark.parametrize(("window", "is_packed"), [(16, False), (2048, True)])
 @pytest.mark.slow
-def test_a_window_shorter_than_the_pairs_takes_the_plain_path_and_trains(
-    composer, tokenizer, window, is_packed, monkeypatch
-):
-    from trainer.trl import pairs as module
-
-    calls = []
-    for name in ("tree_pair_logps", "chunked_pair_logps"):
-        original = getattr(module, name)
-        monkeypatch.setattr(
-            module,
-            name,
-            lambda *a, _f=original, _n=name, **k: calls.append(_n) or _f(*a, **k),
-        )
-    trainer = composer(
-        model=gemma(tokenizer, window), policy_weight=0.0, beta_replay=1.0, max_steps=1
-    )
-    calls.clear()
+def test_a_window_shorter_than_the_pairs_is_followed_in_a_tree(composer, tokenizer):
+    trainer = composer(model=gemma(tokenizer, 16), policy_weight=0.0, beta_replay=1.0, max_steps=1)
+    assert trainer.pair_forward == "packed"
     trainer.train()
-    assert set(calls) == {"tree_pair_logps" if is_packed else "chunked_pair_logps"}
+    assert trainer.n_live_steps["replay"] == 1
 
 
 @pytest.mark.parametrize(
