@@ -271,6 +271,7 @@ class FlexAttention(TreeAttention):
         if sinks_A is None:
             return attend(*given, **options)
         output_1_A_N_D, beside = attend(*given, **options, return_aux=AuxRequest(lse=True))
+        assert beside.lse is not None
         kept_1_A_N = (beside.lse - sinks_A[None, :, None]).sigmoid()
         return output_1_A_N_D * kept_1_A_N[..., None].to(output_1_A_N_D.dtype)
 
