@@ -56,6 +56,12 @@ _N_AGAIN = 40
 """Calls back to which anything else counts as done already."""
 _FILE_CHANGES = frozenset({"Edit", "MultiEdit", "Write", "NotebookEdit"})
 """Tools whose repetition is judged by the file."""
+_QUESTIONS = frozenset({"AskUserQuestion", "ask_followup_question"})
+_ANY_ANSWER = frozenset(
+    {"yes", "no", "both", "all", "none", "other", "skip", "continue", "cancel", "proceed"}
+)
+_TELLING_CHARS = 5
+"""Letters of an offered answer that somebody does not say by chance."""
 _OF_THE_WORLD = frozenset({"WebFetch", "WebSearch", "AskUserQuestion"})
 """Tools whose result no other call changes."""
 _POLLS = re.compile(
@@ -223,6 +229,22 @@ class PromptState:
             return found
         kinds = sorted(self.unasked(action))
         return Obstacle("unasked", f"nobody asked for: {', '.join(kinds)}") if kinds else None
+
+    def needless(self, action: Action) -> str | None:
+        """Return why an action teaches nothing here, or `None`: bookkeeping alone, or a question that is answered."""
+        if action.calls and all(self._consequence(call).is_note for call in action.calls):
+            return "bookkeeping alone"
+        said = "\n".join(
+            own_words(self._typed(place)).lower()
+            for place, message in enumerate(self._messages)
+            if message.get("role") == "user"
+        )
+        for call in action.calls:
+            if call.name in _QUESTIONS and any(
+                _stands_in(option, said) for option in _options(call)
+            ):
+                return "the answer stands in the prompt"
+        return None
 
     def impossible(self, action: Action) -> str | None:
         """Return the first name or text that an action needs and the prompt never showed, or `None`.
@@ -566,6 +588,24 @@ def _changes_what_is_done(call: Call, again: Call) -> bool:
     if again.name == "TodoWrite":
         return call.name == "TodoWrite"
     return call.name in _DELEGATES or reach_of(call) in ("object", "anything")
+
+
+def _options(call: Call) -> Iterator[str]:
+    """Yield the answers that a question offers."""
+    for question in call.values().get("questions") or (call.values(),):
+        for option in question.get("options") or () if isinstance(question, dict) else ():
+            label = option.get("label") if isinstance(option, dict) else option
+            if isinstance(label, str):
+                yield label
+
+
+def _stands_in(option: str, said: str) -> bool:
+    """Return whether a person has said already what a question offers: all words of it, one behind the other."""
+    words = [
+        re.escape(word) for word in re.findall(r"[^\W_]+", re.sub(r"\(.*?\)", "", option.lower()))
+    ]
+    is_telling = sum(map(len, words)) >= _TELLING_CHARS and bool({*words} - _ANY_ANSWER)
+    return is_telling and re.search(r"\b" + r"\W+(?:\w+\W+)?".join(words) + r"\b", said) is not None
 
 
 def _has_started(done: Done) -> bool:

@@ -1,6 +1,7 @@
 """What a deduplicator remembers of the pairs that passed it, in this batch and in earlier ones."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from typing import Self
 
 import numpy as np
@@ -54,6 +55,31 @@ class SeenKeys(Memory):
             if key in layer._seen:
                 where = "this batch" if layer is self else "an earlier batch"
                 return f"same as a pair of {where}", "first of its kind"
+        return None
+
+
+class CountedKeys(Memory):
+    """Refuses an action that passed often enough, in its conversation or anywhere.
+
+    The first half of a key is the action, the second its conversation.
+    """
+
+    def __init__(
+        self, per_conversation: int, per_dataset: int, earlier: Self | None = None
+    ) -> None:
+        super().__init__(earlier)
+        self._caps = per_conversation, per_dataset
+        self._seen: Counter[bytes] = Counter()
+
+    def remember(self, key: bytes) -> None:
+        """Count this key."""
+        self._seen.update((key, key[: len(key) // 2]))
+
+    def _reason(self, key: bytes) -> tuple[str, str] | None:
+        names = "conversation", "dataset"
+        for name, part, cap in zip(names, (key, key[: len(key) // 2]), self._caps, strict=True):
+            if sum(layer._seen[part] for layer in self._layers) >= cap:
+                return f"{cap} pairs of this {name} have this chosen action", f"at most {cap}"
         return None
 
 

@@ -22,7 +22,13 @@ from rensa import RMinHash  # pyrefly: ignore[missing-module-attribute]
 
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.judge.feasibility import PromptState
-from replay_pipeline.normalize.memory import N_BANDS, Memory, SeenKeys, SeenSketches
+from replay_pipeline.normalize.memory import (
+    N_BANDS,
+    CountedKeys,
+    Memory,
+    SeenKeys,
+    SeenSketches,
+)
 from replay_pipeline.normalize.pair import (
     PROMPT,
     READ_COLUMNS,
@@ -274,6 +280,18 @@ class PairFeasibilityFilter(PairFilter):
         return {"chosen": [f"{found.kind}: {found.why}"] if found else []}
 
 
+@OPERATORS.register_module("pair_worth_filter")
+class PairWorthFilter(PairFilter):
+    """Keeps a pair if its chosen side is more than bookkeeping, and no question that the prompt answers."""
+
+    metric = "needless"
+
+    def faults(self, pair: Pair) -> dict[str, list[str]]:
+        """Return why the chosen side teaches nothing."""
+        why = PromptState(pair.prompt, cwd=pair.get("cwd")).needless(pair.actions["chosen"])
+        return {"chosen": [why] if why else []}
+
+
 class PairDeduplicator(Deduplicator):
     """An operator that judges a pair by the pairs before it."""
 
@@ -349,6 +367,37 @@ class PairExactDeduplicator(PairDeduplicator):
     def new_memory(self, earlier: Any = None) -> SeenKeys:
         """Return a memory of every digest."""
         return SeenKeys(earlier)
+
+
+@OPERATORS.register_module("pair_action_cap")
+class PairActionCap(PairDeduplicator):
+    """Keeps at most so many pairs with the same chosen action, in a conversation and in the dataset."""
+
+    def __init__(
+        self, per_conversation: int = 2, per_dataset: int = 20, *args: Any, **kwargs: Any
+    ) -> None:
+        """Initialization method.
+
+        :param per_conversation: the most pairs of one conversation with one chosen action.
+        :param per_dataset: the most pairs with one chosen action.
+
+        Raises:
+            ValueError: a cap is below 1.
+        """
+        super().__init__(*args, **kwargs)
+        if min(per_conversation, per_dataset) < 1:
+            raise ValueError("per_conversation and per_dataset must be at least 1")
+        self.per_conversation, self.per_dataset = per_conversation, per_dataset
+
+    def key(self, pair: Pair) -> bytes:
+        """Return digests of the chosen action and of the conversation."""
+        first = pair.prompt[:2] if pair.get("conversation") is None else pair.get("conversation")
+        parts = (pair.view("chosen", "canonical"), json.dumps(first, default=str))
+        return b"".join(xxhash.xxh3_128_digest(part.encode("utf-8", "replace")) for part in parts)
+
+    def new_memory(self, earlier: Any = None) -> CountedKeys:
+        """Return a memory of how often each action passed."""
+        return CountedKeys(self.per_conversation, self.per_dataset, earlier)
 
 
 @OPERATORS.register_module("pair_near_deduplicator")

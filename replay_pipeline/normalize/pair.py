@@ -28,6 +28,7 @@ READ_COLUMNS = (
     "state_id",
     "cwd",
     "hint",
+    "conversation",
 )
 """Columns that operators look at."""
 

@@ -120,6 +120,13 @@ def test_the_recipe_for_agents_drops_what_a_reviewer_would_and_says_why(tmp_path
         ([], EDIT, "infeasible"),
         (SEEN, bash("lsof -i :3000 | head"), ""),
         (SEEN, call("browser_snapshot"), ""),
+        (SEEN, call("TodoWrite", todos=[]), "needless"),
+        (
+            SEEN,
+            call("AskUserQuestion", questions=[{"options": [{"label": "Mend the cart"}]}]),
+            "needless",
+        ),
+        (SEEN, call("AskUserQuestion", questions=[{"options": [{"label": "Drop the cart"}]}]), ""),
     ]
     request = {"role": "user", "content": "Mend the cart, then tell me how it went, number {}."}
     rows = [
@@ -136,7 +143,21 @@ def test_the_recipe_for_agents_drops_what_a_reviewer_would_and_says_why(tmp_path
     ]
     wanted = [f"s{n}" for n, (_, _, why) in enumerate(cases) if not why]
     assert kept("agent", rows) == wanted
-    assert kept(recipe(tmp_path, [{"pair_feasibility_filter": {}}]), rows) == wanted
+    steps = [{"pair_feasibility_filter": {}}, {"pair_worth_filter": {}}]
+    assert kept(recipe(tmp_path, steps), rows) == wanted
+
+
+def test_one_action_is_kept_so_often_in_a_conversation_and_in_the_dataset(tmp_path):
+    rows = pairs(*({"conversation": f"c{n // 3}"} for n in range(9)))
+    cap = {"per_conversation": 2, "per_dataset": 5}
+    actions = [row | {"chosen_action": bash("make test"), "chosen": "make test"} for row in rows]
+    assert kept(recipe(tmp_path, [{"pair_action_cap": cap}]), actions) == [
+        "s0",
+        "s1",
+        "s3",
+        "s4",
+        "s6",
+    ]
 
 
 def test_a_look_is_a_repetition_from_the_folder_of_its_session_too(tmp_path):
