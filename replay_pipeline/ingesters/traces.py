@@ -587,28 +587,37 @@ def _place(turn: _StoredTurn) -> int:
 
 
 _LISTINGS = (
-    ("<system-reminder>\nSkills you can use:", re.compile(r"\bskills\b[^\n]*:\n\n- ")),
-    ("<system-reminder>\nAgent types you can start:", re.compile(r"\bagent types\b[^\n]*:\n- ")),
+    ("Skills you can use:", re.compile(r"\bskills\b[^\n]*:\n\n(?=- )")),
+    ("Agent types you can start:", re.compile(r"\bagent types\b[^\n]*:\n(?=- )")),
 )
-"""What a log lists, and what in a client's text is such a list: that of the recording then stays away."""
+"""What a log lists, and what in a client's text begins such a list."""
+_LIST = re.compile(r"- .*(?:\n(?!\n|</system-reminder>).*)*")
 
 
 def _surrounded(messages: list[Message], filled: Filled) -> list[Message]:
-    """Put a client's reminders into the user's first message, and its other texts after it."""
+    """Put a client's reminders into the user's first message, and its other texts after it.
+
+    Lists that the log has stand in the client's text in place of those of the recording.
+    """
     place = next((n for n, each in enumerate(messages) if each["role"] == "user"), None)
     if place is None or not isinstance(words := messages[place].get("content"), str):
         return messages
-    listed = [pattern for ours, pattern in _LISTINGS if ours in words]
-
-    def is_shown(text: str) -> bool:
-        return not any(pattern.search(text) for pattern in listed)
-
-    content = "\n\n".join([*filter(is_shown, filled.before), words])
-    after = [each for each in filled.after if is_shown(each["content"])]
+    texts = [*filled.before, *(each["content"] for each in filled.after)]
+    for head, begins in _LISTINGS:
+        found = re.search(
+            rf"<system-reminder>\n{head}\n+(.*?)\n</system-reminder>\s*", words, re.DOTALL
+        )
+        for number, text in enumerate(texts):
+            if found and (start := begins.search(text)) and (old := _LIST.match(text, start.end())):
+                texts[number] = text[: old.start()] + found[1] + text[old.end() :]
+                words = (words[: found.start()] + words[found.end() :]).rstrip("\n")
+                break
+    before, after = texts[: len(filled.before)], texts[len(filled.before) :]
+    told = zip(filled.after, after, strict=True)
     return [
         *messages[:place],
-        {**messages[place], "content": content},
-        *after,
+        {**messages[place], "content": "\n\n".join([*before, words])},
+        *({**each, "content": text} for each, text in told),
         *messages[place + 1 :],
     ]
 
