@@ -60,7 +60,7 @@ def look(
     for state in states:
         tools, sides = state.get("tools"), [state["student_action"]]
         # The template alone, past everything that counts or cuts.
-        full = whole._prompt_of([whole._template_message(m) for m in state["messages"]], tools)
+        full = whole._prompt_of(whole._ready(state["messages"]), tools)
         ids, cut = renderer.prompt(state["messages"], tools, sides=sides)
         fits = len(full) <= budget
         seen.update(
@@ -82,7 +82,7 @@ def look(
 
 def least_fits(renderer: Renderer, state: dict[str, Any], budget: int) -> bool:
     """Whether the last request, the newest step and the texts that the action names would fit."""
-    messages = [renderer._template_message(message) for message in state["messages"]]
+    messages = renderer._ready(state["messages"])
     requests = [m for m in messages if m["role"] == "user"][-1:]
     last = max((i for i, m in enumerate(messages) if m["role"] != "tool"), default=0)
     named = [
