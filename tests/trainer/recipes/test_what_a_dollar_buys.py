@@ -208,33 +208,6 @@ def test_stronger_teachers_are_ahead_of_whatever_agent_there_is(recipe, wrong, a
     assert np.mean(marks) == pytest.approx(agent + 0.25, abs=0.08)
 
 
-def test_each_trained_teacher_is_a_checkpoint_of_its_own(recipe, tmp_path, monkeypatch):
-    run, taught = recipe["run"], {}
-
-    def teach(_work, model, folder, lessons, _steps, _seed):
-        taught[str(folder / "checkpoint")] = ({one.id for one in lessons}, model)
-        return str(folder / "checkpoint")
-
-    for variable in (recipe["tasks"].DRAWN, "PYTHONPATH"):
-        monkeypatch.setenv(variable, "")  # which the run sets, and this test puts back
-    monkeypatch.setattr(run.Work, "_taught", teach)
-    monkeypatch.setattr(run.Work, "agent", lambda _work: tmp_path / "agent")
-    size = run.PLAN["sizes"]["quick"]
-    for _ in range(2):  # what is whole is kept, and stays whose it is
-        work = run.Work(tmp_path / "run", Path("model"), size)
-        teachers = work.teachers("trained.stronger")
-        assert list(teachers) == [teacher["model"] for teacher in run.PLAN["teachers"]]
-        assert {str(one) for one in teachers.values()} == taught.keys()
-    assert {model for _, model in taught.values()} == {tmp_path / "agent"}
-    first, second, third = (lessons for lessons, _ in taught.values())
-    assert len(first) == len(second) == len(third) == 2 * size["n_train"] / 3
-    assert len(first & second) == len(second & third) == size["n_train"] / 3
-    assert not first & second & third
-    taught.clear()
-    work.teachers("trained.weaker")
-    assert {model for _, model in taught.values()} == {Path("model")}
-
-
 def test_agreement_is_more_often_right_than_a_teacher_and_controls_fail_the_check(recipe, wrong):
     folder, by_id = wrong
     states = list(ClaudeCodeIngester().ingest(folder))
@@ -382,32 +355,6 @@ def test_table_and_picture_are_written_of_whatever_there_is(recipe, tmp_path):
     picture = (tmp_path / "picture.svg").read_text()
     assert "consensus, pairs" in picture
     assert "right pairs" in picture
-
-
-def test_a_second_round_samples_the_trained_model_beside_what_the_first_found(
-    recipe, tmp_path, monkeypatch
-):
-    run, asked = recipe["run"], []
-
-    def command(*words, log):
-        asked.append(words)
-        (words[words.index("--data") + 1] / f"{words[1]}-{len(asked)}").touch()
-        assert Path(words[words.index("--settings") + 1]).read_text() == "# these"
-
-    (tmp_path / "bought" / "data").mkdir(parents=True)
-    (tmp_path / "bought" / "settings.toml").write_text("# these")
-    monkeypatch.setattr(run, "command", command)
-    work, data = object.__new__(run.Work), tmp_path / "bought" / "data"
-    for number, model in enumerate(("agent", "trained")):
-        data = work._sampled(tmp_path / "arm" / f"{number}", data, model)
-    assert [words[2:4] for words in asked if words[1] == "sample"] == [
-        ("--trainee", "agent"),
-        ("--trainee", "trained"),
-    ]
-    assert {path.name for path in data.iterdir()} == {
-        "sample-1", "normalize-2", "publish-3", "sample-4", "normalize-5", "publish-6"
-    }  # fmt: skip
-    assert not any((tmp_path / "bought" / "data").iterdir())
 
 
 @pytest.mark.parametrize(
