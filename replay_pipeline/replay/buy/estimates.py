@@ -356,16 +356,15 @@ class _Seen:
             if (row := plan.known.get((state, number))) is None:
                 is_next = False
                 continue
-            n_before = len(poll.votes) + len(poll.own)
+            n_votes, n_own = len(poll.votes), len(poll.own)
             poll.add(answer := row())
             answers.append(answer)
             if not is_next:
                 continue
             option = _UNREAD
-            if len(poll.votes) + len(poll.own) > n_before:
+            if added := poll.votes[n_votes:] + poll.own[n_own:]:
                 before = action_groups(actions, plan.policy.level)
-                newest = (poll.votes + poll.own)[-1] if not poll.own else _newest(poll, actions)
-                actions.append(newest.action)
+                actions.append(added[0].action)
                 group = action_groups(actions, plan.policy.level)[-1]
                 option = _option(group, Counter(before))
             self.counts[_context(place, at)][option] += 1
@@ -407,11 +406,6 @@ class _Seen:
             for (name, values), assumed in zip(self.chances.items(), _ASSUMED_RIGHT, strict=True)
         }
         return {**shares, "words": (*model.words(), *_advice(model))}
-
-
-def _newest(poll: Any, actions: Sequence[Any]) -> Any:
-    known = {id(action) for action in actions}
-    return next(v for v in (*poll.votes, *poll.own) if id(v.action) not in known)
 
 
 def _option(group: int, before: Counter[int]) -> int:
