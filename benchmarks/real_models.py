@@ -276,7 +276,7 @@ class Candidate:
     agent: str
     category: str
     differs: ActionDifference
-    names: tuple[str, ...]
+    held: Mapping[str, float]
     """What holds of it, as the product's coefficients are named."""
     is_chosen_right: bool
     is_agent_right: bool
@@ -333,12 +333,15 @@ def judge(
         return statistics.mean(told) > 0.5
 
     found = []
+    n_agreed = len(report.positives)
+    agreement = (n_agreed + 9) / (n_agreed + len(report.pairs) + 10)
     for pair in report.pairs:
         facts: list[Fact] = pair["difference"]
         n_calls = len(pair["chosen_action"].get("tool_calls") or [])
         differs = ActionDifference(frozenset(facts), n_calls)
-        names = features(
+        held = features(
             differs,
+            agreement=agreement,
             n_for=pair["n_teachers_agreeing"],
             n_voting=pair["n_teachers_valid"],
             n_against=pair["n_against"],
@@ -349,7 +352,7 @@ def judge(
                 agent,
                 key.rsplit("_", 1)[0],
                 differs,
-                tuple(names),
+                held,
                 is_right(key, pair["teachers_agreeing"]),
                 own[key].is_right,
             )
@@ -384,11 +387,11 @@ def fitted(
     weights: np.ndarray | None = None,
 ) -> Coefficients:
     """Return the logistic regression of what is true on what holds, by Newton's method with a ridge."""
-    names = sorted({name for each in found for name in each.names})
+    names = sorted({name for each in found for name in each.held})
     places = {name: place for place, name in enumerate(names)}
     x = np.zeros((len(found), len(names)))
     for row, each in enumerate(found):
-        x[row, [places[name] for name in each.names]] = 1
+        x[row, [places[name] for name in each.held]] = list(each.held.values())
     y = np.array([truth(each) for each in found], float)
     w = np.ones(len(found)) if weights is None else weights
     b, ridge = np.zeros(len(names)), np.full(len(names), _L2)
@@ -405,14 +408,16 @@ def fitted(
 
 def probability(coefficients: Coefficients, each: Candidate) -> float:
     """Return the probability that coefficients give, as the product bounds it."""
-    logit = sum(coefficients.get(name, 0.0) for name in each.names)
+    logit = sum(coefficients.get(name, 0.0) * value for name, value in each.held.items())
     return bounded(float(1 / (1 + np.exp(-logit))))
 
 
 def both(found: Sequence[Candidate], weights: np.ndarray | None = None) -> list[Coefficients]:
     """Return the coefficients of the three tables of `belief.toml`."""
     kept = np.array([each.is_chosen_right for each in found])
-    votes = [replace(each, names=tuple(n for n in each.names if n in VOTES)) for each in found]
+    votes = [
+        replace(each, held={n: x for n, x in each.held.items() if n in VOTES}) for each in found
+    ]
     return [
         fitted(found, lambda each: each.is_chosen_right, weights),
         fitted(

@@ -10,14 +10,14 @@ get the same weights. What the session tells comes on top, by its likelihood rat
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
 import msgspec
 
-from replay_pipeline.actions.difference import FACTS, ActionDifference
+from replay_pipeline.actions.difference import ActionDifference
 from replay_pipeline.types import FAILURES, Outcome
 
 LEAST_LESSON = 0.8
@@ -26,6 +26,9 @@ SUREST = 0.95
 """No probability is above this or below one minus it without a check."""
 VOTES = ("always", "unanimous", "three or more agree", "somebody sides with the agent")
 """What doesn't depend on the difference."""
+_AGREEMENT = (0.75, 0.97, 0.9)
+"""The least and the most agreement of an agent among those that were learned from, and a usual one. Less, as with
+coding agents that have a choice of right actions, says nothing."""
 _WRITTEN = ("text", "shorter", "longer", "adds", "omits", "list", "number", "value")
 """Facts that mean more where a value doesn't come from the prompt."""
 _LOOKS_WRONG = 0.15
@@ -76,53 +79,55 @@ def learned() -> BeliefTable:
 
 
 def features(
-    differs: ActionDifference, *, n_for: int, n_voting: int, n_against: int = 1
-) -> Iterator[str]:
-    """Yield the names of what holds of a pair; each has a coefficient.
+    differs: ActionDifference,
+    *,
+    n_for: int,
+    n_voting: int,
+    n_against: int = 1,
+    agreement: float | None = None,
+) -> dict[str, float]:
+    """Return what holds of a pair, by the names of the coefficients.
 
     Args:
         differs: what the sides differ in.
         n_for: families for the chosen side.
         n_voting: families with a valid answer.
         n_against: families for the rejected side, and the agent.
+        agreement: where teachers agree, how often the agent does as they do. None if unknown.
     """
-    yield from VOTES[:1]
-    yield from (fact for fact in FACTS if fact in differs.facts)
+    held = (True, n_for == n_voting, n_for > 2, n_against > 1)
+    names = [name for name, is_so in zip(VOTES, held, strict=True) if is_so]
+    names += differs.names()
     for grounds in ("made_up", "makes_up"):
         if grounds in differs.facts:
-            yield from (f"{fact} {grounds}" for fact in _WRITTEN if fact in differs.facts)
-    held = (n_for == n_voting, n_for > 2, n_against > 1)
-    yield from (name for name, is_so in zip(VOTES[1:], held, strict=True) if is_so)
+            names += [f"{fact} {grounds}" for fact in _WRITTEN if fact in differs.facts]
     if len(differs.facts) > 1:
-        yield "several differences"
+        names.append("several differences")
     if differs.n_calls > 1:
-        yield "several calls"
+        names.append("several calls")
+    found = dict.fromkeys(names, 1.0)
+    if agreement is not None and agreement >= _AGREEMENT[0]:
+        found["agreement"] = _logit(min(agreement, _AGREEMENT[1])) - _logit(_AGREEMENT[2])
+    return found
 
 
-def belief(
-    differs: ActionDifference,
-    *,
-    n_for: int,
-    n_voting: int,
-    n_against: int = 1,
-    evidence: float = 1.0,
-) -> Belief:
+def _logit(p: float) -> float:
+    return math.log(p / (1 - p))
+
+
+def belief(held: Mapping[str, float], evidence: float = 1.0) -> Belief:
     """Return how likely the sides of a pair are right and wrong.
 
     Args:
-        differs: as for `features`.
-        n_for: as for `features`.
-        n_voting: as for `features`.
-        n_against: as for `features`.
+        held: what holds of it, from `features`.
         evidence: how much more likely what the session tells is if the rejected side is wrong.
     """
     model = learned()
-    names = list(features(differs, n_for=n_for, n_voting=n_voting, n_against=n_against))
-    if "looks" in differs.facts:
-        right, wrong = _probability(model.chosen_right_by_votes, names), _LOOKS_WRONG
+    if "looks" in held:
+        right, wrong = _probability(model.chosen_right_by_votes, held), _LOOKS_WRONG
     else:
-        right = _probability(model.chosen_right, names)
-        wrong = _probability(model.rejected_wrong, names)
+        right = _probability(model.chosen_right, held)
+        wrong = _probability(model.rejected_wrong, held)
     odds = wrong / (1 - wrong) * evidence
     return Belief(bounded(right), bounded(odds / (1 + odds)))
 
@@ -172,6 +177,8 @@ def bounded(p: float) -> float:
     return min(SUREST, max(1 - SUREST, p))
 
 
-def _probability(coefficients: Mapping[str, tuple[float, float, float]], names: list[str]) -> float:
-    logit = math.fsum(coefficients[name][0] for name in names if name in coefficients)
+def _probability(
+    coefficients: Mapping[str, tuple[float, float, float]], held: Mapping[str, float]
+) -> float:
+    logit = math.fsum(coefficients[n][0] * x for n, x in held.items() if n in coefficients)
     return 1 / (1 + math.exp(-logit))

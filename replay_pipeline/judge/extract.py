@@ -6,15 +6,16 @@ its probability (`claims.py`).
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Unpack
 
 from replay_pipeline.actions import LEVELS, Action
 from replay_pipeline.actions.difference import difference
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.judge.answers import AnswerBook, Case, ExtractOptions, level_of
-from replay_pipeline.judge.belief import LEAST_LESSON, Belief, belief, evidence_of
+from replay_pipeline.judge.belief import LEAST_LESSON, belief, evidence_of, features
 from replay_pipeline.judge.claims import Claims
 from replay_pipeline.judge.judgment import Arbiter, Judgment
 from replay_pipeline.judge.natural import natural_pairs
@@ -125,7 +126,10 @@ class _Candidate:
 
     judgment: Judgment
     pair: DPOPair
-    belief: Belief
+    held: Callable[..., dict[str, float]]
+    """What holds of the pair; takes how often the agent does what teachers agree on."""
+    evidence: float
+    """How much likelier what the session tells is if the rejected side is wrong."""
     row: dict[str, Any]
     """The state's row in `outcomes`."""
     chosen: Action
@@ -190,13 +194,14 @@ class _Extraction:
             _Candidate(
                 judgment=judgment,
                 pair=consensus_pair(judgment, consensus, differs, self.arbiter.is_same),
-                belief=belief(
+                held=partial(
+                    features,
                     differs,
                     n_for=at.n_leading,
                     n_voting=at.n_voting,
                     n_against=at.n_against,
-                    evidence=evidence,
                 ),
+                evidence=evidence,
                 row=row,
                 chosen=consensus.action,
                 rejected=case.agent,
@@ -272,7 +277,13 @@ class _Extraction:
     def finished(self) -> PairReport:
         """Set both numbers of every pair, make lessons of those that are not sure enough, and take out wrong ones."""
         report = self.report
-        beliefs = {found.pair["pair_id"]: found.belief for found in self._found}
+        n_agreed = report.outcome_counts.get("agreement", 0)
+        # As if there were ten more states, nine of them agreed on.
+        agreement = (n_agreed + 9) / (n_agreed + len(self._found) + 10)
+        beliefs = {
+            found.pair["pair_id"]: belief(found.held(agreement=agreement), found.evidence)
+            for found in self._found
+        }
         calibration = self.claims.settle(report.pairs, beliefs)
         report.reliability = self.scores.reliability(calibration)
         report.weigh_confirmed()

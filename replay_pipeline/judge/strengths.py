@@ -15,7 +15,7 @@ from typing import Any
 from replay_pipeline.actions import Action, TextComparator, agreement_level, agrees_at
 from replay_pipeline.actions.difference import difference
 from replay_pipeline.judge.answers import AGENT, Case, ExtractOptions, level_of
-from replay_pipeline.judge.belief import belief, learned, right_if_agreed
+from replay_pipeline.judge.belief import belief, features, learned, right_if_agreed
 from replay_pipeline.judge.precision import Calibration
 from replay_pipeline.types import AgreementLevel, Message, TraceState
 
@@ -206,10 +206,8 @@ class Scores:
             if numbers[rater] == group:
                 continue
             differs = difference(lead, action, case.state.get("tools") or ())
-            n_voting = len(actions) - 1
-            said = belief(
-                differs, n_for=n, n_voting=n_voting, evidence=evidence if rater == AGENT else 1.0
-            )
+            held = features(differs, n_for=n, n_voting=len(actions) - 1)
+            said = belief(held, evidence if rater == AGENT else 1.0)
             wrong = (1 - said.chosen_right) * learned().beside_wrong
             found[rater] = said.chosen_right - said.better + wrong
             if rater == AGENT:

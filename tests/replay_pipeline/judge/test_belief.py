@@ -10,8 +10,9 @@ from tests.replay_pipeline.judge.test_extract import answers, bash, call, state
 from tests.support.worlds import WORLDS, simulate
 
 
-def said_of(*facts, **votes):
-    return belief(ActionDifference(frozenset(facts)), **{"n_for": 2, "n_voting": 3, **votes})
+def said_of(*facts, evidence=1.0, **votes):
+    differs = ActionDifference(frozenset(facts))
+    return belief(features(differs, **{"n_for": 2, "n_voting": 3, **votes}), evidence)
 
 
 def test_what_differs_decides_whether_the_rejected_side_is_wrong():
@@ -29,6 +30,13 @@ def test_more_votes_make_the_chosen_side_surer():
     assert right_if_agreed(0) > right_if_agreed(1) > right_if_agreed(2)
 
 
+def test_an_agent_that_agrees_less_is_wrong_more_often_as_far_as_it_is_known():
+    usual, weaker, unseen = (
+        said_of("text", agreement=share).rejected_wrong for share in (0.9, 0.8, 0.4)
+    )
+    assert weaker > usual == unseen == said_of("text").rejected_wrong
+
+
 def test_no_number_is_surer_than_a_check():
     for fact in FACTS:
         for n in (2, 3, 5):
@@ -42,8 +50,8 @@ def test_every_coefficient_has_an_interval_and_belongs_to_a_fact():
     assert model.n_agents >= 20
     assert model.n_pairs >= 5_000
     every = ActionDifference(frozenset(FACTS), n_calls=2)
-    names = set(features(every, n_for=3, n_voting=3, n_against=2))
-    for table in (model.chosen_right, model.rejected_wrong):
+    names = features(every, n_for=3, n_voting=3, n_against=2, agreement=0.8).keys()
+    for table in (model.chosen_right, model.rejected_wrong, model.chosen_right_by_votes):
         assert table.keys() <= names
         assert all(low - 0.3 <= value <= high + 0.3 for value, low, high in table.values())
 
