@@ -1,25 +1,17 @@
 """The figures of an extraction, in which every input is counted."""
 
-import random
-import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from heapq import heappush, heappushpop
 from typing import Any
 
-from replay_pipeline.actions import LEVELS, Action, agreement_level
 from replay_pipeline.actions.agreement import strictness
-from replay_pipeline.actions.votes import Vote
 from replay_pipeline.judge.belief import right_if_agreed, right_if_confirmed
 from replay_pipeline.judge.judgment import Judgment
 from replay_pipeline.judge.precision import Precision, PrecisionEvidence
 from replay_pipeline.judge.records import outcome_row, positive_row
 from replay_pipeline.judge.strengths import Reliability
 from replay_pipeline.types import AgreementLevel, DPOPair
-
-_N_CHANCE_STATES = 1_000
-_N_CHANCE_PAIRS = 2_000
 
 
 @dataclass(kw_only=True)
@@ -39,21 +31,6 @@ class TeacherTally:
     cost_usd: float = 0.0
     family: str | None = None
     """The family for which it votes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LevelAgreement:
-    """How often two answers agree at a level or a stricter one, and how often they would by chance."""
-
-    raw: float
-    """Share of agreement among two teachers at the same state."""
-    chance: float
-    """Share of agreement among answers paired at random across states."""
-
-    @property
-    def corrected(self) -> float:
-        """Return agreement beyond chance: 0 at chance level, 1 if all agree."""
-        return (self.raw - self.chance) / (1 - self.chance) if self.chance < 1 else 0.0
 
 
 @dataclass(kw_only=True)
@@ -89,15 +66,13 @@ class PairReport:
     """The evidence for how many of `pairs` are right."""
     refuted: list[DPOPair] = field(default_factory=list)
     """Pairs that were checked and found wrong. They aren't in `pairs`."""
-    statistics: "AgreementStatistics" = field(init=False, repr=False)
     _once: list[tuple[str, dict[str, Any]]] = field(default_factory=list, repr=False)
     """Positives that one family alone confirmed, each with its teacher."""
     _explored: defaultdict[str, Counter[str]] = field(
         default_factory=lambda: defaultdict(Counter), repr=False
     )
-
-    def __post_init__(self) -> None:
-        self.statistics = AgreementStatistics(self.level)
+    _pairs_of_teachers: dict[tuple[str, str], list[int]] = field(default_factory=dict, repr=False)
+    """By two teachers: states with valid answers of both, states at which they agree."""
 
     def add(self, judgment: Judgment) -> dict[str, Any]:
         """Count a judged state and its answers, and return its row."""
@@ -127,7 +102,11 @@ class PairReport:
             if len(case.voting) == 1:
                 self._once.append((case.voting[0].row.teacher, self.positives[-1]))
         self._explore(judgment)
-        self.statistics.add(case.state["state_id"], case.valid, judgment.levels)
+        for one, other, found in judgment.levels:
+            a, b = sorted((one.row.teacher, other.row.teacher))
+            counts = self._pairs_of_teachers.setdefault((a, b), [0, 0])
+            counts[0] += 1
+            counts[1] += found >= strictness(self.level)
         row = outcome_row(judgment)
         self.outcomes.append(row)
         return row
@@ -159,12 +138,11 @@ class PairReport:
     @property
     def matrix(self) -> dict[str, dict[str, tuple[int, int]]]:
         """Return for each two teachers the states with valid answers of both, and those at which they agree."""
-        return self.statistics.matrix()
-
-    @property
-    def agreement(self) -> dict[str, LevelAgreement]:
-        """Return raw and chance agreement by level."""
-        return self.statistics.by_level()
+        found: dict[str, dict[str, tuple[int, int]]] = {}
+        for (one, other), (n, n_agreeing) in self._pairs_of_teachers.items():
+            found.setdefault(one, {})[other] = n, n_agreeing
+            found.setdefault(other, {})[one] = n, n_agreeing
+        return found
 
     @property
     def n_states(self) -> int:
@@ -255,90 +233,7 @@ class PairReport:
                 }
                 for name, row in sorted(self.matrix.items())
             },
-            "agreement": {
-                level: {
-                    "raw": round(found.raw, 6),
-                    "chance": round(found.chance, 6),
-                    "corrected": round(found.corrected, 6),
-                }
-                for level, found in self.agreement.items()
-            },
         }
-
-
-class AgreementStatistics:
-    """The counts of which teachers agree with which, and a sample to measure agreement by chance."""
-
-    def __init__(self, level: AgreementLevel) -> None:
-        self._rank = strictness(level)
-        self._pairs: dict[tuple[str, str], list[int]] = {}
-        """By two teachers: states with both, states at which they agree."""
-        self._by_strictness: Counter[int] = Counter()
-        self._sample: list[tuple[int, str, list[tuple[str, Action]]]] = []
-
-    def add(
-        self, state_id: str, votes: list[Vote], levels: Iterable[tuple[Vote, Vote, int]]
-    ) -> None:
-        """Count one state."""
-        for one, other, found in levels:
-            a, b = one.row.teacher, other.row.teacher
-            counts = self._pairs.setdefault((a, b) if a <= b else (b, a), [0, 0])
-            counts[0] += 1
-            counts[1] += found >= self._rank
-            self._by_strictness[found] += 1
-        if votes:
-            self._keep(state_id, votes)
-
-    def _keep(self, state_id: str, votes: list[Vote]) -> None:
-        """Keep a sample of states by their hash, so that it does not depend on their order."""
-        rank = (-zlib.crc32(state_id.encode("utf-8", "replace")), state_id)
-        is_full = len(self._sample) >= _N_CHANCE_STATES
-        if is_full and rank < self._sample[0]:
-            return
-        actions = sorted((v.row.teacher, v.action) for v in votes)
-        push = heappushpop if is_full else heappush
-        push(self._sample, (*rank, actions))
-
-    def matrix(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """Return for each two teachers, in both orders, the states with both and the states at which they agree."""
-        found: dict[str, dict[str, tuple[int, int]]] = {}
-        for (one, other), (n, n_agreeing) in self._pairs.items():
-            counts = (n, n_agreeing)
-            found.setdefault(one, {})[other] = counts
-            found.setdefault(other, {})[one] = counts
-        return found
-
-    def by_level(self) -> dict[str, LevelAgreement]:
-        """Return raw and chance agreement. Empty if no two answers could be compared."""
-        n = sum(self._by_strictness.values())
-        chance = self._chance()
-        if not n or not chance:
-            return {}
-        n_chance = sum(chance.values())
-        return {
-            level: LevelAgreement(
-                raw=_at_least(self._by_strictness, level) / n,
-                chance=_at_least(chance, level) / n_chance,
-            )
-            for level in LEVELS
-        }
-
-    def _chance(self) -> Counter[int]:
-        """Return strictness of the agreement between answers of different states, drawn at random."""
-        sample = sorted(self._sample)
-        found: Counter[int] = Counter()
-        if len(sample) < 2:
-            return found
-        draw = random.Random(0)
-        for _ in range(min(_N_CHANCE_PAIRS, 4 * len(sample) * (len(sample) - 1))):
-            one, other = draw.sample(sample, 2)
-            level = agreement_level(draw.choice(one[2])[1], draw.choice(other[2])[1])
-            found[strictness(level)] += 1
-        return found
-
-
-def _at_least(counts: Mapping[int, int], level: AgreementLevel) -> int:
-    return sum(n for found, n in counts.items() if found >= strictness(level))
 
 
 def _counts(values: Iterable[str]) -> dict[str, int]:

@@ -137,12 +137,6 @@ def _facts(project: "Project", receipt: Receipt) -> Mapping[str, Any]:
         "sources": bars(report["pairs_by_source"]),
         "teachers": markdown_table([each.row() for each in strengths([report])]),
         "agreement": _matrix(report["matrix"]),
-        "agreement_by_level": markdown_table(
-            [
-                {"level": level} | {name: f"{share:.0%}" for name, share in figures.items()}
-                for level, figures in report["agreement"].items()
-            ]
-        ),
         **{f"sample {n}": _sample(pair) for n, pair in enumerate(pairs, 1)},
     }
 

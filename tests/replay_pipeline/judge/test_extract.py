@@ -1,12 +1,10 @@
 """From votes to pairs: outcomes, thresholds, families, evidence, tables."""
 
-import itertools
 import json
 from dataclasses import replace
 
 import pytest
 
-from replay_pipeline.actions import agreement_level
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.judge.records import outcomes_table, pairs_table, positives_table
 from replay_pipeline.judge.report import PairReport, TeacherTally
@@ -583,7 +581,7 @@ def test_unknown_level_is_refused():
         extract_dpo_pairs([], [], level="nearly")
 
 
-def test_report_is_plain_json_with_matrix_and_chance():
+def test_report_is_plain_json_with_matrix():
     states = [state(f"s{n}", action=bash("tox")) for n in range(20)]
     rows = [
         row
@@ -609,19 +607,12 @@ def test_report_is_plain_json_with_matrix_and_chance():
         ),
         *("n_ties", "near_misses", "pairs_by_source", "natural_left_out"),
         *("n_duplicate_states", "n_duplicate_answers", "n_unmatched_answers"),
-        *("control", "teachers", "matrix", "agreement"),
+        *("control", "teachers", "matrix"),
         *("n_refuted", "precision", "poll", "reliability"),
     }
     assert found["matrix"]["a"]["b"] == {"n": 20, "n_agree": 20, "rate": 1.0}
     assert found["matrix"]["c"]["a"]["rate"] == 0
     assert found["teachers"]["a"]["n_in_consensus"] == 20
-    agreement = found["agreement"]
-    assert agreement["exact"]["raw"] == pytest.approx(1 / 3, abs=1e-5)
-    assert agreement["exact"]["chance"] < 0.2 < agreement["tool"]["chance"] == 1.0
-    assert agreement["exact"]["corrected"] > 0.15
-    assert agreement["tool"]["corrected"] == 0
-    raw = [agreement[level]["raw"] for level in ("exact", "effect", "target", "tool")]
-    assert raw == sorted(raw)
 
 
 def test_the_report_as_json_holds_every_figure():
@@ -717,7 +708,6 @@ def test_the_report_as_json_holds_every_figure():
             },
         },
         "matrix": {},
-        "agreement": {},
     }
     assert [*found["outcomes"]] == ["agreement", "no_consensus", "pair"]
     assert [*found["teachers"]] == ["glm", "qwen"]
@@ -728,9 +718,7 @@ def test_a_report_of_nothing_has_no_rates():
     report = extract_pairs([state()], []).to_json()
     assert (report["level"], report["agreement_threshold"]) == ("effect", 2)
     assert report["control"] == {"n": 0, "n_mismatch": 0, "mismatch_rate": None}
-    assert report["matrix"] == report["agreement"] == report["teachers"] == {}
-    alone = extract_pairs([state("s1"), state("s2")], answers(a=LS) + answers("s2", a=LS))
-    assert alone.agreement == {}  # a teacher that nobody could disagree with
+    assert report["matrix"] == report["teachers"] == {}
 
 
 def test_every_answer_is_tallied_under_its_teacher():
@@ -774,78 +762,10 @@ def test_the_matrix_counts_states_at_which_both_teachers_were_valid():
     assert strict["a"] == {"b": (2, 0), "c": (1, 0)}
 
 
-def test_raw_agreement_is_that_of_each_two_teachers_at_a_level_or_stricter():
-    def read(file, *lines):
-        return call("Read", file_path=file, **dict(zip(("offset", "limit"), lines, strict=False)))
-
-    rows = [
-        *answers("s1", a=read("1.py"), b=read("1.py", 1, 5), c=read("2.py")),
-        *answers("s2", a=read("3.py", 1, 5), b=read("3.py", 7, 5), c=read("3.py", 7, 5)),
-    ]
-    rows += answers("s3", a=read("4.py"), b=read("4.py"))
-    report = extract_pairs([state("s1"), state("s2"), state("s3")], rows)
-    raw = {level: found.raw for level, found in report.agreement.items()}
-    # Of seven: s3, and b and c of s2; a and b of s1 share lines; a of s2 reads others of the file.
-    assert raw == {"exact": 2 / 7, "effect": 3 / 7, "target": 5 / 7, "tool": 1.0}
-    chance = {level: found.chance for level, found in report.agreement.items()}
-    assert chance == {"exact": 0, "effect": 0, "target": 0, "tool": 1}
-
-
-def compared(monkeypatch):
-    """Every comparison that is made for the agreement by chance."""
-    found = []
-
-    def agreement_level_of(*sides):
-        found.append(sides)
-        return agreement_level(*sides)
-
-    monkeypatch.setattr("replay_pipeline.judge.report.agreement_level", agreement_level_of)
-    return found
-
-
-def of_states(numbers, command=lambda n: f"echo {n}"):
-    states = [state(f"s{n}") for n in numbers]
-    rows = [
-        row for n in numbers for row in answers(f"s{n}", a=bash(command(n)), b=bash(command(n)))
-    ]
-    return extract_pairs(states, rows)
-
-
-@pytest.mark.parametrize(
-    ("n_states", "n_drawn"), [(1, 0), (2, 8), (3, 24), (22, 1_848), (23, 2_000)]
-)
-def test_chance_is_measured_by_a_bounded_number_of_draws(monkeypatch, n_states, n_drawn):
-    drawn = compared(monkeypatch)
-    found = of_states(range(n_states)).agreement
-    assert len(drawn) == n_drawn
-    assert all(one != other for one, other in drawn), "never two answers of one state"
-    assert found == {} if n_states == 1 else found["exact"].chance == 0 < found["exact"].raw
-
-
-def test_chance_is_near_the_share_of_equal_answers_of_different_states():
-    found = of_states(range(40), lambda n: "ls" if n % 4 else "make").agreement["exact"]
-    # 30 and 10 of 40: (30 * 29 + 10 * 9) / (40 * 39); 2,000 draws stay within 4 sigma.
-    assert found.chance == pytest.approx(0.615, abs=0.044)
-
-
-def test_chance_takes_a_sample_of_states_whatever_their_order(monkeypatch):
-    monkeypatch.setattr("replay_pipeline.judge.report._N_CHANCE_STATES", 3)
-    drawn = compared(monkeypatch)
-    orders = list(itertools.permutations(range(5)))[::7]
-    seen = set()
-    for order in orders:
-        drawn.clear()
-        assert of_states(order).agreement
-        assert len(drawn) == 24, "three states"
-        seen.add(tuple(side.render() for sides in drawn for side in sides))
-    assert len(seen) == 1
-
-
 def test_a_state_may_be_named_by_what_is_no_text():
     names = ("s\ud800", "s\udfff")
     rows = [row for name in names for row in answers(name, a=LS, b=LS)]
     report = extract_pairs([state(name) for name in names], rows)
-    assert report.agreement["exact"].chance == 1.0
     assert len({pair["pair_id"] for pair in report.pairs}) == 2
 
 
