@@ -42,9 +42,9 @@ class World:
     """How often everybody is right, and how errors hang together."""
 
     kinds: tuple[KindOfState, ...]
-    shared: float = 0.3
+    shared: float = 0.44
     """How often one that errs takes the wrong action that tempts all at this state."""
-    same_right: float = 1.0
+    same_right: float = 0.83
     """How often one that is right takes the commoner of two right actions."""
     hard_share: float = 0.0
     hard_factor: float = 0.5
@@ -85,7 +85,7 @@ WORLDS: dict[str, World] = {
     "teachers weaker": _alike(0.85, 0.75, 0.7, 0.65, shared=0.5),
     "four kinds": World(kinds=_MIXED, shared=0.4),
     "four kinds, half hard": World(kinds=_MIXED, shared=0.4, hard_share=0.5, hard_shared=0.6),
-    "several right actions": World(kinds=_MIXED, shared=0.4, same_right=0.8),
+    "several right actions": World(kinds=_MIXED, shared=0.4, same_right=0.6),
     "a liar": _alike(0.6, 0.85, 0.8, 0.4, liar=2),
     "two of a family": _alike(0.6, 0.85, 0.7, 0.7, shared=0.4, one_family=(1, 2)),
     "drift": World(kinds=_MIXED, shared=0.4, drift=0.3),

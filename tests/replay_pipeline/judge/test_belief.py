@@ -100,7 +100,7 @@ def test_checks_move_what_nobody_has_checked():
     assert len(after.refuted) == 40
     before = {pair["pair_id"]: pair["p_better"] for pair in every}
     assert all(pair["p_better"] < before[pair["pair_id"]] for pair in after.pairs)
-    assert after.reliability.accuracy("agent") > 0.8
+    assert after.reliability.accuracy("agent") > 0.7
 
 
 def test_an_action_that_its_tool_refused_is_wrong_for_sure_enough():
