@@ -28,7 +28,7 @@ def test_each_teacher_is_told_with_its_share_of_right_answers_and_what_one_costs
         assert 0 < said.n_with_agent < 2_000
     assert "forecast" in found["deepseek-v4-pro"].stronger_at
     own, agent = found["deepseek-v4-pro"].right_at["forecast"]
-    assert own > agent + 0.3
+    assert own > agent + 0.15
     row = found["deepseek-v4-pro"].row()
     assert f"forecast ({own:.0%} to {agent:.0%})" in row["stronger at"]
     assert list(row)[:3] == ["teacher", "answers", "as the agent there"]
