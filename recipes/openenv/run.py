@@ -143,7 +143,9 @@ def main() -> int:
         f"an answer; {mean(steps, 'tools/call_frequency'):.2f} calls a rollout"
     )
     print(f"5. reward {first:.3f} in the first half, {second:.3f} in the second")
-    is_good = len(report["channels_live"]) == 3 and outcomes.n_calls > 0 == outcomes.n_failed
+    # Few states have a hint: a short run may draw none of them, and channel 2 is off then.
+    has_channels = {"policy", "replay"} <= set(report["channels_live"])
+    is_good = has_channels and outcomes.n_calls > 0 == outcomes.n_failed
     print("PASS" if is_good else "FAIL")
     return 0 if is_good else 1
 
