@@ -29,6 +29,11 @@ from replay_pipeline.ingesters.rows import parsed_row
 from replay_pipeline.ingesters.trials import instruction_of
 
 _KINDS = frozenset({"system", "assistant", "user", "result", "stream_event"})
+_BOOKKEEPING = frozenset({
+    "control_request", "control_response", "control_cancel_request", "keep_alive", "rate_limit_event",
+    "tool_progress", "tool_use_summary", "auth_status",
+})  # fmt: skip
+"""Kinds that are for the program that reads the output."""
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][A-Z0-9]|[=>])"
 )
@@ -59,6 +64,9 @@ class StreamJson:
         """Yield one log for each session in the output, and one for each of its subagents."""
         runs: dict[str, _SessionRun] = {}
         for offset, row in _rows(path, counts, end):
+            if row.get("type") in _BOOKKEEPING:
+                counts.count("bookkeeping")
+                continue
             if row.get("type") not in _KINDS:
                 counts.count(f"unknown_row_{str(row.get('type'))[:40]}")
                 continue

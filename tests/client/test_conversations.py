@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replay_pipeline.ingesters import IngestReport
+from replay_pipeline.ingesters import IngestReport, ingest
 from replay_pipeline.pages import look
 from tests.client.clients import FIRST_WITH_REQUESTS, VERSIONS, Desk, client, numbers_of
 from tests.client.comparison import Compared
@@ -43,6 +43,20 @@ def test_the_newest_client_logs_nothing_that_is_not_known(name: str):
     _, report = had(VERSIONS[-1], name)
     assert report.skipped.keys() <= {"bookkeeping", "synthetic", "transcript_only", "duplicate_row"}
     assert report.rows == report.rows_used + sum(report.skipped.values())
+
+
+@pytest.mark.parametrize("name", ["queued", "interrupted"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_a_client_prints_has_the_decisions_that_it_logs(
+    version: str, name: str, tmp_path: Path
+):
+    logs, _, said = lab().had(version, name)
+    (tmp_path / "out.jsonl").write_text(said)
+    found = [ingest(place, redact=False).states for place in (tmp_path, logs)]
+    columns = ["state_id", "action_text", "action_tool_calls_json"]
+    printed, logged = (states.select(columns).sort_by("state_id") for states in found)
+    assert printed.equals(logged)
+    assert printed.num_rows >= 2
 
 
 def test_a_session_costs_what_its_client_counts(tmp_path: Path):
