@@ -192,7 +192,7 @@ def what_is_left(plan: Plan, *, ceiling_usd: float | None = None) -> Estimate:
     """
     chance = np.random.default_rng(0)
     buyer = Buyer(plan.market, plan.policy)
-    seen = _Seen(plan, buyer.teachers)
+    seen = _Answered(plan, buyer.teachers)
     votes = _Votes(plan, buyer.teachers, seen, chance)
     lanes = [_lane_usd(plan, number, votes.asked[number], chance) for number in buyer.teachers]
     rows = tuple(lane.row for lane in lanes if lane.row)
@@ -306,7 +306,7 @@ def _context(teacher: int, at: _Standing) -> _Context:
     return teacher, min(2, votes + own), min(2, most), min(2, sizes.count(most))
 
 
-class _Seen:
+class _Answered:
     """The answers that are known, read once: who agreed with whom, and how likely it is right.
 
     Args:
@@ -428,7 +428,7 @@ class _Votes:
     """The drawn votes of every state (S) and draw (D): who is asked there, and what comes of it."""
 
     def __init__(
-        self, plan: Plan, order: Sequence[int], seen: _Seen, chance: np.random.Generator
+        self, plan: Plan, order: Sequence[int], seen: _Answered, chance: np.random.Generator
     ) -> None:
         shape = len(plan.states), _N_DRAWS
         self.asked = {number: np.zeros(shape, dtype=bool) for number in order}
