@@ -193,7 +193,7 @@ _JOIN = 1
 
 
 def join_new_keyring() -> None:
-    """Give this thread, and what it starts, a session keyring without keys.
+    """Join a session keyring without keys, for this thread and what it starts.
 
     Where the machine does not let it, as in a container, the filter alone keeps keys away.
     """
