@@ -138,7 +138,7 @@ def _checks() -> tuple[Check, ...]:
 NORMALIZE = Stage(
     name="normalize",
     about="The pairs that pass the data-juicer recipe; the others are kept apart with the reason.",
-    version=3,
+    version=4,
     work=normalize_pairs,
     reads=("turns", "states", "dpo_pairs", "positives", "outcomes", *SAMPLE.writes),
     writes=("normalized_pairs", "dropped_pairs"),

@@ -319,7 +319,7 @@ def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
 PUBLISH = Stage(
     name="publish",
     about="All normalized pairs as one dataset that `datasets.load_dataset` opens.",
-    version=2,
+    version=3,
     work=publish_dataset,
     reads=(*INGEST.writes, *PAIRS.writes, *SAMPLE.writes, *NORMALIZE.writes),
     settings=_decisive,

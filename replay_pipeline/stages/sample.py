@@ -133,7 +133,7 @@ SAMPLE = Stage(
     name="sample",
     about="What the model to be trained does where the teachers agree, and the pairs that this "
     "makes.\n\nRun by hand, or by the job `sample_trainee`: it needs a trainee in the settings.",
-    version=2,
+    version=3,
     work=sample_trainee,
     reads=("turns", "states", "teacher_actions", "dpo_pairs", "positives", "outcomes"),
     writes=("samples", "sampled_pairs", "sampled_positives"),
