@@ -103,13 +103,15 @@ def run_schedule(seed, folder, platform):
                 hub.clock.time + dice.uniform(0, 8000) for _ in range(dice.randint(0, 3))
             )
         ]
-    a_start = hub.executor().bound_usd(WORK_S + 300)
     share = dice.choice([0.4, 1.5])
-    need = a_start * (n + n_dead + len(vanishes)) + hub.executor().bound_usd(1200)
-    rig = Rig(hub, folder, n=n, lives=lives, max_usd=round(share * need, 4))
     results, violations = [], []
     try:
         with offline_no_more():
+            rig = Rig(hub, folder, n=n, lives=lives)
+            prices = rig.executor()
+            need = prices.bound_usd(WORK_S + 300) * (n + n_dead + len(vanishes))
+            max_usd = round(share * (need + prices.bound_usd(1200)), 4)
+            rig.limits = Limits(max_usd=max_usd)
             results = lived(rig, hub, dice)
             hub.clock.deaths = []
             left = Launch(folder / "outer", rig.uri, rig.executor(), rig.limits).stop()

@@ -319,9 +319,10 @@ def test_status_and_stop_from_the_command_line(cloud, tmp_path, capsys, monkeypa
 def test_in_random_schedules_every_job_is_known_and_the_bill_stays_below_the_ceiling(
     platform,
 ):
-    command = ["-m", "tests.trainer.outer.cloud_schedules", "--count", "25", "--platform", platform]
+    """A few of them; `python -m tests.trainer.outer.cloud_schedules --count N` runs many."""
+    command = ["-m", "tests.trainer.outer.cloud_schedules", "--count", "6", "--platform", platform]
     done = subprocess.run(
-        [sys.executable, *command], cwd=REPO, capture_output=True, text=True, check=False
-    )
+        [sys.executable, *command], cwd=REPO, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert re.search(r"25 schedules, \d{2,} jobs, \d+ of \d+ payable", done.stdout)
+    assert re.search(r"6 schedules, \d{2,} jobs, [1-6] of [1-6] payable", done.stdout)
