@@ -210,18 +210,23 @@ async def replay_and_normalize_trace(
     """Ask the teachers at every state, and keep the pairs that pass the recipe.
 
     >>> from replay_pipeline.testing import TeacherServer
+    >>> import json
+    >>> def bash(command):
+    ...     function = {"name": "Bash", "arguments": json.dumps({"command": command})}
+    ...     return {"tool_calls": [{"id": "c1", "type": "function", "function": function}]}
     >>> states = [
     ...     {
     ...         "state_id": "step-1",
     ...         "messages": [{"role": "user", "content": "A test of the parser fails. What now?"}],
-    ...         "student_action": {"role": "assistant", "content": "I edit the parser at once."},
+    ...         "student_action": {"role": "assistant", **bash("git push")},
+    ...         "outcome": "user_rejected",
     ...     }
     ... ]
-    >>> with TeacherServer(script={"content": "I read the failing test first."}) as server:
+    >>> with TeacherServer(script=bash("cat tests/test_parser.py")) as server:
     ...     asked = replay_and_normalize_trace(states, server.teachers(), ledger="ledger.sqlite")
     ...     actions, pairs = asyncio.run(asked)
     >>> len(actions), [pair["chosen"] for pair in pairs]
-    (3, ['I read the failing test first.'])
+    (3, ['Bash {"command":"cat tests/test_parser.py"}'])
 
     Args:
         states: decision points of recorded sessions.
