@@ -228,6 +228,7 @@ class _Sqlite:
         with self._translated():
             self._connection.execute("begin immediate")
         try:
+            self._check_file()  # it may be gone since, while another process held the lock
             yield
             with self._translated():
                 self._connection.execute("commit")
