@@ -65,12 +65,14 @@ def test_a_teacher_that_stopped_changes_the_exit_code(capsys):
 
 def test_the_table_of_a_replay_says_who_was_stopped_and_until_when_money_is_held(capsys):
     report = {
-        "n_sent": 3, "n_cached": 0, "n_failed": 3, "newly_spent_usd": 0.0,
+        "n_sent": 3, "n_cached": 0, "n_answers": 0, "n_failed": 3, "newly_spent_usd": 0.0,
+        "failed_usd": 0.0284, "errors": {"malformed_reply": 3},
         "stop_reason": "teacher_stopped", "stopped_teachers": {"t": "it begins: <html>"},
         "held_until": "2026-01-02T03:04:05+00:00", "unknown_usd": 0.0284,
     }  # fmt: skip
     show_replay({"b": report})
     told = " ".join(capsys.readouterr().out.split())
+    assert "3 of 3 questions got no answer that can be used (malformed_reply 3). $0.0284" in told
     assert "t was asked no more: it begins: <html>" in told
     assert "hold $0.0284 until 2026-01-02T03:04:05+00:00" in told
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from replay_pipeline.replay import parse_gates, replay_in_thread
+from replay_pipeline.replay.buy import buying
 from replay_pipeline.replay.buy.places import Place, spread
 from replay_pipeline.types import family_of_model
 from tests.support.gates import bought, numbered
@@ -79,9 +80,9 @@ def test_money_for_a_part_ends_the_states_that_it_begins(world, tmp_path, max_to
         left = set(MODELS[:3]) - {action.model for action in by_state[state["state_id"]]}
         return 0 < len(left) < 3 and not poll.is_hopeless({family_of_model(m) for m in left})
 
-    assert len(by_state) > 150
     assert sum(map(is_open, states)) <= 3
     everybody = replay(world, tmp_path / "all", (), **options)
+    assert len(by_state) > 1.2 * len({state_id for state_id, _ in calls(everybody)}) >= 90
     in_turn, in_order = (
         sum(map(world.is_right_pair, extract_pairs(states, each.actions).pairs))
         for each in (report, everybody)
@@ -124,17 +125,26 @@ def test_money_for_a_part_reaches_all_projects(tmp_path):
     assert report.coverage["projects"] == {"asked": len(projects), "all": 12}
 
 
-def test_what_a_teacher_confirms_that_copies_the_agent_is_put_to_a_second_one():
+def test_what_a_teacher_confirms_that_copies_the_agent_is_put_to_a_second_one(monkeypatch):
     """Where the cheapest takes the agent's action at six states in ten, right or wrong."""
     for name, is_doubted in (("a copier", True), ("four kinds", False)):
         world = simulate(WORLDS[name], 1_000, seed=0)
         answers = numbered(world.states, world.teachers, world.rows())
-        chosen = bought(world.states, world.teachers, answers, parse_gates(["cheap_first:0.1"]))
+        offer = world.states, world.teachers, answers, parse_gates(["cheap_first:0.1"])
+        chosen = bought(*offer)
         rows = [replace(answers[key], propensity=p) for key, p in chosen.items()]
         once, everybody = (right_positives(world, each) for each in (rows, world.rows()))
         assert once > everybody - 0.02
-        n_saved = 3_000 - len(chosen)
-        assert n_saved < 900 if is_doubted else n_saved > 1_000
+        assert len(chosen) < 2_300
+        with monkeypatch.context() as patch:
+            patch.setattr(buying, "copies_agent", lambda *_: False)
+            trusting = bought(*offer)
+        if not is_doubted:
+            assert chosen == trusting
+            continue
+        assert len(chosen) > len(trusting) + 500
+        rows = [replace(answers[key], propensity=p) for key, p in trusting.items()]
+        assert right_positives(world, rows) < everybody - 0.1
 
 
 def right_positives(world, rows):
