@@ -622,7 +622,7 @@ def show_pairs(reports: Report, *, is_last: bool = True) -> None:
         headings={
             "n_consensus": "teachers agree",
             "n_agreement": "with the agent",
-            "n_lessons": "agent may be right too",
+            "n_lessons": "lessons",
         },
         is_summed=True,
     )

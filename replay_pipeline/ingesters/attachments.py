@@ -248,10 +248,11 @@ def shown(fields: Fields) -> str | None:
     `None` if there was such a text and the log does not have it, or if the type is unknown.
     """
     kind = fields.get("type")
+    if not isinstance(kind, str):
+        return None
     if kind in NEVER_SHOWN:
         return ""
-    say = SHOWN.get(kind) if isinstance(kind, str) else None
-    if say is None:
+    if (say := SHOWN.get(kind)) is None:
         return None
     text = say(fields)
     is_own_words = kind == "queued_command"

@@ -129,9 +129,17 @@ class Project(Overview):
         states = self.states(keys, is_neutral=is_neutral)
         if self.settings.replay.asks_incomplete:
             return states
-        columns = (self.root.read("states", key, columns=["lacks"])["lacks"] for key in keys)
-        lacks = [each for column in columns for each in column.to_pylist()]
+        lacks = [each for key in keys for each in self._lacks(key)]
         return states.of([number for number, each in enumerate(lacks) if not each])
+
+    def n_asked(self, batches: Iterable[str]) -> int:
+        """Return how many states of some batches teachers are asked at."""
+        if self.settings.replay.asks_incomplete:
+            return sum(self.root.n_rows("states", key) for key in batches)
+        return sum(not each for key in batches for each in self._lacks(key))
+
+    def _lacks(self, batch: str) -> list[list[str] | None]:
+        return self.root.read("states", batch, columns=["lacks"])["lacks"].to_pylist()
 
     def _traces(self, batch: str, *, is_neutral: bool = False) -> Traces:
         """Open the sessions of a batch. In the neutral form, the texts of clients come separately from the prompts."""

@@ -81,16 +81,19 @@ def run_range(
     job: str = "replay_batches",
     max_total_usd: float | None = None,
     run_id: str | None = None,
+    night: str | None = None,
 ):
     defs = define(PipelineResource())
     keys = pipeline_at(root).batches()
     instance.add_dynamic_partitions("trace_batch", keys)
     tags = {f"{RANGE}start": keys[0], f"{RANGE}end": keys[-1]} if job == "replay_batches" else {}
-    config = {"ops": {"teacher_actions": {"config": {"max_total_usd": max_total_usd}}}}
+    given = {"max_total_usd": max_total_usd, "night": night}
+    given = {name: value for name, value in given.items() if value is not None}
+    config = {"ops": {"teacher_actions": {"config": given}}}
     return defs.resolve_job_def(job).execute_in_process(
         instance=instance,
         tags=tags,
-        run_config=None if max_total_usd is None else config,
+        run_config=config if given else None,
         run_id=run_id,
     )
 
@@ -390,7 +393,7 @@ def test_the_morning_after_says_what_was_done_and_what_failed(root):
     defs = define(PipelineResource())
     began = datetime.now(UTC)
     with instance_of(root) as instance:
-        assert run_range(root, instance).success
+        assert run_range(root, instance, night=f"{began:%Y-%m-%d}").success
         (root / "settings.toml").write_text(
             (root / "settings.toml").read_text() + "[normalize]\nrecipe = 'no-such-recipe'\n"
         )

@@ -232,7 +232,7 @@ def test_no_two_columns_of_a_table_have_one_name(capsys, monkeypatch):
     show_pairs({"b": {"outcomes": {"pair": 3}, "n_consensus": 2, "n_agreement": 1, "n_pairs": 3}})
     heading = capsys.readouterr().out.splitlines()[2]
     names = [name.strip() for name in re.split("[┃│]", heading) if name.strip()]
-    assert names == ["batch", "states", "teachers agree", "with the agent", "pairs"]
+    assert names == ["batch", "states", "teachers agree", "with the agent", "lessons", "pairs"]
 
 
 def test_a_check_that_judged_nothing_is_not_green_in_dagster(tmp_path):

@@ -103,8 +103,9 @@ def test_a_stage_in_the_list_is_in_every_command(root):
     assert {key: row["count"] for key, row in told("status")["batches"].items()} == counted
     assert " rows " in CliRunner().invoke(app, ["status"]).stdout
     assert told("status", "--stale")["batches"] == {}
+    written = (root / "settings.toml").read_text()
     (root / "settings.toml").write_text(
-        (root / "settings.toml").read_text() + "[pairs]\nagreement_threshold = 3\n"
+        written.replace("[pairs]\n", "[pairs]\nagreement_threshold = 3\n")
     )
     reason = ["pairs.agreement_threshold: 2 → 3"]
     stale = told("status", "--stale")["batches"]

@@ -26,7 +26,8 @@ def write_settings(root: Path, **sections: Mapping[str, Any]) -> Path:
     """
     root.mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
-    sections = {**sections, "pairs": {"min_p_better": 0, **sections.get("pairs", {})}}
+    # First, so that what a test writes at the end belongs to its own last section.
+    sections = {"pairs": {"min_p_better": 0, **sections.pop("pairs", {})}, **sections}
     for name, fields in sections.items():
         lines.append(f"[{name}]")
         lines += [f"{key} = {_toml(value)}" for key, value in fields.items()]
