@@ -107,7 +107,7 @@ def greedy_texts(
     written = greedy_ids(
         model, tokenizer, prompts, max_new_tokens=max_new_tokens, on_acted=on_acted
     )
-    return tokenizer.batch_decode(written, skip_special_tokens=True)
+    return [tokenizer.decode(ids, skip_special_tokens=True) for ids in written]
 
 
 @torch.no_grad()
