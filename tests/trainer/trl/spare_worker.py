@@ -13,6 +13,8 @@ from tests.support import fake_device
 from tests.support.fake_device import SpareTensor
 from tests.trainer.published import write_dataset
 from trainer.data.evaluation import EvaluationOptions
+from trainer.model import packing
+from trainer.model.tree_attention import FlashTreeAttention
 from trainer.settings import RunConfig, TinyOptions
 from trainer.trl.run import run
 from trainer.trl.trainer import ComposerReplicationTrainer
@@ -92,6 +94,8 @@ def main(folder: Path) -> None:
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     on_cpu = {name: one_run(name, dataset, folder / "cpu" / name) for name in RUNS}
     os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
+    # FlexAttention refuses a device that it doesn't know.
+    packing.attention_for = FlashTreeAttention
     # As on CUDA, `Module.to` must keep tied weights one parameter.
     torch.__future__.set_swap_module_params_on_conversion(True)
     watch_steps()
