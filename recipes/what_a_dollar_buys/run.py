@@ -210,7 +210,8 @@ class Work:
     ) -> str:
         draw = random.Random(seed)
         write_sessions(folder / "sessions", taught, [one.wrong_action(draw) for one in taught])
-        self.bought(folder, folder / "sessions", taught, 0.0, "perfect", {}, 10.0)
+        every = {"pairs.min_p_better": 0}
+        self.bought(folder, folder / "sessions", taught, 0.0, "perfect", every, 10.0)
         settings = PLAN["settings"]["sft"] | {"trl.max_steps": steps, "trl.seed": seed}
         return str(train(model, folder / "data" / "dataset", folder / "model", settings))
 

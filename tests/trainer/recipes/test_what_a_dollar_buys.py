@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replay_pipeline import ClaudeCodeIngester, TeacherAction, extract_dpo_pairs
+from replay_pipeline import ClaudeCodeIngester, TeacherAction
 from replay_pipeline.testing import TeacherServer
+from tests.support.votes import extract_dpo_pairs
 from trainer.__main__ import PRETRAINED_CONFIG, read_config
 from trainer.data.dataset import load_preference_data
 from trainer.engines.settings_file import read_settings
