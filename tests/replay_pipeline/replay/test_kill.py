@@ -19,9 +19,9 @@ from tests.support.teachers import TeacherServer
 
 ROOT = Path(__file__).parents[3]
 CONCURRENCY = 16
-N_KILLS = 50
+N_KILLS = 20
 
-# Imports once, then forks one replay per line of its input: fifty starts cost as much as one.
+# Imports once, then forks one replay per line of its input: many starts cost as much as one.
 NURSERY = """
 import asyncio, httpx_aiohttp, json, os, sys
 sys.path.insert(0, sys.argv[1])
@@ -71,9 +71,9 @@ def wait_for_requests(server, n):
 
 
 @pytest.mark.slow
-def test_killed_fifty_times_nothing_is_lost_and_nothing_is_paid_twice(tmp_path, nursery):
+def test_killed_twenty_times_nothing_is_lost_and_nothing_is_paid_twice(tmp_path, nursery):
     chance = random.Random(7)
-    n = 1500
+    n = 600
     ledger = tmp_path / "ledger.sqlite"
     faults = [{"kind": "status", "status": 429, "probability": 0.02, "retry_after_s": 0.01}]
     with TeacherServer(
@@ -138,7 +138,7 @@ def run_once(nursery, job, *, kill_after=None, bill=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("settle_s", "ceilings"), [(2.0, [2, 4, 7, 20]), (0.05, [3, 9])])
+@pytest.mark.parametrize(("settle_s", "ceilings"), [(2.0, [2, 20]), (0.05, [3])])
 def test_kills_do_not_hold_the_money_of_a_small_ceiling_for_ever(
     tmp_path, nursery, settle_s, ceilings
 ):
