@@ -461,11 +461,15 @@ def _bought(found: Report, report: Report) -> str:
         ("lessons", "lessons in which the agent may be right too"),
         ("positives", "confirmed actions of the agent"),
     ):
+        if name == "lessons" and not any(found[name]):
+            continue
         low, high = report[f"{name}_right"]
         share = f"{low:.0%}" if round(low, 2) == round(high, 2) else f"{low:.0%} to {high:.0%}"
         parts.append(f"{found[name][0]:,} to {found[name][1]:,} {words} ({share} of them right)")
     n = report["n_answered"]
-    return f"{', '.join(parts)}, {f'by the answers at {n:,} states' if n else 'as assumed'}"
+    *others, last = parts
+    words = f"{', '.join(others)}{',' * (len(others) > 1)} and {last}"
+    return f"{words}, {f'by the answers at {n:,} states' if n else 'as assumed'}"
 
 
 _EXPLAINED = {
@@ -628,6 +632,8 @@ def show_pairs(reports: Report, *, is_last: bool = True) -> None:
     )
     say(f"States by outcome: {_counted(_added(reports, 'outcomes'))}.")
     say(f"Pairs by source: {_counted(_added(reports, 'pairs_by_source'))}.")
+    if n := sum(report.get("n_lessons") or 0 for report in reports.values()):
+        say(f"{n:,} lessons are no pairs: the agent may be right there too.")
     if n := sum(report.get("n_rejected_in_review") or 0 for report in reports.values()):
         say(f"{n:,} pairs were rejected in review.")
     from replay_pipeline.judge.precision import PrecisionEvidence

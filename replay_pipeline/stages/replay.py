@@ -92,6 +92,7 @@ def asking_options(project: "Project", night: str | None = None) -> "AskingOptio
         "agreement_threshold": pairs.agreement_threshold,
         "level": pairs.level,
         "count_own_family": pairs.count_own_family,
+        "min_p_better": pairs.min_p_better,
         "accepted_terms": replay.accepted_terms,
         "retry": replay.retry,
     }

@@ -20,7 +20,7 @@ from replay_pipeline.replay.dialects import (
 from replay_pipeline.replay.dialects.endpoints import fetch_prices
 from replay_pipeline.replay.dialects.prices import Price, floor_nano
 from replay_pipeline.storage.store import Place
-from replay_pipeline.types import AgreementLevel, RetryPolicy, TeacherSpec
+from replay_pipeline.types import MIN_P_BETTER, AgreementLevel, RetryPolicy, TeacherSpec
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class AskingOptions(TypedDict, total=False):
     agreement_threshold: int
     level: AgreementLevel
     count_own_family: bool
+    min_p_better: float
     counts_recorded: bool
     run_id: str | None
     retry: RetryPolicy
@@ -70,6 +71,8 @@ class Asking:
     """How similar two actions must be to count as one vote."""
     count_own_family: bool = False
     """Whether teachers of the student's own family vote."""
+    min_p_better: float = MIN_P_BETTER
+    """What a pair needs, by which an estimate tells pairs from lessons. It decides no question."""
     counts_recorded: bool = True
     """Whether answers that were already in the ledger count against the ceiling of this run."""
     run_id: str | None = None
@@ -101,6 +104,7 @@ class Asking:
             level=self.level,
             threshold=self.agreement_threshold,
             count_own_family=self.count_own_family,
+            min_p_better=self.min_p_better,
         )
 
     def scopes(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from replay_pipeline.replay.buy.places import Place
 from replay_pipeline.replay.buy.policy import Policy, copies_agent
 from replay_pipeline.replay.dialects.prices import NANO, Price, usd
 from replay_pipeline.replay.dialects.sizes import MIN_CACHED_TOKENS, Learned
-from replay_pipeline.types import MIN_P_BETTER, TeacherAction, TeacherSpec, TraceState
+from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
 
 Array = np.ndarray
 Range = tuple[float, float]
@@ -57,6 +57,8 @@ _UNLIKE = 2.5
 _ASSUMED_RIGHT: tuple[Range, Range, Range] = ((0.75, 0.95), (0.7, 0.9), (0.9, 0.98))
 """Share of right pairs, lessons, and positives among models of different makers (`docs/agreement.md`); by the
 answers as soon as there are some."""
+_ALL_PAIRS_RIGHT = (0.2, 0.6)
+"""The same of pairs if all that teachers agree on against the agent makes them."""
 _SHARES = (1.2, 5.3, 3.5)
 """How much of what teachers agree on against the agent makes pairs, lessons, and neither, before anything was seen; as
 many states count for it."""
@@ -382,7 +384,7 @@ class _Answered:
         book.file(answers)
         right, better = self._scores.add(book.open(plan.states[state]))
         if poll.makes_pair() and better is not None:
-            if better >= MIN_P_BETTER:
+            if better >= plan.policy.min_p_better:
                 self.chances["pairs"].append(better)
             elif right >= LEAST_LESSON:
                 self.chances["lessons"].append(right)
@@ -398,12 +400,15 @@ class _Answered:
 
     def right(self) -> dict[str, Any]:
         """Return the shares of right pairs, lessons, and positives, and what to say of the teachers."""
+        assumed = dict(zip(self.chances, _ASSUMED_RIGHT, strict=True))
+        if not self.plan.policy.min_p_better:
+            assumed["pairs"] = _ALL_PAIRS_RIGHT
         if len(self.labels) < _MIN_STATES:
-            return {}
+            return {f"{name}_right": share for name, share in assumed.items()}
         model = self._scores.reliability(Calibration())
         shares = {
-            f"{name}_right": _mean_range(values, assumed)
-            for (name, values), assumed in zip(self.chances.items(), _ASSUMED_RIGHT, strict=True)
+            f"{name}_right": _mean_range(values, assumed[name])
+            for name, values in self.chances.items()
         }
         return {**shares, "words": (*model.words(), *_advice(model))}
 
@@ -441,6 +446,8 @@ class _Votes:
         self._agreement = _Agreement(seen.counts, chance)
         kinds = len(seen.chances["pairs"]), len(seen.chances["lessons"]), seen.n_doubtful
         self._shares = np.cumsum(chance.dirichlet(np.add(_SHARES, kinds), _N_DRAWS), axis=1)
+        if not plan.policy.min_p_better:
+            self._shares[:] = 1.0
         self._ids = {task.state_index: task.state_id for task in plan.tasks.values()}
         groups: dict[_Kin, list[int]] = defaultdict(list)
         for state in range(len(plan.states)):

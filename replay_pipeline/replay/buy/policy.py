@@ -19,6 +19,7 @@ from replay_pipeline.actions.votes import Panel, Vote, family_of_answer, read_an
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.judge.rule import Standing, rule, standing_of_votes
 from replay_pipeline.types import (
+    MIN_P_BETTER,
     AgreementLevel,
     Message,
     TeacherAction,
@@ -161,6 +162,8 @@ class Policy:
     threshold: int = 2
     count_own_family: bool = False
     """Whether teachers of the student's own family vote."""
+    min_p_better: float = MIN_P_BETTER
+    """What a pair needs, by which estimates tell pairs from lessons. It decides no question."""
     stops_in_vain: str | None = None
     """The gate that asks the cheapest teacher first, and stops when no pair is possible any more."""
     explored: float = 0.0
@@ -223,6 +226,7 @@ def parse_gates(
     level: AgreementLevel = "effect",
     threshold: int = 2,
     count_own_family: bool = False,
+    min_p_better: float = MIN_P_BETTER,
 ) -> Policy:
     """Return the policy that these gates make.
 
@@ -241,6 +245,7 @@ def parse_gates(
         level=level,
         threshold=threshold,
         count_own_family=count_own_family,
+        min_p_better=min_p_better,
         stops_in_vain=stops_in_vain,
         explored=explored,
     )

@@ -13,15 +13,17 @@ from replay_pipeline.replay.buy.lanes import lanes_of
 from replay_pipeline.replay.dialects import RequestOptions
 from replay_pipeline.replay.dialects.prices import Price
 from replay_pipeline.replay.dialects.sizes import Learned
+from replay_pipeline.types import MIN_P_BETTER
 from tests.replay_pipeline.replay.test_gates import TEACHERS, answers_of, make_state
 from tests.support.teachers import TeacherServer
+from tests.support.votes import extract_pairs
 from tests.support.worlds import MODELS, WORLDS, simulate
 
 ROOT = Path(__file__).parents[3]
 PRICE = {"prompt": 1e-5, "completion": 4e-5, "input_cache_read": 1e-6}
 
 
-def left(states, teachers, rows, gates=(), learned=None, **more):
+def left(states, teachers, rows, gates=(), learned=None, min_p_better=MIN_P_BETTER, **more):
     """What is left, if `rows` are in the ledger."""
     places = []
     lanes = lanes_of(states, teachers, RequestOptions(), places)
@@ -33,7 +35,8 @@ def left(states, teachers, rows, gates=(), learned=None, **more):
 
     dearness = {teacher.name: n for n, teacher in enumerate(teachers, 1)}
     plan = plan_of(
-        states, teachers, lanes, places, policy=parse_gates(gates), known=row_of,
+        states, teachers, lanes, places, known=row_of,
+        policy=parse_gates(gates, min_p_better=min_p_better),
         prices={name: Price.of({k: v * n for k, v in PRICE.items()}) for name, n in dearness.items()},
         learned={name: learned or Learned() for name in dearness},
     )  # fmt: skip
@@ -113,6 +116,24 @@ def test_more_answers_make_the_interval_narrower_and_a_ceiling_pays_for_a_part()
         assert found.covered.pairs[1] <= found.pairs[1]
     assert widths == sorted(widths, reverse=True)
     assert n_calls == sorted(n_calls, reverse=True)
+
+
+def test_pairs_and_lessons_are_told_apart_by_the_minimum_of_the_settings():
+    """Without a minimum, all that teachers agree on against the agent makes pairs, as `pairs` has it."""
+    world = simulate(WORLDS["four kinds"], 400, seed=0)
+    for n in (0, 200):
+        sure, every = (
+            left(world.states, world.teachers, world.rows(world.states[:n]), min_p_better=minimum)
+            for minimum in (MIN_P_BETTER, 0.0)
+        )
+        assert sure.lessons[1] > 0
+        assert every.lessons == (0, 0)
+        assert every.pairs[0] > sure.pairs[1]
+        assert every.pairs_right[0] < sure.pairs_right[0]
+        assert every.n_calls == sure.n_calls
+        assert every.expected_usd == pytest.approx(sure.expected_usd, rel=0.03)
+    truly = extract_pairs(world.states[200:], world.rows(world.states[200:])).pairs
+    assert every.pairs[0] <= len(truly) <= every.pairs[1]
 
 
 def test_it_is_said_where_the_teachers_can_teach_this_agent():
