@@ -70,21 +70,25 @@ class PreferenceData:
 def load_preference_data(source: str | Path, *, revision: str | None = None) -> PreferenceData:
     """Read `pairs`, `prompts` and `positives` of a dataset folder or Hub id.
 
-    Only the train split of `pairs` is required. Other missing parts become empty lists.
+    The train split of `pairs` or of `positives` is required: what teachers agree on may be lessons
+    alone. Other missing parts become empty lists.
 
     Raises:
-        DatasetError: the dataset, its `pairs`, or a column is missing.
+        DatasetError: the dataset, all that could be learned from, or a column is missing.
     """
     disable_progress_bars()
-    pairs = _rows(source, "pairs", "train", revision)
-    if not pairs:
-        raise DatasetError(f"{source}: the train split of 'pairs' is empty: nothing to learn from")
-    if not any(weight_of(row) for row in pairs):
+    positives = _rows(source, "positives", "train", revision, is_optional=True)
+    pairs = _rows(source, "pairs", "train", revision, is_optional=bool(positives))
+    if not pairs and not positives:
+        raise DatasetError(
+            f"{source}: the train splits of 'pairs' and 'positives' are empty: nothing to learn from"
+        )
+    if pairs and not any(weight_of(row) for row in pairs):
         raise DatasetError(f"{source}: pairs/train, column weight: all of them are 0")
     return PreferenceData(
         pairs=pairs,
         prompts=_rows(source, "prompts", "train", revision, is_optional=True),
-        positives=_rows(source, "positives", "train", revision, is_optional=True),
+        positives=positives,
         test_pairs=_rows(source, "pairs", "test", revision, is_optional=True),
         test_prompts=_rows(source, "prompts", "test", revision, is_optional=True),
     )

@@ -31,7 +31,9 @@ def load_tokenizer(config: RunConfig, data: PreferenceData) -> Any:
         TrainerConfigError: the tokenizer doesn't exist.
     """
     if config.model is None:
-        return train_tokenizer(corpus(data.pairs), vocab_size=config.tiny.vocab_size)
+        return train_tokenizer(
+            corpus(data.pairs or data.sft_pairs("consensus")), vocab_size=config.tiny.vocab_size
+        )
     return fresh_tokenizer(config)
 
 

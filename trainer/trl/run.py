@@ -460,10 +460,8 @@ def trainee_model(
     if config.quantize == "none":  # quantized weights are where they were made
         model = model.to(args.device)
     if config.model is None and config.tiny.pretraining_steps:
-        n_steps = config.tiny.pretraining_steps
-        pretrain(
-            model, collator, data.pairs, n_steps=n_steps, seed=args.seed, forward=chunked_pair_logps
-        )
+        n_steps, rows = config.tiny.pretraining_steps, data.pairs or data.sft_pairs("consensus")
+        pretrain(model, collator, rows, n_steps=n_steps, seed=args.seed, forward=chunked_pair_logps)
     return model
 
 

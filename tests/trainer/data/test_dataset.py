@@ -37,6 +37,18 @@ def test_a_dataset_of_pairs_alone_is_enough(dataset_folder, tmp_path):
     assert (data.prompts, data.test_pairs, data.test_prompts) == ([], [], [])
 
 
+def test_a_dataset_of_lessons_alone_is_enough_to_imitate(dataset_folder, tmp_path):
+    (tmp_path / "positives").mkdir()
+    shutil.copy(dataset_folder / "positives" / "train-0.parquet", tmp_path / "positives")
+    card = "---\nconfigs:\n- config_name: positives\n  data_files:\n  - split: train\n"
+    (tmp_path / "README.md").write_text(card + "    path: positives/train-*.parquet\n---\n")
+    data = load_preference_data(str(tmp_path))
+    assert data.pairs == []
+    imitated = data.sft_pairs("consensus")
+    assert len(imitated) == len(data.positives) == 10
+    assert imitated[0]["chosen"] == data.positives[0]["completion"]
+
+
 def test_a_folder_published_again_is_read_again(dataset_folder, tmp_path):
     folder = shutil.copytree(dataset_folder, tmp_path / "published")
     assert len(load_preference_data(folder).pairs) == 20
