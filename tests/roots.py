@@ -57,9 +57,9 @@ def settings_at(place: str | Path, home: Path, *, n_batch_sessions: int = 2) -> 
     return Settings.load(data_dir=as_path(place), changes=changes, env={})
 
 
-def served_root(root: Path, server: TeacherServer) -> Pipeline:
+def served_root(root: Path, server: TeacherServer, *, sessions: Path = SESSIONS_DIR) -> Pipeline:
     """A data root on the sample's sessions, with the default teachers at a server of one's own."""
-    write_settings(root, ingest={"sources": [SESSIONS_DIR]}, replay={"teachers": server.teachers()})
+    write_settings(root, ingest={"sources": [sessions]}, replay={"teachers": server.teachers()})
     return pipeline_at(root)
 
 
