@@ -109,10 +109,11 @@ def test_a_held_out_state_says_so_instead_of_its_tokens(root):
 
 def test_the_trainer_says_that_all_is_held_out(root, tmp_path):
     shutil.copytree(root / "dataset", tmp_path / "dataset")
-    shutil.rmtree(tmp_path / "dataset/data/pairs/train")
     card = tmp_path / "dataset/README.md"
-    train = "  - split: train\n    path: data/pairs/train/**/*.parquet\n"
-    card.write_text(card.read_text("utf-8").replace(train, ""), "utf-8")
+    for name in ("pairs", "positives"):
+        shutil.rmtree(tmp_path / f"dataset/data/{name}/train")
+        train = f"  - split: train\n    path: data/{name}/train/**/*.parquet\n"
+        card.write_text(card.read_text("utf-8").replace(train, ""), "utf-8")
     with pytest.raises(DatasetError, match="no train split, so all rows are held out"):
         load_preference_data(tmp_path / "dataset")
 
