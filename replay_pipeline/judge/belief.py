@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -37,6 +37,10 @@ same prompts took the same first action in 4 of 462 comparisons, and solved as m
 _FAILED, _FAILED_COMMAND = 30.0, 4.0
 """How much more often a wrong action than a right one is refused by its tool or by the user, and fails as a command. A
 command that fails, such as a test, may be what was needed. Assumed: no score tells."""
+
+
+PairKind = Literal["pair", "lesson", "doubtful"]
+"""A pair, an action to imitate that leaves open whether the agent was wrong, or nothing to learn from."""
 
 
 class Belief(NamedTuple):
@@ -130,6 +134,19 @@ def belief(held: Mapping[str, float], evidence: float = 1.0) -> Belief:
         wrong = _probability(model.rejected_wrong, held)
     odds = wrong / (1 - wrong) * evidence
     return Belief(bounded(right), bounded(odds / (1 + odds)))
+
+
+def kind_of(chosen_right: float, better: float, min_p_better: float) -> PairKind:
+    """Return what an agreement against the agent makes.
+
+    Args:
+        chosen_right: how likely the chosen side is right.
+        better: how likely it is right and the rejected side wrong.
+        min_p_better: the least `better` of a pair.
+    """
+    if better >= min_p_better:
+        return "pair"
+    return "lesson" if chosen_right >= LEAST_LESSON else "doubtful"
 
 
 def evidence_of(outcome: Outcome | None, tools: tuple[str, ...]) -> float:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from replay_pipeline.judge.answers import AGENT, ExtractOptions
-from replay_pipeline.judge.belief import SUREST, Belief, bounded
+from replay_pipeline.judge.belief import SUREST, Belief, PairKind, bounded, kind_of
 from replay_pipeline.judge.precision import Calibration, PrecisionEvidence, calibrated
 from replay_pipeline.types import MIN_P_BETTER, DPOPair
 
@@ -77,11 +77,11 @@ class Claims:
             pair["p_better"] = pair["weight"] = round(chosen * wrong, 4)
         return calibration
 
-    def is_kept(self, pair: DPOPair) -> bool:
-        """Return whether a pair is sure enough to be one, and no mere lesson."""
-        is_natural = pair.get("source") in _NATURAL
-        is_known = pair.get("is_checked_right") is not None
-        return is_natural or is_known or pair["p_better"] >= self.min_p_better
+    def kind(self, pair: DPOPair) -> PairKind:
+        """Return whether a pair is sure enough to be one, or a lesson, or neither."""
+        if pair.get("source") in _NATURAL or pair.get("is_checked_right") is not None:
+            return "pair"
+        return kind_of(pair["p_chosen_right"], pair["p_better"], self.min_p_better)
 
     def poll(
         self, pairs: Iterable[DPOPair], beliefs: Mapping[str, Belief], calibration: Calibration

@@ -15,7 +15,7 @@ from replay_pipeline.actions import LEVELS, Action
 from replay_pipeline.actions.difference import difference
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.judge.answers import AnswerBook, Case, ExtractOptions, level_of
-from replay_pipeline.judge.belief import LEAST_LESSON, belief, evidence_of, features
+from replay_pipeline.judge.belief import belief, evidence_of, features
 from replay_pipeline.judge.claims import Claims
 from replay_pipeline.judge.judgment import Arbiter, Judgment
 from replay_pipeline.judge.natural import natural_pairs
@@ -291,12 +291,11 @@ class _Extraction:
             pair = found.pair
             if pair.get("is_checked_right") is False:
                 found.row["outcome"] = "refuted"
-            elif not self.claims.is_kept(pair):
-                is_lesson = pair["p_chosen_right"] >= LEAST_LESSON
-                found.row["outcome"] = "lesson" if is_lesson else "doubtful"
-                if is_lesson and pair.get("rejected_source") == "recorded":
+            elif (kind := self.claims.kind(pair)) != "pair":
+                found.row["outcome"] = kind
+                if kind == "lesson" and pair.get("rejected_source") == "recorded":
                     report.add_lesson(found.judgment, pair)
-        kept = [pair for pair in report.pairs if self.claims.is_kept(pair)]
+        kept = [pair for pair in report.pairs if self.claims.kind(pair) == "pair"]
         report.poll = self.claims.poll(kept, beliefs, calibration)
         report.refuted = [pair for pair in kept if pair.get("is_checked_right") is False]
         report.pairs = [pair for pair in kept if pair.get("is_checked_right") is not False]

@@ -37,7 +37,7 @@ class OnPolicyReport:
     """Failed answers by their code."""
     outcomes: dict[str, int]
     """Usable samples by outcome: `pair`, `agreement`, `invalid_action`, `other_form` (a text where
-    the consensus is a call, or the other way round), `infeasible_sample` (it needs a file or a text
+    the consensus is a call), `infeasible_sample` (it needs a file or a text
     that the prompt never showed), `tells_side` (with this pair, words would tell which side is
     better), …"""
     forms: dict[str, dict[str, int]]

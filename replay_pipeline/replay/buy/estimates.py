@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from replay_pipeline.judge.answers import AGENT, AnswerBook, ExtractOptions
-from replay_pipeline.judge.belief import LEAST_LESSON
+from replay_pipeline.judge.belief import kind_of
 from replay_pipeline.judge.precision import Calibration
 from replay_pipeline.judge.rule import Decision, rule, standing_of_pattern
 from replay_pipeline.judge.strengths import SAME, Reliability, Scores, action_groups
@@ -384,12 +384,13 @@ class _Answered:
         book.file(answers)
         right, better = self._scores.add(book.open(plan.states[state]))
         if poll.makes_pair() and better is not None:
-            if better >= plan.policy.min_p_better:
-                self.chances["pairs"].append(better)
-            elif right >= LEAST_LESSON:
-                self.chances["lessons"].append(right)
-            else:
-                self.n_doubtful += 1
+            match kind_of(right, better, plan.policy.min_p_better):
+                case "pair":
+                    self.chances["pairs"].append(better)
+                case "lesson":
+                    self.chances["lessons"].append(right)
+                case _:
+                    self.n_doubtful += 1
         elif right and better is None and poll.votes:
             self.chances["positives"].append(right)
 
@@ -473,14 +474,12 @@ class _Votes:
             is_open = np.array([_can_pair(each, kin[place:], threshold) for each in names])
             is_open |= np.array([self._seen.doubts_first and each == (1, 0, ()) for each in names])
             goes_on = explores | is_open[at] if policy.is_in_turn else np.ones(at.shape, dtype=bool)
-            for each in names:
-                for option in range(4):
-                    moved = _moved(each, option, is_own=kin[place])
-                    standings.setdefault(moved, len(standings))
-            nexts = np.array([
-                [standings[_moved(each, option, is_own=kin[place])] for option in range(4)]
-                for each in names
-            ])  # fmt: skip
+            moved = [
+                [_moved(each, option, is_own=kin[place]) for option in range(4)] for each in names
+            ]
+            nexts = np.array(
+                [[standings.setdefault(to, len(standings)) for to in row] for row in moved]
+            )
             chances = np.stack([self._agreement.chances(place, each) for each in names])
             drawn = self._chance.random(at.shape)
             limits = chances[at, np.arange(_N_DRAWS)]
