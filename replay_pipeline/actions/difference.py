@@ -145,13 +145,12 @@ def difference(
     table = [[_of_calls(a, b, about, asked) for b in rejected.calls] for a in chosen.calls]
     ranks = [[_size(facts) for facts in row] for row in table]
     # Calls may stand in another order: the matching whose largest difference is least.
-    matchings = (
-        perfect_matching([[n for n, rank in enumerate(row) if rank <= most] for row in ranks], n)
-        for n in [len(ranks)]
-        for most in sorted({rank for row in ranks for rank in row})
-    )
-    found = next(matching for matching in matchings if matching is not None)
-    facts = frozenset().union(*(table[i][n] for i, n in enumerate(found)))
+    matching: list[int] | None = None
+    for most in sorted({rank for row in ranks for rank in row}):
+        near = [[n for n, rank in enumerate(row) if rank <= most] for row in ranks]
+        if (matching := perfect_matching(near, n_calls)) is not None:
+            break
+    facts = frozenset().union(*(table[i][n] for i, n in enumerate(matching or ())))
     return ActionDifference(facts | looks if facts else facts, n_calls)
 
 
