@@ -240,9 +240,8 @@ DPO = [
 ]
 
 
-@pytest.mark.parametrize("case", DPO, ids=lambda case: case["key"])
-def test_dpo_matches_trl(case):
-    f = "dpo_trl116"
+def logps_of_pairs(f: str) -> tuple:
+    """Return the policy's logits, and of each side its log-probability, length, and reference."""
     logits, ids, mask = (
         leaf(f, "policy_logits"),
         tensor(f, "input_ids"),
@@ -250,6 +249,13 @@ def test_dpo_matches_trl(case):
     )
     summed, n_tokens = response_logps(logits, ids, mask)
     reference, _ = response_logps(tensor(f, "ref_logits"), ids, mask)
+    return logits, summed, n_tokens, reference
+
+
+@pytest.mark.parametrize("case", DPO, ids=lambda case: case["key"])
+def test_dpo_matches_trl(case):
+    f = "dpo_trl116"
+    logits, summed, n_tokens, reference = logps_of_pairs(f)
     if case["loss_type"] == "sigmoid_norm":
         summed, reference = summed / n_tokens, reference / n_tokens
     sides = (*summed.chunk(2), *reference.chunk(2))
@@ -267,13 +273,7 @@ def test_no_variant_of_trls_is_left_out():
 @pytest.mark.parametrize("case", OTHERS, ids=lambda case: case["key"])
 def test_other_preference_losses_match_trl(case):
     f = "dpo_trl116"
-    logits, ids, mask = (
-        leaf(f, "policy_logits"),
-        tensor(f, "input_ids"),
-        tensor(f, "completion_mask"),
-    )
-    summed, n_tokens = response_logps(logits, ids, mask)
-    reference, _ = response_logps(tensor(f, "ref_logits"), ids, mask)
+    logits, summed, n_tokens, reference = logps_of_pairs(f)
     smoothing = {"label_smoothing": case["label_smoothing"]} if case["label_smoothing"] else {}
     options = ReplayOptions(variant=case["loss_type"], dpo_beta=case["beta"], **smoothing)
     sides = (*summed.chunk(2), *n_tokens.chunk(2), *reference.chunk(2))
