@@ -208,8 +208,8 @@ class TeacherSpec(BaseModel):
     family: str | None = None
     """Model family for voting. By default, the family of `model`."""
     dialect: Literal[
-        "auto", "openrouter", "openai", "azure", "anthropic", "vllm", "llama.cpp", "ollama",
-        "transformers", "litellm",
+        "auto", "openrouter", "openai", "azure", "vllm", "llama.cpp", "ollama", "transformers",
+        "litellm",
     ] = "auto"  # fmt: skip
     """The kind of server at `base_url`. `auto` decides by the address."""
     is_distillable: bool | None = None

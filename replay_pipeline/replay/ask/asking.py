@@ -43,7 +43,6 @@ class AskingOptions(TypedDict, total=False):
     run_id: str | None
     retry: RetryPolicy
     price_folder: Place | None
-    max_price_age_days: float
     is_durable: bool
 
 
@@ -80,8 +79,6 @@ class Asking:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     price_folder: Place | None = None
     """Folder of the price lists. With `None`, each run fetches them again."""
-    max_price_age_days: float = 7.0
-    """If a price list is older and can't be fetched again, the run refuses to use it."""
     is_durable: bool = True
     """Wait for the disk at each booking, so that bookings survive a power failure."""
 
@@ -141,15 +138,16 @@ class Asking:
         *,
         keys: Mapping[str, SecretStr | None],
         stop: threading.Event | None = None,
+        is_estimate: bool = False,
     ) -> dict[str, Price]:
         """Find the price of each teacher by name. Raises the errors of `endpoints.fetch_prices`."""
         return await fetch_prices(
             teachers,
             keys=keys,
             folder=self.price_folder,
-            max_age_days=self.max_price_age_days,
             settle_s=self.retry.settle_s,
             stop=stop,
+            takes_any_age=is_estimate,
         )
 
     def request_options(self) -> RequestOptions:

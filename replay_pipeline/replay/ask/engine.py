@@ -367,7 +367,7 @@ class Replay:
         names = [teacher.name for teacher in self.teachers]
         scopes = [today(), *(f"teacher:{name}" for name in names), *self.asking.scopes()]
         limits = self.asking.limits_nano(today(), names)
-        self.ledger.open_scopes(scopes, limits, by=f"run:{self.run_id}")
+        self.ledger.open_scopes(scopes, limits)
         carried = 0
         if self.asking.counts_recorded:
             carried = self.found.paid_nano.total() - self.found.paid_nano[self.run_id]
@@ -707,7 +707,7 @@ class Replay:
         if scope != self._day:
             limits = self.asking.limits_nano(scope, self.prices)
             limits = {name: limit for name, limit in limits.items() if name == scope}
-            self.ledger.open_scopes([scope], limits, by=f"run:{self.run_id}")
+            self.ledger.open_scopes([scope], limits)
             self._day = scope
         return scope
 

@@ -5,7 +5,6 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -236,10 +235,10 @@ def estimate(
         ConfigError: a teacher or option is wrong.
         PriceError: a teacher's price is not known.
     """
-    asking = replace(Asking.of(**options), max_price_age_days=_ANY_AGE_DAYS)
+    asking = Asking.of(**options)
     checked_ceiling(teachers, max_total_usd or 0.0, asking)
     keys = teacher_keys(teachers, is_required=False)
-    prices = run_apart(asking.fetch_prices(teachers, keys=keys))
+    prices = run_apart(asking.fetch_prices(teachers, keys=keys, is_estimate=True))
     states = indexed(states)
     places: list[Place] = []
     lanes = lanes_of(states, teachers, asking.request_options(), places)
@@ -267,9 +266,6 @@ def estimate(
         adaptations={t.name: builder.adaptations(t, prices[t.name]) for t in teachers},
     )
     return what_is_left(plan, ceiling_usd=max_total_usd)
-
-
-_ANY_AGE_DAYS = 36_500.0
 
 
 def indexed(states: Iterable[TraceState]) -> Sequence[TraceState]:

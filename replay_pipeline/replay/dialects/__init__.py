@@ -2,7 +2,6 @@
 
 from urllib.parse import urlsplit
 
-from replay_pipeline.replay.dialects.anthropic import Anthropic
 from replay_pipeline.replay.dialects.base import (
     DEFAULT_MAX_COMPLETION_TOKENS,
     Ask,
@@ -35,8 +34,7 @@ __all__ = [
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
-        OpenRouter(), OpenAI(), Azure(), Anthropic(), Vllm(), LlamaCpp(), Ollama(),
-        Transformers(), LiteLlm(),
+        OpenRouter(), OpenAI(), Azure(), Vllm(), LlamaCpp(), Ollama(), Transformers(), LiteLlm(),
     )
 }  # fmt: skip
 """The dialects by their name in `TeacherSpec.dialect`."""

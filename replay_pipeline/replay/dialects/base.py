@@ -112,10 +112,6 @@ class Dialect:
         """Return the header that carries the key."""
         return {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
 
-    def reply(self, content: bytes) -> bytes:
-        """Return a reply in the form of a chat completion."""
-        return content
-
     def _most_completion_tokens(self, ask: Ask) -> int | None:
         return ask.price.max_completion_tokens if ask.price else None
 

@@ -172,7 +172,7 @@ class Client:
             return Reply(self._lost(error, sending, base_url), sent_at=sending.sent_at)
         content = _without(key, content.removeprefix(_BYTE_ORDER_MARK))
         has_cache = "x-openrouter-cache-status" in sending.received
-        outcome = read_reply(status, sending.received, dialect.reply(content), request=body)
+        outcome = read_reply(status, sending.received, content, request=body)
         return Reply(outcome, content, has_cache, sending.sent_at)
 
     @asynccontextmanager

@@ -143,19 +143,20 @@ async def fetch_prices(
     *,
     keys: Mapping[str, SecretStr | None],
     folder: Place | None = None,
-    max_age_days: float = 7.0,
     settle_s: float = 60.0,
     stop: threading.Event | None = None,
+    takes_any_age: bool = False,
 ) -> dict[str, Price]:
     """Find the price of each teacher by name: its own, or today's from its endpoint.
 
-    After `stop` is set, endpoints have `settle_s` to answer.
+    After `stop` is set, endpoints have `settle_s` to answer. A list that can't be fetched again is used
+    for a week, or `takes_any_age`.
 
     Raises:
         ConfigError: an endpoint doesn't serve the model, or can't be reached.
         PriceError: a price is not known.
     """
-    book = PriceBook(folder=folder, max_stale=timedelta(days=max_age_days))
+    book = PriceBook(folder=folder, **({"max_stale": timedelta.max} if takes_any_age else {}))
     listed = [t for t in teachers if t.price is None and dialect_of(t).name == "openrouter"]
     async with Client(max_connections=4, stop=stop, settle_s=settle_s) as client:
         for teacher in teachers:

@@ -1,4 +1,4 @@
-"""The records of a call in the ledger: reserved, settled, known, lost, or disputed."""
+"""The records of a call in the ledger: reserved, settled, known, or lost."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -96,21 +96,6 @@ class LostCall:
     def was_left_alone(self) -> bool:
         """Return whether only this side lost the call, so that the endpoint finished it."""
         return self.error_code in (None, "given_up")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DisputedCall:
-    """A call whose reported cost wasn't believed, so it was booked at its bound."""
-
-    call_id: int
-    state_id: str
-    teacher: str
-    model: str
-    cost_nano: int
-    why: str
-    sent_at: datetime
-    due_at: datetime
-    generation_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

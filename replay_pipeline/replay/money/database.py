@@ -5,22 +5,19 @@ reason, the operating system (SQLite) or the database server (PostgreSQL) releas
 """
 
 import sqlite3
-import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol, get_args, get_type_hints
+from typing import Any, Protocol
 
 import msgspec
 
 from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyError
-from replay_pipeline.replay.money.calls import decode_row, encode_row
+from replay_pipeline.replay.money.calls import decode_row
 from replay_pipeline.storage.locks import FileLock, take_lock
 from replay_pipeline.storage.permissions import make_private_file
 from replay_pipeline.storage.wal import use_wal
-from replay_pipeline.types import TeacherAction
 
 SCHEMA = """
 create table if not exists ledger(key text primary key, value text not null);
@@ -64,9 +61,6 @@ create table if not exists calls(
   row {bytes},
   response {bytes}
 );
-create table if not exists limits(
-  set_at text not null, scope text not null, limit_nano bigint, set_by text not null
-);
 create index if not exists calls_by_request on calls(request_sha);
 create index if not exists calls_by_owner on calls(owner) where state = 'open';
 create index if not exists calls_by_state on calls(state_id, teacher);
@@ -75,7 +69,7 @@ create index if not exists calls_by_state on calls(state_id, teacher);
 (cost above a reservation, part of `spent`) are in nano-dollars. By the check, the database itself
 refuses a reservation above a limit, from any process. `limit_nano` is the limit that was set.
 `ceiling_nano` is the one that the check uses; it is higher if a limit was lowered below what was in
-use. `limits` records every change of a limit, and who made it.
+use.
 
 The last byte of a call left no later than `sent_at`, and after `due_at` the call can't be running
 any more. `body_sha` is the hash of the request body. `disputed` says why the reported cost wasn't
@@ -394,37 +388,22 @@ def _without_password(url: str) -> str:
 _LONGEST_CALL = timedelta(seconds=600)
 """Version 1 did not keep how long a call may take; this was the default of every teacher."""
 
-_ROWS_AT_ONCE = 1000
-
 
 def from_version_1(database: Database) -> None:
-    """Add the columns of version 2, and repair rows that version 1 could not read again.
-
-    Version 1 stored an endpoint's values unchecked. One reply with a number as its id made every
-    later run over its state fail.
-    """
+    """Add the columns of version 2. A row that version 1 stored unreadable is asked again; its cost stays."""
     for column in ("due_at", "generation_id"):
         database.query(f"alter table calls add column {column} text")
-    for call_id, sent_at in database.query(
-        "select id, intent_at from calls where state in ('open', 'unknown')"
+    for call_id, state, sent_at, row in database.query(
+        "select id, state, intent_at, row from calls"
     ):
-        due_at = datetime.fromisoformat(sent_at) + _LONGEST_CALL
-        database.query("update calls set due_at = ? where id = ?", (due_at.isoformat(), call_id))
-    last = -1
-    while rows := database.query(
-        "select id, row from calls where id > ? and row is not null order by id limit ?",
-        (last, _ROWS_AT_ONCE),
-    ):
-        mended = [(new, call_id) for call_id, row in rows if (new := mend(bytes(row)))]
-        if mended:
-            database.run_many("update calls set row = ? where id = ?", mended)
-        last = rows[-1][0]
-    database.query(
-        "insert into limits(set_at, scope, limit_nano, set_by) "
-        "select ?, name, limit_nano, 'version 1' from scopes "
-        "where limit_nano is not null and name not like 'run:%'",
-        (datetime.now().astimezone().isoformat(timespec="milliseconds"),),
-    )
+        if state in ("open", "unknown"):
+            due_at = (datetime.fromisoformat(sent_at) + _LONGEST_CALL).isoformat()
+            database.query("update calls set due_at = ? where id = ?", (due_at, call_id))
+        elif row is not None and not is_readable(bytes(row)):
+            database.query(
+                "update calls set state = 'failed', is_lasting = 0, row = null where id = ?",
+                (call_id,),
+            )
     database.query("update ledger set value = '2' where key = 'schema_version'")
 
 
@@ -439,32 +418,10 @@ UPGRADES = {"1": from_version_1, "2": from_version_2}
 """The upgrade from each earlier version to the next."""
 
 
-def mend(row: bytes) -> bytes | None:
-    """Return a row with its declared types, or None if it needs no change or can't be read.
-
-    >>> mend(b'{"state_id": "s", "teacher": "t", "generation_id": 123, "n_prompt_tokens": "10"}')
-    b'{"state_id":"s","teacher":"t","action":null,"model":null,"family":null,...
-    """
+def is_readable(row: bytes) -> bool:
+    """Return whether a row can be read as a `TeacherAction`."""
     try:
         decode_row(row)
-    except msgspec.ValidationError:
-        found: dict[str, Any] = msgspec.json.decode(row)
-    else:
-        return None
-    if not isinstance(found, dict):
-        return None
-    hints = get_type_hints(TeacherAction)
-    kept = {}
-    for each in fields(TeacherAction):
-        if each.name in found:
-            try:
-                kept[each.name] = msgspec.convert(found[each.name], hints[each.name], strict=False)
-            except msgspec.ValidationError:
-                kept[each.name] = _as_text(found[each.name], hints[each.name])
-    return encode_row(TeacherAction(**{k: v for k, v in kept.items() if v is not None}))
-
-
-def _as_text(value: Any, hint: Any) -> str | None:
-    """Keep a name that was sent as a number; whatever else does not fit is left out."""
-    is_optional_text = isinstance(hint, types.UnionType) and str in get_args(hint)
-    return str(value) if is_optional_text and isinstance(value, int | float) else None
+    except msgspec.DecodeError:
+        return False
+    return True

@@ -21,7 +21,6 @@ hundred calls share one wait for the disk.
 
 import contextlib
 import glob
-import hashlib
 import logging
 import os
 import queue
@@ -40,10 +39,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from replay_pipeline.errors import LedgerError
-from replay_pipeline.replay.dialects.prices import usd
 from replay_pipeline.replay.dialects.sizes import Learned, merged_ratios
 from replay_pipeline.replay.money.calls import (
-    DisputedCall,
     InDoubt,
     Known,
     LedgerEntries,
@@ -52,8 +49,6 @@ from replay_pipeline.replay.money.calls import (
     Refused,
     Reserved,
     Settlement,
-    decode_row,
-    encode_row,
 )
 from replay_pipeline.replay.money.database import Database, connect
 from replay_pipeline.types import TeacherSpec
@@ -62,8 +57,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_BOOKED_KEY = "unbooked:"
-"""Under this key and its name the ledger notes an answer of a side file that it has booked."""
 _INSERT = (
     "insert into calls(id, request_sha, state_id, teacher, model, run_id, trace_batch, scopes, "
     "owner, reserved, intent_at, sent_at, due_at, body_sha, state) "
@@ -182,28 +175,6 @@ def find_lost(
             )
             found[sha] = (*found.get(sha, ()), call)
     return found
-
-
-def find_disputed(database: Database) -> list[DisputedCall]:
-    """Find the calls that were booked at their bound because their reported cost wasn't believed."""
-    rows = database.query(
-        "select id, state_id, teacher, model, cost, disputed, coalesce(sent_at, intent_at), "
-        "coalesce(due_at, intent_at), generation_id from calls where disputed is not null order by id"
-    )
-    return [
-        DisputedCall(
-            call_id=call_id,
-            state_id=state_id,
-            teacher=teacher,
-            model=model,
-            cost_nano=cost,
-            why=why,
-            sent_at=datetime.fromisoformat(sent_at),
-            due_at=datetime.fromisoformat(due_at),
-            generation_id=generation_id,
-        )
-        for call_id, state_id, teacher, model, cost, why, sent_at, due_at, generation_id in rows
-    ]
 
 
 def elsewhere(database: Database, shas: list[str]) -> tuple[dict[str, Known], set[str]]:
@@ -379,7 +350,6 @@ def open_scopes(
     names: Iterable[str],
     limits: Mapping[str, int | None],
     *,
-    by: str | None = None,
     carried_nano: int = 0,
 ) -> None:
     """Create scopes, and set or remove the named limits. See `Ledger.open_scopes`."""
@@ -395,11 +365,6 @@ def open_scopes(
             "update scopes set limit_nano = ?, ceiling_nano = ?, carried_nano = ? where name = ?",
             (limit, None if limit is None else max(limit, in_use), carried_nano, name),
         )
-        if by is not None and limit != scope.limit:
-            database.query(
-                "insert into limits(set_at, scope, limit_nano, set_by) values(?, ?, ?, ?)",
-                (iso(now()), name, limit, by),
-            )
 
 
 def load_scopes(database: Database, names: Sequence[str]) -> dict[str, Scope]:
@@ -422,48 +387,19 @@ def load_scopes(database: Database, names: Sequence[str]) -> dict[str, Scope]:
     return {name: Scope(*numbers) for name, *numbers in rows}
 
 
-def end_dispute(database: Database, call: DisputedCall, cost_nano: int) -> None:
-    """Book a disputed call at `cost_nano` for good, in its row and all its scopes."""
-    [(scopes, reserved, cost, row)] = database.query(
-        "select scopes, reserved, cost, row from calls where id = ?", (call.call_id,)
-    )
-    names = sorted(scopes.split(SEPARATOR))
-    load_scopes(database, names)  # locked in order, as everywhere
-    over = max(0, cost_nano - reserved) - max(0, cost - reserved)
-    for name in names:
-        database.query(
-            "update scopes set spent = spent + ?, overrun = overrun + ? where name = ?",
-            (cost_nano - cost, over, name),
-        )
-    answer = replace(decode_row(bytes(row)), cost_usd=usd(cost_nano))
-    database.query(
-        "update calls set disputed = null, cost = ?, is_overrun = ?, row = ? where id = ?",
-        (cost_nano, int(cost_nano > reserved), encode_row(answer), call.call_id),
-    )
-
-
 _Pair = tuple[NewCall, Settlement]
 
 
-def _name_of(pair: _Pair) -> str:
-    """Return a name for an answer from its contents, since it may have been written twice."""
-    return hashlib.sha256(msgspec.json.encode(pair)).hexdigest()[:32]
-
-
 class Unbooked:
-    """The side files of one ledger. One process writes each, and the name says which."""
+    """The side files of one ledger. One process writes each, and the name says which.
 
-    def __init__(self, ledger: str, owner: int, identity: str = "") -> None:
+    They lie beside the ledger or, where nothing can be written there, under the home, by the identity
+    that a ledger keeps wherever it is moved.
+    """
+
+    def __init__(self, ledger: str, owner: int, identity: str) -> None:
         self.owner = owner
-        name = hashlib.sha256(ledger.encode()).hexdigest()[:16]
-        cache = Path.home() / ".cache" / "replay-pipeline"
-        own = f"-{identity}" if identity else ""
-        self._stems = [cache / f"{name}{own}-unbooked-"]
-        # By its address, should the ledger be lost, and by its identity, should it be moved.
-        self._kept = [
-            f"{name}-*unbooked-*.jsonl",
-            *([f"*-{identity}-unbooked-*.jsonl"] if identity else []),
-        ]
+        self._stems = [Path.home() / ".cache" / "replay-pipeline" / f"{identity}-unbooked-"]
         if "://" not in ledger:
             path = Path(ledger)
             self._stems.insert(0, path.with_name(f"{path.name}-unbooked-"))
@@ -493,12 +429,8 @@ class Unbooked:
     def left_behind(self, is_alive: Callable[[int], bool]) -> Iterator[tuple[Path, list[_Pair]]]:
         """Read the files of processes that have ended."""
         decode = msgspec.json.Decoder(_Pair).decode
-        places = [(stem.parent, f"{glob.escape(stem.name)}*.jsonl") for stem in self._stems[:-1]]
-        places += [(self._stems[-1].parent, pattern) for pattern in self._kept]
-        seen: set[Path] = set()
-        for folder, pattern in places:
-            for path in sorted({*folder.glob(pattern)} - seen):
-                seen.add(path)
+        for stem in self._stems:
+            for path in sorted(stem.parent.glob(f"{glob.escape(stem.name)}*.jsonl")):
                 owner = int(path.stem.rpartition("-")[2])
                 if owner != self.owner and is_alive(owner):
                     continue
@@ -584,9 +516,7 @@ class Ledger:
         """Refuse every reservation that `run_id` waits for, now and later."""
         self.do(lambda _: self._given_up.add(run_id))
 
-    def open_scopes(
-        self, names: Iterable[str], limits: Mapping[str, int | None], *, by: str
-    ) -> None:
+    def open_scopes(self, names: Iterable[str], limits: Mapping[str, int | None]) -> None:
         """Create scopes, and set or remove the named limits.
 
         The ledger keeps limits: a scope that `limits` doesn't name keeps its limit.
@@ -594,9 +524,8 @@ class Ledger:
         Args:
             names: scopes to count under. New ones start without a limit.
             limits: nano-dollars by scope. `None` removes a limit.
-            by: the run or command that sets them. The table `limits` keeps every change.
         """
-        self.do(lambda database: open_scopes(database, names, limits, by=by)).result()
+        self.do(lambda database: open_scopes(database, names, limits)).result()
 
     def open_run(
         self, run_id: str, limit: int, *, carried_nano: int = 0, lost: Iterable[LostCall] = ()
@@ -792,54 +721,23 @@ class Ledger:
         """Book the answers that an earlier process could not book, each only once."""
         with self._database.transaction():
             for path, pairs in self._unbooked.left_behind(self._database.is_alive):
-                self._book_kept(self._not_yet_booked(pairs))
+                settling = [_Settling(settlement, Future()) for _, settlement in pairs]
+                calls = self._calls_of(settling)
+                here = [
+                    each
+                    for each, (call, _) in zip(settling, pairs, strict=True)
+                    if (found := calls.get(each.settlement.call_id))
+                    and found.request_sha == call.request_sha
+                ]
+                if not here:
+                    logger.warning("%s: holds answers of another ledger, and stays as it is", path)
+                    continue
+                scopes = Scopes(self._database)
+                scopes.load(name for call in calls.values() for name in call.scopes)
+                self._settle_all(scopes, calls, here)
+                scopes.save()
                 path.unlink(missing_ok=True)
-                logger.warning("%s: booked %d answers of %s", self.url, len(pairs), path)
-
-    def _not_yet_booked(self, pairs: Iterable[_Pair]) -> list[_Pair]:
-        """Leave out what a process booked that died before its file was gone."""
-        return [
-            pair
-            for pair in pairs
-            if self._database.query(
-                "insert into ledger(key, value) values(?, ?) on conflict(key) do nothing returning key",
-                (f"{_BOOKED_KEY}{_name_of(pair)}", iso(now())),
-            )
-        ]
-
-    def _book_kept(self, pairs: Sequence[_Pair]) -> None:
-        known = load_calls(self._database, [settlement.call_id for _, settlement in pairs])
-        here = [
-            _Settling(settlement, Future())
-            for call, settlement in pairs
-            if (found := known.get(settlement.call_id))
-            and found.request_sha == call.request_sha
-            and found.state in ("open", "unknown")
-        ]
-        scopes = Scopes(self._database)
-        calls = self._calls_of(here)
-        scopes.load(name for call in calls.values() for name in call.scopes)
-        self._settle_all(scopes, calls, here)
-        scopes.save()
-        for call, settlement in pairs:
-            found = known.get(settlement.call_id)
-            if found is None or found.request_sha != call.request_sha:
-                self._book_of_another_ledger(call, settlement)
-
-    def _book_of_another_ledger(self, call: NewCall, settlement: Settlement) -> None:
-        """Book an answer whose ledger was lost: its money is spent, whatever the limits say."""
-        if settlement.state not in ("answered", "failed"):
-            return
-        cost = settlement.cost_nano
-        open_scopes(self._database, call.scopes, {})
-        for name in sorted(call.scopes):
-            self._database.query(
-                "update scopes set spent = spent + ?, overrun = overrun + ? where name = ?",
-                (cost, cost, name),
-            )
-        row = (*self._new_row(call, self._issue(), now()), "answered")
-        self._database.run_many(_INSERT, [row])
-        self._database.run_many(_SETTLE, [(*_settled(settlement, call), row[0])])
+                logger.warning("%s: booked %d answers of %s", self.url, len(here), path)
 
     def _calls_of(self, settling: list[_Settling]) -> dict[int, CallRow]:
         settlements = [each.settlement for each in settling]

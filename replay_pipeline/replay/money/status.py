@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay.dialects.client import Client, run_apart
 from replay_pipeline.replay.dialects.endpoints import teacher_keys
 from replay_pipeline.replay.dialects.prices import usd
-from replay_pipeline.replay.money.calls import DisputedCall, LostCall, settled_lost
+from replay_pipeline.replay.money.calls import LostCall, settled_lost
 from replay_pipeline.replay.money.database import connect, exists
-from replay_pipeline.replay.money.ledger import Ledger, end_dispute, find_disputed, find_lost
+from replay_pipeline.replay.money.ledger import Ledger, find_lost
 from replay_pipeline.types import TeacherSpec
 
 
@@ -34,16 +33,6 @@ class ScopeStatus:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LimitChange:
-    """A limit that was set, changed, or removed (`None`), and the run that did it."""
-
-    set_at: str
-    scope: str
-    limit_usd: float | None
-    set_by: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerStatus:
     """The contents of a ledger at one moment."""
 
@@ -59,12 +48,10 @@ class LedgerStatus:
     teachers: dict[str, dict[str, int]]
     """Calls by teacher and state."""
     scopes: tuple[ScopeStatus, ...]
-    limits: tuple[LimitChange, ...] = ()
-    """Every change of a limit, oldest first."""
     held_until: str | None = None
     """When the last lost call has surely ended, so that a run can settle them all (ISO 8601, UTC)."""
     n_disputed: int = 0
-    """Calls whose reported cost can't be true. `reconcile` lists them, and can settle them."""
+    """Calls whose reported cost can't be true. The column `disputed` of `calls` says why."""
     disputed_usd: float = 0.0
     """Their booked cost, which is the most that they should cost."""
 
@@ -131,7 +118,6 @@ def ledger_status(url: str | Path) -> LedgerStatus:
         [disputed] = database.query(
             "select count(*), coalesce(sum(cost), 0) from calls where disputed is not null"
         )
-        limits = database.query("select set_at, scope, limit_nano, set_by from limits order by 1")
     finally:
         database.close()
     return LedgerStatus(
@@ -147,11 +133,6 @@ def ledger_status(url: str | Path) -> LedgerStatus:
                 overrun_usd=usd(overrun), limit_usd=None if limit is None else usd(limit),
             )
             for name, spent, held, unknown, overrun, limit in scopes
-        ),
-        limits=tuple(
-            LimitChange(set_at=at, scope=name, limit_usd=None if limit is None else usd(limit),
-                        set_by=by)
-            for at, name, limit, by in limits
         ),
     )  # fmt: skip
 
@@ -178,7 +159,7 @@ def _by_state(rows: Iterable[tuple[str, str, int, int, int]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LostCallReport:
-    """One sent call whose outcome or cost isn't known."""
+    """One sent call whose outcome isn't known."""
 
     state_id: str
     teacher: str
@@ -187,10 +168,10 @@ class LostCallReport:
     due_at: str
     """After this time it has surely ended."""
     reserved_usd: float
-    """The money that it holds, or the cost at which it is booked."""
+    """The money that it holds."""
     why: str
     """How the call was lost: `its process died`, `no_reply`, `connection_lost`, `truncated_reply`,
-    `no_completion`, `given_up`; or `disputed: ` and why its reported cost can't be true."""
+    `no_completion`, `given_up`."""
     cost_usd: float | None
     """Its cost by the endpoint's own record, or None without a record."""
     what: str
@@ -204,15 +185,13 @@ class LostCallReport:
 def reconcile(
     ledger: str | Path, teachers: Sequence[TeacherSpec] = (), *, settle: bool = False
 ) -> list[LostCallReport]:
-    """List the lost calls and disputed costs of a ledger, and settle those that have ended.
+    """List the lost calls of a ledger, and settle those that have ended.
 
     Args:
         ledger: path or database URL.
         teachers: teachers whose endpoints may be asked for their record of a call.
         settle: book each ended call at the cost that its endpoint recorded, or else at the most
-            that it can have cost. The next run asks its question again. A disputed cost becomes the
-            endpoint's recorded cost, or else stays at its bound for good. If false, nothing
-            changes.
+            that it can have cost. The next run asks its question again. If false, nothing changes.
 
     Raises:
         LedgerError: there is no ledger, or it can't be read or written.
@@ -222,8 +201,7 @@ def reconcile(
     with Ledger(ledger) as opened:
         lost = opened.do(find_lost).result()
         calls = [call for several in lost.values() for call in several]
-        disputed = opened.do(find_disputed).result()
-        costs = run_apart(_costs([*calls, *disputed], teachers)) if calls or disputed else {}
+        costs = run_apart(_costs(calls, teachers)) if calls else {}
         reports = []
         for call in calls:
             cost = costs.get(call.call_id)
@@ -232,18 +210,10 @@ def reconcile(
                 booked = call.reserved_nano if cost is None else cost
                 opened.settle(settled_lost(call, booked)).result()
             reports.append(_report(call, cost, is_over=is_over, is_settled=settle and is_over))
-        for call in disputed:
-            cost = costs.get(call.call_id)
-            if settle:
-                booked = call.cost_nano if cost is None else cost
-                opened.do(partial(end_dispute, call=call, cost_nano=booked)).result()
-            reports.append(_report(call, cost, is_over=True, is_settled=settle))
     return reports
 
 
-async def _costs(
-    calls: Sequence[LostCall | DisputedCall], teachers: Sequence[TeacherSpec]
-) -> dict[int, int]:
+async def _costs(calls: Sequence[LostCall], teachers: Sequence[TeacherSpec]) -> dict[int, int]:
     """Ask endpoints what they have on record, in nano-dollars by call."""
     by_name = {teacher.name: teacher for teacher in teachers}
     keys = teacher_keys(teachers, is_required=False)
@@ -260,18 +230,10 @@ async def _costs(
     return costs
 
 
-def _report(
-    call: LostCall | DisputedCall, cost: int | None, *, is_over: bool, is_settled: bool
-) -> LostCallReport:
-    """Report of a call without a known outcome or cost what was done, or what can be done."""
-    is_lost = isinstance(call, LostCall)
+def _report(call: LostCall, cost: int | None, *, is_over: bool, is_settled: bool) -> LostCallReport:
+    """Report of a lost call what was done, or what can be done."""
     if is_settled:
-        at_bound = "booked at its bound" if is_lost else "stays at its bound"
-        what = at_bound if cost is None else "booked at the endpoint's record"
-    elif not is_lost:
-        what = (
-            "booked at its bound; settled with --settle, at the endpoint's record where it has one"
-        )
+        what = "booked at its bound" if cost is None else "booked at the endpoint's record"
     elif is_over:
         what = "over: it is asked again by the next run, or settled with --settle"
     else:
@@ -282,8 +244,8 @@ def _report(
         model=call.model,
         sent_at=call.sent_at.isoformat(timespec="seconds"),
         due_at=call.due_at.isoformat(timespec="seconds"),
-        reserved_usd=usd(call.reserved_nano if is_lost else call.cost_nano),
-        why=(call.error_code or "its process died") if is_lost else f"disputed: {call.why}",
+        reserved_usd=usd(call.reserved_nano),
+        why=call.error_code or "its process died",
         cost_usd=None if cost is None else usd(cost),
         what=what,
     )

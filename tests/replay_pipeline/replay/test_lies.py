@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pydantic import SecretStr
 
-from replay_pipeline.replay import RetryPolicy, ledger_status, reconcile, replay_states
+from replay_pipeline.replay import RetryPolicy, ledger_status, replay_states
 from replay_pipeline.replay.ask.attempts import Dispatcher, is_model
 from replay_pipeline.replay.dialects.client import _without
 from replay_pipeline.replay.dialects.sizes import Size
@@ -110,40 +110,6 @@ def test_usage_and_size_bound_each_other_from_both_sides():
     ]
     assert [problem is None for problem in told] == [False, True, False, True, False, False]
     assert least_tokens(Size(n_bytes=40, n_messages=1)) == 1
-
-
-def test_what_is_disputed_is_shown_and_settled_by_the_endpoints_record(tmp_path):
-    ledger = tmp_path / "l"
-    record = {"data": {"total_cost": 0.0123}}
-    lie = completion(usage={"prompt_tokens": 0, "completion_tokens": 0})
-    with OddServer(
-        lambda *_: (200, {}, raw(lie)),
-        lambda path: (200, {}, raw(record) if "gen-1" in path else b""),
-    ) as server:
-        ask(server.teacher(), 1, ledger, usd=5.0, made=LONG)
-        before = ledger_status(ledger)
-        [shown] = reconcile(ledger, [server.teacher()])
-        assert shown.why.startswith("disputed: 0 tokens for a prompt of 1")
-        assert (shown.cost_usd, shown.reserved_usd) == (0.0123, before.disputed_usd)
-        assert ledger_status(ledger).disputed_usd == before.disputed_usd > 0.0123
-        [settled] = reconcile(ledger, [server.teacher()], settle=True)
-    assert settled.what == "booked at the endpoint's record"
-    after = ledger_status(ledger)
-    assert (after.spent_usd, after.n_disputed) == (0.0123, 0)
-    assert {scope.spent_usd for scope in after.scopes} == {0.0123}
-    assert reconcile(ledger) == []
-    [row] = ask(server.teacher(), 1, ledger, usd=0, made=LONG).actions
-    assert row.cost_usd == 0.0123
-
-
-def test_a_dispute_that_nobody_can_settle_stays_at_its_bound(tmp_path):
-    report, before = one_call(completion(usage={"prompt_tokens": 0, "completion_tokens": 0}),
-                              tmp_path / "l", made=LONG)  # fmt: skip
-    [settled] = reconcile(tmp_path / "l", settle=True)
-    assert settled.what == "stays at its bound"
-    after = ledger_status(tmp_path / "l")
-    assert (after.spent_usd, after.n_disputed) == (before.spent_usd, 0)
-    assert report.spent_usd == after.spent_usd
 
 
 # --- pauses

@@ -11,11 +11,9 @@ from pydantic import SecretStr
 from replay_pipeline.errors import PriceError
 from replay_pipeline.replay.dialects import DIALECTS, RequestOptions, dialect_of
 from replay_pipeline.replay.dialects.prices import Price, PriceBook, floor_nano, nano, usd
-from replay_pipeline.replay.dialects.replies import read_reply
 from replay_pipeline.replay.dialects.requests import RequestBuilder, with_recorded_names
 from replay_pipeline.replay.dialects.sizes import Learned, Size
 from replay_pipeline.types import TeacherSpec
-from tests.support.anthropic_rules import broken_rule
 from tests.support.provider_rules import complaint
 
 LISTED = ("max_tokens", "seed", "stop", "temperature", "tool_choice", "tools", "top_p")
@@ -153,36 +151,6 @@ HISTORY = [
 ]  # fmt: skip
 
 
-def test_anthropics_own_protocol_is_spoken_both_ways():
-    teacher = LOCAL.model_copy(update={"base_url": "https://api.anthropic.com/v1"})
-    builder = RequestBuilder(RequestOptions())
-    raw = builder.body(state(messages=HISTORY), teacher, PRICE)
-    assert broken_rule(raw) is None
-    request = msgspec.json.decode(raw)
-    assert [turn["role"] for turn in request["messages"]] == ["user", "assistant", "user"]
-    assert request["system"][0]["text"] == "You code."
-    assert request["messages"][1]["content"][1]["input"] == {"command": "ls"}
-    results = request["messages"][2]["content"]
-    assert [block["tool_use_id"] for block in results] == ["a", "b"]
-    assert "cache_control" in results[-1]
-    assert request["tools"][0]["input_schema"] == NO_ARGUMENTS
-    reply = {
-        "id": "msg_1", "type": "message", "role": "assistant", "model": "claude", "stop_reason": "tool_use",
-        "content": [{"type": "text", "text": "I look."},
-                    {"type": "tool_use", "id": "t", "name": "Bash", "input": {"command": "ls"}}],
-        "usage": {"input_tokens": 10, "output_tokens": 7, "cache_read_input_tokens": 100,
-                  "cache_creation_input_tokens": None},
-    }  # fmt: skip
-    answer = read_reply(200, {}, dialect_of(teacher).reply(msgspec.json.encode(reply)))
-    assert answer.error_code is None
-    assert answer.action["tool_calls"][0]["function"] == {
-        "name": "Bash", "arguments": '{"command":"ls"}'
-    }  # fmt: skip
-    assert (answer.usage.n_prompt_tokens, answer.usage.n_cached_tokens) == (110, 100)
-    error = b'{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}'
-    assert read_reply(529, {}, dialect_of(teacher).reply(error)).code == "overloaded"
-
-
 def test_a_tool_with_a_name_that_no_provider_takes_goes_by_another_and_comes_back():
     long = "mcp__" + "server_of_a_very_long_name" * 3 + "__do"
     asked = state(tools=[{"type": "function", "function": {"name": long}}])
@@ -207,7 +175,6 @@ def test_a_dialect_is_known_by_its_address():
         "http://proxy:4000": "litellm",
         "https://api.openai.com/v1": "openai",
         "https://name.openai.azure.com/openai/v1": "azure",
-        "https://api.anthropic.com/v1": "anthropic",
         "http://127.0.0.1:8000/v1": "compatible",
         "https://openrouter.ai.example.com/v1": "compatible",
     }
