@@ -5,13 +5,14 @@ those of one question under one reservation, and `Books` settles each with the l
 """
 
 import asyncio
+import hashlib
 import logging
 import random
 import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -51,7 +52,7 @@ from replay_pipeline.replay.money.calls import (
     encode_row,
     settled_lost,
 )
-from replay_pipeline.replay.money.ledger import Ledger
+from replay_pipeline.replay.money.ledger import Ledger, note_pause, read_pauses
 from replay_pipeline.types import RetryPolicy, TeacherAction, TeacherSpec
 
 logger = logging.getLogger(__name__)
@@ -324,6 +325,28 @@ class Dispatcher:
             self.stopped_teachers[teacher.name] = failure
             logger.error("%s is not asked again in this run: %s", teacher.name, failure.message)
 
+    def pause(self, teacher: TeacherSpec, failure: Failure) -> None:
+        """Stop asking a teacher until its endpoint lifts a limit, in this run and in later ones."""
+        until = datetime.now(UTC) + timedelta(seconds=failure.retry_after_s or 0.0)
+        name, why = self._pause_of(teacher), failure.message
+        self.ledger.do(lambda database: note_pause(database, name, until, why))
+        self.stop_teacher(teacher, replace(failure, message=_goes_on(until, why)))
+
+    async def recall_pauses(self, teachers: Iterable[TeacherSpec]) -> None:
+        """Stop the teachers whose endpoints told an earlier run to come back later than now."""
+        noted = await asyncio.wrap_future(self.ledger.do(read_pauses))
+        for teacher in teachers:
+            if found := noted.get(self._pause_of(teacher)):
+                until, _, why = found.partition(" ")
+                told = _goes_on(datetime.fromisoformat(until), why)
+                self.stop_teacher(teacher, Failure("rate_limited", told))
+
+    def _pause_of(self, teacher: TeacherSpec) -> str:
+        """Name the limit of a model at an endpoint: another key has another one."""
+        key = self.keys.get(teacher.name)
+        whose = f"{teacher.base_url} {teacher.model} {key.get_secret_value() if key else ''}"
+        return f"pause:{hashlib.blake2b(whose.encode(), digest_size=8).hexdigest()}"
+
     def resume(self) -> None:
         """Wake everything that waits for a slot, so that it sees that the run was stopped."""
         for slots in (self.total, *self._slots.values()):
@@ -337,6 +360,13 @@ class Dispatcher:
             if self.stop.is_set():
                 return
             await asyncio.sleep(min(left, 0.1))
+
+
+def _goes_on(until: datetime, why: str) -> str:
+    here = until.astimezone()
+    days = (here.date() - datetime.now().astimezone().date()).days
+    day = {0: "", 1: " tomorrow"}.get(days, f" on {here:%Y-%m-%d}")
+    return f"{why}; it goes on at {here:%H:%M}{day}"
 
 
 class _FreeFailure(Exception):  # noqa: N818 (a signal to tenacity, never seen outside)
@@ -441,9 +471,7 @@ class Attempts:
             own.succeeded()
             return
         if (outcome.retry_after_s or 0.0) > dispatcher.retry.longest_pause_s:
-            again = datetime.now().astimezone() + timedelta(seconds=outcome.retry_after_s or 0.0)
-            told = f"{outcome.message}; it goes on at {again:%H:%M} ({again:%Y-%m-%d})"
-            dispatcher.stop_teacher(teacher, replace(outcome, message=told))
+            dispatcher.pause(teacher, outcome)
             return
         if outcome.slows_down:
             own.slow_down(outcome.retry_after_s)

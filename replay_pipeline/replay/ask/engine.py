@@ -318,6 +318,8 @@ class Replay:
             total=Slots(self.asking.max_concurrency),
             prices=self.prices,
         )
+        if self.keys:
+            await self.dispatcher.recall_pauses(self.teachers)
         # What is known counts when its question is chosen, as in the run that had it asked.
         is_chosen = bool(self.policy.is_in_turn and self.prices)
         open_lanes = lanes if is_chosen else self.take_known(lanes)

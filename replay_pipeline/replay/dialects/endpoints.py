@@ -156,7 +156,9 @@ async def fetch_prices(
         ConfigError: an endpoint doesn't serve the model, or can't be reached.
         PriceError: a price is not known.
     """
-    book = PriceBook(folder=folder, **({"max_stale": timedelta.max} if takes_any_age else {}))
+    book = PriceBook(folder=folder)
+    if takes_any_age:
+        book.max_stale = timedelta.max
     listed = [t for t in teachers if t.price is None and dialect_of(t).name == "openrouter"]
     async with Client(max_connections=4, stop=stop, settle_s=settle_s) as client:
         for teacher in teachers:

@@ -253,6 +253,20 @@ def add_learned(
             database.query("insert into ledger(key, value) values(?, ?)", (key, value))
 
 
+def read_pauses(database: Database) -> dict[str, str]:
+    """Read until when endpoints take no more calls, and why, by the name of the pause."""
+    database.query("delete from ledger where key like 'pause:%' and value < ?", (iso(now()),))
+    return dict(database.query("select key, value from ledger where key like 'pause:%'"))
+
+
+def note_pause(database: Database, name: str, until: datetime, why: str) -> None:
+    """Keep until when an endpoint takes no more calls, so that no later run asks it before."""
+    database.query(
+        "insert into ledger(key, value) values(?, ?) on conflict(key) do update set value = excluded.value",
+        (name, f"{iso(until)} {why}"),
+    )
+
+
 @dataclass(slots=True)
 class Scope:
     """A limit in nano-dollars, with the sums that count against it."""

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import random
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -152,14 +154,24 @@ def test_twenty_lost_calls_in_a_row_stop_a_teacher(tmp_path):
     assert len(server.bodies) < 60
 
 
-def test_a_limit_of_the_day_is_read_and_said(tmp_path):
+def test_a_limit_of_the_day_is_read_said_and_known_to_later_runs(tmp_path):
     at = datetime.now(UTC) + timedelta(hours=3)
     told = {"code": 429, "message": "Rate limit exceeded: free-models-per-day", "metadata": {
         "headers": {"X-RateLimit-Limit": "50", "X-RateLimit-Remaining": "0",
                     "X-RateLimit-Reset": str(int(at.timestamp() * 1000))}}}  # fmt: skip
     reply = 429, {}, json.dumps({"error": told}).encode()
+    ledger, states = tmp_path / "l.sqlite", states_with_tools(60)
     with OddServer(lambda *_: reply) as server:
-        report = run(server, states_with_tools(60), tmp_path / "l.sqlite", {"t": "qwen/qwen3"})
-    assert report.stop_reason == "teacher_stopped"
+        report = run(server, states, ledger, {"t": "qwen/qwen3"})
+        n_sent = len(server.bodies)
+        later = run(server, states, ledger, {"t": "qwen/qwen3"})
+        assert len(server.bodies) == n_sent <= 3, "nobody asks before the limit is lifted"
+        with closing(sqlite3.connect(ledger)) as database, database:
+            database.execute(
+                "update ledger set value = '2026-01-01T00:00:00.000+00:00 x' where key like 'pause:%'"
+            )
+        run(server, states, ledger, {"t": "qwen/qwen3"})
+        assert len(server.bodies) > n_sent, "and then it goes on"
+    assert report.stop_reason == later.stop_reason == "teacher_stopped"
     assert f"it goes on at {at.astimezone():%H:%M}" in report.stopped_teachers["t"]
-    assert len(server.bodies) <= 3
+    assert later.stopped_teachers == report.stopped_teachers
