@@ -57,7 +57,7 @@ def settings_of(root: Path, *, sources: Path) -> None:
     write_settings(
         root,
         ingest={"sources": [sources], "max_batch_sessions": 1, "settle_s": 0},
-        replay={"sample_teachers": True},
+        replay={"sample_teachers": True, "ask_at": "steps"},
     )
 
 

@@ -115,6 +115,9 @@ class ReplaySettings(_Section):
     gates: tuple[str, ...] = ("cheap_first:0.1",)
     """Names of gates, which decide which teachers a run asks at which states. If empty, it asks
     every teacher at every state."""
+    ask_at: Literal["consequences", "steps"] = "consequences"
+    """Where to ask: where the agent changed files, ran more than a look, asked somebody, delegated, or
+    ended its turn; or at every step."""
     asks_incomplete: bool = False
     """Also ask at states whose prompt lacks something that the agent saw, such as an image."""
     student: TeacherSpec | None = None

@@ -52,7 +52,7 @@ def settings_at(place: str | Path, home: Path, *, n_batch_sessions: int = 2) -> 
     changes = {
         "home_dir": home,
         "ingest": {"sources": [PROJECT], "max_batch_sessions": n_batch_sessions},
-        "replay": {"sample_teachers": True},
+        "replay": {"sample_teachers": True, "ask_at": "steps"},
     }
     return Settings.load(data_dir=as_path(place), changes=changes, env={})
 

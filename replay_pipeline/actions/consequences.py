@@ -58,6 +58,10 @@ class Consequence(NamedTuple):
     """Whether it leaves source files alone: it looks, builds, tests, or commits."""
     is_note: bool = False
     """Whether it is bookkeeping: a list of things to do, a note, a plan."""
+    keeps_books: bool = False
+    """Whether it is a note of the agent to itself alone, such as a list of things to do."""
+    is_listed: bool = False
+    """Whether the table has the tool itself, so that its name need not be guessed from."""
 
 
 ELSEWHERE = "elsewhere"
@@ -486,7 +490,7 @@ def consequence_of_tool(
     server = names_in(name.split("__")[1]) if is_foreign and name.count("__") > 1 else []
     if known is None:
         known = _kind_of_tool(own, server, annotations or {}, is_foreign=is_foreign)
-    acts = {known} - {"look", "note", "here", "nothing"}
+    acts = {known} - {"look", "note", "books", "here", "nothing"}
     stated = " ; ".join(str(arguments[key]) for key in _STATED if key in arguments)
     if (
         stated
@@ -507,7 +511,11 @@ def consequence_of_tool(
     if "code" in arguments and known != "look":
         acts |= acts_in_code(str(arguments["code"]))
     return Consequence(
-        known == "look" and not acts, frozenset(acts), is_note=known == "note" and not acts
+        known == "look" and not acts,
+        frozenset(acts),
+        is_note=known in ("note", "books") and not acts,
+        keeps_books=known == "books" and not acts,
+        is_listed=name.lower() in _FACTS.tools,
     )
 
 

@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args
 
 from replay_pipeline.actions.canonical import Action, Call
 from replay_pipeline.actions.edits import perfect_matching
-from replay_pipeline.actions.keys import reach_of
-from replay_pipeline.actions.tools import SPECS, is_default
+from replay_pipeline.actions.keys import purpose_of
+from replay_pipeline.actions.tools import is_default
 from replay_pipeline.types import Message, Tool
 
 Fact = Literal[
@@ -124,7 +124,7 @@ def difference(
         tools: the tools of the state, whose schemas tell defaults and what is required.
         messages: the prompt, which tells where values come from.
     """
-    looks: set[Fact] = {"looks"} if _only_looks(chosen) or _only_looks(rejected) else set()
+    looks: set[Fact] = {"looks"} if purpose_of(chosen) or purpose_of(rejected) else set()
     if not chosen.calls or not rejected.calls:
         if chosen.calls or rejected.calls:
             return ActionDifference(frozenset({"turn"}))
@@ -157,15 +157,6 @@ def difference(
 def _size(facts: Iterable[Fact]) -> int:
     """Return the rank of the largest of some facts, -1 for none."""
     return max((_RANK[fact] for fact in facts), default=-1)
-
-
-def _only_looks(action: Action) -> bool:
-    """Return whether an action only looks around or keeps its own notes."""
-    return bool(action.calls) and all(
-        reach_of(c) in ("look", "nothing")
-        and (c.only_looks or c.name in SPECS or c.name.startswith("mcp__"))
-        for c in action.calls
-    )
 
 
 def _schema_of(tool: Tool) -> tuple[str, Any]:

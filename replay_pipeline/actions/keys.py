@@ -2,9 +2,9 @@
 
 import re
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from replay_pipeline.actions.canonical import Call
+from replay_pipeline.actions.canonical import Action, Call
 from replay_pipeline.actions.consequences import (
     Consequence,
     acts_in_code,
@@ -122,6 +122,27 @@ def consequence_of(call: Call) -> Consequence:
     if plan.target is None:
         acts |= acts_in_lines(command)
     return Consequence(plan.only_looks and not acts, acts, plan.keeps_files)
+
+
+def purpose_of(action: Action) -> Literal["looks", "books"] | None:
+    """Return whether an action only looks around or only keeps its own books; None of a consequence.
+
+    What changes files, runs more than a look, asks the person, delegates, or ends the turn has a
+    consequence, and so has each call of a tool that nobody knows.
+    """
+    if not action.calls or not action.is_valid:
+        return None
+    found = {_purpose_of(call) for call in action.calls}
+    return None if None in found else "looks" if "looks" in found else "books"
+
+
+def _purpose_of(call: Call) -> Literal["looks", "books"] | None:
+    if call.only_looks is not None:
+        return "looks" if call.only_looks else None
+    found = consequence_of(call)
+    if call.name != "Bash" and not found.is_listed and not call.name.startswith("mcp__"):
+        return None
+    return "looks" if found.only_looks else "books" if found.keeps_books else None
 
 
 def plan_of(call: Call) -> ShellPlan:

@@ -544,6 +544,15 @@ def show_replay(reports: Report) -> None:
             f"{n_left_out:,} states were left out: their prompts lack something that the agent saw, such "
             "as an image. The setting `replay.asks_incomplete` asks there too."
         )
+    n_looks, n_books = (
+        sum(report.get(f"n_states_{why}", 0) for report in reports.values())
+        for why in ("looks", "books")
+    )
+    if n_looks or n_books:
+        say(
+            f"Not asked: {n_looks:,} states at which the agent only looked, and {n_books:,} at which it "
+            "kept its notes. They are context of what it did then (`replay.ask_at`)."
+        )
     say(f"Asked at {_covered(reports)}.")
     for report in reports.values():
         for name, why in (report.get("stopped_teachers") or {}).items():

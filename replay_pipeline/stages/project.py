@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 
+from replay_pipeline.actions import canonical_action
+from replay_pipeline.actions.keys import purpose_of
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import LazyStates, TraceBatch, Traces, manifest_from
@@ -124,22 +126,33 @@ class Project(Overview):
         )
 
     def asked_states(self, batches: Iterable[str], *, is_neutral: bool = False) -> LazyStates:
-        """Return the states that teachers are asked at: those whose prompt lacks nothing, by default."""
+        """Return the states that teachers are asked at; see `not_asked`."""
         keys = list(batches)
+        left_out = [each for key in keys for each in self.not_asked(key)]
         states = self.states(keys, is_neutral=is_neutral)
-        if self.settings.replay.asks_incomplete:
-            return states
-        lacks = [each for key in keys for each in self._lacks(key)]
-        return states.of([number for number, each in enumerate(lacks) if not each])
+        return states.of([number for number, each in enumerate(left_out) if each is None])
 
     def n_asked(self, batches: Iterable[str]) -> int:
         """Return how many states of some batches teachers are asked at."""
-        if self.settings.replay.asks_incomplete:
-            return sum(self.root.n_rows("states", key) for key in batches)
-        return sum(not each for key in batches for each in self._lacks(key))
+        return sum(each is None for key in batches for each in self.not_asked(key))
 
-    def _lacks(self, batch: str) -> list[list[str] | None]:
-        return self.root.read("states", batch, columns=["lacks"])["lacks"].to_pylist()
+    def not_asked(self, batch: str) -> list[str | None]:
+        """Return for each state of a batch why teachers are not asked there; None where they are.
+
+        Its prompt is `incomplete`, or its action only `looks` or keeps `books`: those states are
+        context of the next consequence.
+        """
+        replay = self.settings.replay
+        columns = ["lacks", "cwd", "action_tool_calls_json"]
+        rows = self.root.read("states", batch, columns=columns).to_pylist()
+        return [
+            "incomplete"
+            if row["lacks"] and not replay.asks_incomplete
+            else _purpose_of(row)
+            if replay.ask_at == "consequences"
+            else None
+            for row in rows
+        ]
 
     def _traces(self, batch: str, *, is_neutral: bool = False) -> Traces:
         """Open the sessions of a batch. In the neutral form, the texts of clients come separately from the prompts."""
@@ -254,6 +267,12 @@ class Project(Overview):
         """Look again at what there is, since others may have written."""
         super().forget()
         self._outputs.clear()
+
+
+def _purpose_of(row: Mapping[str, Any]) -> str | None:
+    """Return why an action has no consequence."""
+    calls = msgspec.json.decode(row["action_tool_calls_json"] or "[]")
+    return purpose_of(canonical_action({"tool_calls": calls}, cwd=row["cwd"]))
 
 
 def kept_fold(

@@ -43,7 +43,7 @@ def ask_teachers(
         max_total_usd = project.settings.replay.max_total_usd
     tell = project.tell_part(batch)
     states = project.asked_states([batch])
-    n_incomplete = project.root.n_rows("states", batch) - len(states)
+    not_asked = Counter(why for why in project.not_asked(batch) if why is not None)
     with project.teachers([batch]) as teachers:
         report = replay_in_thread(
             states,
@@ -67,7 +67,7 @@ def ask_teachers(
         actions = masked_answers(actions, prompts, salt=redaction_salt())
     task.write("teacher_actions", teacher_actions_table(actions))
     refuse_if_nobody_answers(report)
-    told = {"n_states_incomplete": n_incomplete} if n_incomplete else {}
+    told = {f"n_states_{why}": n for why, n in not_asked.items()}
     return {**replay_facts(report), **told, **({"night": night} if night else {})}
 
 
@@ -118,6 +118,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
         "replay.teachers": [teacher.name for teacher in teachers],
         **{f"replay.teachers.{name}": spec for name, spec in asked(teachers).items()},
         "replay.gates": gates,
+        "replay.ask_at": settings.replay.ask_at,
         **({"replay.asks_incomplete": True} if settings.replay.asks_incomplete else {}),
         "replay.played": settings.played,
         **shown_below(settings),

@@ -42,7 +42,7 @@ def digests(folder: Path) -> dict[str, dict[str, object]]:
         trainee = server.teachers()[0].model_copy(update={"name": "trainee"})
         changes = {
             "ingest": {"sources": [logs], "settle_s": 0},
-            "replay": {"sample_teachers": True},
+            "replay": {"sample_teachers": True, "ask_at": "steps"},
             "pairs": {"min_p_better": 0},
             "trainee": {"endpoint": trainee, "n_samples": 1},
         }

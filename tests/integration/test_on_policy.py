@@ -30,7 +30,7 @@ def open_root(root: Path, **trainee) -> Pipeline:
         (root.parent / "train.yaml").write_text(CONFIG)
     changes = {
         "ingest": {"sources": [next(SESSIONS_DIR.rglob(f"{name}*.jsonl")) for name in SESSIONS]},
-        "replay": {"sample_teachers": True},
+        "replay": {"sample_teachers": True, "ask_at": "steps"},
         "train": {"config": root.parent / "train.yaml"},
         "trainee": trainee,
     }

@@ -156,6 +156,7 @@ OTHER_SETTINGS: dict[str, tuple[Any, list[str]]] = {
     "ingest.is_redacted": (False, ["ingest"]),
     "ingest.window": ("clear_tool_results:2", ["replay", "pairs", "normalize", "publish"]),
     "replay.gates": ([], ["replay"]),
+    "replay.ask_at": ("consequences", ["replay"]),
     "replay.accepted_terms": (["vendor/model"], ["publish"]),
     "pairs.agreement_threshold": (3, RULE),
     "pairs.min_p_better": (0.5, ["pairs"]),

@@ -133,7 +133,9 @@ def test_a_dataset_that_was_published_elsewhere_is_found_there(root, tmp_path):
 def test_a_state_is_followed_without_its_log_and_as_far_as_it_has_come(root, tmp_path):
     shutil.copytree(SESSIONS_DIR, tmp_path / "logs")
     options = {"sources": [tmp_path / "logs"], "max_batch_sessions": 8}
-    work = pipeline_at(tmp_path / "data", ingest=options, replay={"sample_teachers": True})
+    work = pipeline_at(
+        tmp_path / "data", ingest=options, replay={"sample_teachers": True, "ask_at": "steps"}
+    )
     batch = work.ingest_new()[0]
     shutil.rmtree(tmp_path / "logs")
     state = work.root.read("states", batch)["state_id"][0].as_py()

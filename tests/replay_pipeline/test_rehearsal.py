@@ -170,7 +170,7 @@ def test_teachers_of_other_names_are_known_by_their_answers(root, to_hub, tmp_pa
         ]
         changes = {
             "ingest": {"sources": [PROJECT], "max_batch_sessions": 4},
-            "replay": {"teachers": renamed},
+            "replay": {"teachers": renamed, "ask_at": "steps"},
             "pairs": {"min_p_better": 0.0},
             "normalize": {"recipe": "none"},
             **to_hub,

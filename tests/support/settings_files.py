@@ -11,6 +11,9 @@ from replay_pipeline.types import TeacherSpec
 def write_settings(root: Path, **sections: Mapping[str, Any]) -> Path:
     """Write the `settings.toml` of a data root, which is made if it is not there.
 
+    Teachers are asked at every step, unless `replay` says otherwise: most of what is told of the
+    sample here was told of all of its states.
+
     Every consensus against the agent makes a pair there, unless `pairs` says otherwise: the answers
     are made up, and what real models' answers have shown says little of them.
 
@@ -27,7 +30,11 @@ def write_settings(root: Path, **sections: Mapping[str, Any]) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
     # First, so that what a test writes at the end belongs to its own last section.
-    sections = {"pairs": {"min_p_better": 0, **sections.pop("pairs", {})}, **sections}
+    sections = {
+        "pairs": {"min_p_better": 0, **sections.pop("pairs", {})},
+        "replay": {"ask_at": "steps", **sections.pop("replay", {})},
+        **sections,
+    }
     for name, fields in sections.items():
         lines.append(f"[{name}]")
         lines += [f"{key} = {_toml(value)}" for key, value in fields.items()]

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from replay_pipeline.actions import canonical_action
+from replay_pipeline.actions.keys import purpose_of
 from replay_pipeline.ingesters import IngestResult, LazyStates, Traces, ingest
 from replay_pipeline.ingesters import traces as traces_module
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.replay_pipeline.ingesters.logs import Log
-from tests.roots import sample_root
+from tests.roots import project_root, sample_root
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +100,23 @@ def test_teachers_are_asked_only_where_the_prompt_lacks_nothing(tmp_path: Path):
         report = work.replay(batch).report
         assert report["n_states"] == n_asked
         assert report.get("n_states_incomplete", 0) == 2 - n_asked
+
+
+def test_looks_and_notes_of_the_agent_are_context_by_default(tmp_path: Path):
+    """`ask_at`: the sample's states, each counted once; the rows of those asked are as they were."""
+    tables = {}
+    for ask_at in ("steps", "consequences"):
+        work = project_root(tmp_path / ask_at, ask_at=ask_at)
+        (batch, *_) = work.ingest_new()
+        report = work.replay(batch).report
+        left_out = {name: n for name, n in report.items() if name.startswith("n_states_")}
+        assert report["n_states"] + sum(left_out.values()) == work.root.n_rows("states", batch)
+        tables[ask_at] = work.root.read("teacher_actions", batch)["state_id"].to_pylist()
+    assert left_out["n_states_looks"] > 5
+    assert set(tables["consequences"]) < set(tables["steps"])
+    asked = work.asked_states([batch])
+    assert {state["state_id"] for state in asked} == set(tables["consequences"])
+    assert all(
+        purpose_of(canonical_action(state["student_action"], cwd=state["cwd"])) is None
+        for state in asked
+    )

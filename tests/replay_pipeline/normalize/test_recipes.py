@@ -64,7 +64,7 @@ def test_the_recipes_keep_of_the_sample_what_their_page_says(tmp_path):
     settings = {
         "data_dir": tmp_path,
         "ingest": {"sources": [SESSIONS_DIR]},
-        "replay": {"sample_teachers": True},
+        "replay": {"sample_teachers": True, "ask_at": "steps"},
         "pairs": {"min_p_better": 0},  # as the demo: the sample was written to be right
     }
     loaded = Settings.model_validate(settings)

@@ -130,7 +130,7 @@ def test_the_pipeline_tries_answers_to_redacted_prompts_only_when_told_to(tmp_pa
     path = work.session.write(tmp_path / "projects")
     changes = {
         "ingest": {"sources": [str(path)]},
-        "replay": {"rehearsal_teachers": True},
+        "replay": {"rehearsal_teachers": True, "ask_at": "steps"},
     }
     off = Pipeline(Settings.load(data_dir=tmp_path / "data", changes=changes))
     (batch,) = off.ingest_new()
