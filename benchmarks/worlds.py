@@ -1,6 +1,7 @@
 """How right pairs are said to be, in made-up worlds in which it is known who is right.
 
     python benchmarks/worlds.py [--seeds 4] [--states 1000] [--world NAME ...] [--json FILE]
+    python benchmarks/worlds.py --copier     # what confirming costs and brings where a teacher copies the agent
 
 It holds what is claimed of the pairs of STATES states, everybody asked, against the truth: from votes alone,
 against the precision of such pairs over many more states of the world; and with 100 pairs checked, against that
@@ -11,14 +12,19 @@ import argparse
 import json
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.judge.precision import draw
-from tests.support.worlds import WORLDS, World, simulate
+from replay_pipeline.replay import parse_gates
+from replay_pipeline.replay.buy import buying
+from tests.support.gates import bought, numbered
+from tests.support.worlds import WORLDS, KindOfState, World, simulate
 
 N_CHECKED = 100
 MARK_ALIKE, MARK_CHECKED = 0.03, 0.05
@@ -56,6 +62,25 @@ def claims(world: World, truth: float, n_states: int, seed: int) -> dict[str, fl
     }
 
 
+def confirmed(agent: float, copier: int | None, n_states: int, seed: int) -> dict[str, float]:
+    """Right positives and dollars by three ways of buying; the cheapest of three teachers may copy the agent."""
+    kinds = (KindOfState(tool="Bash", agent=agent, teachers=(0.85, 0.8, 0.8)),)
+    made = simulate(World(kinds=kinds, shared=0.5, copier=copier), n_states, seed=seed)
+    answers = numbered(made.states, made.teachers, made.rows())
+    offer = made.states, made.teachers, answers, parse_gates(("cheap_first:0.1",))
+    bought_by = {"everybody": dict.fromkeys(answers, 1.0), "as shipped": bought(*offer)}
+    with mock.patch.object(buying, "copies_agent", return_value=False):
+        bought_by["one confirms"] = bought(*offer)
+    row: dict[str, float] = {}
+    for name, chosen in bought_by.items():
+        rows = [replace(answers[key], propensity=share) for key, share in chosen.items()]
+        found = extract_pairs(made.states, rows).positives
+        right = [made.is_right(each["state_id"], each["action_message"]) for each in found]
+        row |= {f"{name}: positives": len(found), f"{name}: right": statistics.fmean(right)}
+        row[f"{name}: usd"] = sum(each.cost_usd for each in rows)
+    return row
+
+
 def mean(rows: list[dict[str, float]]) -> dict[str, float]:
     """Mean of each figure."""
     return {name: round(statistics.fmean(row[name] for row in rows), 4) for name in rows[0]}
@@ -67,9 +92,17 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--states", type=int, default=1_000)
     parser.add_argument("--world", action="append", choices=WORLDS, default=[])
+    parser.add_argument("--copier", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found: dict[str, Any] = {}
+    if options.copier:
+        for agent in (0.45, 0.6, 0.75, 0.9):
+            for copier in (2, None):
+                seeds = range(options.seeds)
+                row = mean([confirmed(agent, copier, options.states, seed) for seed in seeds])
+                print(f"agent {agent}, {'copier' if copier else 'all think'}: {row}", flush=True)
+        return 0
     for name in options.world or WORLDS:
         world, seeds = WORLDS[name], range(options.seeds)
         truth = true_precision(world)

@@ -519,9 +519,9 @@ class ReplayReport:
     n_cached: int
     """Calls that an answer in the ledger already decided."""
     spent_usd: float
-    """Settled cost of all `actions`, paid now or earlier."""
+    """Settled cost of all `actions`, whichever run paid for them: of a run beside this one too."""
     newly_spent_usd: float
-    """Settled cost of the calls that this run sent."""
+    """Settled cost of the calls that this run sent, which is at most its ceiling."""
     max_total_usd: float
     """The ceiling of the run."""
     stop_reason: Literal["completed", "mostly_failed", "budget", "stopped", "teacher_stopped"]

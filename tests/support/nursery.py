@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 _SERVE = """
-import asyncio, json, os, sys, threading, httpx_aiohttp
+import asyncio, json, os, pathlib, sys, threading, httpx_aiohttp
 sys.path.insert(0, sys.argv[1])
 from replay_pipeline.cli import _hear_stops
 from replay_pipeline.replay import replay_in_thread, replay_states
@@ -35,9 +35,11 @@ def work(job):
     }
     if job["how"] == "thread":
         _hear_stops()
-        replay_in_thread(made["states"], made["teachers"], **options)
+        report = replay_in_thread(made["states"], made["teachers"], **options)
     else:
-        asyncio.run(replay_states(made["states"], made["teachers"], **options))
+        report = asyncio.run(replay_states(made["states"], made["teachers"], **options))
+    if "told" in job:
+        pathlib.Path(job["told"]).write_text(json.dumps([report.newly_spent_usd, report.n_sent]))
 
 for line in sys.stdin:
     job = json.loads(line)

@@ -107,6 +107,10 @@ def summary_of(project: Project, *, since: str) -> dict[str, Any]:
     """Return the figures of all stages. Work after the time `since` counts as new."""
     receipts = list(project.receipts.all(since=since))
     figures = summarize(receipts)
+    # A session that grew is in several batches.
+    batches = project.root.batches("sessions")
+    columns = (project.root.read("sessions", key, columns=["session_id"])[0] for key in batches)
+    figures["sessions"] = len({each for column in columns for each in column.to_pylist()})
     figures["max_total_usd"] = project.settings.replay.max_total_usd
     if has_ledger(url := project.settings.ledger_url()):
         # As `status` tells it: receipts don't know what was bought for another question.

@@ -1,6 +1,7 @@
 """Peers that hang, cancels without end, kills, and the one clock by which a call is over."""
 
 import asyncio
+import json
 import os
 import signal
 import sqlite3
@@ -326,6 +327,23 @@ def test_after_a_kill_it_is_said_when_the_next_run_goes_on(tmp_path, children):
     assert 599 < (until_when - before).total_seconds() < 720
     assert abs((datetime.fromisoformat(report.held_until) - until_when).total_seconds()) <= 1
     assert report.unknown_usd == status.unknown_usd > 0
+
+
+def test_two_runs_at_once_on_one_ledger_each_report_their_own_dollars(tmp_path, children):
+    with TeacherServer(script={"content": "yes " * 50}, latency=0.02) as server:
+        plans = [
+            job(server, tmp_path / "l", n=120, usd=0.05, concurrency=4, told=str(tmp_path / name))
+            for name in ("one", "other")
+        ]
+        assert [children.wait(child) for child in [children.start(**plan) for plan in plans]] == [
+            0,
+            0,
+        ]
+        bill = server.bill()
+    told = [json.loads((tmp_path / name).read_text()) for name in ("one", "other")]
+    assert all(0 < usd <= 0.05 for usd, _ in told)
+    assert sum(usd for usd, _ in told) == pytest.approx(bill.total_nano / 1e9)
+    assert sum(n for _, n in told) == bill.n_charged == 120
 
 
 # --- side files, and runs whose names begin alike

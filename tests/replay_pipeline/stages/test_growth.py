@@ -12,10 +12,11 @@ from replay_pipeline.stages.ingest import owners_of
 from replay_pipeline.stages.views import page
 from replay_pipeline.stages.views.page import write_page_of
 from replay_pipeline.stages.views.status import status_of
+from replay_pipeline.stages.views.summary import summary_of
 from replay_pipeline.storage import folds
 from replay_pipeline.storage.folds import Fold, Kept
 from replay_pipeline.storage.root_index import FILE, RootIndex
-from tests.roots import Pipeline, pipeline_at, project_root
+from tests.roots import PROJECT, Pipeline, pipeline_at, project_root, sample_root
 from tests.support.pages import data_of
 
 
@@ -62,6 +63,18 @@ def test_only_a_batch_that_has_changed_is_published_again(work):
     finally:
         work.receipts.write(receipt)
     assert work.publish().report["batches"] == [batch]
+
+
+def test_a_session_that_grew_into_a_second_batch_counts_once(tmp_path):
+    rows = next(PROJECT.glob("*.jsonl")).read_bytes().splitlines(keepends=True)
+    sessions = tmp_path / "sessions"
+    sessions.mkdir()
+    work = sample_root(tmp_path / "data", sessions=sessions)
+    for part in (rows[: len(rows) // 2], rows):
+        (sessions / "one.jsonl").write_bytes(b"".join(part))
+        work.ingest_new()
+    summary = summary_of(work, since="")
+    assert (summary["batches"], summary["sessions"]) == (2, 1)
 
 
 def test_receipts_read_from_the_index_are_those_of_the_files(work):
