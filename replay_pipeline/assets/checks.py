@@ -126,14 +126,9 @@ def all_checks(stages: Sequence[Stage]) -> list[dg.AssetChecksDefinition]:
                 check(stage.asset, c.name, of_batches(c.look), asks=c.look, blocking=c.is_blocking)
                 for c in stage.checks()
             ]
-    of_it = {
-        "shards_match_manifests": dataset.shards_against_manifests,
-        **dataset.BLOCKING,
-        "no_secret_is_published": dataset.published_secrets,
-    }
     found += [
         check("published_dataset", name, of_dataset(look), asks=look, blocking=True)
-        for name, look in of_it.items()
+        for name, look in dataset.BLOCKING.items()
     ]
     decides = dataset.prompts_decide
     found.append(check("published_dataset", "prompts_decide", of_dataset(decides), asks=decides))

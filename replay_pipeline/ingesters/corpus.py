@@ -5,7 +5,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.metadata import entry_points
@@ -195,9 +195,9 @@ def ingest(
     *,
     redact: bool = True,
     hash_project: bool = True,
-    known_state_ids: Collection[str] = frozenset(),
+    known_state_ids: Container[str] = frozenset(),
     known_content: Callable[[str], str | None] = lambda _: None,
-    superseded_state_ids: Collection[str] = frozenset(),
+    superseded_state_ids: Container[str] = frozenset(),
     tool_overrides: Mapping[str, Tool] | None = None,
     ingesters: Sequence[Ingester] = (),
     salt: str = "",

@@ -4,7 +4,7 @@ from replay_pipeline.publish.batch_facts import CardFacts, TeacherFacts
 from replay_pipeline.publish.blind import BlindControl, blind_control, in_words
 from replay_pipeline.publish.card import column_words
 from replay_pipeline.publish.folder import local_copy, newest, to_be_published
-from replay_pipeline.publish.publisher import problems_on_hub, publish, retract
+from replay_pipeline.publish.publisher import publish, retract
 from replay_pipeline.publish.version import PublishReport
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "in_words",
     "local_copy",
     "newest",
-    "problems_on_hub",
     "publish",
     "retract",
     "to_be_published",

@@ -2,8 +2,7 @@
 
 A publication owns the files of its batches, and nobody else writes them. The card belongs to all,
 and is rebuilt from the manifests of the newest version. Everything goes into one commit on top of
-that version. If others are always faster, the owned files are committed without a parent, which is
-safe, and the card follows.
+that version. If another commit comes in between, it is made again on top of that one.
 """
 
 import hashlib
@@ -11,7 +10,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,7 +36,6 @@ Data = bytes | Path
 
 _CONFLICTS = (409, 412)
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
-_MAX_CONFLICTS = 5
 _NETWORK_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2")
 
 
@@ -214,7 +211,7 @@ class HubDataset:
         removed: set[str],
         *,
         message: str,
-        parent: str | None,
+        parent: str,
     ) -> str:
         """Make one commit, which succeeds or fails as a whole.
 
@@ -235,14 +232,6 @@ class HubDataset:
             ).oid
 
         return self._call(create)
-
-    def find_commits(self, message: str, *, since: str) -> list[str]:
-        """Return the commits with a title after a version, oldest first."""
-        history = self.retry(
-            lambda: self._api.list_repo_commits(self.repo_id, repo_type="dataset", revision="main")
-        )
-        newer = takewhile(lambda commit: commit.commit_id != since, history)
-        return [commit.commit_id for commit in newer if commit.title == message][::-1]
 
     def tag(self, name: str, *, revision: str, message: str) -> None:
         """Tag a version. An existing tag doesn't move."""
@@ -295,97 +284,56 @@ class Publication:
     """Known manifests by path, which needn't be read from the Hub."""
 
     @property
-    def digest(self) -> str:
-        """Return a hash of the publication's contents."""
-        names = sorted(path for path in self.files if layout.batch_of(path))
-        return hashlib.sha256(
-            "\n".join([*names, batch_facts.content_digest(self.manifests)]).encode()
-        ).hexdigest()[:12]
-
-    @property
     def message(self) -> str:
         """Return the title of the commit."""
         names = sorted(self.batches)
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        verb = "Publish" if self.manifests else "Retract"
-        return f"{verb} {shown} ({self.digest})"
+        return f"{'Publish' if self.manifests else 'Retract'} {shown}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Synced:
     """The state of the Hub after a push."""
 
-    commits: list[str]
-    """The new commits, oldest first."""
+    commit: str | None
+    """The new commit. None if the Hub was up to date, or if the answer to it was lost."""
     tag: str
     manifests: Mapping[str, Mapping[str, Any]]
 
 
-class Sync:
-    """The push of one publication to the Hub."""
+def push(hub: HubDataset, brings: Publication) -> Synced:
+    """Commit what the Hub lacks of a publication on top of its newest version, then tag that version.
 
-    def __init__(self, hub: HubDataset, contribution: Publication) -> None:
-        self._hub = hub
-        self._brings = contribution
-        self._read: dict[str, bytes] = {}
-        self._n_conflicts = 0
-        self._first_head = ""
-        self._was_disturbed = False
-        self._commits: list[str] = []
+    Raises:
+        PublishError: the Hub refused, or was faulty for too long.
+    """
+    read: dict[str, bytes] = {}
 
-    def run(self) -> Synced:
-        """Commit until the Hub has everything, then tag that version.
+    def attempt() -> tuple[str | None, str, Mapping[str, Mapping[str, Any]]]:
+        head = hub.head()
+        manifests = {**remote_manifests(hub, head, brings, read), **brings.manifests}
+        facts = batch_facts.merge_facts(remote_facts(hub, head), brings.facts)
+        files: dict[str, Data] = {
+            **{path: data for path, data in brings.files.items() if layout.batch_of(path)},
+            layout.FACTS: batch_facts.encode(facts),
+            layout.CARD: card.render(manifests, facts),
+        }
+        added = {
+            path: data
+            for path, data in files.items()
+            if path not in head.files or not head.files[path].is_same(data)
+        }
+        owned = {path for path in head.files if layout.batch_of(path) in brings.batches}
+        if not added and owned <= brings.files.keys():
+            return None, head.sha, manifests
+        removed = owned - brings.files.keys()
+        sha = hub.commit(added, removed, message=brings.message, parent=head.sha)
+        return sha, sha, manifests
 
-        Raises:
-            PublishError: the Hub refused, or was faulty for too long.
-        """
-        sha, manifests = self._hub.retry(self._attempt, conflicts=True)
-        if self._was_disturbed:  # answers were lost, or others did part of it: look what is ours
-            self._commits = self._hub.find_commits(self._brings.message, since=self._first_head)
-        name = f"data-{batch_facts.content_digest(manifests)}"
-        self._hub.tag(name, revision=sha, message=self._brings.message)
-        return Synced(commits=self._commits, tag=name, manifests=manifests)
-
-    def _attempt(self) -> tuple[str, Mapping[str, Mapping[str, Any]]]:
-        while True:
-            head = self._hub.head()
-            self._first_head = self._first_head or head.sha
-            others = remote_manifests(self._hub, head, self._brings, self._read)
-            manifests = {**others, **self._brings.manifests}
-            owned = _changed(
-                head, {p: d for p, d in self._brings.files.items() if layout.batch_of(p)}
-            )
-            removed = {
-                path
-                for path in head.files
-                if layout.batch_of(path) in self._brings.batches and path not in self._brings.files
-            }
-            shared = _changed(head, self._shared_files(head, manifests))
-            if not owned and not removed and not shared:
-                return head.sha, manifests
-            is_apart = bool(owned or removed) and self._n_conflicts >= _MAX_CONFLICTS
-            added = owned if is_apart else {**owned, **shared}
-            self._commit(added, removed, parent=None if is_apart else head.sha)
-
-    def _commit(self, added: Mapping[str, Data], removed: set[str], *, parent: str | None) -> None:
-        message = self._brings.message
-        try:
-            sha = self._hub.commit(added, removed, message=message, parent=parent)
-        except ConflictError:
-            self._was_disturbed = True
-            self._n_conflicts += 1
-            raise
-        except PublishError:
-            self._was_disturbed = True
-            raise
-        self._commits.append(sha)
-        self._n_conflicts = 0
-
-    def _shared_files(
-        self, head: Head, manifests: Mapping[str, Mapping[str, Any]]
-    ) -> dict[str, bytes]:
-        facts = batch_facts.merge_facts(remote_facts(self._hub, head), self._brings.facts)
-        return {layout.FACTS: batch_facts.encode(facts), layout.CARD: card.render(manifests, facts)}
+    commit, sha, manifests = hub.retry(attempt, conflicts=True)
+    name = f"data-{batch_facts.content_digest(manifests)}"
+    hub.tag(name, revision=sha, message=brings.message)
+    return Synced(commit=commit, tag=name, manifests=manifests)
 
 
 def remote_manifests(
@@ -411,11 +359,3 @@ def remote_facts(hub: HubDataset, head: Head) -> dict[str, Any]:
     if layout.FACTS not in head.files:
         return {}
     return json.loads(hub.read(layout.FACTS, revision=head.sha))
-
-
-def _changed(head: Head, files: Mapping[str, Data]) -> dict[str, Data]:
-    return {
-        path: data
-        for path, data in files.items()
-        if path not in head.files or not head.files[path].is_same(data)
-    }

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute
-import pyarrow.parquet as pq
 
 from replay_pipeline.errors import ConfigError, PublishError
 from replay_pipeline.publish import batch_facts, layout
@@ -18,7 +17,6 @@ from replay_pipeline.publish.batch_facts import session_hashes
 from replay_pipeline.publish.client_texts import ClientTextTable
 from replay_pipeline.publish.folder import alone
 from replay_pipeline.publish.lengths import TokenSizes
-from replay_pipeline.publish.loading import problems_of_loading
 from replay_pipeline.publish.splits import (
     ConversationSplit,
     conversations_of,
@@ -222,49 +220,6 @@ def _without(new: batch_facts.Retracted, earlier: Published, aside: Path) -> Ver
     stay = [manifest for key, manifest in there.items() if key not in touched]
     version.know(batch_facts.side_facts(sides, [*stay, *version.new]))
     return version
-
-
-def problems_on_hub(
-    repo_id: str,
-    *,
-    token: str | None = None,
-    endpoint: str | None = None,
-    patience_s: float = 300.0,
-) -> list[str]:
-    """Load a dataset from the Hub, as `problems_of_loading` does, and return the problems.
-
-    It downloads the first and last shard of each config and split, and the card that declares them.
-
-    Args:
-        repo_id: the dataset.
-        token: token for the Hub.
-        endpoint: address of the Hub, if it isn't the public one.
-        patience_s: seconds to wait for a Hub that is down.
-
-    Raises:
-        PublishError: the dataset can't be read.
-    """
-    options = HubOptions(repo_id=repo_id, token=token, endpoint=endpoint, patience_s=patience_s)
-    hub = options.open()
-    head = hub.head()
-    shards: dict[tuple[str, str], list[str]] = {}
-    for path in sorted(head.files):
-        if path.startswith(f"{layout.DATA}/") and layout.batch_of(path):
-            _, config, split, *_ = path.split("/")
-            shards.setdefault((config, split), []).append(path)
-    rows: dict[str, dict[str, int]] = {}
-    with TemporaryDirectory(prefix="hub-") as name:
-        folder = Path(name)
-        (folder / layout.CARD).write_bytes(hub.read(layout.CARD, revision=head.sha))
-        for (config, split), paths in shards.items():
-            n_rows = 0
-            for path in {paths[0], paths[-1]}:
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / path).write_bytes(hub.read(path, revision=head.sha))
-                n_rows += pq.read_metadata(folder / path).num_rows
-            rows.setdefault(config, {})[split] = n_rows
-        found = problems_of_loading(folder, rows)
-    return found[0] if found else []
 
 
 def _rows_of(

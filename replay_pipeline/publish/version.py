@@ -52,8 +52,8 @@ class PublishReport:
     files_written: list[str] = field(default_factory=list)
     files_unchanged: list[str] = field(default_factory=list)
     files_removed: list[str] = field(default_factory=list)
-    commits: list[str] = field(default_factory=list)
-    """Ids of the new commits on the Hub, oldest first. Empty if the Hub was up to date."""
+    commit: str | None = None
+    """Id of the new commit on the Hub. None if the Hub was up to date, or its answer was lost."""
     blind: dict[str, Any] | None = None
     """How often the chosen side can be guessed without the prompt, from `BlindControl`."""
     tag: str | None = None
@@ -452,10 +452,10 @@ class Version:
             facts=self._facts,
             known=file_contents(folder, layout.MANIFESTS),
         )
-        done = room.Sync(hub, contribution).run()
-        logger.info("%s: %d commits, tag %s", options.repo_id, len(done.commits), done.tag)
+        done = room.push(hub, contribution)
+        logger.info("%s: commit %s, tag %s", options.repo_id, done.commit, done.tag)
         rows = batch_facts.rows_by_split(done.manifests)
-        return replace(report, rows_by_split=rows, commits=done.commits, tag=done.tag)
+        return replace(report, rows_by_split=rows, commit=done.commit, tag=done.tag)
 
 
 def _derived(config: str, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -183,26 +183,20 @@ def owners_of(project: "Project") -> "_Owners":
 
 
 class _Owners:
-    """The batch that owns each state, looked up in the index."""
+    """The batch that owns each state."""
 
     def __init__(self, work: "Project") -> None:
-        self._work = work
-        self._moved: dict[str, str] = {}
+        self._root = work.root
+        self._batch_of: dict[str, str] = {}
         self._contents: dict[str, dict[str, str]] = {}
-        versions = {
-            r.batch: r.outputs.get("states") or r.at for r in work.receipts.all(stage="ingest")
-        }
+        for batch in sorted(each.batch for each in work.receipts.all(stage="ingest")):
+            if work.root.has("states", batch):
+                ids = work.root.read("states", batch, columns=["state_id"])[0].to_pylist()
+                self.update(dict.fromkeys(ids, batch))
 
-        def ids(batch: str) -> list[str]:
-            if not work.root.has("states", batch):
-                return []
-            return work.root.read("states", batch, columns=["state_id"])[0].to_pylist()
-
-        work.index.bring_ids(versions, ids)
-
-    def get(self, state_id: str, default: str | None = None) -> str | None:
+    def get(self, state_id: str) -> str | None:
         """Return the batch that owns a state."""
-        return self._moved.get(state_id) or self._work.index.batch_of(state_id) or default
+        return self._batch_of.get(state_id)
 
     def content_of(self, state_id: str) -> str | None:
         """Return `content_sha` of a state, if there is one."""
@@ -211,41 +205,24 @@ class _Owners:
             return None
         if owner not in self._contents:
             names = ["state_id", "content_sha"]
-            columns = self._work.root.read("states", owner, columns=names).columns
+            columns = self._root.read("states", owner, columns=names).columns
             self._contents[owner] = dict(zip(*(c.to_pylist() for c in columns), strict=True))
         return self._contents[owner].get(state_id)
 
     def update(self, owners: Mapping[str, str]) -> None:
         """Add states that were read since."""
-        self._moved |= owners
+        self._batch_of |= owners
 
 
 def _moved_sessions(project: "Project") -> "Fold[dict[str, str]]":
     """Return the conversations of sessions that go on with one of an earlier batch."""
-    import msgspec
-
-    from replay_pipeline.stages.project import kept_fold
 
     def add(known: dict[str, str], batch: str) -> dict[str, str]:
         if not project.root.has("sessions", batch):
             return known
         return _with_moved_sessions(known, project.root.read("sessions", batch))
 
-    return project.once(
-        "moved sessions",
-        lambda: project.fold(
-            "sessions",
-            dict[str, str],
-            add,
-            kept=kept_fold(
-                project,
-                "sessions",
-                "sessions",
-                msgspec.json.encode,
-                msgspec.json.Decoder(dict[str, str]).decode,
-            ),
-        ),
-    )
+    return project.once("moved sessions", lambda: project.fold("sessions", dict[str, str], add))
 
 
 def _with_moved_sessions(known: dict[str, str], sessions: "pa.Table") -> dict[str, str]:
@@ -259,22 +236,15 @@ def _with_moved_sessions(known: dict[str, str], sessions: "pa.Table") -> dict[st
     }
 
 
-class _Owned(Set[str]):
+class _Owned:
     """The states whose batch `is_wanted`, without a set of their own for each question."""
 
     def __init__(self, owners: "_Owners", is_wanted: Callable[[str], bool]) -> None:
-        self._owners = owners
-        self._is_wanted = is_wanted
+        self._owners, self._is_wanted = owners, is_wanted
 
-    def __contains__(self, state_id: object) -> bool:
-        owner = self._owners.get(state_id) if isinstance(state_id, str) else None
+    def __contains__(self, state_id: str) -> bool:
+        owner = self._owners.get(state_id)
         return owner is not None and self._is_wanted(owner)
-
-    def __iter__(self) -> Iterator[str]:
-        raise TypeError("look states up by their id: this mapping can't be iterated")
-
-    def __len__(self) -> int:
-        raise TypeError("look states up by their id: this mapping has no length")
 
 
 def _log_rows(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:

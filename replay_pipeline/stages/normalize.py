@@ -3,17 +3,20 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from replay_pipeline.errors import StorageError
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.receipts import Overview, Receipt, added, hash_texts, total
 from replay_pipeline.stages.sample import SAMPLE
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.work.markdown import bars
+from replay_pipeline.storage.store import Place, written_whole
 
 if TYPE_CHECKING:
     from replay_pipeline.normalize import DJNormalizer
+    from replay_pipeline.normalize.memory import Memory
     from replay_pipeline.stages.project import Project
-    from replay_pipeline.stages.work.dedup_index import DedupIndex
+    from replay_pipeline.storage.folds import Fold
 
 
 def normalize_pairs(task: Task) -> Report:
@@ -21,13 +24,12 @@ def normalize_pairs(task: Task) -> Report:
     import pyarrow as pa
 
     project, batch = task.project, task.batch
-    index = _dedup_index(project)
     result = normalizer_of(project).run(
         pa.concat_tables([task.read(name) for name in _tables_of_pairs(project, batch)]),
         prompts=project.prompts(batch),
-        earlier=index.before(batch),
+        earlier=_keys_before(project).before(batch),
     )
-    index.save(batch, result.keys)
+    _save_keys(project, batch, result.keys)
     task.write("normalized_pairs", result.kept)
     task.write("dropped_pairs", result.dropped)
     return result.report.to_json()
@@ -53,23 +55,52 @@ def normalizer_of(project: "Project") -> "DJNormalizer":
     )
 
 
-def _dedup_index(project: "Project") -> "DedupIndex":
-    """Return the keys of the pairs that each batch has kept."""
-    from replay_pipeline.stages.project import kept_fold
-    from replay_pipeline.stages.work.dedup_index import DedupIndex
+def _keys_before(project: "Project") -> "Fold[dict[str, Memory]]":
+    """Return what deduplicators remember of each batch's kept pairs, by step.
 
-    normalizer = normalizer_of(project)
-    return project.once(
-        "dedup",
-        lambda: DedupIndex(
-            project.root.path / "dedup" / normalizer.recipe.sha,
-            batches=project.batches,
-            start=normalizer.memories,
-            kept=lambda encode, decode: kept_fold(
-                project, f"dedup/{normalizer.recipe.sha}", "normalized_pairs", encode, decode
-            ),
-        ),
-    )
+    There is one file per recipe and batch. A batch sees only the batches whose keys sort before its
+    own. So a batch gives the same rows on every run, in any order of batches.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from replay_pipeline.storage.folds import Fold
+    from replay_pipeline.storage.tables import readable
+
+    def with_batch(memories: "dict[str, Memory]", batch: str) -> "dict[str, Memory]":
+        path = _keys_of(project, batch)
+        try:
+            rows = pq.ParquetFile(readable(path)).read()
+        except FileNotFoundError:
+            return memories
+        except StorageError:
+            raise
+        except (OSError, pa.ArrowInvalid) as error:
+            raise StorageError(
+                f"{path}: not readable ({error}); delete it and normalize batch {batch} again"
+            ) from error
+        for step, key in zip(rows["step"].to_pylist(), rows["key"].to_pylist(), strict=True):
+            memories[step].remember(key)
+        return memories
+
+    start = normalizer_of(project).memories
+    return project.once("dedup", lambda: Fold(project.batches, start=start, add=with_batch))
+
+
+def _keys_of(project: "Project", batch: str) -> Place:
+    recipe = normalizer_of(project).recipe
+    return project.root.path / "dedup" / recipe.sha / f"{batch}.parquet"
+
+
+def _save_keys(project: "Project", batch: str, keys: Mapping[str, Sequence[bytes]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([("step", pa.string()), ("key", pa.binary())])
+    rows = [{"step": step, "key": key} for step, of_step in keys.items() for key in of_step]
+    with written_whole(_keys_of(project, batch)) as file:
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), file, compression="zstd")
+    _keys_before(project).forget(batch)
 
 
 def _decisive(settings: Settings) -> Mapping[str, Any]:

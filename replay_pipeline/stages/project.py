@@ -25,10 +25,10 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.receipts import ALL, FOLDER, Overview, Receipts, hash_texts
 from replay_pipeline.stages.shown import harnesses_of
 from replay_pipeline.storage.arrays import array_of
-from replay_pipeline.storage.folds import Fold, Kept
+from replay_pipeline.storage.folds import Fold
 from replay_pipeline.storage.pair_rows import PromptsOf, pairs_of
 from replay_pipeline.storage.schemas import TABLES, WRITTEN_BY
-from replay_pipeline.storage.store import Place, as_path
+from replay_pipeline.storage.store import Place, as_path, json_files
 from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.testing import TeacherServer, rehearsed_answers
 from replay_pipeline.testing.sample import ANSWERS_FILE
@@ -64,7 +64,6 @@ class Project(Overview):
             "tools",
             dict[_ToolRow, int],
             self._with_tools_of,
-            kept=kept_fold(self, "tools", "tools", _encoded_tools, _decoded_tools),
         )
 
     def place_of(self, name: str) -> Place:
@@ -82,7 +81,8 @@ class Project(Overview):
         """
         folder = self.root.path / "batches"
         return [
-            manifest_from(text, f"{folder}/{name}") for name, text in self.index.files("batches")
+            manifest_from(text, f"{folder}/{name}")
+            for name, text in json_files(self.root.path, "batches")
         ]
 
     def once(self, name: str, make: Callable[[], T]) -> T:
@@ -187,11 +187,9 @@ class Project(Overview):
         table: str,
         start: Callable[[], T],
         add: Callable[[T, str], T],
-        *,
-        kept: Kept[T] | None = None,
     ) -> Fold[T]:
         """Fold over the batches, and start over when `table` of one that was added is rewritten."""
-        fold = self._folds[table] = Fold(self.batches, start=start, add=add, kept=kept)
+        fold = self._folds[table] = Fold(self.batches, start=start, add=add)
         return fold
 
     def _with_tools_of(self, known: dict[_ToolRow, int], batch: str) -> dict[_ToolRow, int]:
@@ -275,23 +273,6 @@ def _purpose_of(row: Mapping[str, Any]) -> str | None:
     return purpose_of(canonical_action({"tool_calls": calls}, cwd=row["cwd"]))
 
 
-def kept_fold(
-    project: Project,
-    name: str,
-    table: str,
-    encode: Callable[[T], bytes],
-    decode: Callable[[bytes], T],
-) -> Kept[T]:
-    """Keep a fold beyond this process, as long as `table` of its batches is unchanged."""
-    return Kept(
-        index=project.index,
-        name=name,
-        version_of=lambda batch: project.known_digests(batch, [table])[table],
-        encode=encode,
-        decode=decode,
-    )
-
-
 def paired(project: Project, batches: Iterable[str]) -> Iterator[DPOPair]:
     """Yield the pairs of each batch with their prompts."""
     for batch in batches:
@@ -308,18 +289,6 @@ def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, i
         key = (row["name"], row["agent_version"], row["tool_json"])
         known[key] = min(2, known.get(key, 0) + 1)
     return known
-
-
-_TOOLS = list[tuple[str, str | None, str, int]]
-
-
-def _encoded_tools(known: dict[_ToolRow, int]) -> bytes:
-    return msgspec.json.encode([(*row, times) for row, times in known.items()])
-
-
-def _decoded_tools(data: bytes) -> dict[_ToolRow, int]:
-    rows = msgspec.json.decode(data, type=_TOOLS)
-    return {(name, version, tool): times for name, version, tool, times in rows}
 
 
 def named_digests(digests: Mapping[str, str]) -> list[str]:

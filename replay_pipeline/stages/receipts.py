@@ -5,22 +5,19 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from replay_pipeline.errors import ConfigError, StorageError
+from replay_pipeline.errors import StorageError
 from replay_pipeline.settings import Settings
-from replay_pipeline.storage.garbage_collection import without_collector
-from replay_pipeline.storage.root_index import FILE, RootIndex
 from replay_pipeline.storage.store import (
     Place,
     check_reachable,
     folders_in,
+    json_files,
     names_of_json,
     written_whole,
 )
@@ -95,14 +92,10 @@ class Receipts:
 
     Args:
         root: the data root.
-        index: keeps what the files say, so that one query reads all of them. By default it is in
-            the root, or in memory for a root on an object store.
     """
 
-    def __init__(self, root: Place, index: RootIndex | None = None) -> None:
+    def __init__(self, root: Place) -> None:
         self._root = root / "receipts"
-        default = root / FILE if isinstance(root, Path) else None
-        self._index = index or RootIndex(root, default)
         self._has_warned = False
 
     def path(self, stage: str, batch: str) -> Place:
@@ -136,7 +129,7 @@ class Receipts:
     def all(self, *, since: str = "", stage: str | None = None) -> Iterator[Receipt]:
         """Yield every receipt (of `stage`). Those written before the time `since` are marked as reused."""
         for each in [stage] if stage else folders_in(self._root):
-            for name, text in self._index.files(f"receipts/{each}"):
+            for name, text in json_files(self._root, each):
                 if (receipt := self._decoded(text, f"{each}/{name}")) is not None:
                     yield replace(receipt, is_reused=receipt.at < since)
 
@@ -144,13 +137,12 @@ class Receipts:
         self, stage: str, *, names: Collection[str] | None = None
     ) -> dict[str, dict[str, Any]]:
         """Return the reports of a stage by batch, or only the fields `names` of them."""
-        with without_collector():
-            return {
-                each.batch: each.report
-                if names is None
-                else {name: each.report[name] for name in names if name in each.report}
-                for each in self.all(stage=stage)
-            }
+        return {
+            each.batch: each.report
+            if names is None
+            else {name: each.report[name] for name in names if name in each.report}
+            for each in self.all(stage=stage)
+        }
 
     def _decoded(self, text: bytes, name: str) -> Receipt | None:
         """Read a receipt; one that can't be read counts as none, so that its stage runs again."""
@@ -194,18 +186,8 @@ class Overview:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         check_reachable(settings.data_dir)
-        self.index = RootIndex(settings.data_dir, self._index_file())
-        self.receipts = Receipts(settings.data_dir, self.index)
+        self.receipts = Receipts(settings.data_dir)
         self._keys: list[str] | None = None
-
-    def _index_file(self) -> Path | None:
-        """Return where the index of the root lies; `None` if this machine has no folder for it."""
-        if isinstance(self.settings.data_dir, Path):
-            return self.settings.data_dir / FILE
-        with suppress(ConfigError):
-            name = f"index-{hash_texts([str(self.settings.data_dir)])[:8]}.sqlite"
-            return self.settings.local_dir() / name
-        return None
 
     def batches(self) -> list[str]:
         """Return the keys of all batches with a manifest, in order.

@@ -194,6 +194,53 @@ def read_files(folder: Place, names: Sequence[str]) -> list[bytes | None]:
     return [result if isinstance(result, bytes) else None for result in results]
 
 
+_READ: dict[tuple[str, str], dict[str, tuple[str, bytes]]] = {}
+"""The stamp and the bytes of each JSON file that was read, by data root and folder."""
+
+
+def json_files(root: Place, folder: str) -> list[tuple[str, bytes]]:
+    """Return the name and the bytes of each JSON file directly in a folder of `root`, sorted by name.
+
+    A process reads a file again only if it has changed.
+
+    Raises:
+        StorageError: the object store with the files can't be reached.
+    """
+    place = root / folder
+    if isinstance(place, Path) and not place.is_dir():
+        return []
+    stamps = _stamps(place)
+    known = _READ.get((str(root), folder), {})
+    new = [name for name, stamp in stamps.items() if known.get(name, ("",))[0] != stamp]
+    read = dict(zip(new, read_files(place, new), strict=True))
+    found: dict[str, tuple[str, bytes]] = {}
+    for name, stamp in stamps.items():
+        data = read[name] if name in read else known[name][1]
+        if data is not None:
+            found[name] = stamp, data
+    _READ[str(root), folder] = found
+    return [(name, data) for name, (_, data) in found.items()]
+
+
+def _stamps(folder: Place) -> dict[str, str]:
+    """Return what differs once a file is written again, of each JSON file in a folder."""
+    if not isinstance(folder, Path):
+        stamps = stamps_below(folder)
+    else:
+        with os.scandir(folder) as entries:
+            stamps = {
+                entry.name: f"{stat.st_mtime_ns}:{stat.st_size}:{stat.st_ino}"
+                for entry in entries
+                if entry.is_file()
+                for stat in [entry.stat()]
+            }
+    return {
+        name: stamp
+        for name, stamp in sorted(stamps.items())
+        if name.endswith(".json") and "/" not in name and not name.startswith(".")
+    }
+
+
 def copy_files(source: Place, target: Place, names: Iterable[str]) -> None:
     """Copy files from one folder to another, many at once.
 

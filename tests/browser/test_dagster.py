@@ -112,13 +112,12 @@ def test_a_batch_shows_figures_tables_samples_and_pictures(opened, ui):
 
 def test_checks_say_what_they_look_for(opened, ui):
     page = opened(f"{ui}/assets/published_dataset?view=checks")
-    names = ("dataset_loads", "no_secret_is_published", "prompts_decide", "shards_match_manifests")
-    names += ("splits_share_no_prompt", "splits_share_no_conversation")
-    for name in names:
+    names = ("dataset_loads", "prompts_decide", "splits_share_no_prompt")
+    for name in (*names, "splits_share_no_conversation"):
         expect(page.get_by_text(name).first).to_be_visible(timeout=PATIENCE_MS)
-    expect(page.get_by_text("Succeeded")).to_have_count(len(names))
-    page.get_by_text("no_secret_is_published").first.click()
-    expect(page.get_by_text("Is there no secret in any text").first).to_be_visible(
+    expect(page.get_by_text("Succeeded")).to_have_count(len(names) + 1)
+    page.get_by_text("splits_share_no_conversation").first.click()
+    expect(page.get_by_text("Is every conversation in one split only").first).to_be_visible(
         timeout=PATIENCE_MS
     )
 

@@ -8,10 +8,8 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.chain import by_batch
 from replay_pipeline.stages.receipts import Overview
 from replay_pipeline.stages.replay import is_play, open_work
-from replay_pipeline.storage.garbage_collection import without_collector
 
 
-@without_collector()
 def status_of(overview: Overview) -> dict[str, Any]:
     """Return the finished stages and cost of each batch, and the contents of the ledger."""
     settings, receipts = overview.settings, overview.receipts

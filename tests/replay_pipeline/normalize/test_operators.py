@@ -1,10 +1,11 @@
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from replay_pipeline.normalize import DJNormalizer
-from replay_pipeline.stages.work.dedup_index import DedupIndex
+from replay_pipeline.stages.normalize import _keys_before, _keys_of, _save_keys
 
 SECRET = "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"
 
@@ -160,14 +161,20 @@ def test_batches_know_earlier_batches_in_any_order_of_runs(tmp_path, recipe, mak
     }
 
     def index():
-        folder = tmp_path / "index"
-        return DedupIndex(folder, batches=lambda: sorted(tables), start=normalizer.memories)
+        made = {"normalizer": normalizer}
+        return SimpleNamespace(
+            batches=lambda: sorted(tables),
+            root=SimpleNamespace(path=tmp_path),
+            settings=SimpleNamespace(normalize=None),
+            once=lambda name, make: (
+                made.setdefault(name, None) or made.update({name: make()}) or made[name]
+            ),
+        )
 
-    def run(batch, kept_index):
-        result = normalizer.run(tables[batch], earlier=kept_index.before(batch))
-        kept_index.save(batch, result.keys)
-        kept = result.kept
-        return kept["state_id"].to_pylist(), (tmp_path / "index" / f"{batch}.parquet").read_bytes()
+    def run(batch, project):
+        result = normalizer.run(tables[batch], earlier=_keys_before(project).before(batch))
+        _save_keys(project, batch, result.keys)
+        return result.kept["state_id"].to_pylist(), _keys_of(project, batch).read_bytes()
 
     one_pass = index()
     first = {batch: run(batch, one_pass) for batch in tables}
