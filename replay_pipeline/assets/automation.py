@@ -91,8 +91,8 @@ def nightly_replay(
 ) -> list[dg.RunRequest] | dg.SkipReason:
     """Return one run for each range of unfinished batches that tonight's budget probably covers.
 
-    The runs share the budget of the night, which the ledger keeps under its date, and each leaves
-    the others their part. Batches beyond the budget wait for tomorrow. Dead runs are ended first,
+    The runs share the budget of the night, which the ledger keeps under its date. Batches beyond the
+    budget wait for tomorrow. Dead runs are ended first,
     so that none of them blocks the paid step.
     """
     reconcile(context.instance)
@@ -112,13 +112,11 @@ def nightly_replay(
     night = f"{tick.astimezone(ZoneInfo(work.settings.night.time_zone)):%Y-%m-%d}"
     requests = []
     for first, last in ranges:
-        own = keys[keys.index(first) : keys.index(last) + 1]
-        config = {"night": night, "shared_with": [key for key in planned if key not in own]}
         requests.append(
             dg.RunRequest(
                 run_key=f"{tick.isoformat()}:{first}",
                 tags={RANGE_START: first, RANGE_END: last},
-                run_config=dg.RunConfig(ops={"teacher_actions": {"config": config}}),
+                run_config=dg.RunConfig(ops={"teacher_actions": {"config": {"night": night}}}),
             )
         )
     return requests

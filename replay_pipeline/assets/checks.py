@@ -4,9 +4,7 @@ If a blocking check fails, the run stops before the next table. Publishing check
 so that no check can be bypassed.
 """
 
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import dagster as dg
@@ -14,7 +12,6 @@ import dagster as dg
 from replay_pipeline.assets.automation import RANGE_END, RANGE_START
 from replay_pipeline.assets.reporting import trace_batch
 from replay_pipeline.assets.resources import PipelineResource
-from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.publish import newest
 from replay_pipeline.stages.audit import AuditResult, dataset, model, tables
 from replay_pipeline.stages.pipeline import Pipeline
@@ -84,34 +81,6 @@ def as_result(verdict: AuditResult) -> dg.AssetCheckResult:
         description=verdict.message() or None,
         metadata={**verdict.facts, **looked_at},
     )
-
-
-@contextmanager
-def failures_told(instance: dg.DagsterInstance) -> Iterator[str]:
-    """Yield the id for a run in this process, and raise its failed checks with their messages.
-
-    Raises:
-        DagsterError: the run failed, but not because of a check.
-        CheckFailedError: a blocking check failed. Dagster's own error lacks the message.
-    """
-    run_id = str(uuid.uuid4())
-    try:
-        yield run_id
-    except dg.DagsterError as error:
-        events = instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
-        found = [
-            event.dagster_event.asset_check_evaluation_data
-            for event in events
-            if event.dagster_event
-        ]
-        is_error = dg.AssetCheckSeverity.ERROR
-        failed = [
-            one for one in found if not one.passed and one.blocking and one.severity == is_error
-        ]
-        if not failed:
-            raise
-        told = " ".join(f"{one.asset_check_key.name}: {one.description}" for one in failed)
-        raise CheckFailedError(told) from error
 
 
 def all_checks(stages: Sequence[Stage]) -> list[dg.AssetChecksDefinition]:

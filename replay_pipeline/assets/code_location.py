@@ -20,7 +20,7 @@ from replay_pipeline.stages import chain
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.project import OnProgress
 from replay_pipeline.stages.stage import Stage
-from replay_pipeline.stages.staleness import declared, told_reasons
+from replay_pipeline.stages.staleness import declared
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +61,7 @@ def _asset(stage: Stage, work: Pipeline, stages: Sequence[Stage]) -> dg.AssetsDe
         # Its stage says so when it is run; until then the other assets are to be seen.
         logger.info("%s: %s", stage.name, error)
         return asset_of(stage, among=stages)
-    stale = told_reasons(work, stage, declares)
-    return asset_of(stage, among=stages, code_version=declares.code_version, stale=stale)
+    return asset_of(stage, among=stages, code_version=declares.code_version)
 
 
 JOBS = ("replay_batches", "publish_and_train")
@@ -77,7 +76,7 @@ def run_jobs(
     """Take every batch through all assets, in this process, recorded in the data root's Dagster.
 
     Raises:
-        ReplayPipelineError: a stage or a blocking check failed.
+        ReplayPipelineError: a stage failed.
     """
     batches = pipeline.batches()
     quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
@@ -93,10 +92,9 @@ def run_jobs(
         with open_instance(pipeline) as instance:
             instance.add_dynamic_partitions(trace_batch.name or "", batches)
             for name, tags in jobs:
-                with checks.failures_told(instance) as run_id:
-                    defs.resolve_job_def(name).execute_in_process(
-                        instance=instance, tags=tags, run_config=quiet, run_id=run_id
-                    )
+                defs.resolve_job_def(name).execute_in_process(
+                    instance=instance, tags=tags, run_config=quiet
+                )
     finally:
         console_progress.reset(bar)
         own_settings.reset(settings)

@@ -1,7 +1,7 @@
 """Make the asset of each stage from the stage's own description."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,10 +41,6 @@ class ReplayConfig(dg.Config):
         pattern=r"^\d{4}-\d{2}-\d{2}$",
         description="Date of the night whose money this run spends, as all of that night's do.",
     )
-    shared_with: list[str] = Field(
-        default_factory=list,
-        description="Batches of that night's other runs: this one leaves them their share.",
-    )
 
 
 def ask_in_run(
@@ -61,7 +57,6 @@ def ask_in_run(
         config.max_total_usd,
         night=config.night,
         batches=sorted(context.partition_keys),
-        shared_with=config.shared_with,
     )
     yield from each_batch(context, work, stage_named("replay"), ask)
 
@@ -94,11 +89,7 @@ claude_code_sessions = dg.AssetSpec(
 
 
 def asset_of(
-    stage: Stage,
-    *,
-    among: Sequence[Stage] | None = None,
-    code_version: str | None = None,
-    stale: Mapping[str, int] | None = None,
+    stage: Stage, *, among: Sequence[Stage] | None = None, code_version: str | None = None
 ) -> dg.AssetsDefinition:
     """Return the asset of a stage, with one partition per trace batch if it works batch by batch.
 
@@ -108,54 +99,31 @@ def asset_of(
         stage: the stage.
         among: the stages that have assets. By default, all.
         code_version: digest of the code and the settings that decide its output.
-        stale: reasons why batches have another code version, with counts.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dg.BetaWarning)  # what a backfill of many batches is
-        return _asset_of(stage, among, code_version, stale or {})
-
-
-STALE_BECAUSE = "stale because"
-"""The label for the reasons for another code version on an asset's page."""
-
-
-def _asset_of(
-    stage: Stage,
-    among: Sequence[Stage] | None,
-    code_version: str | None,
-    stale: Mapping[str, int],
-) -> dg.AssetsDefinition:
     told_more = {"replay": ask_in_run, "train": train_in_run}
     run = told_more.get(stage.name) or (_by_batch(stage) if stage.is_by_batch else _whole(stage))
     is_in_every_run = stage.is_by_batch and stage.is_wanted(Settings())
     columns = _columns(stage)
-    return dg.asset(
-        name=stage.asset,
-        description=stage.about,
-        deps=_deps(stage, among),
-        code_version=code_version,
-        partitions_def=trace_batch if stage.is_by_batch else None,
-        backfill_policy=dg.BackfillPolicy.single_run() if stage.is_by_batch else None,
-        group_name=GROUP,
-        owners=OWNERS,
-        kinds={"python", "parquet"} if stage.is_by_batch else {"huggingface"},
-        tags={
-            "stage": stage.name,
-            **({"costs": "money"} if stage.pays else {}),
-            **(IN_EVERY_RUN if is_in_every_run else {}),
-        },
-        pool="teachers" if stage.pays else "training" if stage.name == "train" else None,
-        metadata={
-            **({"dagster/column_schema": columns} if columns else {}),
-            **({STALE_BECAUSE: _in_words(stage, stale)} if stale else {}),
-        },
-    )(run)
-
-
-def _in_words(stage: Stage, stale: Mapping[str, int]) -> str:
-    if not stage.is_by_batch:
-        return "; ".join(stale)
-    return "; ".join(f"{why} ({n} batch{'' if n == 1 else 'es'})" for why, n in stale.items())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)  # what a backfill of many batches is
+        return dg.asset(
+            name=stage.asset,
+            description=stage.about,
+            deps=_deps(stage, among),
+            code_version=code_version,
+            partitions_def=trace_batch if stage.is_by_batch else None,
+            backfill_policy=dg.BackfillPolicy.single_run() if stage.is_by_batch else None,
+            group_name=GROUP,
+            owners=OWNERS,
+            kinds={"python", "parquet"} if stage.is_by_batch else {"huggingface"},
+            tags={
+                "stage": stage.name,
+                **({"costs": "money"} if stage.pays else {}),
+                **(IN_EVERY_RUN if is_in_every_run else {}),
+            },
+            pool="teachers" if stage.pays else "training" if stage.name == "train" else None,
+            metadata={"dagster/column_schema": columns} if columns else {},
+        )(run)
 
 
 def _by_batch(stage: Stage) -> Any:

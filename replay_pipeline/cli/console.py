@@ -383,11 +383,8 @@ def open_words(work: Report) -> str:
     """Describe the open questions in one line: why they are open, and the cost to finish them."""
     if n := work.get("n_states_never_asked"):
         ceiling = work.get("max_total_usd")
-        at_most = work.get("never_asked_usd")
-        price = "" if at_most is None else f", at most ${at_most:.2f} in all"
-        price += "" if ceiling is None else f"; a run pays at most ${ceiling:.2f} for them"
-        why = f" (no price list: {work['no_price']})" if work.get("no_price") else ""
-        never = f"no real teacher was asked at {n:,} states{price}{why}"
+        price = "" if ceiling is None else f"; a run pays at most ${ceiling:.2f} for them"
+        never = f"no real teacher was asked at {n:,} states{price}"
         rest = open_words({**work, "n_states_never_asked": 0}) if work["stop_reasons"] else ""
         return f"{never}. At the others: {rest}" if rest else never
     if not work["n_questions_left"]:

@@ -42,12 +42,6 @@ def look(
             "--to", help="Folder of the page: by default `look`, in the data root.", metavar="DIR"
         ),
     ] = None,
-    single_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--single-file", help="Write one file instead, to send to somebody.", metavar="FILE"
-        ),
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show your sessions: their actions, costs, and failures. Nothing is sent.
@@ -58,29 +52,23 @@ def look(
     """
     from replay_pipeline.stages.views.page import write_page_of
 
-    if to is not None and single_file is not None:
-        raise ConfigError(
-            "--to names a folder and --single-file names a file: pass only one of them"
-        )
     with progress_bars() as on_progress:
         work = None if paths else _root_with_batches(settings, data, on_progress)
         if work is not None:
             from replay_pipeline.stages.views.page import page_of
 
-            place = single_file or to or page_of(work.settings).parent
-            overview = write_page_of(work, place, is_single_file=single_file is not None)
+            place = to or page_of(work.settings).parent
+            overview = write_page_of(work, place)
         else:
             from replay_pipeline.pages import look as look_at
 
-            place = single_file or to or Path("look")
+            place = to or Path("look")
             overview = look_at(
-                paths, to=place, is_single_file=single_file is not None,
-                salt=redaction_salt(), on_progress=on_progress,
+                paths, to=place, salt=redaction_salt(), on_progress=on_progress
             )  # fmt: skip
     print_report(overview, as_json=as_json, show=show_look)
     if not as_json:
-        page = place if single_file else place / "index.html"
-        next_step(f"open {near(str(page))} in a browser")
+        next_step(f"open {near(str(place / 'index.html'))} in a browser")
 
 
 def _root_with_batches(

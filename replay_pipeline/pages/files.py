@@ -1,4 +1,4 @@
-"""Write a page as a folder that works from disk, or as one file. Its policy allows no other scripts or files.
+"""Write a page as a folder that works from disk. Its policy allows no other scripts or files.
 
 In a folder the data are scripts, because a page that is opened from disk can't read other files.
 The policy allows the page's own script by its hash, and only this script can load the data.
@@ -8,7 +8,7 @@ import base64
 import gzip
 import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,32 +34,28 @@ _PAGE = """<!doctype html>
 </head>
 <body>
 {body}
-{data}
-{scripts}
+<script>{script}</script>
 </body>
 </html>
 """
 
 
-def html_page(
-    *, title: str, style: str, body: str, scripts: Sequence[str], data: Sequence[tuple[str, str]]
-) -> str:
-    """Return a page whose security policy allows only its own style and scripts.
+def html_page(*, title: str, style: str, body: str, script: str) -> str:
+    """Return a page whose security policy allows only its own style and script.
 
     Args:
         title: title of the page.
         style: its style sheet. The shared colors come before it.
         body: HTML of its body, written by this package. It isn't escaped.
-        scripts: its scripts, in order.
-        data: JSON for the scripts by name, made by `inert`.
+        script: its script.
     """
     style = Path(__file__).with_name("palette.css").read_text("utf-8") + style
     policy = "; ".join(
         (
             "default-src 'none'",
             f"style-src {_source(style)}",
-            # Trust goes from these scripts to those that they add: the page's own data files.
-            f"script-src {' '.join(map(_source, scripts))} 'strict-dynamic'",
+            # Trust goes from this script to those that it adds: the page's own data files.
+            f"script-src {_source(script)} 'strict-dynamic'",
             "base-uri 'none'",
             "form-action 'none'",
         )
@@ -70,11 +66,7 @@ def html_page(
         policy=policy,
         style=style,
         body=body,
-        data="\n".join(
-            f'<script type="application/json" data-name="{name}">{text}</script>'
-            for name, text in data
-        ),
-        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
+        script=script,
     )
 
 
@@ -109,14 +101,11 @@ class PageFiles:
     """Writes the data of a page, each under its own name.
 
     Args:
-        folder: the page's folder. With `is_single`, nothing is written there.
-        is_single: whether the page itself contains all data.
+        folder: the page's folder.
     """
 
-    def __init__(self, folder: Path, *, is_single: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.is_single = is_single
-        self._inline: list[tuple[str, str]] = []
         self.names: set[str] = set()
 
     def add(self, name: str, value: Any, *, is_packed: bool = False) -> None:
@@ -132,9 +121,6 @@ class PageFiles:
             # The same bytes at any time: a page that is made again is the same page.
             text = msgspec.json.encode(base64.b64encode(gzip.compress(text, 4, mtime=0)).decode())
         self.names.add(name)
-        if self.is_single:
-            self._inline.append((name, inert(text.decode())))
-            return
         with written_whole(self.folder / "data" / f"{name}.js") as file:
             file.write(f"lookData({name!r},".encode() + inert(text.decode()).encode() + b");\n")
 
@@ -142,13 +128,11 @@ class PageFiles:
         """Return the HTML of the page."""
         scripts = [(_WEB / f"{name}.js").read_text("utf-8") for name in _SCRIPTS]
         own = '"use strict";\n(() => {\n' + "\n".join(scripts) + "\n})();\n"
-        chart = (_WEB / _VENDORED).read_text("utf-8")
         return html_page(
             title=title,
             style=(_WEB / "page.css").read_text("utf-8"),
             body=(_WEB / "page.html").read_text("utf-8"),
-            scripts=[chart, own] if self.is_single else [own],
-            data=self._inline,
+            script=own,
         )
 
 
@@ -161,7 +145,7 @@ def page_folder(folder: Path, title: str) -> Iterator[PageFiles]:
         StorageError: it cannot be written.
     """
     _check(folder)
-    files = PageFiles(folder, is_single=False)
+    files = PageFiles(folder)
     data = folder / "data"
     with suppress(FileNotFoundError):
         (folder / "index.html").unlink()
@@ -174,15 +158,6 @@ def page_folder(folder: Path, title: str) -> Iterator[PageFiles]:
     with written_whole(folder / "README.txt") as file:
         file.write(_NOTE.encode())
     with written_whole(folder / "index.html") as file:
-        file.write(files.page(title).encode())
-
-
-@contextmanager
-def page_file(path: Path, title: str) -> Iterator[PageFiles]:
-    """Yield a place for a page in one file. The file appears complete or not at all."""
-    files = PageFiles(path.parent, is_single=True)
-    yield files
-    with written_whole(path) as file:
         file.write(files.page(title).encode())
 
 

@@ -1,7 +1,6 @@
 """Write a page with sessions and what the pipeline made of them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +12,7 @@ from replay_pipeline.errors import IngestError
 from replay_pipeline.ingesters import IngestResult, default_sources, ingest
 from replay_pipeline.pages.compare import Comparison
 from replay_pipeline.pages.costs import Row
-from replay_pipeline.pages.files import PageFiles, page_file, page_folder
+from replay_pipeline.pages.files import PageFiles, page_folder
 from replay_pipeline.pages.overview import SessionTotals
 from replay_pipeline.pages.tree import WordIndex, turns_shown, words_of
 from replay_pipeline.types import Progress, TeacherAction
@@ -51,7 +50,6 @@ def look(
     paths: Sequence[Path] | None = None,
     *,
     to: Path,
-    is_single_file: bool = False,
     salt: str = "",
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
@@ -61,8 +59,7 @@ def look(
 
     Args:
         paths: session files or folders; by default those of the agents on this machine.
-        to: the page's folder or file.
-        is_single_file: whether to write one file, which is easy to send to somebody.
+        to: the page's folder.
         salt: makes the placeholders of secrets unguessable.
         on_progress: called as files are read.
 
@@ -81,14 +78,13 @@ def look(
         n_sessions=result.report.n_sessions,
         read={name: facts[name] for name in ("fidelity", "redactions", "skipped", "skipped_files")},
     )
-    return write_page(contents, to=to, is_single_file=is_single_file, on_progress=on_progress)
+    return write_page(contents, to=to, on_progress=on_progress)
 
 
 def write_page(
     contents: Contents,
     *,
     to: Path,
-    is_single_file: bool = False,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Write a page. Returns the figures of its overview, with `teachers` if there are answers.
@@ -97,9 +93,7 @@ def write_page(
         ConfigError: the folder holds something else.
         StorageError: the page cannot be written.
     """
-    place: Callable[[Path, str], AbstractContextManager[PageFiles]]
-    place = page_file if is_single_file else page_folder
-    with place(to, "Sessions") as files:
+    with page_folder(to, "Sessions") as files:
         figures = _write_sessions(contents, files, on_progress or (lambda _: None))
         portions = []
         for number, each in enumerate(contents.pairs):

@@ -209,40 +209,7 @@ def answer_facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
     }
 
 
-def _teachers_asked(project: "Project", batch: str) -> Sequence[TeacherSpec]:
-    """Return the teachers that a batch was put to, as its receipt has them; else those of the settings."""
-    settings = project.settings
-    receipt = project.receipts.read("replay", batch)
-    kept = (receipt.settings if receipt else None) or {}
-    if not (names := kept.get("replay.teachers")):
-        return settings.teachers()
-    set_now = {teacher.name: teacher for teacher in settings.teachers()}
-    found = [_teacher_in(kept, name) for name in names]
-    # A receipt has no address. Where the settings have the same teacher, it is the one to ask.
-    same = [
-        now if now and asked([now]) == asked([teacher]) else teacher
-        for teacher, now in ((teacher, set_now.get(teacher.name)) for teacher in found)
-    ]
-    # The server that plays teachers speaks the language of OpenRouter.
-    spoken = {"dialect": "openrouter"} if kept.get("replay.played") else {}
-    return [teacher.model_copy(update=spoken) for teacher in same]
-
-
-def _teacher_in(kept: Mapping[str, Any], name: str) -> TeacherSpec:
-    """Return a teacher as the settings of a receipt have it: each of its fields by a path of names."""
-    start = f"replay.teachers.{name}."
-    fields: dict[str, Any] = {"name": name}
-    for path, value in kept.items():
-        keys = path.removeprefix(start).split(".")
-        if path.startswith(start) and keys[0] in TeacherSpec.model_fields:
-            place = fields
-            for key in keys[:-1]:
-                place = place.setdefault(key, {})
-            place[keys[-1]] = value
-    return TeacherSpec.model_validate(fields)
-
-
-def _prompts_sent(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
+def _prompts_sent(project: "Project", _: str, state: TraceState) -> Mapping[str, Any]:
     """Build the request of each teacher again; an equal hash says that it is what was sent."""
     from replay_pipeline.replay.dialects.base import RequestOptions
     from replay_pipeline.replay.dialects.requests import RequestBuilder
@@ -251,12 +218,15 @@ def _prompts_sent(project: "Project", batch: str, state: TraceState) -> Mapping[
     terms = frozenset(settings.replay.accepted_terms)
     builder = RequestBuilder(RequestOptions(accepted_terms=terms))
     shown = {"harness": state["harness"]} if "harness" in state else {}
+    # The server that plays teachers speaks the language of OpenRouter.
+    spoken = {"dialect": "openrouter"} if settings.played else {}
+    teachers = [each.model_copy(update=spoken) for each in settings.teachers()]
     return shown | {
         f"prompt for {teacher.name}": {
             "request_sha": builder.question(state, teacher).sha,
             "body": json.loads(builder.body(state, teacher, None)),
         }
-        for teacher in _teachers_asked(project, batch)
+        for teacher in teachers
     }
 
 

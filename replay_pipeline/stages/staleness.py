@@ -5,7 +5,6 @@ module.
 """
 
 import json
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -125,19 +124,6 @@ def reasons_by_batch(project: Project, stages: Iterable[Stage]) -> dict[str, dic
     found: dict[str, dict[str, list[str]]] = {}
     for stage, batch, changes in changes_by_batch(project, stages):
         found.setdefault(batch, {})[stage.name] = reasons(stage, changes)
-    return dict(sorted(found.items()))
-
-
-def told_reasons(project: Overview, stage: Stage, declares: Given) -> dict[str, int]:
-    """Return why batches are stale by version and settings alone, with counts.
-
-    It reads no table, so Dagster's pages can quickly show why a batch is stale. Dagster itself
-    shows which inputs changed.
-    """
-    found: Counter[str] = Counter()
-    for receipt in _receipts(project, stage):
-        changes = changes_since(receipt, replace(declares, inputs=receipt.inputs))
-        found.update(reasons(stage, changes))
     return dict(sorted(found.items()))
 
 

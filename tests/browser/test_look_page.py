@@ -216,17 +216,6 @@ def test_no_tab_scrolls_sideways_and_a_session_shows_title_date_and_cost(opened,
     assert page.evaluate(OVERFLOW) == 0
 
 
-def test_one_file_shows_the_same_without_the_folder(opened, tmp_path):
-    look([SESSIONS_DIR], to=tmp_path / "page.html", is_single_file=True)
-    page = opened((tmp_path / "page.html").as_uri())
-    expect(page.locator(".chart canvas").first).to_be_visible()
-    page.get_by_role("link", name="Sessions").last.click()
-    page.locator("#search").fill("notice")
-    expect(page.get_by_role("status")).not_to_contain_text(ALL)
-    page.locator("td.title a").first.click()
-    expect(page.locator(".turn.decision").first).to_be_visible()
-
-
 def test_the_policy_lets_no_other_script_and_no_request_through(opened, logs):
     page = opened(logs)
     page.locator(".figure").first.wait_for()

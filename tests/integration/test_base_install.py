@@ -152,14 +152,10 @@ def test_the_commands_of_the_base_take_sessions_to_a_dataset_folder(command, tmp
 @pytest.mark.slow
 def test_the_page_of_the_wheel_has_its_charts_and_their_license(command, tmp_path):
     command("look", *sorted(PROJECT.glob("*.jsonl"))[:1], "--to", "page")
-    command("look", *sorted(PROJECT.glob("*.jsonl"))[:1], "--single-file", "page.html")
     web = ROOT / "replay_pipeline" / "pages" / "web"
     for name in ("chart.umd.min.js", "chart.LICENSE.md"):
         assert (tmp_path / "page" / name).read_bytes() == (web / name).read_bytes()
     assert "MIT" in (web / "chart.LICENSE.md").read_text("utf-8")
-    page = (tmp_path / "page.html").read_text("utf-8")
-    assert (web / "chart.umd.min.js").read_text("utf-8").strip() in page
-    assert "Chart.js v" in page
 
 
 @pytest.mark.slow

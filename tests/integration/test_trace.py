@@ -9,11 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from replay_pipeline.cli import app
-from replay_pipeline.settings import Settings
-from replay_pipeline.stages.replay import REPLAY, _teacher_in
-from replay_pipeline.stages.staleness import declared
 from replay_pipeline.testing.sample import SESSIONS_DIR
-from replay_pipeline.types import TeacherSpec
 from tests.roots import pipeline_at, project_root, run_batches
 from trainer.data.dataset import load_preference_data
 from trainer.errors import DatasetError
@@ -86,19 +82,6 @@ def test_a_state_is_followed_from_its_log_to_its_tokens(root):
         assert len(side["token_ids"]) == side["n_tokens"] > 0
 
 
-def test_prompts_are_those_of_the_teachers_that_answered_whatever_is_set_now(root, tmp_path):
-    shutil.copytree(root, tmp_path / "data")
-    (tmp_path / "data/settings.toml").write_text('[replay]\nteachers = "frontier"\n', "utf-8")
-    life = json.loads(traced(tmp_path / "data", a_pair(root)["state_id"], "--json"))
-    answers = {row["teacher"]: row for row in life["replay"]["teacher_actions"]}
-    sent = {name: told for name, told in life["replay"].items() if name.startswith("prompt for ")}
-    assert {f"prompt for {name}" for name in answers} == {*sent}
-    for teacher, answer in answers.items():
-        told = sent[f"prompt for {teacher}"]
-        assert told["request_sha"] == answer["request_sha"]
-        assert told["body"]["model"] == answer["model"]
-
-
 def test_a_held_out_state_says_so_instead_of_its_tokens(root):
     (shard,) = sorted((root / "dataset/data/pairs/test").rglob("*.parquet"))[:1]
     (state,) = pq.read_table(shard, columns=["state_id"])["state_id"].to_pylist()[:1]
@@ -150,14 +133,3 @@ def test_a_state_that_is_not_there_or_not_alone_is_refused(root):
         done = CliRunner().invoke(app, ["trace", beginning, "--data", str(root)])
         told = f"ids that begin with '{beginning}'" if n else "no state has an id that begins with"
         assert told in str(done.exception)
-
-
-def test_a_teacher_is_read_from_the_settings_of_a_receipt():
-    teacher = TeacherSpec(
-        name="mine",
-        model="vendor/m-1.5",
-        params={"temperature": 0.2, "provider": {"only": ["a"]}},
-        is_distillable=True,
-    )
-    settings = Settings(replay={"teachers": [teacher]})
-    assert _teacher_in(declared(REPLAY, settings).settings, "mine") == teacher

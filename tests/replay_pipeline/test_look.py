@@ -15,7 +15,7 @@ from replay_pipeline.pages.costs import list_price_usd
 from replay_pipeline.pages.tree import MAX_CHARS, shard_of
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.replay_pipeline.ingesters.logs import Log
-from tests.support.pages import data_in, data_of, turns_of
+from tests.support.pages import data_of, turns_of
 
 ATTACK = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)>"
 SECRET = "ghp_" + "k3vR8tQz1LmN5pXw7YbC2dFg4HjS6aUe9TiO"
@@ -146,31 +146,23 @@ def test_the_same_sessions_make_the_same_page(sample, tmp_path):
 
 def test_text_of_sessions_is_inert_and_secrets_are_taken_out(tmp_path):
     log = session_log(tmp_path, f"{ATTACK} the token is {SECRET}", "\x1b[31m" + ATTACK)
-    page = tmp_path / "page.html"
-    figures = look([log], to=page, is_single_file=True)
-    html = page.read_text("utf-8")
-    own = html.count('<script type="application/json"')
-    assert html.count("<script") - own == html.count("</script>") - own == 2
+    page = tmp_path / "look"
+    figures = look([log], to=page)
+    html = (page / "index.html").read_text("utf-8")
+    assert html.count("<script") == html.count("</script>") == 1
     assert "default-src 'none'" in html
     assert "unsafe" not in html.partition("<title>")[0]
     assert "<script>alert" not in html
     assert "<img" not in html
-    turns = turns_of(data_in(page))
+    turns = turns_of(data_of(page))
     assert SECRET not in json.dumps(turns)
     assert [ATTACK in turn["parts"][0][1] for turn in turns] == [True, True]
     assert "\x1b" not in turns[1]["parts"][0][1]
     assert sum(figures["redactions"].values()) >= 1
-    assert look([log], to=tmp_path / "look")
-    for path in (tmp_path / "look").rglob("*"):
+    for path in page.rglob("*"):
         text = path.read_bytes() if path.is_file() else b""
         assert b"<script>alert" not in text
         assert SECRET.encode() not in text
-
-
-def test_one_file_holds_what_the_folder_does(sample, tmp_path):
-    look([SESSIONS_DIR], to=tmp_path / "page.html", is_single_file=True)
-    assert data_in(tmp_path / "page.html") == data_of(sample[1])
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["page.html"]
 
 
 def test_a_folder_with_other_files_is_left_alone_and_old_data_go(tmp_path):

@@ -21,15 +21,6 @@ def data_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def data_in(page: Path) -> dict[str, Any]:
-    """Return the data of a page that is one file, by name."""
-    html = page.read_text("utf-8")
-    parts = re.findall(
-        r'<script type="application/json" data-name="([a-z0-9-]+)">(.*?)</script>', html
-    )
-    return {name: unpacked(json.loads(text)) for name, text in parts}
-
-
 def unpacked(value: Any) -> Any:
     """Return what was compressed."""
     if isinstance(value, str):

@@ -108,15 +108,9 @@ function load(name) {
 }
 
 async function loaded(name) {
-  const inline = document.querySelector(`script[data-name="${name}"]`);
-  let value;
-  if (inline) value = JSON.parse(inline.textContent);
-  else if (document.querySelector("script[data-name]")) return null; // one file, and it is not in it
-  else {
-    await add(`data/${name}.js`);
-    value = arrived.get(name);
-    arrived.delete(name);
-  }
+  await add(`data/${name}.js`);
+  const value = arrived.get(name);
+  arrived.delete(name);
   return typeof value === "string" ? unpacked(value) : value;
 }
 

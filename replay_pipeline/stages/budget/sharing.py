@@ -1,6 +1,6 @@
 """Share money over the batches of a run, and over the runs of a night."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from replay_pipeline.replay import Estimate, counted_usd
@@ -86,37 +86,11 @@ def _n_with_a_share(usd: float, usd_per_state: float) -> int:
     return max(1, int(usd / max(_LEAST_STATES * usd_per_state, 1e-12)))
 
 
-def left_of_night(
-    project: Project, night: str, batches: Collection[str], *, shared_with: Collection[str] = ()
-) -> float:
-    """Return how much of a night's money a run may spend, in US dollars.
-
-    The rest of the money is divided, in proportion to the bytes of their sessions, among this run
-    and those batches of other runs that weren't replayed that night yet. Money that a run leaves
-    goes to later runs.
-    """
-    options = project.settings.replay
+def left_of_night(project: Project, night: str) -> float:
+    """Return how much of a night's money is left, in US dollars."""
     spent_usd = counted_usd(project.settings.ledger_url(), f"night:{night}")
-    left_usd = max(0.0, options.max_nightly_usd - spent_usd)
-    reports = project.receipts.reports("replay", names=("night", "is_complete"))
-    sizes = _sizes(project)
-    own = _n_bytes(sizes, batches)
-    waiting = {
-        key
-        for key in shared_with
-        if key not in batches and not _is_done(reports.get(key, {}), night)
-    }
-    others = _n_bytes(sizes, waiting)
-    return left_usd * own / (own + others) if others else left_usd
-
-
-def _is_done(report: Mapping[str, object], night: str) -> bool:
-    return bool(report.get("is_complete")) or report.get("night") == night
+    return max(0.0, project.settings.replay.max_nightly_usd - spent_usd)
 
 
 def _sizes(project: Project) -> dict[str, int]:
     return {batch.key: batch.n_bytes for batch in project.manifests()}
-
-
-def _n_bytes(sizes: Mapping[str, int], batches: Collection[str]) -> int:
-    return sum(max(1, sizes.get(key, 0)) for key in batches)

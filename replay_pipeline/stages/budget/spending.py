@@ -171,19 +171,17 @@ def replay_within(
     *,
     night: str | None = None,
     batches: Sequence[str] = (),
-    shared_with: Sequence[str] = (),
 ) -> Callable[[str], Receipt]:
     """Return `replay` with one ceiling that all batches share.
 
     Calls with an unknown outcome count as paid. By default, the ceiling comes from the settings:
     the one for a `night`, which all its runs share, or the one for a run. If the money isn't enough
     for all `batches`, each gets a share by its number of states, and its unspent money goes to
-    later ones. The runs of a night share in the same way: `shared_with` are the batches of the
-    other runs.
+    later ones.
     """
     left_usd = project.settings.replay.max_total_usd if max_total_usd is None else max_total_usd
     if night:
-        of_night_usd = left_of_night(project, night, batches, shared_with=shared_with)
+        of_night_usd = left_of_night(project, night)
         left_usd = of_night_usd if max_total_usd is None else min(max_total_usd, of_night_usd)
     open_batches = set(project.root.batches("states")) - completed_batches(project)
     # What older code or other settings asked is gone through again, though it costs nothing.

@@ -8,15 +8,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from replay_pipeline.errors import MissingDependencyError
 from replay_pipeline.ingesters import default_sources
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.budget.spending import checked_teachers
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.work.discovery import repository_of
-from replay_pipeline.storage.processes import environment
 
 _EXTRAS = {
     "dagster": "dagster",
@@ -36,11 +33,6 @@ _FURTHER_EXTRAS = {
     "dagster_postgres": "postgres",
 }
 _MIN_FREE_BYTES = 1_000_000_000
-_NEEDED_OF_DAGSTER = (
-    ("concurrency", "pools", "{default_limit: 1, granularity: op}"),
-    ("run_monitoring", "free_slots_after_run_end_seconds", "10"),
-)
-"""Without these Dagster keeps no limit on paid steps, or keeps the place of a run that was killed."""
 
 
 def in_one_line(error: ModuleNotFoundError) -> str | None:
@@ -90,7 +82,6 @@ def examine(settings: Settings, teachers: Iterable[Mapping[str, Any]]) -> list[d
         _python(),
         *map(_package, _EXTRAS),
         _disk(settings.local_dir()),
-        *_dagster_home(),
         _sources(settings),
     ]
     told: dict[str, str] = {}
@@ -132,31 +123,6 @@ def _disk(folder: Path) -> dict[str, Any]:
     free = shutil.disk_usage(there).free
     detail = f"{free / 1e9:.1f} GB free under {folder}"
     return _finding("disk", detail, ok=free >= _MIN_FREE_BYTES)
-
-
-def _dagster_home() -> list[dict[str, Any]]:
-    """Look at the home that Dagster's own commands would use; `replay-pipeline ui` brings its own."""
-    home = environment("DAGSTER_HOME")
-    if home is None:
-        return []
-    path = Path(home) / "dagster.yaml"
-    try:
-        config = yaml.safe_load(path.read_bytes()) if path.exists() else None
-    except (OSError, yaml.YAMLError) as error:
-        return [_finding("dagster home", f"{path}: cannot be read: {error}", ok=False)]
-    config = config if isinstance(config, dict) else {}
-    missing = [
-        f"`{section}: {{{name}: {value}}}`"
-        for section, name, value in _NEEDED_OF_DAGSTER
-        if name not in (config.get(section) or {})
-    ]
-    if (config.get("run_monitoring") or {}).get("enabled") is False:
-        missing.append("`run_monitoring: {enabled: true}`")
-    detail = (
-        f"{path} has no {' and no '.join(missing)}: paid steps may run side by side, and a run "
-    )
-    detail += "that died holds its place for ever; `replay-pipeline ui` writes a home that has them"
-    return [_finding("dagster home", detail if missing else home, ok=not missing)]
 
 
 def _sources(settings: Settings) -> dict[str, Any]:

@@ -39,9 +39,7 @@ def page_of(settings: Settings) -> Path:
     return settings.local_dir().absolute() / "look" / "index.html"
 
 
-def write_page_of(
-    project: Project, to: Path | None = None, *, is_single_file: bool = False
-) -> dict[str, Any]:
+def write_page_of(project: Project, to: Path | None = None) -> dict[str, Any]:
     """Write the page of a data root, and return the figures of its overview.
 
     Raises:
@@ -51,7 +49,6 @@ def write_page_of(
     return write_page(
         contents_of(project),
         to=to or page_of(project.settings).parent,
-        is_single_file=is_single_file,
         on_progress=project.on_progress,
     )
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from replay_pipeline.errors import ReplayPipelineError
 from replay_pipeline.replay import has_ledger, ledger_status
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.chain import by_batch
@@ -44,29 +43,12 @@ def status_of(overview: Overview) -> dict[str, Any]:
             list(replays.values()),
             n_states_waiting=sum(report.get("n_states") or 0 for report in waiting),
         )
-        | {"max_total_usd": settings.replay.max_total_usd}
-        | (_never_asked(settings) if rehearsed else {}),
+        | {"max_total_usd": settings.replay.max_total_usd},
         "rehearsed": rehearsed,
         "fidelity": {
             key: done["ingest"][key].get("fidelity") for key in keys if key in done["ingest"]
         },
     }
-
-
-def _never_asked(settings: Settings) -> dict[str, Any]:
-    """Return what the questions cost at most that only a rehearsal was asked, by the price lists.
-
-    Their requests are built for it, as `estimate` does: after a rehearsal nothing else knows them.
-    """
-    from replay_pipeline.stages.budget.spending import estimate_replay
-    from replay_pipeline.stages.project import Project
-
-    replay = settings.replay.model_copy(update={"rehearsal_teachers": False, "gates": ()})
-    try:
-        of_real_teachers = Project(settings.model_copy(update={"replay": replay}))
-        return {"never_asked_usd": estimate_replay(of_real_teachers).bound_usd}
-    except ReplayPipelineError as error:
-        return {"never_asked_usd": None, "no_price": str(error)}
 
 
 def _other_ledgers_usd(settings: Settings) -> dict[str, float]:

@@ -107,24 +107,6 @@ def ingested(folder: Path) -> tuple[Pipeline, list[str]]:
 
 
 @pytest.mark.slow
-def test_each_run_of_a_night_leaves_the_others_their_part(tmp_path):
-    """One run per batch: before, the first run had all that the night has."""
-    work, batches = ingested(tmp_path)
-    max_usd = estimate_replay(work, batches).expected_usd / 3
-    reports = {}
-    for batch in batches:
-        mine = pipeline_at(tmp_path, replay={"max_nightly_usd": max_usd})
-        others = [key for key in batches if key != batch]
-        replay = mine.replay_within(night="2026-01-02", batches=[batch], shared_with=others)
-        reports[batch] = replay(batch).report
-    spent = [report["newly_spent_usd"] for report in reports.values()]
-    assert all(spent)
-    assert 0.8 * max_usd < sum(spent) <= max_usd, "what one leaves goes to those after it"
-    sizes = [each.n_bytes for each in work.manifests()]
-    assert spent[0] <= max_usd * sizes[0] / sum(sizes)
-
-
-@pytest.mark.slow
 def test_money_for_a_part_reaches_every_batch_of_a_run(tmp_path):
     """Before, the first batches in order had all of it."""
     work, batches = ingested(tmp_path)
