@@ -22,10 +22,9 @@ import msgspec
 import pyarrow as pa
 
 from replay_pipeline.errors import IngestError, StorageError
-from replay_pipeline.ingesters.base import ReadCounts, SourceSlice
+from replay_pipeline.ingesters.base import SourceSlice
 from replay_pipeline.ingesters.corpus import session_files
 from replay_pipeline.ingesters.log_rows import sha_of
-from replay_pipeline.ingesters.rows import Block, read_rows
 from replay_pipeline.storage.processes import environment
 from replay_pipeline.storage.store import Place, names_of_json, read_files, written_whole
 
@@ -37,8 +36,6 @@ _CODEC = pa.Codec("zstd", compression_level=1)
 _VERSION = 1
 _NS = 1_000_000_000
 _CLOCK_SLACK_S = 60.0
-_OPEN_CALL_S = 86_400.0
-"""For so long the last call of a session may still be answered: by a tool, or by its user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +109,7 @@ def discover(
 
     Without `sources`, the folders of this user's Claude Code are searched. A session and its
     subagents always go into the same batch. With `settle_s`, a file that was written to less than
-    that many seconds before `now` waits for the next call, so that no message is half written. A
-    last call without an answer waits for up to a day.
+    that many seconds before `now` waits for the next call, so that no message is half written.
 
     Raises:
         IngestError: a source does not exist.
@@ -212,8 +208,6 @@ def _new_bytes(
             else:
                 revision = tail_sha(path, stat.st_size)[:6]
         end = _complete_end(path, stat.st_size)
-        if settle_s > 0 and 0 <= age_s < _OPEN_CALL_S:
-            end = _before_open_call(path, start, end)
         if end <= start:
             return None
         tail = tail_sha(path, end)
@@ -267,32 +261,6 @@ def _complete_end(path: Path, n_bytes: int) -> int:
     except (ValueError, RecursionError):
         return position
     return n_bytes
-
-
-def _before_open_call(path: Path, start: int, end: int) -> int:
-    """Return where the last message begins if one of its calls has no answer yet, else `end`."""
-    first: int | None = None
-    message_id, open_calls = None, set[str]()
-    for offset, row in read_rows(path, ReadCounts(), end):
-        if not start <= offset < end or row.message is None:
-            continue
-        blocks = row.message.content
-        if row.type == "assistant":
-            if row.message.id != message_id:
-                message_id, first, open_calls = row.message.id, offset, set()
-            open_calls |= {block.id or "" for block in _of_type(blocks, "tool_use")}
-        elif row.type == "user":
-            answers = _of_type(blocks, "tool_result")
-            open_calls -= {block.tool_use_id or "" for block in answers}
-            if not answers and not row.is_meta:
-                open_calls = set()
-    return first if open_calls and first is not None else end
-
-
-def _of_type(blocks: object, kind: str) -> list[Block]:
-    if not isinstance(blocks, list):
-        return []
-    return [block for block in blocks if isinstance(block, Block) and block.type == kind]
 
 
 def _packed(
@@ -425,11 +393,7 @@ def keep(batch: TraceBatch, folder: Path) -> None:
     """Store the bytes of a batch that are still in their files and not stored yet."""
     for source, cursor in zip(batch.slices, batch.cursors, strict=True):
         piece = _piece(source, folder)
-        if (
-            piece.exists()
-            or _has_parts_elsewhere(source.path)
-            or not is_there(source, cursor.tail_sha)
-        ):
+        if piece.exists() or not is_there(source, cursor.tail_sha):
             continue
         try:
             with written_whole(piece, is_private=True) as out:
@@ -486,11 +450,6 @@ def _piece(source: SourceSlice, folder: Path) -> Path:
 
 def _folder(source: SourceSlice, folder: Path) -> Path:
     return folder / sha_of(str(source.path)) / (source.revision or "first")
-
-
-def _has_parts_elsewhere(path: Path) -> bool:
-    """Return whether the file is only the head of a session, whose messages are files of their own."""
-    return len(path.parents) > 2 and (path.parents[2] / "message").is_dir()
 
 
 def _pack(path: Path, out: BinaryIO, start: int, end: int) -> None:

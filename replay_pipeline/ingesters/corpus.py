@@ -3,9 +3,9 @@
 import json
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.metadata import entry_points
@@ -86,7 +86,6 @@ def readers() -> tuple[Ingester, ...]:
     return tuple(sorted(found, key=lambda reader: (getattr(reader, "rank", 0), reader.name)))
 
 
-_NETWORK = re.compile(r"nfs|cifs|smb|afs|ceph|fuse\.(sshfs|s3fs|gcsfuse|rclone|davfs)")
 _HEAD_BYTES = 65_536
 _TAIL_BYTES = 4_096
 _PIECES_HELD = 8
@@ -229,7 +228,7 @@ def ingest(
     )
     with without_collector(), TemporaryDirectory() as aside:
         slices += _of_databases(given, Path(aside))
-        sizes = {source: _size(source) for source in slices}
+        sizes = {s: (_file_bytes(s) if s.end is None else s.end) - s.start for s in slices}
         n_bytes = 0
         for source in _in_order(slices):
             with in_utf_8(source) as readable:
@@ -297,18 +296,14 @@ def _of_databases(paths: Iterable[Path | str | SourceSlice], folder: Path) -> li
 def session_files(folder: Path) -> list[Path]:
     """Find the files under `folder` that may be sessions, sorted. Follows links to folders.
 
-    Logs a warning for what is left out: a folder that can't be read, a mounted network folder, which
-    may never answer, and a pipe, a socket, or a device, which may never end.
+    Logs a warning for what is left out: a folder that can't be read, and a pipe, a socket, or a
+    device, which may never end.
     """
     found: list[Path] = []
     seen: set[Path] = set()
-    far = _network_folders()
     for name, folders, files in os.walk(folder, onerror=_tell_unreadable, followlinks=True):
         here = Path(name)
         # A link to a folder above it would lead around in a circle.
-        for inner in [inner for inner in folders if str(here / inner) in far]:
-            logger.warning("%s: a network folder; left out, name it as a source", here / inner)
-            folders.remove(inner)
         folders[:] = [inner for inner in folders if (here / inner).resolve() not in seen]
         seen.update((here / inner).resolve() for inner in folders)
         for path in (here / file for file in files):
@@ -317,16 +312,6 @@ def session_files(folder: Path) -> list[Path]:
             elif _may_be_session(path) and path.exists():
                 logger.warning("%s: a pipe, a socket, or a device; left out", path)
     return sorted(found)
-
-
-def _network_folders() -> set[str]:
-    """Return where file systems of other machines are mounted, as far as the system says."""
-    try:
-        rows = Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return set()
-    fields = (row.split() for row in rows)
-    return {place.replace("\\040", " ") for _, place, kind, *_ in fields if _NETWORK.match(kind)}
 
 
 def _tell_unreadable(error: OSError) -> None:
@@ -338,24 +323,19 @@ def _may_be_session(path: Path) -> bool:
     return is_named and not (path.name.endswith(".meta.json") or path.name == "journal.jsonl")
 
 
-def _size(source: SourceSlice) -> int:
-    """Return bytes of a slice, 0 of a file that cannot be looked at."""
-    try:
-        end = source.place.stat().st_size if source.end is None else source.end
-    except OSError:
-        return 0
-    return max(0, end - source.start)
+def _file_bytes(source: SourceSlice) -> int:
+    """Return the size of a file, 0 if it cannot be looked at."""
+    with suppress(OSError):
+        return source.place.stat().st_size
+    return 0
 
 
 def _in_order(slices: list[SourceSlice]) -> list[SourceSlice]:
     """Return subagents before the sessions that quote them, long files before their partial copies."""
 
     def key(source: SourceSlice) -> tuple[bool, int, str, int]:
-        try:
-            n_bytes = source.place.stat().st_size
-        except OSError:
-            n_bytes = 0
-        return (not source.path.name.startswith("agent-"), -n_bytes, str(source.path), source.start)
+        is_main = not source.path.name.startswith("agent-")
+        return is_main, -_file_bytes(source), str(source.path), source.start
 
     return sorted(slices, key=key)
 
@@ -464,10 +444,6 @@ class _Corpus:
     def take(self, source: SourceSlice) -> None:
         """Read one file; what is wrong with it is counted, not raised."""
         self.report.files += 1
-        if source.place.exists() and not source.place.is_file():
-            logger.warning("%s: a pipe, a socket, or a device", source.path)
-            self.report.skipped_files["special"] += 1
-            return
         try:
             with source.place.open("rb") as file:
                 head = file.read(_HEAD_BYTES)

@@ -1,5 +1,6 @@
 """Rows of the tables `turns`, `states`, and `sessions` for one conversation, by column."""
 
+import base64
 import hashlib
 import json
 import re
@@ -10,7 +11,6 @@ from typing import Any
 from zlib import crc32
 
 import msgspec
-import numpy as np
 
 from replay_pipeline.ingesters.base import LACKS, NO_RESULT, ReadCounts, SessionLog, Turn
 from replay_pipeline.ingesters.fidelity import predict_context
@@ -24,11 +24,6 @@ _TOLD_CHARS = 1_000
 """Of a text and of a call, by which a decision is told from another with its id."""
 _ANSWERED_AS_THEY_CAME = frozenset({"claude_code"})
 """Agents that send results of parallel calls in the order in which they came, and not in that of the calls."""
-_ID_BYTES = 10
-"""A multiple of 5, so that ids in base 32 lie side by side without padding."""
-_ID_CHARS = _ID_BYTES * 8 // 5
-_BASE_32 = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz234567", np.uint8)
-_DIGIT_VALUES = np.array([16, 8, 4, 2, 1], np.uint8)
 _encode = msgspec.json.encode
 _decode = msgspec.json.decode
 
@@ -43,13 +38,12 @@ def state_ids_of(turns: Sequence[Turn]) -> list[str]:
 
 def state_ids_for(messages: Sequence[str]) -> list[str]:
     """Return ids of decisions, each given by its message's id or, if it has none, its row's `uuid`."""
-    digests = b"".join(
-        hashlib.blake2b(message.encode(), digest_size=_ID_BYTES).digest() for message in messages
-    )
-    # Base 32 of all ids at once: five bits are a digit.
-    bits = np.unpackbits(np.frombuffer(digests, np.uint8)).reshape(-1, 5)
-    text = _BASE_32[bits @ _DIGIT_VALUES].tobytes().decode()
-    return ["cc1_" + text[i : i + _ID_CHARS] for i in range(0, len(text), _ID_CHARS)]
+    return ["cc1_" + _base_32(message) for message in messages]
+
+
+def _base_32(message: str) -> str:
+    digest = hashlib.blake2b(message.encode(), digest_size=10).digest()
+    return base64.b32encode(digest).decode().lower()
 
 
 def state_id_of(turn: Turn) -> str:

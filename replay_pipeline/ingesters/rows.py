@@ -4,8 +4,8 @@ The decoder skips fields that aren't needed, such as `toolUseResult`, file snaps
 progress. They make up most of a log.
 """
 
-from collections.abc import Iterator
-from contextlib import suppress
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -134,6 +134,7 @@ class ProgressData(msgspec.Struct, rename="camel"):
     message: Row | None = None
 
 
+_S = TypeVar("_S", bound=msgspec.Struct)
 _decode = msgspec.json.Decoder(Row).decode
 _decode_progress = msgspec.json.Decoder(ProgressData).decode
 
@@ -171,98 +172,49 @@ def repaired(line: bytes | bytearray, counts: ReadCounts) -> Iterator[Row]:
 
 def parsed_row(value: dict[str, Any], counts: ReadCounts) -> Row:
     """Return a row from JSON, without fields of a wrong type."""
-    try:
-        return msgspec.convert(_as_raw(value), Row)
-    except msgspec.ValidationError:
+    row, is_whole = _decoded(value, _decode)
+    if not is_whole:
         counts.notes["mistyped_field"] += 1
-    return _salvaged(value)
-
-
-_RAW_FIELDS = {
-    "data", "attachment", "compactMetadata", "microcompactMetadata", "content", "forkedFrom",
-    "rendered", "replacements",
-}  # fmt: skip
-
-
-def _as_raw(value: dict[str, Any]) -> dict[str, Any]:
-    raw = dict(value)
-    for key in _RAW_FIELDS & raw.keys():
-        raw[key] = _raw(raw[key])
-    message = raw.get("message")
-    if isinstance(message, dict) and isinstance(message.get("content"), list):
-        raw["message"] = {**message, "content": [_raw_block(b) for b in message["content"]]}
-    return raw
-
-
-def _raw_block(block: Any) -> Any:
-    if not isinstance(block, dict):
-        return block
-    raw = dict(block)
-    if "input" in raw:
-        raw["input"] = _raw(raw["input"])
-    if "content" in raw:
-        raw["content"] = _content_of(raw["content"])
-    return raw
-
-
-def _raw(value: Any) -> msgspec.Raw:
-    """Return a value as JSON; empty if it is nested too deeply."""
-    try:
-        return msgspec.Raw(msgspec.json.encode(value))
-    except RecursionError:
-        return _NO_JSON
-
-
-def _content_of(value: Any) -> str | list[Block] | None:
-    """Return what a tool result holds, whatever its type: of blocks that which can be shown."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        return json_text(_raw(value))
-    blocks = [
-        {key: item[key] for key in ("type", "text") if key in item}
-        if isinstance(item, dict)
-        else item
-        for item in value
-    ]
-    return [_salvaged_block(block) for block in blocks]
-
-
-_S = TypeVar("_S", bound=msgspec.Struct)
-
-
-def _with_fields(made: _S, value: dict[str, Any], *, leave_out: str = "") -> _S:
-    """Fill a struct with each field of `value` that has its right type."""
-    for info in msgspec.structs.fields(type(made)):
-        if info.encode_name != leave_out and info.encode_name in value:
-            with suppress(msgspec.ValidationError):
-                setattr(made, info.name, msgspec.convert(value[info.encode_name], info.type))
-    return made
-
-
-def _salvaged(value: dict[str, Any]) -> Row:
-    """Return the row with each field kept that has its right type."""
-    raw = _as_raw(value)
-    row = _with_fields(Row(), raw, leave_out="message")
-    if isinstance(value.get("message"), dict):
-        row.message = _salvaged_message(raw["message"])
     return row
 
 
-def _salvaged_message(value: dict[str, Any]) -> RowMessage:
-    message = _with_fields(RowMessage(), value, leave_out="content")
-    content = value.get("content")
-    if isinstance(content, str):
-        message.content = content
-    elif isinstance(content, list):
-        message.content = [_salvaged_block(block) for block in content]
-    return message
+def _decoded(value: dict[str, Any], decode: Callable[[bytes], _S]) -> tuple[_S, bool]:
+    """Return a struct, and whether it has every field: each that does not fit is mended in `value`."""
+    is_whole = True
+    while True:
+        try:
+            return decode(msgspec.json.encode(value)), is_whole
+        except RecursionError:
+            value = {name: each for name, each in value.items() if _is_shallow(each)}
+        except msgspec.ValidationError as error:
+            is_whole = False
+            _mend(value, str(error))
 
 
-def _salvaged_block(value: Any) -> Block:
-    if isinstance(value, str):
-        return Block(type="text", text=value)
-    return _with_fields(Block(type="unknown"), value if isinstance(value, dict) else {})
+def _is_shallow(value: Any) -> bool:
+    try:
+        msgspec.json.decode(msgspec.json.encode([[[[value]]]]))
+    except RecursionError:
+        return False
+    return True
+
+
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+
+
+def _mend(value: Any, told: str) -> None:
+    """Take out what is of a wrong type, where the decoder says; of a result it stays as text."""
+    place = told.rpartition("`$")[2].partition("[...]")[0]
+    *path, last = [name or int(number) for name, number in _STEP.findall(place)]
+    for step in path:
+        value = value[step]
+    if isinstance(value, list) and "Expected `object`" in told:
+        block = {"type": "text", "text": value[last]}
+        value[last] = block if isinstance(value[last], str) else {"type": "unknown"}
+    elif last == "content" and isinstance(value[last], dict):
+        value[last] = msgspec.json.encode(value[last]).decode()
+    else:
+        del value[last]
 
 
 def progress_row(data: msgspec.Raw) -> tuple[str, Row] | None:
@@ -270,18 +222,11 @@ def progress_row(data: msgspec.Raw) -> tuple[str, Row] | None:
     try:
         progress = _decode_progress(data)
     except UNREADABLE:
-        progress = _salvaged_progress(loose(data))
+        progress, _ = _decoded(loose(data), _decode_progress)
     is_agent = progress.type == "agent_progress" and progress.agent_id
     if not is_agent or progress.message is None:
         return None
     return progress.agent_id or "", progress.message
-
-
-def _salvaged_progress(value: dict[str, Any]) -> ProgressData:
-    kind, agent_id, message = value.get("type"), value.get("agentId"), value.get("message")
-    if not (isinstance(kind, str) and isinstance(agent_id, str) and isinstance(message, dict)):
-        return ProgressData()
-    return ProgressData(kind, agent_id, parsed_row(message, ReadCounts()))
 
 
 def result_text(content: str | list[Block] | None) -> str:

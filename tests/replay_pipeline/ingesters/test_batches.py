@@ -16,7 +16,7 @@ from replay_pipeline.ingesters import (
     read_manifest,
     write_manifest,
 )
-from tests.replay_pipeline.ingesters.logs import Log, tool_use
+from tests.replay_pipeline.ingesters.logs import Log
 
 MONDAY = datetime(2026, 3, 2, 12, tzinfo=UTC)
 
@@ -113,36 +113,6 @@ def test_a_file_that_is_being_written_is_left_until_it_settles(source: Path):
     assert discover([source], settle_s=60, now=seconds_later) == []
     minutes_later = datetime(2026, 3, 2, 12, 5, tzinfo=UTC)
     assert len(discover([source], settle_s=60, now=minutes_later)) == 1
-
-
-def test_a_last_call_that_waits_for_its_answer_is_left_for_a_day(tmp_path: Path):
-    log = session(tmp_path, "a", n_steps=1)
-    answered = len(log.bytes)
-    log.says("m-open", "I try", parent="a-u3", uuid="a-u4")
-    log.says("m-open", tool_use("t-1", "Bash"), tool_use("t-2", "Bash"))
-    log.answers("t-1")
-    path = log.write(tmp_path)
-    dated(path)
-    later = datetime(2026, 3, 2, 13, tzinfo=UTC)
-    first = discover([tmp_path], settle_s=60, now=later)
-    assert found(first) == [[("a.jsonl", 0, answered)]]
-    assert discover([tmp_path], known=first, settle_s=60, now=later) == []
-    log.answers("t-2", "done at last")
-    dated(log.write(tmp_path))
-    second = discover([tmp_path], known=first, settle_s=60, now=later)
-    assert found(second) == [[("a.jsonl", answered, len(log.bytes))]]
-    assert ingest(second[0].slices).states["outcome"].to_pylist() == ["ok"]
-
-
-def test_a_call_that_nobody_answered_for_a_day_is_taken(tmp_path: Path):
-    log = session(tmp_path, "a", n_steps=1)
-    log.calls("m-open", "t-1")
-    path = log.write(tmp_path)
-    dated(path)
-    next_week = datetime(2026, 3, 9, tzinfo=UTC)
-    assert found(discover([tmp_path], settle_s=60, now=next_week)) == [
-        [("a.jsonl", 0, len(log.bytes))]
-    ]
 
 
 def test_a_rewrite_in_place_of_the_same_size_and_date_is_noticed_and_read_anew(source: Path):
