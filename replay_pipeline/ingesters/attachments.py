@@ -6,13 +6,13 @@ Everything that came from the project, the user, or a tool is kept.
 """
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 Fields = dict[str, Any]
 _MAX_DEPTH = 20
 _MAX_SELECTED_CHARS = 2_000
 """The client shows no more of a selection."""
+_HOOKS_SHOWN = ("SessionStart", "UserPromptSubmit")
 _INNER = ("text", "content", "snippet", "additionalContext", "blockingError", "message", "file",
           "prompt", "contents", "cells", "source", "output")  # fmt: skip
 
@@ -34,161 +34,95 @@ def plain(value: Any, depth: int = 0) -> str:
     return ""
 
 
-def _at(fields: Fields, path: str) -> Any:
+def _at(fields: Fields, path: str) -> str:
+    """Return the words at `path.to.field`."""
     value: Any = fields
     for key in path.split("."):
         value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def _says(template: str) -> Callable[[Fields], str]:
-    """Fill `{path.to.field}` in; nothing if the last of them is empty."""
-    paths = re.findall(r"{([\w.]+)}", template)
-
-    def say(fields: Fields) -> str:
-        found = {path: _word(_at(fields, path)) for path in paths}
-        if paths and not found[paths[-1]]:
-            return ""
-        return re.sub(r"{([\w.]+)}", lambda match: found[match[1]], template)
-
-    return say
-
-
-def _word(value: Any) -> str:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return str(value) if is_number else plain(value)
 
 
-def _each(head: str, items: str, template: str) -> Callable[[Fields], str]:
-    """Return a line of `head`, and one of `template` for each of the items; nothing if there are none."""
-    say = _says(template)
+def _filled(template: str, fields: Fields) -> str:
+    """Fill `{path.to.field}` in, and `{list|template}` once for each item with its `(field)`s.
 
-    def say_each(fields: Fields) -> str:
-        found = _at(fields, items)
-        if isinstance(found, str) and found:
-            return f"{head}\n{found}"
-        lines = [
-            say(item if isinstance(item, dict) else {"item": item})
-            for item in (found if isinstance(found, list) else ())
-        ]
-        text = "\n".join(filter(None, lines))
-        return f"{head}\n{text}" if text else ""
+    Returns an empty text if the last of them is empty.
+    """
+    found = [""]
 
-    return say_each
+    def put(match: re.Match[str]) -> str:
+        name, _, inner = match[1].partition("|")
+        items = fields.get(name) if inner else None
+        if isinstance(items, list):
+            inner = inner.replace("(", "{").replace(")", "}")
+            lines = [_filled(inner, item) for item in items if isinstance(item, dict)]
+            found.append("\n".join(filter(None, lines)))
+        else:
+            found.append(_at(fields, name))
+        return found[-1]
 
-
-def _joined(*parts: Callable[[Fields], str]) -> Callable[[Fields], str]:
-    return lambda fields: "\n\n".join(filter(None, (part(fields) for part in parts)))
-
-
-def _named(*keys: str) -> Callable[[Fields], str]:
-    """Return the name of a file, and the content under the first of the keys that has one."""
-
-    def say(fields: Fields) -> str:
-        name = next(filter(None, (_word(fields.get(k)) for k in ("filename", "path"))), "")
-        text = next(filter(None, (plain(fields.get(key)) for key in keys)), "")
-        return "\n".join(filter(None, (name, text)))
-
-    return say
+    text = re.sub(r"{([^}]+)}", put, template)
+    return text if found[-1] else ""
 
 
-def _selected(fields: Fields) -> str:
-    text = plain(fields.get("content"))
-    if len(text) > _MAX_SELECTED_CHARS:
-        text = f"{text[:_MAX_SELECTED_CHARS]}\n... (truncated)"
-    lines = f"{_word(fields.get('lineStart'))} to {_word(fields.get('lineEnd'))}"
-    return f"The user selected lines {lines} of {_word(fields.get('filename'))}:\n{text}"
-
-
-def _diagnostics(fields: Fields) -> str:
-    found = []
-    for file in fields.get("files") if isinstance(fields.get("files"), list) else ():
-        issues = _at(file, "diagnostics") if isinstance(file, dict) else None
-        for issue in issues if isinstance(issues, list) else ():
-            if isinstance(issue, dict):
-                line = _word(_at(issue, "range.start.line"))
-                words = (file.get("uri"), line, issue.get("severity"), issue.get("message"))
-                found.append(" ".join(filter(None, map(_word, words))))
-    return "New diagnostics:\n" + "\n".join(found) if found else ""
-
-
-def _hook_success(fields: Fields) -> str:
-    # The output of other hooks is for the user alone.
-    if fields.get("hookEvent") not in ("SessionStart", "UserPromptSubmit"):
-        return ""
-    return _says("{hookName} hook success: {content}")(fields)
-
-
-def _resource(fields: Fields) -> str:
-    where = f"Resource {_word(fields.get('uri'))} of {_word(fields.get('server'))}"
-    parts = []
-    found = _at(fields, "content.contents")
-    for item in found if isinstance(found, list) else ():
-        if isinstance(item, dict):
-            binary = f"[{_word(item.get('mimeType')) or 'binary'}]" if "blob" in item else ""
-            parts.append(plain(item.get("text")) or binary)
-    return "\n".join((where, *filter(None, parts))) if parts else f"{where}: no content"
-
-
-_SERVERS_HEAD = (
+_SERVERS = (
     "# MCP Server Instructions\n\n"
     "The following MCP servers have provided instructions for how to use their tools and resources:\n"
 )
-_removed_tools = _each("Tools that are gone:", "removedNames", "{item}")
+_REMOVED_TOOLS = "Tools that are gone:\n{removedNames}"
 
-SHOWN: dict[str, Callable[[Fields], str]] = {
-    "agent_listing_delta": _joined(
-        _each("Agent types you can start:", "addedLines", "{item}"),
-        _each("Agent types that are gone:", "removedTypes", "{item}"),
+SHOWN: dict[str, tuple[str, ...]] = {
+    "agent_listing_delta": (
+        "Agent types you can start:\n{addedLines}",
+        "Agent types that are gone:\n{removedTypes}",
     ),
-    "async_hook_response": _joined(
-        _says("{response.systemMessage}"),
-        _says("{response.hookSpecificOutput.additionalContext}"),
-        _says("{content}"),
+    "async_hook_response": (
+        "{response.systemMessage}",
+        "{response.hookSpecificOutput.additionalContext}",
+        "{content}",
     ),
-    "budget_usd": _says("Budget in USD: {used}/{total}, {remaining} left"),
-    "compact_file_reference": _says("{filename} was read before the summary; it is not repeated."),
-    "critical_system_reminder": _says("{content}"),
-    "deferred_tools_delta": _joined(
-        _each("Tools that can be searched for:", "addedLines", "{item}"), _removed_tools
+    "budget_usd": ("Budget in USD: {used}/{total}, {remaining} left",),
+    "compact_file_reference": ("{filename} was read before the summary; it is not repeated.",),
+    "critical_system_reminder": ("{content}",),
+    "deferred_tools_delta": ("Tools that can be searched for:\n{addedLines}", _REMOVED_TOOLS),
+    "diagnostics": ("New diagnostics:\n{files|(uri): (diagnostics)}",),
+    "directory": ("Files in {path}:\n{content}",),
+    "edited_text_file": ("{filename} was changed by the user or a linter:\n{snippet}",),
+    "file": ("{filename}\n{content}",),
+    "hook_additional_context": ("{hookName} hook additional context: {content}",),
+    "hook_blocking_error": ("{hookName} hook blocking error: {blockingError}",),
+    "hook_stopped_continuation": ("{hookName} hook stopped continuation: {message}",),
+    "hook_success": ("{hookName} hook success: {content}",),
+    "invoked_skills": (
+        "Skills invoked in this session:\n{skills|### (name)\n(path)\n\n(content)}",
     ),
-    "diagnostics": _diagnostics,
-    "directory": _says("Files in {path}:\n{content}"),
-    "edited_text_file": _says("{filename} was changed by the user or a linter:\n{snippet}"),
-    "file": _named("content"),
-    "hook_additional_context": _says("{hookName} hook additional context: {content}"),
-    "hook_blocking_error": _says("{hookName} hook blocking error: {blockingError}"),
-    "hook_stopped_continuation": _says("{hookName} hook stopped continuation: {message}"),
-    "hook_success": _hook_success,
-    "invoked_skills": _each(
-        "Skills invoked in this session:", "skills", "### {name}\n{path}\n\n{content}"
+    "mcp_instructions_delta": (f"{_SERVERS}\n{{addedBlocks}}", _REMOVED_TOOLS),
+    "mcp_resource": ("Resource {uri} of {server}:\n{content.contents}",),
+    "memory": ("{path}\n{content}",),
+    "nested_memory": ("Contents of {content.path}:\n\n{content.content}",),
+    "new_directory": ("{path}\n{content}",),
+    "new_file": ("{filename}\n{content}",),
+    "opened_file_in_ide": ("The user opened {filename} in the IDE.",),
+    "output_token_usage": ("Output tokens: {turn} in this turn, {session} in all",),
+    "pdf_reference": ("PDF {filename}: {pageCount} pages, to be read by ranges of pages",),
+    "plan_file_reference": ("The plan in {planFilePath}:\n\n{planContent}",),
+    "queued_command": ("{prompt}",),
+    "read_truncation_notice": ("{filename}\n{content}",),
+    "relevant_memories": ("Memories:\n{memories|(path)\n(content)}",),
+    "selected_lines_in_ide": (
+        "The user selected lines {lineStart} to {lineEnd} of {filename}:\n{content}",
     ),
-    "mcp_instructions_delta": _joined(
-        _each(_SERVERS_HEAD, "addedBlocks", "{item}"), _removed_tools
+    "session_context": ("{context.gitStatus}",),
+    "skill_listing": ("Skills you can use:\n\n{content}",),
+    "task_status": (
+        "Task {taskId} ({taskType}, {status}): {description}",
+        "{deltaSummary}",
     ),
-    "mcp_resource": _resource,
-    "memory": _named("content"),
-    "nested_memory": _says("Contents of {content.path}:\n\n{content.content}"),
-    "new_directory": _named("content"),
-    "new_file": _named("content"),
-    "opened_file_in_ide": _says("The user opened {filename} in the IDE."),
-    "output_token_usage": _says("Output tokens: {turn} in this turn, {session} in all"),
-    "pdf_reference": _says("PDF {filename}: {pageCount} pages, to be read by ranges of pages"),
-    "plan_file_reference": _says("The plan in {planFilePath}:\n\n{planContent}"),
-    "queued_command": _says("{prompt}"),
-    "read_truncation_notice": _named("content", "message"),
-    "relevant_memories": _each("Memories:", "memories", "{path}\n{content}"),
-    "selected_lines_in_ide": _selected,
-    "session_context": _says("{context.gitStatus}"),
-    "skill_listing": _says("Skills you can use:\n\n{content}"),
-    "task_status": _joined(
-        _says("Task {taskId} ({taskType}, {status}): {description}"), _says("{deltaSummary}")
-    ),
-    "teammate_mailbox": _each("Messages of the team:", "messages", "{from}: {text}"),
-    "token_usage": _says("Tokens: {used}/{total}, {remaining} left"),
-    "total_tokens_reminder": _says("{content}"),
+    "teammate_mailbox": ("Messages of the team:\n{messages|(from): (text)}",),
+    "token_usage": ("Tokens: {used}/{total}, {remaining} left",),
+    "total_tokens_reminder": ("{content}",),
 }
-"""How the model was shown an attachment, by its type."""
+"""How the model was shown an attachment, by its type: parts with the fields that each needs."""
 
 SNAPSHOT = "prompt_snapshot"
 """The type of an attachment that has the system prompt and the tools. It isn't a message."""
@@ -250,11 +184,16 @@ def shown(fields: Fields) -> str | None:
     kind = fields.get("type")
     if not isinstance(kind, str):
         return None
-    if kind in NEVER_SHOWN:
+    # The output of other hooks is for the user alone.
+    is_hooks = kind == "hook_success" and fields.get("hookEvent") not in _HOOKS_SHOWN
+    if kind in NEVER_SHOWN or is_hooks:
         return ""
-    if (say := SHOWN.get(kind)) is None:
+    if kind not in SHOWN:
         return None
-    text = say(fields)
+    selected = plain(fields.get("content")) if kind == "selected_lines_in_ide" else ""
+    if len(selected) > _MAX_SELECTED_CHARS:
+        fields = fields | {"content": f"{selected[:_MAX_SELECTED_CHARS]}\n... (truncated)"}
+    text = "\n\n".join(filter(None, (_filled(part, fields) for part in SHOWN[kind])))
     is_own_words = kind == "queued_command"
     return text if is_own_words or not text else f"<system-reminder>\n{text}\n</system-reminder>"
 
