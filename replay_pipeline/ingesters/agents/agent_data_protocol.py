@@ -1,19 +1,11 @@
 """ADP, the agent data protocol: trajectories of actions and observations, of any agent."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.agents.base import Conversation
-from replay_pipeline.ingesters.base import ReadCounts, Result, SessionLog
-from replay_pipeline.ingesters.json_lines import (
-    arguments_text,
-    as_dict,
-    as_list,
-    read_document,
-    read_objects,
-    text_or_none,
-)
+from replay_pipeline.ingesters.agents.base import Conversation, TrajectoryReader
+from replay_pipeline.ingesters.base import Result
+from replay_pipeline.ingesters.json_lines import arguments_text, as_dict, as_list, text_or_none
 
 _SHELLS = frozenset({"bash", "sh", "shell", "zsh"})
 _ENDS = frozenset({"finish", "submit", "stop", "terminate", "send_msg_to_user"})
@@ -21,7 +13,7 @@ _ENDS = frozenset({"finish", "submit", "stop", "terminate", "send_msg_to_user"})
 _KEYS = (b'"class_"', b'"content"')
 
 
-class AgentDataProtocol:
+class AgentDataProtocol(TrajectoryReader):
     """Reads standardized trajectories: a list of them, or one a line.
 
     What an agent does up to the next observation is one decision. Code is a call of the tool that
@@ -36,21 +28,14 @@ class AgentDataProtocol:
         has_parts = any(kind in head for kind in (b'_observation"', b'_action"'))
         return has_parts and all(key in head for key in _KEYS)
 
-    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Yield one conversation per trajectory."""
-        document = read_document(path)
-        whole = as_list(document) or [document]
-        rows = read_objects(path, counts, end) if document is None else ((0, row) for row in whole)
-        for number, (offset, row) in enumerate((offset, as_dict(row)) for offset, row in rows):
-            counts.rows += document is not None
-            parts = [as_dict(part) for part in as_list(row.get("content"))]
-            counts.count(None if parts else "no_message")
-            talk = Conversation(text_or_none(row.get("id")) or f"{path.stem}-{number}", self.name)
-            talk.offset = offset
-            for part in parts:
-                _take(talk, part)
-            if parts:
-                yield talk.log()
+    def talks(self, row: dict[str, Any], name: str) -> Iterator[Conversation]:
+        """Yield the conversation of a trajectory."""
+        talk = Conversation(text_or_none(row.get("id")) or name, self.name)
+        parts = as_list(row.get("content"))
+        for part in map(as_dict, parts):
+            _take(talk, part)
+        if parts:
+            yield talk
 
 
 def _take(talk: Conversation, part: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.agents.base import Conversation, Place, tools_in, usage_of
+from replay_pipeline.ingesters.agents.base import Conversation, Place, openai_usage, tools_in
 from replay_pipeline.ingesters.base import ReadCounts, SessionLog
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
@@ -94,10 +94,7 @@ class _Rollout:
         talk.message(answer)
         if (turn := talk.written) is not None:
             turn.stop_reason = text_or_none(choice.get("finish_reason"))
-            if usage := as_dict(data.get("usage")) or as_dict(response.get("usage")):
-                cached = as_dict(usage.get("prompt_tokens_details")).get("cached_tokens")
-                n_prompt, n_output = usage.get("prompt_tokens"), usage.get("completion_tokens")
-                turn.usage = usage_of(n_prompt, n_output, n_cached=cached)
+            turn.usage = openai_usage(data.get("usage") or response.get("usage"))
         with_it = digest_of((said, answer))
         self._known[with_it] = talk.place
         self._callers |= {call["id"]: (said, with_it) for call in answer["tool_calls"]}

@@ -1,24 +1,21 @@
 """ATIF, the Agent Trajectory Interchange Format of Harbor: trajectories of any agent."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.agents.base import Conversation, tools_in, usage_of
-from replay_pipeline.ingesters.base import ReadCounts, Result, SessionLog
-from replay_pipeline.ingesters.json_lines import (
-    as_dict,
-    as_list,
-    read_document,
-    read_objects,
-    text_in,
-    text_or_none,
+from replay_pipeline.ingesters.agents.base import (
+    Conversation,
+    TrajectoryReader,
+    openai_usage,
+    tools_in,
 )
+from replay_pipeline.ingesters.base import Result
+from replay_pipeline.ingesters.json_lines import as_dict, as_list, text_in, text_or_none
 
 _HEAD_BYTES = 4_096
 
 
-class Atif:
+class Atif(TrajectoryReader):
     """Reads trajectories of any agent: one per file, or one per line.
 
     Each step of the agent is a decision, unless no model made it or it is copied from another
@@ -26,44 +23,34 @@ class Atif:
     """
 
     name = "atif"
-    rank = 3
 
     def sniff(self, head: bytes) -> bool:
         """Return whether `head` is the beginning of a trajectory."""
         return b'"schema_version"' in head[:_HEAD_BYTES] and b'"ATIF-v' in head[:_HEAD_BYTES]
 
-    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Yield one conversation per trajectory. Subagents come after their parent."""
-        document = read_document(path)
-        rows = [(0, document)] if isinstance(document, dict) else read_objects(path, counts, end)
-        counts.rows += isinstance(document, dict)
-        for offset, row in rows:
-            counts.count(None if as_list(row.get("steps")) else "no_message")
-            if as_list(row.get("steps")):
-                yield from _logs(row, path.stem, offset, None)
+    def talks(self, row: dict[str, Any], name: str) -> Iterator[Conversation]:
+        """Yield the conversation of a trajectory, then those of its subagents."""
+        if as_list(row.get("steps")):
+            yield from _talks(row, name, None)
 
 
-def _logs(
-    trajectory: dict[str, Any], name: str, offset: int, parent: str | None
-) -> Iterator[SessionLog]:
+def _talks(trajectory: dict[str, Any], name: str, parent: str | None) -> Iterator[Conversation]:
     agent = as_dict(trajectory.get("agent"))
     own = text_or_none(trajectory.get("trajectory_id"))
     session_id = own or text_or_none(trajectory.get("session_id")) or name
     if parent is not None:
         session_id = f"{parent}.agent-{session_id}"
     talk = Conversation(session_id, text_or_none(agent.get("name")) or Atif.name)
-    talk.version, talk.offset = text_or_none(agent.get("version")), offset
+    talk.part_of = (own or name, parent) if parent is not None else None
+    talk.version = text_or_none(agent.get("version"))
     talk.tools = tools_in(agent.get("tool_definitions"))
     for step in map(as_dict, as_list(trajectory.get("steps"))):
         talk.model = text_or_none(step.get("model_name")) or text_or_none(agent.get("model_name"))
         talk.timestamp = text_or_none(step.get("timestamp"))
         _step(talk, step)
-    log = talk.log()
-    if parent is not None:
-        log.agent_id, log.parent_session_id = own or name, parent
-    yield log
+    yield talk
     for number, inner in enumerate(as_list(trajectory.get("subagent_trajectories"))):
-        yield from _logs(as_dict(inner), str(number), offset, session_id)
+        yield from _talks(as_dict(inner), str(number), session_id)
 
 
 def _step(talk: Conversation, step: dict[str, Any]) -> None:
@@ -83,9 +70,7 @@ def _step(talk: Conversation, step: dict[str, Any]) -> None:
     for call in map(as_dict, as_list(step.get("tool_calls"))):
         name = text_or_none(call.get("function_name")) or ""
         talk.call(turn, text_or_none(call.get("tool_call_id")), name, call.get("arguments"))
-    if metrics := as_dict(step.get("metrics")):
-        n_prompt, n_output = metrics.get("prompt_tokens"), metrics.get("completion_tokens")
-        turn.usage = usage_of(n_prompt, n_output, n_cached=metrics.get("cached_tokens"))
+    turn.usage = openai_usage(step.get("metrics"))
     for result in results:
         call_id, said = text_or_none(result.get("source_call_id")), text_in(result.get("content"))
         if call_id is None or not talk.answer(call_id, Result(said)):

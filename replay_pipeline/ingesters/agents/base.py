@@ -1,7 +1,7 @@
 """Build conversations from logs, row by row: what the readers of most agents share."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ from replay_pipeline.ingesters.json_lines import (
     as_dict,
     as_list,
     objects_in,
+    read_document,
     read_objects,
     text_in,
     text_or_none,
@@ -50,7 +51,7 @@ class LinearReader:
 
     def sniff(self, head: bytes) -> bool:
         """Return whether a file that starts with `head` is one of this agent's."""
-        first = next(objects_in(head.split(b"\n", 1)[0], ReadCounts()), None)
+        first = first_row(head)
         return first is not None and self.begins(first)
 
     def rows(
@@ -69,6 +70,63 @@ class LinearReader:
         yield talk.log()
 
 
+class DocumentReader(LinearReader):
+    """Reads files that are one JSON document with messages. They are read as a whole."""
+
+    def messages(self, talk: "Conversation", document: Any) -> list[Any]:
+        """Take in what a document says of its session, and return its messages."""
+        raise NotImplementedError
+
+    def rows(
+        self, talk: "Conversation", path: Path, counts: ReadCounts, end: int | None
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the messages."""
+        del end
+        messages = self.messages(talk, read_document(path))
+        counts.rows += len(messages)
+        return ((0, as_dict(message)) for message in messages)
+
+
+class TrajectoryReader:
+    """Reads files in which each row, or each item of one document, has whole conversations."""
+
+    name: ClassVar[str]
+    rank: ClassVar[int] = 3
+
+    def talks(self, row: dict[str, Any], name: str) -> Iterable["Conversation"]:
+        """Yield the conversations of a row; `name` stands for one that has none."""
+        raise NotImplementedError
+
+    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
+        """Yield every conversation of a file."""
+        for number, (offset, row) in enumerate(_lines_or_document(path, counts, end)):
+            logs = [talk.log() for talk in self.talks(row, f"{path.stem}-{number}")]
+            counts.count(None if logs else "no_message")
+            for log in logs:
+                for turn in log.turns:
+                    turn.offset = offset
+            yield from logs
+
+
+def first_row(head: bytes) -> dict[str, Any] | None:
+    """Return the first row of a file."""
+    return next(objects_in(head.split(b"\n", 1)[0], ReadCounts()), None)
+
+
+def _lines_or_document(
+    path: Path, counts: ReadCounts, end: int | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    with path.open("rb") as file:
+        is_lines = file.readline().rstrip().endswith(b"}")
+    document = None if is_lines else read_document(path)
+    if document is None:
+        yield from read_objects(path, counts, end)
+        return
+    for each in document if isinstance(document, list) else [document]:
+        counts.rows += 1
+        yield 0, as_dict(each)
+
+
 def usage_of(
     n_prompt: Any, n_output: Any, *, n_cached: Any = 0, n_written: Any = 0
 ) -> RecordedUsage:
@@ -76,6 +134,15 @@ def usage_of(
     n_read, n_new = as_count(n_cached), as_count(n_written)
     n_input = max(0, as_count(n_prompt) - n_read - n_new)
     return RecordedUsage(n_input, n_new, n_read, as_count(n_output))
+
+
+def openai_usage(value: Any) -> RecordedUsage | None:
+    """Return the tokens in OpenAI's form; `None` if there are none."""
+    used = as_dict(value)
+    details = as_dict(used.get("prompt_tokens_details"))
+    cached = details.get("cached_tokens") or used.get("cached_tokens")
+    n_prompt, n_output = used.get("prompt_tokens"), used.get("completion_tokens")
+    return usage_of(n_prompt, n_output, n_cached=cached) if used else None
 
 
 def tools_in(tools: Any) -> list[Tool]:
@@ -110,6 +177,9 @@ class Conversation:
         """The system prompt, where the log has it."""
         self.title: str | None = None
         """What the log calls the session."""
+        self.is_resolved: bool | None = None
+        self.part_of: tuple[str, str] | None = None
+        """Of a subagent: its id, and the session that started it."""
         self.cwd: str | None = None
         self.model: str | None = None
         self.version: str | None = None
@@ -319,10 +389,14 @@ class Conversation:
             if not _is_empty(turn):
                 turn.index = len(kept)
                 kept.append(turn)
+        agent_id, parent = self.part_of or (None, None)
         return SessionLog(
             self.session_id,
             self.agent,
             kept,
+            agent_id,
+            parent,
+            is_resolved=self.is_resolved,
             tools=self.tools,
             title=self.title,
             sent=list(self._shapes.values()),

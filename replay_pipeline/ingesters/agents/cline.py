@@ -1,19 +1,16 @@
 """Cline: the messages of a task, from its extension or from its SDK and command line."""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.agents.base import Conversation, usage_of
-from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, Result, SessionLog
+from replay_pipeline.ingesters.agents.base import Conversation, DocumentReader, usage_of
+from replay_pipeline.ingesters.base import RecordedUsage, Result
 from replay_pipeline.ingesters.json_lines import (
     arguments_text,
     as_dict,
     as_list,
     digest_of,
     moment_of,
-    read_document,
     text_in,
     text_or_none,
 )
@@ -22,7 +19,7 @@ _LIST = re.compile(rb'\s*\[\s*\{\s*"(?:role|content|id)"\s*:')
 _PARTS = re.compile(rb'\s*\{\s*"version"\s*:\s*1,\s*"updated_at"\s*:')
 
 
-class Cline:
+class Cline(DocumentReader):
     """Reads `tasks/<id>/api_conversation_history.json` and `sessions/<id>/<name>.messages.json`.
 
     Both have messages in Anthropic's form. The first kind doesn't contain the task's id, so the
@@ -30,7 +27,6 @@ class Cline:
     """
 
     name = "cline"
-    rank = 3
 
     def sniff(self, head: bytes) -> bool:
         """Return whether `head` is the beginning of a list of messages, or of a document with one."""
@@ -38,53 +34,48 @@ class Cline:
             return b'"sessionId"' in head and b'"origin"' in head
         return bool(_LIST.match(head)) and b'"role"' in head and b'"content"' in head
 
-    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Read the conversation of a task. Reads the whole document, because it has no rows."""
-        del end
-        document = read_document(path)
-        whole = as_dict(document)
+    def messages(self, talk: Conversation, document: Any) -> list[Any]:
+        """Take in what names the session, and return the messages."""
+        whole, origin = as_dict(document), as_dict(as_dict(document).get("origin"))
         messages = as_list(document) or as_list(whole.get("messages"))
         name = text_or_none(whole.get("sessionId")) or (digest_of(messages[0]) if messages else "")
-        talk = Conversation(name or path.stem, self.name)
-        talk.version = text_or_none(as_dict(whole.get("origin")).get("version"))
+        talk.session_id = name or talk.session_id
+        talk.version = text_or_none(origin.get("version"))
         talk.system = text_or_none(whole.get("system_prompt"))
-        counts.rows += len(messages)
-        for message in map(as_dict, messages):
-            counts.count(_take(talk, message))
-        log = talk.log()
-        if parent := text_or_none(as_dict(whole.get("origin")).get("parentThreadId")):
-            log.agent_id, log.parent_session_id = talk.session_id, parent
-        yield log
+        if parent := text_or_none(origin.get("parentThreadId")):
+            talk.part_of = talk.session_id, parent
+        return messages
 
-
-def _take(talk: Conversation, message: dict[str, Any]) -> str | None:
-    content = message.get("content")
-    talk.timestamp = moment_of(message.get("ts"))
-    blocks = [as_dict(block) for block in as_list(content)]
-    if isinstance(content, str):
-        blocks = [{"type": "text", "text": content}]
-    if message.get("role") == "user":
-        return _user(talk, blocks)
-    if message.get("role") != "assistant":
-        return "no_message"
-    model = as_dict(message.get("modelInfo"))
-    talk.model = text_or_none(model.get("modelId")) or text_or_none(model.get("id")) or talk.model
-    talk.close()
-    own_id = text_or_none(message.get("id"))
-    turn = talk.assistant(f"cline:{own_id}" if own_id else None)
-    for block in blocks:
-        kind = block.get("type")
-        if kind == "tool_use":
-            name = text_or_none(block.get("name")) or ""
-            talk.call(turn, text_or_none(block.get("id")), name, block.get("input"))
-        elif kind == "thinking":
-            turn.thinking += filter(None, [text_or_none(block.get("thinking"))])
-        elif kind == "redacted_thinking":
-            turn.flags |= {kind}
-        elif text := text_in(block):
-            turn.texts.append(text)
-    turn.usage = _usage(as_dict(message.get("metrics")))
-    return None if blocks else "empty"
+    def take(self, talk: Conversation, row: dict[str, Any]) -> str | None:
+        """Take one message in; returns the reason if it makes no turn."""
+        content = row.get("content")
+        talk.timestamp = moment_of(row.get("ts"))
+        blocks = [as_dict(block) for block in as_list(content)]
+        if isinstance(content, str):
+            blocks = [{"type": "text", "text": content}]
+        if row.get("role") == "user":
+            return _user(talk, blocks)
+        if row.get("role") != "assistant":
+            return "no_message"
+        model = as_dict(row.get("modelInfo"))
+        model_id = text_or_none(model.get("modelId")) or text_or_none(model.get("id"))
+        talk.model = model_id or talk.model
+        talk.close()
+        own_id = text_or_none(row.get("id"))
+        turn = talk.assistant(f"cline:{own_id}" if own_id else None)
+        for block in blocks:
+            kind = block.get("type")
+            if kind == "tool_use":
+                name = text_or_none(block.get("name")) or ""
+                talk.call(turn, text_or_none(block.get("id")), name, block.get("input"))
+            elif kind == "thinking":
+                turn.thinking += filter(None, [text_or_none(block.get("thinking"))])
+            elif kind == "redacted_thinking":
+                turn.flags |= {kind}
+            elif text := text_in(block):
+                turn.texts.append(text)
+        turn.usage = _usage(as_dict(row.get("metrics")))
+        return None if blocks else "empty"
 
 
 def _user(talk: Conversation, blocks: list[dict[str, Any]]) -> str | None:

@@ -114,11 +114,10 @@ class _CopilotLog:
 
     def logs(self) -> Iterator[SessionLog]:
         """Yield the finished conversations."""
-        yield self.main.log()
         for agent_id, talk in self.subagents.items():
-            log = talk.log()
-            log.agent_id, log.parent_session_id = agent_id, self.main.session_id
-            yield log
+            talk.part_of = agent_id, self.main.session_id
+        for talk in (self.main, *self.subagents.values()):
+            yield talk.log()
 
     def start(self, talk: Conversation, data: dict[str, Any]) -> str | None:
         if not talk.turns:

@@ -73,7 +73,7 @@ class OpenCode:
             what = session.take(row)
             if is_grown or row.keys() != _OF_CLEARING:
                 counts.count(what)
-        yield session.log()
+        yield session.talk.log()
 
 
 class _OpenCodeSession:
@@ -83,7 +83,8 @@ class _OpenCodeSession:
         self.talk = Conversation(text_or_none(info.get("id")) or path.stem, OpenCode.name)
         self.talk.cwd = text_or_none(info.get("directory"))
         self.talk.version = text_or_none(info.get("version"))
-        self._parent = _id(info.get("parentID"), "ses_")
+        if parent := _id(info.get("parentID"), "ses_"):
+            self.talk.part_of = self.talk.session_id, parent
         self.talk.title = text_or_none(info.get("title"))
         self._first_turn: dict[str, int] = {}
         """Where the turns of a message begin, by its id."""
@@ -186,13 +187,6 @@ class _OpenCodeSession:
                 self._unanswered.append((turn, call_id))
         elif text is not None:
             (turn.thinking if part.get("type") == "reasoning" else turn.texts).append(text)
-
-    def log(self) -> SessionLog:
-        """Return the finished session. A subagent's session is part of the session that started it."""
-        log = self.talk.log()
-        if self._parent:
-            log.agent_id, log.parent_session_id = log.session_id, self._parent
-        return log
 
 
 def _id(value: Any, prefix: str) -> str | None:

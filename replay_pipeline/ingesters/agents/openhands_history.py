@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.agents.base import Conversation, tools_in, usage_of
+from replay_pipeline.ingesters.agents.base import Conversation, openai_usage, tools_in
 from replay_pipeline.ingesters.base import ReadCounts, Result, SessionLog
 from replay_pipeline.ingesters.json_lines import (
     as_dict,
@@ -42,10 +42,8 @@ class OpenHandsHistory:
             # Versions of 2024 have pairs of an action and what came of it.
             pairs = (each if isinstance(each, list) else [each] for each in events)
             log = self._log(name, offset, (e for pair in pairs for e in pair), ReadCounts())
-            report = as_dict(as_dict(row.get("test_result")).get("report")) or as_dict(
-                row.get("report")
-            )
-            log.is_resolved = report.get("resolved")
+            report = as_dict(row.get("test_result")).get("report") or row.get("report")
+            log.is_resolved = as_dict(report).get("resolved")
             if events:
                 yield log
 
@@ -71,11 +69,8 @@ def _answered(talk: Conversation, response: dict[str, Any]) -> None:
     (choice, *_) = map(as_dict, as_list(response.get("choices")) or [None])
     talk.model = text_or_none(response.get("model")) or talk.model
     talk.message(as_dict(choice.get("message")) | {"role": "assistant"})
-    usage = as_dict(response.get("usage"))
-    if usage and talk.written is not None:
-        cached = as_dict(usage.get("prompt_tokens_details")).get("cached_tokens")
-        n_prompt, n_output = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        talk.written.usage = usage_of(n_prompt, n_output, n_cached=cached)
+    if talk.written is not None:
+        talk.written.usage = openai_usage(response.get("usage"))
 
 
 def _take(talk: Conversation, event: dict[str, Any], call_id: str | None) -> str | None:

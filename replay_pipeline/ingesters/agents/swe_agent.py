@@ -2,18 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.agents.base import Conversation, usage_of
-from replay_pipeline.ingesters.base import ReadCounts, Result, SessionLog
+from replay_pipeline.ingesters.agents.base import Conversation, DocumentReader, openai_usage
+from replay_pipeline.ingesters.base import Result
 from replay_pipeline.ingesters.json_lines import (
     as_dict,
     as_list,
     digest_of,
     moment_of,
-    read_document,
     text_in,
     text_or_none,
 )
@@ -41,7 +38,7 @@ SHELL: Tool = {
 """The tool that a command in a text stands for."""
 
 
-class MiniSweAgent:
+class MiniSweAgent(DocumentReader):
     """Reads `*.traj.json` of mini-SWE-agent: a document with messages, or from 1.0 these alone.
 
     Before 2.0 a command was a fenced block of the text. It is read as a call of `bash`, and the
@@ -57,40 +54,35 @@ class MiniSweAgent:
             return b"mswea_bash_command" in head or b"```bash" in head
         return head.lstrip().startswith(b"{") and b'"mini_version"' in head
 
-    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Read the conversation of a task. Reads the whole document, because it has no rows."""
-        del end
-        document = read_document(path)
+    def messages(self, talk: Conversation, document: Any) -> list[Any]:
+        """Take in the model and the version, and return the messages."""
         info = as_dict(as_dict(document).get("info"))
         messages = as_list(document) or as_list(as_dict(document).get("messages"))
+        talk.session_id = _name(talk.session_id, messages)
         config = as_dict(as_dict(info.get("config")).get("model"))
-        talk = Conversation(_name(path, messages), self.name)
-        talk.model, talk.version = (
-            text_or_none(config.get("model_name")),
-            text_or_none(info.get("mini_version")),
-        )
-        counts.rows += len(messages)
-        for message in map(as_dict, messages):
-            extra = as_dict(message.get("extra"))
-            talk.timestamp = moment_of(extra.get("timestamp"), per_second=1)
-            response = as_dict(extra.get("response"))
-            talk.model = text_or_none(response.get("model")) or talk.model
-            text = text_in(message.get("content"))
-            commands = [a or b for a, b in _COMMAND.findall(text)]
-            action = commands[0].strip() if len(commands) == 1 else None
-            counts.count(_take(talk, message, _COMMAND.sub("", text).strip(), action))
-            if usage := as_dict(response.get("usage")):
-                cached = as_dict(usage.get("prompt_tokens_details")).get("cached_tokens")
-                n_prompt, n_output = usage.get("prompt_tokens"), usage.get("completion_tokens")
-                talk.usage(usage_of(n_prompt, n_output, n_cached=cached))
-        yield talk.log()
+        talk.model = text_or_none(config.get("model_name"))
+        talk.version = text_or_none(info.get("mini_version"))
+        return messages
+
+    def take(self, talk: Conversation, row: dict[str, Any]) -> str | None:
+        """Take one message in; returns the reason if it makes no turn."""
+        extra = as_dict(row.get("extra"))
+        talk.timestamp = moment_of(extra.get("timestamp"), per_second=1)
+        response = as_dict(extra.get("response"))
+        talk.model = text_or_none(response.get("model")) or talk.model
+        text = text_in(row.get("content"))
+        commands = [a or b for a, b in _COMMAND.findall(text)]
+        action = commands[0].strip() if len(commands) == 1 else None
+        skipped = _take(talk, row, _COMMAND.sub("", text).strip(), action)
+        if usage := openai_usage(response.get("usage")):
+            talk.usage(usage)
+        return skipped
 
 
-class SweAgent:
+class SweAgent(DocumentReader):
     """Reads `*.traj` of SWE-agent: the history that the model saw, with its demonstrations."""
 
     name = "swe_agent"
-    rank = 3
 
     def sniff(self, head: bytes) -> bool:
         """Return whether `head` is the beginning of a trajectory."""
@@ -98,27 +90,26 @@ class SweAgent:
         is_object = head.lstrip().startswith(b"{") and all(key in head for key in keys)
         return is_object and (b'"trajectory"' in head or b'"history"' in head)
 
-    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Read the conversation of a task. Reads the whole document, because it has no rows."""
-        del end
-        document = as_dict(read_document(path))
-        messages = [as_dict(message) for message in as_list(document.get("history"))]
-        talk = Conversation(_name(path, messages), self.name)
-        talk.model = _model(document.get("replay_config"))
-        counts.rows += len(messages)
-        main = next((message.get("agent") for message in messages), None)
-        for message in messages:
-            if message.get("agent") != main:
-                counts.count("transcript_only")
-                continue
-            action, thought = text_or_none(message.get("action")), message.get("thought")
-            before = len(talk.turns)
-            told = text_or_none(thought) or text_in(message.get("content"))
-            counts.count(_take(talk, message, told.strip(), action and action.strip()))
-            if message.get("is_demo"):
-                for turn in talk.turns[before:]:
-                    turn.flags |= {"copy"} if turn.kind == "assistant" else {"meta"}
-        yield talk.log()
+    def messages(self, talk: Conversation, document: Any) -> list[Any]:
+        """Take in the model, and return the history."""
+        whole = as_dict(document)
+        messages = list(map(as_dict, as_list(whole.get("history"))))
+        talk.session_id = _name(talk.session_id, messages)
+        talk.model = _model(whole.get("replay_config"))
+        main = messages[0].get("agent") if messages else None
+        return [each if each.get("agent") == main else {} for each in messages]
+
+    def take(self, talk: Conversation, row: dict[str, Any]) -> str | None:
+        """Take one message in; returns the reason if it makes no turn."""
+        if not row:  # of another agent
+            return "transcript_only"
+        action, n_before = text_or_none(row.get("action")), len(talk.turns)
+        told = text_or_none(row.get("thought")) or text_in(row.get("content"))
+        skipped = _take(talk, row, told.strip(), action and action.strip())
+        if row.get("is_demo"):
+            for turn in talk.turns[n_before:]:
+                turn.flags |= {"copy"} if turn.kind == "assistant" else {"meta"}
+        return skipped
 
 
 def _take(
@@ -143,8 +134,8 @@ def _take(
     return talk.message(message)
 
 
-def _name(path: Path, messages: list[Any]) -> str:
-    return f"{path.name.split('.traj')[0]}-{digest_of(messages[:3])[:8]}"
+def _name(stem: str, messages: list[Any]) -> str:
+    return f"{stem.split('.traj')[0]}-{digest_of(messages[:3])[:8]}"
 
 
 def _model(config: Any) -> str | None:

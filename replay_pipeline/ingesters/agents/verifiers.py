@@ -2,20 +2,17 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from replay_pipeline.ingesters.agents.base import Conversation, Place, tools_in
-from replay_pipeline.ingesters.base import ReadCounts, RecordedUsage, SessionLog
-from replay_pipeline.ingesters.json_lines import (
-    as_count,
-    as_dict,
-    as_list,
-    moment_of,
-    objects_in,
-    read_objects,
-    text_or_none,
+from replay_pipeline.ingesters.agents.base import (
+    Conversation,
+    Place,
+    TrajectoryReader,
+    first_row,
+    tools_in,
 )
+from replay_pipeline.ingesters.base import RecordedUsage
+from replay_pipeline.ingesters.json_lines import as_count, as_dict, as_list, moment_of, text_or_none
 
 # An episode, and a trace by itself; heads of lines too long to be read whole.
 _HEAD = re.compile(
@@ -24,7 +21,7 @@ _HEAD = re.compile(
 )
 
 
-class VerifiersTraces:
+class VerifiersTraces(TrajectoryReader):
     """Reads `traces.jsonl`: each row is one episode with the traces of its agents, or one trace.
 
     Each message is stored once and names the one before it. Only messages that the model wrote in
@@ -32,24 +29,20 @@ class VerifiersTraces:
     """
 
     name = "verifiers"
-    rank = 3
 
     def sniff(self, head: bytes) -> bool:
         """Return whether the first row is an episode or a trace."""
-        for row in objects_in(head.split(b"\n", 1)[0], ReadCounts()):
-            # The first rollout may have failed before it had any message.
-            is_named = {"env", "traces"} <= row.keys() or "verifiers" in row
-            return "task" in row and (is_named or any(_nodes(trace) for trace in _traces(row)))
-        return bool(_HEAD.match(head))
+        if (row := first_row(head)) is None:
+            return bool(_HEAD.match(head))
+        # The first rollout may have failed before it had any message.
+        is_named = {"env", "traces"} <= row.keys() or "verifiers" in row
+        return "task" in row and (is_named or any(_nodes(trace) for trace in _traces(row)))
 
-    def read(self, path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[SessionLog]:
-        """Yield one conversation per trace."""
-        for number, (offset, row) in enumerate(read_objects(path, counts, end)):
-            traces = [trace for trace in _traces(row) if _nodes(trace)]
-            counts.count(None if traces else "no_message")
-            for k, trace in enumerate(traces):
-                name = text_or_none(trace.get("id")) or f"{path.stem}-{number}-{k}"
-                yield _log(trace, Conversation(name, self.name), offset)
+    def talks(self, row: dict[str, Any], name: str) -> Iterator[Conversation]:
+        """Yield the conversation of each trace."""
+        for k, trace in enumerate(filter(_nodes, _traces(row))):
+            own = text_or_none(trace.get("id")) or f"{name}-{k}"
+            yield _talk(trace, Conversation(own, self.name))
 
 
 def _traces(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -61,10 +54,10 @@ def _nodes(trace: dict[str, Any]) -> list[dict[str, Any]]:
     return nodes if any("message" in node for node in nodes) else []
 
 
-def _log(trace: dict[str, Any], talk: Conversation, offset: int) -> SessionLog:
+def _talk(trace: dict[str, Any], talk: Conversation) -> Conversation:
     config = as_dict(as_dict(trace.get("agent")).get("config"))
     talk.agent = text_or_none(as_dict(config.get("harness")).get("id")) or talk.agent
-    talk.model, talk.offset = text_or_none(config.get("model")), offset
+    talk.model = text_or_none(config.get("model"))
     calls = {call["node"]: call for call in map(as_dict, as_list(trace.get("calls")))
              if isinstance(call.get("node"), int)}  # fmt: skip
     places: list[Place] = []
@@ -88,4 +81,4 @@ def _log(trace: dict[str, Any], talk: Conversation, offset: int) -> SessionLog:
                 )
         places.append(talk.place)
     talk.tools = talk.tools or tools_in(trace.get("tools"))
-    return talk.log()
+    return talk
