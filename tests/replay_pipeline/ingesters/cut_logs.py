@@ -11,11 +11,11 @@ from typing import Any
 from typer.testing import CliRunner
 
 from replay_pipeline.cli import app
-from replay_pipeline.ingesters import Traces, ingest
+from replay_pipeline.ingesters import ingest
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from tests.replay_pipeline.ingesters import test_traps
-from tests.replay_pipeline.ingesters.logs import Log
+from tests.replay_pipeline.ingesters.logs import Log, states_of
 from tests.replay_pipeline.ingesters.random_log import RandomLog
 
 
@@ -63,9 +63,8 @@ def read_in_steps(log: Log, cuts: Sequence[int], folder: Path) -> dict[str, Any]
 
 def read_whole(log: Log, folder: Path) -> dict[str, Any]:
     """What one full parse finds."""
-    r = ingest(log.write(folder))
-    traces = Traces(sessions=r.sessions, turns=r.turns, states=r.states, tools=r.tools)
-    return {state["state_id"]: comparable(state) for state in traces.materialize()}
+    states = states_of(ingest(log.write(folder)))
+    return {state["state_id"]: comparable(state) for state in states}
 
 
 def comparable(state: Any) -> Any:

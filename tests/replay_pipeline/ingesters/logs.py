@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from replay_pipeline.ingesters import IngestResult, Traces
+from replay_pipeline.types import TraceState
+
 
 class Log:
     """A session file in the making. Each call appends a row below the last one, or `parent`."""
@@ -79,6 +82,12 @@ class Log:
 
 def tool_use(call_id: str, name: str = "Read", **arguments: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+
+
+def states_of(result: IngestResult) -> list[TraceState]:
+    """Every state of an ingestion, with its prefix."""
+    names = ("sessions", "turns", "states", "tools")
+    return list(Traces(**{name: getattr(result, name) for name in names}).materialize())
 
 
 def shape(messages: list[dict[str, Any]]) -> list[str]:

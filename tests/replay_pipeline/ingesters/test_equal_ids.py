@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from replay_pipeline.ingesters import Traces, ingest
-from tests.replay_pipeline.ingesters.logs import Log, shape, tool_use
+from replay_pipeline.ingesters import ingest
+from tests.replay_pipeline.ingesters.logs import Log, shape, states_of, tool_use
 from tests.roots import sample_root
 
 SIGNS: dict[str, Any] = {
@@ -15,11 +15,6 @@ SIGNS: dict[str, Any] = {
     "tokens": lambda n: {"message": {"usage": {"input_tokens": 100 + n, "output_tokens": 1}}},
     "answered calls": lambda n: {"message": {"id": "msg" if n < 3 else "last"}},
 }
-
-
-def materialized(result) -> list[dict[str, Any]]:
-    names = ("sessions", "turns", "states", "tools")
-    return list(Traces(**{name: getattr(result, name) for name in names}).materialize())
 
 
 def of_one_name(sign: str, words: str = "one", session: str = "session-1") -> Log:
@@ -36,7 +31,7 @@ def of_one_name(sign: str, words: str = "one", session: str = "session-1") -> Lo
 @pytest.mark.parametrize("sign", SIGNS)
 def test_messages_and_calls_of_one_id_are_told_apart_by_their_place(sign: str, tmp_path: Path):
     log = of_one_name(sign)
-    found = materialized(ingest(log.write(tmp_path), redact=False))
+    found = states_of(ingest(log.write(tmp_path), redact=False))
     assert len(found) == len({state["state_id"] for state in found}) == 4
     assert shape(found[-1]["messages"])[1:] == [
         "(call_0)", "call_0=result 0", "(call_0~1)", "call_0~1=result 1",
@@ -52,7 +47,7 @@ def test_parallel_calls_of_one_id_are_answered_in_order(tmp_path: Path):
     for n in range(3):
         log.answers("REDACTED", f"result {n}")
     log.says("m2", "done")
-    *_, last = materialized(ingest(log.write(tmp_path), redact=False))
+    *_, last = states_of(ingest(log.write(tmp_path), redact=False))
     assert shape(last["messages"])[2:] == [
         "REDACTED=result 0", "REDACTED~1=result 1", "REDACTED~2=result 2"
     ]  # fmt: skip

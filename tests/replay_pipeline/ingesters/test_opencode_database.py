@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from replay_pipeline.errors import IngestError
-from replay_pipeline.ingesters import Traces, discover, ingest
+from replay_pipeline.ingesters import discover, ingest
 from replay_pipeline.ingesters.agents.opencode_database import export_sessions
 from replay_pipeline.ingesters.json_lines import text_in
+from tests.replay_pipeline.ingesters.logs import states_of
 from tests.roots import pipeline_at
 
 RECORDING = Path(__file__).parents[2] / "data" / "opencode.json.gz"
@@ -76,10 +77,7 @@ def states_in(source: Path) -> list[dict[str, Any]]:
     found = ingest(source, redact=False)
     report = found.report
     assert report.rows == report.rows_used + sum(report.skipped.values())
-    traces = Traces(
-        sessions=found.sessions, turns=found.turns, states=found.states, tools=found.tools
-    )
-    return list(traces.materialize())
+    return states_of(found)
 
 
 def test_every_decision_of_its_database_is_the_request_that_opencode_sent(

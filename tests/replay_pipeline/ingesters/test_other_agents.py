@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from replay_pipeline.ingesters import IngestResult, Traces, ingest
-from tests.replay_pipeline.ingesters.logs import shape
+from replay_pipeline.ingesters import IngestResult, ingest
+from tests.replay_pipeline.ingesters.logs import shape, states_of
 
 
 def lines(path: Path, *rows: Any) -> Path:
@@ -18,12 +18,9 @@ def lines(path: Path, *rows: Any) -> Path:
 
 def read(path: Path) -> tuple[IngestResult, list[dict[str, Any]]]:
     result = ingest(path, redact=False)
-    traces = Traces(
-        sessions=result.sessions, turns=result.turns, states=result.states, tools=result.tools
-    )
     report = result.report
     assert report.rows == report.rows_used + sum(report.skipped.values())
-    return result, list(traces.materialize())
+    return result, states_of(result)
 
 
 def codex_items() -> list[dict[str, Any]]:

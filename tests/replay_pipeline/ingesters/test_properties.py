@@ -18,15 +18,13 @@ from replay_pipeline.ingesters import (
     IngestReport,
     IngestResult,
     SourceSlice,
-    Traces,
-    discover,
     ingest,
     state_id_of,
     write_traces,
 )
 from replay_pipeline.ingesters.base import Turn
 from replay_pipeline.types import TraceState
-from tests.replay_pipeline.ingesters.logs import assert_results_follow_their_calls
+from tests.replay_pipeline.ingesters.logs import assert_results_follow_their_calls, states_of
 from tests.replay_pipeline.ingesters.random_log import RandomLog
 
 pytestmark = pytest.mark.slow
@@ -39,12 +37,11 @@ def state_id(message_id: str) -> str:
     return state_id_of(Turn(None, "assistant", 0, "", message_id=message_id))
 
 
-def states_of(results: Iterable[IngestResult]) -> dict[str, TraceState]:
+def states_in(results: Iterable[IngestResult]) -> dict[str, TraceState]:
     """Every state, as the last result has it."""
     found: dict[str, TraceState] = {}
-    for r in results:
-        traces = Traces(sessions=r.sessions, turns=r.turns, states=r.states, tools=r.tools)
-        states = list(traces.materialize())
+    for result in results:
+        states = states_of(result)
         by_id = {state["state_id"]: state for state in states}
         assert len(by_id) == len(states)
         found |= by_id
@@ -61,7 +58,7 @@ def test_prefix_and_action_of_every_state_are_the_true_ones(seed: int):
     made = RandomLog(seed)
     with TemporaryDirectory() as folder:
         result = ingest(made.log.write(Path(folder)), redact=False)
-    found = states_of([result])
+    found = states_in([result])
     assert found.keys() == {state_id(m) for m in made.truth}
     for message_id, turn in made.truth.items():
         state = found[state_id(message_id)]
@@ -84,7 +81,7 @@ def test_slices_of_a_file_add_up_to_the_file(seed: int, cuts: list[float]):
         path = made.log.write(Path(folder))
         whole = ingest(path)
         parts = [ingest(SourceSlice(path, a, b)) for a, b in pairwise(bounds)]
-    expected, found = states_of([whole]), states_of(parts)
+    expected, found = states_in([whole]), states_in(parts)
     for states in (expected, found):
         for state in states.values():
             # Tools are learned as more is seen.
@@ -94,29 +91,6 @@ def test_slices_of_a_file_add_up_to_the_file(seed: int, cuts: list[float]):
     assert sum(p.report.rows_used for p in parts) == whole.report.rows_used
     for part in parts:
         assert_every_row_is_accounted_for(part.report)
-
-
-@FEW
-@given(SEEDS, st.lists(st.floats(0, 1), max_size=4))
-def test_a_file_that_grows_is_read_to_the_same_decisions(seed: int, cuts: list[float]):
-    made = RandomLog(seed, n_turns=12)
-    data = made.log.bytes
-    bounds = sorted({len(data), *(round(cut * len(data)) for cut in cuts)})
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / f"{made.log.session_id}.jsonl"
-        batches, known, results = [], set(), []
-        for bound in bounds:
-            path.write_bytes(data[:bound])
-            new = discover([Path(folder)], known=batches, settle_s=0)
-            batches += new
-            for batch in new:
-                try:
-                    result = ingest(batch.slices, known_state_ids=known)
-                except IngestError:
-                    continue
-                known |= set(result.states["state_id"].to_pylist())
-                results.append(result)
-    assert states_of(results).keys() == {state_id(m) for m in made.truth}
 
 
 @settings(max_examples=6, deadline=None)
@@ -152,7 +126,7 @@ def test_a_log_cut_at_any_byte_is_read_without_an_exception():
                 assert cut < 400
                 continue
             assert_every_row_is_accounted_for(result.report)
-            found = states_of([result])
+            found = states_in([result])
             assert found.keys() <= whole
             assert len(found) >= last
             last = len(found)
@@ -225,7 +199,7 @@ def test_no_damage_to_rows_leaves_the_ingester_as_an_exception(seed: int):
             return
         write_traces(result, Path(folder) / "out")
     assert_every_row_is_accounted_for(result.report)
-    for state in states_of([result]).values():
+    for state in states_in([result]).values():
         assert_results_follow_their_calls(state["messages"])
         json.dumps(state).encode()
 

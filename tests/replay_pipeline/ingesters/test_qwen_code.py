@@ -4,7 +4,8 @@ import gzip
 import json
 from pathlib import Path
 
-from replay_pipeline.ingesters import Traces, ingest
+from replay_pipeline.ingesters import ingest
+from tests.replay_pipeline.ingesters.logs import states_of
 from tests.replay_pipeline.ingesters.test_opencode_database import plain
 
 RECORDING = Path(__file__).parents[2] / "data" / "qwen_code.json.gz"
@@ -20,10 +21,7 @@ def test_every_decision_has_the_messages_that_qwen_code_sent(tmp_path: Path):
     assert found.sessions["agent"].to_pylist() == ["qwen_code"]
     assert found.report.rows == found.report.rows_used + sum(found.report.skipped.values())
     assert found.report.skipped.keys() == {"bookkeeping"}
-    traces = Traces(
-        sessions=found.sessions, turns=found.turns, states=found.states, tools=found.tools
-    )
-    states = list(traces.materialize())
+    states = states_of(found)
     assert [state["outcome"] for state in states] == ["ok", "tool_error", "final_text"]
     assert [state["n_context_tokens"] for state in states] == [100, 200, 300]
     assert [plain(state["messages"]) for state in states] == [

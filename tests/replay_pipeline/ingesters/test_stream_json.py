@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from replay_pipeline.ingesters import ingest
-from tests.replay_pipeline.ingesters.logs import shape, tool_use
-from tests.replay_pipeline.ingesters.test_equal_ids import materialized
+from tests.replay_pipeline.ingesters.logs import shape, states_of, tool_use
 
 Rows = list[dict[str, Any]]
 
@@ -96,7 +95,7 @@ def test_every_form_of_the_output_gives_the_same_decisions(form: str, tmp_path: 
         "success",
         "claude_code",
     )
-    states = materialized(found)
+    states = states_of(found)
     (last,) = [s for s in states if s["student_action"]["content"] == "Done."]
     assert shape(last["messages"])[1:] == [
         "I look.(t1)", "t1=a.py", "(t2)", "t2=It is 1.", "(t4~1)", "t4~1=",
@@ -139,6 +138,6 @@ def test_a_trial_gives_its_outcome_and_what_was_asked(maker: str, is_solved: boo
     assert found.report.skipped_files.get("told_twice", 0) == (maker == "harbor")
     assert set(found.states["is_resolved"].to_pylist()) == {is_solved}
     assert set(found.sessions["is_resolved"].to_pylist()) == {is_solved}
-    main = [s for s in materialized(found) if s["session_id"] == "s1"]
+    main = [s for s in states_of(found) if s["session_id"] == "s1"]
     assert {shape(state["messages"])[0] for state in main} == {"> Solve it."}
     assert not any(found.states["lacks"].to_pylist())

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from replay_pipeline.ingesters import ClaudeCodeIngester, Traces, ingest
+from replay_pipeline.ingesters import ClaudeCodeIngester, ingest
 from replay_pipeline.ingesters.tool_schemas import ToolLearner, merge_tools, offered_tools
 from replay_pipeline.replay.dialects import RequestOptions
 from replay_pipeline.replay.dialects.requests import RequestBuilder
 from replay_pipeline.settings import DEFAULT_TEACHERS
-from tests.replay_pipeline.ingesters.logs import Log, tool_use
+from tests.replay_pipeline.ingesters.logs import Log, states_of, tool_use
 
 BUILT_IN = offered_tools("2.1").keys()
 VALUES = st.recursive(
@@ -82,10 +82,7 @@ def test_an_override_replaces_what_was_inferred(tmp_path: Path):
     result = ingest(log.write(tmp_path), tool_overrides={"Read": own})
     (row,) = result.tools.to_pylist()
     assert row["source"] == "override"
-    traces = Traces(
-        sessions=result.sessions, turns=result.turns, states=result.states, tools=result.tools
-    )
-    offered = {tool["function"]["name"]: tool for tool in next(traces.materialize())["tools"]}
+    offered = {tool["function"]["name"]: tool for tool in states_of(result)[0]["tools"]}
     assert offered["Read"] == own
     assert len(offered["Edit"]["function"]["description"]) > 100
 

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from replay_pipeline.ingesters import (
     open_traces,
     write_traces,
 )
+from replay_pipeline.ingesters.log_rows import state_ids_for
 from replay_pipeline.storage.garbage_collection import without_collector
 from replay_pipeline.testing.sample import SESSIONS_DIR
-from tests.replay_pipeline.ingesters.logs import Log, shape, tool_use
+from tests.replay_pipeline.ingesters.logs import Log, shape, states_of, tool_use
 
 
 @pytest.fixture
@@ -34,35 +36,9 @@ def states(tmp_path: Path):
 
 
 def by_message(result: IngestResult, *logs: Log) -> dict[str, Any]:
-    from replay_pipeline.ingesters import state_id_of
-    from replay_pipeline.ingesters.base import Turn
-
-    ids = {}
-    for log in logs:
-        for line in log.lines:
-            for text in _strings(line, '"id": "m'):
-                turn = Turn(None, "assistant", 0, "", message_id=text)
-                ids[state_id_of(turn)] = text
-    traces = Traces(
-        sessions=result.sessions, turns=result.turns, states=result.states, tools=result.tools
-    )
-    return {ids.get(s["state_id"], s["state_id"]): s for s in traces.materialize()}
-
-
-def _strings(line: bytes, start: str) -> list[str]:
-    parts = line.decode("utf-8", "replace").split(start)[1:]
-    return ["m" + part.split('"')[0] for part in parts]
-
-
-def test_01_rows_of_one_message_are_one_action(states):
-    log = Log()
-    log.user("go")
-    log.says("m1", {"type": "thinking", "thinking": "hm", "signature": "x"})
-    log.says("m1", "I look.")
-    log.calls("m1", "t1", file_path="a")
-    found = states(log)
-    assert list(found) == ["m1"]
-    assert shape([found["m1"]["student_action"]]) == ["I look.(t1)"]
+    names = {name.decode() for log in logs for name in re.findall(rb'"id": "(m[^"]*)"', log.bytes)}
+    ids = dict(zip(state_ids_for(list(names)), names, strict=True))
+    return {ids.get(s["state_id"], s["state_id"]): s for s in states_of(result)}
 
 
 def test_02_usage_is_counted_once_per_message(tmp_path: Path):
@@ -72,17 +48,6 @@ def test_02_usage_is_counted_once_per_message(tmp_path: Path):
     log.says("m1", "b", message={"usage": {"input_tokens": 100, "output_tokens": 9}})
     usage = ingest(log.write(tmp_path)).report.usage
     assert (usage["input_tokens"], usage["output_tokens"]) == (100, 9)
-
-
-def test_03_a_result_between_the_rows_of_a_message_does_not_split_it(states):
-    log = Log()
-    log.user("go")
-    log.calls("m1", "t1")
-    log.answers("t1", "one")
-    log.calls("m1", "t2")
-    log.answers("t2", "two")
-    log.says("m2", "done")
-    assert shape(states(log)["m2"]["messages"]) == ["> go", "(t1+t2)", "t1=one", "t2=two"]
 
 
 def test_04_parallel_calls_make_no_fork(states):
@@ -108,26 +73,6 @@ def test_05_results_off_the_chain_of_parents_are_kept_in_the_order_in_which_they
     log.answers("t1", "one", parent=first)
     log.says("m2", "done", parent=second)
     assert shape(states(log)["m2"]["messages"]) == ["> go", "(t1+t2)", "t2=two", "t1=one"]
-
-
-def test_06_the_chain_runs_through_rows_without_a_message(states):
-    log = Log()
-    log.user("go")
-    log.row("system", subtype="turn_duration", durationMs=3)
-    log.row("progress", data={"type": "hook_progress"})
-    log.row("attachment", attachment={"type": "auto_mode"})
-    log.says("m1", "done")
-    assert shape(states(log)["m1"]["messages"]) == ["> go"]
-
-
-def test_07_a_compaction_starts_a_new_root(states):
-    log = Log()
-    log.user("go")
-    last = log.says("m1", "old")
-    log.row("system", subtype="compact_boundary", parent=None, logicalParentUuid=last)
-    log.user("So far: old.", isCompactSummary=True, isVisibleInTranscriptOnly=True)
-    log.says("m2", "new")
-    assert shape(states(log)["m2"]["messages"]) == ["> So far: old."]
 
 
 @pytest.mark.parametrize("anchor", ["sum", "boundary", "unknown"])
@@ -214,26 +159,6 @@ def test_10_glued_lines_give_both_rows(tmp_path: Path):
     assert report.notes == {"glued_line": 1}
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (b'{"type":"user","uuid":"zz","pare', "truncated"),
-        (b"not json at all\n", "not_json"),
-        (b"[1, 2]\n", "not_an_object"),
-        (b'"text"\n', "not_an_object"),
-        (b"{}\n", "unknown_row_None"),
-    ],
-)
-def test_10_damaged_rows_are_skipped_by_reason(tmp_path: Path, damage: bytes, reason: str):
-    log = Log()
-    log.user("go")
-    log.says("m1", "done")
-    log.raw(damage)
-    report = ingest(log.write(tmp_path)).report
-    assert report.skipped == {reason: 1}
-    assert (report.rows, report.rows_used, report.n_states) == (3, 2, 1)
-
-
 def test_10_byte_order_mark_nuls_and_blank_lines_are_no_harm_and_counted(tmp_path: Path):
     log = Log()
     log.raw(b"\xef\xbb\xbf")
@@ -243,18 +168,6 @@ def test_10_byte_order_mark_nuls_and_blank_lines_are_no_harm_and_counted(tmp_pat
     log.lines[-1] = b"\x00\x00" + log.lines[-1]
     report = ingest(log.write(tmp_path)).report
     assert (report.rows, report.rows_used, report.skipped) == (3, 2, {"null_bytes": 1})
-
-
-def test_11_a_foreign_file_is_told_by_its_content(tmp_path: Path):
-    log = Log()
-    log.user("go")
-    log.says("m1", "done")
-    log.write(tmp_path, "a/full.jsonl")
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b/full.jsonl").write_text('{"kind": "telemetry", "n": 1}\n')
-    report = ingest(tmp_path).report
-    assert (report.files, report.n_states) == (2, 1)
-    assert report.skipped_files == {"foreign": 1}
 
 
 def test_12_a_resumed_copy_adds_only_what_is_new(tmp_path: Path):
@@ -390,15 +303,6 @@ def test_14_thinking_is_kept_apart_and_never_required(tmp_path: Path):
     assert result.turns["thinking"].to_pylist() == [None, None, "hm", None]
     assert "sss" not in json.dumps(result.turns.to_pylist(), default=str)
     assert shape(by_message(result, log)["m3"]["messages"]) == ["> go", "a", "b"]
-
-
-def test_15_no_stop_reason_is_needed(states):
-    log = Log()
-    log.user("go")
-    log.says("m1", "done")
-    log.user("thanks")
-    log.says("m2", "bye")
-    assert states(log)["m1"]["outcome"] == "final_text"
 
 
 def test_16_synthetic_messages_are_no_actions(tmp_path: Path):
@@ -631,32 +535,6 @@ def test_20_meta_rows_are_seen_by_the_model_and_transcript_rows_are_not(states):
     assert shape(states(log)["m2"]["messages"])[-1] == "> Base directory: /skills/pdf"
 
 
-def test_20_a_skill_loaded_by_one_of_parallel_calls_is_not_lost(states):
-    log = Log()
-    log.user("go")
-    first = log.calls("m1", "t1", "Skill", skill="pdf")
-    second = log.calls("m1", "t2")
-    first_result = log.answers("t1", "Launching skill", parent=first)
-    log.user("Skill body", isMeta=True, parent=first_result)
-    log.answers("t2", parent=second)
-    log.says("m2", "done")
-    assert shape(states(log)["m2"]["messages"])[-1] == "> Skill body"
-
-
-def test_21_a_persisted_output_stays_the_preview_that_the_model_saw(tmp_path: Path):
-    preview = "<persisted-output>\nOutput too large (80KB). Preview:\nabc\n</persisted-output>"
-    log = Log()
-    log.user("go")
-    log.does("m1", "Bash", preview, command="cat big")
-    log.says("m2", "done")
-    path = log.write(tmp_path)
-    full = tmp_path / "session-1" / "tool-results" / "t-m1.txt"
-    full.parent.mkdir(parents=True)
-    full.write_text("abc" * 30_000)
-    found = by_message(ingest(path), log)
-    assert shape(found["m2"]["messages"])[-1] == f"t-m1={preview}"
-
-
 def test_22_the_file_decides_the_order_and_not_the_clock(states):
     log = Log()
     log.user("go", timestamp="2026-03-01T12:00:00.000Z")
@@ -738,23 +616,6 @@ def test_26_several_session_ids_in_one_file(tmp_path: Path):
     assert ingest(log.write(tmp_path, "full.jsonl")).sessions["session_id"].to_pylist() == ["older"]
 
 
-def test_a_call_without_a_result_gets_a_placeholder(states):
-    log = Log()
-    log.user("go")
-    log.calls("m1", "t1")
-    log.user("[Request interrupted by user for tool use]")
-    log.user("stop that")
-    log.says("m2", "ok")
-    found = states(log)
-    assert shape(found["m2"]["messages"]) == [
-        "> go",
-        "(t1)",
-        "t1=[no result]",
-        "> [Request interrupted by user for tool use]\n\nstop that",
-    ]
-    assert found["m1"]["outcome"] == "interrupted"
-
-
 def test_a_decision_with_nothing_before_it_is_left_out_and_counted(tmp_path: Path):
     log = Log()
     log.says("m1", "whence?", parent=None)
@@ -762,16 +623,6 @@ def test_a_decision_with_nothing_before_it_is_left_out_and_counted(tmp_path: Pat
     log.says("m2", "done")
     report = ingest(log.write(tmp_path)).report
     assert (report.n_states, report.n_states_without_prefix) == (1, 1)
-
-
-def test_a_result_of_an_unknown_call_is_skipped_by_reason(tmp_path: Path):
-    log = Log()
-    log.user("go")
-    log.answers("t-unknown")
-    log.says("m1", "done")
-    report = ingest(log.write(tmp_path)).report
-    assert report.skipped == {"orphan_result": 1}
-    assert report.rows == report.rows_used + 1
 
 
 def test_images_and_unknown_blocks_are_named(states):
@@ -798,7 +649,7 @@ def test_fields_of_a_wrong_type_cost_only_themselves(tmp_path: Path):
 
 
 @pytest.mark.parametrize("is_redacted", [False, True])
-@pytest.mark.parametrize("depth", [500, 900, 985, 100_000])
+@pytest.mark.parametrize("depth", [985, 100_000])
 @pytest.mark.parametrize("place", ["sidecar", "call", "result", "attachment"])
 def test_what_is_nested_deeply_costs_at_most_its_row(tmp_path: Path, place, depth, is_redacted):
     at = {place: "DEEP"}
