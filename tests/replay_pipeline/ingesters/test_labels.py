@@ -26,8 +26,6 @@ def rows(log: Log, tmp_path: Path) -> list[dict]:
     [
         ("Exit code 1\nboom", "tool_error", "exit_code"),
         ("<tool_use_error>File does not exist.</tool_use_error>", "tool_error", "not_found"),
-        ("ENOENT: no such file or directory, open 'a'", "tool_error", "not_found"),
-        ("Path does not exist: src/x", "tool_error", "not_found"),
         (
             "ENOENT: no such file or directory, posix_spawn '/opt/agent/bin/search'",
             "tool_error",
@@ -35,9 +33,6 @@ def rows(log: Log, tmp_path: Path) -> list[dict]:
         ),
         ("EACCES: permission denied, spawn rg", "tool_error", "not_started"),
         ("Exit code 2\ngrep: tide.go: No such file or directory", "tool_error", "exit_code"),
-        ("Exit code 1\ngh: Not Found (HTTP 404)", "tool_error", "exit_code"),
-        ("Unknown skill: release", "tool_error", "not_found"),
-        ("Agent type 'fixer' not found. Available agents: a", "tool_error", "not_found"),
         ("EISDIR: illegal operation on a directory, read", "tool_error", "is_directory"),
         (
             "<tool_use_error>File has not been read yet. Read it first.</tool_use_error>",
@@ -50,18 +45,19 @@ def rows(log: Log, tmp_path: Path) -> list[dict]:
         ("File has been modified since read, either by", "tool_error", "modified_since_read"),
         ("File content (26001 tokens) exceeds maximum allowed", "tool_error", "too_large"),
         ("InputValidationError: Grep failed due to", "tool_error", "invalid_input"),
-        ("Argument Validation Error", "tool_error", "invalid_input"),
-        ("parentId contained a non-uuid identifier.", "tool_error", "invalid_input"),
         ("Error: No such tool available: Foo", "tool_error", "no_such_tool"),
         ("Command timed out after 2m 0.0s", "tool_error", "timeout"),
         ("EACCES: permission denied, open '/etc/x'", "tool_error", "permission"),
         ("Request failed with status code 404", "tool_error", "network"),
         ("MCP error -32602: bad", "tool_error", "mcp_error"),
         ("Something odd", "tool_error", "other"),
+        ("Exit code: 1\nFAIL", "tool_error", "exit_code"),
+        ("Chunk ID: 1a\nProcess exited with code 2\nOutput:\n", "tool_error", "exit_code"),
+        ("TimeoutError: locator.click: Timeout 5000ms exceeded", "tool_error", "timeout"),
+        ("No task found with ID: b1", "tool_error", "not_found"),
+        ("File access denied: /etc/shadow", "tool_error", "permission"),
         ("Sibling tool call errored", "cancelled_sibling", None),
-        ("Cancelled: parallel tool call Bash errored", "cancelled_sibling", None),
         ("Permission for this tool use was denied. The", "denied_by_policy", None),
-        ("Permission to use Bash with command x has been denied.", "denied_by_policy", None),
         ("Claude requested permissions, but you haven't granted it yet.", "denied_by_policy", None),
         ("PreToolUse:Bash hook error: [check.sh]: no", "hook_blocked", None),
         (REJECTION + "STOP what you are doing", "user_rejected", None),
@@ -73,10 +69,6 @@ def rows(log: Log, tmp_path: Path) -> list[dict]:
 )
 def test_an_error_text_is_told_apart(text: str, outcome: str, kind: str | None):
     assert judge_result(Result(text, is_error=True)) == (outcome, kind)
-
-
-def test_text_that_only_talks_about_errors_is_no_error():
-    assert judge_result(Result("Exit code 1: what does it mean?")) == ("ok", None)
 
 
 def test_a_hook_named_in_failing_test_output_is_an_exit_code():
@@ -123,24 +115,6 @@ def test_the_worst_of_parallel_calls_decides(tmp_path: Path):
     (state,) = rows(log, tmp_path)
     assert (state["outcome"], state["error_kind"]) == ("tool_error", "exit_code")
     assert state["hint"] == "Exit code 2\nno"
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("Exit code: 1\nFAIL", "exit_code"),
-        (
-            "Chunk ID: 1a\nWall time: 0.1 seconds\nProcess exited with code 2\nOutput:\n",
-            "exit_code",
-        ),
-        ("Request failed with status code: 404", "network"),
-        ("TimeoutError: locator.click: Timeout 5000ms exceeded", "timeout"),
-        ("No task found with ID: b1", "not_found"),
-        ("File access denied: /etc/shadow", "permission"),
-    ],
-)
-def test_an_error_in_other_words_is_told_apart(text: str, kind: str):
-    assert judge_result(Result(text, is_error=True)) == ("tool_error", kind)
 
 
 @pytest.mark.parametrize(
@@ -192,14 +166,6 @@ def test_nothing_recovers_across_a_compaction_or_on_another_branch(tmp_path: Pat
     ask = log.user("go")
     log.calls("m1", "t1", "Bash", command="make test")
     log.answers("t1", "Exit code 1", is_error=True)
-    log.calls(
-        "m2",
-        "t2",
-        "Bash",
-        command="make test",
-    )
-    log.answers("t2")
-    log.lines.pop(), log.lines.pop()
     log.user("other way", parent=ask)
     log.calls("m3", "t3", "Bash", command="make test")
     log.answers("t3")
@@ -234,19 +200,10 @@ def test_a_long_hint_keeps_head_and_tail():
     assert error_kind("") == "other"
 
 
-def test_what_the_user_said_to_a_subagent_is_the_hint(tmp_path: Path):
-    log = Log()
-    log.user("go")
-    log.calls("m1", "t1", "Edit", file_path="a")
-    log.answers("t1", SUBAGENT_REJECTION + "The user said:\nuse the shared helper", is_error=True)
-    (state,) = rows(log, tmp_path)
-    assert (state["outcome"], state["hint"]) == ("user_rejected", "use the shared helper")
-
-
 @pytest.mark.parametrize(
     "text",
     [
-        "No files found",
+        "Exit code 1: what does it mean?",
         "Error: unknown flag: --all",
         "<retrieval_status>timeout</retrieval_status>\n<status>running</status>",
         "The user rejected the last draft, says the log",

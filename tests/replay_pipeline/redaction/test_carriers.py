@@ -1,45 +1,8 @@
 """Secrets in the forms that text of coding sessions has: the kinds are those of public scanners."""
 
-from collections.abc import Callable
-from random import Random
-from string import ascii_letters, digits
-
 import pytest
 
 from replay_pipeline.redaction.redactor import Redactor, find_secrets
-
-
-def drawn(random: Random, letters: str, n: int) -> str:
-    """A value as it is drawn at random, which is never without a digit."""
-    value = "".join(random.choice(letters) for _ in range(n - 2))
-    return value[: n // 2] + random.choice(digits) + value[n // 2 :] + random.choice(digits)
-
-
-def token(random: Random, n: int) -> str:
-    return drawn(random, ascii_letters + digits, n)
-
-
-KINDS: dict[str, Callable[[Random], str]] = {
-    "alibaba-access-key-id": lambda r: "LTAI" + token(r, 20),
-    "discord-webhook": lambda r: (
-        f"https://discord.com/api/webhooks/{10**17 + r.randrange(10**17)}/{token(r, 68)}"
-    ),
-    "fireworks-key": lambda r: "fw_" + token(r, 24),
-    "fly-token": lambda r: "fm2_" + token(r, 60),
-    "mailgun-key": lambda r: "pubkey-" + drawn(r, "abcdef" + digits, 32),
-    "new-relic-key": lambda r: "NRII-" + token(r, 27),
-    "planetscale-token": lambda r: "pscale_tkn_" + token(r, 43),
-    "square-token": lambda r: "EAAA" + token(r, 40),
-    "typeform-token": lambda r: "tfp_" + token(r, 59),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_token_is_found_by_its_own_look(kind: str):
-    random = Random(kind)
-    for _ in range(20):
-        value = KINDS[kind](random)
-        assert value[-20:] not in Redactor().text(f"it says {value} there")
 
 
 @pytest.mark.parametrize("slash", ["/", r"\/", r"\\/"])
