@@ -249,11 +249,13 @@ def show_look(overview: Report) -> None:
     share = f"{100 * read / n_prompt:.0f} % of prompts from cache" if n_prompt else "none recorded"
     rows = [
         ("sessions", f"{total['sessions']:,}, {total['subagents']:,} of them of subagents"),
-        ("dates", f"{total['first']} to {total['last']}"),
+        ("dates", f"{total['first']} to {total['last']}, in {overview['timezone']}"),
         ("decisions", f"{total['states']:,} in {total['turns']:,} turns"),
         ("went wrong", f"{total['errors']:,} errors, {total['interruptions']:,} interruptions"),
         ("tokens", f"{sum(tokens.values()):,}; {share}"),
         ("cost", _cost_words(overview)),
+        ("by month", _first_of(_by_period(overview, 7))),
+        ("by day", _first_of(_by_period(overview, 10))),
         ("dearest", "; ".join(f"${usd:,.2f} {title[:40]}" for title, usd in overview["dearest"])),
         (
             "projects",
@@ -282,6 +284,14 @@ def show_look(overview: Report) -> None:
     _draw_batches("Models", ("turns", "M tokens", "cost $"), models, first="model")
     if teachers := overview.get("teachers"):
         show_compare(teachers)
+
+
+def _by_period(overview: Report, n_chars: int) -> dict[str, str]:
+    """Return what the newest months or days cost, by so many characters of the date."""
+    usd: Counter[str] = Counter()
+    for day, *_, usd_of_day in overview["days"]:
+        usd[day[:n_chars] or "no date"] += usd_of_day or 0.0
+    return {name: f"${usd[name]:,.2f}" for name in sorted(usd, reverse=True)}
 
 
 def _first_of(counts: Mapping[str, Any]) -> str:

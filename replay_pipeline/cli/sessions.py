@@ -1,5 +1,6 @@
 """The commands that read session logs."""
 
+from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +43,21 @@ def look(
             "--to", help="Folder of the page: by default `look`, in the data root.", metavar="DIR"
         ),
     ] = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(help="The first day to show.", formats=["%Y-%m-%d"], metavar="DAY"),
+    ] = None,
+    until: Annotated[
+        datetime | None,
+        typer.Option(help="The last day to show.", formats=["%Y-%m-%d"], metavar="DAY"),
+    ] = None,
+    timezone: Annotated[
+        str | None,
+        typer.Option(
+            help="Time zone of days and times, e.g. Europe/Berlin; by default that of this machine.",
+            metavar="ZONE",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show your sessions: their actions, costs, and failures. Nothing is sent.
@@ -50,21 +66,27 @@ def look(
     have done, pairs to mark, the dataset, and the training. The page is redacted, and works from
     disk.
     """
+    from replay_pipeline.pages.look import Days
     from replay_pipeline.stages.views.page import write_page_of
 
+    days = Days(
+        timezone=timezone,
+        since=since.date() if since else date.min,
+        until=until.date() if until else date.max,
+    )
     with progress_bars() as on_progress:
         work = None if paths else _root_with_batches(settings, data, on_progress)
         if work is not None:
             from replay_pipeline.stages.views.page import page_of
 
             place = to or page_of(work.settings).parent
-            overview = write_page_of(work, place)
+            overview = write_page_of(work, place, days=days)
         else:
             from replay_pipeline.pages import look as look_at
 
             place = to or Path("look")
             overview = look_at(
-                paths, to=place, salt=redaction_salt(), on_progress=on_progress
+                paths, to=place, days=days, salt=redaction_salt(), on_progress=on_progress
             )  # fmt: skip
     print_report(overview, as_json=as_json, show=show_look)
     if not as_json:

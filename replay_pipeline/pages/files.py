@@ -7,6 +7,7 @@ The policy allows the page's own script by its hash, and only this script can lo
 import base64
 import gzip
 import hashlib
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -93,7 +94,8 @@ _SCRIPTS = (
     "results",
     "start",
 )
-_VENDORED = "chart.umd.min.js"
+_VENDORED = ("chart.umd", "markdown-it.umd", "purify")
+"""Libraries of others: charts, Markdown, and what makes its HTML safe."""
 _NOTE = "Written by replay-pipeline look. It replaces what is in this folder each time.\n"
 
 
@@ -152,7 +154,9 @@ def page_folder(folder: Path, title: str) -> Iterator[PageFiles]:
     if data.is_dir():
         shutil.rmtree(data)
     yield files
-    for name in (_VENDORED, "chart.LICENSE.md"):
+    for name in (
+        path.name for path in _WEB.iterdir() if re.search(r"\.min\.js|LICENSE", path.name)
+    ):
         with written_whole(folder / name) as file:
             file.write((_WEB / name).read_bytes())
     with written_whole(folder / "README.txt") as file:

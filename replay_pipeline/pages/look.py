@@ -2,19 +2,22 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, datetime, tzinfo
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from replay_pipeline.errors import IngestError
+from replay_pipeline.errors import ConfigError, IngestError
 from replay_pipeline.ingesters import IngestResult, default_sources, ingest
 from replay_pipeline.pages.compare import Comparison
 from replay_pipeline.pages.costs import Row
 from replay_pipeline.pages.files import PageFiles, page_folder
 from replay_pipeline.pages.overview import SessionTotals
-from replay_pipeline.pages.tree import WordIndex, turns_shown, words_of
+from replay_pipeline.pages.tree import turns_shown, words_of
 from replay_pipeline.types import Progress, TeacherAction
 
 SessionRows = tuple[Row, list[Row], list[Row]]
@@ -23,11 +26,81 @@ _ROWS = 512
 OnProgress = Callable[[Progress], None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Days:
+    """The days that a page is about, and the time zone in which they begin and end.
+
+    Raises:
+        ConfigError: there is no such time zone, or the last day is before the first.
+    """
+
+    timezone: str | None = None
+    """An IANA name; by default the zone of this machine."""
+    since: date = date.min
+    until: date = date.max
+
+    def __post_init__(self) -> None:
+        if self.since > self.until:
+            raise ConfigError(f"--since {self.since} is after --until {self.until}: swap them")
+        _ = self.zone
+
+    @cached_property
+    def zone(self) -> tzinfo | None:
+        """The zone; `None` is that of this machine.
+
+        Raises:
+            ConfigError: there is no zone of this name.
+        """
+        try:
+            return ZoneInfo(self.timezone) if self.timezone else None
+        except (KeyError, OSError, ValueError) as error:
+            raise ConfigError(
+                f"--timezone {self.timezone}: no such time zone; write one like Europe/Berlin"
+            ) from error
+
+    @property
+    def zone_name(self) -> str:
+        """The zone in words."""
+        return self.timezone or f"this machine's time zone, {datetime.now().astimezone():%Z}"
+
+    @property
+    def is_part(self) -> bool:
+        """Whether some days are left out."""
+        return (self.since, self.until) != (date.min, date.max)
+
+    def of(self, rows: SessionRows) -> SessionRows | None:
+        """Return what a session has of these days, in local time; `None` if it has nothing."""
+        session, turns, states = rows
+        turns = [{**turn, "timestamp": self._local(turn["timestamp"])} for turn in turns]
+        ends = {name: self._local(session[name]) for name in ("first_timestamp", "last_timestamp")}
+        if not self.is_part:
+            return {**session, **ends}, turns, states
+        at = [turn["timestamp"] for turn in turns]
+        kept = [t for t, when in zip(turns, at, strict=True) if when and self._has(when.date())]
+        if not kept:
+            return None
+        if len(kept) < len(turns):
+            # What its client counted is of all days.
+            ends = {"first_timestamp": min(at), "last_timestamp": max(at), "client_usd_json": None}
+        indexes = {turn["turn_idx"] for turn in kept}
+        return {**session, **ends}, kept, [s for s in states if s["turn_idx"] in indexes]
+
+    def _has(self, day: date) -> bool:
+        return self.since <= day <= self.until
+
+    def _local(self, at: datetime | None) -> datetime | None:
+        return at and at.astimezone(self.zone)
+
+
+ALL_DAYS = Days()
+
+
 @dataclass(kw_only=True)
 class Contents:
     """The content of a page besides the sessions. An empty part has no tab."""
 
     sessions: Iterable[SessionRows]
+    days: Days = ALL_DAYS
     n_sessions: int | None = None
     answers: Callable[[Sequence[Row]], Mapping[str, Sequence[TeacherAction]]] | None = None
     """Returns the answers at some states, by state."""
@@ -50,6 +123,7 @@ def look(
     paths: Sequence[Path] | None = None,
     *,
     to: Path,
+    days: Days = ALL_DAYS,
     salt: str = "",
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
@@ -60,6 +134,7 @@ def look(
     Args:
         paths: session files or folders; by default those of the agents on this machine.
         to: the page's folder.
+        days: the days to show, and their time zone.
         salt: makes the placeholders of secrets unguessable.
         on_progress: called as files are read.
 
@@ -75,6 +150,7 @@ def look(
     facts = result.report.to_json()
     contents = Contents(
         sessions=sessions_of(result),
+        days=days,
         n_sessions=result.report.n_sessions,
         read={name: facts[name] for name in ("fidelity", "redactions", "skipped", "skipped_files")},
     )
@@ -120,12 +196,15 @@ def write_page(
 def _write_sessions(
     contents: Contents, files: PageFiles, on_progress: OnProgress
 ) -> dict[str, Any]:
-    sums, words, compared = SessionTotals(), WordIndex(), Comparison()
-    for number, (session, turns, states) in enumerate(contents.sessions):
+    sums, compared = SessionTotals(), Comparison()
+    sessions_with: dict[str, list[int]] = {}
+    shown_rows = filter(None, map(contents.days.of, contents.sessions))
+    for number, (session, turns, states) in enumerate(shown_rows):
         facts = sums.add(session, turns, states)
         shown = turns_shown(turns, states)
         files.add(f"session-{number}", shown, is_packed=True)
-        words.add(number, words_of(shown))
+        for word in words_of(shown):
+            sessions_with.setdefault(word, []).append(number)
         if contents.answers:
             answers = compared.add(facts, turns, states, contents.answers(states))
             if answers:
@@ -139,11 +218,14 @@ def _write_sessions(
                     f"answers-{number}", {"answers": answers, "portion": portion}, is_packed=True
                 )
         on_progress(Progress(stage="look", n_done=number + 1, n_total=contents.n_sessions))
+    if not sums.sessions and contents.days.is_part:
+        raise IngestError(
+            f"no session has a turn from {contents.days.since} to {contents.days.until}: choose other days"
+        )
     sums.settle()
     files.add("sessions", sums.sessions)
-    for shard, found in words.shards():
-        files.add(f"words-{shard}", found)
-    figures = {**sums.figures(), **contents.read}
+    files.add("words", dict(sorted(sessions_with.items())), is_packed=True)
+    figures = {**sums.figures(), **contents.read, "timezone": contents.days.zone_name}
     if (teachers := compared.figures(contents.accuracy)) is not None:
         figures["teachers"] = teachers
     return figures

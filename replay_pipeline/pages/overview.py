@@ -2,9 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
@@ -26,7 +25,24 @@ _TITLE_CHARS = 90
 _MOST_DEAR = 3
 _COMMAND = re.compile(r"<((?:local-)?command-[a-z]+|system-reminder)>.*?</\1>\s*", re.DOTALL)
 """What a client puts into a user's message."""
-_SENTINELS = ("[Request interrupted", "Caveat:")
+_CALLED = re.compile(
+    r"<command-name>(.*?)</command-name>(?:.*?<command-args>(.*?)</command-args>)?", re.DOTALL
+)
+_SENTINELS = ("[Request interrupted", "Caveat:", "Tool loaded.")
+_HOUSEKEEPING = re.compile(
+    "/(clear|compact|config|context|cost|doctor|effort|exit|fast|help|hooks|ide|login|logout|mcp"
+    "|memory|model|permissions|plugin|quit|resume|status|usage)"
+)
+"""Commands that ask the client for something, and the agent for nothing."""
+_FEW_CHARS = 3
+"""A request of so few characters answers something, and is no title where there is a longer one."""
+_TOOL_NAME = re.compile(r"[\w.:/@-]{1,128}")
+_WORKTREES = (
+    (re.compile(r".*/\.(?:cursor/|claude-)worktrees/([^/]+)/.*"), r"\1"),
+    (re.compile(r".*/\.codex/worktrees/[^/]+/([^/]+).*"), r"\1"),
+    (re.compile(r"(?:/\.claude|/\.git)?[./]\.?worktrees/.+"), ""),
+)
+"""Where clients and people keep worktrees of a repository, and what to call the repository then."""
 
 Facts = dict[str, Any]
 
@@ -57,6 +73,7 @@ class SessionTotals:
         self._without_price: set[str] = set()
         self._bills: dict[str, _Bill] = {}
         self._tools: dict[str, list[int]] = {}
+        self._projects: dict[str, str] = {}
         self._n_turns = 0
 
     def add(self, session: Row, turns: Sequence[Row], states: Sequence[Row]) -> Facts:
@@ -67,7 +84,8 @@ class SessionTotals:
             turns: its rows of `turns`, without logged requests.
             states: its rows of `states`.
         """
-        facts = facts_of_session(session, turns, states)
+        facts = _facts_of_session(session, turns, states)
+        facts["project"] = self._project_of(turns)
         self.sessions.append(facts)
         self._n_turns += len(turns)
         self.outcomes.update(state["outcome"] for state in states)
@@ -85,7 +103,9 @@ class SessionTotals:
             for day, of_day in _by_day(rows).items():
                 key = (day, model, facts["project"])
                 self._days.setdefault(key, Counter()).update(tokens_of(of_day))
-                self._usd[key] = self._usd.get(key, 0.0) + usd_of(of_day)[0]
+                usd = usd_of(of_day)[0]
+                self._usd[key] = self._usd.get(key, 0.0) + usd
+                facts["spent"].append([day, model, usd])
         bill = self._bills.setdefault(session["conversation"], _Bill())
         bill.sessions.append(facts)
         bill.without_price.update(map(printable, usd_of(own)[1]))
@@ -94,6 +114,24 @@ class SessionTotals:
         elif counted := msgspec.json.decode(session["client_usd_json"] or "{}"):
             bill.counted.append((facts, counted, usd_of(turns)[0]))
         return facts
+
+    def _project_of(self, turns: Sequence[Row]) -> str:
+        """Name the repository in which a session began, by as many of its folders as tell it from others."""
+        folder = next((turn["cwd"] for turn in turns if turn["cwd"]), None)
+        if folder is None:
+            return "unnamed"
+        folder = folder.replace("\\", "/").rstrip("/")
+        for pattern, repository in _WORKTREES:
+            folder = pattern.sub(repository, folder)
+        if "/" not in folder:
+            return printable(folder)
+        if folder not in self._projects:
+            parts = folder.split("/")
+            names = ("/".join(parts[-n:]) for n in range(1, len(parts)))
+            taken = set(self._projects.values())
+            name = next((name for name in names if name not in taken), folder)
+            self._projects[folder] = printable(name)
+        return self._projects[folder]
 
     def settle(self) -> None:
         """Add to each conversation what its client counted beyond its rows, and tell its sessions its total.
@@ -125,7 +163,9 @@ class SessionTotals:
             key = ((facts["last"] or "")[:10], printable(model), facts["project"])
             self._models.setdefault(key[1], Counter())
             self._days.setdefault(key, Counter())
-            self._usd[key] = self._usd.get(key, 0.0) + usd * share / sum(counted.values())
+            usd_of_model = usd * share / sum(counted.values())
+            self._usd[key] = self._usd.get(key, 0.0) + usd_of_model
+            facts["spent"].append([*key[:2], usd_of_model])
 
     def figures(self) -> dict[str, Any]:
         """Return all totals, for the terminal and for the page."""
@@ -140,7 +180,9 @@ class SessionTotals:
                 "tokens": sum(counts[name] for name in TOKENS),
                 "cost_usd": None if model in self._without_price else usd[model],
             }
-            for model, counts in sorted(self._models.items())
+            for model, counts in sorted(
+                self._models.items(), key=lambda item: (-usd[item[0]], item[0])
+            )
         ]
         tokens = {name: sum(c[name] for c in self._models.values()) for name in TOKENS}
         dates = sorted(d for each in self.sessions for d in (each["first"], each["last"]) if d)
@@ -159,7 +201,7 @@ class SessionTotals:
                 "last": dates[-1][:10] if dates else None,
             },
             "dearest": _dearest(self.sessions),
-            "projects": _projects(self.sessions),
+            "projects": _by_project(self.sessions),
             "models": models,
             "tokens": tokens,
             "cost_usd": sum(usd.values()),
@@ -202,7 +244,7 @@ def _dearest(sessions: Iterable[Facts]) -> list[tuple[str, float]]:
     return [(each["title"], each["total_usd"]) for each in found if each["has_bill"]][:_MOST_DEAR]
 
 
-def _projects(sessions: Iterable[Facts]) -> list[dict[str, Any]]:
+def _by_project(sessions: Iterable[Facts]) -> list[dict[str, Any]]:
     groups: dict[str, list[Facts]] = {}
     for each in sessions:
         groups.setdefault(each["project"], []).append(each)
@@ -218,10 +260,7 @@ def _projects(sessions: Iterable[Facts]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (-row["cost_usd"], row["name"]))
 
 
-def facts_of_session(session: Row, turns: Sequence[Row], states: Sequence[Row]) -> Facts:
-    """Return the facts of one session for its line in the list."""
-    folder = next((turn["cwd"] for turn in turns if turn["cwd"]), None)
-    name = PurePosixPath(folder).name if folder else "unnamed"
+def _facts_of_session(session: Row, turns: Sequence[Row], states: Sequence[Row]) -> Facts:
     parents = (turn["parent_turn_idx"] for turn in turns)
     children = Counter(parent for parent in parents if parent is not None)
     first, last = session["first_timestamp"], session["last_timestamp"]
@@ -233,9 +272,9 @@ def facts_of_session(session: Row, turns: Sequence[Row], states: Sequence[Row]) 
         "id": session["session_id"],
         "title": printable(session.get("title") or first_request(turns) or "(no request)"),
         "parent": session["parent_session_id"],
+        "conversation": session["conversation"],
         "agent": session["agent"],
-        "project": printable(f"{name} {(session['project'] or '')[:6]}".strip()),
-        "models": [printable(model) for model in session["models"] or []],
+        "models": [printable(m) for m in session["models"] or () if not m.startswith("<")],
         "first": _instant(first),
         "last": _instant(last),
         "seconds": round((last - first).total_seconds()) if first and last else None,
@@ -247,23 +286,37 @@ def facts_of_session(session: Row, turns: Sequence[Row], states: Sequence[Row]) 
         "n_interrupted": n_interrupted,
         "n_hints": sum(state["hint"] is not None for state in states),
         "tools": _tools(states),
+        "outcomes": dict(Counter(state["outcome"] for state in states)),
         "tokens": tokens_of(own).total(),
         "cost_usd": usd,
+        "spent": [],
         "is_priced": not unknown,
     }
 
 
 def first_request(turns: Iterable[Row]) -> str | None:
-    """Return the beginning of the user's first request, on one line."""
+    """Return on one line what was asked for first: a command with its arguments, or a user's words."""
+    spare = None
+    for words in _requests(turns):
+        if len(words) > _FEW_CHARS and not _HOUSEKEEPING.fullmatch(words):
+            return f"{words[:_TITLE_CHARS]}…" if len(words) > _TITLE_CHARS else words
+        spare = spare or words
+    return spare
+
+
+def _requests(turns: Iterable[Row]) -> Iterator[str]:
     for turn in turns:
-        if turn["kind"] != "user":
+        if turn["kind"] not in ("user", "command", "queued"):
             continue
         for message in msgspec.json.decode(turn["messages_json"]):
             text = message.get("content") if message.get("role") == "user" else None
-            words = " ".join(_COMMAND.sub("", text).split()) if isinstance(text, str) else ""
+            if not isinstance(text, str):
+                continue
+            called = _CALLED.search(text)
+            asked = " ".join(called.groups("")) if called else _COMMAND.sub("", text)
+            words = " ".join(asked.split())
             if words and not words.startswith(_SENTINELS):
-                return f"{words[:_TITLE_CHARS]}…" if len(words) > _TITLE_CHARS else words
-    return None
+                yield words
 
 
 def _tools(states: Iterable[Row]) -> dict[str, list[int]]:
@@ -281,7 +334,8 @@ def _tools(states: Iterable[Row]) -> dict[str, list[int]]:
 def tools_of(state: Row) -> list[str]:
     """Name the tools that a recorded action calls."""
     calls = msgspec.json.decode(state["action_tool_calls_json"] or "[]")
-    return [call.get("function", {}).get("name", "unnamed") for call in calls]
+    names = [call.get("function", {}).get("name", "unnamed") for call in calls]
+    return [name if _TOOL_NAME.fullmatch(name) else "(not a tool's name)" for name in names]
 
 
 def _instant(value: Any) -> str | None:

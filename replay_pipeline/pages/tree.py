@@ -1,58 +1,21 @@
-"""The turns of a session in the form that the page's script reads, and an index of their words.
-
-Long texts are cut. The index is in small files, of which a search reads one or two.
-"""
+"""The turns of a session in the form that the page's script reads, and their words. Long texts are cut."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from replay_pipeline.pages.costs import Row, turn_usd
+from replay_pipeline.pages.costs import Row, tokens_of, turn_usd
 from replay_pipeline.redaction.printable import printable
-
-N_SHARDS = 256
-
-
-def shard_of(word: str) -> int:
-    """Return the number of a word's file, from its first two letters. The page's script computes the same."""
-    first, second = ord(word[0]), ord(word[1]) if len(word) > 1 else 0
-    return (first * 31 + second) % N_SHARDS
-
-
-class WordIndex:
-    """Collects the words of sessions in order, and returns them by file."""
-
-    def __init__(self) -> None:
-        self._sessions: dict[str, list[int]] = {}
-
-    def add(self, session: int, words: Iterable[str]) -> None:
-        """Add the words of a session."""
-        sessions = self._sessions
-        for word in words:
-            found = sessions.get(word)
-            if found is None:
-                sessions[word] = [session]
-            else:
-                found.append(session)
-
-    def shards(self) -> Iterator[tuple[int, dict[str, list[int]]]]:
-        """Yield each file with its words in order. Session numbers are stored as differences."""
-        by_shard: dict[int, list[str]] = {}
-        for word in self._sessions:
-            by_shard.setdefault(shard_of(word), []).append(word)
-        for shard, words in sorted(by_shard.items()):
-            yield shard, {word: _steps(self._sessions[word]) for word in sorted(words)}
-
-
-def _steps(numbers: list[int]) -> list[int]:
-    return [after - before for before, after in zip([0, *numbers], numbers, strict=False)]
-
 
 MAX_CHARS = 2_500
 """The page has this many characters of a text, and says how many were cut."""
-_WORD = re.compile(r"[^\W_]{2,40}")
+_WORD = re.compile(r"[^\W_]{2,80}|[^\W_a-z0-9]")
+"""Words of one letter are kept where a letter may be a word."""
+_ESCAPE = re.compile(r"\x1b(?:\[[0-9;:?<=>]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z^_=>])")
+"""What colors the text of a terminal, moves its cursor, or names its window."""
 
 
 def turns_shown(turns: Sequence[Row], states: Sequence[Row]) -> list[dict[str, Any]]:
@@ -62,16 +25,16 @@ def turns_shown(turns: Sequence[Row], states: Sequence[Row]) -> list[dict[str, A
 
 
 def words_of(shown: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the words of a session that the page shows, in lowercase."""
+    """Return the words of a session that the page shows, in lowercase and in compatible letters."""
     words: set[str] = set()
     for turn in shown:
+        texts = [turn.get("thinking", ""), turn.get("state", {}).get("hint", "")]
         for part in turn["parts"]:
-            words.update(_WORD.findall(part[1].lower()))
-            for _, value in (part[2:] and part[2]) or ():
-                words.update(_WORD.findall(value.lower()))
-        for name in ("thinking", "hint"):
-            if text := turn.get(name) or turn.get("state", {}).get(name):
-                words.update(_WORD.findall(text.lower()))
+            texts += [part[1], *(value for _, value in (part[2] if part[2:] else ()))]
+        text = "\n".join(texts)
+        if not text.isascii():
+            text = unicodedata.normalize("NFKC", text)
+        words.update(_WORD.findall(text.lower()))
     return words
 
 
@@ -94,6 +57,8 @@ def _turn(turn: Row, state: Row | None) -> dict[str, Any]:
         shown["model"] = printable(turn["model"])
         if state is not None and (usd := turn_usd(turn)):
             shown["usd"] = round(usd, 6)
+        tokens = tokens_of([turn])
+        shown["context"] = tokens.total() - tokens["output"]
     if turn["thinking"]:
         shown["thinking"] = cut(turn["thinking"])
     if state is not None:
@@ -132,6 +97,8 @@ def _text(value: Any) -> str:
 
 def cut(text: str) -> str:
     """Return the beginning of a text, and the number of characters left out."""
+    if "\x1b" in text:
+        text = _ESCAPE.sub("", text)
     n_more = len(text) - MAX_CHARS
     if n_more > 0:
         return f"{printable(text[:MAX_CHARS])} … and {n_more:,} characters more"

@@ -8,6 +8,7 @@ from playwright.sync_api import Page, expect
 
 from replay_pipeline.pages import look
 from replay_pipeline.testing.sample import SESSIONS_DIR
+from tests.replay_pipeline.ingesters.logs import Log
 
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
@@ -214,6 +215,49 @@ def test_no_tab_scrolls_sideways_and_a_session_shows_title_date_and_cost(opened,
     page.locator("td.title a").first.click()
     page.locator(".turn").first.wait_for()
     assert page.evaluate(OVERFLOW) == 0
+
+
+def test_a_bar_leads_to_sessions_that_add_up_to_it_and_an_empty_search_says_so(opened, logs):
+    page = opened(logs)
+    page.locator("summary", has_text="The same as a table").click()
+    row = page.locator("section.wide details tbody tr").first
+    cost = row.locator("td").nth(1).inner_text()
+    row.locator("a").click()
+    expect(page.get_by_role("status")).to_contain_text(cost)
+    page.go_back()
+    page.locator(".chart canvas").first.click(position={"x": 400, "y": 5})
+    page.get_by_role("link", name="Sessions").last.click()
+    page.locator("#search").fill("nowhere-to-be-found")
+    expect(page.locator("main")).to_contain_text("No session has “nowhere-to-be-found”")
+
+
+def test_what_is_found_is_shown_in_any_script_and_markdown_is_rendered(opened, tmp_path):
+    log = Log("one", cwd="/src/shop")
+    log.user("東京タワーへ行く道を教えてください。")
+    said = "Take **line 2**.\n\n<img src=x onerror=alert(1)>\n\n| stop | next |\n|--|--|\n| 赤羽橋 | [x](http://a.example) |"
+    log.says("m1", said)
+    look([log.write(tmp_path)], to=tmp_path / "look")
+    page = opened(f"{(tmp_path / 'look' / 'index.html').as_uri()}#/sessions")
+    page.locator("#search").fill("羽橋")
+    expect(page.locator(".snippet mark")).to_have_text("羽橋")
+    page.locator("#search").fill("タワー")
+    page.locator("td.title a").click()
+    expect(page.locator(".turn.user mark")).to_have_text("タワー")
+    answer = page.locator(".said.assistant")
+    expect(answer.locator("strong")).to_have_text("line 2")
+    expect(answer.locator("td").nth(1)).to_have_text("[x](http://a.example)")
+    expect(answer).to_contain_text("<img src=x onerror=alert(1)>")
+    assert answer.locator("a, img").count() == 0
+
+
+def test_the_outline_leads_to_requests_and_a_call_to_its_subagent(opened, logs):
+    page = opened(f"{logs}#/sessions?happened=subagent")
+    page.locator("td.title a").first.click()
+    page.get_by_text("A subagent of").locator("a").click()
+    expect(page.locator(".outline canvas")).to_be_visible()
+    page.locator(".outline .jump").last.click()
+    page.locator("a", has_text="its subagent:").first.click()
+    expect(page.locator(".head")).to_contain_text("A subagent of")
 
 
 def test_the_policy_lets_no_other_script_and_no_request_through(opened, logs):

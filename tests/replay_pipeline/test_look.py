@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections import Counter
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from replay_pipeline.errors import ConfigError, IngestError
 from replay_pipeline.ingesters import ingest
 from replay_pipeline.pages import look
 from replay_pipeline.pages.costs import list_price_usd
-from replay_pipeline.pages.tree import MAX_CHARS, shard_of
+from replay_pipeline.pages.look import Days
+from replay_pipeline.pages.tree import MAX_CHARS
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.replay_pipeline.ingesters.logs import Log
 from tests.support.pages import data_of, turns_of
@@ -82,6 +85,68 @@ def test_figures_of_days_sessions_projects_and_models_add_up_to_the_same(sample)
     assert sum(each["n_interrupted"] for each in data["sessions"]) == total["interruptions"] > 0
 
 
+def test_what_sessions_spent_by_day_and_model_is_what_the_days_cost(sample):
+    data = data_of(sample[1])
+    spent = Counter()
+    for each in data["sessions"]:
+        for day, model, usd in each["spent"]:
+            spent[day, model, each["project"]] += usd
+    days = {tuple(row[:3]): row[-1] for row in data["overview"]["days"] if row[-1]}
+    assert +spent == pytest.approx(days)
+    usd = [each["cost_usd"] for each in sample[0]["models"]]
+    assert usd == sorted(usd, reverse=True)
+
+
+def test_days_are_those_of_the_time_zone_and_only_those_asked_for(tmp_path):
+    log = Log("one")
+    usage = {"input_tokens": 100_000, "output_tokens": 10_000}
+    log.user("Go.", timestamp="2026-01-01T22:00:00.000Z")
+    for n, hour in enumerate(("01T22:30", "01T23:30", "03T12:00")):
+        log.says(
+            f"m{n}", "Yes.", timestamp=f"2026-01-{hour}:00.000Z",
+            message={"model": "claude-opus-5", "usage": usage},
+        )  # fmt: skip
+        log.user("On.", timestamp=f"2026-01-{hour}:30.000Z")
+    log.row("cost-state", uuid=None, modelUsage={"claude-opus-5": {"costUSD": 5.0}})
+    path = log.write(tmp_path)
+
+    def days(**asked):
+        found = look([path], to=tmp_path / "look", days=Days(**asked))
+        return {row[0]: row[-1] for row in found["days"]}, found["cost_usd"]
+
+    assert days(timezone="UTC") == ({"2026-01-01": 1.5, "2026-01-03": pytest.approx(3.5)}, 5.0)
+    by_day, _ = days(timezone="Europe/Berlin")
+    assert list(by_day) == ["2026-01-01", "2026-01-02", "2026-01-03"]
+    assert data_of(tmp_path / "look")["sessions"][0]["first"] == "2026-01-01T23:00:00+01:00"
+    second = {"since": date(2026, 1, 2), "until": date(2026, 1, 2)}
+    # What the client counted is of all days, so that none of it is told of one.
+    assert days(timezone="Europe/Berlin", **second) == ({"2026-01-02": 0.75}, 0.75)
+    with pytest.raises(IngestError, match="2026-01-02"):
+        days(timezone="UTC", **second)
+    with pytest.raises(ConfigError, match="Mars/Olympus"):
+        days(timezone="Mars/Olympus")
+    with pytest.raises(ConfigError, match="swap"):
+        days(since=date(2026, 1, 3), until=date(2026, 1, 2))
+
+
+def test_worktrees_are_part_of_their_repository_and_repositories_have_names_of_their_own(tmp_path):
+    folders = [
+        "/src/shop", "/src/shop/.worktrees/a/fix", "/src/shop/.claude/worktrees/b",
+        "/src/shop.worktrees/c", "/home/.cursor/worktrees/shop/d", "C:\\src\\app", "C:\\old\\app",
+    ]  # fmt: skip
+    for n, folder in enumerate(folders):
+        log = Log(f"s{n}", cwd=folder)
+        log.user(f"Go to {n}.")
+        log.says(f"m{n}", "Yes.")
+        log.write(tmp_path)
+    look([tmp_path], to=tmp_path.parent / "look")
+    sessions = data_of(tmp_path.parent / "look")["sessions"]
+    found = {each["id"]: each["project"] for each in sessions}
+    apps = {found.pop("s5"), found.pop("s6")}
+    assert apps in ({"app", "old/app"}, {"app", "src/app"})
+    assert set(found.values()) == {"shop"}
+
+
 def test_rewinds_and_subagents_are_counted_and_subagents_name_their_session(sample):
     sessions = data_of(sample[1])["sessions"]
     ids = {each["id"] for each in sessions}
@@ -114,21 +179,47 @@ def test_a_session_is_called_what_the_log_calls_it_or_by_its_first_request(tmp_p
         assert data_of(tmp_path / "look")["sessions"][0]["title"] == title
 
 
+@pytest.mark.parametrize(
+    ("said", "title"),
+    [
+        (["/clear", "/review 12 of ours", "Go."], "/review 12 of ours"),
+        (["9", "Mend the gate."], "Mend the gate."),
+        (["Tool loaded.", "Mend the gate."], "Mend the gate."),
+        (["/exit"], "/exit"),
+    ],
+)
+def test_a_session_is_called_by_what_was_asked_for(said: list[str], title: str, tmp_path: Path):
+    log = Log("one")
+    for n, text in enumerate(said):
+        name, _, words = text.partition(" ")
+        command = f"<command-name>{name}</command-name>\n <command-message>x</command-message>\n"
+        command += f" <command-args>{words}</command-args>"
+        log.user(command if text.startswith("/") else text)
+        log.says(f"m{n}", "Yes.")
+    look([log.write(tmp_path)], to=tmp_path / "look")
+    assert data_of(tmp_path / "look")["sessions"][0]["title"] == title
+
+
+def test_colors_of_terminals_go_and_names_with_markup_are_no_tools(tmp_path):
+    log = Log("one")
+    log.user("Go to 東京タワーへ行く。 Ｆｕｌｌ")
+    log.calls("m1", "t1", 'Task" > <parameter name="description', x="\x1b[31mFAIL\x1b[0m")
+    look([log.write(tmp_path)], to=tmp_path / "look")
+    data = data_of(tmp_path / "look")
+    assert turns_of(data)[1]["parts"][0][2] == [["x", "FAIL"]]
+    assert list(data["overview"]["tools"]) == ["(not a tool's name)"]
+    assert {"東京タワーへ行く", "full"} <= set(data["words"])
+
+
 def test_a_word_is_found_in_the_sessions_that_have_it_and_no_others(sample):
     data = data_of(sample[1])
-    shards = {name: words for name, words in data.items() if name.startswith("words-")}
-    for name, words in shards.items():
-        assert {f"words-{shard_of(word)}" for word in words} == {name}
-    index = {word: steps for words in shards.values() for word, steps in words.items()}
+    index = data["words"]
     texts = [
         json.dumps(turns_of(data, n), ensure_ascii=False).lower()
         for n in range(len(data["sessions"]))
     ]
     for word in ("pytest", "stacks", "def", "notice"):
-        found, at = set(), 0
-        for step in index[word]:
-            at += step
-            found.add(at)
+        found = set(index[word])
         whole = re.compile(rf"(?<![^\W_]){word}(?![^\W_])")
         assert found <= {n for n, text in enumerate(texts) if word in text}
         assert found >= {

@@ -17,7 +17,7 @@ async function chart(place, label, configure) {
   canvas.setAttribute("aria-label", label);
   const frame = element("div", "chart", canvas);
   place.append(frame);
-  if (!window.Chart) await load.chart();
+  await library("chart.umd", "Chart");
   const make = () => {
     Chart.defaults.color = shade("--soft");
     Chart.defaults.borderColor = shade("--line");
@@ -29,8 +29,6 @@ async function chart(place, label, configure) {
   drawn.push(one);
   return frame;
 }
-
-load.chart = () => (load.chartIs ??= add("chart.umd.min.js"));
 
 function clearCharts() {
   for (const { now } of drawn.splice(0)) now.destroy();
@@ -49,17 +47,18 @@ const axis = (title, format, more = {}) => ({
   ...more,
 });
 
-function stacked(days, series, format) {
+// `act` is told the place of the bar that was clicked, and of its part.
+function stacked(labels, series, format, act) {
   return () => ({
     type: "bar",
     data: {
-      labels: days,
+      labels,
       datasets: series.map(({ name, values }, n) => ({
         label: name, data: values, backgroundColor: shade(PALETTE[n % PALETTE.length]), stack: "all",
       })),
     },
     options: {
-      responsive: true, maintainAspectRatio: false,
+      responsive: true, maintainAspectRatio: false, ...clicked(act),
       scales: { x: { stacked: true, grid: { display: false }, ticks: { maxRotation: 0, autoSkipPadding: 12 } }, y: axis("", format, { stacked: true, beginAtZero: true }) },
       plugins: {
         legend: { position: "bottom", labels: { boxWidth: 12 } },
@@ -68,6 +67,11 @@ function stacked(days, series, format) {
     },
   });
 }
+
+const clicked = (act) => ({
+  onClick: (_, [first]) => first && act(first.index, first.datasetIndex),
+  onHover: ({ native }, found) => { native.target.style.cursor = found.length ? "pointer" : "default"; },
+});
 
 function lines(series, xTitle, format) {
   return () => ({

@@ -1,5 +1,5 @@
 // What every tab uses: elements, numbers, data that load when asked, and the address.
-// All session text goes into the page through textContent; nothing here builds HTML from data.
+// Session text goes into the page through textContent, or as Markdown that is sanitized.
 const $ = (id) => document.getElementById(id);
 const number = new Intl.NumberFormat("en");
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
@@ -10,6 +10,9 @@ const percent = (share, digits = 0) =>
 const dollars = (usd, digits = 2) =>
   usd === null || usd === undefined ? "no price" : `$${usd.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })}`;
 const fine = (usd) => dollars(usd, usd && usd < 1 ? 4 : 2);
+const normalized = (text) => text.normalize("NFKC").toLowerCase();
+// The same with as many signs, so that a place in one is a place in the other.
+const flatOf = (text) => [normalized(text), text.toLowerCase(), text].find((each) => each.length === text.length);
 const isoDay = (at) => (at ?? "").slice(0, 10);
 const moment = (at) => (at ?? "").replace("T", " ").slice(0, 16);
 
@@ -61,19 +64,40 @@ function table(columns, rows, caption) {
 
 // Placeholders of the redaction are marked, so that a reader sees what was taken out; so is what was searched.
 function prose(value, needles = []) {
-  const shown = element("pre");
+  const shown = element("pre", "", ...pieces(value, needles));
   if (value.length > 1_000) shown.tabIndex = 0; // it may scroll, so the keyboard has to reach it
-  for (const [place, part] of value.split(/(<(?:SECRET:[^<>]{1,60}|EMAIL:[0-9a-f]+)>)/).entries()) {
-    if (place % 2) shown.append(element("mark", "taken", part));
-    else shown.append(...marked(part, needles));
-  }
   return shown;
 }
 
+const pieces = (value, needles) => value.split(/(<(?:SECRET:[^<>]{1,60}|EMAIL:[0-9a-f]+)>)/).flatMap((part, place) =>
+  (place % 2 ? [element("mark", "taken", part)] : marked(part, needles)));
+
+// What an agent writes is Markdown. HTML in it stays text, and so do links and pictures, with where they lead.
+const TAGS = ["p", "strong", "em", "s", "code", "pre", "ul", "ol", "li", "blockquote", "hr", "br", "table", "thead", "tbody", "tr", "th", "td"];
+let renderer;
+
+function markdown(value, needles = []) {
+  if (!renderer) {
+    renderer = markdownit({ html: false }).disable(["link", "image", "autolink", "reference"]);
+    renderer.renderer.rules.heading_open = () => "<p><strong>"; // the page has headings of its own
+    renderer.renderer.rules.heading_close = () => "</strong></p>";
+  }
+  const safe = DOMPurify.sanitize(renderer.render(value), { ALLOWED_TAGS: TAGS, ALLOWED_ATTR: ["start"], RETURN_DOM_FRAGMENT: true });
+  const texts = document.createTreeWalker(safe, NodeFilter.SHOW_TEXT);
+  const found = [];
+  while (texts.nextNode()) found.push(texts.currentNode);
+  for (const text of found) text.replaceWith(...pieces(text.data, needles));
+  for (const wide of safe.querySelectorAll("pre, table")) wide.tabIndex = 0; // they may scroll
+  return element("div", "markdown", safe);
+}
+
+// Libraries are loaded when they are first used, unless one file holds all.
+const library = (name, global) => (window[global] ? null : load(`library ${name}`, () => add(`${name}.min.js`)));
+
 function marked(text, needles) {
   const parts = [];
-  const small = text.toLowerCase();
-  if (!needles.length || small.length !== text.length) return [text];
+  const small = flatOf(text);
+  if (!needles.length) return [text];
   for (let from = 0; from < text.length; ) {
     let at = -1, found = "";
     for (const needle of needles) {
@@ -102,8 +126,8 @@ function add(source) {
   });
 }
 
-function load(name) {
-  if (!waiting.has(name)) waiting.set(name, loaded(name));
+function load(name, from = () => loaded(name)) {
+  if (!waiting.has(name)) waiting.set(name, from());
   return waiting.get(name);
 }
 

@@ -18,18 +18,19 @@ async function showOverview(main) {
     main.append(element("p", "note", `Without a list price, so not in the dollars: ${figures.models_without_price.join(", ")}.`));
   }
   const costs = element("section", "card wide");
-  const heading = element("div", "bar", element("h2", "", "Cost per day"));
-  costs.append(heading);
   const place = element("div");
-  const show = (by) => {
+  const chosen = { per: figures.days.length > 400 ? "week" : "day", by: "model" };
+  const show = (more) => {
+    Object.assign(chosen, more);
     clearCharts();
     place.replaceChildren();
-    costPerDay(place, figures.days, by);
+    costPer(place, figures.days, chosen);
   };
-  heading.append(selector("by", [["model", "model"], ["project", "project"]], "model", show));
-  costs.append(place);
+  costs.append(element("div", "bar", element("h2", "", "Cost"), element("div", "filters",
+    selector("per", ["day", "week", "month"].map((name) => [name, name]), chosen.per, (per) => show({ per })),
+    selector("by", [["model", "model"], ["project", "project"]], chosen.by, (by) => show({ by })))), place);
   main.append(costs);
-  show("model");
+  show({});
   main.append(element("div", "cards",
     card("The ten dearest conversations", ranked(sessions.filter((s) => s.has_bill), (s) => s.total_usd, (s) => dollars(s.total_usd))),
     card("The ten worst sessions", ranked(sessions, (s) => s.n_errors + s.n_interrupted, (s) => `${s.n_errors} errors, ${s.n_interrupted} stops`)),
@@ -47,7 +48,7 @@ async function showOverview(main) {
       ["share", ([, [n, failed]]) => percent(failed / n, 1), "n"],
     ], Object.entries(figures.tools).sort(([, a], [, b]) => b[1] - a[1] || b[0] - a[0]).slice(0, 12), "Tools by failed decisions")),
     card("Tokens by kind", counts(Object.fromEntries(Object.entries(tokens).map(([name, n]) => [TOKEN_WORDS[name] ?? name, n])), "Tokens by kind")),
-    card("Outcomes of decisions", counts(figures.outcomes, "Outcomes")),
+    card("Outcomes of decisions", counts(figures.outcomes, "Outcomes", (name) => addressOf("sessions", [], { happened: `=${name}` }))),
     figures.read !== undefined || figures.skipped ? more(figures) : null,
   ));
 }
@@ -66,8 +67,8 @@ function card(title, ...content) {
   return element("section", "card", element("h2", "", title), ...content);
 }
 
-const counts = (found, caption) => table(
-  [["", ([name]) => words(name)], ["", ([, n]) => number.format(n), "n"]],
+const counts = (found, caption, address) => table(
+  [["", ([name]) => (address ? link(words(name), address(name)) : words(name))], ["", ([, n]) => number.format(n), "n"]],
   Object.entries(found).sort(([, a], [, b]) => b - a), caption);
 
 function ranked(sessions, rank, told) {
@@ -88,20 +89,33 @@ function more(figures) {
   return details;
 }
 
-function costPerDay(place, days, by) {
+// A bar leads to the sessions that it adds up; the same sums stand in a table, for the keyboard.
+function costPer(place, days, { per, by }) {
   const column = by === "model" ? MODEL : PROJECT;
-  const sums = new Map();
+  const sums = new Map(), totals = new Map();
+  const all = [...new Set(allDays(days.map((row) => row[DAY]).filter(Boolean)).map(STARTS[per]))];
+  const at = new Map(all.map((start, n) => [start, n]));
   for (const row of days) sums.set(row[column], (sums.get(row[column]) ?? 0) + (row[USD] ?? 0));
   const named = [...sums].sort(([, a], [, b]) => b - a).slice(0, MOST_SERIES).map(([name]) => name);
-  const all = allDays(days.map((row) => row[DAY]).filter(Boolean));
-  const at = new Map(all.map((day, n) => [day, n]));
   const series = [...named, ...(sums.size > named.length ? ["others"] : [])].map((name) => ({ name, values: all.map(() => 0) }));
-  for (const row of days) {
-    const place = named.indexOf(row[column]);
-    if (at.has(row[DAY])) series[place < 0 ? series.length - 1 : place].values[at.get(row[DAY])] += row[USD] ?? 0;
+  for (const row of days.filter((each) => each[DAY])) {
+    const start = STARTS[per](row[DAY]), part = named.indexOf(row[column]);
+    series[part < 0 ? series.length - 1 : part].values[at.get(start)] += row[USD] ?? 0;
+    totals.set(start, (totals.get(start) ?? 0) + (row[USD] ?? 0));
   }
-  chart(place, `Cost per day by ${by}: ${named.map((name) => `${name} ${dollars(sums.get(name))}`).join(", ")}`, stacked(all, series, (value) => dollars(value)));
+  const sessionsOf = (start, name) => addressOf("sessions", [], { days: `${start}..${ENDS[per](start)}`, [by]: name, sort: "-cost" });
+  const act = (n, part) => { location.hash = sessionsOf(all[n], named[part]); };
+  chart(place, `Cost per ${per} by ${by}: ${named.map((name) => `${name} ${dollars(sums.get(name))}`).join(", ")}`, stacked(all, series, (usd) => dollars(usd), act));
+  place.append(element("details", "", element("summary", "", `The same as a table, with the sessions of each ${per}`), table([
+    [per === "week" ? "week from" : per, (start) => link(start, sessionsOf(start))], ["cost", (start) => dollars(totals.get(start)), "n"],
+  ], [...totals.keys()].sort().reverse(), `Cost per ${per}`)));
 }
+
+const STARTS = { day: (day) => day, week: (day) => dayAfter(day, -((new Date(day).getUTCDay() + 6) % 7)), month: (day) => `${day.slice(0, 7)}-01` };
+const ENDS = {
+  day: (day) => day, week: (day) => dayAfter(day, 6),
+  month: (day) => dayAfter(STARTS.month(dayAfter(day, 31)), -1),
+};
 
 function allDays(found) {
   if (!found.length) return [];

@@ -1,4 +1,5 @@
-// One session as a tree: rewinds folded, subagents linked, edits as differences, results on demand.
+// One session as a tree: rewinds folded, subagents at their calls, edits as differences, results on
+// demand; beside it an outline that says what each request cost and where something went wrong.
 const FINE = ["ok", "final_text"];
 const EDITED = [["old_string", "new_string"], ["old_str", "new_str"], ["oldString", "newString"]];
 const MOST_LINES = 600;
@@ -9,6 +10,7 @@ async function showSession(main, { rest: [id, stateId], query }) {
   if (n < 0) return void main.append(element("p", "empty", "No session has this address."));
   const session = sessions[n];
   const turns = await load(`session-${n}`);
+  await Promise.all([library("markdown-it.umd", "markdownit"), library("purify", "DOMPurify")]);
   const told = session.has_answers ? await load(`answers-${n}`) : { answers: {}, portion: {} };
   const needles = needlesOf(query.get("q") ?? "");
   main.append(sessionHead(session, sessions));
@@ -20,21 +22,28 @@ async function showSession(main, { rest: [id, stateId], query }) {
     children.get(parent).push(turn);
   }
   const sheet = element("article", "tree");
-  const context = { session, told, needles, children };
+  const below = sessions.filter((each) => each.parent === session.id).sort((a, b) => (a.first < b.first ? -1 : 1));
+  const context = { session, told, needles, children, below: [...below] };
   // Roots are no branches: after a compaction the log begins anew.
   for (const root of children.get(null) ?? []) {
     drawTurn(root, sheet, context);
     drawWays(root.i, sheet, context);
   }
-  main.append(sheet);
+  const body = element("div", "body", sheet);
+  main.append(body);
+  const go = (turn) => (turn.state ? unfold(sheet, turn.state.state_id) : sheet.querySelector(`[data-turn="${turn.i}"]`)?.scrollIntoView({ block: "start" }));
+  if (turns.some((turn) => turn.state)) body.prepend(outline(turns, go));
   const step = (by) => {
     const all = [...sheet.querySelectorAll(".turn.decision")];
     const at = all.findIndex((each) => each.classList.contains("linked"));
     const next = all[at < 0 ? (by > 0 ? 0 : all.length - 1) : at + by];
     if (next) { history.replaceState(null, "", sessionAddress(session, next.dataset.state, { q: query.get("q") })); point(next); }
   };
+  const failed = turns.filter(isFailed);
+  let nthFailed = -1;
   keys.j = () => step(1);
   keys.k = () => step(-1);
+  keys.n = () => failed.length && go(failed[(nthFailed += 1) % failed.length]);
   if (stateId) await unfold(sheet, stateId);
   else if (needles.length) {
     const first = sheet.querySelector("mark:not(.taken)");
@@ -60,6 +69,57 @@ async function unfold(sheet, stateId) {
   if (turn) point(turn);
 }
 
+const isFailed = ({ state }) => state && !FINE.includes(state.outcome);
+const isRequest = (turn) => ["user", "queued"].includes(turn.kind) && turn.parts.some(([who]) => who === "user");
+
+// What a person asked for, what came of each request, and how full the context was.
+function outline(turns, go) {
+  const decisions = turns.filter((turn) => turn.state);
+  const rows = [];
+  for (const turn of turns) {
+    if (isRequest(turn) || turn.kind === "summary") rows.push({ turn, n: 0, usd: 0, failed: [] });
+    const row = rows.at(-1);
+    if (!row || !turn.state) continue;
+    row.n += 1;
+    row.usd += turn.usd ?? 0;
+    if (isFailed(turn)) row.failed.push(turn);
+  }
+  const made = element("details", "outline card", element("summary", "", element("b", "", "Outline")));
+  made.open = matchMedia("(min-width: 1100px)").matches;
+  let usd = 0;
+  const sums = decisions.map((turn) => (usd += turn.usd ?? 0));
+  chart(made, `Prompt over ${decisions.length} decisions: at most ${number.format(Math.max(...decisions.map((turn) => turn.context ?? 0)))} tokens; cost ${dollars(usd)}`, contextAndCost(decisions, sums, (place) => go(decisions[place])));
+  made.append(element("ol", "", ...rows.map(({ turn, n, usd: own, failed }) => {
+    const text = turn.kind === "summary" ? "Compaction" : turn.parts.find(([who]) => who === "user")[1].replace(/<[^<>]{1,40}>/g, " ").trim().slice(0, 90) || "(command)";
+    const about = element("span", "sub", [several(n, "decision"), own && dollars(own)].filter(Boolean).join(" · "));
+    if (failed.length) about.append(" · ", button(`${failed.length} went wrong`, "jump bad", () => go(failed[0])));
+    return element("li", "", button(text, "jump", () => go(turn)), about);
+  })));
+  return made;
+}
+
+function contextAndCost(decisions, sums, act) {
+  return () => ({
+    type: "line",
+    data: {
+      labels: decisions.map((_, n) => n + 1),
+      datasets: [
+        { label: "prompt tokens", data: decisions.map((turn) => turn.context), borderColor: shade("--c1"), borderWidth: 2,
+          pointRadius: decisions.map((turn) => (isFailed(turn) ? 3 : 0)), pointBackgroundColor: shade("--red"), pointBorderColor: shade("--red") },
+        { label: "cost so far", data: sums, borderColor: shade("--c2"), borderWidth: 1.5, pointRadius: 0, yAxisID: "usd" },
+      ],
+    },
+    options: {
+      responsive: true, maintainAspectRatio: false, interaction: { mode: "index", intersect: false }, ...clicked(act),
+      scales: { x: { ticks: { maxRotation: 0, autoSkipPadding: 16 }, grid: { display: false } }, y: axis("", (value) => compact.format(value), { beginAtZero: true }), usd: axis("", (value) => dollars(value), { position: "right", beginAtZero: true, grid: { display: false } }) },
+      plugins: {
+        legend: { position: "bottom", labels: { boxWidth: 12 } },
+        tooltip: { callbacks: { label: (item) => `${item.dataset.label}: ${item.datasetIndex ? dollars(item.raw) : number.format(item.raw)}${isFailed(decisions[item.dataIndex]) && !item.datasetIndex ? `, ${words(decisions[item.dataIndex].state.outcome)}` : ""}` } },
+      },
+    },
+  });
+}
+
 // What the whole conversation costs, with its subagents, resumed and forked sessions, is told first.
 function cost(session) {
   const own = dollars(session.cost_usd), all = dollars(session.total_usd);
@@ -77,11 +137,13 @@ function sessionHead(session, sessions) {
   head.append(element("p", "note", facts.filter(Boolean).join(" · ")));
   const parent = sessions.find((each) => each.id === session.parent);
   if (parent) head.append(element("p", "", "A subagent of ", link(parent.title, sessionAddress(parent))));
-  const below = sessions.filter((each) => each.parent === session.id);
-  if (below.length) {
-    const list = element("details", "", element("summary", "", several(below.length, "subagent")));
-    list.append(element("ul", "", ...below.map((each) => element("li", "", link(each.title, sessionAddress(each)), ` ${dollars(each.cost_usd)}`))));
-    head.append(list);
+  const others = sessions.filter((each) => each.conversation === session.conversation && each !== session);
+  if (others.length) {
+    const subagents = others.filter((each) => each.parent).length, more = others.length - subagents;
+    const told = [subagents && several(subagents, "subagent"), more && several(more, "other session")].filter(Boolean).join(" and ");
+    head.append(element("details", "", element("summary", "", `The conversation has ${told}`),
+      element("ol", "ranked", ...others.sort((a, b) => b.cost_usd - a.cost_usd).map((each) =>
+        element("li", "", element("span", "n", dollars(each.cost_usd)), link(each.title, sessionAddress(each)))))));
   }
   return head;
 }
@@ -117,7 +179,7 @@ function drawTurn(turn, into, context) {
 
 function turnShown(turn, context) {
   const { state } = turn;
-  const failed = state && !FINE.includes(state.outcome);
+  const failed = isFailed(turn);
   const made = element("section", `turn ${turn.kind}${state ? " decision" : ""}${failed ? " failed" : ""}`);
   const about = [turn.model ?? words(turn.kind), turn.at && moment(turn.at), turn.usd && fine(turn.usd)];
   const what = element("div", "what", about.filter(Boolean).join(" · "));
@@ -129,13 +191,24 @@ function turnShown(turn, context) {
       what.append(" · ", link("its pair", addressOf("pairs", [context.told.portion[state.state_id], state.state_id])));
     }
   }
+  made.dataset.turn = turn.i;
   made.append(what);
   if (turn.thinking) made.append(folded("Thinking", turn.thinking, context.needles));
-  for (const part of turn.parts) made.append(partShown(part, context.needles));
+  for (const part of turn.parts) made.append(turn.kind === "meta" ? folded("Put in by the client", part[1], context.needles) : partShown(part, context.needles), ...subagentOf(part, context.below));
   if (state?.hint) made.append(element("div", "hint", element("h3", "", "What came after told what was wrong"), prose(state.hint, context.needles)));
   const answers = state && context.told.answers[state.state_id];
   if (answers) made.append(answersShown(answers));
   return made;
+}
+
+// A subagent is found by what it was asked for: the log of the call names no session.
+function subagentOf([who, , values], below) {
+  const prompt = who === "call" && values.find(([key]) => key === "prompt")?.[1];
+  const words = prompt ? prompt.trim().split(/\s+/).join(" ") : "";
+  const at = words ? below.findIndex(({ title }) => title === words || (title.endsWith("…") && words.startsWith(title.slice(0, -1)))) : -1;
+  if (at < 0) return [];
+  const [found] = below.splice(at, 1);
+  return [element("p", "note", "→ ", link(`its subagent: ${several(found.n_states, "decision")}, ${dollars(found.cost_usd)}`, sessionAddress(found)), found.n_errors ? `, ${several(found.n_errors, "error")}` : "")];
 }
 
 function folded(title, text, needles) {
@@ -149,7 +222,7 @@ function partShown(part, needles) {
   if (who === "tool") return folded("Result", text, needles);
   const made = element("div", `said ${who}`);
   if (who !== "assistant") made.append(element("h3", "", who));
-  made.append(prose(text, needles));
+  made.append(who === "assistant" ? markdown(text, needles) : prose(text, needles));
   return made;
 }
 

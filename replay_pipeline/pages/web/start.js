@@ -3,7 +3,7 @@ const ORDER = ["overview", "sessions", "teachers", "pairs", "dataset", "training
 
 async function show() {
   const asked = address();
-  const { tabs: present, root, is_redacted: isRedacted } = await load("overview");
+  const { tabs: present, root, is_redacted: isRedacted, timezone } = await load("overview");
   clearCharts();
   for (const key of Object.keys(keys)) delete keys[key];
   const shown = ORDER.map((name) => tabs.find(([tab]) => tab === name)).filter(([name]) => ["overview", "sessions"].includes(name) || present.includes(name));
@@ -15,7 +15,7 @@ async function show() {
   }));
   $("where").replaceChildren(...(location.protocol.startsWith("http")
     ? [link("Dagster: assets", "/asset-groups"), " · ", link("its last runs", "/runs")]
-    : [root ? `From ${root}. ` : "", `${isRedacted ? "Redacted" : "NOT redacted, as the settings say"}; loads nothing, sends nothing.`]));
+    : [root ? `From ${root}. ` : "", `Times in ${timezone}. ${isRedacted ? "Redacted" : "NOT redacted, as the settings say"}; loads nothing, sends nothing.`]));
   const main = element("main", asked.tab);
   main.id = "main";
   main.tabIndex = -1;

@@ -16,8 +16,8 @@ from replay_pipeline.pages import (
     write_page,
 )
 from replay_pipeline.pages.costs import Row
-from replay_pipeline.pages.look import SessionRows
-from replay_pipeline.pages.overview import facts_of_session
+from replay_pipeline.pages.look import ALL_DAYS, Days, SessionRows
+from replay_pipeline.pages.overview import SessionTotals
 from replay_pipeline.pages.training import training_shown
 from replay_pipeline.replay.ask.rows import teacher_actions_from_table
 from replay_pipeline.settings import Settings
@@ -39,7 +39,9 @@ def page_of(settings: Settings) -> Path:
     return settings.local_dir().absolute() / "look" / "index.html"
 
 
-def write_page_of(project: Project, to: Path | None = None) -> dict[str, Any]:
+def write_page_of(
+    project: Project, to: Path | None = None, *, days: Days = ALL_DAYS
+) -> dict[str, Any]:
     """Write the page of a data root, and return the figures of its overview.
 
     Raises:
@@ -47,7 +49,7 @@ def write_page_of(project: Project, to: Path | None = None) -> dict[str, Any]:
         StorageError: the page cannot be written.
     """
     return write_page(
-        contents_of(project),
+        contents_of(project, days),
         to=to or page_of(project.settings).parent,
         on_progress=project.on_progress,
     )
@@ -60,9 +62,9 @@ def compare(project: Project) -> dict[str, Any]:
         ConfigError: no teacher has answered yet.
     """
     project.batches_with("teacher_actions")
-    rows, compared = _SessionRows(project), Comparison()
+    rows, compared, sums = _SessionRows(project), Comparison(), SessionTotals()
     for session, turns, states in rows.sessions():
-        facts = facts_of_session(session, turns, states)
+        facts = sums.add(session, turns, states)
         compared.add(facts, turns, states, rows.answered(states))
     return compared.figures(_accuracy(project)) or {"teachers": []}
 
@@ -72,12 +74,13 @@ def _accuracy(project: Project) -> dict[str, float]:
     return pooled_accuracy(report.get("reliability") for report in reports.values())
 
 
-def contents_of(project: Project) -> Contents:
+def contents_of(project: Project, days: Days = ALL_DAYS) -> Contents:
     """Return everything that the page shows."""
     rows = _SessionRows(project)
     portions = list(_portions(project))
     return Contents(
         sessions=rows.sessions(),
+        days=days,
         n_sessions=rows.n_sessions,
         answers=rows.answered if project.root.batches("teacher_actions") else None,
         accuracy=_accuracy(project),
