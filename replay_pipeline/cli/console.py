@@ -288,9 +288,10 @@ def show_look(overview: Report) -> None:
 
 def _by_period(overview: Report, n_chars: int) -> dict[str, str]:
     """Return what the newest months or days cost, by so many characters of the date."""
-    usd: Counter[str] = Counter()
+    usd: dict[str, float] = {}
     for day, *_, usd_of_day in overview["days"]:
-        usd[day[:n_chars] or "no date"] += usd_of_day or 0.0
+        name = day[:n_chars] or "no date"
+        usd[name] = usd.get(name, 0.0) + (usd_of_day or 0.0)
     return {name: f"${usd[name]:,.2f}" for name in sorted(usd, reverse=True)}
 
 

@@ -94,8 +94,8 @@ _SCRIPTS = (
     "results",
     "start",
 )
-_VENDORED = ("chart.umd", "markdown-it.umd", "purify")
-"""Libraries of others: charts, Markdown, and what makes its HTML safe."""
+_OF_OTHERS = re.compile(r"\.min\.js|LICENSE")
+"""Files of libraries: charts, Markdown, and what makes its HTML safe."""
 _NOTE = "Written by replay-pipeline look. It replaces what is in this folder each time.\n"
 
 
@@ -154,11 +154,9 @@ def page_folder(folder: Path, title: str) -> Iterator[PageFiles]:
     if data.is_dir():
         shutil.rmtree(data)
     yield files
-    for name in (
-        path.name for path in _WEB.iterdir() if re.search(r"\.min\.js|LICENSE", path.name)
-    ):
-        with written_whole(folder / name) as file:
-            file.write((_WEB / name).read_bytes())
+    for path in filter(lambda path: _OF_OTHERS.search(path.name), _WEB.iterdir()):
+        with written_whole(folder / path.name) as file:
+            file.write(path.read_bytes())
     with written_whole(folder / "README.txt") as file:
         file.write(_NOTE.encode())
     with written_whole(folder / "index.html") as file:

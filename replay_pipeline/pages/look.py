@@ -23,6 +23,7 @@ from replay_pipeline.types import Progress, TeacherAction
 SessionRows = tuple[Row, list[Row], list[Row]]
 """A row of `sessions`, with its rows of `turns` and of `states`."""
 _ROWS = 512
+_ENDS = ("first_timestamp", "last_timestamp")
 OnProgress = Callable[[Progress], None]
 
 
@@ -71,22 +72,23 @@ class Days:
     def of(self, rows: SessionRows) -> SessionRows | None:
         """Return what a session has of these days, in local time; `None` if it has nothing."""
         session, turns, states = rows
-        turns = [{**turn, "timestamp": self._local(turn["timestamp"])} for turn in turns]
-        ends = {name: self._local(session[name]) for name in ("first_timestamp", "last_timestamp")}
-        if not self.is_part:
-            return {**session, **ends}, turns, states
-        at = [turn["timestamp"] for turn in turns]
-        kept = [t for t, when in zip(turns, at, strict=True) if when and self._has(when.date())]
-        if not kept:
-            return None
-        if len(kept) < len(turns):
-            # What its client counted is of all days.
-            ends = {"first_timestamp": min(at), "last_timestamp": max(at), "client_usd_json": None}
-        indexes = {turn["turn_idx"] for turn in kept}
-        return {**session, **ends}, kept, [s for s in states if s["turn_idx"] in indexes]
-
-    def _has(self, day: date) -> bool:
-        return self.since <= day <= self.until
+        local: list[Row] = [{**turn, "timestamp": self._local(turn["timestamp"])} for turn in turns]
+        ends: Row = {name: self._local(session[name]) for name in _ENDS}
+        if self.is_part:
+            found = [(turn["timestamp"], turn) for turn in local if turn["timestamp"]]
+            kept = [(at, turn) for at, turn in found if self.since <= at.date() <= self.until]
+            if not kept:
+                return None
+            if len(kept) < len(local):
+                times = [at for at, _ in kept]
+                # What its client counted is of all days.
+                ends = dict(zip(_ENDS, (min(times), max(times)), strict=True)) | {
+                    "client_usd_json": None
+                }
+            local = [turn for _, turn in kept]
+            indexes = {turn["turn_idx"] for turn in local}
+            states = [state for state in states if state["turn_idx"] in indexes]
+        return {**session, **ends}, local, states
 
     def _local(self, at: datetime | None) -> datetime | None:
         return at and at.astimezone(self.zone)

@@ -91,7 +91,7 @@ function markdown(value, needles = []) {
   return element("div", "markdown", safe);
 }
 
-// Libraries are loaded when they are first used, unless one file holds all.
+// Libraries are loaded when they are first used.
 const library = (name, global) => (window[global] ? null : load(`library ${name}`, () => add(`${name}.min.js`)));
 
 function marked(text, needles) {
