@@ -3,8 +3,7 @@
 from trainer.losses.compose import LossComponents, compose_loss
 from trainer.losses.divergence import generalized_jsd_loss
 from trainer.losses.entropy_opd import entropy_aware_opd_loss
-from trainer.losses.preference import dpo_loss, length_normalized_dpo_loss, simpo_loss
-from trainer.losses.sdpo import sdpo_loss, sdpo_per_token
+from trainer.losses.preference import dpo_loss, simpo_loss
 from trainer.losses.taid import TAIDScheduler, taid_loss
 
 __all__ = [
@@ -14,9 +13,6 @@ __all__ = [
     "dpo_loss",
     "entropy_aware_opd_loss",
     "generalized_jsd_loss",
-    "length_normalized_dpo_loss",
-    "sdpo_loss",
-    "sdpo_per_token",
     "simpo_loss",
     "taid_loss",
 ]

@@ -12,13 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.errors import TrainerConfigError
-from trainer.losses.divergence import generalized_jsd_loss, jsd_entries, log_probs, taken
+from trainer.losses.divergence import (
+    generalized_jsd_loss,
+    jsd_entries,
+    log_probs,
+    taken,
+    with_tail,
+)
 from trainer.losses.entropy_opd import soft_gated_kl_per_token
 from trainer.losses.preference import dpo_per_pair, simpo_per_pair
-from trainer.losses.sdpo import Estimator, on_support, sampled_reverse_kl_per_token
 from trainer.losses.taid import taid_per_token
 
 Wrapper = Literal["none", "taid", "entropy_opd"]
+Estimator = Literal["full", "topk", "teacher_topk", "sampled"]
 DEFAULT_TOP_K = 100
 """Default number of entries of a top-k estimator."""
 
@@ -240,6 +246,12 @@ def distillation_per_token(
 ) -> Tensor:
     """Compute the loss of channel 2 for each response token, [N].
 
+    The estimator "full" sums over the vocabulary. "topk" keeps the *student's* k most likely
+    entries, "teacher_topk" the teacher's, which a scoring server can return, and both put the rest
+    into one more entry. "sampled" is `sampled_reverse_kl_per_token`.
+
+    Source: SDPO, arXiv:2601.20802, sec. 3.
+
     Raises:
         TrainerConfigError: the TAID wrapper without a `taid_t`.
     """
@@ -263,11 +275,25 @@ def distillation_per_token(
     if options.estimator == "sampled":
         student_N, teacher_N = (taken(logp, ids_N) for logp in (student_logp, teacher_logp))
         return sampled_reverse_kl_per_token(student_N, teacher_N)
-    top_k = options.top_k or DEFAULT_TOP_K
-    student_NK, teacher_NK = on_support(
-        student_logp, teacher_logp, estimator=options.estimator, top_k=top_k
+    chooser_NV = teacher_logp if options.estimator == "teacher_topk" else student_logp
+    top_k = min(options.top_k or DEFAULT_TOP_K, chooser_NV.size(-1))
+    kept_NK = chooser_NV.topk(top_k, dim=-1).indices
+    student_NK, teacher_NK = (
+        with_tail(logp.gather(-1, kept_NK)) for logp in (student_logp, teacher_logp)
     )
     return divergence_per_token(student_NK, teacher_NK, options)
+
+
+def sampled_reverse_kl_per_token(student_logps_N: Tensor, teacher_logps_N: Tensor) -> Tensor:
+    """Estimate KL(student || teacher) from the sampled tokens alone, by the score function, [N].
+
+    The formula is `(log p_s - log p_t).detach() log p_s`. Over tokens that the student sampled, its
+    expected gradient is that of the divergence. Its value has no meaning, and is negative half of
+    the time. Use it for channel 2 if there are no logits.
+
+    Source: SDPO, arXiv:2601.20802, sec. 3 (token-level credit).
+    """
+    return (student_logps_N - teacher_logps_N).detach() * student_logps_N
 
 
 def divergence_per_token(

@@ -4,7 +4,7 @@ An engine with the loss `-sum(advantage * ratio)` can't see two responses at onc
 compute a preference loss. But at the policy that scored the pair, the gradient of any preference
 loss equals a policy gradient in which every token of a side has the same advantage.
 
-Dimensions in names: `B` pairs, `N` tokens.
+Dimensions in names: `B` pairs.
 """
 
 import torch
@@ -25,9 +25,10 @@ def replay_credit(
     """Compute the advantages of the tokens in the chosen [B] and the rejected side [B] of pairs.
 
     It is the negative derivative of `replay_per_pair` by the side's summed log-probability: for
-    plain DPO, `beta * sigmoid(-beta * h)` and its negative. With these advantages,
-    `credit_per_token` has exactly the pairwise gradient while the policy is the one that scored the
-    pair. Score again after an optimizer step. The weight of a pair multiplies its credit.
+    plain DPO, `beta * sigmoid(-beta * h)` and its negative. With these advantages, an
+    importance-weighted policy loss has exactly the pairwise gradient while the policy is the one
+    that scored the pair. Score again after an optimizer step. The weight of a pair multiplies its
+    credit.
 
     Source: DPO, arXiv:2305.18290, sec. 4 (gradient of eq. 7), for any of our variants.
 
@@ -48,13 +49,3 @@ def replay_credit(
         )
         by_chosen_B, by_rejected_B = torch.autograd.grad(losses_B.sum(), (chosen_B, rejected_B))
     return -by_chosen_B, -by_rejected_B
-
-
-def credit_per_token(logps_N: Tensor, credit_N: Tensor, *, old_logps_N: Tensor | None) -> Tensor:
-    """Compute the plain importance-weighted policy loss of each token, [N].
-
-    The loss is `-credit * exp(logps - old)`. `old_logps_N` come from the policy that scored the
-    pair. `None` means the present policy.
-    """
-    old_logps_N = logps_N.detach() if old_logps_N is None else old_logps_N
-    return -credit_N * (logps_N - old_logps_N).exp()

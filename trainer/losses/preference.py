@@ -11,12 +11,6 @@ from torch import Tensor
 from trainer.errors import ShapeError
 
 
-def _weighted_mean(losses_B: Tensor, weight_B: Tensor | None) -> Tensor:
-    if weight_B is None:
-        return losses_B.mean()
-    return (losses_B * weight_B).sum() / weight_B.sum().clamp_min(1e-12)
-
-
 def simpo_per_pair(
     chosen_avg_logps_B: Tensor,
     rejected_avg_logps_B: Tensor,
@@ -34,7 +28,6 @@ def simpo_loss(
     *,
     beta: float = 2.0,
     gamma: float = 1.0,
-    weight: Tensor | None = None,
 ) -> Tensor:
     """Compute SimPO (length-normalized, without a reference model), as a mean over pairs [B].
 
@@ -52,8 +45,7 @@ def simpo_loss(
         ShapeError: chosen and rejected are not the same pairs.
     """
     _check_pairs(chosen_avg_logps, rejected_avg_logps)
-    losses_B = simpo_per_pair(chosen_avg_logps, rejected_avg_logps, beta=beta, gamma=gamma)
-    return _weighted_mean(losses_B, weight)
+    return simpo_per_pair(chosen_avg_logps, rejected_avg_logps, beta=beta, gamma=gamma).mean()
 
 
 def dpo_per_pair(
@@ -76,7 +68,6 @@ def dpo_loss(
     ref_rejected_logps: Tensor,
     *,
     beta: float = 0.1,
-    weight: Tensor | None = None,
 ) -> Tensor:
     """Compute direct preference optimization, mean over pairs [B].
 
@@ -95,10 +86,8 @@ def dpo_loss(
         ShapeError: the four are not the same pairs.
     """
     _check_pairs(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
-    losses_B = dpo_per_pair(
-        chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps, beta=beta
-    )
-    return _weighted_mean(losses_B, weight)
+    sides = (chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)
+    return dpo_per_pair(*sides, beta=beta).mean()
 
 
 def _check_pairs(first: Tensor, *others: Tensor) -> None:
@@ -107,30 +96,3 @@ def _check_pairs(first: Tensor, *others: Tensor) -> None:
             raise ShapeError(
                 f"log-probabilities of shape {tuple(first.shape)} and {tuple(other.shape)} can't belong to the same pairs"
             )
-
-
-def length_normalized_dpo_loss(
-    chosen_avg_logps: Tensor,
-    rejected_avg_logps: Tensor,
-    ref_chosen_avg_logps: Tensor,
-    ref_rejected_avg_logps: Tensor,
-    *,
-    beta: float = 2.0,
-    weight: Tensor | None = None,
-) -> Tensor:
-    """Compute DPO on averaged log-probabilities: SimPO with a reference and no margin.
-
-    `beta` is on SimPO's scale (about 2), not on DPO's. This equals TRL's `sigmoid_norm`.
-
-    >>> import torch
-    >>> same = torch.tensor([-1.0])
-    >>> length_normalized_dpo_loss(same + 0.5, same, same, same)  # log(1 + 1/e)
-    tensor(0.3133)
-
-    Source: Lambert et al. 2024 (Tulu 3), arXiv:2411.15124, eq. 6.
-
-    Raises:
-        ShapeError: the four are not the same pairs.
-    """
-    sides = (chosen_avg_logps, rejected_avg_logps, ref_chosen_avg_logps, ref_rejected_avg_logps)
-    return dpo_loss(*sides, beta=beta, weight=weight)

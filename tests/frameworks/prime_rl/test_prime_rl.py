@@ -34,8 +34,12 @@ from trainer.__main__ import main
 from trainer.engines.handover import TokenizedPairs
 from trainer.engines.prime_rl import register
 from trainer.errors import AlignmentError, DatasetError, TrainerConfigError
-from trainer.losses.channels import VARIANTS, ReplayOptions, replay_per_pair
-from trainer.losses.sdpo import sampled_reverse_kl_per_token
+from trainer.losses.channels import (
+    VARIANTS,
+    ReplayOptions,
+    replay_per_pair,
+    sampled_reverse_kl_per_token,
+)
 
 HINT = "Error: file has not been read yet"
 ALPHA, BETA, POLICY = 0.2, 0.7, 0.5

@@ -31,7 +31,6 @@ from trainer.errors import (
 )
 from trainer.losses.channels import VARIANTS, ReplayOptions, SDPOOptions, replay_per_pair
 from trainer.losses.divergence import jsd_entries, log_probs, with_tail
-from trainer.losses.sdpo import aggregate
 
 VECTORS = "verl_0_9_1"
 CASES = vectors.cases(VECTORS)["cases"]
@@ -66,21 +65,6 @@ def test_topk_entries_are_verls_forward_kl_and_the_tail_is_ours(key):
     ours = topk_divergence(logits, ids, teacher, SDPOOptions(jsd_beta=0.0))
     torch.testing.assert_close(ours, inside + entries[..., -1])
     assert bool((ours >= 0).all())
-
-
-AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
-
-
-@pytest.mark.parametrize("key", [k for k in CASES if CASES[k].get("mode") in AGGREGATIONS])
-def test_aggregation_is_verls(key):
-    logps = tensor(key, "log_prob").requires_grad_()
-    values = -logps * tensor(key, "advantages")
-    if f"{key}/rollout_is_weights" in vectors.names(VECTORS):
-        values = values * tensor(key, "rollout_is_weights")
-    loss = aggregate(values, tensor(key, "response_mask"), CASES[key]["mode"])
-    assert float(loss.detach()) == pytest.approx(float(tensor(key, "loss")), abs=1e-7)
-    (gradient,) = torch.autograd.grad(loss, logps)
-    torch.testing.assert_close(gradient, tensor(key, "grad"), atol=1e-7, rtol=1e-7)
 
 
 def test_shares_of_micro_batches_and_ranks_are_the_mean_over_everything():

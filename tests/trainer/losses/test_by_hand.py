@@ -13,13 +13,9 @@ from trainer.losses import (
     dpo_loss,
     entropy_aware_opd_loss,
     generalized_jsd_loss,
-    length_normalized_dpo_loss,
-    sdpo_loss,
-    sdpo_per_token,
     simpo_loss,
     taid_loss,
 )
-from trainer.losses.credit import credit_per_token
 from trainer.losses.divergence import (
     jsd_entries,
     log_probs,
@@ -34,7 +30,6 @@ from trainer.losses.entropy_opd import (
 )
 from trainer.losses.logps import align_responses, response_logps, token_logps
 from trainer.losses.preference import dpo_per_pair, simpo_per_pair
-from trainer.losses.sdpo import aggregate, importance_weights
 from trainer.losses.taid import taid_per_token
 
 LOG_2, LOG_3 = math.log(2), math.log(3)
@@ -72,10 +67,8 @@ def test_what_two_logits_have_in_common_is_told_when_they_have_not():
 @pytest.mark.parametrize(
     "loss",
     [
-        sdpo_per_token,
         soft_gated_kl_per_token,
         entropy_aware_opd_loss,
-        lambda s, t: sdpo_loss(s, t, torch.ones(1, 2)),
         lambda s, t: taid_per_token(s, t, t=0.5),
         lambda s, t: taid_loss(s, t, t=0.5),
     ],
@@ -116,13 +109,6 @@ def test_no_loss_spreads_one_sides_logits_over_the_others(loss):
 def test_unknown_words_are_named_with_the_known_ones(loss, options, message):
     even = torch.zeros(1, 2, 3)
     assert told_by(TrainerConfigError, loss, even, even, **options) == message
-
-
-def test_an_unknown_aggregation_is_named_with_the_known_ones():
-    message = told_by(TrainerConfigError, aggregate, torch.ones(1, 2), torch.ones(1, 2), "median")
-    assert message.startswith("aggregation='median' is not one of ")
-    for known in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum"):
-        assert repr(known) in message
 
 
 def test_numbers_out_of_range_are_named():
@@ -170,78 +156,6 @@ def test_what_a_mask_leaves_out_may_hold_anything():
     assert float(masked_sum(values, mask)) == 1 + 5 + 200
     kept = without_uncounted(values.unsqueeze(-1), mask)
     assert kept.squeeze(-1).tolist() == [[1.0, 10.0, 0.0], [0.0, 100.0, 0.0]]
-
-
-# --- SDPO ----------------------------------------------------------------------------------------
-
-
-def test_a_support_of_self_distillation_has_a_hundred_entries_by_default():
-    student = torch.linspace(0, 3, 120, dtype=torch.float64).expand(1, 2, 120)
-    teacher = student.flip(-1)
-    p, q = (side[0, 0].softmax(-1)[-100:] for side in (student, teacher))
-    for options, sides in (
-        ({}, [torch.cat([side, 1 - side.sum(0, keepdim=True)]) for side in (p, q)]),
-        ({"add_tail": False}, [side / side.sum() for side in (p, q)]),
-    ):
-        expected = float((sides[0] * (sides[0] / sides[1]).log()).sum())
-        found = sdpo_per_token(student, teacher, estimator="topk", alpha=1.0, **options)
-        assert found.tolist() == [pytest.approx([expected, expected])]
-        found = sdpo_loss(
-            student, teacher, torch.tensor([[1, 1]]), estimator="topk", alpha=1.0, **options
-        )
-        assert float(found) == pytest.approx(expected)
-
-
-def test_the_sampled_estimator_needs_ids_and_the_reverse_divergence():
-    s, ids = torch.zeros(1, 2, 3), torch.zeros(1, 2, dtype=torch.long)
-    message = "the sampled estimator needs ids and alpha=1.0 (reverse KL)"
-    for options in ({"alpha": 1.0}, {"ids_BT": ids}, {"ids_BT": ids, "alpha": 0.0}):
-        given = {"estimator": "sampled", **options}
-        assert told_by(TrainerConfigError, sdpo_per_token, s, s, **given) == message
-
-
-def test_importance_weights_are_cut_at_both_ends():
-    now, then = torch.tensor([0.0, -1.0, 30.0, -30.0]), torch.tensor([0.0, -1 - LOG_2, 0.0, 0.0])
-    now.requires_grad_()
-    weights = importance_weights(now, then, max_ratio=1e12)
-    assert weights.tolist() == pytest.approx([1.0, 2.0, math.exp(20), math.exp(-20)])
-    assert not weights.requires_grad
-    assert importance_weights(now, then, max_ratio=1.5).tolist() == pytest.approx(
-        [1.0, 1.5, 1.5, math.exp(-20)]
-    )
-
-
-def test_an_importance_ratio_weighs_each_tokens_divergence():
-    student, teacher = log([[EVEN, EVEN]]), log([[SURE, SURE]])
-    ids, old = torch.tensor([[0, 1]]), torch.tensor([[0.25, 0.4]]).double().log()
-    options = {"alpha": 0.0, "ids_BT": ids, "old_logps_BT": old}
-    mask = torch.tensor([[1, 1]])
-    found = sdpo_loss(student, teacher, mask, is_clip=1.5, **options)  # ratios: 2, cut, and 1.25
-    assert float(found) == pytest.approx(FORWARD * (1.5 + 1.25) / 2)
-    found = sdpo_loss(student, teacher, mask, **options)
-    assert float(found) == pytest.approx(FORWARD)
-    for name in ("ids_BT", "old_logps_BT"):
-        lacking = {**options, "is_clip": 1.5, name: None}
-        message = told_by(TrainerConfigError, sdpo_loss, student, teacher, mask, **lacking)
-        assert message == "is_clip needs ids_BT and old_logps_BT"
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "expected"),
-    [
-        ("token-mean", (1 + 2 + 6) / 3),
-        ("seq-mean-token-sum", ((1 + 2) + 6) / 2),
-        ("seq-mean-token-mean", ((1 + 2) / 2 + 6) / 2),
-    ],
-)
-def test_aggregations_leave_out_what_is_not_counted(aggregation, expected):
-    nan = float("nan")
-    values = torch.tensor([[1.0, 2.0, nan], [nan, 6.0, nan], [nan, nan, INF]])
-    mask = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 0]])
-    assert float(aggregate(values, mask, aggregation)) == pytest.approx(expected)
-    # One token of one sequence is its own mean, and none at all is 0.
-    assert float(aggregate(values[1:], mask[1:], aggregation)) == 6.0
-    assert float(aggregate(values[2:], mask[2:], aggregation)) == 0.0
 
 
 # --- entropy-aware OPD ---------------------------------------------------------------------------
@@ -423,49 +337,28 @@ def test_a_taid_state_is_json_and_comes_back():
 
 def test_preferences_have_their_papers_scale_by_default():
     chosen, rejected = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
-    reference = torch.tensor([-2.0, -2.0]), torch.tensor([-2.0, -2.5])
+    sides = (chosen, rejected, torch.tensor([-2.0, -2.0]), torch.tensor([-2.0, -2.5]))
 
     def losses(*margins):
         return [math.log1p(math.exp(-margin)) for margin in margins]
 
     simpo = losses(2 * 0.5 - 1, 2 * -1 - 1)
     dpo = losses(0.1 * (1 - 0.5), 0.1 * (0 - 1.5))
-    averaged = losses(2 * (1 - 0.5), 2 * (0 - 1.5))
-    sides = (chosen, rejected, *reference)
     assert simpo_per_pair(chosen, rejected).tolist() == pytest.approx(simpo)
+    assert float(simpo_loss(chosen, rejected)) == pytest.approx(sum(simpo) / 2)
     assert dpo_per_pair(*sides).tolist() == pytest.approx(dpo)
-    weight = torch.tensor([0.1, 0.3])
-    for terms, loss in (
-        (simpo, lambda **o: simpo_loss(chosen, rejected, **o)),
-        (dpo, lambda **o: dpo_loss(*sides, **o)),
-        (averaged, lambda **o: length_normalized_dpo_loss(*sides, **o)),
-    ):
-        assert float(loss()) == pytest.approx(sum(terms) / 2)
-        assert float(loss(weight=weight)) == pytest.approx((terms[0] + 3 * terms[1]) / 4)
-        assert float(loss(weight=0 * weight)) == 0.0
+    assert float(dpo_loss(*sides)) == pytest.approx(sum(dpo) / 2)
     (term,) = losses(3 * 0.5 - 0.25)
     found = simpo_loss(chosen[:1], rejected[:1], beta=3.0, gamma=0.25)
     assert float(found) == pytest.approx(term)
 
 
-@pytest.mark.parametrize("loss", [dpo_loss, length_normalized_dpo_loss])
 @pytest.mark.parametrize("odd", [1, 2, 3])
-def test_sides_that_are_not_the_same_pairs_are_refused(loss, odd):
+def test_sides_that_are_not_the_same_pairs_are_refused(odd):
     # One pair would be compared with both.
     sides = [torch.zeros(1 if side == odd else 2) for side in range(4)]
-    message = told_by(ShapeError, loss, *sides)
+    message = told_by(ShapeError, dpo_loss, *sides)
     assert message == "log-probabilities of shape (2,) and (1,) can't belong to the same pairs"
-
-
-def test_credit_is_weighted_by_the_ratio_to_the_policy_that_scored_it():
-    logps = torch.tensor([-1.0, -2.0], requires_grad=True)
-    credit, old = torch.tensor([2.0, -3.0]), torch.tensor([-1 - LOG_2, -2 + LOG_2])
-    charge = credit_per_token(logps, credit, old_logps_N=old)
-    assert charge.tolist() == pytest.approx([-4.0, 1.5])
-    now = credit_per_token(logps, credit, old_logps_N=None)
-    assert now.tolist() == [-2.0, 3.0]
-    now.sum().backward()
-    assert logps.grad.tolist() == [-2.0, 3.0]
 
 
 # --- log-probabilities of tokens -----------------------------------------------------------------

@@ -12,10 +12,10 @@ from trainer.losses.channels import (
     distillation_per_token,
     divergence_per_token,
     replay_per_pair,
+    sampled_reverse_kl_per_token,
 )
-from trainer.losses.credit import credit_per_token, replay_credit
+from trainer.losses.credit import replay_credit
 from trainer.losses.divergence import log_probs, with_tail
-from trainer.losses.sdpo import sampled_reverse_kl_per_token
 
 
 def pair_tokens(seed: int, scale: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -51,7 +51,8 @@ def test_credit_has_exactly_the_pairwise_gradient(seed, scale, variant, rpo_alph
         replay_credit(*sums.unbind(-1), *lengths.unbind(-1), *reference.unbind(-1), options), -1
     )
     leaf = logps.clone().requires_grad_()
-    charge = credit_per_token(leaf, credits[..., None] * mask, old_logps_N=None)
+    # A policy loss by importance ratios, which are 1 at the policy that scored the pair.
+    charge = -credits[..., None] * mask * (leaf - logps).exp()
     (gradient,) = torch.autograd.grad(charge.sum(), leaf)
     expected = pairwise_gradient(logps, mask, reference, options)
     error = (gradient - expected).norm() / expected.norm()
@@ -67,7 +68,7 @@ def test_credit_is_wrong_once_the_policy_has_moved():
         replay_credit(*sums.unbind(-1), *lengths.unbind(-1), *reference.unbind(-1), options), -1
     )
     moved = (logps + torch.tensor([0.5, -0.5])[:, None]).requires_grad_()
-    charge = credit_per_token(moved, credits[..., None] * mask, old_logps_N=logps)
+    charge = -credits[..., None] * mask * (moved - logps).exp()
     (stale,) = torch.autograd.grad(charge.sum(), moved)
     expected = pairwise_gradient(moved.detach(), mask, reference, options)
     assert float((stale - expected).norm() / expected.norm()) > 0.05

@@ -12,12 +12,10 @@ from trainer.losses import (
     dpo_loss,
     entropy_aware_opd_loss,
     generalized_jsd_loss,
-    length_normalized_dpo_loss,
-    sdpo_loss,
-    sdpo_per_token,
     simpo_loss,
     taid_loss,
 )
+from trainer.losses.channels import SDPOOptions, distillation_per_token
 from trainer.losses.entropy_opd import (
     gated_forward_kl_per_token,
     reverse_kl_surrogate_per_token,
@@ -42,25 +40,25 @@ def gradient(loss, student):
 LABELS = torch.tensor([[1, 2, -100], [0, -100, 3]])
 MASK = (LABELS >= 0).double()
 
+
+def sdpo(s, t, **options):
+    """Return the mean of channel 2 over the counted tokens."""
+    per_token = distillation_per_token(s, t, LABELS.clamp_min(0), SDPOOptions(**options))
+    return (per_token * MASK).sum() / MASK.sum()
+
+
 DISTILLATION = {
     "jsd forward": lambda s, t: generalized_jsd_loss(s, t, LABELS, beta=0.0),
     "jsd 0.3": lambda s, t: generalized_jsd_loss(s, t, LABELS, beta=0.3, temperature=1.3),
     "jsd reverse": lambda s, t: generalized_jsd_loss(s, t, LABELS, beta=1.0),
     "jsd top-k": lambda s, t: generalized_jsd_loss(s, t, LABELS, top_k=3),
-    "sdpo full": lambda s, t: sdpo_loss(s, t, MASK, aggregation="seq-mean-token-mean"),
-    "sdpo top-k tail": lambda s, t: sdpo_loss(s, t, MASK, estimator="topk", top_k=2),
+    "sdpo top-k": lambda s, t: sdpo(s, t, estimator="topk", top_k=2),
     "eopd soft": lambda s, t: entropy_aware_opd_loss(s, t, labels=LABELS, h_max=1.0),
 }
 AT_TEMPERATURE = {
     "jsd": lambda s, t, **o: generalized_jsd_loss(s, t, LABELS, beta=0.3, **o),
-    "sdpo full": lambda s, t, **o: sdpo_loss(s, t, MASK, **o),
-    "sdpo top-k": lambda s, t, **o: sdpo_loss(s, t, MASK, estimator="topk", top_k=2, **o),
-    "sdpo sampled": lambda s, t, **o: sdpo_per_token(
-        s, t, ids_BT=LABELS.clamp_min(0), estimator="sampled", alpha=1.0, **o
-    ),
-    "sdpo weighted": lambda s, t, **o: sdpo_loss(
-        s, t, MASK, ids_BT=LABELS.clamp_min(0), old_logps_BT=-MASK, is_clip=5.0, **o
-    ),
+    "sdpo top-k": lambda s, t, **o: sdpo(s, t, estimator="topk", top_k=2, **o),
+    "sdpo sampled": lambda s, t, **o: sdpo(s, t, estimator="sampled", **o),
     "eopd soft": soft_gated_kl_per_token,
     "eopd forward": lambda s, t, **o: gated_forward_kl_per_token(s, t, top_k=3, **o),
     "eopd reverse": lambda s, t, **o: reverse_kl_surrogate_per_token(
@@ -71,7 +69,6 @@ AT_TEMPERATURE = {
 PREFERENCE = {
     "simpo": lambda c, r, rc, rr: simpo_loss(c, r),
     "dpo": lambda c, r, rc, rr: dpo_loss(c, r, rc, rr),
-    "dpo norm": lambda c, r, rc, rr: length_normalized_dpo_loss(c, r, rc, rr),
 }
 
 
@@ -89,22 +86,6 @@ def test_a_temperature_divides_the_logits_of_both_sides(name):
     at_two, plain = loss(student, teacher, temperature=2.0), loss(student, teacher)
     torch.testing.assert_close(at_two, loss(student / 2, teacher / 2))
     assert not torch.allclose(at_two, plain)
-
-
-def test_each_side_can_choose_the_entries_that_are_kept():
-    student, teacher = (
-        torch.tensor([[p]]).double().log() for p in ([0.7, 0.2, 0.1], [0.3, 0.1, 0.6])
-    )
-
-    def of_one_entry(p, q):  # KL(teacher || student) of that entry and all the rest
-        return torch.tensor(
-            [[q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))]]
-        ).double()
-
-    for estimator, kept in (("topk", 0), ("teacher_topk", 2)):
-        found = sdpo_per_token(student, teacher, estimator=estimator, alpha=0.0, top_k=1)
-        p, q = (float(side[0, 0, kept].exp()) for side in (student, teacher))
-        torch.testing.assert_close(found, of_one_entry(p, q))
 
 
 @pytest.mark.parametrize("name", PREFERENCE)
@@ -147,22 +128,20 @@ def test_jsd_is_symmetric_at_one_half_and_bounded_by_log_two():
     student, teacher = 20 * logits(2, 3, 5), 20 * logits(2, 3, 5, seed=1)
     there = generalized_jsd_loss(student, teacher)
     assert float(there) == pytest.approx(float(generalized_jsd_loss(teacher, student)))
-    per_token = sdpo_per_token(student, teacher)
-    assert bool((per_token <= math.log(2) + 1e-12).all())
+    entries = generalized_jsd_loss(student, teacher, reduction="none")
+    assert bool((entries.sum(-1) <= math.log(2) + 1e-12).all())
 
 
-@pytest.mark.parametrize("name", [*DISTILLATION, "taid"])
+@pytest.mark.parametrize("name", ["taid", "eopd soft", "jsd"])
 def test_an_empty_mask_gives_zero_with_a_graph(name):
     student, teacher = logits(2, 3, 5), logits(2, 3, 5, seed=1)
     empty = torch.full((2, 3), -100)
     losses = {
         "taid": lambda s: taid_loss(s, teacher, torch.zeros(2, 3), t=0.5),
-        "sdpo full": lambda s: sdpo_loss(s, teacher, torch.zeros(2, 3)),
-        "sdpo top-k tail": lambda s: sdpo_loss(s, teacher, torch.zeros(2, 3), estimator="topk"),
         "eopd soft": lambda s: entropy_aware_opd_loss(s, teacher, labels=empty),
+        "jsd": lambda s: generalized_jsd_loss(s, teacher, empty),
     }
-    loss = losses.get(name, lambda s: generalized_jsd_loss(s, teacher, empty))
-    value, grad = gradient(loss, student)
+    value, grad = gradient(losses[name], student)
     assert float(value) == 0.0
     assert float(grad.abs().max()) == 0.0
 
@@ -199,7 +178,8 @@ def test_bf16_logits_never_make_a_divergence_negative(beta):
     assert rounded.dtype == torch.float32
     assert float(rounded) > 0
     assert float(rounded) == pytest.approx(float(exact), rel=0.5)
-    entries = sdpo_per_token(student.bfloat16(), teacher.bfloat16(), alpha=beta)
+    both = student.bfloat16(), teacher.bfloat16()
+    entries = generalized_jsd_loss(*both, beta=beta, reduction="none").sum(-1)
     assert bool((entries > -1e-6).all())
 
 
@@ -207,23 +187,16 @@ def test_bf16_logits_never_make_a_divergence_negative(beta):
 @settings(max_examples=25, deadline=None)
 def test_no_divergence_is_negative_and_shifts_of_logits_change_nothing(seed, beta):
     student, teacher = logits(3, 2, 7, seed=seed), logits(3, 2, 7, seed=seed + 1)
-    entries = sdpo_per_token(student, teacher, alpha=beta)
+    entries = generalized_jsd_loss(student, teacher, beta=beta, reduction="none").sum(-1)
     assert bool((entries >= -1e-12).all())
-    shifted = sdpo_per_token(student + 5.0, teacher - 3.0, alpha=beta)
+    shifted = (student + 5.0, teacher - 3.0)
+    shifted = generalized_jsd_loss(*shifted, beta=beta, reduction="none").sum(-1)
     torch.testing.assert_close(entries, shifted)
 
 
 def test_dpo_at_the_reference_is_log_two():
     sides = (logits(3), logits(3, seed=1))
     assert float(dpo_loss(*sides, *sides)) == pytest.approx(math.log(2))
-
-
-def test_simpo_prefers_a_wider_margin_and_takes_weights():
-    near = simpo_loss(torch.tensor([-1.0]), torch.tensor([-1.1]))
-    far = simpo_loss(torch.tensor([-1.0]), torch.tensor([-3.0]))
-    assert far < near
-    both = (torch.tensor([-1.0, -1.0]), torch.tensor([-1.1, -3.0]))
-    assert simpo_loss(*both, weight=torch.tensor([0.0, 2.0])) == pytest.approx(float(far))
 
 
 def test_alignment_pairs_equal_tokens_behind_different_prompts():
@@ -250,8 +223,6 @@ def test_rows_without_a_hint_are_not_aligned():
 
 MASKED = {
     "jsd": lambda s, t, mask: generalized_jsd_loss(s, t, torch.where(mask == 1, 0, -100)),
-    "sdpo": lambda s, t, mask: sdpo_loss(s, t, mask),
-    "sdpo sequences": lambda s, t, mask: sdpo_loss(s, t, mask, aggregation="seq-mean-token-mean"),
     "taid": lambda s, t, mask: taid_loss(s, t, mask, t=0.5),
     "eopd": lambda s, t, mask: entropy_aware_opd_loss(
         s, t, labels=torch.where(mask == 1, 0, -100), mode="additive"

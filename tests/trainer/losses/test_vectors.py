@@ -10,16 +10,18 @@ from trainer.losses import (
     dpo_loss,
     entropy_aware_opd_loss,
     generalized_jsd_loss,
-    length_normalized_dpo_loss,
-    sdpo_loss,
-    sdpo_per_token,
     simpo_loss,
     taid_loss,
 )
-from trainer.losses.channels import VARIANTS, ReplayOptions, replay_per_pair
+from trainer.losses.channels import (
+    VARIANTS,
+    ReplayOptions,
+    SDPOOptions,
+    distillation_per_token,
+    replay_per_pair,
+)
 from trainer.losses.divergence import log_probs
 from trainer.losses.logps import response_logps
-from trainer.losses.sdpo import importance_weights
 
 CASES = cases("vectors")
 
@@ -69,104 +71,91 @@ def test_generalized_jsd_reductions_without_labels(reduction):
 def test_sampled_token_matches_the_policy_gradient_form(temperature):
     """OPSD's sampled-token variant: minus the detached log-ratio, times the student's log-prob."""
     case = next(c for c in CASES["jsd_opsd_gkd"] if c["key"] == f"tml_t{temperature}")
-    student, teacher = (
-        tensor("jsd_opsd_gkd", name) for name in ("student_logits", "teacher_logits")
-    )
+    sides = (tensor("jsd_opsd_gkd", name) for name in ("student_logits", "teacher_logits"))
     labels = tensor("jsd_opsd_gkd", "labels")
-    per_token = sdpo_per_token(
-        student,
-        teacher,
-        ids_BT=labels.clamp_min(0),
-        estimator="sampled",
-        alpha=1.0,
-        temperature=temperature,
-    )
-    value = per_token[labels != -100].mean()
-    assert float(value) == pytest.approx(case["value"], abs=1e-9)
+    options = SDPOOptions(estimator="sampled", temperature=temperature)
+    per_token = distillation_per_token(*sides, labels.clamp_min(0), options)
+    assert float(per_token[labels != -100].mean()) == pytest.approx(case["value"], abs=1e-9)
 
 
-def sdpo_options(case: dict) -> dict:
+def sdpo_options(case: dict) -> SDPOOptions:
     if not case["full_logit_distillation"]:
-        return {"estimator": "sampled", "alpha": 1.0}
-    estimator = "topk" if case["distillation_topk"] else "full"
-    return {"estimator": estimator, "alpha": case["alpha"], "top_k": case["distillation_topk"] or 1}
-
-
-@pytest.mark.parametrize("case", CASES["sdpo_lasgroup"], ids=lambda case: case["key"])
-def test_sdpo_matches_the_authors_code(case):
-    f = "sdpo_lasgroup"
-    logits = leaf(f, "student_logits")
-    mask = tensor(f, "response_mask") * tensor(f, "self_distillation_mask")[:, None]
-    loss = sdpo_loss(
-        logits,
-        tensor(f, "teacher_logits"),
-        mask,
-        ids_BT=tensor(f, "ids"),
-        old_logps_BT=tensor(f, "old_log_probs"),
-        is_clip=case["is_clip"],
-        aggregation=case["loss_agg_mode"],
-        add_tail=case["add_tail"],
-        **sdpo_options(case),
+        return SDPOOptions(estimator="sampled")
+    top_k = case["distillation_topk"]
+    return SDPOOptions(
+        estimator="topk" if top_k else "full", jsd_beta=case["alpha"], top_k=top_k or None
     )
-    assert_matches(loss, case["loss"], logits, tensor(f, f"grad_{case['key']}"), 1e-7)
 
 
-UPSTREAM = cases("sdpo_upstream")["cases"]
+def aggregated(values, mask, how):
+    lengths = mask.sum(-1)
+    sums = (values * mask).sum(-1)
+    if how == "token-mean":
+        return sums.sum() / lengths.sum()
+    if how == "seq-mean-token-mean":
+        sums = sums / lengths.clamp_min(1)
+    return sums.sum() / (lengths > 0).sum()
 
 
-@pytest.mark.parametrize("key", UPSTREAM)
-def test_sdpo_matches_the_authors_code_on_a_larger_vocabulary(key):
-    case, f = UPSTREAM[key], "sdpo_upstream"
-    logits = leaf(f, f"{key}/student_logits")
-    mask = tensor(f, f"{key}/response_mask") * tensor(f, f"{key}/self_distillation_mask")[:, None]
-    loss = sdpo_loss(
-        logits,
-        tensor(f, f"{key}/teacher_logits"),
-        mask,
-        ids_BT=tensor(f, f"{key}/token_ids"),
-        old_logps_BT=tensor(f, f"{key}/old_log_probs"),
-        is_clip=case["is_clip"],
-        aggregation=case["mode"],
-        add_tail=case["distillation_add_tail"],
-        **sdpo_options(case),
+SDPO = [("sdpo_lasgroup", "", case) for case in CASES["sdpo_lasgroup"]]
+SDPO += [
+    ("sdpo_upstream", f"{key}/", case | {"key": key})
+    for key, case in cases("sdpo_upstream")["cases"].items()
+]
+
+
+def has_the_rest(case):
+    return case["add_tail" if "add_tail" in case else "distillation_add_tail"]
+
+
+# In ours, the rest of the vocabulary is always one more entry.
+SDPO = [one for one in SDPO if not one[2]["distillation_topk"] or has_the_rest(one[2])]
+
+
+@pytest.mark.parametrize(("f", "at", "case"), SDPO, ids=[case["key"] for _, _, case in SDPO])
+def test_sdpo_matches_the_authors_code(f, at, case):
+    logits, ids = (
+        leaf(f, f"{at}student_logits"),
+        tensor(f, f"{at}token_ids" if at else "ids"),
     )
-    expected = float(tensor(f, f"{key}/loss"))
-    # Gradients are kept in float32: what is compared is float64 against its rounded twin.
-    assert_matches(loss, expected, logits, tensor(f, f"{key}/grad").double(), 1e-7)
+    mask = tensor(f, f"{at}response_mask") * tensor(f, f"{at}self_distillation_mask")[:, None]
+    values = distillation_per_token(
+        logits, tensor(f, f"{at}teacher_logits"), ids, sdpo_options(case)
+    )
+    if case["is_clip"] is not None:
+        logps = log_probs(logits).gather(-1, ids[..., None]).squeeze(-1)
+        ratio = (logps - tensor(f, f"{at}old_log_probs")).detach().clamp(-20, 20).exp()
+        values = values * ratio.clamp(max=case["is_clip"])
+    loss = aggregated(values, mask, case["mode"] if at else case["loss_agg_mode"])
+    expected = float(tensor(f, f"{at}loss")) if at else case["loss"]
+    # Gradients of the larger file are kept in float32.
+    gradient = tensor(f, f"{at}grad" if at else f"grad_{case['key']}").double()
+    assert_matches(loss, expected, logits, gradient, 1e-7)
 
 
-def test_no_case_of_the_larger_vocabulary_is_left_out():
-    """Every variant of the authors' code is ours as well; a case that is not would be named here."""
-    assert len(UPSTREAM) == 64
-    variants = {(c["distillation_topk"], c["distillation_add_tail"]) for c in UPSTREAM.values()}
-    assert variants == {(None, False), (6, True), (6, False)}
-    assert {c["alpha"] for c in UPSTREAM.values()} == {0.0, 0.1, 0.5, 0.9, 1.0}
-    assert {c["is_clip"] for c in UPSTREAM.values()} == {None, 2.0}
-    assert {c["topk_from"] for c in UPSTREAM.values()} == {None, "student"}
+def test_no_case_of_the_authors_is_left_out_but_those_without_the_rest():
+    assert len(SDPO) == 42 + 44
 
 
 INPUTS = ("student_logits", "teacher_logits", "ids", "old_log_probs")
+TRL_SDPO = [n for n in CASES["sdpo_trl_per_token"] if n not in INPUTS and not n.endswith("tail0")]
 
 
-@pytest.mark.parametrize("name", [n for n in CASES["sdpo_trl_per_token"] if n not in INPUTS])
+@pytest.mark.parametrize("name", [n for n in TRL_SDPO if n != "is_clipped2_sampled"])
 def test_sdpo_matches_trl_per_token(name):
     f = "sdpo_trl_per_token"
-    logits, teacher, ids = (tensor(f, n) for n in ("student_logits", "teacher_logits", "ids"))
-    if name in ("sampled_token", "is_clipped2_sampled"):
-        values = sdpo_per_token(logits, teacher, ids_BT=ids, estimator="sampled", alpha=1.0)
-        if name == "is_clipped2_sampled":
-            logps = log_probs(logits).gather(-1, ids[..., None]).squeeze(-1)
-            values = values * importance_weights(logps, tensor(f, "old_log_probs"), max_ratio=2.0)
+    if name == "sampled_token":
+        options = SDPOOptions(estimator="sampled")
     else:
-        support, alpha, *tail = name.split("_")
-        values = sdpo_per_token(
-            logits,
-            teacher,
-            estimator="full" if support == "full" else "topk",
-            alpha=float(alpha[1:]),
-            top_k=4,
-            add_tail=tail == ["tail1"],
+        support, alpha, *_ = name.split("_")
+        is_full = support == "full"
+        options = SDPOOptions(
+            estimator="full" if is_full else "topk",
+            jsd_beta=float(alpha[1:]),
+            top_k=None if is_full else 4,
         )
+    logits, teacher, ids = (tensor(f, n) for n in ("student_logits", "teacher_logits", "ids"))
+    values = distillation_per_token(logits, teacher, ids, options)
     torch.testing.assert_close(values, tensor(f, name), atol=1e-7, rtol=1e-7)
 
 
@@ -232,11 +221,11 @@ def test_simpo_matches_the_authors_code(case):
     assert_matches(loss, expected, logits, tensor("simpo", f"grad_{case['key']}"), 1e-8)
 
 
-OUR_DPO = {"sigmoid": dpo_loss, "sigmoid_norm": length_normalized_dpo_loss}
 DPO = [
     case
     for case in CASES["dpo_trl116"]
-    if case["loss_type"] in OUR_DPO and not (case["use_weighting"] or case["label_smoothing"])
+    if case["loss_type"] in ("sigmoid", "sigmoid_norm")
+    and not (case["use_weighting"] or case["label_smoothing"])
 ]
 
 
@@ -258,8 +247,7 @@ def test_dpo_matches_trl(case):
     logits, summed, n_tokens, reference = logps_of_pairs(f)
     if case["loss_type"] == "sigmoid_norm":
         summed, reference = summed / n_tokens, reference / n_tokens
-    sides = (*summed.chunk(2), *reference.chunk(2))
-    loss = OUR_DPO[case["loss_type"]](*sides, beta=case["beta"])
+    loss = dpo_loss(*summed.chunk(2), *reference.chunk(2), beta=case["beta"])
     assert_matches(loss, case["loss"], logits, tensor(f, f"grad_{case['key']}"), 1e-8)
 
 
