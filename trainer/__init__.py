@@ -3,15 +3,8 @@
 Public names are loaded on first use, so `import trainer` needs neither transformers nor TRL.
 """
 
-# ruff: noqa: F401 - `__all__` is made of `_HOMES`
-
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from trainer.data.collator import ComposerDataCollator, build_batch
-    from trainer.losses.compose import LossComponents, compose_loss
-    from trainer.trl import ComposerConfig, ComposerReplicationTrainer
+from typing import Any
 
 _HOMES = {
     "ComposerConfig": "trainer.trl",
@@ -27,7 +20,7 @@ __all__ = list(_HOMES)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'trainer' has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

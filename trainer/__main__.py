@@ -3,6 +3,7 @@
 import argparse
 import atexit
 import gc
+import importlib
 import json
 import logging
 import signal
@@ -10,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ModuleNotFoundError: a package is missing, and no extra contains it.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] == "inspect":
+        return _inspect(given[1:])
     if given and given[0] in COMMANDS:
-        return _command(given[0], given[1:])
+        module, _, name = COMMANDS[given[0]].partition(":")
+        with uncollected():
+            command = getattr(importlib.import_module(module), name)
+        return command(given[1:])
     parser = argparse.ArgumentParser(
         prog="replay-train", description="Train on a published preference dataset."
     )
@@ -167,7 +172,11 @@ def report_words(report: Mapping[str, Any], values: Mapping[str, Any]) -> str:
 _PACKAGES = {"accelerate", "datasets", "peft", "safetensors", "torch", "transformers", "trl"}
 """What the extra `train` brings, by the names of their modules."""
 
-COMMANDS = ("launch", "export", "serve", "inspect")
+COMMANDS = {
+    "launch": "trainer.outer.launch:launch_command",
+    "export": "trainer.outer.export:export_command",
+    "serve": "trainer.model.serve:serve_command",
+}
 """Commands about replicas or a finished model, instead of a run in this process."""
 
 
@@ -204,24 +213,6 @@ def _inspect(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _command(name: str, arguments: Sequence[str]) -> int:
-    if name == "inspect":
-        return _inspect(arguments)
-    if name == "serve":
-        with uncollected():
-            from trainer.model.serve import serve_command  # noqa: PLC0415 - loads torch
-
-        return serve_command(arguments)
-    if name == "export":
-        with uncollected():
-            from trainer.outer.export import export_command  # noqa: PLC0415 - loads torch
-
-        return export_command(arguments)
-    from trainer.outer.launch import launch_command  # noqa: PLC0415 - loads torch
-
-    return launch_command(arguments)
-
-
 def _run_on_mesh(values: dict[str, Any]) -> dict[str, Any]:
     try:
         from trainer.engines.monarch.controller import train_on_mesh  # noqa: PLC0415
@@ -238,7 +229,6 @@ def _run(values: dict[str, Any]) -> dict[str, Any]:
     with uncollected():
         import torch  # noqa: PLC0415
 
-        refuse_early(values)
         from trainer.engines.settings_file import read_settings  # noqa: PLC0415
         from trainer.trl.run import run  # noqa: PLC0415
 
@@ -250,45 +240,23 @@ def _run(values: dict[str, Any]) -> dict[str, Any]:
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
     with uncollected():
-        refuse_early(values)
-        from trainer.engines.settings_file import read_settings  # noqa: PLC0415 - loads torch
+        from trainer.data.collator import ComposerDataCollator  # noqa: PLC0415 - loads torch
+        from trainer.data.dataset import load_preference_data  # noqa: PLC0415
+        from trainer.engines.settings_file import read_settings  # noqa: PLC0415
+        from trainer.model.loading import load_tokenizer, usable_data  # noqa: PLC0415
         from trainer.outer.callback import OuterOptions, outer_callbacks  # noqa: PLC0415
         from trainer.outer.environment import ReplicaPlace  # noqa: PLC0415
         from trainer.outer.object_store import check_store  # noqa: PLC0415
         from trainer.settings import section_of  # noqa: PLC0415
 
         config = read_settings(values)
+    data = load_preference_data(config.dataset, revision=config.revision)
+    collator = ComposerDataCollator(load_tokenizer(config, data), **config.shared.rendering)
+    usable_data(config, collator.renderer, data)
     outer = section_of(OuterOptions, config.outer_options, "outer_options.")
     if outer_callbacks(config.outer, outer, place=ReplicaPlace()):
         check_store(outer.uri)
     return {"checked": config.dataset}
-
-
-def refuse_early(values: Mapping[str, Any]) -> None:
-    """Check settings, dataset, tokenizer, and the configuration of a named model, before TRL is loaded.
-
-    `read_settings`, which needs TRL, checks the other settings.
-
-    Raises:
-        TrainerConfigError: a setting is wrong, or the model does not fit.
-        DatasetError: the dataset cannot be read, or too many rows would teach nothing.
-    """
-    from trainer.data.dataset import load_preference_data  # noqa: PLC0415 - loads torch
-    from trainer.settings import RunConfig, SharedSettings, typed, without_engines  # noqa: PLC0415
-
-    told = without_engines(values)
-    if not (told.get("model") and told.get("dataset") and told.get("output")):
-        return
-    known = {entry.name for entry in fields(SharedSettings)}
-    trl = {name: value for name, value in (told.get("trl") or {}).items() if name in known}
-    run = typed(RunConfig, {**told, "trl": None}, "")
-    config = RunConfig(**run | {"trl": typed(SharedSettings, trl, "trl.")})
-    config.check()
-    from trainer.data.preflight import N_PROMPTS  # noqa: PLC0415
-    from trainer.model.loading import inspect, load_tokenizer  # noqa: PLC0415
-
-    data = load_preference_data(config.dataset, revision=config.revision)
-    inspect(config, load_tokenizer(config, data), data, n_prompts=N_PROMPTS)
 
 
 @contextmanager

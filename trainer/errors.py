@@ -1,39 +1,7 @@
-"""Every error that `trainer` raises on purpose.
-
-    TrainerError ├── TrainerConfigError a setting is wrong; raised before any step ├──
-    FolderInUseError another trainer writes into the output folder ├── DatasetError the dataset
-    lacks a column, a split or a row that a channel needs ├── ShapeError two tensors that must line
-    up do not ├── EnvironmentFailedError an environment server does not answer, or fails too often
-    ├── AlignmentError student and teacher positions do not name the same tokens ├──
-    TrainingStoppedError somebody asked the run to stop; its checkpoint is complete ├──
-    DivergedError the loss is no longer a number └── OuterLoopError an outer round failed ├──
-    ObjectStoreError the object store refused a request or cannot be reached ├── OuterTimeoutError
-    too few replicas answered, or none committed, in time ├── ReplicaFailedError a launched replica
-    ended without success │ └── BudgetReachedError the ceiling of a launch has no room for another
-    start ├── PlatformUnreachableError the platform of the replicas does not answer └──
-    LeaseHeldError another launch has this store
+"""Every error that `trainer` raises on purpose, below `TrainerError`.
 
 Every class also inherits the standard exception that it refines, and can be pickled.
 """
-
-__all__ = [
-    "AlignmentError",
-    "BudgetReachedError",
-    "DatasetError",
-    "DivergedError",
-    "EnvironmentFailedError",
-    "FolderInUseError",
-    "LeaseHeldError",
-    "ObjectStoreError",
-    "OuterLoopError",
-    "OuterTimeoutError",
-    "PlatformUnreachableError",
-    "ReplicaFailedError",
-    "ShapeError",
-    "TrainerConfigError",
-    "TrainerError",
-    "TrainingStoppedError",
-]
 
 
 class TrainerError(Exception):

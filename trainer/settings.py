@@ -163,6 +163,17 @@ class SharedSettings:
         return self.sft_on if self.is_sft else "chosen"
 
     @property
+    def rendering(self) -> dict[str, Any]:
+        """Return how rows are rendered: the arguments of a `Renderer` beside its tokenizer."""
+        return {
+            "max_prompt_tokens": self.max_prompt_tokens,
+            "max_response_tokens": self.max_response_tokens,
+            "with_tools": self.render_tools,
+            "window": self.prompt_window,
+            "chat_template_kwargs": self.chat_template_kwargs,
+        }
+
+    @property
     def has_preference(self) -> bool:
         """Return whether channel 3 has a weight."""
         return self.beta_replay > 0
@@ -318,8 +329,6 @@ class RunConfig:
     attention: str | None = None
     """Attention implementation of transformers: sdpa, eager, flash_attention_2, …. By default, the
     model's own choice."""
-    quantize: str = "none"
-    """`4bit` or `8bit` loads the frozen weights quantized (QLoRA, which needs bitsandbytes and `peft`)."""
     trust_remote_code: bool = False
     """Whether to run code that comes with a model."""
     peft: PeftOptions | None = None
@@ -330,8 +339,8 @@ class RunConfig:
     """The limits above which a run is refused."""
     tiny: TinyOptions = field(default_factory=TinyOptions)
     rollouts: str = "student"
-    """Source of rollouts: `student` (the student's recorded decisions), `contrast` (the student's
-    and the teachers' action at each state), or `generate` (samples from the policy)."""
+    """Source of rollouts: `student` (the student's recorded decisions), or `generate` (samples from
+    the policy)."""
     reward: str = "consensus"
     """The built-in reward, or `package.module:function(message, row) -> float`."""
     agreement: str | None = None
@@ -360,9 +369,8 @@ class RunConfig:
             TrainerConfigError: the message names the field.
         """
         choices = {
-            "rollouts": ("student", "contrast", "generate"),
+            "rollouts": ("student", "generate"),
             "dtype": ("float32", "bfloat16", "float16"),
-            "quantize": ("none", "4bit", "8bit"),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -381,10 +389,6 @@ class RunConfig:
             raise TrainerConfigError(
                 "peft.targets=lm_head: log-probabilities are computed from the head's own weight, so an "
                 "adapter on it would not be trained; remove it"
-            )
-        if self.quantize != "none" and (self.peft is None or self.model is None):
-            raise TrainerConfigError(
-                f"quantize={self.quantize}: quantized weights can't be trained; name a model and add adapters (peft.rank=16)"
             )
         self.shared.check()
 

@@ -38,14 +38,7 @@ def inspected(
         if checkpoint.is_dir()
         else load_tokenizer(config, data)
     )
-    renderer = Renderer(
-        tokenizer=tokenizer,
-        max_prompt_tokens=shared.max_prompt_tokens,
-        max_response_tokens=shared.max_response_tokens,
-        with_tools=shared.render_tools,
-        window=shared.prompt_window,
-        chat_template_kwargs=shared.chat_template_kwargs,
-    )
+    renderer = Renderer(tokenizer=tokenizer, **shared.rendering)
     rows = [row for row in data.sft_pairs(shared.drawn) if state_id in (None, row.get("state_id"))]
     kept = rows if state_id is not None else rows[:n_rows]
     return [as_seen(row, renderer, tokenizer) for row in kept]

@@ -128,13 +128,12 @@ def test_overrides_reach_into_sections(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rollouts", ["generate", "contrast"])
-def test_rollouts_may_be_generated_or_set_side_by_side(dataset_folder, tmp_path, rollouts):
+def test_rollouts_may_be_generated(dataset_folder, tmp_path):
     output = tmp_path / "model"
     settings = [
         f"dataset={dataset_folder}",
         f"output={output}",
-        f"rollouts={rollouts}",
+        "rollouts=generate",
         "trl.max_steps=2",
         "trl.max_completion_length=16",
         "tiny.hidden_size=32",

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.trainer.published import rows_of
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import as_trl_reward, consensus_reward
-from trainer.data.rollouts import contrast_rollouts
+from trainer.data.rollouts import RecordedRollouts, decision_of
 from trainer.data.tiny import corpus, make_model, train_tokenizer
 
 
@@ -15,6 +15,19 @@ def save_tiny_model(folder: Path, rows, *, n_layers: int) -> Path:
     make_model(tokenizer, hidden_size=32, n_layers=n_layers).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def contrast_rollouts(pairs, renderer) -> RecordedRollouts:
+    """Groups of two: the student's and the teachers' action at each state."""
+    return RecordedRollouts(
+        [
+            [
+                decision_of(row, row[side][-1], row["chosen"][-1], renderer)
+                for side in ("rejected", "chosen")
+            ]
+            for row in pairs
+        ]
+    )
 
 
 PLAIN: dict = {

@@ -41,22 +41,11 @@ class ComposerDataCollator:
         self,
         tokenizer: Tokenizer,
         *,
-        max_prompt_tokens: int = 1024,
-        max_response_tokens: int = 256,
-        with_tools: bool = True,
-        window: str = "decision",
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         hint: HintFunction = hint_for_row,
+        **rendering: Any,
     ) -> None:
-        """Set the budgets of `Renderer`; `hint` makes the text that only the teacher sees."""
-        self.renderer = Renderer(
-            tokenizer=tokenizer,
-            max_prompt_tokens=max_prompt_tokens,
-            max_response_tokens=max_response_tokens,
-            with_tools=with_tools,
-            window=window,
-            chat_template_kwargs=chat_template_kwargs,
-        )
+        """Make a `Renderer` with these arguments; `hint` makes the text that only the teacher sees."""
+        self.renderer = Renderer(tokenizer=tokenizer, **rendering)
         self.hint = hint
         self.pad_id = int(tokenizer.pad_token_id)
 

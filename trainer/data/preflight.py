@@ -17,10 +17,6 @@ from trainer.errors import DatasetError, TrainerConfigError
 
 logger = logging.getLogger(__name__)
 
-N_PROMPTS = 200
-"""Number of prompts to render before weights are loaded, to estimate how many are cut. The run
-itself checks all of them."""
-
 NEEDED_BY: dict[str, str] = {
     "has_system": "system messages",
     "has_tools": "lists of tools",
@@ -87,20 +83,8 @@ class Preflight:
         return {name: value for name, value in vars(self).items() if name not in hidden}
 
 
-def preflight(
-    renderer: Renderer,
-    data: PreferenceData,
-    options: PreflightOptions,
-    *,
-    n_prompts: int | None = None,
-) -> Preflight:
+def preflight(renderer: Renderer, data: PreferenceData, options: PreflightOptions) -> Preflight:
     """Render all texts of a run, count the faults, and refuse the run if there are too many.
-
-    Args:
-        renderer: renderer with the token budgets of the run.
-        data: the dataset.
-        options: the limits.
-        n_prompts: number of prompts to check. By default, all.
 
     Raises:
         TrainerConfigError: the template can't show parts of the rows, and plain rendering is off.
@@ -110,9 +94,7 @@ def preflight(
     rows: list[Mapping[str, Any]] = [*data.pairs, *data.prompts, *data.positives]
     missing = _missing(features, _asked(rows, with_tools=renderer.with_tools), options)
     usable, n_identical, n_empty, n_cut = look_at_pairs(renderer, data.pairs)
-    every = max(len(rows) // n_prompts, 1) if n_prompts else 1
-    looked_at = rows[::every][:n_prompts]
-    seen = _look_at_prompts(renderer, data, {id(row) for row in looked_at})
+    seen = _look_at_prompts(renderer, data)
     fitting = {name: [i for i, cut in cuts if not cut.refusal] for name, cuts in seen.cuts.items()}
     cuts = [cut for name in TRAINED for _, cut in seen.cuts[name]]
     found = Preflight(
@@ -134,7 +116,7 @@ def preflight(
         },
         refusal=next((c.refusal for of in seen.cuts.values() for _, c in of if c.refusal), None),
         n_with_special_tokens=seen.n_special,
-        usable=[i for i in usable if i in set(fitting["pairs"])] if n_prompts is None else usable,
+        usable=[i for i in usable if i in set(fitting["pairs"])],
         fitting=fitting,
     )
     _refuse(found, options, renderer)
@@ -190,12 +172,10 @@ class _Prompts:
     n_special: int = 0
 
 
-def _look_at_prompts(renderer: Renderer, data: PreferenceData, chosen: set[int]) -> _Prompts:
+def _look_at_prompts(renderer: Renderer, data: PreferenceData) -> _Prompts:
     seen = _Prompts({name: [] for name in (*TRAINED, *HELD_OUT)}, [])
     for name in seen.cuts:
         for index, row in enumerate(getattr(data, name)):
-            if name in TRAINED and id(row) not in chosen:
-                continue
             ids, cut = renderer.prompt(row["prompt"], row.get("tools"), sides=sides_of(row))
             seen.cuts[name].append((index, cut))
             if name in TRAINED and cut and ids:

@@ -1,10 +1,9 @@
 """Use recorded actions as rollouts, for policy optimization without generation.
 
 A rollout is one recorded decision with its reward, the agreement with the consensus. A group of
-several decisions turns rewards into advantages. By default, a group has the student's own
-decisions, from one session if possible, so the baseline is how well that session went. The policy
-channel then sees no teacher's action. In "contrast" groups it does: a group has the student's and
-the teachers' action at one state.
+several decisions turns rewards into advantages. A group has the student's own decisions, from one
+session if possible, so the baseline is how well that session went. The policy channel then sees no
+teacher's action.
 
 The provider never reported the probability of a recorded action. So the behavior policy is the
 model at the start of the run. Its log-probs are computed once, and the importance ratio `p / p_old`
@@ -99,13 +98,13 @@ def student_rollouts(
     for i, pair in enumerate(data.pairs):
         key = pair.get("state_id") or i
         decisions.setdefault(
-            key, _decision(pair, pair["rejected"][-1], pair["chosen"][-1], renderer)
+            key, decision_of(pair, pair["rejected"][-1], pair["chosen"][-1], renderer)
         )
     for i, positive in enumerate(data.positives):
         key = positive.get("state_id") or -1 - i
         action = positive["completion"][-1]
         agreed = consensus.get(positive.get("state_id"), action)
-        decisions.setdefault(key, _decision(positive, action, agreed, renderer))
+        decisions.setdefault(key, decision_of(positive, action, agreed, renderer))
     if not decisions:
         raise DatasetError("the dataset has no decisions: use rollouts=generate")
     ordered = _by_session(list(decisions.values()), seed)
@@ -118,22 +117,10 @@ def student_rollouts(
     )
 
 
-def contrast_rollouts(pairs: Sequence[Mapping[str, Any]], renderer: Renderer) -> RecordedRollouts:
-    """Group the student's and the teachers' action at each state."""
-    return RecordedRollouts(
-        [
-            [
-                _decision(row, row[side][-1], row["chosen"][-1], renderer)
-                for side in ("rejected", "chosen")
-            ]
-            for row in pairs
-        ]
-    )
-
-
-def _decision(
+def decision_of(
     row: Mapping[str, Any], action: Message, consensus: Message, renderer: Renderer
 ) -> Decision:
+    """Return the decision for an action at a row's state."""
     return {
         "prompt": row["prompt"],
         "tools": row.get("tools"),

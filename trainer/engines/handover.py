@@ -40,15 +40,7 @@ def check_startable(settings: RunConfig) -> None:
 def make_renderer(settings: RunConfig) -> Renderer:
     """Build the renderer for the model's own tokenizer, with the same cuts as under TRL."""
     tokenizer: Any = AutoTokenizer.from_pretrained(settings.model, padding_side="left")
-    shared = settings.shared
-    return Renderer(
-        tokenizer=tokenizer,
-        max_prompt_tokens=shared.max_prompt_tokens,
-        max_response_tokens=shared.max_response_tokens,
-        with_tools=shared.render_tools,
-        window=shared.prompt_window,
-        chat_template_kwargs=shared.chat_template_kwargs,
-    )
+    return Renderer(tokenizer=tokenizer, **settings.shared.rendering)
 
 
 def require_hints(settings: RunConfig, n_hints: int) -> None:

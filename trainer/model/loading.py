@@ -1,7 +1,6 @@
 """Load a tokenizer and a causal LM as a settings file says, with adapters."""
 
 import contextlib
-import importlib.util
 import logging
 import re
 import warnings
@@ -17,7 +16,6 @@ from trainer.data.dataset import PreferenceData
 from trainer.data.preflight import Preflight, log_findings, preflight
 from trainer.data.rendering import Renderer
 from trainer.data.tiny import corpus, make_model, train_tokenizer
-from trainer.data.tokens import TokenStore
 from trainer.errors import TrainerConfigError
 from trainer.settings import PeftOptions, RunConfig, SharedSettings
 
@@ -49,49 +47,19 @@ def fresh_tokenizer(config: RunConfig) -> Any:
         raise TrainerConfigError(f"model={config.model}: no tokenizer there ({error})") from error
 
 
-def inspect(
-    config: RunConfig,
-    tokenizer: Any,
-    data: PreferenceData,
-    *,
-    n_prompts: int | None = None,
-    store: TokenStore | None = None,
-) -> tuple[Preflight, Renderer]:
-    """Check the tokenizer, rows, and model configuration together, before weights are loaded.
-
-    It checks `n_prompts` prompts, or all of them. `store` has already rendered ids.
-
-    Raises:
-        TrainerConfigError: the template, the context or a budget does not fit.
-        DatasetError: too many rows would teach nothing.
-    """
-    shared = config.shared
-    renderer = Renderer(
-        tokenizer=tokenizer,
-        max_prompt_tokens=shared.max_prompt_tokens,
-        max_response_tokens=shared.max_response_tokens,
-        with_tools=shared.render_tools,
-        window=shared.prompt_window,
-        chat_template_kwargs=shared.chat_template_kwargs,
-    )
-    renderer.store = store or renderer.store
-    if config.model is not None:
-        _check_context(AutoConfig.from_pretrained(config.model, **_source(config)), shared)
-    options = config.preflight
-    found = preflight(renderer, data, options, n_prompts=n_prompts)
-    return found, renderer
-
-
 def usable_data(
-    config: RunConfig, tokenizer: Any, data: PreferenceData, *, store: TokenStore | None = None
+    config: RunConfig, renderer: Renderer, data: PreferenceData
 ) -> tuple[PreferenceData, Preflight]:
-    """Remove the rows that teach nothing or don't fit, and log the findings.
+    """Remove the rows that teach nothing or don't fit, and log the findings, before weights are loaded.
 
     Raises:
         TrainerConfigError: the template, the context or a budget does not fit.
         DatasetError: too many rows would teach nothing.
     """
-    found, _ = inspect(config, tokenizer, data, store=store)
+    if config.model is not None:
+        model = AutoConfig.from_pretrained(config.model, **_source(config))
+        _check_context(model, config.shared)
+    found = preflight(renderer, data, config.preflight)
     log_findings(found)
     kept = found.fitting | {"pairs": found.usable}
     rows = {name: [getattr(data, name)[i] for i in places] for name, places in kept.items()}
@@ -129,13 +97,11 @@ def load_model(config: RunConfig, tokenizer: Any, *, seed: int) -> Any:
         )
     else:
         model = load_base(config)
-    if config.peft is not None:
-        model = with_adapter(model, config.peft, is_quantized=config.quantize != "none")
-    return model
+    return model if config.peft is None else with_adapter(model, config.peft)
 
 
-def load_base(config: RunConfig, *, is_quantized: bool | None = None) -> Any:
-    """Load the named causal LM itself. `is_quantized=False` loads it unquantized for a merge.
+def load_base(config: RunConfig) -> Any:
+    """Load the named causal LM itself.
 
     Raises:
         TrainerConfigError: it cannot be loaded in this form.
@@ -145,8 +111,6 @@ def load_base(config: RunConfig, *, is_quantized: bool | None = None) -> Any:
     options: dict[str, Any] = {"dtype": getattr(torch, config.dtype)}
     if config.attention is not None:
         options["attn_implementation"] = config.attention
-    if config.quantize != "none" and is_quantized is not False:
-        options["quantization_config"] = _quantization(config)
     try:
         return AutoModelForCausalLM.from_pretrained(config.model, **options, **_source(config))
     except (OSError, ValueError, ImportError) as error:
@@ -157,33 +121,14 @@ def _source(config: RunConfig) -> dict[str, Any]:
     return {"revision": config.model_revision, "trust_remote_code": config.trust_remote_code}
 
 
-def _quantization(config: RunConfig) -> Any:
-    from transformers import BitsAndBytesConfig  # noqa: PLC0415 - only for those who quantize
-
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise TrainerConfigError(
-            f"quantize={config.quantize} needs the package bitsandbytes: pip install bitsandbytes"
-        )
-    if config.quantize == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=getattr(torch, config.dtype),
-    )
-
-
-def with_adapter(model: Any, options: PeftOptions, *, is_quantized: bool = False) -> Any:
+def with_adapter(model: Any, options: PeftOptions) -> Any:
     """Freeze a model and add LoRA adapters.
 
     Raises:
         TrainerConfigError: the model has no such layers.
     """
-    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training  # noqa: PLC0415
+    from peft import LoraConfig, get_peft_model  # noqa: PLC0415
 
-    if is_quantized:
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     lora = LoraConfig(
         task_type="CAUSAL_LM",
         r=options.rank,
@@ -269,12 +214,9 @@ def layer_range(layers: str | None, n_layers: int) -> list[int] | None:
 
 
 def merged(config: RunConfig, adapter: Any) -> Any:
-    """Merge a saved adapter into its base model, which is loaded again without quantization.
-
-    A merge into quantized weights would round the sum. The run's own model doesn't change.
-    """
+    """Merge a saved adapter into its base model, which is loaded again: the run's own doesn't change."""
     from peft import PeftModel  # noqa: PLC0415 - only for those who train adapters
 
-    base = load_base(config, is_quantized=False)
+    base = load_base(config)
     with without_peft_warnings():
         return PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()

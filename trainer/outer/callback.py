@@ -51,7 +51,7 @@ class OuterOptions:
     replica waits. `auto` is asynchronous if there are several replicas and the outer optimizer has
     no momentum."""
     codec: str = "ternary"
-    """Wire format: fp32, int4 or ternary."""
+    """Wire format: fp32 or ternary."""
     optimizer: str = "average"
     """Outer optimizer: `average` for fine-tuning, `nesterov` for training from scratch, or `diloco`."""
     quorum: int | None = None

@@ -178,31 +178,6 @@ def _unsqueeze(data: NDArray[np.uint8], n_bytes: int) -> NDArray[np.uint8]:
     return np.frombuffer(raw, np.uint8)
 
 
-def _int4(block: int) -> Codec:
-    """Return whole numbers from −7 to 7 times a block's scale, two to a byte."""
-
-    def encode(vector: Vector) -> Parts:
-        scales, codes = [], []
-        for rows in _rows(vector, block):
-            packed, scale = _scale_up(_absmax(rows) / np.float32(7))
-            inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 1e-37)
-            code = np.rint(rows * inverse[:, None]).astype(np.int8).ravel()
-            scales.append(packed)
-            codes.append((code[::2] & 15) | (code[1::2] << 4))
-        size = -(-vector.size // 2)
-        return {"scales": np.concatenate(scales), "codes": np.concatenate(codes)[:size]}
-
-    def decode(parts: Mapping[str, NDArray], n: int) -> Vector:
-        scale = _scale_down(parts["scales"])
-        code = parts["codes"]
-        values = np.zeros((scale.size, block), np.float32)
-        values.ravel()[:n] = np.stack([(code << 4) >> 4, code >> 4], axis=1).ravel()[:n]
-        values *= scale[:, None]
-        return values.ravel()[:n]
-
-    return Codec("int4", encode, decode)
-
-
 TRITS = 5
 """Three-valued digits in a byte: 3**5 = 243."""
 
@@ -251,7 +226,6 @@ CODECS: dict[str, Codec] = {
     codec.name: codec
     for codec in (
         Codec("fp32", lambda v: {"values": v}, lambda parts, _: parts["values"], is_lossy=False),
-        _int4(block=128),
         _blockwise_ternary(block=2048, threshold=0.47, level=0.9),
     )
 }

@@ -62,7 +62,7 @@ class OuterSettings:
     """`synchronous`: the next round begins with what all (or a quorum) have made of this one.
     `asynchronous`: nobody waits, and a delta is merged when it arrives."""
     codec: str = "ternary"
-    """Wire format: fp32, int4 or ternary."""
+    """Wire format: fp32 or ternary."""
     outer: OuterStep = OuterStep()  # noqa: RUF009 - frozen
     """The outer optimizer. Asynchronous rounds need one without momentum."""
     n_rounds: int | None = None

@@ -30,7 +30,7 @@ from trainer.data.preflight import Preflight
 from trainer.data.rendering import RENDERING_FILE, Renderer
 from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
-from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_rollouts
+from trainer.data.rollouts import RecordedRollouts, student_rollouts
 from trainer.data.tiny import pretrain
 from trainer.data.tokens import requests_of
 from trainer.errors import DatasetError, TrainerConfigError, TrainerError
@@ -88,14 +88,9 @@ class RunParts:
 class MetricsFile(TrainerCallback):
     """The file with one JSON line per log of the trainer, with `group/name` keys."""
 
-    def __init__(
-        self,
-        path: Path,
-        config: ComposerConfig,
-        on_metrics: Callable[[dict[str, Any]], None] | None,
-    ) -> None:
-        """Write to `path`; `on_metrics` gets each line as well."""
-        self.path, self.config, self.on_metrics = path, config, on_metrics
+    def __init__(self, path: Path, config: ComposerConfig) -> None:
+        """Write to `path`."""
+        self.path, self.config = path, config
         self.rows: list[dict[str, Any]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
@@ -121,8 +116,6 @@ class MetricsFile(TrainerCallback):
         self.rows.append(row)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        if self.on_metrics is not None:
-            self.on_metrics(row)
 
 
 def _steps_of(path: Path, *, until: int) -> list[dict[str, Any]]:
@@ -137,7 +130,6 @@ def _steps_of(path: Path, *, until: int) -> list[dict[str, Any]]:
 def run(
     config: RunConfig,
     *,
-    on_metrics: Callable[[dict[str, Any]], None] | None = None,
     parts: RunParts | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
@@ -155,7 +147,7 @@ def run(
     args = trl_config(config, Path(config.output))
     parts = parts or RunParts()
     with only_run_in(Path(config.output), args, place=parts.place):
-        return _run(config, args, parts, on_metrics, should_stop)
+        return _run(config, args, parts, should_stop)
 
 
 @contextlib.contextmanager
@@ -188,7 +180,6 @@ def _run(
     config: RunConfig,
     args: ComposerConfig,
     parts: RunParts,
-    on_metrics: Callable[[dict[str, Any]], None] | None,
     should_stop: Callable[[], bool],
 ) -> dict[str, Any]:
     started = time.perf_counter()
@@ -203,7 +194,7 @@ def _run(
     resumed = checkpoint_to_resume(config.resume_from, steps, stamp)
     made = _prepared(config, args, parts)
     before, loss_first = made.measured()
-    metrics = MetricsFile(output / "metrics.jsonl", args, on_metrics)
+    metrics = MetricsFile(output / "metrics.jsonl", args)
     stopping = StopAtStep(stamp, should_stop)
     trainer = build_trainer(made, parts, [*made.outer, metrics, stopping])
     with without_upstream_warnings():
@@ -301,7 +292,7 @@ def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prep
             add_response_schema(tokenizer)
     collator = make_collator(config, args, tokenizer, data)
     renderer = collator.renderer
-    data, found = usable_data(config, tokenizer, data, store=renderer.store)
+    data, found = usable_data(config, renderer, data)
     outer = _outer_callbacks(config, parts)
     whole, data = data, sharded(data, parts.place) if outer else data
     model = trainee_model(config, args, tokenizer, collator, whole)
@@ -430,14 +421,7 @@ def make_collator(
     config: RunConfig, args: ComposerConfig, tokenizer: Any, data: PreferenceData
 ) -> ComposerDataCollator:
     """Make the collator of a run, and render all of the run's texts in advance."""
-    collator = ComposerDataCollator(
-        tokenizer,
-        max_prompt_tokens=args.max_prompt_tokens,
-        max_response_tokens=args.max_response_tokens,
-        with_tools=args.render_tools,
-        window=args.prompt_window,
-        chat_template_kwargs=args.chat_template_kwargs,
-    )
+    collator = ComposerDataCollator(tokenizer, **args.rendering)
     with args.main_process_first(desc="tokenizing"):
         requests = requests_of(data, hint_for_row, with_tools=args.render_tools)
         collator.renderer.store.fill(requests, collator.renderer, Path(config.output) / "tokens")
@@ -456,9 +440,7 @@ def trainee_model(
     All replicas must start from the same weights, although their data shards differ. So a tiny
     model is pretrained on the whole `data`, before it is divided.
     """
-    model = load_model(config, tokenizer, seed=args.seed)
-    if config.quantize == "none":  # quantized weights are where they were made
-        model = model.to(args.device)
+    model = load_model(config, tokenizer, seed=args.seed).to(args.device)
     if config.model is None and config.tiny.pretraining_steps:
         n_steps, rows = config.tiny.pretraining_steps, data.pairs or data.sft_pairs("consensus")
         pretrain(model, collator, rows, n_steps=n_steps, seed=args.seed, forward=chunked_pair_logps)
@@ -469,8 +451,6 @@ def recorded_rollouts(
     config: RunConfig, args: ComposerConfig, data: PreferenceData, renderer: Renderer
 ) -> RecordedRollouts | None:
     """Collect the recorded decisions for `config.rollouts`, or None if TRL generates."""
-    if config.rollouts == "contrast":
-        return contrast_rollouts(data.pairs, renderer)
     if config.rollouts == "student":
         n = args.num_generations or 1
         return student_rollouts(data, renderer, group_size=n, seed=args.seed)

@@ -98,15 +98,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.composer: ComposerConfig = args
         self.hint = hint
         tokenizer: Any = self._tokenizer
-        self.collator = ComposerDataCollator(
-            tokenizer,
-            max_prompt_tokens=args.max_prompt_tokens,
-            max_response_tokens=args.max_response_tokens,
-            with_tools=args.render_tools,
-            window=args.prompt_window,
-            chat_template_kwargs=args.chat_template_kwargs,
-            hint=hint,
-        )
+        self.collator = ComposerDataCollator(tokenizer, hint=hint, **args.rendering)
         # For what TRL renders itself: the prompts of an environment.
         self.chat_template_kwargs = dict(self.collator.renderer.features.options)
         if tokens is not None:

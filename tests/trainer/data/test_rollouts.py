@@ -1,9 +1,10 @@
 import pytest
 import torch
 
+from tests.trainer.training import contrast_rollouts
 from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
-from trainer.data.rollouts import RecordedRollouts, contrast_rollouts, student_rollouts
+from trainer.data.rollouts import RecordedRollouts, student_rollouts
 from trainer.errors import DatasetError
 
 
@@ -33,15 +34,6 @@ def test_groups_stay_in_a_session_where_they_can(data, renderer):
     rollouts = student_rollouts(data, renderer, group_size=2)
     whole = [g for g in rollouts.groups if len({d["session_id"] for d in g}) == 1]
     assert len(whole) == len(rollouts.groups)
-
-
-def test_contrast_rollouts_set_the_two_actions_of_a_state_side_by_side(data, renderer):
-    group = contrast_rollouts(data.pairs, renderer).groups[0]
-    assert [d["action"] for d in group] == [
-        data.pairs[0]["rejected"][-1],
-        data.pairs[0]["chosen"][-1],
-    ]
-    assert group[0]["prompt_ids"] == group[1]["prompt_ids"]
 
 
 def test_every_process_replays_its_own_part_of_a_group():

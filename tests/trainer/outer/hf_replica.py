@@ -38,7 +38,7 @@ def main(folder, settings):
     model = GPT2LMHeadModel(config)
     model.transformer.wpe.requires_grad_(False)
     given = {key.rpartition(".")[2]: value for key, value in values.items() if "options." in key}
-    told = {"sync_every": 4, "codec": "int4", "quorum": 2, "rounds": "synchronous", **given}
+    told = {"sync_every": 4, "codec": "ternary", "quorum": 2, "rounds": "synchronous", **given}
     options = OuterOptions(**told)
     callbacks = outer_callbacks(values["outer"], options)
     trainer = Trainer(

@@ -145,7 +145,7 @@ def test_two_replicas_over_a_bucket(google):
 
 def final_bases(make):
     """Train two replicas to the end; return the hashes of their states."""
-    settings = OuterSettings(codec="int4", n_rounds=2, quorum=2, timeout_s=60)
+    settings = OuterSettings(codec="ternary", n_rounds=2, quorum=2, timeout_s=60)
     bases = []
 
     def one(rank):

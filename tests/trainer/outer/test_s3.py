@@ -47,7 +47,7 @@ def opened(network, prefix):
 
 def final_bases(stores):
     bases = []
-    settings = OuterSettings(codec="int4", n_rounds=6, quorum=3, snapshot_every=2, timeout_s=120)
+    settings = OuterSettings(codec="ternary", n_rounds=6, quorum=3, snapshot_every=2, timeout_s=120)
 
     def one(rank):
         replica = OuterReplica(

@@ -91,7 +91,7 @@ def test_replicas_over_the_object_store_stay_equal_and_a_joiner_needs_no_donor()
     store, done, models = MemoryStore(), {}, [net() for _ in range(3)]
 
     def loop_of(rank, model, inner):
-        collective = ObjectStoreAllReduce("", rank, 2, store=store, codec="int4")
+        collective = ObjectStoreAllReduce("", rank, 2, store=store, codec="ternary")
         manager = ObjectStoreManager(collective, snapshot_every=2)
         return make_diloco_outer_loop(model, inner, manager=manager, sync_every=4)
 

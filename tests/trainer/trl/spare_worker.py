@@ -47,7 +47,6 @@ class EmbeddingsOnCpu(TorchDispatchMode):
 
 def one_run(name: str, dataset: Path, output: Path) -> list[dict[str, Any]]:
     """Every metric of every step, and what the evaluations before and after found."""
-    steps: list[dict[str, Any]] = []
     settings = {
         "max_steps": 1,
         "max_prompt_tokens": 128,
@@ -65,9 +64,12 @@ def one_run(name: str, dataset: Path, output: Path) -> list[dict[str, Any]]:
             evaluation=EvaluationOptions(max_pairs=2, max_prompts=1, max_new_tokens=2),
             trl=settings | ALL_CHANNELS | RUNS[name],
         ),
-        on_metrics=steps.append,
     )
-    return [*steps, {key: value for key, value in report.items() if key != "preflight"}]
+    lines = (output / "metrics.jsonl").read_text().splitlines()
+    return [
+        *map(json.loads, lines),
+        {key: value for key, value in report.items() if key != "preflight"},
+    ]
 
 
 def watch_steps() -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from transformers import (
 )
 
 from tests.trainer.published import rows_of
-from trainer.__main__ import main, refuse_early
+from trainer.__main__ import main
 from trainer.data.dataset import PreferenceData
 from trainer.data.rendering import Renderer
 from trainer.engines.settings_file import read_settings
@@ -201,25 +200,25 @@ def test_a_named_model_is_trained_in_full_or_by_adapters_and_loads_anywhere(
     assert Renderer(tokenizer=tokenizer).features.has_tool_calls is False
 
 
-def test_what_cannot_work_is_refused_before_the_weights_are_there(tmp_path, dataset_folder, folder):
+def test_what_cannot_work_is_refused_before_the_weights_are_there(
+    tmp_path, dataset_folder, folder, capsys
+):
     (folder / "model.safetensors").unlink()
     path = settings_file(tmp_path, dataset_folder, folder)
-    values = yaml.safe_load(Path(path).read_text("utf-8"))
-    refuse_early(values)
-    with pytest.raises(TrainerConfigError, match="can't show lists of tools, tool calls"):
-        refuse_early(values | {"preflight": {"plain_rendering": False}})
-    long = values | {"trl": values["trl"] | {"max_prompt_tokens": 4000}}
-    with pytest.raises(TrainerConfigError, match="has 2048 positions"):
-        refuse_early(long)
-    with pytest.raises(TrainerConfigError, match="no tokenizer there"):
-        refuse_early(values | {"model": str(tmp_path / "nothing")})
+    given = ["--config", str(path), "--check"]
+    assert main(given) == 0
+    for setting, message in (
+        ("preflight.plain_rendering=false", "can't show lists of tools, tool calls"),
+        ("trl.max_prompt_tokens=4000", "has 2048 positions"),
+        (f"model={tmp_path}/nothing", "no tokenizer there"),
+    ):
+        assert main([*given, "--set", setting]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"quantize": "4bit"}, "add adapters"),
-        ({"quantize": "3bit"}, "is not none, 4bit or 8bit"),
         ({"dtype": "float8"}, "is not float32"),
         ({"peft": {"rang": 4}}, "unknown setting peft.rang"),
         ({"peft": {"targets": ["q_proj", "lm_head"]}}, "would not be trained; remove it"),
@@ -229,12 +228,6 @@ def test_what_cannot_work_is_refused_before_the_weights_are_there(tmp_path, data
 def test_a_wrong_way_to_load_a_model_is_named(change, message):
     with pytest.raises(TrainerConfigError, match=message):
         read_settings({"dataset": "d", "output": "o", "model": "m"} | change)
-
-
-def test_quantizing_says_what_it_needs(tmp_path, dataset_folder, folder, capsys):
-    path = settings_file(tmp_path, dataset_folder, folder, quantize="4bit", peft={"rank": 2})
-    assert main(["--config", path]) == 2
-    assert "pip install bitsandbytes" in capsys.readouterr().err
 
 
 def test_a_range_of_layers_is_read():
