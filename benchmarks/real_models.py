@@ -230,7 +230,7 @@ def _schema(value: Any) -> Any:
     return value
 
 
-def _message(answer: Answered) -> dict[str, Any]:
+def message_of(answer: Answered) -> dict[str, Any]:
     if not answer.calls:
         return {"role": "assistant", "content": answer.text or "No tool fits this request."}
     calls = [
@@ -263,7 +263,7 @@ def state_of(key: str, question: Mapping[str, Any], agent: str, answer: Answered
         session_id=key,
         messages=[dict(message) for message in turns[0]],
         tools=tools,
-        student_action=_message(answer),
+        student_action=message_of(answer),
         student_model=agent,
         outcome="ok",
     )
@@ -321,7 +321,7 @@ def judge(
                     teacher=teacher,
                     model=teacher,
                     family=maker(teacher),
-                    action=_message(answer) if answer.calls is not None else None,
+                    action=message_of(answer) if answer.calls is not None else None,
                     error_code=None if answer.calls is not None else "malformed_arguments",
                 )
             )

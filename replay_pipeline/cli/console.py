@@ -325,6 +325,45 @@ def show_compare(found: Report) -> None:
     if found["played"]:
         say(f"Play: {_PLAY}.")
     say(found["caveat"])
+    for row in found.get("results") or ():
+        if not row["n_known"]:
+            continue
+        each = "–" if row["usd_per_resolved"] is None else f"${row['usd_per_resolved']:,.2f} each"
+        say(
+            f"{row['model']}: {row['n_resolved']} of {row['n_known']} sessions with a result were resolved, "
+            f"for ${row['usd']:,.2f} ({each}). Other models may have had other tasks."
+        )
+
+
+def show_verdict(report: Report) -> None:
+    """Show a verdict: the sentence, the kinds of work, and what it rests on."""
+    say(report["words"])
+    rows = [
+        (
+            each["kind"],
+            f"{each['n']:,}",
+            f"{100 * each['difference']:+.0f}",
+            f"{100 * each['low']:+.0f} to {100 * each['high']:+.0f}",
+            each["answer"],
+        )
+        for each in report["by_kind"]
+    ]
+    _draw("By kind of work", ("kind", "decisions", "points", "95 %", "it"), rows)
+    if again := report["again"]:
+        say(
+            f"{report['than']}, asked again at {again['n']} of them, differs from itself by "
+            f"{100 * again['difference']:+.0f} points ({100 * again['low']:+.0f} to {100 * again['high']:+.0f})."
+        )
+    else:
+        say(f"{report['than']} itself was not asked again, so how far it differs from itself isn't known.")
+    counts = {name: n for name, n in report["counts"].items() if n}
+    say(
+        f"Panel: {', '.join(report['panel'])}. Spent ${report['spent_usd']:.2f}, left "
+        f"${report['unspent_usd']:.2f}: {report['ended']}."
+        + (f" {_counted(counts)}." if counts else "")
+    )
+    if report["is_play"]:
+        say(f"Play: {_PLAY}.")
 
 
 def show_workspace(report: Report) -> None:

@@ -19,7 +19,6 @@ from replay_pipeline.cli.app import (
 from replay_pipeline.cli.bars import progress_bars
 from replay_pipeline.cli.console import (
     escape,
-    next_step,
     open_words,
     out,
     print_report,
@@ -29,6 +28,7 @@ from replay_pipeline.cli.console import (
     show_replay,
     show_samples,
     show_teachers,
+    show_verdict,
 )
 from replay_pipeline.cli.shared import (
     chosen,
@@ -146,21 +146,67 @@ def control(
 
 
 @app.command()
-def compare(
+def verdict(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A teacher's name, or the endpoint's id of a model.", metavar="MODEL"),
+    ] = None,
     data: DataOption = None,
     settings: SettingsOption = None,
+    teachers: TeachersOption = None,
+    max_total_usd: Annotated[
+        float, typer.Option("--budget", min=0, help="Hard ceiling in US dollars.", metavar="USD")
+    ] = 2.0,
+    than: Annotated[
+        str | None,
+        typer.Option(
+            help="The model that wrote the sessions; by default the one that wrote the most.",
+            metavar="AGENT",
+        ),
+    ] = None,
+    cohort: Annotated[
+        str, typer.Option(help="Name under which the decisions are kept.", metavar="NAME")
+    ] = "default",
+    size: Annotated[int, typer.Option(min=30, help="Decisions of a new cohort.")] = 150,
+    only_estimate: Annotated[
+        bool, typer.Option("--estimate", help="Only show what is known for free, and the cost.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Report how often each model took the agent's action, and at what cost.
+    """Say whether MODEL could have done the work of the model that wrote your sessions, and for how much.
 
-    The command reads the answers of a replay. It asks no model and costs nothing.
+    It asks MODEL, a panel of teachers, and the agent itself at decisions of your sessions that are drawn once, and stops
+    when the answer is known. The exit code is 0 if it could have done the work, 3 if not, and 4 if that can't be told
+    yet. Without MODEL, it shows what the answers and the results of your sessions tell already. That is free.
     """
-    from replay_pipeline.stages.views.page import compare
+    from replay_pipeline.stages.budget import verdict as verdicts
+    from replay_pipeline.stages.views.page import compare, results_by_model
 
-    found = compare(open_pipeline(settings, data))
-    print_report(found, as_json=as_json, show=show_compare)
-    if not as_json:
-        next_step("`replay-pipeline look` shows it by tool and project")
+    with progress_bars() as on_progress:
+        work = open_pipeline(settings, data, teachers=teachers, on_progress=on_progress)
+        if model is None:
+            found = {**compare(work), "results": results_by_model(work)}
+        elif only_estimate:
+            cost, words = verdicts.verdict_estimate(
+                work, model, than=than, cohort=cohort, n_decisions=size
+            )
+            found = {**cost.to_json(), "words": words, "ceiling_usd": max_total_usd}
+        else:
+            found = verdicts.verdict_run(
+                work,
+                model,
+                max_total_usd=max_total_usd,
+                than=than,
+                cohort=cohort,
+                n_decisions=size,
+            ).report
+    show = show_compare if model is None else show_estimate if only_estimate else show_verdict
+    print_report(found, as_json=as_json, show=show)
+    if code := _VERDICT_CODES.get(found.get("answer", "could")):
+        raise typer.Exit(code)
+
+
+_VERDICT_CODES = {"could": 0, "could not": 3, "can't tell": 4}
 
 
 @teachers_app.command("list")

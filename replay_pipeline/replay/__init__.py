@@ -1,7 +1,7 @@
 """Replay: put recorded states to teacher models, under a budget that can't be passed."""
 
 from replay_pipeline.replay.ask.asking import Asking, AskingOptions
-from replay_pipeline.replay.ask.control import ControlReport, control
+from replay_pipeline.replay.ask.control import ControlReport, control, openrouter_name
 from replay_pipeline.replay.ask.outcomes import NOT_ASKED, refuse_if_nobody_answers, replay_facts
 from replay_pipeline.replay.ask.run import (
     estimate,
@@ -44,6 +44,7 @@ __all__ = [
     "estimate",
     "has_ledger",
     "ledger_status",
+    "openrouter_name",
     "parse_gates",
     "reconcile",
     "refuse_if_nobody_answers",

@@ -1,6 +1,7 @@
 """Show a data root as a page: its sessions, answers, pairs, dataset, and training."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,16 +58,36 @@ def write_page_of(
 
 def compare(project: Project) -> dict[str, Any]:
     """Return how often each teacher took the agent's action, and its cost, as the page shows them.
-
-    Raises:
-        ConfigError: no teacher has answered yet.
     """
-    project.batches_with("teacher_actions")
     rows, compared, sums = _SessionRows(project), Comparison(), SessionTotals()
     for session, turns, states in rows.sessions():
         facts = sums.add(session, turns, states)
         compared.add(facts, turns, states, rows.answered(states))
     return compared.figures(_accuracy(project)) or {"teachers": []}
+
+
+def results_by_model(project: Project) -> list[dict[str, Any]]:
+    """Return what sessions with a known result cost by the model that wrote them, the cheapest success first.
+
+    Returns:
+        By model: `n` sessions, `n_known` with a result, `n_resolved`, `usd` of those with a result, and
+        `usd_per_resolved`, None without a success.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for session, turns, states in _SessionRows(project).sessions():
+        facts = facts_of_session(session, turns, states)
+        name = facts["models"][0] if len(facts["models"]) == 1 else "several models"
+        row = found.setdefault(
+            name, {"model": name, "n": 0, "n_known": 0, "n_resolved": 0, "usd": 0.0}
+        )
+        row["n"] += 1
+        if (is_resolved := session.get("is_resolved")) is not None:
+            row["n_known"] += 1
+            row["n_resolved"] += is_resolved
+            row["usd"] += facts["cost_usd"]
+    for row in found.values():
+        row["usd_per_resolved"] = row["usd"] / row["n_resolved"] if row["n_resolved"] else None
+    return sorted(found.values(), key=lambda row: (row["usd_per_resolved"] or math.inf, -row["n"]))
 
 
 def _accuracy(project: Project) -> dict[str, float]:

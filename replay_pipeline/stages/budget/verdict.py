@@ -1,0 +1,410 @@
+"""Ask a model at fixed decisions of one's own sessions, and say whether it could have done the work.
+
+The decisions are drawn once, in proportion to kinds of work and projects, and kept under a name: the next model
+meets the same ones. Each is put to the model and to a panel of teachers of other makers, and some to the model that
+wrote the sessions, whose difference from itself is the best that any model can reach. Asking ends when
+the answer is known, or with the money.
+"""
+
+import hashlib
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from replay_pipeline.actions import Action, canonical_action
+from replay_pipeline.actions.votes import read_answer
+from replay_pipeline.errors import ConfigError, PriceError
+from replay_pipeline.judge.verdict import MARGIN, USUAL, Judged, Verdict, judged, verdict
+from replay_pipeline.pages.costs import turn_usd
+from replay_pipeline.pages.public_scores import words_of_scores
+from replay_pipeline.replay import Estimate, estimate, openrouter_name, replay_in_thread
+from replay_pipeline.stages.project import Project
+from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.replay import accounts
+from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState, family_of_model
+
+_PORTION = 30
+"""Decisions that are asked before one looks whether the answer is known."""
+_AGAIN = 5
+"""One in so many decisions is put to the agent's own model again."""
+_MOST_PANEL = 3
+_FEWEST_OF_KIND = 10
+_UNREADABLE = ("malformed_call", "malformed_arguments")
+"""Errors of an answer that its model wrote so that nobody can carry it out."""
+
+
+class _Place(NamedTuple):
+    """A decision of the sessions: its number among all states, and what it belongs to."""
+
+    number: int
+    batch: str
+    state_id: str
+    session_id: str
+    turn_idx: int
+    model: str
+    kind: str
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What the answers to the decisions of a cohort tell."""
+
+    found: list[tuple[str, Judged]] = field(default_factory=list)
+    """The kind of each judged decision, and what was judged."""
+    again: list[Judged] = field(default_factory=list)
+    """The agent's own model, asked again, in the candidate's place."""
+    counts: Counter[str] = field(default_factory=Counter)
+    usd: list[float] = field(default_factory=list)
+    agent_usd: list[float] = field(default_factory=list)
+
+
+def verdict_run(
+    project: Project,
+    model: str,
+    *,
+    max_total_usd: float,
+    than: str | None = None,
+    cohort: str = "default",
+    n_decisions: int = USUAL,
+) -> Receipt:
+    """Say whether a model could have done the work of the one that wrote the sessions.
+
+    Args:
+        project: the data root, with its teachers.
+        model: name of a teacher in the settings, or the endpoint's id of any other model.
+        max_total_usd: hard ceiling in US dollars for new answers of all models together.
+        than: the model that wrote the sessions; by default the one with the most decisions.
+        cohort: name under which the decisions are kept.
+        n_decisions: how many a new cohort has.
+
+    Returns:
+        A receipt whose report has the sentence as `words`, the figures, and the verdict by kind of work.
+
+    Raises:
+        ConfigError: there are no decisions of `than`, or too few teachers of other makers.
+        PriceError: a price is not known. Nothing was paid.
+    """
+    started = time.perf_counter()
+    agent, places = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
+    tally = _Tally()
+    spent, ended = 0.0, "all decisions were asked"
+    with project.teachers(project.root.batches("states")) as teachers:
+        candidate, panel = models_of(project, teachers, model, agent)
+        asks_again = project.settings.played is None
+        costs = _agent_costs(project, places)
+        for start in range(0, len(places), _PORTION):
+            portion = sorted(places[start : start + _PORTION])
+            answers, paid, is_over = _ask(
+                project, portion, [candidate, *panel], max_total_usd - spent
+            )
+            spent += paid
+            if asks_again:
+                again, paid, asks_again = _ask_again(
+                    project, places[start : start + _PORTION : _AGAIN], agent, max_total_usd - spent
+                )
+                answers |= again
+                spent += paid
+            _judge(project, portion, candidate, panel, answers, tally, costs)
+            if is_over:
+                ended = "the money was spent"
+                break
+            if verdict(each for _, each in tally.found).answer != "can't tell":
+                ended = "the answer was known"
+                break
+    report = _report(candidate, agent, tally) | {
+        "cohort": cohort,
+        "panel": [teacher.name for teacher in panel],
+        "spent_usd": round(spent, 6),
+        "unspent_usd": round(max_total_usd - spent, 6),
+        "ended": f"{ended} ({start + len(portion)} of {len(places)} decisions)",
+        "is_play": project.settings.played is not None,
+        "states": [place.state_id for place in places],
+        "than": agent,
+    }
+    report["words"] = words_of(report)
+    return project.receipts.write(
+        Receipt(
+            stage="verdict",
+            batch=_name(cohort, candidate.model),
+            version=1,
+            report=report,
+            seconds=round(time.perf_counter() - started, 3),
+        )
+    )
+
+
+def _name(cohort: str, model: str = "") -> str:
+    """Return a name for a file of a cohort."""
+    return f"{cohort}-{hashlib.sha256(model.encode()).hexdigest()[:8]}" if model else cohort
+
+
+def cohort_of(
+    project: Project, *, than: str | None, cohort: str, n_decisions: int
+) -> tuple[str, list[_Place]]:
+    """Return who made the decisions of a cohort, and the decisions in the order of asking.
+
+    A new cohort is drawn and kept. Decisions that are no longer there are left out.
+
+    Raises:
+        ConfigError: no decision is of `than`, or the cohort is of another model.
+    """
+    places = list(_places(project))
+    if kept := project.receipts.read("verdict", _name(cohort)):
+        if than and than != kept.report["than"]:
+            raise ConfigError(
+                f"the cohort {cohort!r} has decisions of {kept.report['than']}: name another one with --cohort"
+            )
+        known = {place.state_id: place for place in places}
+        return kept.report["than"], [known[s] for s in kept.report["states"] if s in known]
+    by_model = Counter(place.model for place in places)
+    agent = than or max(by_model, key=lambda name: (by_model[name], name), default=None)
+    own = [place for place in places if place.model == agent]
+    if agent is None or not own:
+        wrote = ", ".join(name for name, _ in by_model.most_common(5)) or "nobody"
+        raise ConfigError(f"no decision of {than or 'a model'} was found; these wrote some: {wrote}")
+    # Every so many of those that are sorted by kind: each kind and each session gets its share.
+    own.sort(key=lambda place: (place.kind, _hashed(place.session_id), place.turn_idx))
+    step = max(1.0, len(own) / n_decisions)
+    drawn = [own[int(number * step)] for number in range(min(n_decisions, len(own)))]
+    drawn.sort(key=lambda place: _hashed(place.state_id))
+    report = {"than": agent, "states": [place.state_id for place in drawn]}
+    project.receipts.write(
+        Receipt(stage="verdict", batch=_name(cohort), version=1, report=report, seconds=0.0)
+    )
+    return agent, drawn
+
+
+def _hashed(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _places(project: Project) -> Iterator[_Place]:
+    """Yield the decisions at which teachers are asked."""
+    columns = ["state_id", "session_id", "turn_idx", "student_model", "action_tool_calls_json"]
+    number = 0
+    for batch in project.root.batches("states"):
+        rows = project.root.read("states", batch, columns=columns).to_pylist()
+        for row, why in zip(rows, project.not_asked(batch), strict=True):
+            if why is None and row["student_model"]:
+                calls = msgspec.json.decode(row["action_tool_calls_json"] or "[]")
+                kind = calls[0]["function"]["name"] if calls else "text"
+                yield _Place(
+                    number, batch, *(row[name] for name in columns[:3]), row["student_model"], kind
+                )
+            number += 1
+
+
+def models_of(
+    project: Project, teachers: Sequence[TeacherSpec], model: str, agent: str
+) -> tuple[TeacherSpec, list[TeacherSpec]]:
+    """Return how to ask a model, and the panel: teachers of other makers than it and the agent.
+
+    Raises:
+        ConfigError: fewer than two such teachers are left, or a local server doesn't play the model.
+    """
+    candidate = next((each for each in teachers if model in (each.name, each.model)), None)
+    if candidate is None:
+        if project.settings.played:
+            names = ", ".join(each.name for each in teachers)
+            raise ConfigError(f"{model}: the {project.settings.played} only plays {names}")
+        candidate = _asked_as(project, f"verdict:{model}", model)
+    makers = {candidate.vendor, family_of_model(agent)}
+    panel: dict[str, TeacherSpec] = {}
+    for each in teachers:
+        if each.vendor not in makers:
+            panel.setdefault(each.vendor, each)
+    if len(panel) < 2:
+        raise ConfigError(
+            f"a verdict on {model} needs two teachers of other makers than it and {agent}; these settings "
+            f"have {', '.join(each.name for each in panel.values()) or 'none'}: add one to [[replay.teachers]]"
+        )
+    return candidate, list(panel.values())[:_MOST_PANEL]
+
+
+def _asked_as(project: Project, name: str, model: str) -> TeacherSpec:
+    """Return a model as a teacher, at the address of the settings for agents' models."""
+    base = project.settings.replay.student or TeacherSpec(name=name, model=model)
+    return base.model_copy(update={"name": name, "model": model, "is_distillable": False})
+
+
+def _ask(
+    project: Project, places: Sequence[_Place], teachers: Sequence[TeacherSpec], max_usd: float
+) -> tuple[dict[tuple[str, str], TeacherAction], float, bool]:
+    """Ask at some decisions. Returns the answers by state and teacher, what was paid, and whether money ended."""
+    states = project.states(project.root.batches("states")).of([place.number for place in places])
+    report = replay_in_thread(
+        states,
+        teachers,
+        max_total_usd=max(0.0, max_usd),
+        counts_recorded=False,
+        tick=project.on_progress,
+        ledger=project.settings.ledger_url(),
+        # The answers measure and are never trained on, so no terms on training apply.
+        accepted_terms=[each for teacher in teachers for each in (teacher.name, teacher.model)],
+        max_concurrency=project.settings.replay.max_concurrency,
+        retry=project.settings.replay.retry,
+        **accounts(project),
+    )
+    answers = {(each.state_id, each.teacher): each for each in report.actions}
+    paid = report.newly_spent_usd + report.unknown_usd
+    return answers, paid, report.stop_reason == "budget"
+
+
+def _ask_again(
+    project: Project, places: Sequence[_Place], agent: str, max_usd: float
+) -> tuple[dict[tuple[str, str], TeacherAction], float, bool]:
+    """Ask the agent's own model again; the last value is whether that is possible."""
+    model = openrouter_name(agent)
+    spec = _asked_as(project, f"control:{model}", model)
+    try:
+        answers, paid, _ = _ask(project, sorted(places), [spec], max_usd)
+    except (ConfigError, PriceError):
+        return {}, 0.0, False
+    return {(state, "again"): each for (state, _), each in answers.items()}, paid, True
+
+
+def _agent_costs(project: Project, places: Sequence[_Place]) -> Mapping[str, float]:
+    """Return what the recorded decisions cost at list prices, by state, where that is known."""
+    by_batch: dict[str, dict[tuple[str, int], str]] = defaultdict(dict)
+    for place in places:
+        by_batch[place.batch][place.session_id, place.turn_idx] = place.state_id
+    found = {}
+    for batch, wanted in by_batch.items():
+        turns = project.root.read("turns", batch)
+        sessions = pa.array({session_id for session_id, _ in wanted}, turns["session_id"].type)
+        for turn in turns.filter(pc.is_in(turns["session_id"], sessions)).to_pylist():
+            state_id = wanted.get((turn["session_id"], turn["turn_idx"]))
+            if state_id and (usd := turn_usd(turn)) is not None:
+                found[state_id] = usd
+    return found
+
+
+def _judge(
+    project: Project,
+    places: Sequence[_Place],
+    candidate: TeacherSpec,
+    panel: Sequence[TeacherSpec],
+    answers: Mapping[tuple[str, str], TeacherAction],
+    tally: _Tally,
+    agent_usd: Mapping[str, float],
+) -> None:
+    """Judge the answers at some decisions."""
+    states = project.states(project.root.batches("states")).of([place.number for place in places])
+    for place, state in zip(places, states, strict=True):
+        own = answers.get((place.state_id, candidate.name))
+        if own is None:
+            tally.counts["not asked"] += 1
+            continue
+        others = [
+            action
+            for teacher in panel
+            if (row := answers.get((place.state_id, teacher.name))) is not None
+            and (action := _read(row, state)) is not None
+            and action.is_valid
+        ]
+        agent = canonical_action(state["student_action"], cwd=state.get("cwd"))
+        action = _read(own, state)
+        if action is None:
+            tally.counts["failed"] += 1
+            continue
+        if len(others) < 2:
+            tally.counts["too few of the panel answered"] += 1
+            continue
+        tally.counts["invalid"] += not action.is_valid
+        tally.counts["words for a call"] += bool(agent.calls and not action.calls)
+        shown = state.get("tools") or (), state["messages"]
+        tally.found.append((place.kind, judged(action, agent, others, *shown)))
+        tally.usd.append(own.cost_usd)
+        if (usd := agent_usd.get(place.state_id)) is not None:
+            tally.agent_usd.append(usd)
+        again = answers.get((place.state_id, "again"))
+        if again is not None and (repeated := _read(again, state)) is not None:
+            tally.again.append(judged(repeated, agent, others, *shown))
+
+
+def _read(row: TeacherAction, state: TraceState) -> Action | None:
+    """Return an answer's action, which may be invalid; None for a call that failed."""
+    if row.error_code in _UNREADABLE:
+        return Action(invalid_reason=row.error_code)
+    return read_answer(row, cwd=state.get("cwd"), tools=state.get("tools"))
+
+
+def _report(candidate: TeacherSpec, agent: str, tally: _Tally) -> dict[str, Any]:
+    """Return the figures of a verdict."""
+    kinds: dict[str, list[Judged]] = defaultdict(list)
+    for kind, each in tally.found:
+        kinds[kind].append(each)
+    by_kind = [
+        {"kind": kind, **asdict(verdict(found))}
+        for kind, found in sorted(kinds.items(), key=lambda each: (-len(each[1]), each[0]))
+    ]
+    return {
+        "model": candidate.model,
+        **asdict(verdict(each for _, each in tally.found)),
+        "margin": MARGIN,
+        "by_kind": by_kind,
+        "again": asdict(verdict(tally.again)) if len(tally.again) > 1 else None,
+        "counts": dict(tally.counts),
+        "usd_per_100": 100 * fmean(tally.usd) if tally.usd else None,
+        "agent_usd_per_100": 100 * fmean(tally.agent_usd) if tally.agent_usd else None,
+    }
+
+
+def words_of(report: Mapping[str, Any]) -> str:
+    """Return the verdict as one sentence."""
+    name, agent = report["model"], report["than"]
+    points, low, high = (round(100 * report[key]) for key in ("difference", "low", "high"))
+    interval = f"{points:+d} points, {low:+d} to {high:+d}"
+    kinds = [each for each in report["by_kind"] if each["n"] >= _FEWEST_OF_KIND]
+    well = _joined([each["kind"] for each in kinds if each["difference"] > -MARGIN])
+    badly = _joined([each["kind"] for each in kinds if each["difference"] <= -MARGIN])
+    costs = ""
+    if report["usd_per_100"] is not None and report["agent_usd_per_100"] is not None:
+        costs = (
+            f", for ${report['usd_per_100']:.2f} instead of ${report['agent_usd_per_100']:.2f} "
+            "per 100 decisions"
+        )
+    if report["answer"] == "could":
+        kept = f"; keep {agent} for {badly}" if badly else ""
+        work = f"the {well} work" if well else "the work"
+        return f"{name} could have done {work} of {agent} ({interval}){costs}{kept}."
+    if report["answer"] == "could not":
+        able = f"; it comes near in {well}" if well else ""
+        return f"{name} could not have done the work of {agent} ({interval}){costs}{able}."
+    more = report["n_more"]
+    further = (
+        f"about {more} further decisions would tell" if more else "more decisions would hardly tell"
+    )
+    return f"{report['n']} decisions can't tell whether {name} could have done the work of {agent} ({interval}); {further}."
+
+
+def _joined(names: Sequence[str]) -> str:
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def verdict_estimate(
+    project: Project, model: str, *, than: str | None, cohort: str, n_decisions: int
+) -> tuple[Estimate, list[str]]:
+    """Return what a verdict would cost, and what public scores and prices say before anybody is asked."""
+    agent, places = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
+    with project.teachers(project.root.batches("states")) as teachers:
+        candidate, panel = models_of(project, teachers, model, agent)
+        numbers = [place.number for place in sorted(places)]
+        states = project.states(project.root.batches("states")).of(numbers)
+        found = estimate(
+            states,
+            [candidate, *panel],
+            ledger=project.settings.ledger_url(),
+            accepted_terms=[each for one in (candidate, *panel) for each in (one.name, one.model)],
+            **accounts(project),
+        )
+    return found, words_of_scores(agent, {candidate.name: candidate.model})
