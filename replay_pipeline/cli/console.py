@@ -355,7 +355,9 @@ def show_verdict(report: Report) -> None:
             f"{100 * again['difference']:+.0f} points ({100 * again['low']:+.0f} to {100 * again['high']:+.0f})."
         )
     else:
-        say(f"{report['than']} itself was not asked again, so how far it differs from itself isn't known.")
+        say(
+            f"{report['than']} itself was not asked again, so how far it differs from itself isn't known."
+        )
     counts = {name: n for name, n in report["counts"].items() if n}
     say(
         f"Panel: {', '.join(report['panel'])}. Spent ${report['spent_usd']:.2f}, left "

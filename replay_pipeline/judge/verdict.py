@@ -169,7 +169,8 @@ def verdict(decisions: Iterable[Judged], *, margin: float = MARGIN) -> Verdict:
         return Verdict("can't tell", n, 0.0, -1.0, 1.0, FEWEST - n)
     agreeing = [each.agreeing for each in found if each.agreeing is not None]
     stretch = _AGREEING / max(_LEAST_AGREEING, fmean(agreeing) if agreeing else 0.0)
-    mean, sd = stretch * fmean(gains), stretch * math.sqrt(pvariance(gains))
+    mean = max(-1.0, min(1.0, stretch * fmean(gains)))
+    sd = stretch * math.sqrt(pvariance(gains))
 
     def half(n: int) -> float:
         # One part of a decision of which nobody has seen an error: no sample is without chance.

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from replay_pipeline.actions import Action, canonical_action
 from replay_pipeline.actions.votes import read_answer
 from replay_pipeline.errors import ConfigError, PriceError
-from replay_pipeline.judge.verdict import MARGIN, USUAL, Judged, Verdict, judged, verdict
+from replay_pipeline.judge.verdict import FEWEST, MARGIN, USUAL, Judged, judged, verdict
 from replay_pipeline.pages.costs import turn_usd
 from replay_pipeline.pages.public_scores import words_of_scores
 from replay_pipeline.replay import Estimate, estimate, openrouter_name, replay_in_thread
@@ -115,10 +115,10 @@ def verdict_run(
             if is_over:
                 ended = "the money was spent"
                 break
-            if verdict(each for _, each in tally.found).answer != "can't tell":
+            if _report(candidate, tally)["answer"] != "can't tell":
                 ended = "the answer was known"
                 break
-    report = _report(candidate, agent, tally) | {
+    report = _report(candidate, tally) | {
         "cohort": cohort,
         "panel": [teacher.name for teacher in panel],
         "spent_usd": round(spent, 6),
@@ -168,7 +168,9 @@ def cohort_of(
     own = [place for place in places if place.model == agent]
     if agent is None or not own:
         wrote = ", ".join(name for name, _ in by_model.most_common(5)) or "nobody"
-        raise ConfigError(f"no decision of {than or 'a model'} was found; these wrote some: {wrote}")
+        raise ConfigError(
+            f"no decision of {than or 'a model'} was found; these wrote some: {wrote}"
+        )
     # Every so many of those that are sorted by kind: each kind and each session gets its share.
     own.sort(key=lambda place: (place.kind, _hashed(place.session_id), place.turn_idx))
     step = max(1.0, len(own) / n_decisions)
@@ -194,7 +196,7 @@ def _places(project: Project) -> Iterator[_Place]:
         for row, why in zip(rows, project.not_asked(batch), strict=True):
             if why is None and row["student_model"]:
                 calls = msgspec.json.decode(row["action_tool_calls_json"] or "[]")
-                kind = calls[0]["function"]["name"] if calls else "text"
+                kind = calls[0]["function"]["name"] if calls else "answers"
                 yield _Place(
                     number, batch, *(row[name] for name in columns[:3]), row["student_model"], kind
                 )
@@ -317,8 +319,11 @@ def _judge(
         if len(others) < 2:
             tally.counts["too few of the panel answered"] += 1
             continue
-        tally.counts["invalid"] += not action.is_valid
-        tally.counts["words for a call"] += bool(agent.calls and not action.calls)
+        tally.counts["could not be carried out"] += not action.is_valid
+        tally.counts["acted"] += bool(agent.calls)
+        tally.counts["only spoke where the agent acted"] += bool(
+            agent.calls and action.is_valid and not action.calls
+        )
         shown = state.get("tools") or (), state["messages"]
         tally.found.append((place.kind, judged(action, agent, others, *shown)))
         tally.usd.append(own.cost_usd)
@@ -336,7 +341,7 @@ def _read(row: TeacherAction, state: TraceState) -> Action | None:
     return read_answer(row, cwd=state.get("cwd"), tools=state.get("tools"))
 
 
-def _report(candidate: TeacherSpec, agent: str, tally: _Tally) -> dict[str, Any]:
+def _report(candidate: TeacherSpec, tally: _Tally) -> dict[str, Any]:
     """Return the figures of a verdict."""
     kinds: dict[str, list[Judged]] = defaultdict(list)
     for kind, each in tally.found:
@@ -345,13 +350,27 @@ def _report(candidate: TeacherSpec, agent: str, tally: _Tally) -> dict[str, Any]
         {"kind": kind, **asdict(verdict(found))}
         for kind, found in sorted(kinds.items(), key=lambda each: (-len(each[1]), each[0]))
     ]
+    found = asdict(verdict(each for _, each in tally.found))
+    n_acted = tally.counts["acted"]
+    n_spoke = tally.counts["only spoke where the agent acted"]
+    unfit = None
+    if len(tally.found) >= FEWEST:
+        if 2 * tally.counts["could not be carried out"] > len(tally.found):
+            unfit = f"{tally.counts['could not be carried out']} of its {len(tally.found)} answers could not be carried out"
+        elif 2 * n_spoke > n_acted:
+            unfit = (
+                f"it only spoke in {n_spoke} of the {n_acted} decisions in which the agent acted"
+            )
+    if unfit:
+        found["answer"] = "could not"
     return {
         "model": candidate.model,
-        **asdict(verdict(each for _, each in tally.found)),
+        **found,
+        "unfit": unfit,
         "margin": MARGIN,
         "by_kind": by_kind,
         "again": asdict(verdict(tally.again)) if len(tally.again) > 1 else None,
-        "counts": dict(tally.counts),
+        "counts": {name: n for name, n in tally.counts.items() if n and name != "acted"},
         "usd_per_100": 100 * fmean(tally.usd) if tally.usd else None,
         "agent_usd_per_100": 100 * fmean(tally.agent_usd) if tally.agent_usd else None,
     }
@@ -371,6 +390,8 @@ def words_of(report: Mapping[str, Any]) -> str:
             f", for ${report['usd_per_100']:.2f} instead of ${report['agent_usd_per_100']:.2f} "
             "per 100 decisions"
         )
+    if report["unfit"]:
+        return f"{name} could not have done the work of {agent}: {report['unfit']}."
     if report["answer"] == "could":
         kept = f"; keep {agent} for {badly}" if badly else ""
         work = f"the {well} work" if well else "the work"

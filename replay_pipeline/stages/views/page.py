@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,7 @@ def write_page_of(
 
 
 def compare(project: Project) -> dict[str, Any]:
-    """Return how often each teacher took the agent's action, and its cost, as the page shows them.
-    """
+    """Return how often each teacher took the agent's action, and its cost, as the page shows them."""
     rows, compared, sums = _SessionRows(project), Comparison(), SessionTotals()
     for session, turns, states in rows.sessions():
         facts = sums.add(session, turns, states)
@@ -67,24 +67,31 @@ def compare(project: Project) -> dict[str, Any]:
 
 
 def results_by_model(project: Project) -> list[dict[str, Any]]:
-    """Return what sessions with a known result cost by the model that wrote them, the cheapest success first.
+    """Return what conversations with a known result cost by the model that wrote them, the cheapest success first.
 
     Returns:
-        By model: `n` sessions, `n_known` with a result, `n_resolved`, `usd` of those with a result, and
+        By model: `n` conversations with a result, `n_resolved`, their cost with subagents as `usd`, and
         `usd_per_resolved`, None without a success.
     """
-    found: dict[str, dict[str, Any]] = {}
+    sums = SessionTotals()
+    wrote: dict[str, set[str]] = {}
+    resolved: dict[str, bool] = {}
+    usd: Counter[str] = Counter()
     for session, turns, states in _SessionRows(project).sessions():
-        facts = facts_of_session(session, turns, states)
-        name = facts["models"][0] if len(facts["models"]) == 1 else "several models"
-        row = found.setdefault(
-            name, {"model": name, "n": 0, "n_known": 0, "n_resolved": 0, "usd": 0.0}
-        )
+        name, facts = session["conversation"], sums.add(session, turns, states)
+        usd[name] += facts["cost_usd"]
+        if facts["parent"] is None:
+            wrote.setdefault(name, set()).update(facts["models"])
+        if session["is_resolved"] is not None:
+            resolved[name] = session["is_resolved"]
+    found: dict[str, dict[str, Any]] = {}
+    for name, is_resolved in resolved.items():
+        models = wrote.get(name, set())
+        model = min(models) if len(models) == 1 else "several models"
+        row = found.setdefault(model, {"model": model, "n": 0, "n_resolved": 0, "usd": 0.0})
         row["n"] += 1
-        if (is_resolved := session.get("is_resolved")) is not None:
-            row["n_known"] += 1
-            row["n_resolved"] += is_resolved
-            row["usd"] += facts["cost_usd"]
+        row["n_resolved"] += is_resolved
+        row["usd"] += usd[name]
     for row in found.values():
         row["usd_per_resolved"] = row["usd"] / row["n_resolved"] if row["n_resolved"] else None
     return sorted(found.values(), key=lambda row: (row["usd_per_resolved"] or math.inf, -row["n"]))

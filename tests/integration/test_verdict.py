@@ -1,0 +1,117 @@
+"""A verdict over the wire: models that are planted as equal, worse, and unfit, on the sample's decisions."""
+
+import json
+import random
+
+import pytest
+from typer.testing import CliRunner
+
+from replay_pipeline.cli import app
+from replay_pipeline.errors import ConfigError
+from replay_pipeline.ingesters import ClaudeCodeIngester
+from replay_pipeline.replay import openrouter_name
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.budget.verdict import models_of
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.testing.sample import SESSIONS_DIR
+from replay_pipeline.types import TeacherSpec
+from tests.support.settings_files import write_settings
+from tests.support.teachers import TeacherServer
+
+pytestmark = pytest.mark.slow
+
+SHARES = {
+    "deepseek/deepseek-v4-pro": 0.8,
+    "qwen/qwen3-coder": 0.8,
+    "z-ai/glm-4.6": 0.8,
+    "moonshotai/equal": 1.0,
+    "mistralai/worse": 0.2,
+    "mistralai/other": 0.9,
+}
+"""How often each model does what the agent did, which is right here: so the panel is weaker than the agent."""
+TALKS = {"role": "assistant", "content": "You may want to look at the tests."}
+
+
+def other(number):
+    function = {"name": "Bash", "arguments": json.dumps({"command": f"make step-{number}"})}
+    return {
+        "role": "assistant",
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    }
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    rng, answers = random.Random(1), {}
+    for state in ClaudeCodeIngester().ingest(SESSIONS_DIR):
+        own = {key: value for key, value in state["student_action"].items() if key != "reasoning"}
+        answers[state["state_id"]] = {
+            name: own if rng.random() < share else other(rng.randrange(10**6))
+            for name, share in SHARES.items()
+        } | {"meta-llama/talker": TALKS, openrouter_name(state["student_model"]): own}
+    data = tmp_path_factory.mktemp("verdict") / "d"
+    with TeacherServer(answers) as server:
+        reached = {"base_url": server.base_url, "api_key_env": None, "dialect": "openrouter"}
+        names = list(SHARES)[:3]
+        write_settings(
+            data,
+            ingest={"sources": [SESSIONS_DIR]},
+            replay={
+                "teachers": [
+                    TeacherSpec(name=name.split("/")[0], model=name, **reached) for name in names
+                ],
+                "student": TeacherSpec(name="student", model="student", **reached),
+            },
+        )
+        Pipeline(Settings.load(data_dir=data)).ingest_new()
+        yield data
+
+
+def ask(root, model, *more):
+    given = ["verdict", model, "--data", str(root), "--json", *more]
+    found = CliRunner().invoke(app, given)
+    if isinstance(found.exception, ConfigError):
+        raise found.exception
+    report = json.loads(found.stdout) if found.stdout.startswith("{") else None
+    return found, report
+
+
+def test_an_equal_model_could_a_worse_one_and_one_that_only_talks_could_not(root):
+    found, equal = ask(root, "moonshotai/equal")
+    assert (found.exit_code, equal["answer"]) == (0, "could"), found.output
+    assert "moonshotai/equal could have done the" in equal["words"]
+    assert "per 100 decisions" in equal["words"]
+    found, worse = ask(root, "mistralai/worse")
+    assert (found.exit_code, worse["answer"]) == (3, "could not")
+    assert worse["high"] < equal["low"] or worse["difference"] < equal["difference"] - 0.3
+    found, talker = ask(root, "meta-llama/talker")
+    assert found.exit_code == 3
+    assert "only spoke" in talker["words"]
+    # The same decisions for each, and the agent differs from itself in nothing here.
+    assert len({tuple(each["states"]) for each in (equal, worse, talker)}) == 1
+    assert equal["again"]["difference"] == 0
+
+
+def test_what_was_paid_is_not_paid_again_and_no_budget_is_passed(root):
+    _, again = ask(root, "moonshotai/equal")
+    assert again["spent_usd"] == 0
+    found, poor = ask(root, "mistralai/other", "--budget", "0.05")
+    assert (found.exit_code, poor["answer"]) == (4, "can't tell")
+    assert 0 < poor["spent_usd"] <= 0.05
+    assert "the money was spent" in poor["ended"]
+
+
+def test_a_cohort_is_of_one_agent_and_a_panel_needs_two_other_makers(root):
+    with pytest.raises(ConfigError, match="no decision of nobody"):
+        ask(root, "moonshotai/equal", "--than", "nobody", "--cohort", "new")
+    with pytest.raises(ConfigError, match="--cohort"):
+        ask(root, "moonshotai/equal", "--than", "nobody")
+    with pytest.raises(ConfigError, match="two teachers of other makers"):
+        models_of(Pipeline(Settings.load(data_dir=root)), (), "qwen", "claude-sonnet-4-5")
+
+
+def test_a_price_and_public_scores_are_told_for_free(root):
+    found, cost = ask(root, "mistralai/worse", "--estimate", "--cohort", "free")
+    assert found.exit_code == 0, found.output
+    assert cost["expected_usd"] > 0
+    assert cost["words"]

@@ -1,0 +1,106 @@
+"""The verdict on two models: what a panel tells of answers, and what an interval holds."""
+
+import json
+import random
+
+import pytest
+
+from replay_pipeline.actions import canonical_action
+from replay_pipeline.judge.verdict import (
+    FEWEST,
+    MARGIN,
+    Judged,
+    _time_uniform,
+    features,
+    judged,
+    p_right,
+    verdict,
+)
+
+
+def bash(command):
+    function = {"name": "Bash", "arguments": json.dumps({"command": command})}
+    return canonical_action({"tool_calls": [{"id": "c", "type": "function", "function": function}]})
+
+
+def edit(new):
+    given = {"file_path": "/a.py", "old_string": "x", "new_string": new}
+    function = {"name": "Edit", "arguments": json.dumps(given)}
+    return canonical_action({"tool_calls": [{"id": "c", "type": "function", "function": function}]})
+
+
+def test_more_of_a_panel_on_a_side_makes_it_likelier_right():
+    push, test = bash("git push"), bash("pytest -x")
+    panels = [[push] * n + [test] * (3 - n) for n in range(4)]
+    found = [p_right(features(push, panel)) for panel in panels]
+    assert found == sorted(found)
+    assert found[0] < 0.5 < 0.9 < found[3]
+
+
+def test_another_number_of_calls_tells_more_than_another_name_for_the_same():
+    panel = [edit("y")] * 3
+    near = features(edit("y "), panel)
+    far = features(bash("rm a.py"), panel)
+    assert set(near) - set(far)
+    assert set(far) - set(near)
+    assert p_right(near) > p_right(far)
+
+
+def test_equal_actions_differ_in_nothing_and_an_invalid_one_is_hardly_right():
+    panel = [bash("ls"), bash("pytest")]
+    same = judged(bash("pytest  -q"), bash("pytest -q"), panel)
+    assert same.gain == 0
+    assert same.agreeing == 0
+    broken = canonical_action({"tool_calls": [{"function": {"name": "", "arguments": "{"}}]})
+    assert not broken.is_valid
+    assert judged(broken, bash("pytest"), panel).candidate == pytest.approx(0.05)
+
+
+def drawn(rng, gain, n, agreeing=0.75):
+    """Draw judged decisions with a mean gain."""
+    return [Judged(0.5 + gain / 2 + rng.gauss(0, 0.2), 0.5 - gain / 2, agreeing) for _ in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("gain", "answer"),
+    [(0.1, "could"), (0.0, "could"), (-0.4, "could not"), (-MARGIN, "can't tell")],
+)
+def test_the_answer_is_told_when_the_interval_leaves_no_other(gain, answer):
+    found = verdict(drawn(random.Random(1), gain, 150))
+    assert found.answer == answer
+    assert found.low <= gain <= found.high
+
+
+def test_what_more_decisions_would_tell_is_said():
+    decisions = drawn(random.Random(1), 0.0, FEWEST, 0.5)
+    some = verdict(decisions)
+    assert some.answer == "can't tell"
+    n_times = -(-(FEWEST + some.n_more) // FEWEST)
+    assert verdict(decisions * n_times).answer == "could"
+    never = verdict(drawn(random.Random(1), -MARGIN, 150))
+    assert never.n_more is None
+
+
+def test_few_decisions_settle_nothing_and_a_panel_that_seldom_agrees_tells_less():
+    rng = random.Random(2)
+    assert verdict(drawn(rng, 0.9, FEWEST - 1)).answer == "can't tell"
+    assert verdict([]).answer == "can't tell"
+    sure, unsure = (verdict(drawn(random.Random(3), 0.0, 150, each)) for each in (0.75, 0.35))
+    assert unsure.high - unsure.low > 1.5 * (sure.high - sure.low)
+
+
+def test_the_interval_holds_at_every_look():
+    rng = random.Random(4)
+    n_missed = 0
+    for _ in range(200):
+        total = squares = 0.0
+        is_missed = False
+        for n in range(1, 301):
+            value = rng.gauss(0, 1)
+            total, squares = total + value, squares + value**2
+            if n >= FEWEST:
+                mean = total / n
+                sd = (squares / n - mean**2) ** 0.5
+                is_missed = is_missed or abs(mean) > sd * _time_uniform(n)
+        n_missed += is_missed
+    assert n_missed <= 20  # of 200, where a plain 95 % interval misses about 60
