@@ -173,7 +173,7 @@ def verdict(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether MODEL could have done the work of the model that wrote your sessions, and for how much.
+    """Judge whether MODEL could have done the work of the model that wrote your sessions, and for how much.
 
     It asks MODEL, a panel of teachers, and the agent itself at decisions of your sessions that are drawn once, and stops
     when the answer is known. The exit code is 0 if it could have done the work, 3 if not, and 4 if that can't be told

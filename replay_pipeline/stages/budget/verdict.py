@@ -74,7 +74,7 @@ def verdict_run(
     cohort: str = "default",
     n_decisions: int = USUAL,
 ) -> Receipt:
-    """Say whether a model could have done the work of the one that wrote the sessions.
+    """Judge whether a model could have done the work of the one that wrote the sessions.
 
     Args:
         project: the data root, with its teachers.
