@@ -326,11 +326,9 @@ def show_compare(found: Report) -> None:
         say(f"Play: {_PLAY}.")
     say(found["caveat"])
     for row in found.get("results") or ():
-        if not row["n_known"]:
-            continue
         each = "–" if row["usd_per_resolved"] is None else f"${row['usd_per_resolved']:,.2f} each"
         say(
-            f"{row['model']}: {row['n_resolved']} of {row['n_known']} sessions with a result were resolved, "
+            f"{row['model']}: {row['n_resolved']} of {row['n']} conversations with a result were resolved, "
             f"for ${row['usd']:,.2f} ({each}). Other models may have had other tasks."
         )
 

@@ -41,7 +41,7 @@ _ALPHA = 0.05
 Answer = Literal["could", "could not", "can't tell"]
 
 
-class Judged(NamedTuple):
+class Scored(NamedTuple):
     """A decision: how likely the candidate and the agent were right, and how much of the panel agrees."""
 
     candidate: float
@@ -134,7 +134,7 @@ def judged(
     messages: Sequence[Message] = (),
     *,
     right: Callable[[Mapping[str, float]], float] = p_right,
-) -> Judged:
+) -> Scored:
     """Score the answers of two models at one state by the answers of others.
 
     Args:
@@ -152,10 +152,10 @@ def judged(
     if _is_same(candidate, agent):
         scores[0] = scores[1]
     pairs = [_is_same(one, other) for one, other in combinations(panel, 2)]
-    return Judged(scores[0], scores[1], fmean(pairs) if pairs else None)
+    return Scored(scores[0], scores[1], fmean(pairs) if pairs else None)
 
 
-def verdict(decisions: Iterable[Judged], *, margin: float = MARGIN) -> Verdict:
+def verdict(decisions: Iterable[Scored], *, margin: float = MARGIN) -> Verdict:
     """Compare two models over decisions.
 
     Args:

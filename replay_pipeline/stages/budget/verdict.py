@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from replay_pipeline.actions import Action, canonical_action
 from replay_pipeline.actions.votes import read_answer
 from replay_pipeline.errors import ConfigError, PriceError
-from replay_pipeline.judge.verdict import FEWEST, MARGIN, USUAL, Judged, judged, verdict
+from replay_pipeline.judge.verdict import FEWEST, MARGIN, USUAL, Scored, judged, verdict
 from replay_pipeline.pages.costs import turn_usd
 from replay_pipeline.pages.public_scores import words_of_scores
 from replay_pipeline.replay import Estimate, estimate, openrouter_name, replay_in_thread
@@ -53,12 +53,12 @@ class _Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Tally:
+class _Answers:
     """What the answers to the decisions of a cohort tell."""
 
-    found: list[tuple[str, Judged]] = field(default_factory=list)
+    found: list[tuple[str, Scored]] = field(default_factory=list)
     """The kind of each judged decision, and what was judged."""
-    again: list[Judged] = field(default_factory=list)
+    again: list[Scored] = field(default_factory=list)
     """The agent's own model, asked again, in the candidate's place."""
     counts: Counter[str] = field(default_factory=Counter)
     usd: list[float] = field(default_factory=list)
@@ -93,7 +93,7 @@ def verdict_run(
     """
     started = time.perf_counter()
     agent, places = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
-    tally = _Tally()
+    tally = _Answers()
     spent, ended = 0.0, "all decisions were asked"
     with project.teachers(project.root.batches("states")) as teachers:
         candidate, panel = models_of(project, teachers, model, agent)
@@ -294,7 +294,7 @@ def _judge(
     candidate: TeacherSpec,
     panel: Sequence[TeacherSpec],
     answers: Mapping[tuple[str, str], TeacherAction],
-    tally: _Tally,
+    tally: _Answers,
     agent_usd: Mapping[str, float],
 ) -> None:
     """Judge the answers at some decisions."""
@@ -341,9 +341,9 @@ def _read(row: TeacherAction, state: TraceState) -> Action | None:
     return read_answer(row, cwd=state.get("cwd"), tools=state.get("tools"))
 
 
-def _report(candidate: TeacherSpec, tally: _Tally) -> dict[str, Any]:
+def _report(candidate: TeacherSpec, tally: _Answers) -> dict[str, Any]:
     """Return the figures of a verdict."""
-    kinds: dict[str, list[Judged]] = defaultdict(list)
+    kinds: dict[str, list[Scored]] = defaultdict(list)
     for kind, each in tally.found:
         kinds[kind].append(each)
     by_kind = [

@@ -9,7 +9,7 @@ from replay_pipeline.actions import canonical_action
 from replay_pipeline.judge.verdict import (
     FEWEST,
     MARGIN,
-    Judged,
+    Scored,
     _time_uniform,
     features,
     judged,
@@ -58,7 +58,7 @@ def test_equal_actions_differ_in_nothing_and_an_invalid_one_is_hardly_right():
 
 def drawn(rng, gain, n, agreeing=0.75):
     """Draw judged decisions with a mean gain."""
-    return [Judged(0.5 + gain / 2 + rng.gauss(0, 0.2), 0.5 - gain / 2, agreeing) for _ in range(n)]
+    return [Scored(0.5 + gain / 2 + rng.gauss(0, 0.2), 0.5 - gain / 2, agreeing) for _ in range(n)]
 
 
 @pytest.mark.parametrize(
