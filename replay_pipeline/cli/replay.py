@@ -202,7 +202,7 @@ def verdict(
             ).report
     show = show_compare if model is None else show_estimate if only_estimate else show_verdict
     print_report(found, as_json=as_json, show=show)
-    if code := _VERDICT_CODES.get(found.get("answer", "could")):
+    if code := _VERDICT_CODES.get(str(found.get("answer")), 0):
         raise typer.Exit(code)
 
 

@@ -15,8 +15,6 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from replay_pipeline.actions import Action, canonical_action
 from replay_pipeline.actions.votes import read_answer
@@ -197,9 +195,8 @@ def _places(project: Project) -> Iterator[_Place]:
             if why is None and row["student_model"]:
                 calls = msgspec.json.decode(row["action_tool_calls_json"] or "[]")
                 kind = calls[0]["function"]["name"] if calls else "answers"
-                yield _Place(
-                    number, batch, *(row[name] for name in columns[:3]), row["student_model"], kind
-                )
+                state_id, session_id, turn_idx, model = (row[name] for name in columns[:4])
+                yield _Place(number, batch, state_id, session_id, turn_idx, model, kind)
             number += 1
 
 
@@ -280,8 +277,9 @@ def _agent_costs(project: Project, places: Sequence[_Place]) -> Mapping[str, flo
     found = {}
     for batch, wanted in by_batch.items():
         turns = project.root.read("turns", batch)
-        sessions = pa.array({session_id for session_id, _ in wanted}, turns["session_id"].type)
-        for turn in turns.filter(pc.is_in(turns["session_id"], sessions)).to_pylist():
+        keys = zip(turns["session_id"].to_pylist(), turns["turn_idx"].to_pylist(), strict=True)
+        rows = [number for number, key in enumerate(keys) if key in wanted]
+        for turn in turns.take(rows).to_pylist():
             state_id = wanted.get((turn["session_id"], turn["turn_idx"]))
             if state_id and (usd := turn_usd(turn)) is not None:
                 found[state_id] = usd
