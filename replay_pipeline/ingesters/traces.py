@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from replay_pipeline.actions.windows import CLEARED_RESULT, WindowPolicy, merged_users, parse_window
-from replay_pipeline.errors import SchemaError
+from replay_pipeline.errors import ConfigError, SchemaError
 from replay_pipeline.harness import Filled, FoundHarness, HarnessStore, Moment
 from replay_pipeline.harness.harness import fill
 from replay_pipeline.harness.neutral import system_prompt
@@ -561,8 +561,13 @@ class LazyStates(Sequence[TraceState]):
 
 
 def _frame(table: pa.Table) -> "pl.DataFrame":
-    # Loaded on first use: workers that only write tables do without its memory.
-    return import_module("polars").from_arrow(table)
+    # Loaded on first use: what only writes tables does without it.
+    try:
+        return import_module("polars").from_arrow(table)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "tables as data frames need polars: pip install 'replay-pipeline[polars]'"
+        ) from error
 
 
 def _begins_with_action(messages: list[Message]) -> bool:

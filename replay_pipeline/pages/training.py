@@ -8,11 +8,12 @@ from replay_pipeline.pages.sides import over_lines
 from replay_pipeline.pages.tree import cut
 
 Report = Mapping[str, Any]
+_FIRST = ("preference_accuracy", "consensus_rate", "valid_calls")
 _ROWS = {
     "preference_accuracy": ("right on held-out pairs", "%"),
     "blank_prompt_accuracy": ("the same with a blank prompt", "%"),
     "shuffled_prompt_accuracy": ("the same with another pair's prompt", "%"),
-    "consensus_rate": ("takes the consensus action", "%"),
+    "consensus_rate": ("takes the teachers' action by itself", "%"),
     "valid_calls": ("writes well-formed calls", "%"),
     "general_loss": ("loss on general text", ""),
 }
@@ -67,6 +68,7 @@ def before_after(report: Report, evaluation: Report | None = None) -> list[dict[
         rows.append(
             {
                 "name": words,
+                "is_first": name in _FIRST,
                 "before": told(before),
                 "after": told(after),
                 "interval": f"{told(low_high[0])} to {told(low_high[1])}" if low_high else None,
@@ -122,7 +124,7 @@ def _by_level(evaluation: Report) -> list[dict[str, Any]]:
         if level and any(level in each for each in found):
             before, after = (_percent(each.get(level, 0.0)) for each in found)
             name = f"of these, {words}" if level in _SAME else f"besides, {words}"
-            row = {"name": name, "before": before, "after": after}
+            row = {"name": name, "is_first": False, "before": before, "after": after}
             rows.append({**row, "interval": None})
     return rows
 
@@ -164,7 +166,8 @@ def _example(was: Report, now: Report) -> dict[str, Any]:
     before, after = (_LEVELS.get(each["level"], each["level"]) for each in (was, now))
     changed = f"{before} → {after}" if before != after else f"{before}, before and after"
     return {
-        "title": f"{was['state_id'] or 'a state'}: {changed}",
+        "state_id": was["state_id"],
+        "title": changed[0].upper() + changed[1:],
         "sides": [
             ["what the user said last", cut(was["asked"]) or "(nothing)"],
             ["the teachers", cut(over_lines(was["consensus"]))],

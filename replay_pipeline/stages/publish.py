@@ -264,15 +264,17 @@ def retract_rows(
 
 def published_rows(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
     """Return a state's rows in the dataset, by config and split."""
-    import polars as pl
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
 
     from replay_pipeline.publish.layout import DATA
 
     place, found = project.place_of("dataset") / DATA, dict[str, Any]()
     for name in files_below(place):
         if name.endswith(".parquet") and f"/{batch}/" in name:
-            rows = pl.read_parquet((place / name).read_bytes())
-            if rows := rows.filter(pl.col("state_id") == state["state_id"]).to_dicts():
+            rows = pq.read_table(pa.BufferReader((place / name).read_bytes()))
+            if rows := rows.filter(pc.field("state_id") == state["state_id"]).to_pylist():
                 found["/".join(name.split("/")[:2])] = rows
     return found
 

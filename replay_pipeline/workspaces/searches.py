@@ -1,8 +1,9 @@
 """Grep and Glob over the files of a tree, with ripgrep's patterns.
 
-Patterns are Rust regular expressions, as in ripgrep. Matching takes time linear in the text. A search
-leaves out what a `.gitignore` names, whether git tracks it or not; ripgrep reads those of every folder
-above. What the caller names itself is always searched.
+RE2 matches them in time linear in the text. It reads Rust's regular expressions, which are ripgrep's, but
+no sets like `[a&&b]`, and classes such as that of letters and digits know ASCII alone. A search leaves
+out what a `.gitignore` names, whether git tracks it or not; ripgrep reads those of every folder above.
+What the caller names itself is always searched.
 """
 
 import posixpath
@@ -12,11 +13,15 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from replay_pipeline.storage.arrays import string_array
 from replay_pipeline.workspaces.tree import Tree, is_below
 
 MAX_GLOB_FILES = 100
+_MATCH = "\x00"
+"""Set around matches. A file with it is binary, and is not searched."""
 _PIECE_CHARS = 16_000_000
 _VCS = re.compile(r"/\.(?:git|svn|hg|bzr|jj|sl)(?:/|\Z)")
 _TYPES: dict[str, tuple[str, ...]] = {
@@ -170,20 +175,21 @@ def _matching(
 
 def _contains(texts: list[str], expression: str) -> list[bool]:
     try:
-        return pl.Series(texts, dtype=pl.String).str.contains(expression).to_list()
-    except pl.exceptions.ComputeError as error:
+        return pc.match_substring_regex(string_array(texts), expression).to_pylist()
+    except pa.ArrowInvalid as error:
         raise PatternError(str(error)) from error
 
 
 def _lines_of_matches(text: str, expression: str) -> list[int]:
-    matches = pl.Series([text]).str.extract_all(expression).to_list()[0]
+    marked = pc.replace_substring_regex(
+        string_array([text]), f"({expression})", f"{_MATCH}\\1{_MATCH}"
+    )
     found: set[int] = set()
-    at = 0
-    for match in filter(None, matches):
-        at = text.index(match, at)
-        first = text.count("\n", 0, at)
-        found.update(range(first, first + match.rstrip("\n").count("\n") + 1))
-        at += len(match)
+    line = 0
+    for place, piece in enumerate(marked[0].as_py().split(_MATCH)):
+        if place % 2 and piece:
+            found.update(range(line, line + piece.rstrip("\n").count("\n") + 1))
+        line += piece.count("\n")
     return sorted(found)
 
 

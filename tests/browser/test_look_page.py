@@ -130,7 +130,9 @@ def which_pairs_shall_i_mark(do: Clicks) -> None:
 def is_the_model_better_than_before(do: Clicks) -> None:
     do.click("link", "Training")
     expect(do.page.locator("main")).to_contain_text("before); without the prompt in")
-    row = do.page.locator("tr", has_text="takes the consensus action")
+    expect(do.page.locator(".figure strong").first).to_have_text(re.compile(r"\d+ % → \d+ %"))
+    do.open("All figures")
+    row = do.page.locator("tr", has_text="takes the teachers' action by itself")
     assert len(re.findall(r"\d+ %", row.inner_text())) == 4
     expect(do.page.get_by_role("heading", name="the model after").first).to_be_visible()
 

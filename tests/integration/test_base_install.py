@@ -24,7 +24,7 @@ from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import PROJECT
 
 ROOT = Path(__file__).parents[2]
-MAX_PACKAGES, MAX_BYTES = 50, 560_000_000
+MAX_PACKAGES, MAX_BYTES = 48, 330_000_000
 TINY = yaml.safe_load((ROOT / "trainer" / "tiny.yaml").read_text("utf-8"))
 TWO_STEPS = yaml.safe_dump(
     TINY

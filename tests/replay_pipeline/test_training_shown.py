@@ -35,12 +35,12 @@ def test_states_that_came_nearer_and_that_went_away_are_shown_in_turns_and_uncha
         ("A", "exact"), ("B", None), ("c", None), ("D", None), ("E", "target"), ("F", "tool")
     )
     shown = examples({"before": before, "after": after})
-    assert [each["title"] for each in shown] == [
-        "s0: the same tool → the teachers' action",
-        "s1: the teachers' action → another action",
-        "s4: the same tool → an action on the same target",
-        "s5: another action → the same tool",
-        "s3: another action, before and after",
+    assert [(each["state_id"], each["title"]) for each in shown] == [
+        ("s0", "The same tool → the teachers' action"),
+        ("s1", "The teachers' action → another action"),
+        ("s4", "The same tool → an action on the same target"),
+        ("s5", "Another action → the same tool"),
+        ("s3", "Another action, before and after"),
     ]
     assert shown[0]["sides"] == [
         ["what the user said last", "Read a.py."],
@@ -61,7 +61,7 @@ def test_the_rate_of_consensus_actions_is_told_by_how_alike_they_are():
                            "valid_calls_after": 1.0}, measured)["before_after"]  # fmt: skip
     told = [(row["name"], row["before"], row["after"]) for row in rows]
     assert told[:3] == [
-        ("takes the consensus action", "75 %", "50 %"),
+        ("takes the teachers' action by itself", "75 %", "50 %"),
         ("of these, the teachers' action", "25 %", "50 %"),
         ("besides, the same tool", "0 %", "12 %"),
     ]

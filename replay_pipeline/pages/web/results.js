@@ -17,21 +17,35 @@ async function showDataset(main) {
   if (found.card) main.append(element("section", "card wide", element("h2", "", "Card"), prose(found.card)));
 }
 
+// First in words what was learned, then before and after, one curve and three examples; the rest is folded.
 async function showTraining(main) {
   const found = await load("training");
+  main.append(element("h2", "", "What it learned"));
   for (const line of found.words) main.append(element("p", line.kind === "finding" ? "warning" : "", line.text));
-  main.append(element("section", "card wide", element("h2", "", "Before and after, on what was held out"), table([
-    ["", (row) => row.name], ["before", (row) => row.before, "n"], ["after", (row) => row.after, "n"], ["95 % interval", (row) => row.interval ?? "", "n"],
+  main.append(element("section", "figures", ...found.before_after.filter((row) => row.is_first).map((row) =>
+    figure(`${row.before} → ${row.after}`, `${row.name}, before and after`))));
+  const [first, ...curves] = Object.entries(found.curves).sort(([a], [b]) => (b === "loss/objective") - (a === "loss/objective"));
+  const shown = element("div", "cards");
+  main.append(shown);
+  if (first) curve(shown, "The loss while it learned: lower is better", first[1]);
+  shown.append(...found.examples.slice(0, 3).map(example));
+  const rest = element("details", "", element("summary", "", "All figures, curves, and examples"), element("section", "card wide", table([
+    ["on what was held out", (row) => row.name], ["before", (row) => row.before, "n"], ["after", (row) => row.after, "n"], ["95 % interval", (row) => row.interval ?? "", "n"],
   ], found.before_after, "Before and after")));
-  const curves = element("div", "cards");
-  main.append(curves);
-  for (const [name, values] of Object.entries(found.curves)) {
-    const place = card(name);
-    curves.append(place);
-    chart(place, `${name}: ${values.length} points from ${values[0]} to ${values.at(-1)}`,
-      lines([{ name, points: values.map((y, x) => ({ x: x + 1, y })) }], "point", (value) => Number(value.toPrecision(3))));
-  }
-  for (const each of [...(found.examples ?? []), ...(found.seen ?? [])]) {
-    main.append(element("section", "card wide", element("h2", "", each.title), ...each.sides.flatMap(([name, text]) => [element("h3", "", name), prose(text)])));
-  }
+  const more = element("div", "cards");
+  rest.append(more);
+  rest.addEventListener("toggle", () => {
+    for (const [name, values] of curves) curve(more, name, values);
+    more.append(...[...found.examples.slice(3), ...found.seen].map(example));
+  }, { once: true });
+  main.append(rest);
 }
+
+function curve(place, title, values) {
+  const made = card(title);
+  place.append(made);
+  chart(made, `${title}: ${values.length} points from ${values[0]} to ${values.at(-1)}`,
+    lines([{ name: title, points: values.map((y, x) => ({ x: x + 1, y })) }], "point", (value) => Number(value.toPrecision(3))));
+}
+
+const example = ({ title, sides }) => card(title, ...sides.flatMap(([name, text]) => [element("h3", "", name), prose(text)]));

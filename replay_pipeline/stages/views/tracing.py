@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import polars as pl
+import pyarrow.compute as pc
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.stages import chain
@@ -63,12 +63,13 @@ def _found(project: Project, beginning: str) -> tuple[str, str]:
 
 def _rows(project: Project, table: str, batch: str, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of a table that are about the same state, without empty columns."""
-    frame = pl.DataFrame(project.root.read(table, batch))
-    keys = next((keys for keys in _KEYS if {*keys} <= {*frame.columns} & {*row}), None)
+    rows = project.root.read(table, batch)
+    keys = next((keys for keys in _KEYS if {*keys} <= {*rows.column_names} & {*row}), None)
     if keys is None:
         return []
-    matching = frame.filter(*(pl.col(key) == row[key] for key in keys))
+    for key in keys:
+        rows = rows.filter(pc.field(key) == row[key])
     return [
         {name: value for name, value in found.items() if value not in (None, [], "")}
-        for found in matching.to_dicts()
+        for found in rows.to_pylist()
     ]
