@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from replay_pipeline.storage.arrays import string_array
 from replay_pipeline.workspaces.tree import Tree, is_below
 
+pc: Any = pyarrow.compute  # makes its functions at import, unknown to type checkers
 MAX_GLOB_FILES = 100
 _MATCH = "\x00"
 """Set around matches. A file with it is binary, and is not searched."""
