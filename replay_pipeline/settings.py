@@ -208,31 +208,6 @@ class TrainSettings(_Section):
     """Seconds that a trainer has to save a checkpoint after a request to stop, before it is killed."""
 
 
-class TraineeSettings(_Section):
-    """The model to train, which `sample` asks where the teachers agree."""
-
-    folder: Path | None = None
-    """Folder on this machine with the model's checkpoint, such as `model/checkpoint` under the data
-    root. This machine serves it during sampling."""
-    endpoint: TeacherSpec | None = None
-    """The endpoint that serves the model, instead of a folder."""
-    n_samples: Annotated[int, Field(ge=1)] = 4
-    """Samples at each state."""
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    """Temperature of the samples. At 0, all samples of a state are the same."""
-    max_prompt_tokens: Annotated[int, Field(ge=1)] = 1024
-    """Longest prompt in tokens, if the model is a folder. Longer prompts lose their oldest messages."""
-    max_completion_tokens: Annotated[int, Field(ge=1)] = 256
-    """Longest sample, in tokens."""
-    max_total_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    """Hard ceiling on what the samples of a batch may cost, in US dollars. A folder costs nothing."""
-
-    @property
-    def is_set(self) -> bool:
-        """Return whether the settings name a model."""
-        return self.folder is not None or self.endpoint is not None
-
-
 def _is_zone(name: str) -> str:
     try:
         zoneinfo.ZoneInfo(name)
@@ -310,7 +285,6 @@ class Settings(_Section):
     normalize: NormalizeSettings = NormalizeSettings()
     publish: PublishSettings = PublishSettings()
     train: TrainSettings = TrainSettings()
-    trainee: TraineeSettings = TraineeSettings()
     workspaces: WorkspaceSettings = WorkspaceSettings()
     night: NightSettings = NightSettings()
     notify: NotifySettings = NotifySettings()

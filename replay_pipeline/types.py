@@ -442,7 +442,7 @@ class DPOPair(TypedDict):
     """Evidence for the chosen side from the record: `rewind`, `rejection`. `execution` means that
     the teachers' actions agree only in their effects when they were tried."""
     source: NotRequired[Literal["consensus", "rewind", "rejection", "rehearsal"]]
-    rejected_source: NotRequired[Literal["recorded", "sampled"]]
+    rejected_source: NotRequired[Literal["recorded"]]
     hint: NotRequired[str | None]
     outcome: NotRequired[Outcome | None]
     student_model: NotRequired[str | None]

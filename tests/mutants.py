@@ -43,7 +43,7 @@ MONEY = (
 MONEY_TESTS = (
     "ledger recovery cost_figures run requests usage odd_replies lies estimates bills_of_providers"
 )
-EXTRACTION = "answers claims extract judgment natural on_policy records report rule"
+EXTRACTION = "answers claims extract judgment natural records report rule"
 ROOMS = {
     "ledger": Room(
         tuple(f"replay_pipeline/replay/{name}.py" for name in MONEY.split()),

@@ -266,9 +266,7 @@ class Work:
                 return {"bought": bought, "outcomes": []}
             settings = {"trl.max_steps": self.size["steps"], "trl.seed": seed}
             settings |= PLAN["settings"][arm["settings"]] | arm.get("also", {})
-            for number in range(arm.get("rounds", 1)):
-                data = self._sampled(folder / f"{number}", data, model) if "rounds" in arm else data
-                model = train(model, data / "dataset", folder / f"round-{number}", settings)
+            model = train(model, data / "dataset", folder / "round-0", settings)
             report = json.loads((model.parent / "report.json").read_text("utf-8"))
         tested, policy = self.of("new_repositories", "new_families"), Policy(model)
         seen = zip(tested, policy.act(tested), policy.ranks(tested), strict=True)
@@ -280,13 +278,6 @@ class Work:
             shutil.rmtree(folder)  # weights of half a gigabyte; what they did is what counts
         bought |= {"usd": 0.0} if arm.get("is_free") else {}
         return {"bought": bought, "outcomes": outcomes, "report": report}
-
-    def _sampled(self, folder: Path, data: Path, model: Path) -> Path:
-        """Sample the trainee where the teachers agree, and publish pairs of what differs."""
-        shutil.copytree(data, folder / "data", dirs_exist_ok=True)
-        shutil.copy(data.parent / "settings.toml", folder)  # for the next round too
-        chain(folder, ("sample", "--trainee", model), ("normalize",), ("publish",))
-        return folder / "data"
 
 
 def is_asked(arm: Mapping[str, Any], regime: str, options: Any, *, is_first: bool) -> bool:

@@ -1,8 +1,6 @@
 """The automation: a sensor for new sessions, a nightly replay, and jobs that you start by hand."""
 
-from collections.abc import Collection
 from itertools import pairwise
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import dagster as dg
@@ -35,11 +33,6 @@ JOBS = {
             "Trace states to normalized pairs, by batch.",
         ),
         (
-            "sample_trainee",
-            dg.AssetSelection.assets("samples", "normalized_pairs"),
-            "Sample the model to be trained, and normalize the pairs again, by batch.",
-        ),
-        (
             "publish",
             dg.AssetSelection.assets("published_dataset"),
             "Publish all normalized pairs.",
@@ -57,15 +50,6 @@ JOBS = {
     )
 }
 """The jobs by name. Each brings some assets up to date."""
-
-
-def jobs_of(assets: Collection[str]) -> list[Any]:
-    """Return the jobs whose assets have work under these settings."""
-    return [job for name, job in JOBS.items() if _NEEDS.get(name) in {None, *assets}]
-
-
-_NEEDS = {"sample_trainee": "samples"}
-"""The asset without which a job has nothing to do."""
 
 
 @dg.sensor(

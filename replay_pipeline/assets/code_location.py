@@ -1,7 +1,6 @@
 """Dagster's code location: all assets, checks, jobs, schedules, and sensors; and its jobs in this process."""
 
 import logging
-from collections.abc import Sequence
 
 import dagster as dg
 
@@ -36,13 +35,11 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
         StorageError: the data root is on an object store that cannot be reached.
     """
     work = pipeline.open()
-    # What nobody has configured is not in the graph: Dagster would ask for it with every batch.
-    stages = chain.wanted(work.settings)
-    assets = [_asset(stage, work, stages) for stage in stages]
+    assets = [_asset(stage, work) for stage in chain.STAGES]
     return dg.Definitions(
         assets=[claude_code_sessions, *assets, night_summary],
-        asset_checks=checks.all_checks(stages),
-        jobs=automation.jobs_of({stage.asset for stage in stages}),
+        asset_checks=checks.all_checks(chain.STAGES),
+        jobs=list(automation.JOBS.values()),
         schedules=automation.nightly_schedules(work.settings.night),
         sensors=[
             automation.new_sessions,
@@ -54,14 +51,14 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
     )
 
 
-def _asset(stage: Stage, work: Pipeline, stages: Sequence[Stage]) -> dg.AssetsDefinition:
+def _asset(stage: Stage, work: Pipeline) -> dg.AssetsDefinition:
     try:
         declares = declared(stage, work.settings)
     except ConfigError as error:
         # Its stage says so when it is run; until then the other assets are to be seen.
         logger.info("%s: %s", stage.name, error)
-        return asset_of(stage, among=stages)
-    return asset_of(stage, among=stages, code_version=declares.code_version)
+        return asset_of(stage)
+    return asset_of(stage, code_version=declares.code_version)
 
 
 JOBS = ("replay_batches", "publish_and_train")

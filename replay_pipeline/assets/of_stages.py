@@ -1,7 +1,7 @@
 """Make the asset of each stage from the stage's own description."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from replay_pipeline.assets.reporting import (
 )
 from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.publish import column_words, layout
-from replay_pipeline.settings import Settings
 from replay_pipeline.stages import engine
 from replay_pipeline.stages.chain import stage_named, upstream
 from replay_pipeline.stages.stage import Stage
@@ -88,28 +87,24 @@ claude_code_sessions = dg.AssetSpec(
 )
 
 
-def asset_of(
-    stage: Stage, *, among: Sequence[Stage] | None = None, code_version: str | None = None
-) -> dg.AssetsDefinition:
+def asset_of(stage: Stage, *, code_version: str | None = None) -> dg.AssetsDefinition:
     """Return the asset of a stage, with one partition per trace batch if it works batch by batch.
 
     A backfill of many batches is one run. Each batch is reported when it finishes.
 
     Args:
         stage: the stage.
-        among: the stages that have assets. By default, all.
         code_version: digest of the code and the settings that decide its output.
     """
     told_more = {"replay": ask_in_run, "train": train_in_run}
     run = told_more.get(stage.name) or (_by_batch(stage) if stage.is_by_batch else _whole(stage))
-    is_in_every_run = stage.is_by_batch and stage.is_wanted(Settings())
     columns = _columns(stage)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)  # what a backfill of many batches is
         return dg.asset(
             name=stage.asset,
             description=stage.about,
-            deps=_deps(stage, among),
+            deps=_deps(stage),
             code_version=code_version,
             partitions_def=trace_batch if stage.is_by_batch else None,
             backfill_policy=dg.BackfillPolicy.single_run() if stage.is_by_batch else None,
@@ -119,7 +114,7 @@ def asset_of(
             tags={
                 "stage": stage.name,
                 **({"costs": "money"} if stage.pays else {}),
-                **(IN_EVERY_RUN if is_in_every_run else {}),
+                **(IN_EVERY_RUN if stage.is_by_batch else {}),
             },
             pool="teachers" if stage.pays else "training" if stage.name == "train" else None,
             metadata={"dagster/column_schema": columns} if columns else {},
@@ -146,15 +141,15 @@ def _whole(stage: Stage) -> Any:
     return run
 
 
-def _deps(stage: Stage, among: Sequence[Stage] | None) -> list[Any]:
+def _deps(stage: Stage) -> list[Any]:
     """Return the assets before a stage; one that reads no table reads sessions."""
     if stage.is_by_batch:
-        return [each.asset for each in upstream(stage, among)] or [claude_code_sessions]
+        return [each.asset for each in upstream(stage)] or [claude_code_sessions]
     return [
         dg.AssetDep(each.asset, partition_mapping=dg.AllPartitionMapping())
         if each.is_by_batch
         else each.asset
-        for each in upstream(stage, among)
+        for each in upstream(stage)
     ]
 
 

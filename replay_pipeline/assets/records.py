@@ -27,8 +27,7 @@ def sync(pipeline: Pipeline, *, runs_are_here: bool = False) -> int:
     """
     with open_instance(pipeline, runs_are_here=runs_are_here) as instance:
         instance.add_dynamic_partitions(trace_batch.name or "", pipeline.batches())
-        wanted = chain.wanted(pipeline.settings)
-        stages = {stage.name: stage for stage in wanted}
+        stages = {stage.name: stage for stage in chain.STAGES}
         order = list(stages)
         receipts = [r for r in pipeline.receipts.all() if r.stage in stages]
         receipts.sort(key=lambda receipt: order.index(receipt.stage))
@@ -40,7 +39,7 @@ def sync(pipeline: Pipeline, *, runs_are_here: bool = False) -> int:
         # In the order of the stages, so that each finds the records of what it was made of.
         for name, of_stage in groupby(missing, key=lambda receipt: receipt.stage):
             stage = stages[name]
-            provenance = Provenance(instance, asset_of(stage, among=wanted).get_asset_spec())
+            provenance = Provenance(instance, asset_of(stage).get_asset_spec())
             for receipt in of_stage:
                 instance.report_runless_asset_event(
                     dg.AssetMaterialization(

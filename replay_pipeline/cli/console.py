@@ -708,13 +708,6 @@ def show_pairs(reports: Report, *, is_last: bool = True) -> None:
     )
 
 
-def show_samples(reports: Report) -> None:
-    """Report the trainee's samples at states with a consensus, by batch."""
-    figures = ("n_states", "n_samples", "agreement_rate", "n_pairs", "n_positives")
-    _draw_batches("Sampled", figures, reports)
-    next_step("`replay-pipeline normalize` keeps the pairs that are fit to publish")
-
-
 def show_normalize(reports: Report) -> None:
     """Show kept and dropped pairs by batch, with the operators that dropped them."""
     _draw_batches("Normalized", ("n_kept", "n_dropped"), reports, is_summed=True)

@@ -26,7 +26,6 @@ from replay_pipeline.cli.console import (
     show_control,
     show_estimate,
     show_replay,
-    show_samples,
     show_teachers,
     show_verdict,
 )
@@ -86,40 +85,6 @@ def replay(
     if not as_json:
         out.print(f"Left to ask: {escape(open_words(work_left))}", soft_wrap=True)
     exit_if_most_failed(work_left)
-
-
-@app.command()
-def sample(
-    data: DataOption = None,
-    settings: SettingsOption = None,
-    batch: BatchOption = None,
-    trainee: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the model to be trained; `trainee.folder` by default."),
-    ] = None,
-    only_estimate: Annotated[
-        bool, typer.Option("--estimate", help="Only show the estimated cost.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Sample the trainee at states where the teachers agree, and make pairs where it differs.
-
-    Run `pairs` first. Afterwards, `normalize` and `publish` include the new pairs. Samples are
-    stored, so only a newly trained checkpoint is sampled again.
-    """
-    from replay_pipeline.stages.budget.spending import estimate_samples
-
-    changes = {"trainee": {"folder": trainee}} if trainee else None
-    with progress_bars() as on_progress:
-        work = open_pipeline(settings, data, changes=changes, on_progress=on_progress)
-        batches = chosen(work, batch)
-        reports = {} if only_estimate else {key: work.sample(key).report for key in batches}
-    if only_estimate:
-        ceiling = {"ceiling_usd": work.settings.trainee.max_total_usd}
-        facts = estimate_samples(work, batches).to_json() | ceiling
-        print_report(facts, as_json=as_json, show=show_estimate)
-    else:
-        print_report(reports, as_json=as_json, show=show_samples)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 from replay_pipeline.actions import (
     Action,
@@ -16,7 +16,6 @@ from replay_pipeline.actions.tools import ToolList
 from replay_pipeline.actions.votes import Vote, family_of_answer, read_answer
 from replay_pipeline.types import (
     AgreementLevel,
-    Message,
     TeacherAction,
     Tool,
     TraceState,
@@ -41,8 +40,6 @@ class ExtractOptions(TypedDict, total=False):
     """Whether to add pairs from rewinds and rejections, which need no teacher. Default: yes."""
     count_own_family: bool
     """Whether teachers of the student's own family vote. Default: no."""
-    samples: Mapping[str, Message]
-    """An action sampled from the trainee, by state. It replaces the recorded action as the student's side."""
     trials: Mapping[str, Mapping[str, Trial]]
     """Results of tried actions, by state and rendered action. Actions with the same effect share
     one vote, and an action that would fail can't be the better side."""
@@ -65,10 +62,9 @@ class Case:
 
     state: TraceState
     agent: Action
-    """The recorded action, or one sampled from the trainee."""
+    """The recorded action."""
     family: str | None
     """The family of the agent's model."""
-    source: Literal["recorded", "sampled"]
     asked: Collection[TeacherAction]
     failed: list[TeacherAction] = field(default_factory=list)
     invalid: list[TeacherAction] = field(default_factory=list)
@@ -141,14 +137,11 @@ class AnswerBook:
         """Read the answers at a state."""
         state_id, cwd, tools = state["state_id"], state.get("cwd"), self._toolbox(state)
         options = self._options
-        sample = options.get("samples", {}).get(state_id)
         rows = self._answers.get(state_id, {}).values()
-        recorded = state["student_action"]
         case = Case(
             state=state,
-            agent=canonical_action(recorded if sample is None else sample, cwd=cwd, tools=tools),
+            agent=canonical_action(state["student_action"], cwd=cwd, tools=tools),
             family=family_of_model(state.get("student_model")),
-            source="recorded" if sample is None else "sampled",
             asked=rows,
             trials=options.get("trials", {}).get(state_id, {}),
         )
@@ -167,8 +160,7 @@ class AnswerBook:
         if not own:
             return case
         again = min(own, key=lambda vote: vote.row.teacher).action
-        told = case.agent if sample is None else canonical_action(recorded, cwd=cwd, tools=tools)
-        found = agreement_level(told, again, same_text=options.get("same_text"))
+        found = agreement_level(case.agent, again, same_text=options.get("same_text"))
         return replace(case, has_control_left=not agrees_at(level_of(options), found))
 
     def _toolbox(self, state: TraceState) -> ToolList | None:

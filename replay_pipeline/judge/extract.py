@@ -181,7 +181,7 @@ class _Extraction:
         judgment = self.arbiter.judge(case)
         row = self.report.add(judgment)
         step = self.note(case)
-        outcome = state.get("outcome") if case.source == "recorded" else None
+        outcome = state.get("outcome")
         evidence = evidence_of(outcome, case.agent.tools)
         self.scores.add(case, evidence)
         consensus = judgment.consensus
@@ -213,7 +213,7 @@ class _Extraction:
     def note(self, case: Case) -> _AgentStep | None:
         """Record the agent's action for the look-ahead of earlier states, and return it."""
         session_id, turn_idx = case.state.get("session_id"), case.state.get("turn_idx")
-        if session_id is None or turn_idx is None or case.source != "recorded":
+        if session_id is None or turn_idx is None:
             return None
         n_user_messages = sum(each.get("role") == "user" for each in case.state["messages"])
         step = _AgentStep(turn_idx, n_user_messages, case.agent)

@@ -14,7 +14,6 @@ from replay_pipeline.actions import (
     Action,
     agreement_level,
     agrees_at,
-    canonical_action,
     differ_in_calls_alone,
 )
 from replay_pipeline.actions.votes import Consensus, Panel, Vote, has_one_effect
@@ -99,7 +98,7 @@ class Arbiter:
                 case=case,
                 n_disputing=standing.n_against if outcome == "contested" else 0,
             )
-            outcome, why = first_objection(proposal, OBJECTIONS[case.source]) or ("pair", None)
+            outcome, why = first_objection(proposal, OBJECTIONS["recorded"]) or ("pair", None)
         found_levels = {levels[vote.action] for vote in consensus.votes} if consensus else set()
         return Judgment(
             case=case,
@@ -124,11 +123,9 @@ class Arbiter:
         Gates stop there, because no pair is possible any more. What was paid for still says that the
         action is right.
         """
-        return (
-            case.source == "recorded"
-            and 0 < standing.n_voting == self.threshold - 1
-            and len(case.asked) == len(case.valid) == len(with_agent)
-        )
+        return 0 < standing.n_voting == self.threshold - 1 and len(case.asked) == len(
+            case.valid
+        ) == len(with_agent)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,12 +202,6 @@ def _stops(it: Proposal) -> tuple[str, None] | None:
     return ("late_stop" if it.chosen.calls else "early_stop"), None
 
 
-def _stops_early(it: Proposal) -> tuple[str, None] | None:
-    """As `_stops`, but a sampled text where a call is due is left to `_has_other_form`."""
-    found = _stops(it)
-    return found if found != ("late_stop", None) else None
-
-
 def _counts_calls(it: Proposal) -> tuple[str, None] | None:
     """One side only has more calls than the other, or the same in another order."""
     is_so = any(differ_in_calls_alone(each, it.rejected, level=it.level) for each in it.spellings)
@@ -233,20 +224,6 @@ def _is_disputed(it: Proposal) -> tuple[str, str] | None:
     return ("contested", f"{it.n_disputing} for the student's action") if it.n_disputing else None
 
 
-def _has_other_form(it: Proposal) -> tuple[str, None] | None:
-    """A sample is a text and the consensus a call: anybody tells them apart without the prompt."""
-    return ("other_form", None) if bool(it.chosen.calls) != bool(it.rejected.calls) else None
-
-
-def _sample_is_infeasible(it: Proposal) -> tuple[str, None] | None:
-    """A sample can't work where it stands, by the rules for chosen sides."""
-    cwd = it.state.get("cwd")
-    prompt = PromptState(
-        it.state["messages"], canonical_action(it.state["student_action"], cwd=cwd), cwd=cwd
-    )
-    return ("infeasible_sample", None) if prompt.impossible(it.rejected) is not None else None
-
-
 def _is_invalid(it: Proposal) -> tuple[str, None] | None:
     return None if it.chosen.is_valid and it.rejected.is_valid else ("invalid", None)
 
@@ -263,12 +240,8 @@ def _has_other_object(it: Proposal) -> tuple[str, None] | None:
 
 
 _OF_RECORD = (_is_invalid, _is_one_action, _counts_calls, _refuses, _stops)
-OBJECTIONS: dict[Literal["recorded", "sampled", "rewind", "rejection"], tuple[Objection, ...]] = {
+OBJECTIONS: dict[Literal["recorded", "rewind", "rejection"], tuple[Objection, ...]] = {
     "recorded": (_refuses, _would_fail, _stops, _counts_calls, _is_hindered, _is_disputed),
-    "sampled": (
-        *(_refuses, _would_fail, _stops_early, _counts_calls, _is_hindered, _is_disputed),
-        *(_has_other_form, _sample_is_infeasible),
-    ),
     "rewind": (*_OF_RECORD, _is_hindered),
     "rejection": (*_OF_RECORD, _has_other_object, _is_hindered),
 }

@@ -71,7 +71,7 @@ def consensus_pair(
         "teachers_agreeing": _names(consensus),
         "agreement_level": consensus.level,
         "source": _source(consensus),
-        "rejected_source": case.source,
+        "rejected_source": "recorded",
         "shares_vendor": any(vote.family == case.family for vote in consensus.votes),
         "is_distillable": _is_distillable(consensus),
         "cost_usd": case.cost_usd,

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from replay_pipeline.errors import StorageError
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.receipts import Overview, Receipt, added, hash_texts, total
-from replay_pipeline.stages.sample import SAMPLE
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.work.markdown import bars
@@ -21,11 +20,9 @@ if TYPE_CHECKING:
 
 def normalize_pairs(task: Task) -> Report:
     """Send the pairs of a batch through data-juicer: into `normalized_pairs` or `dropped_pairs`."""
-    import pyarrow as pa
-
     project, batch = task.project, task.batch
     result = normalizer_of(project).run(
-        pa.concat_tables([task.read(name) for name in _tables_of_pairs(project, batch)]),
+        task.read("dpo_pairs"),
         prompts=project.prompts(batch),
         earlier=_keys_before(project).before(batch),
     )
@@ -115,18 +112,12 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
     }
 
 
-def _tables_of_pairs(project: "Project", batch: str) -> tuple[str, ...]:
-    """Return the tables with a batch's pairs: the recorded ones, and the sampled ones if any."""
-    names = ("dpo_pairs", "sampled_pairs")
-    return names[: 1 + project.root.has("sampled_pairs", batch)]
-
-
 def _pairs_before(project: "Project", batch: str) -> str:
     """Return a digest of the pairs of all earlier batches."""
     from replay_pipeline.stages.project import named_digests
 
     def add(value: str, key: str) -> str:
-        digests = project.known_digests(key, _tables_of_pairs(project, key))
+        digests = project.known_digests(key, ["dpo_pairs"])
         return hash_texts([value, key, *named_digests(digests)])
 
     return project.once("pairs before", lambda: project.fold("dpo_pairs", str, add)).before(batch)
@@ -171,7 +162,7 @@ NORMALIZE = Stage(
     about="The pairs that pass the data-juicer recipe; the others are kept apart with the reason.",
     version=4,
     work=normalize_pairs,
-    reads=("turns", "states", "dpo_pairs", "positives", "outcomes", *SAMPLE.writes),
+    reads=("turns", "states", "dpo_pairs", "positives", "outcomes"),
     writes=("normalized_pairs", "dropped_pairs"),
     settings=_decisive,
     inputs=_inputs,

@@ -112,10 +112,6 @@ class Pipeline(Project):
         """Make pairs of the answers at a batch's states: see `stages.pairs`."""
         return engine.do(chain.stage_named("pairs"), self, batch)
 
-    def sample(self, batch: str) -> Receipt:
-        """Sample the trainee at states where the teachers agree: see `stages.sample`."""
-        return engine.do(chain.stage_named("sample"), self, batch)
-
     def normalize(self, batch: str) -> Receipt:
         """Keep the pairs of a batch that are fit to publish: see `stages.normalize`."""
         return engine.do(chain.stage_named("normalize"), self, batch)
@@ -183,9 +179,8 @@ def run(
     pipeline.check_settings()
     batches = pipeline.ingest_new()
     replay = pipeline.replay_within(batches=batches)
-    stages = [each for each in chain.by_batch()[1:] if each.is_wanted(settings)]
     for batch in batches:
-        for stage in stages:
+        for stage in chain.by_batch()[1:]:
             do = replay if stage.name == "replay" else partial(engine.do, stage, pipeline)
             do(batch)
     for stage in chain.on_all():

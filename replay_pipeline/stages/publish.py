@@ -14,7 +14,6 @@ from replay_pipeline.stages.ingest import INGEST
 from replay_pipeline.stages.normalize import NORMALIZE
 from replay_pipeline.stages.pairs import PAIRS
 from replay_pipeline.stages.receipts import ALL, FOLDER, Overview, Receipt, hash_texts
-from replay_pipeline.stages.sample import SAMPLE
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Report, Stage, Task
 from replay_pipeline.stages.work.markdown import Location, Markdown, bars
@@ -22,8 +21,6 @@ from replay_pipeline.storage.store import files_below
 from replay_pipeline.types import TraceState
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from replay_pipeline.publish import CardFacts, PublishReport
     from replay_pipeline.stages.project import Project
 
@@ -58,7 +55,7 @@ def publish_dataset(task: Task) -> Report:
     with to_be_published(place, dataset_copy(project)) as folder:
         report = publish(
             ((batch, project.root.read("normalized_pairs", batch)) for batch in new),
-            positives=((batch, _positives(project, batch)) for batch in new),
+            positives=((batch, project.root.read("positives", batch)) for batch in new),
             prompts=partial(project.prompts, is_neutral=True),
             folder=folder,
             repo_id=options.repo_id,
@@ -173,14 +170,6 @@ def _digest(project: "Project", batch: str, facts: Mapping[str, Any]) -> str:
         project.once("tools seen", lambda: Fold(project.batches, start=str, add=add)).before(batch),
         json.dumps(stage_facts(facts, batch), sort_keys=True, default=str),
     ])  # fmt: skip
-
-
-def _positives(project: "Project", batch: str) -> "pa.Table":
-    import pyarrow as pa
-
-    has_samples = project.root.has("sampled_positives", batch)
-    names = ("positives", "sampled_positives")[: 1 + has_samples]
-    return pa.concat_tables([project.root.read(name, batch) for name in names])
 
 
 def _stages_told() -> Iterable[str]:
@@ -316,7 +305,7 @@ PUBLISH = Stage(
     about="All normalized pairs as one dataset that `datasets.load_dataset` opens.",
     version=3,
     work=publish_dataset,
-    reads=(*INGEST.writes, *PAIRS.writes, *SAMPLE.writes, *NORMALIZE.writes),
+    reads=(*INGEST.writes, *PAIRS.writes, *NORMALIZE.writes),
     settings=_decisive,
     inputs=_inputs,
     is_done=_is_there,

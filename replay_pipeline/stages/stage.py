@@ -103,8 +103,6 @@ class Stage:
     """Digests of all other inputs that decide the output, by a readable name."""
     is_done: "Callable[[Project, Receipt], bool]" = lambda *_: True
     """Whether its output besides tables still exists, and no work on its inputs is left."""
-    is_wanted: Callable[[Settings], bool] = lambda _: True
-    """Whether a run includes it."""
     pays: bool = False
     """Whether it spends money, so that it is never retried automatically."""
 

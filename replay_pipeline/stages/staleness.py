@@ -109,8 +109,6 @@ def changes_by_batch(
         ConfigError: a file that the settings name cannot be read.
     """
     for stage in stages:
-        if not stage.is_wanted(project.settings):
-            continue
         declares = declared(stage, project.settings)
         for receipt in _receipts(project, stage):
             if batches is None or receipt.batch in batches:

@@ -9,12 +9,12 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import h11
+from aiohttp import web
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.storage.processes import start_environment
@@ -201,20 +201,28 @@ async def _serve(
     until_eof: bool,
     on_ready: Callable[[str], None] | None,
 ) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        """Answer one request. It is computed and charged even if the client leaves."""
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        asked = Request(request.method, request.path_qs, headers, await request.read())
+        return await _delivered(request, await router(asked))
+
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    tasks: set[asyncio.Task[None]] = set()
-    server = await loop.create_server(lambda: Connection(router, tasks), host, port, backlog=4096)
+    application = web.Application(client_max_size=1 << 30)
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, host, port, backlog=4096).start()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError, RuntimeError):
             loop.add_signal_handler(number, ended.set)
     if until_eof:
         loop.run_in_executor(None, _wait_for_eof).add_done_callback(lambda _: ended.set())
-    bound = server.sockets[0].getsockname()[1]
     if on_ready:
-        on_ready(f"http://{host}:{bound}{PREFIX}")
+        on_ready(f"http://{host}:{runner.addresses[0][1]}{PREFIX}")
     await ended.wait()
-    server.close()
+    # No cleanup: it would wait for replies that never come.
 
 
 def _wait_for_eof() -> None:
@@ -222,88 +230,18 @@ def _wait_for_eof() -> None:
         sys.stdin.read()
 
 
-Handler = Callable[[Request], Awaitable[Response]]
-
-
-class Connection(asyncio.Protocol):
-    """One client connection, which answers requests one after the other, and can hang up as a flaky one."""
-
-    def __init__(self, handler: Handler, tasks: set[asyncio.Task[None]]) -> None:
-        self._handler = handler
-        self._tasks = tasks
-        self._http = h11.Connection(h11.SERVER)
-        self._transport: asyncio.Transport | None = None
-        self._head: h11.Request | None = None
-        self._body: list[bytes] = []
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        """Feed the parser."""
-        self._http.receive_data(data)
-        self._advance()
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Continue after the client left. Its request is still computed and charged."""
-        self._transport = None
-
-    def _advance(self) -> None:
-        while True:
-            try:
-                event = self._http.next_event()
-            except h11.RemoteProtocolError:
-                self._hang_up()
-                return
-            if isinstance(event, h11.Request):
-                self._head, self._body = event, []
-            elif isinstance(event, h11.Data):
-                self._body.append(bytes(event.data))
-            elif isinstance(event, h11.EndOfMessage) and self._head is not None:
-                request = Request(
-                    self._head.method.decode(),
-                    self._head.target.decode(),
-                    {k.decode(): v.decode("latin-1") for k, v in self._head.headers},
-                    b"".join(self._body),
-                )
-                task = asyncio.get_running_loop().create_task(self._answer(request))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-                return
-            else:
-                return
-
-    async def _answer(self, request: Request) -> None:
-        response = await self._handler(request)
-        if self._transport is None or response.delivery == "never":
-            return
-        if response.delivery == "hang_up":
-            self._hang_up()
-            return
-        headers = {
-            "content-type": "application/json",
-            **response.headers,
-            "content-length": str(len(response.body)),
-        }
-        data = self._http.send(
-            h11.Response(status_code=response.status, headers=list(headers.items()))
-        )
-        if response.delivery == "truncated":
-            half = response.body[: len(response.body) // 2]
-            self._transport.write((data or b"") + (self._http.send(h11.Data(data=half)) or b""))
-            self._hang_up()
-            return
-        body = self._http.send(h11.Data(data=response.body)) or b""
-        end = self._http.send(h11.EndOfMessage()) or b""
-        self._transport.write((data or b"") + body + end)
-        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
-            self._http.start_next_cycle()
-            self._advance()
-        else:
-            self._hang_up()
-
-    def _hang_up(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
+async def _delivered(request: web.Request, response: Response) -> web.StreamResponse:
+    """Send a reply, or hang up before it or within it, as a flaky server does."""
+    if response.delivery == "never":
+        await asyncio.Event().wait()
+    headers = {"content-type": "application/json", **response.headers}
+    if response.delivery == "whole":
+        return web.Response(status=response.status, headers=headers, body=response.body)
+    begun = web.StreamResponse(status=response.status, headers=headers)
+    if response.delivery == "truncated":
+        begun.content_length = len(response.body)
+        await begun.prepare(request)
+        await begun.write(response.body[: len(response.body) // 2])
+    if request.transport is not None:
+        request.transport.close()
+    return begun

@@ -20,7 +20,6 @@ import replay_pipeline
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import SESSIONS_DIR
 
 GOLDEN = Path(__file__).parent / "stage_versions.json"
@@ -38,18 +37,15 @@ def digests(folder: Path) -> dict[str, dict[str, object]]:
     logs.mkdir(parents=True)
     for name in SESSIONS:
         shutil.copy(next(SESSIONS_DIR.rglob(f"{name}*.jsonl")), logs)
-    with TeacherServer(script={"content": "I read the failing test first."}) as server:
-        trainee = server.teachers()[0].model_copy(update={"name": "trainee"})
-        changes = {
-            "ingest": {"sources": [logs], "settle_s": 0},
-            "replay": {"sample_teachers": True, "ask_at": "steps"},
-            "pairs": {"min_p_better": 0},
-            "trainee": {"endpoint": trainee, "n_samples": 1},
-        }
-        work = Pipeline(Settings.load(data_dir=folder / "data", changes=changes, env={}))
-        [batch] = work.ingest_new()
-        for stage in (work.replay, work.pairs, work.sample, work.normalize):
-            stage(batch)
+    changes = {
+        "ingest": {"sources": [logs], "settle_s": 0},
+        "replay": {"sample_teachers": True, "ask_at": "steps"},
+        "pairs": {"min_p_better": 0},
+    }
+    work = Pipeline(Settings.load(data_dir=folder / "data", changes=changes, env={}))
+    [batch] = work.ingest_new()
+    for stage in (work.replay, work.pairs, work.normalize):
+        stage(batch)
     work.publish()
     found: dict[str, dict[str, object]] = {}
     for stage in chain.STAGES:

@@ -91,7 +91,7 @@ def stale(
     status: Callable[..., str] = lambda *key: resolver.get_status(*key).value  # noqa: E731
     found = {
         asset: [batch for batch in batches if status(dg.AssetKey(asset), batch) != "FRESH"]
-        for asset in (*BY_BATCH, *(("samples",) if "trained_model" in whole else ()))
+        for asset in BY_BATCH
     }
     found |= {asset: ["all"] for asset in whole if status(dg.AssetKey(asset)) != "FRESH"}
     return {asset: which for asset, which in found.items() if which}
@@ -198,10 +198,6 @@ def shown_root(shown, tmp_path, monkeypatch) -> Path:
 def do_all(root: Path) -> Pipeline:
     work = pipeline_at(root)
     run_batches(work)
-    if work.settings.trainee.is_set:
-        for batch in work.batches():
-            work.sample(batch)
-            work.normalize(batch)
     work.publish()
     if work.settings.train.config is not None:
         work.train(launch=trained_at_once)
@@ -220,8 +216,7 @@ def trained_at_once(job: TrainerJob, _: object) -> None:
 def test_a_setting_decides_the_stages_that_it_is_about():
     def declared_by(changes: dict[str, Any]) -> dict[str, Any]:
         settings = Settings.load(changes=changes, env={})
-        stages = [stage for stage in chain.STAGES if stage.is_wanted(settings)]
-        return {stage.name: declared(stage, settings).settings for stage in stages}
+        return {stage.name: declared(stage, settings).settings for stage in chain.STAGES}
 
     before = declared_by({})
     for name, (value, stages) in OTHER_SETTINGS.items():
@@ -273,7 +268,7 @@ def see_both(
 
 
 def elaborate(root: Path, server: TeacherServer, **changes: dict[str, object]) -> None:
-    """Settings with teachers of one's own, a model that is sampled, and a training."""
+    """Settings with teachers of one's own, and a training."""
     config = root.parent / "train.yaml"
     config.write_text(changes.pop("config", "seed: 1"))
     teachers = {spec.name: spec for spec in server.teachers()}
@@ -282,13 +277,9 @@ def elaborate(root: Path, server: TeacherServer, **changes: dict[str, object]) -
             del teachers[name]
         else:
             teachers[name] = teachers[name].model_copy(update=change)
-    endpoint = next(iter(server.teachers())).model_copy(
-        update={"name": "trainee"} | dict(changes.pop("endpoint", {}))
-    )
     sections = {
         "ingest": {"sources": [PROJECT], "max_batch_sessions": 2, "settle_s": 0},
         "replay": {"teachers": list(teachers.values())},
-        "trainee": {"endpoint": endpoint, "n_samples": 1},
         "train": {"config": config},
     }
     write_settings(
@@ -306,7 +297,7 @@ def server() -> Iterator[TeacherServer]:
 
 
 @pytest.fixture(scope="module")
-def sampled_and_trained(server, tmp_path_factory) -> Path:
+def trained_root(server, tmp_path_factory) -> Path:
     """A data root that has come as far as a model, with what Dagster knows of it."""
     root = tmp_path_factory.mktemp("elaborate") / "data"
     elaborate(root, server)
@@ -315,9 +306,9 @@ def sampled_and_trained(server, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def elaborate_root(sampled_and_trained, server, tmp_path, monkeypatch) -> Path:
+def elaborate_root(trained_root, server, tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("REPLAY_DATA", str(tmp_path / "data"))
-    root = shutil.copytree(sampled_and_trained, tmp_path / "data")
+    root = shutil.copytree(trained_root, tmp_path / "data")
     elaborate(root, server)
     return root
 
@@ -334,13 +325,12 @@ FIRST, *_, LAST = NAMES = [spec.name for spec in SAMPLE_TEACHERS]
             f"{', '.join(NAMES)} → {', '.join(NAMES[:-1])}",
             ["replay", "publish"],
         ),
-        ("trainee.n_samples", {"trainee": {"n_samples": 2}}, "1 → 2", ["sample"]),
         ("train.config", {"config": "seed: 2"}, " → ", ["train"]),
         (
             "workspaces.execute",
             {"workspaces": {"execute": "files"}},
             "none → files",
-            ["pairs", "sample"],
+            ["pairs"],
         ),
     ],
 )
@@ -362,7 +352,7 @@ def test_where_and_how_fast_a_teacher_is_asked_makes_nothing_stale(elaborate_roo
     }
     decisive = {"name", "model", "params", "family", "dialect", "is_distillable"}
     assert change.keys() | decisive == TeacherSpec.model_fields.keys()
-    elaborate(elaborate_root, server, teachers={FIRST: change}, endpoint=change)
+    elaborate(elaborate_root, server, teachers={FIRST: change})
     assert stale_work(pipeline_at(elaborate_root))["batches"] == {}
 
 
@@ -376,28 +366,6 @@ def test_files_that_settings_name_count_by_what_they_say(shown_root, tmp_path):
     moved = marks.rename(tmp_path / "moved.json")
     other_settings(shown_root, {"pairs": {"marks": str(moved)}})
     assert stale_work(pipeline_at(shown_root))["batches"] == {}
-
-
-def test_other_weights_of_a_trainee_are_told_alike(elaborate_root, server, tmp_path):
-    """What it takes to sample them is another test's: `test_on_policy`."""
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
-    found = []
-    for weights in (b"first", b"second"):
-        (folder / "model.safetensors").write_bytes(weights)
-        elaborate(elaborate_root, server)
-        text = (elaborate_root / "settings.toml").read_text()
-        [line] = [line for line in text.splitlines() if line.startswith("endpoint")]
-        (elaborate_root / "settings.toml").write_text(text.replace(line, f'folder = "{folder}"'))
-        work = pipeline_at(elaborate_root)
-        told = {why for row in stale_work(work)["batches"].values() for why in row["sample"]}
-        found.append(sorted(told))
-    first, second = found
-    assert [why.split(":")[0] for why in first] == ["trainee.endpoint.model", "trainee.folder"]
-    assert first[0] == second[0]
-    assert first[1].startswith("trainee.folder: none → checkpoint@")
-    assert second[1].startswith("trainee.folder: none → checkpoint@")
-    assert first[1] != second[1]
 
 
 def harness(version: str, words: str) -> Harness:

@@ -208,7 +208,7 @@ def kept_or_dropped(root: DataRoot, batches: Sequence[str]) -> AuditResult:
     """Are pairs in = pairs kept + pairs dropped, each dropped one with its operator?"""
 
     def look(batch: str) -> Seen:
-        given = Counter(_ids(root, "dpo_pairs", batch) + _ids(root, "sampled_pairs", batch))
+        given = Counter(_ids(root, "dpo_pairs", batch))
         left = Counter(_ids(root, "normalized_pairs", batch) + _ids(root, "dropped_pairs", batch))
         dropped = _rows(root, "dropped_pairs", batch, ("state_id", "drop_operator"))
         return given.total(), {

@@ -25,9 +25,7 @@ from replay_pipeline.stages.engine import do, is_due
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.replay import accounts, asking_options, price_folder
-from replay_pipeline.stages.sample import states_with_consensus
 from replay_pipeline.stages.staleness import read_again, reasons_by_batch
-from replay_pipeline.stages.work.trainee import samplers
 from replay_pipeline.types import Progress
 
 _MUCH_CHEAPER = 0.5
@@ -217,17 +215,6 @@ def _expected(project: Project, batches: Sequence[str]) -> Estimate | None:
         return estimate_replay(project, batches)
     except (ConfigError, PriceError):
         return None
-
-
-def estimate_samples(project: Project, batches: Sequence[str]) -> Estimate:
-    """Return the further cost of sampling the trainee.
-
-    Raises:
-        ConfigError: no trainee is named.
-    """
-    states = [state for batch in batches for state in states_with_consensus(project, batch)]
-    specs = samplers(project.settings.trainee)
-    return estimate(states, specs, ledger=project.settings.ledger_url(), **accounts(project))
 
 
 def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -> Receipt:

@@ -23,24 +23,6 @@ from tests.support.settings_files import write_settings
 KEYS = [f"k{i:02d}" for i in range(12)]
 
 
-@pytest.mark.parametrize("trainee", [{}, {"folder": "model"}])
-def test_a_stage_that_nobody_configured_is_not_in_the_graph(tmp_path, monkeypatch, trainee):
-    """Else materializing one batch asks whether a table that nobody can make should be made as well."""
-    write_settings(tmp_path, ingest={"sources": []}, trainee=trainee)
-    monkeypatch.setenv("REPLAY_DATA", str(tmp_path))
-    defs = define(PipelineResource())
-    graph = defs.resolve_asset_graph()
-    has_samples = AssetKey("samples") in graph.get_all_asset_keys()
-    assert has_samples is bool(trainee)
-    assert (
-        AssetKey("samples") in graph.get(AssetKey("normalized_pairs")).parent_keys
-    ) is has_samples
-    assert ("sample_trainee" in {job.name for job in defs.jobs or ()}) is has_samples
-    assert {job.name for job in defs.jobs or ()} >= {"replay_batches", "publish_and_train"}
-    checked = {key.asset_key for key in graph.asset_check_keys}
-    assert (AssetKey("samples") in checked) is has_samples
-
-
 def test_a_range_is_never_longer_than_allowed():
     assert missing_ranges(KEYS[:5], set(), max_batches=2) == [
         ("k00", "k01"),
@@ -68,7 +50,7 @@ def test_dagster_knows_the_code_and_the_settings_of_every_stage(tmp_path, monkey
         # Loading asks the newest instance of this process, which another test may have left closed.
         with DagsterInstance.ephemeral():
             graph = define(PipelineResource()).resolve_asset_graph()
-        wanted = [stage for stage in STAGES if stage.name != "sample"]  # nobody has a trainee
+        wanted = STAGES
         return {stage.name: graph.get(AssetKey(stage.asset)).code_version for stage in wanted}
 
     def other(**changes: Any) -> set[str]:

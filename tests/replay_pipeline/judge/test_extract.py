@@ -314,12 +314,11 @@ def test_where_all_who_were_asked_took_the_agents_action_its_vote_counts():
     )
     both = extract_pairs([state()], answers(a=bash("pytest"), b=bash("pytest")), 3)
     assert both.positives[0]["n_teachers_agreeing"] == 2
-    # Not with another answer, one that can't be used, a higher threshold, or a sample of the trainee.
+    # Not with another answer, one that can't be used, or a higher threshold.
     assert judged([state()], answers(a=bash("ls"))) == "too_few_answers"
     assert judged([state()], answers(a=bash("pytest"), b=None)) == "too_few_answers"
     assert judged([state()], answers(a=bash("pytest")), 3) == "too_few_answers"
     assert judged([state()], answers(a=bash("pytest"), b=bash("pytest")), 3) == "agreement"
-    assert judged([state()], answers(a=bash("ls")), samples={"s1": bash("ls")}) == "too_few_answers"
 
 
 def test_an_answer_cut_short_has_no_vote():
@@ -386,9 +385,6 @@ def test_an_answer_of_the_students_own_model_tells_whether_it_would_act_alike():
     again = own({"role": "assistant", "content": "Should I?"})
     assert control_of(again, at=asked) == (1, 1)
     assert control_of(again, at=asked, same_text=lambda *_: True) == (1, 0)
-    # It answers for the record, even where the side was sampled.
-    assert control_of(own(bash("make")), samples={"s1": bash("make")}) == (1, 1)
-    assert control_of(own(bash("pytest")), samples={"s1": bash("make")}) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -517,18 +513,6 @@ def test_a_student_that_calls_a_tool_not_on_offer_makes_no_pair():
     rows = answers(a=call("Read", file_path="a.py"), b=call("Read", file_path="a.py"))
     assert judged([state(action=LS)], rows) == "pair"
     assert judged([state(action=LS, tools=[READ_TOOL])], rows) == "invalid_action"
-    sampled = {"samples": {"s1": LS}}
-    offered = state(action=call("Read", file_path="b.py"), tools=[READ_TOOL])
-    assert judged([offered], rows) == "pair"
-    assert judged([offered], rows, **sampled) == "invalid_action"
-
-
-def test_rejected_side_can_be_sampled_from_the_model_to_be_trained():
-    rows = answers(a=bash("ls"), b=bash("ls"))
-    [pair] = extract_dpo_pairs([state()], rows, samples={"s1": bash("make")})
-    assert pair["rejected"] == 'Bash {"command":"make"}'
-    assert pair["rejected_source"] == "sampled"
-    assert judged([state()], rows, samples={"s1": bash("ls")}) == "agreement"
 
 
 def test_duplicates_and_strangers_are_counted():
