@@ -7,6 +7,12 @@ and candidate, three of other makers as the panel, and --size questions. The pro
 likely an answer is right is learned again without the makers of both. Printed is how often the interval
 holds the true difference of their scores over all questions, how often the sign is right where they differ by .05 or more,
 and how often "could" and "could not" are wrong. `--learn` writes `replay_pipeline/judge/verdict.toml` from all models.
+
+    git clone https://github.com/NJU-LINK/CodeTracer SESSIONS
+    python benchmarks/verdict.py --sessions SESSIONS/data/traj/claude_code
+
+Each folder there has the sessions of one model at the same tasks, with the results of tests. Every model is compared with
+each other one by the first consequence of its sessions, the rest being the panel, beside how many tasks each solved.
 """
 
 import argparse
@@ -14,8 +20,10 @@ import json
 import math
 import random
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import permutations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,6 +42,10 @@ from benchmarks.real_models import (
     state_of,
 )
 from replay_pipeline.actions import Action, canonical_action
+from replay_pipeline.actions.keys import purpose_of
+from replay_pipeline.errors import IngestError
+from replay_pipeline.ingesters import ClaudeCodeIngester
+from replay_pipeline.ingesters.trials import is_resolved
 from replay_pipeline.judge.verdict import MARGIN, features, judged, verdict
 
 N_PANEL = 3
@@ -174,17 +186,57 @@ def figures(draws: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def on_one_harness(folder: Path) -> Iterator[str]:
+    """Compare models that did the same tasks, and yield a line for each two."""
+    first: dict[str, dict[str, tuple[Action, Any]]] = {}
+    solved: Counter[str] = Counter()
+    for model in sorted(path for path in folder.iterdir() if path.is_dir()):
+        for task in sorted(path for path in model.iterdir() if path.is_dir()):
+            solved[model.name] += any(is_resolved(path) for path in task.rglob("agent.cast"))
+            try:
+                states = ClaudeCodeIngester().ingest(task)
+            except IngestError:  # a run that ended before its first answer
+                continue
+            for state in states:
+                action = canonical_action(state["student_action"], cwd=state.get("cwd"))
+                if purpose_of(action) is None:
+                    shown = state.get("tools") or (), state["messages"]
+                    first.setdefault(model.name, {})[task.name] = (action, shown)
+                    break
+    tasks = sorted(set.intersection(*map(set, first.values())))
+    for candidate, agent in permutations(first, 2):
+        panel = [name for name in first if name not in (candidate, agent)]
+        found = verdict(
+            judged(
+                first[candidate][task][0],
+                first[agent][task][0],
+                [first[name][task][0] for name in panel],
+                *first[agent][task][1],
+            )
+            for task in tasks
+        )
+        yield (
+            f"{candidate} (solved {solved[candidate]}) for {agent} ({solved[agent]}): {found.answer}, "
+            f"{found.difference:+.2f} ({found.low:+.2f} to {found.high:+.2f}) {found.unfit or ''}"
+        )
+
+
 def main() -> None:
     """Draw pairs of models, and print how often the verdicts hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("answers", type=Path)
-    parser.add_argument("questions", type=Path)
+    parser.add_argument("answers", type=Path, nargs="?")
+    parser.add_argument("questions", type=Path, nargs="?")
+    parser.add_argument("--sessions", type=Path)
     parser.add_argument("--draws", type=int, default=300)
     parser.add_argument("--size", type=int, default=150)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--learn", action="store_true")
     given = parser.parse_args()
+    if given.sessions:
+        for line in on_one_harness(given.sessions):
+            print(line, flush=True)
+        return
     answers = Answers(given.answers)
     world = World(answers, questions(given.questions))
     if given.learn:

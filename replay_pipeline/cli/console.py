@@ -356,11 +356,10 @@ def show_verdict(report: Report) -> None:
         say(
             f"{report['than']} itself was not asked again, so how far it differs from itself isn't known."
         )
-    counts = {name: n for name, n in report["counts"].items() if n}
     say(
         f"Panel: {', '.join(report['panel'])}. Spent ${report['spent_usd']:.2f}, left "
         f"${report['unspent_usd']:.2f}: {report['ended']}."
-        + (f" {_counted(counts)}." if counts else "")
+        + (f" {_counted(report['counts'])}." if report["counts"] else "")
     )
     if report["is_play"]:
         say(f"Play: {_PLAY}.")

@@ -48,6 +48,10 @@ class Scored(NamedTuple):
     agent: float
     agreeing: float | None
     """Share of the pairs of the panel that took the same action; None for a panel of one."""
+    is_valid: bool = True
+    """Whether the candidate's answer can be carried out."""
+    only_speaks: bool | None = None
+    """Whether the candidate only spoke where the agent acted; None where the agent spoke."""
 
     @property
     def gain(self) -> float:
@@ -68,6 +72,8 @@ class Verdict:
     """95 % interval of `difference`, at any number of decisions at which one looks."""
     n_more: int | None
     """Further decisions after which it could be told if nothing changes. None if that is now, or never."""
+    unfit: str | None = None
+    """Why the candidate can't do such work at all, whatever its answers say."""
 
 
 @cache
@@ -152,7 +158,8 @@ def judged(
     if _is_same(candidate, agent):
         scores[0] = scores[1]
     pairs = [_is_same(one, other) for one, other in combinations(panel, 2)]
-    return Scored(scores[0], scores[1], fmean(pairs) if pairs else None)
+    speaks = candidate.is_valid and not candidate.calls if agent.calls else None
+    return Scored(scores[0], scores[1], fmean(pairs) if pairs else None, candidate.is_valid, speaks)
 
 
 def verdict(decisions: Iterable[Scored], *, margin: float = MARGIN) -> Verdict:
@@ -185,7 +192,20 @@ def verdict(decisions: Iterable[Scored], *, margin: float = MARGIN) -> Verdict:
         sizes = (int(n * 1.25**step) for step in range(1, 16))
         told = (size for size in sizes if size >= FEWEST and abs(mean + margin) > half(size))
         more = next((size - n for size in told), None)
+    if n >= FEWEST and (unfit := _unfit(found)):
+        return Verdict("could not", n, mean, low, high, None, unfit)
     return Verdict(answer, n, mean, low, high, more)
+
+
+def _unfit(found: Sequence[Scored]) -> str | None:
+    """Return why a candidate can't do such work, if most of its answers are no actions."""
+    n_broken = sum(not each.is_valid for each in found)
+    if 2 * n_broken > len(found):
+        return f"{n_broken} of its {len(found)} answers can't be carried out"
+    spoke = [each.only_speaks for each in found if each.only_speaks is not None]
+    if 2 * len(spoke) >= FEWEST and 2 * sum(spoke) > len(spoke):
+        return f"it only spoke in {sum(spoke)} of {len(spoke)} decisions in which the agent acted"
+    return None
 
 
 def _time_uniform(n: int) -> float:

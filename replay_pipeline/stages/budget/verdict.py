@@ -19,7 +19,7 @@ import msgspec
 from replay_pipeline.actions import Action, canonical_action
 from replay_pipeline.actions.votes import read_answer
 from replay_pipeline.errors import ConfigError, PriceError
-from replay_pipeline.judge.verdict import FEWEST, MARGIN, USUAL, Scored, judged, verdict
+from replay_pipeline.judge.verdict import MARGIN, USUAL, Scored, judged, verdict
 from replay_pipeline.pages.costs import turn_usd
 from replay_pipeline.pages.public_scores import words_of_scores
 from replay_pipeline.replay import Estimate, estimate, openrouter_name, replay_in_thread
@@ -113,7 +113,7 @@ def verdict_run(
             if is_over:
                 ended = "the money was spent"
                 break
-            if _report(candidate, tally)["answer"] != "can't tell":
+            if verdict(each for _, each in tally.found).answer != "can't tell":
                 ended = "the answer was known"
                 break
     report = _report(candidate, tally) | {
@@ -317,11 +317,6 @@ def _judge(
         if len(others) < 2:
             tally.counts["too few of the panel answered"] += 1
             continue
-        tally.counts["could not be carried out"] += not action.is_valid
-        tally.counts["acted"] += bool(agent.calls)
-        tally.counts["only spoke where the agent acted"] += bool(
-            agent.calls and action.is_valid and not action.calls
-        )
         shown = state.get("tools") or (), state["messages"]
         tally.found.append((place.kind, judged(action, agent, others, *shown)))
         tally.usd.append(own.cost_usd)
@@ -348,27 +343,13 @@ def _report(candidate: TeacherSpec, tally: _Answers) -> dict[str, Any]:
         {"kind": kind, **asdict(verdict(found))}
         for kind, found in sorted(kinds.items(), key=lambda each: (-len(each[1]), each[0]))
     ]
-    found = asdict(verdict(each for _, each in tally.found))
-    n_acted = tally.counts["acted"]
-    n_spoke = tally.counts["only spoke where the agent acted"]
-    unfit = None
-    if len(tally.found) >= FEWEST:
-        if 2 * tally.counts["could not be carried out"] > len(tally.found):
-            unfit = f"{tally.counts['could not be carried out']} of its {len(tally.found)} answers could not be carried out"
-        elif 2 * n_spoke > n_acted:
-            unfit = (
-                f"it only spoke in {n_spoke} of the {n_acted} decisions in which the agent acted"
-            )
-    if unfit:
-        found["answer"] = "could not"
     return {
         "model": candidate.model,
-        **found,
-        "unfit": unfit,
+        **asdict(verdict(each for _, each in tally.found)),
         "margin": MARGIN,
         "by_kind": by_kind,
         "again": asdict(verdict(tally.again)) if len(tally.again) > 1 else None,
-        "counts": {name: n for name, n in tally.counts.items() if n and name != "acted"},
+        "counts": dict(tally.counts),
         "usd_per_100": 100 * fmean(tally.usd) if tally.usd else None,
         "agent_usd_per_100": 100 * fmean(tally.agent_usd) if tally.agent_usd else None,
     }
