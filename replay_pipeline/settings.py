@@ -118,6 +118,9 @@ class ReplaySettings(_Section):
     ask_at: Literal["consequences", "steps"] = "consequences"
     """Where to ask: where the agent changed files, ran more than a look, asked somebody, delegated, or
     ended its turn; or at every step."""
+    max_looks: Annotated[int, Field(ge=0)] = 3
+    """How often a teacher may look or keep its notes before it acts. What it looks for is answered from the
+    log and the files as they were; each look is a further, mostly cached, request."""
     asks_incomplete: bool = False
     """Also ask at states whose prompt lacks something that the agent saw, such as an image."""
     student: TeacherSpec | None = None

@@ -334,6 +334,38 @@ class RetryPolicy(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LookAnswer:
+    """What a client would have answered to one call of a look."""
+
+    text: str
+    source: Literal["files", "log", "fixed"]
+    """Read from the files as they were, recorded for the same call, or always the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """A step at which a teacher only looked or kept its books, and what it was answered."""
+
+    action: Message
+    answers: tuple[LookAnswer, ...]
+    """One for each call."""
+    request_sha: str
+    cost_usd: float = 0.0
+    latency_s: float = 0.0
+    n_prompt_tokens: int | None = None
+    n_cached_tokens: int | None = None
+    n_completion_tokens: int | None = None
+
+    def messages(self) -> list[Message]:
+        """Return what the step adds to a prompt: the action, and a result for each of its calls."""
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": answer.text}
+            for call, answer in zip(self.action["tool_calls"], self.answers, strict=True)
+        ]
+        return [self.action, *results]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherAction:
     """The action of one teacher at one state. A failed call is a row with `error_code`."""
 
@@ -365,6 +397,8 @@ class TeacherAction:
     """The gate that drew this call by chance."""
     propensity: float = 1.0
     """Probability with which this call was made. Weight it by the inverse."""
+    looks: tuple[Look, ...] = ()
+    """What the teacher looked at before its action. Costs, tokens and time are those of all steps."""
 
     @property
     def is_rehearsal(self) -> bool:

@@ -2,7 +2,8 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.replay import NOT_ASKED, refuse_if_nobody_answers, replay_facts
@@ -15,6 +16,7 @@ from replay_pipeline.types import Progress, TeacherSpec, TraceState
 
 if TYPE_CHECKING:
     from replay_pipeline.replay import AskingOptions
+    from replay_pipeline.replay.ask.looks import AnswerLooks
     from replay_pipeline.stages.project import Project
     from replay_pipeline.storage.store import Place
 
@@ -44,7 +46,7 @@ def ask_teachers(
     tell = project.tell_part(batch)
     states = project.asked_states([batch])
     not_asked = Counter(why for why in project.not_asked(batch) if why is not None)
-    with project.teachers([batch]) as teachers:
+    with project.teachers([batch]) as teachers, who_answers_looks(project, [batch]) as looks:
         report = replay_in_thread(
             states,
             teachers,
@@ -53,6 +55,7 @@ def ask_teachers(
             partition=batch,
             tick=tell,
             ledger=project.settings.ledger_url(),
+            looks=looks,
             **asking_options(project, night),
         )
     left = sum(n for why, n in report.skipped.items() if why in NOT_ASKED)
@@ -82,10 +85,23 @@ def accounts(project: "Project", night: str | None = None) -> "AskingOptions":
     }
 
 
+@contextmanager
+def who_answers_looks(project: "Project", batches: Iterable[str]) -> "Iterator[AnswerLooks | None]":
+    """Answer what teachers look for at the states of some batches, if the settings ask on."""
+    from replay_pipeline.stages.work.looks import LoggedLooks
+
+    if not _asks_on(project.settings):
+        yield None
+        return
+    with closing(LoggedLooks(project, batches)) as looks:
+        yield looks
+
+
 def asking_options(project: "Project", night: str | None = None) -> "AskingOptions":
     """Return the options that decide the questions of a replay."""
     replay, pairs = project.settings.replay, project.settings.pairs
     return {
+        "max_looks": replay.max_looks,
         **accounts(project, night),
         "max_concurrency": replay.max_concurrency,
         "gates": replay.gates,
@@ -96,6 +112,11 @@ def asking_options(project: "Project", night: str | None = None) -> "AskingOptio
         "accepted_terms": replay.accepted_terms,
         "retry": replay.retry,
     }
+
+
+def _asks_on(settings: Settings) -> bool:
+    """Return whether teachers that only look are asked on."""
+    return settings.replay.ask_at == "consequences"
 
 
 def price_folder(project: "Project") -> "Place | None":
@@ -119,6 +140,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
         **{f"replay.teachers.{name}": spec for name, spec in asked(teachers).items()},
         "replay.gates": gates,
         "replay.ask_at": settings.replay.ask_at,
+        **({"replay.max_looks": settings.replay.max_looks} if _asks_on(settings) else {}),
         **({"replay.asks_incomplete": True} if settings.replay.asks_incomplete else {}),
         "replay.played": settings.played,
         **shown_below(settings),
@@ -244,7 +266,7 @@ REPLAY = Stage(
     about="What each teacher would have done at each state, bought under a hard ceiling.\n\n"
     "Every paid answer is in the ledger before it counts: stopping or killing this step loses none, "
     "and running it again asks only what was not answered.",
-    version=1,
+    version=2,
     work=ask_teachers,
     reads=("turns", "states"),
     writes=("teacher_actions",),

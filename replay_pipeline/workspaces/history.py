@@ -6,6 +6,7 @@ test the tree; `benchmarks/commands.py` does.
 """
 
 import re
+from copy import copy
 
 import msgspec
 
@@ -91,6 +92,13 @@ class History:
         if is_later_used:
             for step in log.steps:
                 self._see(step)
+
+    def kept(self) -> "History":
+        """Return the files as they are now, which later steps of this history leave alone."""
+        other = copy(self)
+        other.known, other.parts = dict(self.known), dict(self.parts)
+        other._trees = {root: copy(tree) for root, tree in self._trees.items()}
+        return other
 
     def tree_of(self, path: str) -> WorkingTree | None:
         """Return the working tree that contains a path."""

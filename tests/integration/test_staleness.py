@@ -170,7 +170,12 @@ OTHER_SETTINGS: dict[str, tuple[Any, list[str]]] = {
 """Another value of a setting, and the stages whose output it decides, beyond those before them."""
 SAME_BYTES = {
     "ingest": {"settle_s": 3, "max_batch_sessions": 3, "keeps_bytes": False, "harness": "neutral"},
-    "replay": {"max_concurrency": 3, "max_total_usd": 7.0, "max_daily_usd": 3.0},
+    "replay": {
+        "max_concurrency": 3,
+        "max_total_usd": 7.0,
+        "max_daily_usd": 3.0,
+        "max_looks": 1,  # which counts where teachers are asked on
+    },
     "normalize": {"executor": "default", "allow_operators": ["text_pair_similarity_filter"]},
     "train": {"stop_timeout_s": 5, "environment": ["HF_TOKEN"]},
     "publish": {"is_private": False, "repo_id": "me/mine"},

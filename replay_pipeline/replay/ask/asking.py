@@ -12,6 +12,7 @@ from typing import TypedDict, Unpack
 from pydantic import SecretStr
 
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.replay.ask.looks import MAX_LOOKS, AnswerLooks, Looks
 from replay_pipeline.replay.buy.policy import Policy, parse_gates
 from replay_pipeline.replay.dialects import (
     DEFAULT_MAX_COMPLETION_TOKENS,
@@ -30,6 +31,8 @@ class AskingOptions(TypedDict, total=False):
 
     max_concurrency: int
     max_completion_tokens: int
+    looks: AnswerLooks | None
+    max_looks: int
     accepted_terms: Sequence[str]
     partition: str | None
     night: str | None
@@ -53,6 +56,10 @@ class Asking:
     max_concurrency: int = 64
     """Calls in flight at once, all teachers together."""
     max_completion_tokens: int = DEFAULT_MAX_COMPLETION_TOKENS
+    looks: AnswerLooks | None = None
+    """Who answers a teacher that looks before it acts. Without it, a look is its answer."""
+    max_looks: int = MAX_LOOKS
+    """After so many looks a teacher is asked no more."""
     accepted_terms: Sequence[str] = ()
     """Teachers that you accept although their vendors forbid training on their answers."""
     partition: str | None = None
@@ -156,6 +163,10 @@ class Asking:
             max_completion_tokens=self.max_completion_tokens,
             accepted_terms=frozenset(self.accepted_terms),
         )
+
+    def asking_on(self) -> Looks:
+        """Return how teachers that look are asked on."""
+        return Looks(options=self.request_options(), answer=self.looks, most=self.max_looks)
 
 
 _DEAREST_TOKEN_USD = 0.01

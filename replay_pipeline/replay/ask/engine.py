@@ -14,7 +14,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, Literal
 
 import xxhash
@@ -23,6 +22,7 @@ from pydantic import SecretStr
 from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay.ask.asking import Asking, today
 from replay_pipeline.replay.ask.attempts import Attempts, Books, Dispatcher, Slots
+from replay_pipeline.replay.ask.looks import NO_VOTES, known_row, whole
 from replay_pipeline.replay.ask.outcomes import (
     NOT_ASKED,
     answer_row,
@@ -98,8 +98,8 @@ class Rounds:
         )  # fmt: skip
         buyer = Buyer(self.market, replay.policy)
         bought: set[tuple[int, int]] = set()
-        n_refused = self.replay.skipped["budget"]
-        while not self.replay.stop.is_set() and self.replay.skipped["budget"] == n_refused:
+        n_refused = self.replay.n_refused
+        while not self.replay.stop.is_set() and self.replay.n_refused == n_refused:
             choices = buyer.next_round(usd(self.replay.limit_nano - self._spent_nano(bought)))
             if not choices:
                 break
@@ -155,8 +155,10 @@ class Rounds:
         lanes: dict[tuple[str, int], tuple[TeacherSpec, deque[LaneQuestion]]] = {}
         for choice in choices:
             task = self.tasks[choice.state, choice.teacher]
-            if choice.propensity < 1:
-                task.gate, task.propensity = choice.gate, choice.propensity
+            step: LaneQuestion | None = task if choice.propensity < 1 else None
+            while step is not None:
+                step.gate, step.propensity = choice.gate, choice.propensity
+                step = step.then
             key = self.replay.places[choice.state].session, choice.teacher
             _, lane = lanes.setdefault(key, (self.replay.teachers[choice.teacher], deque()))
             lane.append(task)
@@ -189,8 +191,8 @@ class Rounds:
 
     async def _look_again(self, rest: Lanes) -> None:
         """Learn what was answered since the run began: a state left out may ask as another one does."""
-        shas = [task.question.sha for _, lane in rest for task in lane]
-        late = await asyncio.to_thread(self.replay.ledger.lookup, shas)
+        tasks = [task for _, lane in rest for task in lane]
+        late, _ = await asyncio.to_thread(self.replay.looks.look_up, self.replay.ledger, tasks)
         self.replay.found.decided.update(late.decided)
 
     def _leave_out(self, rest: Lanes, buyer: Buyer) -> None:
@@ -243,6 +245,7 @@ class Replay:
         self.ledger_url = ledger
         self.asking = asking
         self.options = asking.request_options()
+        self.looks = asking.asking_on()
         self.on_progress = on_progress
         self.stop = stop or threading.Event()
         self.run_id = asking.run_id or uuid.uuid4().hex[:12]
@@ -255,6 +258,7 @@ class Replay:
         self.decided: dict[int, TeacherAction] = {}
         """Row of each decided question, by its index."""
         self.skipped: Counter[str] = Counter()
+        self._unfinished: Counter[str] = Counter()
         self.n_sent = 0
         self.n_cached = 0
         self._later: list[LaneQuestion] = []
@@ -278,10 +282,10 @@ class Replay:
             Ledger, self.ledger_url, is_durable=self.asking.is_durable
         )
         try:
-            shas = [task.question.sha for _, lane in lanes for task in lane]
-            self.found = await asyncio.to_thread(self.ledger.lookup, shas)
-            _forget_outgrown(self.found, lanes)
-            if self.limit_nano and not all(sha in self.found.decided for sha in shas):
+            tasks = [task for _, lane in lanes for task in lane]
+            self.found, is_all = await asyncio.to_thread(self.looks.look_up, self.ledger, tasks)
+            is_all &= not _forget_outgrown(self.found, lanes)
+            if self.limit_nano and not is_all:
                 self.keys = teacher_keys(self.teachers)
                 self.prices = await self.asking.fetch_prices(
                     self.teachers, keys=self.keys, stop=self.stop
@@ -358,8 +362,7 @@ class Replay:
         )  # fmt: skip
 
     def _in_ledger(self, task: LaneQuestion) -> Callable[[], TeacherAction] | None:
-        known = self.found.decided.get(task.question.sha)
-        return partial(decode_row, known.row) if known else None
+        return known_row(task, self.found)
 
     def _in_hand(self, task: LaneQuestion) -> Callable[[], TeacherAction] | None:
         row = self.decided.get(task.index)
@@ -386,16 +389,16 @@ class Replay:
         for teacher, lane in lanes:
             left: deque[LaneQuestion] = deque()
             for task in lane:
-                sha = task.question.sha
-                if sha in found.decided:
-                    self.know(task, found.decided[sha])
+                step: LaneQuestion | None = task
+                while step is not None and (known := found.decided.get(step.question.sha)):
+                    self.know(step, known)
+                    step = step.then
+                if step is None:
                     continue
-                if sha in found.booked:
-                    self.decided[task.index] = replace(
-                        decode_row(found.booked[sha]), state_id=task.state_id
-                    )
-                self.lose(task, found.lost.get(sha, ()))
-                left.append(task)
+                if booked := found.booked.get(step.question.sha):
+                    self._keep(step, replace(decode_row(booked), state_id=step.state_id))
+                self.lose(step, found.lost.get(step.question.sha, ()))
+                left.append(step)
             if left:
                 open_lanes.append((teacher, left))
         # Calls with an unknown outcome first: learning it frees the money they hold.
@@ -475,15 +478,18 @@ class Replay:
     ) -> Literal["completed", "mostly_failed", "budget", "stopped", "teacher_stopped"]:
         if self.stop.is_set():
             return "stopped"
-        if self.skipped["budget"]:
+        if self.n_refused:
             return "budget"
         if self.dispatcher.stopped_teachers:
             return "teacher_stopped"
-        n_failed = sum(row.error_code is not None for row in self.decided.values())
+        n_failed = sum(
+            row.error_code is not None and row.error_code not in NO_VOTES
+            for row in self.decided.values()
+        )
         return "mostly_failed" if 2 * n_failed > len(self.decided) else "completed"
 
-    def know(self, task: LaneQuestion, known: Known) -> None:
-        """Take over a call that the ledger already decided."""
+    def know(self, task: LaneQuestion, known: Known) -> TeacherAction:
+        """Take over a call that the ledger already decided, and return its row."""
         row = decode_row(known.row)
         is_asked = self.dispatcher.is_asked
         if row.error_code == OTHER_MODEL and is_asked(task.teacher, row.model):
@@ -493,20 +499,32 @@ class Replay:
             row = replace(row, state_id=task.state_id)
         task.n_read_tokens = row.n_prompt_tokens
         task.is_asked = True
-        self.decided[task.index] = row
+        self._keep(task, row)
         self.n_cached += 1
+        return row
 
     def lose(self, task: LaneQuestion, lost: Iterable[LostCall]) -> None:
         """Write a row for each lost call until its outcome is known."""
         task.lost = tuple(lost)
         task.is_asked |= bool(task.lost)
         if task.lost:
-            self.decided[task.index] = lost_row(task)
+            self._keep(task, lost_row(task))
+
+    def _keep(self, step: LaneQuestion, row: TeacherAction) -> None:
+        """Keep the row of a question, with what its teacher looked at before."""
+        self.decided[step.index] = whole(step, row)
 
     def skip(self, task: LaneQuestion, reason: str) -> None:
-        """Count a question that isn't asked. If it has a lost call, its row exists already."""
+        """Count a question that isn't asked. If it has a lost call or was begun, its row exists already."""
         if task.index not in self.decided:
             self.skipped[reason] += 1
+        elif task.looks and not task.lost:
+            self._unfinished[reason] += 1
+
+    @property
+    def n_refused(self) -> int:
+        """Return how many questions the money did not reach, or not to their end."""
+        return self.skipped["budget"] + self._unfinished["budget"]
 
     async def ask(self, lanes: Lanes) -> None:
         """Ask every question, lane by lane, then repeat those that a lost call blocked.
@@ -600,40 +618,49 @@ class Replay:
                 await self._decide(lane.popleft())
 
     async def _decide(self, task: LaneQuestion) -> None:
-        """Decide one question. Nothing that happens to it may end the others, which are paid for."""
-        try:
-            if reason := self.dispatcher.reason_not_to_send(task.teacher):
-                self.skip(task, reason)
-            else:
-                await self._ask(task)
-        except LedgerError as error:
-            self._end(error)
-            self.skip(task, "ledger_failed")
-        except Exception as error:
-            logger.exception("%s at %s", task.teacher.name, task.state_id)
-            self.decided[task.index] = answer_row(task, **unexpected(error))
+        """Ask a question; as long as its teacher only looks, answer what it looks for, and ask on.
 
-    async def _ask(self, task: LaneQuestion) -> None:
+        Nothing that happens to it may end the others, which are paid for.
+        """
+        step: LaneQuestion | None = task
+        while step is not None:
+            try:
+                if reason := self.dispatcher.reason_not_to_send(step.teacher):
+                    self.skip(step, reason)
+                elif (row := await self._ask(step)) is not None:
+                    if self.looks.answer is not None:
+                        await asyncio.to_thread(self.looks.follow, step, row, step.state)
+                    self._keep(step, row)
+            except LedgerError as error:
+                self._end(error)
+                self.skip(step, "ledger_failed")
+            except Exception as error:
+                logger.exception("%s at %s", step.teacher.name, step.state_id)
+                self._keep(step, answer_row(step, **unexpected(error)))
+            step = step.then
+
+    async def _ask(self, task: LaneQuestion) -> TeacherAction | None:
+        """Ask one question, and return its row if it is decided now."""
         builder, price = RequestBuilder(self.options), self.prices[task.teacher.name]
         before = task.last_asked()
         n_asked = before.question.size.n_messages if before else 0
         body = builder.body(task.state, task.teacher, price, n_asked=n_asked)
         body_sha = xxhash.xxh3_128_hexdigest(body)
         if task.lost and not await self._may_ask_again(task, body_sha):
-            return
+            return None
         if builder.lacks_tools(price):
             # Refused here for nothing, rather than by the router after money was held for it.
             told = "not sent: no endpoint of this model lists tools"
             failure = Failure("invalid_request", told, is_lasting=True)
             self.decided.setdefault(task.index, failed_row(task, failure))
-            return
+            return None
         bound_nano = self.books.bound_nano(task)
         new = self._new_call(task, body_sha, bound_nano)
         call = Attempts(self.dispatcher, task, body, new, bound_nano)
         await call.make()
         if call.known:
-            self.know(task, call.known)
-        elif call.doubted:
+            return self.know(task, call.known)
+        if call.doubted:
             # Its process died after this run had looked: come back when it is surely over.
             self.lose(task, call.doubted)
             self._later.append(task)
@@ -643,10 +670,13 @@ class Replay:
             self.skip(task, call.refused or "stopped")
         else:
             self.n_sent += 1
-            await self._book(task, call, call.reserved)
+            return await self._book(task, call, call.reserved)
+        return None
 
-    async def _book(self, task: LaneQuestion, call: Attempts, reserved: Reserved) -> None:
-        """Have a call that was sent booked, and decide its question by what came back.
+    async def _book(
+        self, task: LaneQuestion, call: Attempts, reserved: Reserved
+    ) -> TeacherAction | None:
+        """Have a call that was sent booked, and return its row by what came back, or None if that was lost.
 
         Raises:
             LedgerError: the booking failed.
@@ -661,16 +691,16 @@ class Replay:
                 is_worth_it = outcome.code not in ("no_reply", "given_up")
                 if is_worth_it and task.n_lost <= _MAX_SENT_AGAIN:
                     self._later.append(task)
-            else:
-                self.decided[task.index] = await self.books.settle(task, call, reserved, outcome)
-                if isinstance(outcome, Failure) and outcome.stops_teacher:
-                    self.dispatcher.stop_teacher(task.teacher, outcome)
+                return None
+            row = await self.books.settle(task, call, reserved, outcome)
+            if isinstance(outcome, Failure) and outcome.stops_teacher:
+                self.dispatcher.stop_teacher(task.teacher, outcome)
+            return row
         except LedgerError:
             raise
         except Exception as error:
             logger.exception("the answer of %s at %s", task.teacher.name, task.state_id)
-            row = await self.books.keep_unread(task, call.reply, reserved, error)
-            self.decided[task.index] = row
+            return await self.books.keep_unread(task, call.reply, reserved, error)
 
     async def _may_ask_again(self, task: LaneQuestion, body_sha: str) -> bool:
         """Settle what can be known of lost calls; then whether the question may be asked again.
@@ -682,7 +712,7 @@ class Replay:
             return False
         is_too_slow = has_too_short_a_limit(task.lost, task.teacher)
         if row := await self.books.find_out(task, body_sha):
-            self.decided[task.index] = row
+            self._keep(task, row)
         return not is_too_slow
 
     def _new_call(self, task: LaneQuestion, body_sha: str, bound_nano: int) -> NewCall:
@@ -714,12 +744,18 @@ class Replay:
         return scope
 
 
-def _forget_outgrown(found: LedgerEntries, lanes: Lanes) -> None:
-    """Have questions asked again whose calls outlasted a time limit that has been raised since."""
+def _forget_outgrown(found: LedgerEntries, lanes: Lanes) -> int:
+    """Have questions asked again whose calls outlasted a time limit that has been raised since; count them."""
+    n_forgotten = 0
     for teacher, lane in lanes:
         for task in lane:
-            if _may_answer_now(found.decided.get(task.question.sha), teacher):
-                del found.decided[task.question.sha]
+            step: LaneQuestion | None = task
+            while step is not None:
+                if _may_answer_now(found.decided.get(step.question.sha), teacher):
+                    del found.decided[step.question.sha]
+                    n_forgotten += 1
+                step = step.then
+    return n_forgotten
 
 
 def _may_answer_now(known: Known | None, teacher: TeacherSpec) -> bool:
@@ -736,8 +772,15 @@ def _each_paid_once(decided: Mapping[int, TeacherAction]) -> list[TeacherAction]
     actions = []
     for index in sorted(decided):
         action = decided[index]
-        actions.append(replace(action, cost_usd=0.0) if action.request_sha in paid else action)
-        paid.add(action.request_sha)
+        twice_usd = [look.cost_usd for look in action.looks if look.request_sha in paid]
+        looks_usd = sum(look.cost_usd for look in action.looks)
+        if action.request_sha in paid:
+            twice_usd.append(action.cost_usd - looks_usd)
+        if twice_usd:
+            left_usd = max(0.0, action.cost_usd - sum(twice_usd)) if action.looks else 0.0
+            action = replace(action, cost_usd=left_usd)
+        actions.append(action)
+        paid |= {action.request_sha, *(look.request_sha for look in action.looks)}
     return actions
 
 

@@ -5,12 +5,14 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
+from replay_pipeline.storage.pair_rows import json_or_none, json_value
 from replay_pipeline.storage.tables import table_of
-from replay_pipeline.types import TeacherAction
+from replay_pipeline.types import Look, TeacherAction
 
-_PLAIN = tuple(f.name for f in fields(TeacherAction) if f.name != "action")
+_PLAIN = tuple(f.name for f in fields(TeacherAction) if f.name not in ("action", "looks"))
 
 
 def teacher_actions_table(
@@ -32,6 +34,8 @@ def _to_row(answer: TeacherAction) -> dict[str, Any]:
         calls = answer.action.get("tool_calls") or []
         row["action_text"] = answer.action.get("content") or ""
         row["action_tool_calls_json"] = json.dumps(calls, ensure_ascii=False)
+    if answer.looks:
+        row["looks_json"] = json_or_none(msgspec.to_builtins(answer.looks))
     return row
 
 
@@ -41,4 +45,5 @@ def _from_row(row: dict[str, Any]) -> TeacherAction:
         action = {"role": "assistant", "content": row["action_text"]}
         if calls := json.loads(row["action_tool_calls_json"]):
             action["tool_calls"] = calls
-    return TeacherAction(action=action, **{name: row[name] for name in _PLAIN})
+    looks = msgspec.convert(json_value(row.get("looks_json") or "[]"), tuple[Look, ...])
+    return TeacherAction(action=action, looks=looks, **{name: row[name] for name in _PLAIN})

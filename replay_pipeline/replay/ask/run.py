@@ -3,9 +3,8 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -15,14 +14,15 @@ from replay_pipeline.replay.ask.asking import (
     checked_ceiling,
 )
 from replay_pipeline.replay.ask.engine import Replay
+from replay_pipeline.replay.ask.looks import known_row
 from replay_pipeline.replay.buy.estimates import Estimate, plan_of, what_is_left
-from replay_pipeline.replay.buy.lanes import LaneQuestion, lanes_of
+from replay_pipeline.replay.buy.lanes import lanes_of
 from replay_pipeline.replay.buy.places import Place
 from replay_pipeline.replay.dialects.client import run_apart
 from replay_pipeline.replay.dialects.endpoints import teacher_keys
 from replay_pipeline.replay.dialects.requests import RequestBuilder
 from replay_pipeline.replay.dialects.sizes import Learned
-from replay_pipeline.replay.money.calls import Known, decode_row
+from replay_pipeline.replay.money.calls import LedgerEntries
 from replay_pipeline.replay.money.database import exists
 from replay_pipeline.replay.money.ledger import Ledger, read_learned
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
@@ -242,16 +242,13 @@ def estimate(
     states = indexed(states)
     places: list[Place] = []
     lanes = lanes_of(states, teachers, asking.request_options(), places)
-    known: Mapping[str, Known] = {}
+    entries = LedgerEntries()
     learned: dict[str, Learned] = {}
     if ledger is not None and exists(ledger):
         with Ledger(ledger) as opened:
-            known = opened.lookup(task.question.sha for _, lane in lanes for task in lane).decided
+            tasks = (task for _, lane in lanes for task in lane)
+            entries, _ = asking.asking_on().look_up(opened, tasks)
             learned = opened.do(lambda database: read_learned(database, teachers)).result()
-
-    def row_of(task: LaneQuestion) -> Callable[[], TeacherAction] | None:
-        found = known.get(task.question.sha)
-        return partial(decode_row, found.row) if found else None
 
     builder = RequestBuilder(asking.request_options())
     plan = plan_of(
@@ -261,7 +258,7 @@ def estimate(
         places,
         policy=asking.policy().among(len({teacher.vendor for teacher in teachers})),
         prices=prices,
-        known=row_of,
+        known=lambda task: known_row(task, entries),
         learned=learned,
         adaptations={t.name: builder.adaptations(t, prices[t.name]) for t in teachers},
     )

@@ -10,7 +10,7 @@ from replay_pipeline.replay.dialects.prices import Price
 from replay_pipeline.replay.dialects.requests import Prefix, Question, RequestBuilder
 from replay_pipeline.replay.dialects.sizes import MIN_CACHED_TOKENS, Learned
 from replay_pipeline.replay.money.calls import LostCall
-from replay_pipeline.types import TeacherSpec, TraceState
+from replay_pipeline.types import Look, TeacherSpec, TraceState
 
 Lanes = list[tuple[TeacherSpec, deque["LaneQuestion"]]]
 
@@ -39,11 +39,21 @@ class LaneQuestion:
     """How often a call of this run was lost."""
     is_asked: bool = False
     """Whether the endpoint has seen this prompt, in this run or before."""
+    looks: tuple[Look, ...] = ()
+    """What the teacher looked at before: then this is a further step of the question `first`."""
+    first: "LaneQuestion | None" = None
+    then: "LaneQuestion | None" = None
+    """The next step, if the answer only looked."""
+    ended_by: str | None = None
+    """Why there is no next step although it did."""
 
     @property
     def state(self) -> TraceState:
         """Build the state with its messages. It can be large, so don't keep it."""
-        return self.states[self.state_index]
+        state = self.states[self.state_index]
+        if not self.looks:
+            return state
+        return {**looked_at(state, self.looks), "state_id": self.state_id}
 
     @property
     def state_id(self) -> str:
@@ -83,6 +93,12 @@ class LaneQuestion:
         while step is not None and not step.is_asked:
             step = step.previous
         return step
+
+
+def looked_at(state: TraceState, looks: Sequence[Look]) -> TraceState:
+    """Return a state after looks: what a teacher is asked on with."""
+    added = [message for look in looks for message in look.messages()]
+    return {**state, "messages": [*state["messages"], *added]}
 
 
 def lanes_of(

@@ -1,7 +1,7 @@
 """The records of a call in the ledger: reserved, settled, known, or lost."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -109,12 +109,19 @@ class InDoubt:
 class LedgerEntries:
     """The entries of a ledger for some requests, by request."""
 
-    decided: dict[str, Known]
-    lost: dict[str, tuple[LostCall, ...]]
-    booked: dict[str, bytes]
+    decided: dict[str, Known] = field(default_factory=dict)
+    lost: dict[str, tuple[LostCall, ...]] = field(default_factory=dict)
+    booked: dict[str, bytes] = field(default_factory=dict)
     """Rows of calls that were paid for without an answer. They may be asked again."""
-    paid_nano: Counter[str]
+    paid_nano: Counter[str] = field(default_factory=Counter)
     """The cost of all their calls, by run."""
+
+    def add(self, other: "LedgerEntries") -> None:
+        """Add the entries for other requests."""
+        self.decided.update(other.decided)
+        self.lost.update(other.lost)
+        self.booked.update(other.booked)
+        self.paid_nano.update(other.paid_nano)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

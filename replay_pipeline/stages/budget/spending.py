@@ -24,7 +24,12 @@ from replay_pipeline.stages.budget.sharing import left_of_night, shares_by_batch
 from replay_pipeline.stages.engine import do, is_due
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt
-from replay_pipeline.stages.replay import accounts, asking_options, price_folder
+from replay_pipeline.stages.replay import (
+    accounts,
+    asking_options,
+    price_folder,
+    who_answers_looks,
+)
 from replay_pipeline.stages.staleness import read_again, reasons_by_batch
 from replay_pipeline.types import Progress
 
@@ -81,12 +86,13 @@ def checked_teachers(project: Project) -> list[dict[str, Any]]:
 def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> Estimate:
     """Return what is left to ask in `batches` (by default all), and what the ceiling pays for."""
     batches = batches or project.batches()
-    with project.teachers() as teachers:
+    with project.teachers() as teachers, who_answers_looks(project, batches) as looks:
         found = estimate(
             project.asked_states(batches),
             teachers,
             max_total_usd=project.settings.replay.max_total_usd,
             ledger=project.settings.ledger_url(),
+            looks=looks,
             **asking_options(project),
         )
     found = as_checked(found, _checked(project))

@@ -90,6 +90,10 @@ def masked_answers(
     shown = (text for column in columns for text in column.to_pylist() if text)
     clean = _Masked(salt, shown)
     return [
-        replace(answer, action=clean.message(answer.action)) if answer.action else answer
+        replace(
+            answer,
+            action=clean.message(answer.action) if answer.action else None,
+            looks=tuple(replace(look, action=clean.message(look.action)) for look in answer.looks),
+        )
         for answer in answers
     ]

@@ -119,7 +119,7 @@ def try_actions(
             counts["n_states"] += 1
             cwd, message = wanted[state_id]
             found = trials.setdefault(state_id, {})
-            names = _names(cwd, place.cwd)
+            names = names_of(cwd, place.cwd)
             recorded = canonical_action(message, cwd=cwd).render()
             work: dict[str, Callable[[], CandidateResult]] = {
                 recorded: partial(judge.judge, place, own)
@@ -136,9 +136,7 @@ def try_actions(
                 if verdict.status == "not_known":
                     counts["n_not_known"] += 1
                     continue
-                trial = found[rendered] = _trial(
-                    verdict, _Hidden(redactor, names, place.cwd, shown)
-                )
+                trial = found[rendered] = _trial(verdict, Hidden(redactor, names, place.cwd, shown))
                 counts["n_tried"] += 1
                 counts["n_would_fail"] += not trial.works
                 if judge.checks:
@@ -148,14 +146,14 @@ def try_actions(
     return TriedStates(trials, dict(counts))
 
 
-class _Hidden:
+class Hidden:
     """What may be kept of a text: people and secrets are taken out, as in what teachers see."""
 
     def __init__(
         self,
         redactor: Redactor | None,
         names: Mapping[str, str],
-        cwd: str,
+        cwd: str | None,
         shown: Mapping[str, str],
     ) -> None:
         self._shown = shown
@@ -164,7 +162,8 @@ class _Hidden:
         self._users = frozenset(filter(None, [user_of(cwd)]))
 
     def __call__(self, text: str) -> str:
-        text = _restored(text, self._names)
+        """Return a text as it may be kept and sent."""
+        text = restored(text, self._names)
         if self._redactor is None:
             return text
         return self._redactor.masked(text, self._shown, users=self._users)
@@ -245,9 +244,9 @@ def _places(
         history.take(step)
 
 
-def _names(told: str | None, real: str) -> dict[str, str]:
+def names_of(told: str | None, real: str | None) -> dict[str, str]:
     """Return folders whose names were redacted: what prompts call them, and what they are called here."""
-    if told is None or told == real:
+    if told is None or real is None or told == real:
         return {}
     one, other = told.split("/"), real.split("/")
     if len(one) != len(other):
@@ -263,8 +262,8 @@ def _judged(
     judge: Judge, place: StatePlace, calls: list[TriedCall], names: Mapping[str, str]
 ) -> CandidateResult:
     """Judge an action that was written to a redacted prompt."""
-    real = [TriedCall(call.name, _restored(call.arguments, names)) for call in calls]
-    if any(_PLACEHOLDER.search(text) for call in real for text in _texts(call.arguments)):
+    real = [TriedCall(call.name, restored(call.arguments, names)) for call in calls]
+    if any(is_hidden(call.arguments) for call in real):
         return CandidateResult("not_known")
     verdict = judge.judge(place, real)
     if verdict.error_kind in {"string_not_found", "not_found"} and names:
@@ -281,15 +280,21 @@ def _differences(told: str, real: str) -> Iterator[tuple[str, str]]:
             yield one, other
 
 
-def _restored(value: Any, names: Mapping[str, str]) -> Any:
+def is_hidden(arguments: Any) -> bool:
+    """Return whether arguments name something that was redacted."""
+    return any(_PLACEHOLDER.search(text) for text in _texts(arguments))
+
+
+def restored(value: Any, names: Mapping[str, str]) -> Any:
+    """Return arguments with the real names of folders."""
     if isinstance(value, str):
         for told in sorted(names, key=len, reverse=True):
             value = value.replace(told, names[told])
         return value
     if isinstance(value, list):
-        return [_restored(each, names) for each in value]
+        return [restored(each, names) for each in value]
     if isinstance(value, dict):
-        return {key: _restored(each, names) for key, each in value.items()}
+        return {key: restored(each, names) for key, each in value.items()}
     return value
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from replay_pipeline.replay import estimate, ledger_status, replay_trace_sync
 from tests.replay_pipeline.replay.conftest import make_states
+from tests.support.looking import TOOLS, answer_looks, looking
 from tests.support.teachers import TeacherServer
 
 ROOT = Path(__file__).parents[3]
@@ -28,6 +29,7 @@ sys.path.insert(0, sys.argv[1])
 from replay_pipeline.replay import replay_states
 from replay_pipeline.types import RetryPolicy, TeacherSpec
 from tests.replay_pipeline.replay.conftest import make_states
+from tests.support.looking import TOOLS, answer_looks
 
 for line in sys.stdin:
     job = json.loads(line)
@@ -37,8 +39,10 @@ for line in sys.stdin:
         os.waitpid(child, 0)
         print("ended", flush=True)
         continue
+    states = [{**s, "tools": TOOLS} for s in make_states(job["n"], n_sessions=job["n"])]
     asyncio.run(replay_states(
-        make_states(job["n"], n_sessions=job["n"]), [TeacherSpec(**job["teacher"])],
+        states if job.get("looks") else make_states(job["n"], n_sessions=job["n"]),
+        [TeacherSpec(**job["teacher"])], looks=answer_looks if job.get("looks") else None,
         max_total_usd=job["usd"], ledger=job["ledger"], max_concurrency=job["concurrency"],
         retry=RetryPolicy(max_attempts=4, first_wait_s=0.01, settle_s=job["settle_s"])))
     os._exit(0)
@@ -182,3 +186,41 @@ def test_kills_do_not_hold_the_money_of_a_small_ceiling_for_ever(
         assert round(status.spent_usd * 1e9) == spent_nano
         assert (status.held_usd, status.unknown_usd) == (0, 0)
         assert was_killed[0]  # a later run may end by itself: what the first held is still held
+
+
+@pytest.mark.slow
+def test_forty_kills_within_continuations_pay_no_step_twice_and_nothing_over_the_ceiling(
+    tmp_path, nursery
+):
+    """Twelve ledgers, killed four times each while teachers look up to three times before they act."""
+    chance = random.Random(67)
+    model, n, n_kills = "deepseek/deepseek-v4-pro", 40, 0
+    states = [{**state, "tools": TOOLS} for state in make_states(n, n_sessions=n)]
+    n_looks = {state["state_id"]: number % 4 for number, state in enumerate(states)}
+    for ledger in (tmp_path / f"{place}.sqlite" for place in range(12)):
+        with TeacherServer(looking(n_looks, model, n_looks), latency=0.03) as server:
+            [teacher] = server.teachers([model])
+            teacher = teacher.model_copy(update={"timeout_s": 1.0})
+            ceiling_usd = chance.choice([0.02, 1.0])
+            job = {"n": n, "teacher": teacher.model_dump(), "ledger": str(ledger),
+                   "usd": ceiling_usd, "concurrency": 8, "settle_s": 2.0, "looks": True}  # fmt: skip
+            for _ in range(4):
+                kill_after = chance.randint(2, 12)
+                n_kills += run_once(nursery, job, kill_after=kill_after, bill=server.bill)
+            for _ in range(3):
+                run_once(nursery, job)
+            actions = replay_trace_sync(states, [teacher], 0, ledger=ledger, looks=answer_looks)
+            bill = server.bill()
+        status = ledger_status(ledger)
+        assert bill.total_nano <= ceiling_usd * 1e9
+        assert bill.n_duplicates == 0
+        assert round(status.spent_usd * 1e9) == bill.total_nano
+        ended = [action for action in actions if action.error_code is None]
+        assert all(len(action.looks) == n_looks[action.state_id] for action in ended)
+        if ceiling_usd == 1.0:
+            assert len(ended) == n
+            assert bill.n_charged == n + sum(n_looks.values())
+        else:
+            assert 0 < len(ended) < n
+            assert {a.error_code for a in actions} <= {None, "unfinished"}
+    assert n_kills >= 40

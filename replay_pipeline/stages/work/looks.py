@@ -1,0 +1,220 @@
+"""Answer what teachers look for before they act, as the client would have answered it.
+
+A look at files is answered from the files as they were. A look that the agent made itself, with nothing changed
+in between, has its recorded answer. A list of things to do is always answered alike. What none of these
+tells stays unanswered.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import msgspec
+
+from replay_pipeline.actions import Action, Call, canonical_action
+from replay_pipeline.actions.agreement import agreement_level, agrees_at
+from replay_pipeline.actions.keys import consequence_of, depend
+from replay_pipeline.ingesters import read_manifest
+from replay_pipeline.redaction.redactor import Redactor, placeholders_in
+from replay_pipeline.settings import redaction_salt
+from replay_pipeline.stages.project import Project
+from replay_pipeline.stages.work.trials import Hidden, is_hidden, names_of, restored
+from replay_pipeline.stages.work.workspaces import Workspaces, ids_of
+from replay_pipeline.types import LookAnswer, Message, TraceState
+from replay_pipeline.workspaces.history import History
+from replay_pipeline.workspaces.logs import LoggedCall
+from replay_pipeline.workspaces.tools import ToolRun
+
+_OF_FILES = frozenset({"Read", "Grep", "Glob"})
+_NO_TEXT = re.compile(r"\.(?:ipynb|pdf|png|jpe?g|gif|webp|bmp|ico|svg)$", re.IGNORECASE)
+"""Files that a client shows in another way than by their lines."""
+_WITH_TAB = re.compile(r"\s*\d+\t")
+_ARROW = re.compile(r"^( *\d+)→", re.MULTILINE)
+_TODOS = (
+    "Todos have been modified successfully. Ensure that you continue to use the todo list to track your "
+    "progress. Please proceed with the current tasks if applicable"
+)
+_CREATED = re.compile(r"Task #(\d+) created")
+_SHOWN_BEFORE = "File unchanged since last read"
+_REFUSED = "<tool_use_error>"
+"""How a client marks what a tool refused; what a person refused has no such mark."""
+_MOST_CHARS = 60_000
+"""A longer answer would be cut by the client, nobody knows where."""
+
+
+class _Position(NamedTuple):
+    """The moment before a decision: the files then, and the log around it."""
+
+    history: History
+    order: int
+    """Index of the first step of the log that comes after it."""
+    step: LoggedCall
+    """A step of the same session next to it."""
+    steps: Sequence[LoggedCall]
+
+
+class LoggedLooks:
+    """Answers looks at the states of some batches. Their logs are read when the first one is asked for.
+
+    Args:
+        project: the data root.
+        batches: the batches of the states.
+    """
+
+    def __init__(self, project: Project, batches: Iterable[str]) -> None:
+        self._project = project
+        self._batches = list(batches)
+        self._lock = threading.Lock()
+        self._positions: dict[str, _Position] | None = None
+        self._actions: dict[int, Action] = {}
+        redacts = project.settings.ingest.is_redacted
+        self._redactor = Redactor(salt=redaction_salt()) if redacts else None
+
+    def close(self) -> None:
+        """Let go of the repositories."""
+        for at in (self._positions or {}).values():
+            if at.history.repository is not None:
+                at.history.repository.close()
+
+    def __call__(self, state: TraceState, action: Message) -> list[LookAnswer] | None:
+        """Return what each call would have shown, or None where that can't be known."""
+        with self._lock:
+            calls = canonical_action(action, cwd=state.get("cwd")).calls
+            answers = [self._answer(state, call) for call in calls]
+        return None if None in answers else [each for each in answers if each is not None]
+
+    def _answer(self, state: TraceState, call: Call) -> LookAnswer | None:
+        if (text := _of_books(call, state["messages"])) is not None:
+            return LookAnswer(text=text, source="fixed")
+        at = self._position(state)
+        if at is None:
+            return None
+        names = names_of(state.get("cwd"), at.step.cwd)
+        arguments = restored(call.values(), names)
+        if is_hidden(arguments):
+            return None
+        real = canonical_action(_message(call.name, arguments), cwd=at.step.cwd)
+        found = self._seen(at, real) or _of_files(at, call.name, arguments)
+        if found is None or len(found.text) > _MOST_CHARS:
+            return None
+        shown = placeholders_in([json.dumps(state["messages"])])
+        hide = Hidden(self._redactor, names, at.step.cwd, shown)
+        return replace(found, text=hide(found.text))
+
+    def _position(self, state: TraceState) -> _Position | None:
+        """Return where a state stands: before its own calls, or else after the last call of its prompt."""
+        if self._positions is None:
+            self._positions = self._read()
+        answered = (m.get("tool_call_id") for m in reversed(state["messages"]))
+        keys = (state["state_id"].partition("+")[0], *filter(None, answered))
+        return next((self._positions[key] for key in keys if key in self._positions), None)
+
+    def _read(self) -> dict[str, _Position]:
+        """Return the position of each state in the logs of the batches."""
+        sources = [
+            source.path
+            for batch in self._batches
+            for source in read_manifest(batch, self._project.root.path).slices
+            if source.path.is_file()
+        ]
+        found: dict[str, _Position] = {}
+        if not sources:
+            return found
+        for log, history in Workspaces(self._project.settings, sources=sources).histories():
+            id_of = ids_of(log)
+            for order, step in enumerate(log.steps):
+                state_id = id_of[step.decision]
+                if state_id not in found:
+                    history.enter(order, step, is_own_used=True)
+                    found[state_id] = _Position(history.kept(), order, step, log.steps)
+                history.enter(order, step)
+                history.take(step)
+                after = msgspec.structs.replace(step, call_id="", name="", arguments={})
+                history.enter(order + 1, after, is_own_used=True)
+                found[step.call_id] = _Position(history.kept(), order + 1, step, log.steps)
+        return found
+
+    def _seen(self, at: _Position, look: Action) -> LookAnswer | None:
+        """Return the answer that the log has for the same look, if nothing came between that it depends on."""
+        call = look.calls[0]
+        for steps in (at.steps[at.order :], reversed(at.steps[: at.order])):
+            for step in steps:
+                own = self._action(step)
+                is_same = step.session == at.step.session and step.agent == at.step.agent
+                if is_same and _tells(step) and agrees_at("effect", agreement_level(own, look)):
+                    return LookAnswer(text=step.text, source="log")
+                if not own.is_valid or _changes(own.calls[0], call):
+                    break
+        return None
+
+    def _action(self, step: LoggedCall) -> Action:
+        if id(step) not in self._actions:
+            message = _message(step.name, step.arguments)
+            self._actions[id(step)] = canonical_action(message, cwd=step.cwd)
+        return self._actions[id(step)]
+
+
+def _message(name: str, arguments: Mapping[str, Any]) -> Message:
+    return {"tool_calls": [{"function": {"name": name, "arguments": dict(arguments)}}]}
+
+
+def _tells(step: LoggedCall) -> bool:
+    """Return whether a recorded answer is one that the same call would have had again."""
+    is_refusal = step.is_error and not step.text.startswith(_REFUSED)
+    return bool(step.text) and not is_refusal and not step.text.startswith(_SHOWN_BEFORE)
+
+
+def _changes(call: Call, look: Call) -> bool:
+    """Return whether a call may change what a look shows. Builds and tests leave files alone."""
+    return depend(call, look) and not (look.name in _OF_FILES and consequence_of(call).keeps_files)
+
+
+def _of_books(call: Call, messages: Sequence[Message]) -> str | None:
+    """Return what a client always answers to bookkeeping, or None where that depends on the client."""
+    values = call.values()
+    match call.name:
+        case "TodoWrite":
+            return _TODOS
+        case "TaskCreate":
+            told = _CREATED.findall(json.dumps([m for m in messages if m.get("role") == "tool"]))
+            number = 1 + max(map(int, told), default=0)
+            return f"Task #{number} created successfully: {values.get('subject')}"
+        case "TaskUpdate" if values.keys() == {"taskId", "status"}:
+            return f"Updated task #{values['taskId']} status"
+        case "update_plan":
+            return "Plan updated"
+    return None
+
+
+def _of_files(at: _Position, name: str, arguments: Mapping[str, Any]) -> LookAnswer | None:
+    """Return what a tool shows of the files as they were, or None where they aren't surely known."""
+    if name not in _OF_FILES:
+        return None
+    run = ToolRun(at.history, cwd=at.step.cwd or "/")
+    if name == "Read":
+        file = at.history.file(run.path(arguments["file_path"]))
+        if file is None or not file.is_sure or _NO_TEXT.search(arguments["file_path"]):
+            return None
+        if {"\0", "\ufffd"} & {*(file.text or "")}:
+            return None
+    result = run.call(name, arguments)
+    if not result.is_known or not result.text or result.error_kind in ("invalid_input", "other"):
+        return None
+    text = result.text
+    if result.error_kind is not None:
+        text = f"{_REFUSED}{text}</tool_use_error>"
+    elif name == "Read" and _numbers_with_tabs(at):
+        text = _ARROW.sub(r"\1\t", text)
+    return LookAnswer(text=text, source="files")
+
+
+def _numbers_with_tabs(at: _Position) -> bool:
+    """Return whether this client sets a tab behind the numbers of lines, as newer ones do."""
+    return any(
+        _WITH_TAB.match(step.text)
+        for step in at.steps
+        if step.name == "Read" and step.session == at.step.session
+    )

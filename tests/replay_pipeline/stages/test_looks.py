@@ -1,0 +1,122 @@
+"""What teachers look for at the states of a real session, held to the files and answers that were there."""
+
+from contextlib import ExitStack, closing
+
+import pytest
+
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.work.looks import LoggedLooks
+from replay_pipeline.types import SAMPLE_TEACHERS
+from tests.support.looking import call
+from tests.support.teachers import TeacherServer
+from tests.support.worked import Worked
+
+FILES = {
+    "tide/high.py": "def high():\n    return 3\n",
+    "tide/low.py": "def low():\n    return 1\n",
+    "tide/keys.py": 'AWS_SECRET_ACCESS_KEY = "Zq7TnV2wsmpl0fakeK3yZp9LrB4uXcH8mJd1eGsW"\n',
+}
+
+
+@pytest.fixture
+def work(tmp_path):
+    """Read, edit, look at the status, edit the other file, and end; its folder is that of a person."""
+    work = Worked(tmp_path / "home" / "mira" / "tides")
+    work.begin(FILES)
+    work.read("tide/high.py")
+    work.edit("tide/high.py", "return 3", "return 4")
+    work.bash("git status --short")
+    work.read("tide/low.py")
+    work.edit("tide/low.py", "return 1", "return 2")
+    work.session.assistant("Done.")
+    return work
+
+
+def opened(tmp_path, work, **replay):
+    path = work.session.write(tmp_path / "projects")
+    changes = {"ingest": {"sources": [str(path)]}, "replay": replay}
+    pipeline = Pipeline(Settings.load(data_dir=tmp_path / "data", changes=changes))
+    batches = pipeline.ingest_new() or pipeline.batches()
+    return pipeline, batches[0]
+
+
+@pytest.fixture
+def looks_at():
+    """Who answers looks at the states of a batch, closed in the end."""
+    with ExitStack() as stack:
+        yield lambda *given: stack.enter_context(closing(LoggedLooks(*given)))
+
+
+def seen(looks, state, name, **arguments):
+    answers = looks(state, call(name, **arguments))
+    return None if answers is None else (answers[0].text, answers[0].source)
+
+
+def test_a_look_shows_what_was_there_then_and_what_nobody_knows_stays_open(
+    tmp_path, work, looks_at
+):
+    pipeline, batch = opened(tmp_path, work)
+    first, second, last = pipeline.asked_states([batch])
+    looks = looks_at(pipeline, [batch])
+    cwd = first["cwd"]
+    assert "mira" not in cwd
+    high = f"{cwd}/tide/high.py"
+    # As it was: before the edit, between both, and after the last call.
+    before, after = (f"     1→def high():\n     2→    return {n}\n     3→" for n in (3, 4))
+    assert seen(looks, first, "Read", file_path=high) == (before, "log")
+    assert seen(looks, second, "Read", file_path=high) == (after, "files")
+    assert seen(looks, last, "Read", file_path="tide/low.py") == (
+        "     1→def low():\n     2→    return 2\n     3→", "files",
+    )  # fmt: skip
+    assert (
+        seen(looks, first, "Grep", pattern="def", path="tide", output_mode="content")[1] == "files"
+    )
+    found, _ = seen(looks, first, "Glob", pattern="**/*.py")
+    assert f"{cwd}/tide/low.py" in found.split("\n")
+    # The agent's own look, which no later change has outdated; one that it made before a change is none.
+    status = seen(looks, second, "Bash", command="git status --short")
+    assert status == (" M tide/high.py", "log")
+    assert seen(looks, first, "Bash", command="git status --short") is None
+    assert seen(looks, last, "Bash", command="git status --short") is None
+    assert seen(looks, first, "TodoWrite", todos=[])[1] == "fixed"
+    for name, arguments in (
+        ("Read", {"file_path": "/etc/hosts"}),
+        ("Read", {"file_path": f"{cwd}/untracked.txt"}),
+        ("Bash", {"command": "ls -la"}),
+        ("WebFetch", {"url": "https://example.com", "prompt": "x"}),
+    ):
+        assert seen(looks, first, name, **arguments) is None, name
+
+
+def test_nothing_of_a_file_that_no_prompt_may_show_reaches_a_teacher(tmp_path, work, looks_at):
+    pipeline, batch = opened(tmp_path, work)
+    state = pipeline.asked_states([batch])[0]
+    text, _ = seen(looks_at(pipeline, [batch]), state, "Read", file_path="tide/keys.py")
+    assert "AWS_SECRET" in text
+    assert "Zq7TnV2w" not in text
+    assert "mira" not in text
+
+
+def test_the_pipeline_asks_on_and_keeps_every_step(tmp_path, work):
+    pipeline, batch = opened(tmp_path, work)
+    states = pipeline.asked_states([batch])
+    answers = {}
+    for spec in SAMPLE_TEACHERS:
+        for state in states:
+            step = state["state_id"]
+            answers.setdefault(step, {})[spec.model] = call("Read", file_path="tide/low.py")
+            answers.setdefault(f"{step}+1", {})[spec.model] = state["student_action"]
+    with TeacherServer(answers) as server:
+        teachers = [spec.model_dump(exclude_unset=True) for spec in server.teachers()]
+        settings = {"teachers": teachers, "gates": []}
+        pipeline, batch = opened(tmp_path, work, **settings)
+        report = pipeline.replay(batch).report
+        assert report["n_sent"] == server.bill().n_charged == 2 * len(answers) // 2 * 3
+        once = {**settings, "max_looks": 0}
+        none = opened(tmp_path, work, **once)[0].replay(batch).report
+    rows = pipeline.root.read("teacher_actions", batch).to_pylist()
+    assert report["errors"] == {}
+    assert none["errors"] == {"still_looking": len(rows)}
+    assert not none["n_sent"]
+    assert len(rows) == 3 * len(states)
