@@ -120,24 +120,10 @@ def compose_loss(
         rpo_alpha=rpo_alpha,
         label_smoothing=label_smoothing,
     )
-    weights = {"policy": 1.0, "sdpo": alpha_sdpo, "replay": beta_replay}
-    options = (sdpo_options, replay_options)
-    return _composed(model, batch, weights, options, teacher, with_norms=with_gradient_norms)
-
-
-def _composed(
-    model: nn.Module,
-    batch: Batch,
-    weights: Mapping[str, float],
-    options: tuple[SDPOOptions, ReplayOptions],
-    teacher: nn.Module | None,
-    *,
-    with_norms: bool,
-) -> LossComponents:
     if "input_ids" not in batch:
         raise TrainerConfigError("the batch has no input_ids: build it with ComposerDataCollator")
-    sdpo_options, replay_options = options
-    off = _off_channels(batch, weights["sdpo"], weights["replay"], replay_options, sdpo_options)
+    weights = {"policy": 1.0, "sdpo": alpha_sdpo, "replay": beta_replay}
+    off = _off_channels(batch, alpha_sdpo, beta_replay, replay_options, sdpo_options)
     for channel, reason in off.items():
         _say_once(channel, reason)
     logits_BTV = model_logits(model, batch["input_ids"], batch.get("attention_mask"))
@@ -151,7 +137,7 @@ def _composed(
         metrics |= numbers
     parts = {"policy": lm_ce, "sdpo": sdpo, "replay": replay}
     weighted = {name: weights[name] * part for name, part in parts.items()}
-    if with_norms:
+    if with_gradient_norms:
         metrics |= gradient_norms(model, {k: v for k, v in weighted.items() if k not in off})
     total = lm_ce + weighted["sdpo"] + weighted["replay"]
     metrics["loss/total"] = float(total.detach())

@@ -133,7 +133,6 @@ class Lease(msgspec.Struct):
 
     holder: str
     where: str
-    since: float
     until: float
     run: int
 
@@ -146,21 +145,12 @@ class Launch:
         uri: The store that joins the replicas.
         executor: Where they run.
         limits: Limits of the launch.
-        takes_over: Whether to take the store from a launch that is lost. What still runs of it is
-            stopped, and what the platform lists of it counts under the ceiling.
     """
 
     def __init__(
-        self,
-        work_dir: Path,
-        uri: str,
-        executor: ServerlessExecutor,
-        limits: Limits,
-        *,
-        takes_over: bool = False,
+        self, work_dir: Path, uri: str, executor: ServerlessExecutor, limits: Limits
     ) -> None:
         self.uri, self.executor, self.limits = uri, executor, limits
-        self._takes_over = takes_over
         self.work_dir = work_dir
         self.ledger = executor.ledger = JobLedger(work_dir / LEDGER)
         self.run_id = self.ledger.recall("run_id") or ""
@@ -169,10 +159,14 @@ class Launch:
         self._look_at = 0.0
 
     @property
+    def began(self) -> float:
+        """Return the time of the first start, in seconds since the epoch."""
+        return float(self.ledger.remember("began", str(self.executor.now())))
+
+    @property
     def until(self) -> float:
         """Return the time by which the platform ends every replica, in seconds since the epoch."""
-        began = float(self.ledger.remember("began", str(self.executor.now())))
-        return began + 3600 * self.limits.max_hours
+        return self.began + 3600 * self.limits.max_hours
 
     def take(self) -> None:
         """Take the store's lease, or find our own again, and set the ceiling.
@@ -180,17 +174,15 @@ class Launch:
         Raises:
             LeaseHeldError: Another launch has the store.
             OuterLoopError: The newest lease is damaged.
-            ReplicaFailedError: A replica of the launch that was lost could not be stopped.
             TrainerConfigError: The price of the hardware is unknown.
         """
         mine = Lease(
             holder=self.ledger.remember("holder", uuid.uuid4().hex),
             where=f"{self.work_dir.resolve()} on {socket.gethostname()}",
-            since=self.until - 3600 * self.limits.max_hours,
             until=self.until,
             run=int(self.ledger.recall("run") or 0),
         )
-        is_taken, since = False, mine.since
+        is_taken = False
         while not is_taken:
             keys = [key for key in self.store.keys(LEASES) if LEASE.fullmatch(key)]
             self._number = max((int(key[len(LEASES) :][:6]) for key in keys), default=0)
@@ -201,11 +193,10 @@ class Launch:
                     mine.run = held.run
                     if held.until >= mine.until:
                         break
-                elif held.until > self.executor.now() and not self._takes_over:
+                elif held.until > self.executor.now():
                     raise LeaseHeldError(
-                        f"{self.store.place or 'the store'} belongs to a launch from {held.where}: watch it from there, stop it there, or name another store. If that launch is lost, add --take-over: what still runs of it is stopped"
+                        f"{self.store.place or 'the store'} belongs to a launch from {held.where}: watch it from there, stop it there, or name another store. If that folder is lost, stop its jobs on the platform's page and delete {LEASES} in the store"
                     )
-                since = held.since
             self._number += 1
             mine.run = mine.run or self._number
             is_taken = self.store.put_if_absent(
@@ -214,33 +205,35 @@ class Launch:
         self.ledger.remember("run", str(mine.run))
         named = f"outer-{hashlib.sha256(self.uri.encode()).hexdigest()[:12]}-{mine.run}"
         self.run_id = self.ledger.remember("run_id", named)
-        if self._takes_over and (left := self._end_strays(since)):
-            raise ReplicaFailedError(f"{left[0].label} of a lost launch may still run: try again")
         self.ledger.set_ceiling(self.limits.max_usd if self.executor.usd_per_hour else None)
 
-    def _end_strays(self, since: float) -> list[ReplicaHandle]:
-        """Stop what is listed for the store and not in the ledger, and count it.
+    def _strays_left(self) -> list[ReplicaHandle]:
+        """Stop and count what the platform lists of this run and the ledger doesn't know.
 
-        These are twins of a start without an answer, and what a lost launch has left. What the
-        platform doesn't tell the time of is believed to have run since some time.
+        These are twins of a start without an answer. What the platform doesn't tell the time of is
+        believed to have run from the beginning.
 
         Returns:
             Those that may still run.
         """
         executor, left = self.executor, list[ReplicaHandle]()
         known = {ReplicaHandle.from_json(row.handle).job_id for row in self.ledger.rows()}
-        for found in executor.listed(self.run_id):
-            name = f"{STRAY}{found.job_id}"
-            is_ours = found.run_id == self.run_id or self._takes_over
-            if not is_ours or found.job_id in known or self.ledger.recall(name) is not None:
-                continue
-            logger.warning("%s (%s) is not in the ledger: stopping it", found.label, found.job_id)
-            if executor.cancel([found]):
-                left.append(found)
-                continue
-            told = executor.poll([found])[0].billed_s
-            cost = executor.bound_usd(executor.now() - since if told is None else told)
-            self.ledger.charge(name, found.to_json(), cost)
+        try:
+            for found in executor.listed(self.run_id):
+                name = f"{STRAY}{found.job_id}"
+                if found.job_id in known or self.ledger.recall(name) is not None:
+                    continue
+                logger.warning(
+                    "%s (%s) is not in the ledger: stopping it", found.label, found.job_id
+                )
+                if executor.cancel([found]):
+                    left.append(found)
+                    continue
+                told = executor.poll([found])[0].billed_s
+                cost = executor.bound_usd(executor.now() - self.began if told is None else told)
+                self.ledger.charge(name, found.to_json(), cost)
+        except OuterLoopError as error:
+            logger.warning("twins could not be looked for: %s", error)
         return left
 
     def _look(self) -> None:
@@ -248,14 +241,6 @@ class Launch:
         if self.executor.outlives_launcher and self.executor.now() >= self._look_at:
             self._look_at = self.executor.now() + LOOK_S
             self._strays_left()
-
-    def _strays_left(self) -> list[ReplicaHandle]:
-        """End twins, as far as the platform lists any, and return those that may still run."""
-        try:
-            return self._end_strays(self.until - 3600 * self.limits.max_hours)
-        except OuterLoopError as error:
-            logger.warning("twins could not be looked for: %s", error)
-            return []
 
     def _read_lease(self, key: str) -> Lease:
         try:
@@ -479,7 +464,6 @@ def launch(
     secrets: Mapping[str, str] | None = None,
     work_dir: Path = Path("outer"),
     is_detached: bool = False,
-    takes_over: bool = False,
 ) -> list[ReplicaResult]:
     """Train with N replicas that a store joins, restart dead ones, and return their logs.
 
@@ -497,7 +481,6 @@ def launch(
         secrets: Variables such as cloud keys, which go through the platform's secret store.
         work_dir: Folder for the ledger of all starts.
         is_detached: Whether to return as soon as all are started, without a result.
-        takes_over: As in `Launch`.
 
     Raises:
         ReplicaFailedError: Too few replicas are left; they are stopped.
@@ -507,7 +490,7 @@ def launch(
     """
     settings = ["--set", "outer=object_store", "--set", f"outer_options.uri={uri}"]
     command = [*arguments, *settings]
-    run = Launch(work_dir, uri, executor, limits or Limits(), takes_over=takes_over)
+    run = Launch(work_dir, uri, executor, limits or Limits())
     run.take()
     handles = run.start(entrypoint, command, replicas, env=env or {}, secrets=secrets or {})
     return [] if is_detached else run.watch(handles, poll_s=poll_s, secrets=secrets)
@@ -546,8 +529,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--detach", action="store_true", help="start, and do not watch")
     add("--max-restarts", type=int, default=10, help="of all replicas together")
     add("--quorum", type=int, help="fewest replicas with which the run goes on (default: half)")
-    add("--take-over", action="store_true", dest="takes_over",
-        help="take the store from a launch that is lost, and stop what it left")  # fmt: skip
     return parser
 
 
@@ -610,7 +591,6 @@ def _launched(options: argparse.Namespace, rest: list[str]) -> list[ReplicaResul
             secrets=secrets,
             work_dir=work_dir,
             is_detached=options.detach,
-            takes_over=options.takes_over,
         )
 
 

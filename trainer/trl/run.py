@@ -25,8 +25,7 @@ from trainer.data.as_seen import as_seen, parts_of
 from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import PreferenceData, load_preference_data
-from trainer.data.evaluation import EvaluationCost, EvaluationOptions, evaluate
-from trainer.data.preflight import Preflight
+from trainer.data.evaluation import EvaluationCost, evaluate
 from trainer.data.rendering import RENDERING_FILE, Renderer
 from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
@@ -177,10 +176,7 @@ def only_run_in(
 
 
 def _run(
-    config: RunConfig,
-    args: ComposerConfig,
-    parts: RunParts,
-    should_stop: Callable[[], bool],
+    config: RunConfig, args: ComposerConfig, parts: RunParts, should_stop: Callable[[], bool]
 ) -> dict[str, Any]:
     started = time.perf_counter()
     transformers_logging.disable_progress_bar()
@@ -192,7 +188,7 @@ def _run(
         logger.warning("%s: this run is finished; --again starts it anew", output)
         return json.loads((output / "report.json").read_text("utf-8"))
     resumed = checkpoint_to_resume(config.resume_from, steps, stamp)
-    made = _prepared(config, args, parts)
+    made = _Prepared(config, args, parts)
     before, loss_first = made.measured()
     metrics = MetricsFile(output / "metrics.jsonl", args)
     stopping = StopAtStep(stamp, should_stop)
@@ -203,20 +199,40 @@ def _run(
     # First what took hours, then what only looks at it.
     save_checkpoint(config, trainer, made.tokenizer, output)
     after, loss_last = made.measured()
+    live = [name for name, steps in trainer.n_live_steps.items() if steps > 0]
+    idle = {
+        name: f"no step gave it anything to learn from ({why})"
+        for name, why in NOTHING_TO_LEARN.items()
+        if name not in [*live, *made.off]
+    }
     report = {
         "loss_first": loss_first,
         "loss_last": loss_last,
-        **_channels(trainer, made.off),
+        "channels_live": live,
+        "channels_off": {**made.off, **idle},
         "steps": trainer.state.global_step,
         "seconds": round(time.perf_counter() - started, 2),
-        **made.figures(),
+        "pairs": made.n_pairs,
+        "cut_prompts": made.found.n_cut_prompts,
+        "preflight": made.found.as_report(),
+        **({"balance": made.balance.as_report()} if made.balance else {}),
         "pairs_forward": trainer.pair_forward,
         **({"drift": trainer.drift.as_report()} if trainer.drift else {}),
         **compared(before, after),
     }
     if trainer.is_world_process_zero():
         plot_metrics(metrics.rows, output / "loss.png")
-        write_results(config, report, {"before": before, "after": after})
+        evaluation = {"before": before, "after": after}
+        _write_json(output / "evaluation.json", evaluation)
+        _write_json(output / "report.json", report)
+        card = model_card(
+            base=config.model or "random weights",
+            dataset=config.dataset,
+            settings=asdict(config),
+            report=report,
+            evaluation=evaluation,
+        )
+        (output / "README.md").write_text(card, "utf-8")
         _write_json(output / "inspected.json", made.inspected())
         mark_finished(steps, stamp)
         if config.push_to_hub is not None:
@@ -228,28 +244,83 @@ def _run(
 _N_INSPECTED = 3
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Prepared:
     """Everything of a run that is there before its trainer."""
 
-    config: RunConfig
-    args: ComposerConfig
-    tokenizer: Any
-    collator: ComposerDataCollator
-    data: PreferenceData
-    """Of `pairs`, all that a step may draw: with `sft_on` positives, too."""
-    n_pairs: int
-    found: Preflight
-    model: Any
-    outer: list[TrainerCallback]
-    off: dict[str, str]
-    """Channels that cannot teach anything, with the reason."""
-    recorded: RecordedRollouts | None
-    objective: FixedBatchObjective
-    evaluation: EvaluationOptions
-    pair_forward: PairForward
-    """How pairs of an evaluation run: as those of a step do."""
-    balance: Balance | None
+    def __init__(self, config: RunConfig, args: ComposerConfig, parts: RunParts) -> None:
+        self.config, self.args = config, args
+        data = load_preference_data(config.dataset, revision=config.revision)
+        self.tokenizer = load_tokenizer(config, data)
+        if getattr(self.tokenizer, "response_template", None) is None:
+            with contextlib.suppress(ValueError):  # a template that TRL doesn't know
+                add_response_schema(self.tokenizer)
+        self.collator = ComposerDataCollator(self.tokenizer, **args.rendering)
+        renderer = self.collator.renderer
+        with args.main_process_first(desc="tokenizing"):
+            requests = requests_of(data, hint_for_row, with_tools=args.render_tools)
+            renderer.store.fill(requests, renderer, Path(config.output) / "tokens")
+        data, self.found = usable_data(config, renderer, data)
+        joined = section_of(OuterOptions, config.outer_options, "outer_options.")
+        self.outer = outer_callbacks(config.outer, joined, place=parts.place, store=parts.store)
+        # All replicas must start from the same weights, although their data shards differ.
+        self.model = self._trainee(data)
+        data = sharded(data, parts.place) if self.outer else data
+        self.off = off_channels(args, data)
+        """Channels that cannot teach anything, with the reason."""
+        self.recorded: RecordedRollouts | None = None
+        if config.rollouts == "student":
+            n = args.num_generations or 1
+            self.recorded = student_rollouts(data, renderer, group_size=n, seed=args.seed)
+        self.n_pairs = len(data.pairs)
+        self.data = replace(data, pairs=data.sft_pairs(args.drawn))
+        """Of `pairs`, all that a step may draw: with `sft_on` positives, too."""
+        args.max_steps = args.steps_for(len(self.data.pairs))
+        self.pair_forward = self._pair_forward()
+        """How pairs of an evaluation run: as those of a step do."""
+        self.balance: Balance | None = None
+        if args.balance_pairs and args.has_preference:
+            self._balance()
+        if self.recorded is not None and (args.has_policy or args.alpha_sdpo > 0):
+            with _autocast(args):
+                self.recorded.add_behaviour_logps(
+                    self.model, logps_of=chunked_response_logps, temperature=args.temperature
+                )
+        self.objective = FixedBatchObjective(self.model, self.collator, self.data, args)
+        self.evaluation = config.evaluation.within(evaluation_cost(self.data, renderer, args))
+
+    def _trainee(self, data: PreferenceData) -> Any:
+        """Load the model, or make and pretrain a tiny one, on its device."""
+        config, args = self.config, self.args
+        model = load_model(config, self.tokenizer, seed=args.seed).to(args.device)
+        if config.model is None and (n_steps := config.tiny.pretraining_steps):
+            rows = data.pairs or data.sft_pairs("consensus")
+            options = {"n_steps": n_steps, "seed": args.seed, "forward": chunked_pair_logps}
+            pretrain(model, self.collator, rows, **options)
+        return model
+
+    def _pair_forward(self) -> PairForward:
+        args = self.args
+        rows = (self.data.pairs or self.data.test_pairs)[:2]
+        if not rows:
+            return PairForward(choice="padded: no pairs", max_tokens=args.max_packed_tokens)
+        batch = {name: value.to(args.device) for name, value in self.collator.pairs(rows).items()}
+        return choose_pair_forward(
+            self.model,
+            batch,
+            setting=args.pair_forward,
+            max_tokens=args.max_packed_tokens,
+            autocast=partial(_autocast, args),
+        )
+
+    def _balance(self) -> None:
+        args, pairs = self.args, self.data.pairs
+        self.balance = balanced(pairs, self.model, self.collator, self.pair_forward, args)
+        self.data = replace(self.data, pairs=self.balance.pairs)
+        if refusal := self.balance.refusal:
+            args.beta_replay = 0.0
+            self.off["replay"] = refusal
+            logger.warning("channel replay is off: %s", refusal)
+            refuse_all_off(self.off)
 
     def measured(self) -> tuple[dict[str, Any], float]:
         """Evaluate the model as it is now, and compute the objective on a fixed batch."""
@@ -273,65 +344,6 @@ class _Prepared:
         rows = self.data.pairs[:_N_INSPECTED]
         seen = [as_seen(row, renderer, self.tokenizer) for row in rows]
         return [{**row, "parts": parts_of(row)} for row in seen]
-
-    def figures(self) -> dict[str, Any]:
-        """Return what a report says of the data."""
-        return {
-            "pairs": self.n_pairs,
-            "cut_prompts": self.found.n_cut_prompts,
-            "preflight": self.found.as_report(),
-            **({"balance": self.balance.as_report()} if self.balance else {}),
-        }
-
-
-def _prepared(config: RunConfig, args: ComposerConfig, parts: RunParts) -> _Prepared:
-    data = load_preference_data(config.dataset, revision=config.revision)
-    tokenizer = load_tokenizer(config, data)
-    if getattr(tokenizer, "response_template", None) is None:
-        with contextlib.suppress(ValueError):  # a template that TRL doesn't know
-            add_response_schema(tokenizer)
-    collator = make_collator(config, args, tokenizer, data)
-    renderer = collator.renderer
-    data, found = usable_data(config, renderer, data)
-    outer = _outer_callbacks(config, parts)
-    whole, data = data, sharded(data, parts.place) if outer else data
-    model = trainee_model(config, args, tokenizer, collator, whole)
-    off = off_channels(args, data)
-    recorded = recorded_rollouts(config, args, data, renderer)
-    n_pairs, data = len(data.pairs), replace(data, pairs=data.sft_pairs(args.drawn))
-    args.max_steps = args.steps_for(len(data.pairs))
-    pair_forward = _pair_forward(model, collator, data, args)
-    balance = None
-    if args.balance_pairs and args.has_preference:
-        balance = balanced(data.pairs, model, collator, pair_forward, args)
-        data = replace(data, pairs=balance.pairs)
-        if balance.refusal:
-            args.beta_replay = 0.0
-            off["replay"] = balance.refusal
-            logger.warning("channel replay is off: %s", balance.refusal)
-            refuse_all_off(off)
-    if recorded is not None and (args.has_policy or args.alpha_sdpo > 0):
-        with _autocast(args):
-            recorded.add_behaviour_logps(
-                model, logps_of=chunked_response_logps, temperature=args.temperature
-            )
-    return _Prepared(
-        config=config,
-        args=args,
-        tokenizer=tokenizer,
-        collator=collator,
-        data=data,
-        n_pairs=n_pairs,
-        found=found,
-        model=model,
-        outer=outer,
-        off=off,
-        recorded=recorded,
-        objective=FixedBatchObjective(model, collator, data, args),
-        evaluation=config.evaluation.within(evaluation_cost(data, renderer, args)),
-        pair_forward=pair_forward,
-        balance=balance,
-    )
 
 
 def evaluation_cost(
@@ -386,77 +398,6 @@ def _autocast(args: ComposerConfig) -> torch.autocast:
     return torch.autocast(args.device.type, dtype, enabled=bool(args.bf16 or args.fp16))
 
 
-def _pair_forward(
-    model: Any, collator: ComposerDataCollator, data: PreferenceData, args: ComposerConfig
-) -> PairForward:
-    rows = (data.pairs or data.test_pairs)[:2]
-    if not rows:
-        return PairForward(choice="padded: no pairs", max_tokens=args.max_packed_tokens)
-    batch = {name: value.to(args.device) for name, value in collator.pairs(rows).items()}
-    return choose_pair_forward(
-        model,
-        batch,
-        setting=args.pair_forward,
-        max_tokens=args.max_packed_tokens,
-        autocast=partial(_autocast, args),
-    )
-
-
-def _channels(trainer: ComposerReplicationTrainer, off: Mapping[str, str]) -> dict[str, Any]:
-    live = [name for name, steps in trainer.n_live_steps.items() if steps > 0]
-    idle = {
-        name: f"no step gave it anything to learn from ({why})"
-        for name, why in NOTHING_TO_LEARN.items()
-        if name not in [*live, *off]
-    }
-    return {"channels_live": live, "channels_off": {**off, **idle}}
-
-
-def _outer_callbacks(config: RunConfig, parts: RunParts) -> list[TrainerCallback]:
-    joined = section_of(OuterOptions, config.outer_options, "outer_options.")
-    return outer_callbacks(config.outer, joined, place=parts.place, store=parts.store)
-
-
-def make_collator(
-    config: RunConfig, args: ComposerConfig, tokenizer: Any, data: PreferenceData
-) -> ComposerDataCollator:
-    """Make the collator of a run, and render all of the run's texts in advance."""
-    collator = ComposerDataCollator(tokenizer, **args.rendering)
-    with args.main_process_first(desc="tokenizing"):
-        requests = requests_of(data, hint_for_row, with_tools=args.render_tools)
-        collator.renderer.store.fill(requests, collator.renderer, Path(config.output) / "tokens")
-    return collator
-
-
-def trainee_model(
-    config: RunConfig,
-    args: ComposerConfig,
-    tokenizer: Any,
-    collator: ComposerDataCollator,
-    data: PreferenceData,
-) -> Any:
-    """Load the model, or make and pretrain a tiny one, on its device.
-
-    All replicas must start from the same weights, although their data shards differ. So a tiny
-    model is pretrained on the whole `data`, before it is divided.
-    """
-    model = load_model(config, tokenizer, seed=args.seed).to(args.device)
-    if config.model is None and config.tiny.pretraining_steps:
-        n_steps, rows = config.tiny.pretraining_steps, data.pairs or data.sft_pairs("consensus")
-        pretrain(model, collator, rows, n_steps=n_steps, seed=args.seed, forward=chunked_pair_logps)
-    return model
-
-
-def recorded_rollouts(
-    config: RunConfig, args: ComposerConfig, data: PreferenceData, renderer: Renderer
-) -> RecordedRollouts | None:
-    """Collect the recorded decisions for `config.rollouts`, or None if TRL generates."""
-    if config.rollouts == "student":
-        n = args.num_generations or 1
-        return student_rollouts(data, renderer, group_size=n, seed=args.seed)
-    return None
-
-
 NOTHING_TO_LEARN = {
     "policy": "all rewards of each group were equal",
     "sdpo": "no state that was trained on has a hint",
@@ -497,23 +438,6 @@ def refuse_all_off(off: Mapping[str, str]) -> None:
         raise TrainerConfigError(
             f"all channels are off, so the model would learn nothing ({reasons})"
         )
-
-
-def write_results(
-    config: RunConfig, report: Mapping[str, Any], evaluation: Mapping[str, Any]
-) -> None:
-    """Write the report, the evaluation and the model card into the output folder."""
-    output = Path(config.output)
-    _write_json(output / "evaluation.json", evaluation)
-    _write_json(output / "report.json", report)
-    card = model_card(
-        base=config.model or "random weights",
-        dataset=config.dataset,
-        settings=asdict(config),
-        report=report,
-        evaluation=evaluation,
-    )
-    (output / "README.md").write_text(card, "utf-8")
 
 
 def refuse_worse(report: Mapping[str, Any], output: Path) -> None:

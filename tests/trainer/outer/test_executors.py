@@ -253,10 +253,10 @@ def test_a_local_replica_that_ends_before_it_is_looked_at_has_ended(tmp_path, mo
 
 
 @pytest.mark.parametrize("gpu", [None, "A100"])
-def test_modal_lists_what_a_store_has_and_forgets_what_is_gone(cloud, gpu):
+def test_modal_lists_what_a_run_has_and_forgets_what_is_gone(cloud, gpu):
     executor = ModalExecutor("python:3.12", gpu, python=sys.executable)
     (handle,) = launch(executor, "import time; time.sleep(60)", 1, run_id=f"outer-{gpu}-3")
-    (found,) = executor.listed(f"outer-{gpu}-9")
+    (found,) = executor.listed(f"outer-{gpu}-3")
     assert (found.job_id, found.label) == (handle.job_id, handle.label)
     gone = dataclasses.replace(handle, job_id=handle.job_id[:-4] + "0000", run_id="other")
     assert executor.poll([gone])[0].message.endswith("does not know it any more")

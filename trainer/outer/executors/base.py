@@ -1,7 +1,7 @@
 """The interface of executors, which start, watch, collect, restart, and cancel N replicas of one command.
 
 A platform implements five methods for one replica (`_start`, `_find`, `_inspect`, `_logs`, `_stop`),
-the list of a store's replicas, its errors and its price. The common parts are here. Handles are plain data, so another process can
+the list of a run's replicas, its errors and its price. The common parts are here. Handles are plain data, so another process can
 take over the watch. If a platform doesn't answer, the executor waits, because its jobs go on and
 cost money.
 """
@@ -81,9 +81,14 @@ class ReplicaHandle:
         return f"{self.run_id}-{self.rank}-{self.attempt}"
 
     @property
-    def store(self) -> str:
-        """Return the part of the run's name that all launches on one store share."""
-        return self.run_id.rpartition("-")[0] or self.run_id
+    def tags(self) -> dict[str, str]:
+        """Return what tells the replica from others on the platform."""
+        return {"run": self.run_id, "rank": str(self.rank), "attempt": str(self.attempt)}
+
+    @classmethod
+    def of_tags(cls, tags: Mapping[str, str], job_id: str) -> "ReplicaHandle":
+        """Return a handle of what the platform lists, without its command."""
+        return cls(tags["run"], int(tags["rank"]), 0, int(tags["attempt"]), job_id, (), {}, 0.0)
 
     def to_json(self) -> str:
         """Return the handle as JSON."""
@@ -308,9 +313,8 @@ class ServerlessExecutor(ABC):
         return status
 
     def listed(self, run_id: str) -> list[ReplicaHandle]:
-        """Return the replicas of all launches on a run's store that the platform lists."""
-        store = ReplicaHandle(run_id, 0, 0, 0, "", (), {}, 0.0).store
-        return self.asked(lambda: self._listed(store))
+        """Return the replicas of a run that the platform lists."""
+        return self.asked(lambda: self._listed(run_id))
 
     def collect(
         self, handles: Sequence[ReplicaHandle], *, timeout_s: float = 3600.0, poll_s: float = 1.0
@@ -385,9 +389,9 @@ class ServerlessExecutor(ABC):
     def _find(self, handle: ReplicaHandle) -> list[str]:
         """Return the platform's names for all replicas of a handle's label."""
 
-    def _listed(self, store: str) -> list[ReplicaHandle]:
-        """Return the replicas of all launches on a store that the platform lists."""
-        del store
+    def _listed(self, run_id: str) -> list[ReplicaHandle]:
+        """Return the replicas of a run that the platform lists."""
+        del run_id
         return []
 
     @abstractmethod

@@ -97,26 +97,21 @@ class HFJobsExecutor(ServerlessExecutor):
             secrets=dict(secrets) or None,
             flavor=self.hardware,
             timeout=max(1, int(handle.timeout_s)),
-            labels=_labels(handle),
+            labels=handle.tags,
             namespace=self.namespace,
         )
         return job.id
 
     def _find(self, handle: ReplicaHandle) -> list[str]:
-        return [job.id for job in self._labelled(_labels(handle))]
+        return [job.id for job in self._labelled(handle.tags)]
 
     def _labelled(self, labels: Mapping[str, str]) -> list[JobInfo]:
         listed = self._api.list_jobs(labels=dict(labels), namespace=self.namespace)
         return [job for job in listed if (job.labels or {}).items() >= labels.items()]
 
-    def _listed(self, store: str) -> list[ReplicaHandle]:
-        return [
-            ReplicaHandle(
-                job.labels["run"], int(job.labels["rank"]), 0, int(job.labels["attempt"]), job.id,
-                (), {}, 0.0,
-            )
-            for job in self._labelled({"store": store}) if job.labels
-        ]  # fmt: skip
+    def _listed(self, run_id: str) -> list[ReplicaHandle]:
+        found = self._labelled({"run": run_id})
+        return [ReplicaHandle.of_tags(job.labels or {}, job.id) for job in found]
 
     def _inspect(self, handle: ReplicaHandle) -> ReplicaStatus | None:
         try:
@@ -157,13 +152,6 @@ class HFJobsExecutor(ServerlessExecutor):
             is_told = status is not None and status not in TRANSIENT
             kind = OuterLoopError if is_told else PlatformUnreachableError
             raise kind(f"Hugging Face Jobs: {error}") from error
-
-
-def _labels(handle: ReplicaHandle) -> dict[str, str]:
-    return {
-        "store": handle.store, "run": handle.run_id, "rank": str(handle.rank),
-        "attempt": str(handle.attempt),
-    }  # fmt: skip
 
 
 def _status_of(error: BaseException) -> int | None:

@@ -111,11 +111,8 @@ class ModalExecutor(ServerlessExecutor):
                 memory=(self.memory_mib, self.memory_mib),
                 secrets=[modal.Secret.from_dict({**env, **secrets})],
                 timeout=max(1, int(handle.timeout_s)),
-                tags={
-                    "store": handle.store, "run": handle.run_id, "rank": str(handle.rank),
-                    "attempt": str(handle.attempt),
-                },
-            )  # fmt: skip
+                tags=handle.tags,
+            )
         except modal.exception.AlreadyExistsError:
             sandbox = self._named(handle)
         self._sandboxes[sandbox.object_id] = sandbox
@@ -131,17 +128,11 @@ class ModalExecutor(ServerlessExecutor):
         found = self._named(handle)
         return [] if found is None else [found.object_id]
 
-    def _listed(self, store: str) -> list[ReplicaHandle]:
+    def _listed(self, run_id: str) -> list[ReplicaHandle]:
         # The plain `list` leaves out sandboxes of the second version, which have no GPU.
         list_all = self._modal.Sandbox._experimental_list
-        found = list_all(app_id=self._application().app_id, tags={"store": store})
-        return [
-            ReplicaHandle(
-                tags["run"], int(tags["rank"]), 0, int(tags["attempt"]), sandbox.object_id, (), {},
-                0.0,
-            )
-            for sandbox in found for tags in [sandbox.get_tags()]
-        ]  # fmt: skip
+        found = list_all(app_id=self._application().app_id, tags={"run": run_id})
+        return [ReplicaHandle.of_tags(one.get_tags(), one.object_id) for one in found]
 
     def _named(self, handle: ReplicaHandle) -> Any:
         """Return the sandbox of a handle's label; one that has ended only of the second version."""
