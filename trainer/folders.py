@@ -27,10 +27,6 @@ def sole_writer(folder: Path, *, patience_s: float = 0.0) -> Iterator[None]:
 
     The operating system holds the lock, and releases it when the process ends for any reason.
 
-    Args:
-        folder: folder for the files of a run.
-        patience_s: seconds to wait for another trainer, such as one that was just killed.
-
     Raises:
         FolderInUseError: another trainer writes there. Nothing was changed.
         TrainerConfigError: the folder can't be created or written to.

@@ -197,11 +197,7 @@ class SharedSettings:
 
     @property
     def sdpo(self) -> SDPOOptions:
-        """Return the options of channel 2 for the loss functions.
-
-        Raises:
-            TrainerConfigError: a value is out of range.
-        """
+        """Return the options of channel 2 for the loss functions."""
         return SDPOOptions(
             jsd_beta=self.jsd_beta,
             temperature=self.temperature,
@@ -215,11 +211,7 @@ class SharedSettings:
 
     @property
     def preference(self) -> ReplayOptions:
-        """Return the options of channel 3's preference loss for the loss functions.
-
-        Raises:
-            TrainerConfigError: the variant is unknown.
-        """
+        """Return the options of channel 3's preference loss for the loss functions."""
         return ReplayOptions(
             variant=self.dpo_variant, **{name: getattr(self, name) for name in PREFERENCE_NUMBERS}
         )
@@ -420,11 +412,7 @@ def without_engines(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def section_of(section: type[Section], values: Any, prefix: str) -> Section:
-    """Build a dataclass from its mapping in a settings file.
-
-    Raises:
-        TrainerConfigError: a name is unknown, or a value has the wrong type.
-    """
+    """Build a dataclass from its mapping in a settings file."""
     return section(**typed(section, values, prefix))
 
 

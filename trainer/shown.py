@@ -21,11 +21,6 @@ def inspected(
     Only the tokens of the sides are scored, never the prompt. A row that is only imitated has one side. The tokenizer is that of the
     model in the run's output, or else that of the model to train.
 
-    Args:
-        values: the settings of a run.
-        state_id: the state of the pairs. By default, the first `n_rows` of the dataset.
-        n_rows: number of pairs, if no state is named.
-
     Raises:
         TrainerConfigError: a setting is wrong, or the tokenizer is missing.
         DatasetError: the dataset cannot be read.

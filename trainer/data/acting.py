@@ -121,13 +121,6 @@ def greedy_ids(
 ) -> list[list[int]]:
     """Continue prompts greedily, those of like length in one batch.
 
-    Args:
-        model: a causal LM.
-        tokenizer: that of the model.
-        prompts: token ids of each.
-        max_new_tokens: of each continuation.
-        on_acted: called with the number of prompts of each batch.
-
     Returns:
         The ids of each continuation, up to the token that ends its turn.
     """
@@ -321,10 +314,6 @@ def verdict(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
     something if the margin of the chosen side rose for more held-out pairs than it fell for, by the
     same test at 1 %. The rate of consensus actions tells less, because a model that only learned to
     write calls hits some of them.
-
-    Args:
-        before: result of `evaluate`, with `consensus`, `general_loss`, and `preference`.
-        after: the same for the trained model, on the same states.
 
     Returns:
         `acts_worse`, `learned` (None if there are too few pairs to tell), and `findings` in

@@ -13,11 +13,6 @@ def as_seen(row: Mapping[str, Any], renderer: Renderer, tokenizer: Any) -> dict[
     """Return a pair as training sees it: texts and ids of the prompt and both sides, and the cuts.
 
     A row that is only imitated has the same action on both sides, and shows it once.
-
-    Args:
-        row: a row of a dataset of pairs.
-        renderer: renders the pair to tokens.
-        tokenizer: tokenizer of these tokens.
     """
     prompt, cut = renderer.prompt(row["prompt"], row.get("tools"), sides=sides_of(row))
     found: dict[str, Any] = {

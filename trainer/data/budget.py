@@ -228,15 +228,7 @@ class Fitting:
         needs: Mapping[str, Sequence[str]],
         measures: Measures,
     ) -> None:
-        """Find what must stay.
-
-        Args:
-            system: the system message, or nothing.
-            blocks: all others; a call and its results are one block.
-            tools: definitions, or nothing.
-            needs: as from `needs_of`.
-            measures: counts tokens.
-        """
+        """Find what must stay."""
         self.system, self.blocks = list(system), list(blocks)
         self.tools = list(tools) if tools else None
         self.needs, self.measures = needs, measures

@@ -233,10 +233,6 @@ def _bottom(error: BaseException) -> BaseException:
 def checked_rows(rows: Sequence[Mapping[str, Any]], where: str) -> list[Any]:
     """Return rows as messages without nulls, from any form in which they were published.
 
-    Args:
-        rows: rows of a dataset or of a caller. JSON text is parsed.
-        where: name of the rows in error messages.
-
     Raises:
         DatasetError: a column has the wrong form. The message names the row and the column.
     """

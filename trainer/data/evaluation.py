@@ -65,16 +65,7 @@ def preference_scores(
     forward: PairForward = pair_logps,
     on_scored: Callable[[int], object] = lambda _n: None,
 ) -> dict[str, PreferenceScore]:
-    """Score several lists of pairs. Pairs with the same prompt run together, so that they can share tokens.
-
-    Args:
-        model: the model to score with.
-        collator: collator of the run.
-        asked: lists of pairs by name.
-        batch_size: pairs per call of `forward`.
-        forward: runs both sides of pairs.
-        on_scored: called with the number of scored pairs after each call.
-    """
+    """Score several lists of pairs. Pairs with the same prompt run together, so that they can share tokens."""
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
@@ -217,12 +208,6 @@ def stratified(rows: Sequence[Row], n: int, *, seed: int, side: str) -> list[Row
 
     This is systematic sampling: rows are sorted by kind and session, in random order within each,
     and every k-th row is taken from a random start. They are returned in their original order.
-
-    Args:
-        rows: pairs or prompts.
-        n: number of rows. If there are fewer, all are returned.
-        seed: seed of the draw.
-        side: the field with the action that decides the kind, `chosen` or `consensus`.
     """
     if n >= len(rows):
         return list(rows)

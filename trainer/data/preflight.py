@@ -84,12 +84,7 @@ class Preflight:
 
 
 def preflight(renderer: Renderer, data: PreferenceData, options: PreflightOptions) -> Preflight:
-    """Render all texts of a run, count the faults, and refuse the run if there are too many.
-
-    Raises:
-        TrainerConfigError: the template can't show parts of the rows, and plain rendering is off.
-        DatasetError: too many pairs are unusable, or too many prompts are cut.
-    """
+    """Render all texts of a run, count the faults, and refuse the run if there are too many."""
     features = renderer.features
     rows: list[Mapping[str, Any]] = [*data.pairs, *data.prompts, *data.positives]
     missing = _missing(features, _asked(rows, with_tools=renderer.with_tools), options)

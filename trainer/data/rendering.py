@@ -77,12 +77,7 @@ class Renderer:
     """Tokens of messages and tools: a state has those of the states before it, and some more."""
 
     def __post_init__(self) -> None:
-        """Ask the template.
-
-        Raises:
-            TrainerConfigError: the tokenizer has no end token or no template, or rows can't be
-                rendered by it.
-        """
+        """Ask the template."""
         self.features = prepare_tokenizer(self.tokenizer, self.chat_template_kwargs)
         self.special_tokens = special_token_pattern(self.tokenizer)
 
@@ -131,9 +126,6 @@ class Renderer:
         Args:
             action: the action.
             after: its prompt, for templates in which a call's text has its number.
-
-        Raises:
-            DatasetError: the chat template refuses the action.
         """
         return self.response(action, after=after)[0]
 

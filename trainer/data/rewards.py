@@ -132,11 +132,7 @@ def load_function(path: str) -> Callable[..., Any]:
 
 
 def load_reward(path: str) -> RowReward:
-    """Load a reward: the built-in `consensus`, or `package.module:function(message, row)`.
-
-    Raises:
-        TrainerConfigError: it cannot be imported.
-    """
+    """Load a reward: the built-in `consensus`, or `package.module:function(message, row)`."""
     return consensus_reward if path == "consensus" else load_function(path)
 
 

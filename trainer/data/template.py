@@ -140,10 +140,6 @@ class TemplateFeatures:
 def prepare_tokenizer(tokenizer: Any, options: Mapping[str, Any] | None = None) -> TemplateFeatures:
     """Find a template's features, and set the tokens that end turns and fill batches, in memory.
 
-    Args:
-        tokenizer: a tokenizer with its model's own chat template.
-        options: options of the template. By default, thinking is off.
-
     Raises:
         TrainerConfigError: the tokenizer has no template or no end token, or no answer follows a
             prompt as it is served.

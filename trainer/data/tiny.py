@@ -159,16 +159,6 @@ def pretrain(
 
     It learns both sides of each pair equally, as next tokens after their prompt. This replaces the
     pretraining that a tiny model never had.
-
-    Args:
-        model: the model, which changes in place.
-        collator: renders the pairs.
-        rows: pairs of the train split.
-        n_steps: number of updates.
-        n_rows: pairs per update.
-        learning_rate: learning rate of AdamW, reached after five updates.
-        seed: seed of the order of pairs.
-        forward: runs the model on pairs.
     """
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
     rng = random.Random(seed)

@@ -251,9 +251,6 @@ def distillation_per_token(
     into one more entry. "sampled" is `sampled_reverse_kl_per_token`.
 
     Source: SDPO, arXiv:2601.20802, sec. 3.
-
-    Raises:
-        TrainerConfigError: the TAID wrapper without a `taid_t`.
     """
     teacher_logits_NV = teacher_logits_NV.detach()
     if options.estimator == "full" and options.wrapper == "none":
@@ -303,9 +300,6 @@ def divergence_per_token(
 
     The support is a part of the vocabulary, with the rest as one entry (`with_tail`), as a scoring
     server returns it. The server has already applied temperature, estimator, and top-k.
-
-    Raises:
-        TrainerConfigError: the TAID wrapper without a `taid_t`.
     """
     teacher_logp_NK = teacher_logp_NK.detach()
     if options.wrapper != "none":

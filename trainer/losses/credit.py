@@ -31,9 +31,6 @@ def replay_credit(
     credit.
 
     Source: DPO, arXiv:2305.18290, sec. 4 (gradient of eq. 7), for any of our variants.
-
-    Raises:
-        TrainerConfigError: a variant with a reference got no reference log-probs.
     """
     with torch.enable_grad():
         chosen_B = chosen_logps_B.detach().requires_grad_()

@@ -102,14 +102,6 @@ def head_logps(
     tile, and once more in the backward pass. Sums are in 32 bits. Under autocast, the logits are in
     its type, as the model's own are.
 
-    Args:
-        model: model with the head and the logit rule.
-        hidden_N_H: the states that predict `ids_N`.
-        ids_N: the tokens.
-        temperature: the logits are divided by it.
-
-    Raises:
-        TrainerConfigError: the model has no plain head.
     """
     weight_V_H, bias_V = lm_head_of(model)
     scale, softcap = logit_rule(model)
@@ -133,9 +125,6 @@ def head_divergence(
 
     Only the student gets a gradient. The arguments are those of `head_logps` and
     `trainer.losses.divergence.jsd_entries`.
-
-    Raises:
-        TrainerConfigError: one of the models has no plain head.
     """
     # It loads all of TRL's trainers, which models without channel 2 do without.
     from trl.kernels.chunked_divergence import ChunkedDivergenceFunction  # noqa: PLC0415

@@ -23,11 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(config: RunConfig, data: PreferenceData) -> Any:
-    """Load the named model's tokenizer, or train a tiny one on the dataset's own text.
-
-    Raises:
-        TrainerConfigError: the tokenizer doesn't exist.
-    """
+    """Load the named model's tokenizer, or train a tiny one on the dataset's own text."""
     if config.model is None:
         return train_tokenizer(
             corpus(data.pairs or data.sft_pairs("consensus")), vocab_size=config.tiny.vocab_size
@@ -50,12 +46,7 @@ def fresh_tokenizer(config: RunConfig) -> Any:
 def usable_data(
     config: RunConfig, renderer: Renderer, data: PreferenceData
 ) -> tuple[PreferenceData, Preflight]:
-    """Remove the rows that teach nothing or don't fit, and log the findings, before weights are loaded.
-
-    Raises:
-        TrainerConfigError: the template, the context or a budget does not fit.
-        DatasetError: too many rows would teach nothing.
-    """
+    """Remove the rows that teach nothing or don't fit, and log the findings, before weights are loaded."""
     if config.model is not None:
         model = AutoConfig.from_pretrained(config.model, **_source(config))
         _check_context(model, config.shared)
@@ -80,11 +71,7 @@ def _check_context(config: Any, shared: SharedSettings) -> None:
 
 
 def load_model(config: RunConfig, tokenizer: Any, *, seed: int) -> Any:
-    """Load the named causal LM, with an adapter if the settings say so, or make a tiny one.
-
-    Raises:
-        TrainerConfigError: it cannot be loaded in this form.
-    """
+    """Load the named causal LM, with an adapter if the settings say so, or make a tiny one."""
     if config.model is None:
         tiny = config.tiny
         model: Any = make_model(
@@ -185,10 +172,6 @@ def layer_range(layers: str | None, n_layers: int) -> list[int] | None:
     """Parse `12-29` as layers 12 to 29, `last 10` as the last ten, and `None` as all layers.
 
     `last 60%` means that share of the layers, and at least one layer.
-
-    Args:
-        layers: the setting.
-        n_layers: number of the model's layers.
 
     Raises:
         TrainerConfigError: the range is invalid, or exceeds the model.

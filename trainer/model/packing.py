@@ -46,15 +46,9 @@ def packed_logps(model: nn.Module, tree: PackedTree) -> tuple[Tensor, Tensor]:
     """Return the summed log-probabilities of the chosen and of the rejected completions, both `[B]`.
 
     Divide by `tree.chosen_lengths` and `tree.rejected_lengths` for per-token averages. In both
-    passes, logits exist for only one chunk of tokens at a time.
+    passes, logits exist for only one chunk of tokens at a time. Under DDP or FSDP, call this inside
+    the wrapper's forward, or gradients aren't synchronized.
 
-    Args:
-        model: a causal LM, with or without PEFT. Under DDP or FSDP, call this inside the wrapper's
-            forward, or gradients aren't synchronized.
-        tree: the tree, which is moved to the model's device if necessary.
-
-    Raises:
-        TrainerConfigError: the model's attention cannot follow a tree exactly.
     """
     tree = tree.to(causal_lm_of(model).device)
     return logps_of_tree(model, tree, packed_hidden(model, tree))
@@ -173,11 +167,7 @@ def _prompts_and_responses(
 
 
 def packed_hidden(model: nn.Module, tree: PackedTree) -> Tensor:
-    """Compute the last hidden state of every packed token, `[N, H]`.
-
-    Raises:
-        TrainerConfigError: the model's attention cannot follow a tree exactly.
-    """
+    """Compute the last hidden state of every packed token, `[N, H]`."""
     causal_lm = causal_lm_of(model)
     enable_tree_attention(causal_lm)
     attention = attention_for(tree)
@@ -207,9 +197,6 @@ def enable_tree_attention(model: nn.Module) -> None:
 
     The change is permanent, because activation checkpointing runs attention again in the backward
     pass.
-
-    Raises:
-        TrainerConfigError: the model doesn't use the attention interface.
     """
     causal_lm = causal_lm_of(model)
     # A registered name, not a patched module: checkpointing, PEFT and `save_pretrained` go on as

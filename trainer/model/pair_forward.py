@@ -55,13 +55,6 @@ def choose_pair_forward(
 ) -> PairForward:
     """Choose packing if the model's attention supports trees and passes a test.
 
-    Args:
-        model: a model, with or without PEFT.
-        batch: a few real pairs, on the model's device.
-        setting: `auto`, `packed` or `padded`.
-        max_tokens: packed tokens of one pass.
-        autocast: autocast context of the policy.
-
     Raises:
         TrainerConfigError: `setting` is `packed`, but the model doesn't support it.
     """

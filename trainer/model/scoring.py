@@ -44,16 +44,7 @@ def chunked_response_logps(
     *,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Compute the log-probability of every response token, [N], row after row.
-
-    Args:
-        model: a causal LM, with or without PEFT.
-        ids_BT: the sequences.
-        attention_mask_BT: 0 at padding, or None without padding.
-        response_mask_BT: 1 at the requested tokens. None may be the first of its row. Pass it on
-            the CPU: counting them on the device would force a wait.
-        temperature: the logits are divided by it.
-    """
+    """Compute the log-probability of every response token, [N], row after row."""
     hidden_BTH = response_states(model, ids_BT, attention_mask_BT)
     return logps_of_states(model, hidden_BTH, ids_BT, response_mask_BT, temperature=temperature)
 
@@ -73,13 +64,7 @@ def logps_of_states(
 
 
 def chunked_pair_logps(model: nn.Module, batch: Batch) -> PairLogps:
-    """Return the summed log-probs and token counts of chosen and rejected sides, each [B], with one pass per side.
-
-    Args:
-        model: a causal LM, with or without PEFT. If its layers are sharded, it is called as a
-            whole.
-        batch: `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}`.
-    """
+    """Return the summed log-probs and token counts of chosen and rejected sides, each [B], with one pass per side."""
     if isinstance(model, FSDPModule):  # only its own forward call gathers the head
         return plain_pair_logps(model, batch)
     sides = []

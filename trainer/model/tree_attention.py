@@ -43,16 +43,7 @@ class TreeAttention(ABC):
         window: int | None = None,
         sinks_A: Tensor | None = None,
     ) -> Tensor:
-        """Return the attention output, `[1, A, N, D]`.
-
-        Args:
-            query_1_A_N_D: the queries.
-            key_1_G_N_D: the keys.
-            value_1_G_N_D: the values.
-            scale: of the scores.
-            window: how many tokens of its own sequence a token sees, itself included.
-            sinks_A: a score of each head for attending to nothing.
-        """
+        """Return the attention output, `[1, A, N, D]`."""
         self.n_calls += 1
         given = (query_1_A_N_D, key_1_G_N_D, value_1_G_N_D)
         if window is not None and window >= self.tree.n_positions:

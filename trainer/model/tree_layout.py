@@ -119,9 +119,6 @@ def pack_pairs(
 
     `sequences` are included, for example rollouts at states of the same trace. If sequences don't
     share their first token, the tree becomes a forest, which is still exact.
-
-    Raises:
-        ShapeError: there is nothing to pack, or a prompt or a pair's completion is empty.
     """
     tree = _tree_of(sequences)
     for pair in _checked(pairs, sequences):

@@ -130,11 +130,7 @@ def shard(rows: Sequence[Row], place: ReplicaPlace | None = None) -> Sequence[Ro
 
 
 def sharded(data: PreferenceData, place: ReplicaPlace | None = None) -> PreferenceData:
-    """Return the data with this replica's share of the training rows and all held-out rows.
-
-    Raises:
-        TrainerConfigError: There are fewer pairs than replicas.
-    """
+    """Return the data with this replica's share of the training rows and all held-out rows."""
     where = place or replica_place() or ReplicaPlace()
 
     def share(rows: list[Any]) -> list[Any]:
@@ -347,10 +343,6 @@ def train_replica(
 
     `loops` are among the trainer's callbacks. `resume_from` is a checkpoint to continue from, if the
     run has no stored state of this replica.
-
-    Raises:
-        TrainerConfigError: The run was started with other settings.
-        OuterTimeoutError: A round was not decided in time.
     """
     loop = next((loop for loop in loops if isinstance(loop, ObjectStoreLoop)), None)
     if loop is None:

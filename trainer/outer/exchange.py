@@ -207,11 +207,7 @@ def agree_on_run(
 
 
 def read_run(store: ObjectStore) -> tuple[bytes, dict[str, Any]] | None:
-    """Return a run's description, as bytes and parsed, or None if there is none.
-
-    Raises:
-        OuterLoopError: The description is damaged.
-    """
+    """Return a run's description, as bytes and parsed, or None if there is none."""
     return read_whole(store, RUN_KEY, lambda data: (data, unseal_tensors(data)[0]))
 
 
@@ -285,16 +281,6 @@ class RoundLog:
     """One replica's view of the log of rounds, and its part in deciding the next one.
 
     A subclass says what a decided round does to its state, in `_apply`.
-
-    Args:
-        store: Where the run lives.
-        codec: Wire format of deltas and of their mean.
-        patience: Decides how long to wait.
-        rank: This replica's rank.
-        n: Number of exchanged values.
-        quorum: Fewest contributions that a round may be decided with.
-        max_age: Number of rounds for which a contribution counts after its own.
-        n_full: Number of contributions that make up a whole mean. None takes those that are there.
     """
 
     def __init__(
@@ -331,11 +317,7 @@ class RoundLog:
         self._lost: tuple[int, tuple[Contribution, ...], Vector] | None = None
 
     def contribute(self, vector: Vector, *, weight: int) -> Contribution:
-        """Make this replica's contribution to the present round. Nothing is uploaded yet.
-
-        Raises:
-            OuterLoopError: A value is not finite.
-        """
+        """Make this replica's contribution to the present round. Nothing is uploaded yet."""
         self.payload = self.feedback.encode(vector)
         self._upload_at, self.outcome = 0, None
         self.patience.begin_wait()
@@ -358,10 +340,6 @@ class RoundLog:
 
         Returns:
             The round that includes it, or None. Rounds that were decided until then are applied.
-
-        Raises:
-            OuterTimeoutError: A round was not decided in time.
-            ObjectStoreError: The store failed for as long as the timeout.
         """
         began = time.monotonic()
         while self.is_open:

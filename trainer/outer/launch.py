@@ -138,14 +138,7 @@ class Lease(msgspec.Struct):
 
 
 class Launch:
-    """The replicas of one run, with a ledger in `work_dir` and a lease in the store.
-
-    Args:
-        work_dir: Folder of the ledger.
-        uri: The store that joins the replicas.
-        executor: Where they run.
-        limits: Limits of the launch.
-    """
+    """The replicas of one run, with a ledger in `work_dir` and a lease in the store."""
 
     def __init__(
         self, work_dir: Path, uri: str, executor: ServerlessExecutor, limits: Limits
@@ -386,11 +379,7 @@ class Launch:
         return results
 
     def stop(self) -> list[ReplicaHandle]:
-        """Stop all replicas and release the store, and return those that may still run.
-
-        Raises:
-            LeaseHeldError: Another launch has the store.
-        """
+        """Stop all replicas and release the store, and return those that may still run."""
         executor = self.executor
         try:
             self.take()

@@ -229,10 +229,6 @@ class HubStore(ObjectStore):
     the revision in which the file was missing, and the Hub refuses if somebody else has committed
     since. The Hub limits commits per hour, so this store is for rounds of many minutes.
 
-    Args:
-        uri: `hf://datasets/owner/name/prefix`. Without `datasets/`, it is a model repository.
-        options: `endpoint` and `token`, if not the default ones.
-
     Raises:
         TrainerConfigError: The URI names a bucket, or no repository.
     """

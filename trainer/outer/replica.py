@@ -82,13 +82,6 @@ class OuterSettings:
 class OuterReplica(RoundLog):
     """A replica that joins a run, exchanges once per round, and survives the loss of others.
 
-    Args:
-        store: Store of the run, which all replicas share.
-        theta: The initial parameters. Those of the first replica count, and the others adopt them.
-        rank: This replica's rank, from 0.
-        world_size: Number of replicas that round 0 waits for.
-        settings: The common settings of the run.
-
     Raises:
         TrainerConfigError: The rank is out of range, or asynchronous rounds would have momentum.
     """
@@ -164,10 +157,6 @@ class OuterReplica(RoundLog):
 
     def exchange(self, local: Vector, *, weight: int = 1) -> RoundReport:
         """Finish a round: send θ_initial − θ_local, apply what was decided, and advance.
-
-        Args:
-            local: The parameters after the inner steps.
-            weight: Weight in the mean, usually the number of tokens.
 
         Raises:
             OuterLoopError: The parameters are not finite, or a newer process has this rank.

@@ -131,11 +131,6 @@ def mark_finished(folder: Path, stamp: RunStamp) -> None:
 def is_finished(folder: Path, stamp: RunStamp, *, again: bool) -> bool:
     """Return whether the run in a folder has come to its end, and is not to be started anew.
 
-    Args:
-        folder: folder with the run's checkpoints.
-        stamp: stamp of the run.
-        again: whether a finished run starts anew.
-
     Raises:
         TrainerConfigError: the finished run had other settings. Nothing was changed.
     """
@@ -232,12 +227,7 @@ def _fault(folder: Path) -> str | None:
 
 
 class StopAtStep(TrainerCallback):
-    """The callback that stamps every checkpoint as complete and, on request, saves one and stops.
-
-    Args:
-        stamp: stamp of the run.
-        should_stop: called after each step.
-    """
+    """The callback that stamps every checkpoint as complete and, on request, saves one and stops."""
 
     def __init__(self, stamp: RunStamp, should_stop: Callable[[], bool]) -> None:
         self.stamp, self.should_stop = stamp, should_stop

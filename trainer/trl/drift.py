@@ -38,15 +38,7 @@ class Drift:
         n_tokens: int,
         seed: int,
     ) -> None:
-        """Keep the untouched weights: a frozen copy, or under PEFT the model with its adapter off.
-
-        Args:
-            model: the trainee before its first step.
-            acted: prompts and actions that need no change, as token ids. Only the actions count.
-            general: first tokens and the rest of general texts; every fourth draw is one of them.
-            n_tokens: counted tokens per draw, at most.
-            seed: of the order in which texts are drawn.
-        """
+        """Keep the untouched weights: a frozen copy, or under PEFT the model with its adapter off."""
         self._untouched = Teacher("base", model, ema_rate=0.0)
         self._acted, self._general = (
             [(list(before), list(held)) for before, held in texts if 0 < len(held) <= n_tokens]
@@ -125,14 +117,7 @@ def make_drift(
     kept: Sequence[Mapping[str, Any]],
     args: ComposerConfig,
 ) -> Drift:
-    """Make the penalty for drifting from the present model.
-
-    Args:
-        model: the trainee before its first step.
-        renderer: renderer of the run.
-        kept: rows with `prompt` and `completion` whose action needs no change.
-        args: arguments of the run.
-    """
+    """Make the penalty for drifting from the present model."""
     is_imitated = args.is_sft and args.sft_on == "consensus"
     acted = [
         (

@@ -112,15 +112,7 @@ class HintChannel:
     def term(
         self, summed: Tensor, batch: Mapping[str, Any], *, mode: str, n_micro: int, step: int
     ) -> Tensor:
-        """Return a micro-batch's loss: its sum divided by the tokens of one accumulation window.
-
-        Args:
-            summed: divergence over this micro-batch's hinted tokens.
-            batch: the micro-batch.
-            mode: `train` or `eval`.
-            n_micro: number of micro-batches in the optimizer step.
-            step: number of the optimizer step, counted from 1.
-        """
+        """Return a micro-batch's loss: its sum divided by the tokens of one accumulation window."""
         normalizer = batch["n_sdpo_tokens"] / self._accelerator.num_processes
         if mode == "train":
             normalizer = (normalizer * n_micro) / (self._args.steps_per_generation or 1)

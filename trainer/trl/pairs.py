@@ -58,11 +58,7 @@ class PairChannel:
         collator: ComposerDataCollator,
         pairs: Sequence[PairRow | Mapping[str, Any]],
     ) -> None:
-        """Order the pairs, score them by the untouched `model` where the loss needs that.
-
-        Raises:
-            TrainerConfigError: `pair_forward="packed"` and the model cannot.
-        """
+        """Order the pairs, score them by the untouched `model` where the loss needs that."""
         self._model, self._accelerator, self._args = model, accelerator, args
         self._collator, self._options = collator, args.preference
         self._has_replay = args.has_preference
@@ -98,14 +94,7 @@ class PairChannel:
         return self._forward.choice
 
     def batch(self, step: int, *, part: int, n_parts: int, is_filled: bool) -> dict[str, Any]:
-        """Return the pairs of one process and micro-batch, and the weights of all pairs of the step.
-
-        Args:
-            step: optimizer step, counted from 0.
-            part: index of the part of the step.
-            n_parts: number of parts.
-            is_filled: whether a part without a pair gets one of weight 0.
-        """
+        """Return the pairs of one process and micro-batch, and the weights of all pairs of the step."""
         everything = self.sampler.step(step)
         mine = self.sampler.part(step, part=part, n_parts=n_parts)
         rows = [self.pairs[i] for i in everything]
@@ -154,11 +143,6 @@ class PairChannel:
         If nothing else waits for the gradients, each forward pass is followed by its backward pass
         at once. So only the activations of `max_packed_tokens` are kept, and not those of the
         batch.
-
-        Args:
-            pairs: pairs of this micro-batch, from `batch`.
-            passes: result of `passes`.
-            is_kept: whether the caller needs the graph of the last pass.
 
         Returns:
             The loss, and the figures of all ranks for the log, by channel.

@@ -407,11 +407,7 @@ NOTHING_TO_LEARN = {
 
 
 def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
-    """Return the channels that can't teach anything, with reasons, before the first step.
-
-    Raises:
-        TrainerConfigError: all three channels are off.
-    """
+    """Return the channels that can't teach anything, with reasons, before the first step."""
     off = {}
     weights = {"policy": "policy_weight", "sdpo": "alpha_sdpo", "replay": "beta_replay"}
     for channel, weight in weights.items():

@@ -78,13 +78,7 @@ class TrainerActor(Actor):
 
 
 def train_on_mesh(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a settings file whose section `engines.monarch` says how many ranks there are.
-
-    Raises:
-        TrainerConfigError: a setting is wrong.
-        DatasetError: the dataset lacks what a channel needs.
-        ReplicaFailedError: the run died more often than allowed.
-    """
+    """Run a settings file whose section `engines.monarch` says how many ranks there are."""
     own = (values.get("engines") or {}).get("monarch") or {}
     placement = section_of(Placement, own, "engines.monarch.")
     placement.check(read_settings(values))
@@ -128,12 +122,7 @@ async def _keep_alive(values: dict[str, Any], placement: Placement) -> MonarchRe
 async def _run_ranks(
     values: dict[str, Any], placement: Placement, n_deaths: int, resume_from: str | None
 ) -> RankOutcome:
-    """Start the ranks, train, and stop them; the outcome of rank 0.
-
-    Raises:
-        SupervisionError: a process died.
-        ActorError: an endpoint raised.
-    """
+    """Start the ranks, train, and stop them; the outcome of rank 0."""
     procs = this_host().spawn_procs(per_host={"procs": placement.ranks})
     try:
         actors: Any = procs.spawn("trainer", TrainerActor, values, n_deaths)

@@ -140,11 +140,7 @@ class _Environment:
             raise
 
     def get_reward(self) -> float:
-        """Return the sum of the rewards since the reset.
-
-        Raises:
-            EnvironmentFailedError: too many calls failed.
-        """
+        """Return the sum of the rewards since the reset."""
         self._outcomes.check()
         return self._reward
 

@@ -34,11 +34,7 @@ class OpenEnvSession:
     """A session on one WebSocket of any OpenEnv server, with one episode at a time."""
 
     def __init__(self, base_url: str, *, timeout_s: float = 60.0) -> None:
-        """Connect to the server.
-
-        Raises:
-            EnvironmentFailedError: the server cannot be reached or has no session left.
-        """
+        """Connect to the server."""
         self.base_url = base_url
         self._action = _schema(base_url, timeout_s)["action"]
         self._has_mcp = self._action.get("title") in MCP_ACTIONS
@@ -95,11 +91,7 @@ class OpenEnvSession:
 
 
 def list_tools(base_url: str, *, timeout_s: float = 60.0) -> list[ToolSpec]:
-    """List the tools of a server, in a separate session.
-
-    Raises:
-        EnvironmentFailedError: the server cannot be reached.
-    """
+    """List the tools of a server, in a separate session."""
     session = OpenEnvSession(base_url, timeout_s=timeout_s)
     try:
         return session.tools()
@@ -114,19 +106,7 @@ def environment_factory(
     timeout_s: float = 60.0,
     name: str = "OpenEnv",
 ) -> tuple[Any, CallOutcomes]:
-    """Make TRL's `environment_factory` for the server at `base_url`, and count its calls.
-
-    Args:
-        base_url: address of the server.
-        columns: columns of a dataset row to send to the server's `reset`. If empty, nothing is
-            sent.
-        timeout_s: longest wait for an answer, in seconds.
-        name: name under which TRL logs the reward.
-
-    Raises:
-        EnvironmentFailedError: the server cannot be reached.
-        TrainerConfigError: it has no tool, or TRL would hide one from the model.
-    """
+    """Make TRL's `environment_factory` for the server at `base_url`, and count its calls."""
     return make_environment(
         list_tools(base_url, timeout_s=timeout_s),
         lambda: OpenEnvSession(base_url, timeout_s=timeout_s),

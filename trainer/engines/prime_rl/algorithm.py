@@ -66,11 +66,7 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
     """PRIME-RL's GRPO with channels 2 and 3."""
 
     def __init__(self, config: Any, policy_pool: Any) -> None:
-        """Build GRPO, then read the pairs.
-
-        Raises:
-            DatasetError: channel 3 has a weight, and there is no pair.
-        """
+        """Build GRPO, then read the pairs."""
         super().__init__(config, policy_pool)
         self.options = options_of(config)
         self._pairs = TokenizedPairs(self.options.pairs) if self.options.beta_replay > 0 else None
@@ -94,10 +90,6 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
 
         The group's pairs join its first episode here. The orchestrator counts a group's traces
         before it scores the group, so later additions would never reach the trainer.
-
-        Raises:
-            DatasetError: the task's data has no `hint`.
-            AlignmentError: the server returned the wrong number of log-probs.
         """
         await super().score_episode(episode)
         if self.options.alpha_sdpo > 0:

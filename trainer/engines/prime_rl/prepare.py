@@ -32,13 +32,7 @@ PROGRAMS = "recipes/prime_rl/README.md"
 
 
 def prepare_prime_rl(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Write `rl.toml` and the tokenized pairs into the output folder, and report the command to run.
-
-    Raises:
-        TrainerConfigError: PRIME-RL doesn't support the settings.
-        FolderInUseError: another run writes into the output folder.
-        DatasetError: a channel has a weight, but the dataset has no data for it.
-    """
+    """Write `rl.toml` and the tokenized pairs into the output folder, and report the command to run."""
     settings = read_settings(values, "prime_rl")
     check_startable(settings)
     folder = Path(settings.output).absolute()

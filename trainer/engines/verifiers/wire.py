@@ -13,11 +13,7 @@ from trainer.types import Message, Tool
 
 
 def flat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Turn a prompt into verifiers' `Messages`.
-
-    Raises:
-        DatasetError: verifiers doesn't know the role of a message.
-    """
+    """Turn a prompt into verifiers' `Messages`."""
     return [_flat(message) for message in messages]
 
 

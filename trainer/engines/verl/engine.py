@@ -55,11 +55,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
 
     @property
     def options(self) -> PluginOptions:
-        """Return the options of this run.
-
-        Raises:
-            TrainerConfigError: the process has none, or the engine can't support channel 2.
-        """
+        """Return the options of this run."""
         if self._options is None:
             options = current_options()
             if options.alpha_sdpo > 0:
@@ -84,11 +80,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         loss_function: LossFunction,
         forward_only: bool = False,  # noqa: FBT001, FBT002 - VeRL's signature
     ) -> Any:
-        """Run all three channels of one mini-batch, or VeRL's own pass outside training.
-
-        Raises:
-            DatasetError: channel 2 has a weight, but the batch lacks the teacher's columns.
-        """
+        """Run all three channels of one mini-batch, or VeRL's own pass outside training."""
         if forward_only or loss_function is None:
             return super().forward_backward_batch(data, loss_function, forward_only)
         options, step = self.options, self.optimizer_steps()
@@ -142,11 +134,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
 
     @property
     def pairs(self) -> TokenizedPairs:
-        """Return the run's pairs.
-
-        Raises:
-            DatasetError: the file is missing or contains no pair.
-        """
+        """Return the run's pairs."""
         if self._pairs is None:
             self._pairs = TokenizedPairs(self.options.pairs)
         return self._pairs

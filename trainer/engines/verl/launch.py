@@ -29,14 +29,7 @@ SUPPORTED = ("0.9",)
 def train_with_verl(
     values: Mapping[str, Any], *, should_stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
-    """Prepare the run of a settings file and train it. Metrics and log go to its output folder.
-
-    Raises:
-        TrainerConfigError: a setting is wrong, or the plug-in isn't active, which the first step shows.
-        FolderInUseError: another run writes into the output folder.
-        DatasetError: a channel has a weight, but the dataset has no data for it.
-        TrainerError: VeRL ended with an error.
-    """
+    """Prepare the run of a settings file and train it. Metrics and log go to its output folder."""
     settings = read_settings(values, "verl")
     require_version()
     with sole_writer(Path(settings.output)):

@@ -73,12 +73,7 @@ class PreparedRun:
 
 
 def prepare(settings: RunConfig) -> PreparedRun:
-    """Render the dataset, and write everything that VeRL needs into `settings.output`.
-
-    Raises:
-        TrainerConfigError: VeRL doesn't support the settings.
-        DatasetError: a channel has a weight, but the dataset has no data for it.
-    """
+    """Render the dataset, and write everything that VeRL needs into `settings.output`."""
     check_startable(settings)
     folder = Path(settings.output).absolute()
     folder.mkdir(parents=True, exist_ok=True)

@@ -152,11 +152,7 @@ class ServerlessExecutor(ABC):
 
     @property
     def usd_per_hour(self) -> float:
-        """Return the cost of one replica, in dollars per hour.
-
-        Raises:
-            TrainerConfigError: The platform's price list doesn't contain the hardware.
-        """
+        """Return the cost of one replica, in dollars per hour."""
         return 0.0
 
     def bound_usd(self, life_s: float) -> float:
@@ -416,12 +412,7 @@ class ServerlessExecutor(ABC):
         yield
 
     def asked(self, request: Callable[[], Result]) -> Result:
-        """Return the result of a request that may be repeated, until the platform answers.
-
-        Raises:
-            PlatformUnreachableError: It didn't answer for `patience_s`.
-            OuterLoopError: It refused.
-        """
+        """Return the result of a request that may be repeated, until the platform answers."""
         began = self.now()
 
         def ask() -> Result:

@@ -32,15 +32,6 @@ class HFJobsExecutor(ServerlessExecutor):
 
     The Jobs client retries no request, and starting a job isn't idempotent. Before a retry, jobs
     with the same labels are looked for until the list must have them.
-
-    Args:
-        hardware: Flavor, such as `cpu-basic` or `a10g-large`.
-        image: Docker image with this package.
-        namespace: User or organization that pays. With None, the owner of the token.
-        token: Access token. With None, the logged-in one.
-        endpoint: Address of another Hub than the public one.
-        python: The interpreter in the image, for `python:` entry points.
-        usd_per_hour: Cost of one replica. With None, Hugging Face's price list decides.
     """
 
     billing_step_s = 60.0

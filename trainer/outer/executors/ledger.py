@@ -56,11 +56,7 @@ class LedgerRow:
 
 
 class JobLedger:
-    """The starts of one launch in a file, which any watching process can read.
-
-    Args:
-        path: The file, which is created if missing.
-    """
+    """The starts of one launch in a file, which any watching process can read."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -40,10 +40,6 @@ class LocalProcessExecutor(ServerlessExecutor):
     """The executor that runs each replica in its own process group. Processes are spawned and never forked.
 
     Another process can take over the watch.
-
-    Args:
-        work_dir: Folder for logs and exit codes, with one folder per run and attempt.
-        python: The interpreter for `python:` entry points.
     """
 
     outlives_launcher = False
