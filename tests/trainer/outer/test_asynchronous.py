@@ -1,10 +1,8 @@
 """Asynchronous rounds: nobody waits, old deltas count less, and the log is one for all."""
 
 import numpy as np
-import pytest
 
 from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, OuterStep
-from trainer.errors import TrainerConfigError
 from trainer.outer.protocol import Manifest, manifest_key
 
 N = 500
@@ -34,17 +32,6 @@ def replica_of(store, rank, world_size, **options):
 def manifests(store):
     keys = [key for key in store.keys("rounds/") if key.endswith("manifest.json")]
     return [Manifest.from_bytes(store.get(manifest_key(r))) for r in range(len(keys))]
-
-
-def test_a_replica_makes_all_its_rounds_while_the_other_has_made_none():
-    store = MemoryStore()
-    slow, quick = replica_of(store, 0, 2), replica_of(store, 1, 2)
-    while not quick.is_finished:
-        report = quick.exchange(quick.theta - 1)
-        assert report.was_included
-        assert report.n_contributions == 1
-    assert quick.round_id == 3
-    assert slow.round_id == 0
 
 
 def test_one_of_n_moves_the_state_by_an_nth_and_an_old_delta_by_less():
@@ -95,15 +82,3 @@ def test_a_delta_beyond_the_bound_is_dropped_and_reported():
         quick.exchange(quick.theta - 1)
     assert not slow.exchange(slow.theta + 100).was_included
     assert slow.base == quick.base
-
-
-def test_momentum_is_refused():
-    with pytest.raises(TrainerConfigError, match="without momentum"):
-        replica_of(MemoryStore(), 0, 2, outer=OuterStep(0.7, 0.9))
-
-
-def test_a_synchronous_replica_cannot_join_an_asynchronous_run():
-    store = MemoryStore()
-    replica_of(store, 0, 2)
-    with pytest.raises(TrainerConfigError, match=r"other settings.*rounds"):
-        replica_of(store, 1, 2, rounds="synchronous")

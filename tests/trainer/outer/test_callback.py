@@ -51,11 +51,6 @@ def test_parameters_go_out_and_in_and_frozen_ones_stay():
     assert ParameterVector(other).signature != view.signature
 
 
-def test_a_model_with_nothing_to_train_is_refused():
-    with pytest.raises(TrainerConfigError, match="no trainable parameter"):
-        ParameterVector(language_model().requires_grad_(False))
-
-
 def test_shards_are_disjoint_and_whole():
     rows = list(range(10))
     shards = [shard(rows, ReplicaPlace(rank, 3)) for rank in range(3)]
@@ -79,10 +74,6 @@ def test_shards_are_disjoint_and_whole():
 def test_wrong_settings_of_the_outer_loop_are_named(kind, options, why):
     with pytest.raises(TrainerConfigError, match=why):
         outer_callbacks(kind, OuterOptions(**options), place=ReplicaPlace())
-
-
-def test_none_is_no_callback():
-    assert outer_callbacks("none", OuterOptions()) == []
 
 
 @pytest.mark.parametrize(

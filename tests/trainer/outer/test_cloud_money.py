@@ -19,7 +19,6 @@ from trainer.errors import (
     OuterLoopError,
     PlatformUnreachableError,
     ReplicaFailedError,
-    TrainerConfigError,
 )
 from trainer.outer.executors.ledger import JobLedger
 from trainer.outer.launch import Launch, Limits, launch_command
@@ -48,7 +47,7 @@ def cloud():
         hub.close()
 
 
-@pytest.mark.parametrize("gap_s", [1, 9, 45, 300])
+@pytest.mark.parametrize("gap_s", [9, 300])
 def test_a_network_that_is_away_is_waited_for_and_no_job_is_cancelled(cloud, tmp_path, gap_s):
     hub = cloud(gaps=[(600, gap_s), (1500, gap_s)])
     results = Rig(hub, tmp_path).launch()
@@ -67,7 +66,7 @@ def test_a_network_that_is_away_while_jobs_are_started_costs_no_second_start(clo
 
 
 @pytest.mark.parametrize("is_sent", [False, True])
-@pytest.mark.parametrize("n_started", [0, 1, 2, 4])
+@pytest.mark.parametrize("n_started", [0, 2])
 def test_a_launch_that_is_killed_while_starting_goes_on_with_what_it_started(
     cloud, tmp_path, n_started, is_sent
 ):
@@ -92,17 +91,6 @@ def test_a_launch_that_is_killed_while_starting_goes_on_with_what_it_started(
     assert len(results) == 4
     assert len([job for job in hub.jobs.values() if not job.is_probe]) == 4, "not six"
     assert rig.known() == set(hub.jobs)
-
-
-def test_the_label_of_a_job_follows_from_its_store_and_its_run(cloud, tmp_path):
-    hub = cloud()
-    Rig(hub, tmp_path, n=1).launch()
-    first = [job.labels["run"] for job in hub.jobs.values()]
-    assert len(set(first)) == 1
-    Rig(hub, tmp_path, n=1).launch(work_dir="another")
-    second = next(reversed(hub.jobs.values())).labels["run"]
-    assert first[0].rpartition("-")[0] == second.rpartition("-")[0]
-    assert (first[0][-2:], second[-2:]) == ("-1", "-2")
 
 
 def test_a_probe_that_fails_is_the_only_paid_start(cloud, tmp_path):
@@ -153,7 +141,7 @@ def test_a_users_error_is_not_started_again(cloud, tmp_path):
     assert not hub.running
 
 
-@pytest.mark.parametrize("lag_s", [0, 3, 120])
+@pytest.mark.parametrize("lag_s", [0, 120])
 def test_a_start_without_an_answer_is_not_made_twice_however_late_it_is_listed(
     cloud, tmp_path, lag_s
 ):
@@ -193,16 +181,6 @@ def test_a_lost_start_whose_lookup_is_refused_stays_on_the_books(cloud, tmp_path
     assert row.reserved_usd > 0
 
 
-def test_one_vanished_job_does_not_keep_the_others_alive(cloud, tmp_path):
-    hub = cloud()
-    rig = Rig(hub, tmp_path)
-    rig.launch(is_detached=True)
-    hub.clock.sleep(600)
-    hub.vanish(next(job for job in hub.jobs.values() if job.labels["rank"] == "1"))
-    assert Launch(tmp_path / "outer", rig.uri, rig.executor(), rig.limits).stop() == []
-    assert not hub.running
-
-
 def test_a_job_that_is_not_found_for_once_is_not_taken_for_dead(cloud, tmp_path):
     hub = cloud()
     rig = Rig(hub, tmp_path)
@@ -210,22 +188,6 @@ def test_a_job_that_is_not_found_for_once_is_not_taken_for_dead(cloud, tmp_path)
     hub.clock.sleep(600)
     hub.blind = 3
     assert [result.attempt for result in rig.launch()] == [0] * 4
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("max_usd", float("nan")), ("max_hours", float("inf"))]
-)
-def test_a_limit_that_is_no_number_is_refused(name, value):
-    with pytest.raises(TrainerConfigError, match=f"{name}="):
-        Limits(**{name: value})
-
-
-def test_what_others_put_into_the_folder_of_leases_is_left_alone(cloud, tmp_path):
-    hub = cloud()
-    rig = Rig(hub, tmp_path, n=1)
-    (tmp_path / "store" / "launch").mkdir(parents=True)
-    (tmp_path / "store" / "launch" / "notes.txt").write_text("mine")
-    assert len(rig.launch()) == 1
 
 
 def test_lives_are_cut_to_what_the_ceiling_pays_and_a_restart_to_what_is_left(cloud, tmp_path):
@@ -240,21 +202,6 @@ def test_lives_are_cut_to_what_the_ceiling_pays_and_a_restart_to_what_is_left(cl
     spent, held, _ = JobLedger(tmp_path / "outer" / "ledger.sqlite").totals_usd()
     assert hub.bill_usd <= spent <= 4.0
     assert held == 0
-
-
-def test_a_ceiling_below_the_cheapest_start_starts_nothing(cloud, tmp_path):
-    hub = cloud()
-    with pytest.raises(BudgetReachedError, match="do not fit"):
-        Rig(hub, tmp_path, max_usd=0.05).launch()
-    assert not hub.jobs
-
-
-def test_after_max_hours_the_platform_itself_has_ended_everything(cloud, tmp_path):
-    hub = cloud()
-    rig = Rig(hub, tmp_path, lives={"2": [[1e9, 0]]}, max_hours=2)
-    rig.launch(is_detached=True)
-    hub.clock.sleep(2 * 3600 + 60)
-    assert not hub.running
 
 
 def test_a_second_launch_on_one_store_is_refused_until_the_first_has_lapsed(cloud, tmp_path):
@@ -303,9 +250,9 @@ def test_in_random_schedules_every_job_is_known_and_the_bill_stays_below_the_cei
     platform,
 ):
     """A few of them; `python -m tests.trainer.outer.cloud_schedules --count N` runs many."""
-    command = ["-m", "tests.trainer.outer.cloud_schedules", "--count", "6", "--platform", platform]
+    command = ["-m", "tests.trainer.outer.cloud_schedules", "--count", "3", "--platform", platform]
     done = subprocess.run(
         [sys.executable, *command], cwd=REPO, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert re.search(r"6 schedules, \d{2,} jobs, [1-6] of [1-6] payable", done.stdout)
+    assert re.search(r"3 schedules, \d+ jobs, [1-3] of [1-3] payable", done.stdout)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from trainer.errors import OuterLoopError, TrainerConfigError
-from trainer.outer.codecs import CODECS, codec_named, decode_payload, encode_payload
+from trainer.errors import OuterLoopError
+from trainer.outer.codecs import CODECS, decode_payload, encode_payload
 from trainer.outer.exchange import ErrorFeedback
 
 # Relative error on normal values, and how many times fewer bytes than float32, at the least.
@@ -39,17 +39,6 @@ def test_any_length_comes_back_with_that_length(name, n):
     assert np.sign(back[largest]) == np.sign(vector[largest])
 
 
-@pytest.mark.parametrize("name", CODECS)
-def test_zeros_stay_zeros(name):
-    vector = np.zeros(300, np.float32)
-    assert not decode_payload(CODECS[name], encode_payload(CODECS[name], vector), 300).any()
-
-
-@pytest.mark.parametrize("name", CODECS)
-def test_equal_vectors_give_equal_bytes(name):
-    assert encode_payload(CODECS[name], values()) == encode_payload(CODECS[name], values())
-
-
 @pytest.mark.parametrize("name", ["ternary"])
 def test_error_feedback_sends_everything_in_the_end(name):
     feedback = ErrorFeedback(CODECS[name], np.zeros(5000, np.float32))
@@ -61,13 +50,6 @@ def test_error_feedback_sends_everything_in_the_end(name):
         sent += decode_payload(CODECS[name], feedback.encode(delta), 5000)
         feedback.settle(was_included=True)
     np.testing.assert_allclose(sent + feedback.residual, wanted, atol=2e-3)
-
-
-def test_a_delta_that_was_left_out_leaves_the_account_as_it_was():
-    feedback = ErrorFeedback(CODECS["ternary"], np.ones(100, np.float32))
-    feedback.encode(values(100))
-    feedback.settle(was_included=False)
-    np.testing.assert_array_equal(feedback.residual, 1)
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -93,8 +75,3 @@ def test_values_that_are_not_finite_are_refused(bad):
     vector[7] = bad
     with pytest.raises(OuterLoopError, match="not finite"):
         encode_payload(CODECS["fp32"], vector)
-
-
-def test_an_unknown_codec_names_the_known_ones():
-    with pytest.raises(TrainerConfigError, match="ternary"):
-        codec_named("zip")

@@ -19,7 +19,6 @@ from trainer.diloco import (
     supervise,
 )
 from trainer.errors import OuterTimeoutError, ReplicaFailedError, TrainerConfigError
-from trainer.outer.executors import local
 
 pytestmark = pytest.mark.slow
 
@@ -143,12 +142,6 @@ def test_secrets_reach_the_replica_and_not_the_handle(make):
     assert "very-secret" not in json.dumps([handle.to_json() for handle in handles])
 
 
-def test_a_module_runs_with_the_platforms_python(make):
-    executor = make()
-    handles = executor.launch_replicas(1, "python:platform")
-    assert "-" in executor.collect(handles, timeout_s=60, poll_s=0.02)[0].log
-
-
 @pytest.fixture
 def hf(hub, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
@@ -215,16 +208,6 @@ def test_modal_starts_no_twin_after_a_lost_answer_and_waits_while_it_is_away(clo
     assert [one.log.strip() for one in executor.collect(finished, timeout_s=60)] == ["once"] * 2
 
 
-@pytest.mark.parametrize("gpu", [None, "A100"])
-def test_modal_finds_a_replica_by_the_label_alone(cloud, gpu):
-    executor = ModalExecutor("python:3.12", gpu, python=sys.executable)
-    (handle,) = launch(executor, "import time; time.sleep(60)", 1, run_id=f"label-{gpu}")
-    unheard = dataclasses.replace(handle, job_id="")
-    assert ModalExecutor("python:3.12", gpu).found(unheard) == handle
-    assert executor.found(dataclasses.replace(unheard, attempt=7)) is None
-    executor.cancel([handle])
-
-
 def test_prices_are_those_of_the_platforms_and_bound_every_life(hf):
     assert hf.usd_per_hour == pytest.approx(1.5)
     assert hf.bound_usd(61) == pytest.approx(3 * 0.025), "two minutes, and the one begun last"
@@ -235,21 +218,6 @@ def test_prices_are_those_of_the_platforms_and_bound_every_life(hf):
     hf.hardware, hf._usd_per_hour = "abacus", None
     with pytest.raises(TrainerConfigError, match="choose one of a10g-large, cpu-basic"):
         _ = hf.usd_per_hour
-
-
-def test_a_killed_local_replica_has_failed(tmp_path):
-    executor = LocalProcessExecutor(tmp_path)
-    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    with pytest.raises(ReplicaFailedError, match="exit code 137"):
-        executor.collect(launch(executor, code, 1), timeout_s=60, poll_s=0.02)
-
-
-def test_a_local_replica_that_ends_before_it_is_looked_at_has_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "_started_at", lambda pid: local.GONE)
-    executor = LocalProcessExecutor(tmp_path)
-    handles = launch(executor, "", 1)
-    executor.collect(handles, timeout_s=60, poll_s=0.02)
-    assert executor.poll(handles)[0].state is ReplicaState.SUCCEEDED
 
 
 @pytest.mark.parametrize("gpu", [None, "A100"])

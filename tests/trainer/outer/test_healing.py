@@ -154,46 +154,6 @@ def test_the_last_decision_is_not_made_again_when_its_manifest_is_lost(half_way,
     assert store.get(newest) == half_way.get(newest)
 
 
-@pytest.mark.parametrize("kind", ["flipped", "cut"])
-def test_the_only_snapshot_is_written_again_by_who_holds_its_values(kind):
-    store = MemoryStore()
-    replicas_until(store, 0)
-    (only,) = store.keys("snapshots/")
-    store = damaged(store, only, kind)
-    bases, errors = replicas_until(store, 2)
-    assert not errors
-    assert len(set(bases)) == 1
-
-
-def test_the_only_snapshot_of_values_that_nobody_holds_is_named(half_way):
-    store = copy_of(half_way)
-    snapshots = store.keys("snapshots/")
-    store.delete(snapshots[:-1])
-    store.put(snapshots[-1], DAMAGE["flipped"](store.get(snapshots[-1])))
-    bases, errors = replicas_until(store, ROUNDS, start=1.0)
-    assert not bases
-    assert all(snapshots[-1] in error for error in errors)
-
-
-def test_one_torn_read_of_the_runs_description_ends_nobody(half_way, wanted, monkeypatch):
-    class Torn(MemoryStore):
-        n_torn = 2
-
-        def _get(self, key):
-            data = super()._get(key)
-            if key == exchange.RUN_KEY and self.n_torn:
-                self.n_torn -= 1
-                return data[: len(data) // 2]
-            return data
-
-    store = Torn()
-    store._objects = copy.copy(half_way._objects)
-    monkeypatch.setattr(exchange, "DAMAGE_S", 5.0)
-    bases, errors = replicas_until(store, ROUNDS)
-    assert not errors
-    assert bases == [wanted] * WORLD
-
-
 @pytest.mark.parametrize("rounds", ROUND_KINDS)
 def test_of_two_processes_of_one_rank_the_later_one_stays(rounds):
     store = MemoryStore()
@@ -213,17 +173,6 @@ def test_of_two_processes_of_one_rank_the_later_one_stays(rounds):
     while not second.is_finished:
         second.exchange(second.theta + 1)
     assert second.theta.max() <= 24 + 3, "what one rank trains does not count twice"
-
-
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_a_merged_object_is_made_again_from_its_deltas(half_way, wanted, kind):
-    newest = half_way.keys(MERGED)[-1]
-    store = damaged(half_way, newest, kind)
-    store.delete([key for key in store.keys("snapshots/") if f"{STOP_AT:06d}." in key])
-    bases, errors = replicas_until(store, ROUNDS)
-    assert not errors
-    assert bases == [wanted] * WORLD
-    assert store.get(newest) == half_way.get(newest)
 
 
 def test_where_nothing_can_heal_a_merged_object_the_error_says_so(half_way):

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.support.forked import forked_python
 from trainer.__main__ import main
 from trainer.diloco import LocalProcessExecutor, ReplicaHandle
-from trainer.errors import ReplicaFailedError, TrainerConfigError
+from trainer.errors import TrainerConfigError
 from trainer.outer.environment import ReplicaPlace, replica_place
 from trainer.outer.executors.ledger import JobLedger
-from trainer.outer.launch import LaunchPlan, Limits, launch, launch_command, make_executor
+from trainer.outer.launch import launch, launch_command
 
 REPO = Path(__file__).parents[3]
 
@@ -26,43 +26,6 @@ def handles_in(work_dir):
     """Return the last start of every rank."""
     rows = JobLedger(work_dir / "ledger.sqlite").rows()
     return list({row.rank: ReplicaHandle.from_json(row.handle) for row in rows}.values())
-
-
-@pytest.mark.slow
-def test_two_hugging_face_trainers_end_with_the_same_weights(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(REPO))
-    results = launch(
-        [str(Path(__file__).with_name("hf_replica.py")), str(tmp_path)],
-        replicas=2,
-        uri=f"file://{tmp_path}/store",
-        executor=LocalProcessExecutor(tmp_path / "logs"),
-        entrypoint=forked_python(),
-        poll_s=0.05,
-        limits=Limits(max_restarts=0),
-        work_dir=tmp_path,
-    )
-    assert [r.log.strip().splitlines()[-1] for r in results] == ["done 0", "done 1"]
-    first, second = (
-        json.loads((tmp_path / f"result-{rank}.json").read_text()) for rank in range(2)
-    )
-    assert first["hash"] == second["hash"]
-    assert first["contributions"] == [2, 2, 2]
-    assert first["loss"][-1] < first["loss"][0]
-    assert len(handles_in(tmp_path)) == 2
-
-
-def test_a_replica_that_cannot_be_saved_ends_the_run(tmp_path):
-    with pytest.raises(ReplicaFailedError, match=r"exit code 5"):
-        launch(
-            ["-c", "raise SystemExit(5)"],
-            replicas=1,
-            uri=f"file://{tmp_path}/store",
-            executor=LocalProcessExecutor(tmp_path),
-            entrypoint=sys.executable,
-            limits=Limits(max_restarts=1),
-            poll_s=0.02,
-            work_dir=tmp_path,
-        )
 
 
 def test_a_cloud_replica_needs_a_store_that_it_can_see(tmp_path, capsys):
@@ -133,26 +96,6 @@ def test_a_secret_that_is_not_set_and_a_bad_variable_are_named(tmp_path, capsys)
     assert "NOT_THERE_AT_ALL: the variable is not set" in capsys.readouterr().err
     assert main(["launch", *work_dir, "--env", "COLOUR"]) == 2
     assert "expected NAME=VALUE" in capsys.readouterr().err
-
-
-def test_nonsense_is_refused_before_anything_starts(tmp_path):
-    executor = LocalProcessExecutor(tmp_path)
-    with pytest.raises(TrainerConfigError, match="not positive"):
-        executor.launch_replicas(0, sys.executable)
-    with pytest.raises(TrainerConfigError, match="expected a sequence"):
-        executor.launch_replicas(1, sys.executable, "-c")
-
-
-def test_executors_by_name(tmp_path):
-    assert isinstance(make_executor(LaunchPlan(), tmp_path), LocalProcessExecutor)
-    a100 = LaunchPlan(executor="modal", hardware="A100", image="me/image")
-    assert make_executor(a100, tmp_path).gpu == "A100"
-    t4 = LaunchPlan(executor="hf_jobs", hardware="t4-small", image="me/image")
-    assert make_executor(t4, tmp_path).hardware == "t4-small"
-    with pytest.raises(TrainerConfigError, match="choose one of"):
-        make_executor(LaunchPlan(executor="slurm"), tmp_path)
-    with pytest.raises(TrainerConfigError, match="--image is needed"):
-        make_executor(LaunchPlan(executor="modal"), tmp_path)
 
 
 def test_a_process_learns_its_place_from_the_environment(monkeypatch):

@@ -20,8 +20,7 @@ from trainer.diloco import (
     OuterSettings,
     open_store,
 )
-from trainer.errors import ObjectStoreError, TrainerConfigError
-from trainer.outer.object_store import FsspecStore
+from trainer.errors import TrainerConfigError
 
 # gcsfs would ask another of Google's services, over gRPC, which kind of bucket it has.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
@@ -117,12 +116,6 @@ def test_of_racing_creators_one_wins(make):
     assert make().get("m") == str(won[0]).encode()
 
 
-def test_bytes_come_back_as_they_went(make):
-    for name, data in {"empty": b"", "lines": b"\r\n--\n", "every": bytes(range(256)) * 9}.items():
-        make().put(f"a/{name}", data)
-        assert make().get(f"a/{name}") == data
-
-
 def test_what_another_client_wrote_is_seen_at_once(make):
     reader, writer = make(), make()
     assert reader.keys("d/") == []
@@ -176,17 +169,6 @@ def test_unfinished_writes_are_invisible(tmp_path):
     store.put("a/1", b"whole")
     (tmp_path / "a" / ".aside-123").write_bytes(b"half")
     assert store.keys("a/") == ["a/1"]
-
-
-def test_a_folder_that_cannot_be_written_says_so(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ObjectStoreError, match="cannot write"):
-        FileStore(tmp_path).put("file/below", b"")
-
-
-def test_listing_caches_are_off():
-    store = FsspecStore("memory://anywhere")
-    assert store._files.storage_options["use_listings_cache"] is False
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.outer import simulation
-from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, OuterStep
+from trainer.diloco import MemoryStore, OuterReplica, OuterSettings
 from trainer.errors import OuterLoopError
 from trainer.outer.protocol import (
     Contribution,
@@ -25,7 +25,7 @@ def contribution(rank, *, incarnation="000000-aa", round_id=0, base="b0", weight
 
 @pytest.mark.slow
 def test_fault_schedules_keep_one_manifest_per_round_right_means_and_equal_states():
-    reports = [simulation.run_schedule(seed) for seed in range(300)]
+    reports = [simulation.run_schedule(seed) for seed in range(80)]
     assert [report for report in reports if report.violations] == []
     assert {report.rounds for report in reports} == {"synchronous", "asynchronous"}
     seen = {name for report in reports for name, n in report.faults.items() if n}
@@ -39,7 +39,7 @@ def test_a_store_without_conditional_create_is_caught_by_the_schedules(monkeypat
         return not key.startswith("run.")
 
     monkeypatch.setattr(simulation.HostileStore, "_create", overwriting)
-    found = [v for seed in range(20) for v in simulation.run_schedule(seed).violations]
+    found = [v for seed in range(8) for v in simulation.run_schedule(seed).violations]
     assert any("was changed" in violation for violation in found)
 
 
@@ -74,63 +74,12 @@ def test_a_straggler_is_left_out_only_after_a_grace_and_with_a_quorum(ranks, is_
     assert list(found) == sorted(found)
 
 
-def test_of_twins_the_newer_counts():
-    newer = contribution(1, incarnation="000001-aa", sha="other")
-    found = chosen_of(
-        [newer, contribution(1)], contribution(0),
-        expected=frozenset(), quorum=1, is_overdue=False,
-    )  # fmt: skip
-    assert found == (contribution(0), newer)
-
-
 def test_what_a_contribution_counts_follows_from_its_weight_and_its_age():
     both = [contribution(0, weight=1), contribution(1, weight=3)]
     assert shares_of(both, 0, 2) == [0.25, 0.75]
     assert sum(shares_of(both[:1], 0, 4)) == 0.25, "one of four moves the state by a quarter"
     ages = [shares_of([contribution(0)], age, 4)[0] for age in (0, 3, 4, 7)]
     assert ages == [0.25, 0.25, 0.25 * 1.25**-0.5, 0.25 * 2**-0.5]
-
-
-def log_of_two(store, rank, **options):
-    """Return a replica of two that has made its contribution, for one look at the round."""
-    settings = OuterSettings(codec="fp32", outer=OuterStep(1.0, 0.0), **options)
-    one = OuterReplica(store, np.zeros(3), rank=rank, world_size=2, settings=settings)
-    one.join()
-    own = one.contribute(np.ones(3, np.float32), weight=1)
-    store.put(own.key, one.payload)
-    return one, own
-
-
-def test_what_started_from_another_state_is_not_averaged():
-    store = MemoryStore()
-    stranger, made = log_of_two(store, 1)
-    store.put(dataclasses.replace(made, base="elsewhere").key, stranger.payload)
-    store.delete([made.key])
-    one, own = log_of_two(store, 0)
-    assert not one._propose(own)
-    assert not store.keys("rounds/")
-
-
-def test_a_damaged_contribution_is_left_out_and_looked_at_again():
-    store = MemoryStore()
-    other, made = log_of_two(store, 1)
-    one, own = log_of_two(store, 0)
-    store.put(made.key, other.payload[:-3])
-    assert not one._propose(own)
-    store.put(made.key, other.payload)
-    assert one._propose(own)
-    assert one.decide().contributions == (own, made)
-
-
-def test_a_delta_is_uploaded_again_after_long_waits_ever_rarer(monkeypatch):
-    one, _ = log_of_two(MemoryStore(), 1, quorum=2)
-    uploads, passed = [], [0]
-    monkeypatch.setattr(type(one.patience), "graces", property(lambda _: passed[0]))
-    monkeypatch.setattr(type(one.patience), "poll", lambda *_: None)
-    monkeypatch.setattr(one, "put", lambda key, data: uploads.append(passed[0]))
-    for passed[0] in (0, 1, 3, 4, 5, 7, 8, 9, 15, 16):
-        one._take_part()
-    assert uploads == [0, 4, 8, 16]
 
 
 def test_a_replica_that_was_left_out_asks_to_be_waited_for():

@@ -48,18 +48,6 @@ def test_nesterov_step_equals_the_one_computed_by_hand():
     np.testing.assert_allclose(replicas[0].theta, theta, rtol=1e-6)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "ternary"])
-def test_every_codec_leaves_all_replicas_with_the_same_bits(codec):
-    def train(rank, round_id, theta):
-        noise = np.random.default_rng(100 * rank + round_id).standard_normal(N)
-        return theta + noise.astype(np.float32)
-
-    settings = OuterSettings(codec=codec, n_rounds=6, quorum=3, snapshot_every=2)
-    replicas = run_replicas(MemoryStore(), settings, train=train)
-    assert len({replica.base for replica in replicas.values()}) == 1
-    assert np.isfinite(replicas[0].theta).all()
-
-
 class BlindReplica(OuterReplica):
     """A first replica that never sees the others' deltas: somebody else must merge for it."""
 
@@ -80,16 +68,6 @@ def test_the_result_does_not_depend_on_who_merges():
     mergers = {Manifest.from_bytes(store.get(manifest_key(r))).by for r in range(6)}
     assert 0 not in mergers
     assert other[0].base == usual[0].base
-
-
-def test_replicas_take_over_the_weights_of_the_first():
-    store = MemoryStore()
-    settings = OuterSettings(codec="fp32", outer=OuterStep(1.0, 0.0), n_rounds=1, quorum=1)
-    first = OuterReplica(store, np.ones(N), rank=0, world_size=2, settings=settings)
-    first.join()
-    second = OuterReplica(store, np.zeros(N), rank=1, world_size=2, settings=settings)
-    second.join()
-    np.testing.assert_array_equal(second.theta, np.ones(N))
 
 
 def test_another_setting_than_the_runs_is_refused():

@@ -7,7 +7,6 @@ from tests.trainer.outer.in_threads import in_threads
 from tests.trainer.outer.s3_server import HostileNetwork, MotoServer
 from trainer.diloco import (
     MemoryStore,
-    ObjectStoreAllReduce,
     OuterReplica,
     OuterSettings,
     open_store,
@@ -61,18 +60,6 @@ def final_bases(stores):
 
     in_threads(one, 3)
     return bases
-
-
-def test_all_reduce_over_s3(network):
-    import torch
-
-    tensors = [torch.full((5,), float(rank)) for rank in range(3)]
-
-    def one(rank):
-        ObjectStoreAllReduce("", rank, 3, store=opened(network, "reduce"))(tensors[rank])
-
-    in_threads(one, 3)
-    assert all(torch.equal(tensor, torch.ones(5)) for tensor in tensors)
 
 
 @pytest.mark.slow

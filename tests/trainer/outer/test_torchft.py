@@ -151,13 +151,6 @@ def test_buckets_in_which_torchft_loses_tensors_are_refused(monkeypatch):
         make_diloco_outer_loop(model, inner, manager=MockManager(), sync_every=4)
 
 
-def test_half_precision_parameters_are_refused():
-    model = net().to(torch.bfloat16)
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(TrainerConfigError, match="rounded away"):
-        make_diloco_outer_loop(model, inner, manager=MockManager(), sync_every=4)
-
-
 def test_two_trainers_under_torchft_end_with_the_same_weights(tmp_path):
     script = str(Path(__file__).with_name("hf_replica.py"))
     settings = ["outer=torchft", f"outer_options.uri=file://{tmp_path}/store"]
