@@ -86,6 +86,8 @@ def arguments_of(words: Sequence[str], path: PathReader, depth: int = 0) -> Argu
     if words[:2] == ["git", "-C"] and len(words) > 3:
         found = _of_git_in(words[2], ["git", *words[3:]], path, depth)
         return found._replace(consequence=consequence)
+    if (found := _with_options_ahead(words, path, depth)) is not None:
+        return found._replace(consequence=consequence)
     for n_words in (3, 2, 1):
         program = PROGRAMS.get(" ".join(words[:n_words]))
         if program is None:
@@ -102,6 +104,29 @@ def arguments_of(words: Sequence[str], path: PathReader, depth: int = 0) -> Argu
         return found._replace(consequence=consequence)
     name = path(words[0]) if "/" in words[0] else words[0]
     return _strictly(None, (name,), words[1:], path)._replace(consequence=consequence)
+
+
+def _with_options_ahead(words: Sequence[str], path: PathReader, depth: int) -> Arguments | None:
+    """Read a command with options ahead of its subcommand, such as `kubectl -n shop get pods`."""
+    n_words = 2 if words[:2] == ["docker", "compose"] else 1
+    name, rest = list(words[:n_words]), words[n_words:]
+    ahead = PROGRAMS.get(f"{' '.join(name)} ahead")
+    if ahead is None or not rest or not rest[0].startswith("-"):
+        return None
+    parsed = _parsed(ahead, rest)
+    if parsed is None or not parsed.operands or depth >= _MAX_DEPTH:
+        return None
+    flags, [subcommand, *more] = parsed
+    if ahead.moves:
+        moved = [f"--{flag[0]}={flag[1]}" for flag in flags]
+        return arguments_of([*name, subcommand, *moved, *more], path, depth + 1)
+    files = ahead.files.split()
+    flags = [(f[0], path(f[1])) if f[0] in files else f for f in flags]
+    ordered = _in_one_order(flags, ahead.groups)
+    inner = arguments_of([*name, subcommand, *more], path, depth + 1)
+    return inner._replace(
+        effect=(*name, ordered, *inner.effect), operands=(*name, *ordered, *inner.operands)
+    )
 
 
 def _of_git_in(folder: str, words: list[str], path: PathReader, depth: int) -> Arguments:
@@ -252,6 +277,11 @@ def _understood(
     consequence: Consequence,
 ) -> Arguments:
     flags, operands = parsed
+    if program.operands == "pattern" and operands and program.objects:
+        how = program.objects.split()
+        if not any(flag[0] in how for flag in flags):
+            # `sed SCRIPT` is `sed -e SCRIPT`, `grep PATTERN` is `grep -e PATTERN`.
+            flags, operands = [*flags, (how[0], operands[0])], operands[1:]
     files = program.files.split()
     flags = [(f[0], path(f[1])) if len(f) > 1 and f[0] in files else f for f in flags]
     objects_of = program.objects.split()

@@ -45,6 +45,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     display: bool = False
     is_interpreter: bool = False
     single: bool = False
+    moves: bool = False
     spellings: dict[str, Option] = {}
     """Each spelling of each option, derived from `options`."""
     groups: dict[str, frozenset[str]] = {}

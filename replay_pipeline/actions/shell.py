@@ -235,6 +235,14 @@ def parsed_plan(command: str, cwd: str | None) -> ShellPlan:
         return _opaque(command)
 
 
+def _input_first(redirects: tuple[Form, ...]) -> tuple[Form, ...]:
+    """Return redirections with the text that is read ahead of the files, where that changes nothing."""
+    texts = [each for each in redirects if each[1] in ("<<", "<<<")]
+    others = [each for each in redirects if each[1] not in ("<<", "<<<")]
+    is_free = len(texts) == 1 and all(each[0] != "0" and each[2] != "0" for each in others)
+    return (*texts, *others) if is_free else redirects
+
+
 class _Reader:
     """The reader of one syntax tree. It tracks the directory that each command runs in.
 
@@ -470,6 +478,7 @@ class _Reader:
     def simple(
         self, environment: tuple[str, ...], words: list[str], redirects: tuple[Form, ...]
     ) -> Form:
+        redirects = _input_first(redirects)
         if not words:
             return ("command", environment, (), redirects)
         if words[0] in ("cd", "pushd", "popd"):

@@ -11,7 +11,7 @@ from replay_pipeline.actions import agreement_level, agrees_at, canonical_action
 DATA = Path(__file__).parents[2] / "data"
 SETS = {
     name: yaml.safe_load((DATA / f"actions_{name}.yaml").read_text("utf-8"))
-    for name in ("daily", "wide")
+    for name in ("daily", "wide", "modern")
 }
 
 
