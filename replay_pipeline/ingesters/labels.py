@@ -274,7 +274,8 @@ def _find_siblings(turns: list[Turn], labels: dict[Turn, Label]) -> None:
             last_offset[turn.parent] = max(last, last_offset.get(turn.parent, 0))
     groups: dict[Turn, list[Turn]] = {}
     for turn in turns:
-        if turn.is_state and turn.parent is not None:
+        # What a broken stream or a refusal took back was nobody's choice against it.
+        if turn.is_state and turn.parent is not None and labels[turn].outcome != "retracted":
             groups.setdefault(same[turn.parent], []).append(turn)
     for group in groups.values():
         if len(group) < 2:
@@ -282,5 +283,5 @@ def _find_siblings(turns: list[Turn], labels: dict[Turn, Label]) -> None:
         kept = max(group, key=lambda turn: last_offset[turn])
         for turn in group:
             labels[turn].siblings = [other for other in group if other is not turn]
-            if turn is not kept and labels[turn].outcome != "retracted":
+            if turn is not kept:
                 labels[turn].outcome = "rewound"

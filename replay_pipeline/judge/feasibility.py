@@ -62,6 +62,46 @@ _ANY_ANSWER = frozenset(
 )
 _TELLING_CHARS = 5
 """Letters of an offered answer that somebody does not say by chance."""
+_OF_THE_MACHINE = {
+    r"whoami|id|groups": r"permission|denied|\broot\b|sudo|owner|user",
+    r"date|cal": r"\bdates?\b|today|time ?zone|\byear|clock|expire|schedul|\bcron|timestamp",
+    r"uname|hostname|arch|lsb_release|sw_vers": r"linux|kernel|architect|platform|arm64|x86|exec format|macos|darwin|distro|\bos\b|host",
+    r"uptime|free|nproc|lscpu|vmstat|top|htop": r"memory|\boom\b|killed|\bcpu|cores?\b|slow|\bload|thread|parallel|worker|\bram\b",
+    r"git (?:status|log|branch|remote)\b.*": r"\bgit|commit|branch|\brepo|clone|diff|merge|revert",
+    r"df": r"\bspace|disk|quota|storage|\bmount",
+    r"env|printenv|set|export": r"\benv|environment|\$path\b|credential|api.?key|token",
+    r"pip3? (?:list|freeze)|python3? -m pip (?:list|freeze)|conda list|npm (?:ls|list)|gem list|brew list": r"install|package|module|depend|version|import|not found",
+    r"\S+ (?:--version|-V|-v|version)": r"version|install|not found|no module|incompat|unsupported|deprecat|require",
+}
+"""Commands that show the machine, and what makes them a look at the task where it was said of late."""
+_STEPS = re.compile(r"&&|\|\||[;\n]")
+_DOES_NOTHING = re.compile(r"(?:\s*(?::(?:\s[^\n]*)?|true|#[^\n]*|echo\b[^\n|>&;$`]*)\s*)+")
+_SHOWS_LESS = re.compile(r"(?:head|tail|sort|wc|grep|echo|true|cat)\b")
+_GENERIC = re.compile(
+    r"(?:\W*\b(?:a|all|an|analyze|and|any|approach|back|be|bugs?|can|check|code|codebase|complete|continue|do|done|everything"
+    r"|explore|features?|files?|find|finish|fix|first|for|full|go|how|i|implement|in|into|investigate|is|issues?|it|like|look|make|me|necessary|next"
+    r"|need(?:s|ed)?|of|on|option|out|overall|please|prefer|problems?|proceed|project|report|repo(?:sitory)?|review|rest|should|simple|solve|structure"
+    r"|summar\w+|tasks?|that|the|them|then|this|through|to|understand|up|want|what(?:ever)?|which|whole|with|work|would|wrong|you)\b)+\W*"
+)
+"""Words of which none says anything of a task."""
+_ASKS_LEAVE = re.compile(
+    r"\b(?:should|shall|may|can|could) (?:i|we)\b|\b(?:do you want|would you like) me to\b"
+    r"|\b(?:which|what)\b.*\b(?:would you like|do you want)\b",
+    re.IGNORECASE,
+)
+_WORTH_A_QUESTION = re.compile(
+    r"\b(?:commit|push|deploy|merge|delet|remov|publish|release|drop|reset|revert|overwrit|pull request|pr\b|pay|send)",
+    re.IGNORECASE,
+)
+"""What nobody should do without leave."""
+_WANTS_QUESTIONS = re.compile(
+    r"\b(?:ask|confirm|check) (?:with )?(?:me|us|first)\b|\bbefore (?:you )?(?:start|implement|chang|edit)|question|approv",
+    re.IGNORECASE,
+)
+_MOST_QUESTION = 300
+"""Characters up to which a text is a mere question; a longer one reports something."""
+_OF_LATE = 6
+"""Messages back to which the reason for a look at the machine is looked for."""
 _OF_THE_WORLD = frozenset({"WebFetch", "WebSearch", "AskUserQuestion"})
 """Tools whose result no other call changes."""
 _POLLS = re.compile(
@@ -231,20 +271,65 @@ class PromptState:
         return Obstacle("unasked", f"nobody asked for: {', '.join(kinds)}") if kinds else None
 
     def needless(self, action: Action) -> str | None:
-        """Return why an action teaches nothing here, or `None`: bookkeeping alone, or a question that is answered."""
+        """Return why an action teaches nothing here, or `None`.
+
+        It is bookkeeping alone, does nothing, asks what is answered or what nobody has to be asked, hands on a
+        task without saying which, or looks at the machine where nothing was said of it.
+        """
         if action.calls and all(self._consequence(call).is_note for call in action.calls):
             return "bookkeeping alone"
-        said = "\n".join(
-            own_words(self._typed(place)).lower()
-            for place, message in enumerate(self._messages)
-            if message.get("role") == "user"
-        )
+        if not action.calls and self._asks_leave(action.text):
+            return "a question that nobody has to be asked"
+        if any(map(_is_vague, action.calls)):
+            return "a task or a question that says nothing of what it is about"
+        commands = [str(each.values().get("command", "")) for each in action.calls]
+        if any(commands) and all(map(_DOES_NOTHING.fullmatch, commands)):
+            return "a command that does nothing"
+        if action.calls and all(map(self._is_beside_the_task, action.calls)):
+            return "a look at the machine, of which nothing was said"
+        said = self._all_typed.lower()
         for call in action.calls:
             if call.name in _QUESTIONS and any(
                 _stands_in(option, said) for option in _options(call)
             ):
                 return "the answer stands in the prompt"
         return None
+
+    def _asks_leave(self, text: str) -> bool:
+        """Return whether a text only asks whether or where to go on with what the person asked for."""
+        text = text.strip()
+        sentences = re.split(r"(?<=[.!?:])\s+", text)
+        return (
+            text.endswith("?")
+            and len(text) <= _MOST_QUESTION
+            and _ASKS_LEAVE.search(sentences[-1]) is not None
+            and not _WORTH_A_QUESTION.search(sentences[-1])
+            and not _WANTS_QUESTIONS.search(self._all_typed)
+            and not self._is_planning
+        )
+
+    @cached_property
+    def _all_typed(self) -> str:
+        places = (n for n, each in enumerate(self._messages) if each.get("role") == "user")
+        return "\n".join(own_words(self._typed(place)) for place in places)
+
+    def _is_beside_the_task(self, call: Call) -> bool:
+        """Return whether a command only shows the machine, and neither the person nor a late answer gives a reason."""
+        if call.name != "Bash":
+            return False
+        shown = [
+            text
+            for text, message in zip(self.texts, self._messages, strict=True)
+            if message.get("role") in ("assistant", "tool")
+        ]
+        late = "\n".join([self._all_typed, *shown[-_OF_LATE:]]).lower()
+        steps = [step.strip() for step in _STEPS.split(str(call.values().get("command", "")))]
+        parts = [step.partition("|") for step in steps if step and not step.startswith("echo ")]
+        return bool(parts) and all(
+            _shows_the_machine(command.strip(), late)
+            and all(_SHOWS_LESS.match(each.strip()) for each in rest.split("|") if rest)
+            for command, _, rest in parts
+        )
 
     def impossible(self, action: Action) -> str | None:
         """Return the first name or text that an action needs and the prompt never showed, or `None`.
@@ -437,6 +522,8 @@ class PromptState:
         deleted = _deleted_by(call)
         if deleted and all(map(self._is_own, deleted)):
             acts.discard("delete")
+        if call.name == "Bash" and "git stash pop" in str(values.get("command")):
+            acts.discard("discard")  # what is put away for a moment comes back
         if "stop" in acts and any(_has_started(done) for done in self.done):
             acts.discard("stop")
         return acts
@@ -446,8 +533,8 @@ class PromptState:
         name = PurePosixPath(path).name
         if path.startswith(_TEMPORARY):
             return True
-        if not name:
-            return False
+        if not name or name.lower() in self._all_typed.lower():
+            return False  # what the person speaks of is not the agent's alone
         for done in self.done:
             is_of_it = (file_path_of(done.call) or "").endswith(name)
             if is_of_it or (done.call.name == "Bash" and self._makes(done, name)):
@@ -588,6 +675,27 @@ def _changes_what_is_done(call: Call, again: Call) -> bool:
     if again.name == "TodoWrite":
         return call.name == "TodoWrite"
     return call.name in _DELEGATES or reach_of(call) in ("object", "anything")
+
+
+def _shows_the_machine(command: str, late: str) -> bool:
+    """Return whether a command shows what is so of the machine, for no reason among the late words."""
+    for commands, reasons in _OF_THE_MACHINE.items():
+        if re.fullmatch(rf"(?:{commands})(?: -\w+)*(?: 2>\S+)?", command):
+            return not re.search(reasons, late) and not re.search(
+                rf"\b{re.escape(command.split()[0].lower())}\b", late
+            )
+    return False
+
+
+def _is_vague(call: Call) -> bool:
+    """Return whether a subagent is given a task, or a person asked, in words that fit any task."""
+    values = call.values()
+    words = str(values.get("prompt", "")) if call.name in _DELEGATES else ""
+    if call.name in _QUESTIONS:
+        asked = values.get("questions") or [values]
+        shown = (str(each.get("question", "")) for each in asked if isinstance(each, dict))
+        words = " ".join([*shown, *_options(call)])
+    return _GENERIC.fullmatch(words.lower()) is not None
 
 
 def _options(call: Call) -> Iterator[str]:

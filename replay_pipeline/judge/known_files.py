@@ -19,6 +19,8 @@ _TAKES_BACK = re.compile(
     r"|stash(?!\s+(?:list|show|pop|apply))|revert|switch(?!\s+-[cC])|clean|apply)\b|\bpatch\b"
 )
 """Commands that may take an edit back; a formatter, a merge or a subagent hardly does."""
+_RUNS = r"(?:\b(?:python[\d.]*|node|deno run|bun|ruby|php|bash|sh|gcc|g\+\+|cc|clang|rustc|go run|chmod)(?:\s+-?[\w=+-]+)*?\s+|\./)[^\s;|&]*"
+"""What stands before the name of a file that a command runs or compiles, which takes nothing back."""
 _REWRITES = re.compile(
     r"\b(?:fmt|format|fix|lint|prettier|black|gofmt|goimports|isort|codegen|generate|tidy|stash"
     r"|checkout|switch|restore|reset|revert|merge|rebase|pull|cherry-pick|apply|patch|sed -i|clean)\b"
@@ -174,7 +176,9 @@ def may_take_back(call: Call, path: str) -> bool:
     command = call.values()["command"]
     if plan_of(call).keeps_files:
         return False
-    return _TAKES_BACK.search(command) is not None or path.rpartition("/")[2] in command
+    name = path.rpartition("/")[2]
+    rest = re.sub(_RUNS + re.escape(name), "", command)
+    return _TAKES_BACK.search(command) is not None or name in rest
 
 
 def file_path_of(call: Call) -> str | None:

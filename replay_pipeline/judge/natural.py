@@ -8,8 +8,6 @@ from replay_pipeline.actions import Action, canonical_action
 from replay_pipeline.judge.judgment import OBJECTIONS, Proposal, first_objection
 from replay_pipeline.types import AgreementLevel, TraceState
 
-_ABANDONED = ("rewound", "retracted")
-
 
 @dataclass(frozen=True, slots=True)
 class NaturalPair:
@@ -69,7 +67,7 @@ def _rewinds(state: TraceState) -> Iterator[tuple[Action, Action]]:
     cwd, tools = state.get("cwd"), state.get("tools")
     recorded = _action(state)
     others = [canonical_action(message, cwd=cwd, tools=tools) for message in alternatives]
-    if state.get("outcome") in _ABANDONED:
+    if state.get("outcome") == "rewound":
         yield others[-1], recorded
     else:
         yield from ((recorded, other) for other in others)

@@ -101,6 +101,7 @@ def test_every_form_of_the_output_gives_the_same_decisions(form: str, tmp_path: 
         "I look.(t1)", "t1=a.py", "(t2)", "t2=It is 1.", "(t4~1)", "t4~1=",
     ]  # fmt: skip
     assert [s["outcome"] for s in states].count("retracted") == 1
+    assert not any(s.get("alternatives") for s in states), "what a broken stream took back is none"
     (inner,) = [s for s in states if s["student_action"]["content"] == "It is 1."]
     assert shape(inner["messages"]) == ["> Find it.", "(t3)", "t3=x = 1"]
     names = {tool["function"]["name"] for tool in last["tools"]}

@@ -111,6 +111,27 @@ SEEN = [READ, {"role": "tool", "tool_call_id": "c", "content": "     1→a = 1\n
 MADE = [EDIT, {"role": "tool", "tool_call_id": "c", "content": "The file has been updated."}]
 
 
+def answered(action, answer="Done."):
+    return [action, {"role": "tool", "tool_call_id": "c", "content": answer}]
+
+
+def task(prompt):
+    return call("Task", description="Look", prompt=prompt, subagent_type="general-purpose")
+
+
+def say(text):
+    return {"role": "assistant", "content": text}
+
+
+WRITTEN = [
+    *answered(call("Write", file_path="cart.py", content="total = 1\n")),
+    *answered(call("Write", file_path="total.py", content="total = 0\n")),
+]
+WROTE_OVER = answered(call("Write", file_path="cart.py", content="total = 2\n"))
+RAN = answered(bash("python cart.py"), "2")
+FULL = [*SEEN, *answered(bash("make"), "Exit code 2 No space left on device")]
+
+
 def test_the_recipe_for_agents_drops_what_a_reviewer_would_and_says_why(tmp_path):
     cases = [
         (SEEN, EDIT, ""),
@@ -121,6 +142,33 @@ def test_the_recipe_for_agents_drops_what_a_reviewer_would_and_says_why(tmp_path
         (SEEN, bash("lsof -i :3000 | head"), ""),
         (SEEN, call("browser_snapshot"), ""),
         (SEEN, call("TodoWrite", todos=[]), "needless"),
+        (SEEN, bash(": run the tests"), "needless"),
+        (SEEN, bash("uname -a && whoami | head"), "needless"),
+        (SEEN, bash("git status"), "needless"),
+        (FULL, bash("df -h"), ""),
+        (SEEN, say("I have looked around. Should I proceed with the change?"), "needless"),
+        (SEEN, say("The cart is mended. Shall I push it?"), ""),
+        (SEEN, say("The discount was taken twice, so I took it out of the loop."), ""),
+        (SEEN, task("Explore the codebase and fix everything that is wrong."), "needless"),
+        (SEEN, task("Find out where the discount is taken a second time."), ""),
+        (
+            SEEN,
+            call(
+                "AskUserQuestion",
+                questions=[
+                    {
+                        "question": "Which approach do you prefer?",
+                        "options": [{"label": "Simple"}, {"label": "Full"}],
+                    }
+                ],
+            ),
+            "needless",
+        ),
+        (SEEN, bash("git stash"), "unasked"),
+        (SEEN, bash("git stash && make test; git stash pop"), ""),
+        (WRITTEN, bash("rm total.py"), ""),
+        (WRITTEN, bash("rm cart.py"), "unasked"),
+        ([*WRITTEN, *WROTE_OVER, *RAN], WRITTEN[0], "applied"),
         (
             SEEN,
             call("AskUserQuestion", questions=[{"options": [{"label": "Mend the cart"}]}]),
@@ -128,7 +176,10 @@ def test_the_recipe_for_agents_drops_what_a_reviewer_would_and_says_why(tmp_path
         ),
         (SEEN, call("AskUserQuestion", questions=[{"options": [{"label": "Drop the cart"}]}]), ""),
     ]
-    request = {"role": "user", "content": "Mend the cart, then tell me how it went, number {}."}
+    request = {
+        "role": "user",
+        "content": "Mend the cart in cart.py, then tell me how it went, number {}.",
+    }
     rows = [
         {
             **pairs({})[0],
