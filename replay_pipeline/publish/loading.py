@@ -68,8 +68,10 @@ def _loaded(
     shown = datasets.utils.logging.is_progress_bar_enabled()
     datasets.utils.logging.disable_progress_bar()
     try:
-        whole = datasets.load_dataset(str(folder), config, cache_dir=cache)
-        streams = datasets.load_dataset(str(folder), config, cache_dir=cache, streaming=True)
+        # What `load_dataset` does, whole and streaming, with the card read once.
+        builder = datasets.load_dataset_builder(str(folder), config, cache_dir=cache)
+        builder.download_and_prepare()
+        whole, streams = builder.as_dataset(), builder.as_streaming_dataset()
     finally:
         if shown:
             datasets.utils.logging.enable_progress_bar()
